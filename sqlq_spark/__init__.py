@@ -1,0 +1,26 @@
+"""
+A Spark data source and sink for SQL table queues, in the wire format of NServiceBus.
+
+`spark.readStream.format("sqlqueue")` receives, `df.write.format("sqlqueue")` and
+`df.writeStream.format("sqlqueue")` send, `spark.read.format("sqlqueue")` browses.
+Installed, the format registers itself; `register(spark)` does it by hand.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlq_spark.errors import SqlQueueError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["SqlQueueError", "__version__", "register"]
+__version__ = "0.1.0"
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format `sqlqueue` known to a session, where Spark did not find it by itself."""
+    from sqlq_spark.datasource import DefaultSource  # noqa: PLC0415 - pyspark is an extra
+
+    spark.dataSource.register(DefaultSource)

@@ -1,0 +1,286 @@
+"""
+Queue addresses: a table, perhaps with its schema and catalog, in the notation of each database.
+
+Addresses come from users and out of messages, so every one is untrusted: it is parsed, checked and
+quoted here, and nothing else in the package puts a name into SQL. Source: WIRE.md part 5 and the
+transports' own parsers, which we follow except that we refuse what they would silently misread.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sqlq_spark.errors import BadAddress
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAddress:
+    """Where a queue is; a schema or catalog of None is the default of whoever reads it."""
+
+    table: str
+    schema: str | None = None
+    catalog: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notation:
+    """How one database writes an address; all that differs between the two."""
+
+    database: str
+    opening: str
+    closing: str  # doubled where it stands inside a quoted part
+    quote: str  # what an error calls `opening`
+    separator: str
+    most: int  # parts
+    table_last: bool
+    stray_quotes: bool  # may `opening` stand inside a part that does not begin with it?
+    empty_is_default: bool  # does an empty quoted part stand for the default?
+    size: Callable[[str], int]
+    unit: str  # what `size` counts
+    longest_table: int  # of a queue
+    longest: int  # of every other name
+
+
+def _utf8_bytes(text: str) -> int:
+    return len(text.encode())
+
+
+def _utf16_units(text: str) -> int:
+    return len(text.encode("utf-16-le")) // 2
+
+
+LABELS = ("table", "schema", "catalog")
+
+POSTGRESQL = Notation(
+    database="PostgreSQL",
+    opening='"',
+    closing='"',
+    quote="quote",
+    separator=".",
+    most=2,
+    table_last=True,
+    stray_quotes=False,
+    empty_is_default=False,
+    size=_utf8_bytes,
+    unit="UTF-8 bytes",
+    longest_table=55,  # the peers keep 8 of PostgreSQL's 63 bytes for the suffix `_seq_seq`
+    longest=63,
+)
+
+SQLSERVER = Notation(
+    database="SQL Server",
+    opening="[",
+    closing="]",
+    quote="bracket",
+    separator="@",
+    most=3,
+    table_last=False,
+    stray_quotes=True,
+    empty_is_default=True,
+    size=_utf16_units,
+    unit="UTF-16 code units",
+    longest_table=128,
+    longest=128,
+)
+
+
+def parse_postgresql(text: str) -> QueueAddress:
+    """
+    Read an address as it stands in a message: `"schema"."table"`, the quotes and schema optional.
+
+    Args:
+        text: split at the dot outside quotes; `""` inside quotes is one quote. Case is kept.
+
+    Raises:
+        BadAddress: an empty or unclosed part, more than two, or a name PostgreSQL cannot hold.
+    """
+    return _address(_split(text, POSTGRESQL), text, POSTGRESQL)
+
+
+def parse_sqlserver(text: str) -> QueueAddress:
+    """
+    Read an address as it stands in a message: `table@[schema]@[catalog]`, the latter two optional.
+
+    Args:
+        text: `]]` inside brackets is one bracket; `[]` is the default schema or catalog. Every
+            part may be bracketed, the table too, or else ends at the next `@`.
+
+    Raises:
+        BadAddress: an empty or unclosed part, more than three, or a name SQL Server cannot hold.
+    """
+    return _address(_split(text, SQLSERVER), text, SQLSERVER)
+
+
+def name_postgresql(text: str) -> QueueAddress:
+    """
+    Read what a user writes as a queue: an address if it begins with a quote, else one table name.
+
+    Args:
+        text: `Shop.Orders` is one table in the default schema, for endpoint names hold dots;
+            `"sales"."Shop.Orders"` names the schema too.
+
+    Raises:
+        BadAddress: as `parse_postgresql`.
+    """
+    if text.startswith('"'):
+        return parse_postgresql(text)
+    return _address([text], text, POSTGRESQL)
+
+
+def name_sqlserver(text: str) -> QueueAddress:
+    """
+    Read what a user writes as a queue: an address if it is bracketed or holds `@`, else one table.
+
+    Args:
+        text: `Shop.Orders` is one table in the default schema; `Shop.Orders@[sales]` names it.
+
+    Raises:
+        BadAddress: as `parse_sqlserver`.
+    """
+    if text.startswith("[") or "@" in text:
+        return parse_sqlserver(text)
+    return _address([text], text, SQLSERVER)
+
+
+def print_postgresql(address: QueueAddress, default_schema: str = "public") -> str:
+    """
+    Write the canonical address, `"schema"."table"`, that a peer's ReplyToAddress holds.
+
+    Raises:
+        BadAddress: a name PostgreSQL cannot hold, or a catalog.
+    """
+    return quote_postgresql(address, default_schema)
+
+
+def print_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
+    """
+    Write the canonical address, `table@[schema]` or `table@[schema]@[catalog]`.
+
+    The table stands plain, as the transport writes it, unless it holds `@` or begins with `[`:
+    bracketed then, or it could not be read back.
+
+    Raises:
+        BadAddress: a name SQL Server cannot hold.
+    """
+    names = _names(address, default_schema, SQLSERVER)
+    table, *rest = (_quoted(name, SQLSERVER) for name in names)
+    plain = "@" not in address.table and not address.table.startswith("[")
+    return "@".join([address.table if plain else table, *rest])
+
+
+def quote_postgresql(address: QueueAddress, default_schema: str = "public") -> str:
+    """
+    Write the SQL identifier, `"schema"."table"`; no name can end its quotes early.
+
+    Raises:
+        BadAddress: a name PostgreSQL cannot hold, or a catalog.
+    """
+    names = _names(address, default_schema, POSTGRESQL)
+    return ".".join(_quoted(name, POSTGRESQL) for name in reversed(names))
+
+
+def quote_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
+    """
+    Write the SQL identifier, `[schema].[table]`, the catalog before it if there is one.
+
+    Raises:
+        BadAddress: a name SQL Server cannot hold.
+    """
+    names = _names(address, default_schema, SQLSERVER)
+    return ".".join(_quoted(name, SQLSERVER) for name in reversed(names))
+
+
+def _quoted(name: str, notation: Notation) -> str:
+    closing = notation.closing
+    return notation.opening + name.replace(closing, closing * 2) + closing
+
+
+def _names(address: QueueAddress, default_schema: str, notation: Notation) -> list[str]:
+    """Check an address, which need not come from a parser; its names, table first."""
+    table, catalog = address.table, address.catalog
+    schema = default_schema if address.schema is None else address.schema
+    if catalog is not None and notation.most < len(LABELS):
+        raise BadAddress(table, f"it names a catalog, which {notation.database} does not have")
+    names = [table, schema] if catalog is None else [table, schema, catalog]
+    for label, name in zip(LABELS, names, strict=False):
+        # `<queue>.Delayed` may be longer than a queue, and has to be quoted and shown too.
+        _check(label, name, name, notation, notation.longest)
+    return names
+
+
+def _split(text: str, notation: Notation) -> list[str | None]:
+    """Cut an address at its separators: the parts unquoted, the table first, None for a default."""
+    parts: list[str | None] = []
+    at = 0
+    while at <= len(text):
+        read = _quoted_part if text.startswith(notation.opening, at) else _plain_part
+        part, stop = read(text, at, notation)
+        parts.append(part)
+        at = stop + 1
+    return parts[::-1] if notation.table_last else parts
+
+
+def _plain_part(text: str, at: int, notation: Notation) -> tuple[str | None, int]:
+    """Read the unquoted part that begins at `at`: it, and where its separator (or the end) is."""
+    found = text.find(notation.separator, at)
+    stop = len(text) if found < 0 else found
+    stray = text.find(notation.opening, at, stop)
+    if stray >= 0 and not notation.stray_quotes:
+        raise BadAddress(
+            text,
+            f"the {notation.quote} at character {stray + 1} stands inside a part that does not "
+            f"begin with one; put the whole part in {notation.quote}s and double those inside",
+        )
+    return text[at:stop], stop
+
+
+def _quoted_part(text: str, at: int, notation: Notation) -> tuple[str | None, int]:
+    """Read the quoted part that begins at `at`: it, and where its separator (or the end) is."""
+    closing = notation.closing
+    end = text.find(closing, at + 1)
+    while end >= 0 and text.startswith(closing, end + 1):
+        end = text.find(closing, end + 2)
+    if end < 0:
+        raise BadAddress(
+            text, f"the {notation.quote} that opens at character {at + 1} is not closed"
+        )
+    stop = end + 1
+    if stop < len(text) and text[stop] != notation.separator:
+        raise BadAddress(
+            text,
+            f"text follows the {notation.quote} that closes at character {end + 1}; "
+            f"double the {notation.quote} if it belongs to the name",
+        )
+    name = text[at + 1 : end].replace(closing * 2, closing)
+    return None if not name and notation.empty_is_default else name, stop
+
+
+def _address(parts: Sequence[str | None], text: str, notation: Notation) -> QueueAddress:
+    """Check the parts, table first, and make the address of them."""
+    if len(parts) > notation.most:
+        raise BadAddress(
+            text,
+            f"it has {len(parts)} parts where {notation.most} are the most; "
+            f"put a part that holds {notation.separator!r} in {notation.quote}s",
+        )
+    table = parts[0] or ""
+    _check("table", table, text, notation, notation.longest_table)
+    for label, name in zip(LABELS[1:], parts[1:], strict=False):
+        if name is not None:
+            _check(label, name, text, notation, notation.longest)
+    return QueueAddress(table, *parts[1:])
+
+
+def _check(label: str, name: str, text: str, notation: Notation, longest: int) -> None:
+    """Refuse a name that the database cannot hold, or would cut."""
+    if not name:
+        raise BadAddress(text, f"the {label} is empty")
+    if "\0" in name:
+        raise BadAddress(text, f"the {label} holds a NUL character")
+    try:
+        size = notation.size(name)
+    except UnicodeEncodeError as error:
+        raise BadAddress(text, f"the {label} holds half of a surrogate pair") from error
+    if size > longest:
+        raise BadAddress(
+            text, f"the {label} has {size} {notation.unit} where {longest} are the most"
+        )

@@ -1,0 +1,355 @@
+"""
+The classes that Spark calls; thin, and with functions.py the only place that knows pyspark.
+
+camelCase names and parameter names are Spark's.
+What Spark pickles between its processes (a reader, a writer, a partition) holds options and plans,
+never a connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from sqlq_spark import browse, outgoing, send
+from sqlq_spark.errors import BadFrame, BadOption
+from sqlq_spark.message import chunks, received
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.reader import INITIAL, Offset, Reader
+from sqlq_spark.receive import Origin, Task, receive
+from sqlq_spark.sessions import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+log = logging.getLogger("sqlq_spark")
+
+COLUMNS = {
+    "id": "string",
+    "correlationId": "string",
+    "replyToAddress": "string",
+    "expires": "timestamp",
+    "headers": "map<string,string>",
+    "corruptHeaders": "string",
+    "body": "binary",
+    "seq": "bigint",
+    "queue": "string",
+}
+
+
+class DefaultSource(DataSource):
+    """The format `sqlqueue`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `.format(…)`."""
+        return "sqlqueue"
+
+    def schema(self) -> str:
+        """The columns of a read."""
+        options = SourceOptions.parse(self.options)
+        return ", ".join(f"{name} {kind}" for name, kind in columns(options).items())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Browse: deletes nothing."""
+        return BrowseReader(SourceOptions.parse(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Receive."""
+        return StreamReader(SourceOptions.parse(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
+        """Send a frame."""
+        return BatchWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001
+        """Send the micro-batches of a stream."""
+        return StreamWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
+
+
+def columns(options: SourceOptions) -> dict[str, str]:
+    """Column → type, as this reader gives them."""
+    if options.headers_format == "map":
+        return COLUMNS
+    return {name: kind for name, kind in COLUMNS.items() if name != "corruptHeaders"} | {"headers": "string"}
+
+
+def check_columns(schema: StructType, options: SourceOptions) -> None:
+    """Refuse a user's schema with columns that a read does not give; fewer are welcome."""
+    known = columns(options)
+    for field in schema:
+        kind = field.dataType.simpleString()
+        if known.get(field.name) != kind:
+            expected = ", ".join(f"{name} {kind}" for name, kind in known.items())
+            raise BadFrame(f"a read has no column {field.name} {kind}; choose from {expected}", "read")
+
+
+# ---------------------------------------------------------------- read
+
+
+@dataclass
+class TaskPartition(InputPartition):
+    """A receive task on its way to an executor."""
+
+    task: Task
+
+
+@dataclass
+class RangePartition(InputPartition):
+    """A range of seqs to browse."""
+
+    first: int
+    stop: int
+
+
+class BrowseReader(DataSourceReader):
+    """`spark.read`: what waits now, in parallel, by seq within a partition."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        """Begin; `schema` is what the user asked for, all columns by default."""
+        check_columns(schema, options)
+        self.options = options
+        self.columns = schema
+
+    def partitions(self) -> Sequence[RangePartition]:
+        """Even ranges of the seqs there are now; what comes later is not read."""
+        with Session(self.options, "browse", state=False) as session:
+            ranges = session.do(
+                lambda connection: browse.ranges(
+                    connection, self.options.address, parts=self.options.concurrency
+                )
+            )
+        return [RangePartition(first, stop) for first, stop in ranges]
+
+    def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """Page through a range; stops as soon as Spark does."""
+        schema = to_arrow_schema(self.columns, timezone="UTC")
+        options = self.options
+        with Session(options, f"browse {options.address.table}", state=False) as session:
+            pages = browse.pages(
+                session.open(),
+                options.address,
+                partition.first,
+                partition.stop,
+                narrow=not {"headers", "body", "correlationId", "replyToAddress", "corruptHeaders"}
+                & set(schema.names),
+                timeout=options.query_timeout,
+            )
+            for page in pages:
+                for chunk in chunks(page):
+                    yield received(chunk, schema, queue=session.open().printed(options.address))
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """`spark.readStream`: receives; see reader.py for the driver's side, receive.py for a task."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        """Begin; Spark builds several of these, only one of them speaks to the database."""
+        check_columns(schema, options)
+        self.options = options
+        self.columns = schema
+        self._reader: Reader | None = None
+
+    @property
+    def reader(self) -> Reader:
+        """The peek loop, made when the driver first needs it."""
+        if self._reader is None:
+            self._reader = Reader(self.options, time.monotonic)
+        return self._reader
+
+    def initialOffset(self) -> Offset:
+        """A constant, as Spark asks for it more than once."""
+        return INITIAL
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What Spark hands back to latestOffset."""
+        return ReadMaxRows(self.options.max_messages)
+
+    def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:  # type: ignore[override]  # noqa: ARG002
+        """Acknowledge `start`, and plan the batch after it."""
+        return self.reader.latest(INITIAL if start is None else start)
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """What stands in the progress."""
+        return self.reader.report()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Freeze the end of this run."""
+        self.reader.freeze()
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[TaskPartition]:  # noqa: ARG002
+        """The tasks of a batch, from its offset alone: a replay has nothing else."""
+        return [TaskPartition(task) for task in self.reader.tasks(end)]
+
+    def read(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """Receive on an executor, or hand out again what an earlier attempt received."""
+        task, options = partition.task, self.options
+        with Session(options, f"{task.reader} {task.batch}/{task.task}", state=False) as session:
+            rows = session.do(
+                lambda connection: receive(
+                    connection, task, timeout=options.query_timeout, origin=origin()
+                )
+            )
+            queue = session.open().printed(task.queue)
+        schema = to_arrow_schema(self.columns, timezone="UTC")
+        for chunk in chunks(rows):
+            yield warned(received(chunk, schema, queue=queue), queue)
+
+    def commit(self, end: Offset) -> None:
+        """Acknowledge `end`."""
+        self.reader.acknowledge(end)
+
+    def stop(self) -> None:
+        """End the driver's session; Spark does not always call this."""
+        if self._reader is not None:
+            self._reader.close()
+
+
+def origin() -> Origin:
+    """What Spark calls the micro-batch of this task."""
+    context = TaskContext.get()
+    if context is None:
+        return Origin()
+    batch = context.getLocalProperty("streaming.sql.batchId")
+    return Origin(
+        query_id=context.getLocalProperty("sql.streaming.queryId"),
+        query_batch=None if batch is None else int(batch),
+    )
+
+
+def warned(rows: pa.RecordBatch, queue: str) -> pa.RecordBatch:
+    """Say in the executor's log that poison is delivered."""
+    if "headers" in rows.schema.names and rows.column("headers").null_count:
+        log.warning(
+            "%s: %d messages with corrupt headers are delivered with headers null and their text in "
+            "corruptHeaders; the option errorQueue moves them aside",
+            queue,
+            rows.column("headers").null_count,
+        )
+    return rows
+
+
+# ---------------------------------------------------------------- write
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What one task did; `staged` is None where it sent at once."""
+
+    staged: send.Staged | None
+    messages: int
+
+
+class Writing:
+    """What a frame's and a stream's writer share."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
+        """
+        Check the frame before anything is computed.
+
+        Raises:
+            BadFrame, BadOption.
+        """
+        if overwrite:
+            raise BadOption("mode", "overwrite", "append: sending adds to a queue")
+        outgoing.check(
+            {field.name: field.dataType.simpleString() for field in schema}, queue=options.queue is not None
+        )
+        self.options = options
+
+    def send(self, batches: Iterator[pa.RecordBatch], sink: str, batch: int) -> Written:
+        """Stage or send the rows of one task."""
+        context = TaskContext.get()
+        partition = 0 if context is None else context.partitionId()
+        exactly_once = self.options.delivery == "exactlyOnce"
+        name = f"{sink}/{batch}/{partition}"
+        seed = None if exactly_once else hashlib.sha256(name.encode()).digest()[:16]
+        sender = outgoing.Sender(options=self.options, partition=partition, seed=seed)
+        parcels = sender.parcels(batches)
+        with Session(self.options, f"sink {name}", state=exactly_once) as session:
+            if not exactly_once:
+                return Written(None, send.send_now(session, parcels, self.options))
+            staged = send.stage(session, parcels, sink=sink, batch=batch)
+            return Written(staged, staged.messages)
+
+    def dispatch(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Send what all tasks staged, in one transaction."""
+        staged = self._staged(messages)
+        if staged:
+            with Session(self.options, f"dispatch {staged[0].sink}") as session:
+                session.do(lambda connection: send.dispatch(connection, staged, self.options))
+
+    def discard(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Drop what was staged; what cannot be told from here goes with the sink's next batch."""
+        for sink, batch in {(each.sink, each.batch) for each in self._staged(messages)}:
+            with Session(self.options, f"abort {sink}") as session:
+                session.do(
+                    lambda connection, sink=sink, batch=batch: send.discard(  # type: ignore[misc]
+                        connection, sink, batch, timeout=self.options.query_timeout
+                    )
+                )
+
+    @staticmethod
+    def _staged(messages: list[WriterCommitMessage | None]) -> list[send.Staged]:
+        return [each.staged for each in messages if isinstance(each, Written) and each.staged is not None]
+
+
+class BatchWriter(Writing, DataSourceArrowWriter):
+    """`df.write`: one batch; with txnAppId and txnVersion one that is done once, ever."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
+        """Begin; this object is pickled to the executors and back to the driver."""
+        super().__init__(options, schema, overwrite=overwrite)
+        self.sink = options.txn_app_id or send.nameless_sink()
+        self.batch = options.txn_version or 0
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage or send one task's rows."""
+        return self.send(iterator, self.sink, self.batch)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Send what was staged."""
+        self.dispatch(messages)
+        if self.options.txn_app_id is None and self.options.delivery == "exactlyOnce":
+            with Session(self.options, f"dispatch {self.sink}") as session:
+                session.do(lambda connection: connection.run("forget_sink", sink=self.sink))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Drop what was staged."""
+        self.discard(messages)
+
+
+class StreamWriter(Writing, DataSourceStreamArrowWriter):
+    """`df.writeStream`: the query's id is the sink, its batch ids count."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage or send one task's rows of a micro-batch."""
+        batch = origin()
+        return self.send(iterator, str(batch.query_id), batch.query_batch or 0)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
+        """Send what was staged, unless the ledger has the batch."""
+        self.dispatch(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
+        """Drop what was staged."""
+        self.discard(messages)

@@ -1,0 +1,153 @@
+"""
+The seam between the package and its databases.
+
+A dialect is a module beside this one with a `.sql` file of the same name: whole statements, each under a name.
+The names and their order are the same for every database; a missing or stray one fails on load.
+The rest of the package speaks to a `Connection` by those names and never sees a driver.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, cast
+
+from sqlq_spark.errors import BadOption
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from sqlq_spark.address import QueueAddress
+
+Value: TypeAlias = "str | int | float | bool | bytes | None"
+Row: TypeAlias = "tuple[Any, ...]"
+
+# the url's scheme → the dialect's module
+SCHEMES = {"postgresql": "postgresql", "postgres": "postgresql"}
+
+STATEMENTS = tuple(
+    """
+    begin timeouts commit rollback clock
+    install_lock install_schema install_version install_version_row install_reader install_receipt
+    install_receipt_storage install_outbox install_outbox_storage install_dispatched version
+    create_queue queue_columns
+    peek sample top cuts
+    fence task_lock find_receipt receive divert save_receipt
+    new_reader lock_reader claim outcome acknowledge forget_receipts store_plan
+    receipts drop_receipt retire_reader readers
+    stage advance parcels parcel discard discard_abandoned forget_sink
+    browse browse_seq purge stats
+    """.split()
+)
+
+
+class Connection(Protocol):
+    """
+    One session with a database.
+
+    `tables` fill the braces of a statement and are quoted here; `values` are bound.
+    Every method raises a `DatabaseFailure` that says which statement failed and what mends it.
+    """
+
+    server: str  # where it leads to, without secrets
+
+    def run(self, statement: str, *, tables: dict[str, QueueAddress] | None = None, **values: Value) -> None:
+        """Execute a statement for its effect."""
+
+    def rows(
+        self, statement: str, *, tables: dict[str, QueueAddress] | None = None, **values: Value
+    ) -> list[Row]:
+        """Execute a statement and return its rows."""
+
+    def arrow(
+        self, statement: str, *, tables: dict[str, QueueAddress] | None = None, **values: Value
+    ) -> pa.Table:
+        """Execute a statement and return its rows in columns; a uuid is 16 bytes."""
+
+    def load(self, queue: QueueAddress, rows: pa.Table) -> None:
+        """Insert rows in bulk, in the transaction that is open; columns go by name."""
+
+    def columns(self, queue: QueueAddress) -> dict[str, str]:
+        """A queue's columns in lower case → type; empty where the table is absent."""
+
+    def printed(self, address: QueueAddress) -> str:
+        """The canonical address, as it stands in messages."""
+
+    def close(self) -> None:
+        """End the session; what was not committed is undone."""
+
+
+class Dialect(Protocol):
+    """What one kind of database brings: how to connect, and how names are read and written."""
+
+    def connect(self, url: str, *, application: str, timeout: float, state: str) -> Connection:
+        """Open a session; `timeout` seconds bound every statement and wait of a transaction."""
+
+    def printed(self, address: QueueAddress) -> str:
+        """The canonical address, as it stands in messages."""
+
+
+def kind(url: str) -> str:
+    """
+    The name of the dialect that speaks to a url.
+
+    Raises:
+        BadOption: no dialect speaks this scheme.
+    """
+    scheme, colon, _ = url.partition("://")
+    try:
+        return SCHEMES[scheme.lower()]
+    except KeyError:
+        found = f"{scheme}://…" if colon else "…"  # never the text itself: it may hold a password
+        raise BadOption("url", found, "postgresql://user@host:5432/database") from None
+
+
+def of(url: str) -> Dialect:
+    """The dialect that speaks to a url, imported with its driver."""
+    return cast("Dialect", import_module(f"{__name__}.{kind(url)}"))
+
+
+@contextmanager
+def transaction(connection: Connection, *, timeout: float) -> Iterator[None]:
+    """
+    Commit what the block did, or undo all of it.
+
+    Timeouts hold for this transaction only; `timeout` is in seconds.
+    """
+    connection.run("begin")
+    try:
+        connection.rows("timeouts", milliseconds=str(int(timeout * 1000)))
+        yield
+    except BaseException:
+        rollback(connection)
+        raise
+    connection.run("commit")
+
+
+def rollback(connection: Connection) -> None:
+    """Undo the open transaction; a connection that cannot is closed, which undoes it as well."""
+    try:
+        connection.run("rollback")
+    except Exception:  # noqa: BLE001 - the caller's error is the one to tell
+        connection.close()
+
+
+class Statements(dict[str, str]):
+    """The statements of one dialect by name, comments stripped."""
+
+    @classmethod
+    def load(cls, dialect: str) -> Self:
+        """Read `<dialect>.sql`; the names must be those of `STATEMENTS`, in their order."""
+        text = files(__name__).joinpath(f"{dialect}.sql").read_text(encoding="utf-8")
+        _, *parts = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
+        names = tuple(parts[::2])
+        if names != STATEMENTS:
+            at = next((i for i, (a, b) in enumerate(zip(names, STATEMENTS, strict=False)) if a != b), -1)
+            message = f"{dialect}.sql: statement {names[at]!r} stands where {STATEMENTS[at]!r} belongs"
+            raise RuntimeError(message)
+        bare = (re.sub(r"^ *--.*\n?", "", part, flags=re.MULTILINE).strip() for part in parts[1::2])
+        return cls(zip(names, bare, strict=True))

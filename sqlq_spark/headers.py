@@ -1,0 +1,282 @@
+"""
+Header text: the JSON of a message's headers, the names that matter, and the times inside them.
+
+Written byte for byte as the transports' 9.1 writer does, read as strictly as their reader does:
+what makes a .NET peer fail must be poison here too. Source: WIRE.md part 2.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final, NoReturn
+
+MESSAGE_ID: Final = "NServiceBus.MessageId"
+CORRELATION_ID: Final = "NServiceBus.CorrelationId"
+CONVERSATION_ID: Final = "NServiceBus.ConversationId"
+RELATED_TO: Final = "NServiceBus.RelatedTo"
+MESSAGE_INTENT: Final = "NServiceBus.MessageIntent"
+ENCLOSED_MESSAGE_TYPES: Final = "NServiceBus.EnclosedMessageTypes"
+CONTENT_TYPE: Final = "NServiceBus.ContentType"
+REPLY_TO_ADDRESS: Final = "NServiceBus.ReplyToAddress"
+TIME_TO_BE_RECEIVED: Final = "NServiceBus.TimeToBeReceived"
+TIME_SENT: Final = "NServiceBus.TimeSent"
+DELIVER_AT: Final = "NServiceBus.DeliverAt"
+ORIGINATING_ENDPOINT: Final = "NServiceBus.OriginatingEndpoint"
+ORIGINATING_MACHINE: Final = "NServiceBus.OriginatingMachine"
+VERSION: Final = "NServiceBus.Version"
+HOST_ID: Final = "$.diagnostics.originating.hostid"
+PROCESSING_STARTED: Final = "NServiceBus.ProcessingStarted"
+PROCESSING_ENDED: Final = "NServiceBus.ProcessingEnded"
+PROCESSING_ENDPOINT: Final = "NServiceBus.ProcessingEndpoint"
+PROCESSING_MACHINE: Final = "NServiceBus.ProcessingMachine"
+FAILED_Q: Final = "NServiceBus.FailedQ"
+TIME_OF_FAILURE: Final = "NServiceBus.TimeOfFailure"
+EXCEPTION_INFO: Final = "NServiceBus.ExceptionInfo."  # a prefix
+RETRIES: Final = "NServiceBus.Retries"  # also a prefix, of RETRIES.Timestamp
+FL_RETRIES: Final = "NServiceBus.FLRetries"
+FORWARD_DESTINATION: Final = "NServiceBus.SqlServer.ForwardDestination"  # on both databases
+TRACE_PARENT: Final = "traceparent"
+TRACE_STATE: Final = "tracestate"
+BAGGAGE: Final = "baggage"
+
+# A header that begins with one of these goes when a failed message returns to its source.
+FAULT_PREFIXES: Final = (RETRIES, FAILED_Q, TIME_OF_FAILURE, EXCEPTION_INFO)
+
+# Text in which this finds nothing is written as it is. It finds more than must be escaped (an ä,
+# say), so that it is plain ASCII: RE2 (pyarrow) reads it too, and no Unicode version matters.
+SPECIAL: Final = r"[^ !#-.0-\[\]-~]"
+UNSAFE: Final = re.compile(SPECIAL)
+
+_SHORT = {'"': '\\"', "\\": "\\\\", "/": "\\/", "\b": "\\b", "\t": "\\t"} | {
+    "\n": "\\n",
+    "\f": "\\f",
+    "\r": "\\r",
+}
+_ESCAPED = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
+_BMP_END = 0xFFFF
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class PoisonHeaders(ValueError):
+    """The header text of a row is not what a peer could read; the reason quotes no value."""
+
+
+class _Escapes(dict[int, str]):
+    """What each code point is written as, worked out when it is first met."""
+
+    def __missing__(self, code: int) -> str:
+        written = _escape_one(chr(code))
+        if code <= _BMP_END:  # at most 65,536 are kept
+            self[code] = written
+        return written
+
+
+def _escape_one(character: str) -> str:
+    if character in _SHORT:
+        return _SHORT[character]
+    category = unicodedata.category(character)
+    if category == "Cs":  # a surrogate alone, for Python's text holds no pairs
+        return "\\uFFFD"
+    if character > chr(_BMP_END):
+        pair = character.encode("utf-16-be").hex().upper()
+        return f"\\u{pair[:4]}\\u{pair[4:]}"
+    if category in _ESCAPED and character != " ":
+        return f"\\u{ord(character):04X}"
+    return character
+
+
+_ESCAPES = _Escapes()
+
+
+def escape(text: str) -> str:
+    r"""
+    Write text as it stands inside the quotes of a JSON string.
+
+    Args:
+        text: any; a surrogate alone becomes `\uFFFD`. Which characters are not assigned (and so
+            escaped) is a matter of Python's Unicode version; every reader takes either form.
+    """
+    return text.translate(_ESCAPES) if UNSAFE.search(text) else text
+
+
+def dumps(headers: Mapping[str, str | None]) -> str:
+    """
+    Write headers as one compact JSON object, in the order given.
+
+    Raises:
+        TypeError: a name or value that is not text (None is well as a value).
+    """
+    members = (
+        f'"{escape(name)}":null' if value is None else f'"{escape(name)}":"{escape(value)}"'
+        for name, value in headers.items()
+    )
+    return "{" + ",".join(members) + "}"
+
+
+def loads(text: str | None) -> dict[str, str | None]:
+    """
+    Read the header text of a row.
+
+    Args:
+        text: a JSON object of strings and nulls, by any writer; empty or None is no headers.
+
+    Returns:
+        The headers in their order; of a name given twice the last value counts.
+
+    Raises:
+        PoisonHeaders: anything else, half surrogate pairs among it.
+    """
+    if not text:
+        return {}
+    try:
+        found = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        raise PoisonHeaders(f"not JSON: {error.msg} at character {error.pos + 1}") from None
+    except RecursionError:
+        raise PoisonHeaders("nested too deeply") from None
+    if not isinstance(found, dict):
+        raise PoisonHeaders(f"{_kind(found)} where an object was expected")
+    return found
+
+
+def _object(members: list[tuple[str, object]]) -> dict[str, str | None]:
+    headers: dict[str, str | None] = {}
+    for name, value in members:
+        if value is not None and not isinstance(value, str):
+            raise PoisonHeaders(f"header {_shown(name)} holds {_kind(value)}, not a string")
+        if _halved(name) or (value is not None and _halved(value)):
+            raise PoisonHeaders(f"header {_shown(name)} holds half of a surrogate pair")
+        headers[name] = value
+    return headers
+
+
+def _number(_text: str) -> NoReturn:
+    raise PoisonHeaders("a number where a string was expected")
+
+
+def _constant(text: str) -> NoReturn:
+    raise PoisonHeaders(f"not JSON: {text}")
+
+
+def _halved(text: str) -> bool:
+    return not text.isascii() and _SURROGATE.search(text) is not None
+
+
+def _kind(value: object) -> str:
+    kinds = {type(None): "null", bool: "true or false", str: "a string", list: "an array"}
+    return kinds.get(type(value), "an object")
+
+
+def _shown(name: str) -> str:
+    return ascii(name if len(name) <= 64 else name[:64] + "…")  # noqa: PLR2004
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_float=_number, parse_int=_number, parse_constant=_constant
+)
+
+# ----- times ---------------------------------------------------------------------------------
+
+LONGEST_SPAN: Final = 2**31 - 1  # milliseconds, 24.8 days: the peers pass an int32
+
+_WIRE_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d):(\d{6}) Z", re.ASCII)
+_SPAN = re.compile(
+    r"(?:(\d{1,8})\.)?([01]?\d|2[0-3]):([0-5]?\d):([0-5]?\d)(?:\.(\d{1,7}))?", re.ASCII
+)
+
+
+class BadWireTime(ValueError):
+    """A time in a header is not in the transports' form."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+
+    def __str__(self) -> str:
+        return (
+            f"time {self.args[0][:64]!r} cannot be read: "
+            "expected yyyy-MM-dd HH:mm:ss:ffffff Z, as 2026-06-30 17:05:09:123456 Z"
+        )
+
+
+class BadTimeSpan(ValueError):
+    """A time-to-be-received cannot be read, or no peer could pass it on."""
+
+    def __init__(self, found: str, reason: str) -> None:
+        super().__init__(found, reason)
+
+    def __str__(self) -> str:
+        found, reason = self.args
+        return (
+            f"time to be received {found[:64]!r} {reason}: "
+            "expected [d.]hh:mm:ss[.fffffff], as 00:30:00 or 1.12:00:00"
+        )
+
+
+def wire_time(moment: datetime) -> str:
+    """
+    Write a time as the headers have it, `yyyy-MM-dd HH:mm:ss:ffffff Z`.
+
+    Raises:
+        ValueError: a time without a zone; it could be any moment.
+    """
+    if moment.tzinfo is None:
+        raise ValueError(f"time {moment} has no zone: give an aware datetime, as datetime.now(UTC)")
+    utc = moment.astimezone(UTC).replace(tzinfo=None)
+    return utc.isoformat(sep=" ", timespec="microseconds").replace(".", ":") + " Z"
+
+
+def parse_wire_time(text: str) -> datetime:
+    """
+    Read a time as the headers have it; aware, UTC.
+
+    Raises:
+        BadWireTime: another form, or no such day.
+    """
+    found = _WIRE_TIME.fullmatch(text)
+    if found is None:
+        raise BadWireTime(text)
+    try:
+        return datetime.fromisoformat(f"{found[1]}.{found[2]}+00:00")
+    except ValueError:
+        raise BadWireTime(text) from None
+
+
+def parse_span(text: str) -> int:
+    """
+    Read a time-to-be-received; .NET's invariant `[d.]hh:mm:ss[.fffffff]`.
+
+    Returns:
+        Milliseconds, 0 to LONGEST_SPAN; smaller parts are cut off, as the transports do.
+
+    Raises:
+        BadTimeSpan: another form, a negative span, or a longer one.
+    """
+    found = _SPAN.fullmatch(text)
+    if found is None:
+        negative = _SPAN.fullmatch(text.removeprefix("-"))
+        raise BadTimeSpan(text, "is negative" if negative else "cannot be read")
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[:4])
+    whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    milliseconds = whole * 1000 + int((found[5] or "").ljust(3, "0")[:3])
+    if milliseconds > LONGEST_SPAN:
+        raise BadTimeSpan(text, f"is longer than {format_span(LONGEST_SPAN)}")
+    return milliseconds
+
+
+def format_span(milliseconds: int) -> str:
+    """
+    Write a time-to-be-received as .NET does: `00:30:00`, `1.12:00:00`, `00:00:01.5000000`.
+
+    Raises:
+        BadTimeSpan: a negative number, or one above LONGEST_SPAN.
+    """
+    if not 0 <= milliseconds <= LONGEST_SPAN:
+        raise BadTimeSpan(f"{milliseconds} ms", f"is not between 0 and {LONGEST_SPAN} ms")
+    days, rest = divmod(milliseconds, 86_400_000)
+    hours, rest = divmod(rest, 3_600_000)
+    minutes, rest = divmod(rest, 60_000)
+    seconds, rest = divmod(rest, 1000)
+    fraction = f".{rest:03d}0000" if rest else ""
+    return f"{f'{days}.' if days else ''}{hours:02d}:{minutes:02d}:{seconds:02d}{fraction}"

@@ -1,0 +1,212 @@
+"""
+Messages in columns: what lies in a receipt, what Spark gets, and the ids.
+
+A row of a queue stays as it was found, in Arrow, from the database into the receipt;
+only what Spark asked for is made of it, and only after the commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sqlq_spark.headers import CORRELATION_ID, REPLY_TO_ADDRESS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+log = logging.getLogger("sqlq_spark")
+
+# a row of a queue, as found; the payload of a receipt
+QUEUE_ROW = pa.schema(
+    [
+        pa.field("id", pa.binary(16)),
+        pa.field("expires", pa.timestamp("us")),
+        pa.field("headers", pa.string()),
+        pa.field("body", pa.binary()),
+        pa.field("seq", pa.int64()),
+    ]
+)
+
+PACKED = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
+
+BATCH_BYTES = 8 << 20  # of one record batch on its way to Spark
+BATCH_ROWS = 10_000
+
+
+def packed(rows: pa.Table) -> bytes:
+    """The rows as an Arrow IPC stream, its buffers zstd: about 1 MB for 27 MB of like messages."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=PACKED) as writer:
+        writer.write_table(rows)
+    return sink.getvalue().to_pybytes()
+
+
+def unpacked(payload: bytes) -> pa.Table:
+    """The rows of an Arrow IPC stream."""
+    return pa.ipc.open_stream(payload).read_all()
+
+
+def by_seq(rows: pa.Table) -> pa.Table:
+    """The rows in the order of `seq`; sorted only where they are not."""
+    seqs = rows["seq"].to_numpy()
+    if np.all(seqs[1:] > seqs[:-1]):
+        return rows
+    return rows.take(pa.array(np.argsort(seqs)))
+
+
+def chunks(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Slices of at most BATCH_ROWS rows and about BATCH_BYTES bytes, at least one row each."""
+    each = max(1, rows.nbytes // max(1, rows.num_rows))
+    step = max(1, min(BATCH_ROWS, BATCH_BYTES // each))
+    for first in range(0, rows.num_rows, step):
+        yield from rows.slice(first, step).combine_chunks().to_batches()
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """The headers of some rows, parsed; `found[i]` is None where row i is poison."""
+
+    found: list[dict[str, str | None] | None]
+
+    @classmethod
+    def parse(cls, texts: pa.Array) -> Headers:
+        """Read header texts: each a flat JSON object string → string or null; `''` and null are `{}`."""
+        found = [opened(text) for text in texts.to_pylist()]
+        try:
+            pa.array([value for each in found if each for value in each.values()], pa.string())
+        except (pa.ArrowException, TypeError):
+            found = [each if each is not None and flat(each) else None for each in found]
+        return cls(found)
+
+    def poison(self) -> pa.Array:
+        """Which rows are poison, as booleans."""
+        return pa.array([each is None for each in self.found], pa.bool_())
+
+    def map(self, kind: pa.MapType) -> pa.MapArray:
+        """The headers as a map column; null for poison."""
+        filled = [each or {} for each in self.found]
+        lengths = np.fromiter(map(len, filled), np.int32, len(filled))
+        offsets = np.zeros(len(filled) + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        keys = pa.array([key for each in filled for key in each], kind.key_type)
+        values = pa.array([value for each in filled for value in each.values()], kind.item_type)
+        return pa.MapArray.from_arrays(
+            pa.array(offsets), keys, values, type=kind, mask=self.poison()
+        )
+
+    def text(self, name: str) -> pa.Array:
+        """One header of every row; null where it is absent."""
+        return pa.array([None if each is None else each.get(name) for each in self.found], pa.string())
+
+
+def opened(text: str | None) -> dict[str, str | None] | None:
+    """One header text as a dict, its values not yet looked at; None for what is no object."""
+    if not text:
+        return {}
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return found if type(found) is dict else None
+
+
+def flat(headers: dict[str, str | None]) -> bool:
+    """Whether all values are texts or null."""
+    return all(value is None or type(value) is str for value in headers.values())
+
+
+def received(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> pa.RecordBatch:
+    """
+    Rows of a queue as Spark asked for them.
+
+    Args:
+        rows: of QUEUE_ROW.
+        schema: any of the columns of a read, with the types that Spark derived for them.
+        queue: the address they came from.
+
+    Headers are parsed only where a column needs them.
+    """
+    wanted = set(schema.names)
+    parses = wanted & {"correlationId", "replyToAddress", "corruptHeaders"} or (
+        "headers" in wanted and pa.types.is_map(schema.field("headers").type)
+    )
+    headers = Headers.parse(rows.column("headers")) if parses else Headers([])
+    columns = [column(field, rows, headers, queue) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def column(field: pa.Field, rows: pa.RecordBatch, headers: Headers, queue: str) -> pa.Array:
+    """One column of a read."""
+    match field.name:
+        case "id":
+            return id_texts(rows.column("id"))
+        case "correlationId":
+            return headers.text(CORRELATION_ID)
+        case "replyToAddress":
+            return headers.text(REPLY_TO_ADDRESS)
+        case "corruptHeaders":
+            return pc.if_else(headers.poison(), rows.column("headers"), None)
+        case "headers" if pa.types.is_map(field.type):
+            return headers.map(field.type)
+        case "expires":
+            return rows.column("expires").cast(field.type)
+        case "queue":
+            return pa.repeat(pa.scalar(queue, field.type), rows.num_rows)
+    return rows.column(field.name).cast(field.type)
+
+
+# ---------------------------------------------------------------- ids
+
+
+def random_ids(how_many: int, *, seed: bytes | None = None) -> npt.NDArray[np.uint8]:
+    """
+    Fresh version 4 UUIDs.
+
+    Args:
+        how_many: >= 0.
+        seed: the same 16 bytes give the same ids; None draws from the system.
+
+    Returns:
+        uint8 of shape (how_many, 16), in network order. Measured: 4.6 million/s, `uuid4` 380k/s.
+    """
+    if seed is None:
+        drawn = os.urandom(16 * how_many)
+    else:
+        drawn = np.random.Generator(np.random.Philox(key=int.from_bytes(seed))).bytes(16 * how_many)
+    ids = np.frombuffer(drawn, np.uint8).reshape(how_many, 16).copy()
+    ids[:, 6] = ids[:, 6] & 0x0F | 0x40
+    ids[:, 8] = ids[:, 8] & 0x3F | 0x80
+    return ids
+
+
+HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)
+DASHES = (8, 13, 18, 23)
+DIGITS = np.array([at for at in range(36) if at not in DASHES])
+
+
+def id_texts(ids: pa.Array | npt.NDArray[np.uint8]) -> pa.Array:
+    """UUIDs of 16 bytes as their texts of 36 characters; null stays null."""
+    if isinstance(ids, pa.Array):
+        if ids.null_count:
+            return pa.array([None if each is None else uuid_text(each) for each in ids.to_pylist()], pa.string())
+        ids = np.frombuffer(ids.buffers()[1], np.uint8)[16 * ids.offset :][: 16 * len(ids)].reshape(-1, 16)
+    texts = np.full((len(ids), 36), ord("-"), np.uint8)
+    texts[:, DIGITS] = HEX[ids].reshape(-1, 32)
+    offsets = np.arange(0, 36 * len(ids) + 1, 36, dtype=np.int32)
+    return pa.StringArray.from_buffers(len(ids), pa.py_buffer(offsets), pa.py_buffer(texts))
+
+
+def uuid_text(value: bytes) -> str:
+    """One UUID as text."""
+    digits = value.hex()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))

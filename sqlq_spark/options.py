@@ -1,0 +1,296 @@
+"""
+Options: text from Spark → frozen values.
+
+The only place that knows option names.
+Each field says its option's name, how to read it and what would do; the field's default is the option's default.
+A name that is near one of ours is refused, because a misspelt limit would be silently no limit;
+other names belong to Spark and are left alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import quote
+
+from sqlq_spark import dialects
+from sqlq_spark.address import QueueAddress, name_postgresql, name_sqlserver
+from sqlq_spark.errors import BadAddress, BadOption, MissingOption, UnknownOption
+from sqlq_spark.headers import BadTimeSpan, parse_span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
+
+SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+INT64 = 2**63 - 1
+
+# how a user's name for a queue is read, by the dialect
+NAMED = {"postgresql": name_postgresql, "sqlserver": name_sqlserver}
+
+
+class Unreadable(ValueError):
+    """A text is not what an option takes."""
+
+
+def duration(least: float, most: float = math.inf) -> Callable[[str], float]:
+    """Read `250ms`, `1s`, `15m`, `2 hours` as seconds, within bounds."""
+
+    def read(text: str) -> float:
+        found = re.fullmatch(
+            r"(\d+(?:\.\d+)?)\s*(ms|millis\w*|s|sec\w*|m|min\w*|h|hours?|d|days?)", text
+        )
+        if not found:
+            raise Unreadable
+        unit = found[2] if found[2] in SECONDS else "ms" if found[2].startswith("mil") else found[2][0]
+        seconds = float(found[1]) * SECONDS[unit]
+        if not least <= seconds <= most:
+            raise Unreadable
+        return seconds
+
+    return read
+
+
+def count(text: str) -> int:
+    """Read a whole number of at least 1."""
+    if not re.fullmatch(r"\d{1,18}", text) or int(text) < 1:
+        raise Unreadable
+    return int(text)
+
+
+def size(text: str) -> int:
+    """Read `1048576`, `64m`, `1GiB` as bytes, at least 1."""
+    found = re.fullmatch(r"(\d{1,15})\s*([kmg]?)(?:i?b)?", text.lower())
+    if not found or int(found[1]) < 1:
+        raise Unreadable
+    return min(int(found[1]) * BYTES[found[2]], INT64)
+
+
+def flag(text: str) -> bool:
+    """Read `true` or `false`."""
+    if text.lower() not in {"true", "false"}:
+        raise Unreadable
+    return text.lower() == "true"
+
+
+def one_of(*known: str) -> Callable[[str], str]:
+    """Read one of a few words, in any case."""
+
+    def read(text: str) -> str:
+        for word in known:
+            if word.lower() == text.lower():
+                return word
+        raise Unreadable
+
+    return read
+
+
+def name(text: str) -> str:
+    """Read a name for a schema or an application of the user's: not empty, 63 bytes at most."""
+    if not text or len(text.encode("utf-8", "replace")) > 63 or "\0" in text:  # noqa: PLR2004
+        raise Unreadable
+    return text
+
+
+def words(text: str) -> str:
+    """Read any text that is not blank."""
+    if not text.strip():
+        raise Unreadable
+    return text
+
+
+def option(
+    public: str, read: Callable[[str], Any], expected: str, *, default: Any = MISSING, secret: bool = False
+) -> Any:
+    """Describe one option, as the field of a dataclass."""
+    metadata = {"option": public, "read": read, "expected": expected}
+    return field(default=default, repr=not secret, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatabaseOptions:
+    """Where the database is, and how long to wait for it."""
+
+    url: str = option("url", words, "postgresql://user@host:5432/database", secret=True)
+    state_schema: str = option("stateSchema", name, "the schema of the state tables", default="sqlqueue")
+    query_timeout: float = option(
+        "queryTimeout", duration(1, 86400), "a time from 1s to 1d, as 30s", default=30.0
+    )
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, str]) -> Self:
+        """
+        Read what Spark hands over.
+
+        Args:
+            raw: option names in any case → text. `user` and `password` are put into the url,
+                `path` (of `.load` and `.save`) stands for `queue`.
+
+        Raises:
+            BadOption, MissingOption, UnknownOption: each names the option, what was found, what would do.
+        """
+        given = {key.lower(): text for key, text in raw.items() if text is not None}
+        if "path" in given:
+            queue = given.setdefault("queue", given["path"])
+            if queue != given["path"]:
+                raise BadOption("queue", queue, f"nothing beside .load or .save of {given['path']!r}")
+        refuse_near_misses(given, cls)
+        values = {}
+        for each in fields(cls):
+            public = each.metadata["option"]
+            text = given.get(public.lower())
+            if text is not None:
+                values[each.name] = parsed(public, text, each.metadata["read"], each.metadata["expected"])
+            elif each.default is MISSING:
+                raise MissingOption(public, each.metadata["expected"])
+        values["url"] = with_login(values["url"], given.get("user"), given.get("password"))
+        return cls(**values)
+
+    def __post_init__(self) -> None:
+        """Refuse a url that no dialect speaks, before anything uses it."""
+        dialects.kind(self.url)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions(DatabaseOptions):
+    """What a reader needs, parsed once; no one else sees a raw option."""
+
+    queue: str = option("queue", words, "a queue's name, also as .load(name)")
+    transaction_mode: str = option(
+        "transactionMode",
+        one_of("receiveOnly", "none"),
+        "receiveOnly or none",
+        default="receiveOnly",
+    )
+    max_messages: int = option(
+        "maxMessagesPerTrigger", count, "a whole number of at least 1", default=100_000
+    )
+    max_bytes: int | None = option(
+        "maxBytesPerTrigger", size, "bytes, at least 1, as 67108864 or 64m", default=None
+    )
+    min_messages: int | None = option(
+        "minMessagesPerTrigger", count, "a whole number of at least 1", default=None
+    )
+    max_trigger_delay: float = option(
+        "maxTriggerDelay", duration(0), "a time, as 15m", default=15 * 60.0
+    )
+    max_concurrency: int | None = option(
+        "maxConcurrency", count, "a whole number of at least 1", default=None
+    )
+    peek_delay: float = option("peekDelay", duration(0.1), "a time of at least 100ms, as 1s", default=1.0)
+    headers_format: str = option("headersFormat", one_of("map", "json"), "map or json", default="map")
+    error_queue: str | None = option("errorQueue", words, "a queue's name", default=None)
+    purge_on_startup: bool = option("purgeOnStartup", flag, "true or false", default=False)
+    fail_on_data_loss: bool = option("failOnDataLoss", flag, "true or false", default=True)
+
+    def __post_init__(self) -> None:
+        """Refuse what no single option can see by itself."""
+        super().__post_init__()
+        if self.min_messages is not None and self.min_messages > self.max_messages:
+            raise BadOption(
+                "minMessagesPerTrigger", str(self.min_messages), f"at most {self.max_messages}, the maximum"
+            )
+        if self.error_address is not None and self.error_address == self.address:
+            raise BadOption("errorQueue", str(self.error_queue), "another queue than the one read")
+        _ = self.address
+
+    @property
+    def address(self) -> QueueAddress:
+        """The queue to read."""
+        return addressed("queue", self.url, self.queue)
+
+    @property
+    def error_address(self) -> QueueAddress | None:
+        """Where poison goes, if anywhere."""
+        return None if self.error_queue is None else addressed("errorQueue", self.url, self.error_queue)
+
+    @property
+    def concurrency(self) -> int:
+        """Receive tasks of one batch, at most."""
+        return self.max_concurrency or max(2, os.cpu_count() or 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions(DatabaseOptions):
+    """What a writer needs, parsed once."""
+
+    queue: str | None = option("queue", words, "a queue's name, also as .save(name)", default=None)
+    delivery: str = option(
+        "delivery", one_of("exactlyOnce", "atLeastOnce"), "exactlyOnce or atLeastOnce", default="exactlyOnce"
+    )
+    time_to_be_received: int | None = option(
+        "timeToBeReceived", parse_span, "hh:mm:ss, at most 24.20:31:23", default=None
+    )  # milliseconds
+    message_type: str | None = option("messageType", words, "a .NET type's full name", default=None)
+    content_type: str | None = option("contentType", words, "application/json", default=None)
+    intent: str = option(
+        "intent", one_of("Send", "Publish", "Reply"), "Send, Publish or Reply", default="Send"
+    )
+    originating_endpoint: str | None = option(
+        "originatingEndpoint", words, "an endpoint's name", default=None
+    )
+    reply_to_address: str | None = option("replyToAddress", words, "a queue's address", default=None)
+    txn_app_id: str | None = option("txnAppId", words, "a name that lasts, with txnVersion", default=None)
+    txn_version: int | None = option(
+        "txnVersion", lambda text: count(str(int(text) + 1)) - 1, "a whole number of at least 0", default=None
+    )
+    checkpoint: str | None = option("checkpointLocation", words, "a folder", default=None)
+
+    def __post_init__(self) -> None:
+        """Refuse what no single option can see by itself."""
+        super().__post_init__()
+        if (self.txn_app_id is None) != (self.txn_version is None):
+            missing, other = ("txnAppId", "txnVersion") if self.txn_app_id is None else ("txnVersion", "txnAppId")
+            raise MissingOption(missing, f"both or none of txnAppId and txnVersion ({other} is there)")
+        if self.txn_app_id is not None and len(self.txn_app_id) > 150:  # noqa: PLR2004
+            raise BadOption("txnAppId", self.txn_app_id[:20] + "…", "at most 150 characters")
+        _ = self.address
+
+    @property
+    def address(self) -> QueueAddress | None:
+        """Where rows go that name no queue of their own."""
+        return None if self.queue is None else addressed("queue", self.url, self.queue)
+
+
+def parsed(public: str, text: str, read: Callable[[str], T], expected: str) -> T:
+    """Read one option's text."""
+    try:
+        return read(text)
+    except BadTimeSpan as error:
+        raise BadOption(public, text, str(error)) from None
+    except ValueError:
+        raise BadOption(public, text, expected) from None
+
+
+def addressed(public: str, url: str, text: str) -> QueueAddress:
+    """Read a queue's name in the notation of the url's database."""
+    try:
+        return NAMED[dialects.kind(url)](text)
+    except BadAddress as error:
+        raise BadOption(public, text, f"a queue's name ({error.args[1]})") from None
+
+
+def refuse_near_misses(given: Mapping[str, str], cls: type[DatabaseOptions]) -> None:
+    """Raise UnknownOption for a name that is nearly one of ours."""
+    known = {each.metadata["option"].lower(): each.metadata["option"] for each in fields(cls)}
+    known |= {"user": "user", "password": "password"}
+    others = {each.metadata["option"].lower() for kind in (SourceOptions, SinkOptions) for each in fields(kind)}
+    for key in given:
+        if key in known or key in others or key == "path":
+            continue
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
+        if near:
+            raise UnknownOption(key, known[near[0]])
+
+
+def with_login(url: str, user: str | None, password: str | None) -> str:
+    """Put user and password, given as options of their own, into the url."""
+    login = {"user": user, "password": password}
+    query = "&".join(f"{key}={quote(text, safe='')}" for key, text in login.items() if text is not None)
+    return f"{url}{'&' if '?' in url else '?'}{query}" if query else url

@@ -1,0 +1,1 @@
+"""The bench: `python -m tests.bench` measures source and sink against yardsticks."""

@@ -1,0 +1,109 @@
+"""
+What every line works with: a database with its queues, a Spark session, a folder, a source frame.
+
+Queue `orders` is filled and received from, `shelf` filled once and read, `sent` written to.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from . import database
+from .messages import orders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame
+
+CORES = 2
+BATCHES = 4  # of one stream; the first warms up and does not count
+DRIVER = "org.postgresql:postgresql:42.7.14"
+QUEUES = ("orders", "shelf", "sent")
+
+
+@dataclass(frozen=True)
+class Stand:
+    """One bench, set up."""
+
+    url: str
+    messages: int  # in one batch, one read, one write
+    folder: Path
+    connection: database.Connection
+    pool: ProcessPoolExecutor  # for lines without Spark that need both cores
+    _numbers: Iterator[int]
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        """Start Spark with its JDBC driver, and make our format known to it."""
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        spark: SparkSession = (
+            SparkSession.builder.master(f"local[{CORES}]")
+            .appName("sqlq_spark bench")
+            .config("spark.jars.packages", DRIVER)
+            .config("spark.driver.memory", "3g")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.sql.shuffle.partitions", CORES)
+            .config("spark.sql.streaming.numRecentProgressUpdates", 1000)
+            .getOrCreate()
+        )
+        # A rate stream that is stopped logs its last task as an error; true ones are raised too.
+        spark.sparkContext.setLogLevel("FATAL")
+        return spark
+
+    @cached_property
+    def ours(self) -> str:
+        """Name our format, which from now on the session knows; its tables are there."""
+        from sqlq_spark import register  # noqa: PLC0415 the yardsticks do without
+
+        register(self.spark)
+        database.install_state(self.url)
+        return "sqlqueue"
+
+    @cached_property
+    def frame(self) -> DataFrame:
+        """Hold the messages to write (id, headers, body) in memory, a partition for each core."""
+        path = self.folder / "frame"
+        path.mkdir()
+        share = -(-self.messages // CORES)
+        for first in range(0, self.messages, share):
+            part = orders(first, min(first + share, self.messages))
+            pq.write_table(part, path / f"{first}.parquet")
+        return self.spark.read.parquet(str(path)).repartition(CORES).cache()
+
+    def checkpoint(self) -> str:
+        """Name a checkpoint folder that no one has used."""
+        return str(self.folder / f"checkpoint{next(self._numbers)}")
+
+
+@contextmanager
+def stand(server: str, messages: int) -> Iterator[Stand]:
+    """Set up on a PostgreSQL server, and clear away."""
+    with (
+        tempfile.TemporaryDirectory(prefix="sqlq_bench") as folder,
+        database.fresh(server) as url,
+        psycopg.connect(url, autocommit=True) as connection,
+        ProcessPoolExecutor(CORES, mp_context=get_context("spawn")) as pool,
+    ):
+        database.prepare(connection, QUEUES, messages * BATCHES)
+        database.fill(connection, "shelf", messages)
+        yield Stand(url, messages, Path(folder), connection, pool, count())
+        if active := SparkSession.getActiveSession():
+            active.stop()

@@ -1,0 +1,96 @@
+"""
+What every test may ask for: a PostgreSQL server, a place of its own on it, a Spark session.
+
+SQLQ_TEST_POSTGRES names another server by a libpq URI; without it an embedded one is started.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from sqlq_spark import embedded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+# Spark's workers otherwise run the first python3 of PATH; both are read when the JVM starts.
+os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+# A machine's own name need not have an address.
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A test's own corner of the database."""
+
+    url: str
+    schema: str  # for queues; exists
+    state: str  # for the state tables; only a name, whoever needs it installs there
+    connection: psycopg.Connection[tuple[Any, ...]]
+
+    def sql(self, text: str, *args: object) -> list[tuple[Any, ...]]:
+        """Run one statement with psycopg, commit it, and return its rows, if it has any."""
+        cursor = self.connection.execute(text.encode(), args or None)
+        return [] if cursor.description is None else cursor.fetchall()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """Give the url of a PostgreSQL database, over TCP, for JDBC needs it."""
+    if named := os.environ.get("SQLQ_TEST_POSTGRES"):
+        yield named
+        return
+    with embedded.server(tcp=True) as running:
+        yield running.url
+
+
+@pytest.fixture
+def place(server: str) -> Iterator[Place]:
+    """Give a new schema for queues and a name for the state tables; both are dropped after."""
+    schema, state = (f"{kind}_{secrets.token_hex(6)}" for kind in ("test", "state"))
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+        yield Place(url=server, schema=schema, state=state, connection=connection)
+
+    # A new connection: the test may have broken its own. Sessions left behind must not hang us.
+    with psycopg.connect(server, autocommit=True, options="-c lock_timeout=10s") as connection:
+        connection.execute(
+            sql.SQL("DROP SCHEMA IF EXISTS {}, {} CASCADE").format(
+                sql.Identifier(schema), sql.Identifier(state)
+            )
+        )
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Give a local session of two cores with Delta; the first one ever fetches its jars."""
+    from delta import configure_spark_with_delta_pip  # noqa: PLC0415 - slow, and not every test's
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        "spark.ui.enabled": "false",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("sqlq-tests").config(map=settings)
+    session = configure_spark_with_delta_pip(builder).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
