@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from sqlq_spark.dialects import transaction
 from sqlq_spark.message import QUEUE_ROW
-
-import pyarrow as pa
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,13 @@ def ranges(connection: Connection, queue: QueueAddress, *, parts: int) -> list[t
 
 
 def pages(
-    connection: Connection, queue: QueueAddress, first: int, stop: int, *, narrow: bool, timeout: float
+    connection: Connection,
+    queue: QueueAddress,
+    first: int,
+    stop: int,
+    *,
+    narrow: bool,
+    timeout: float,
 ) -> Iterator[pa.Table]:
     """
     Page through a range of seqs.

@@ -90,7 +90,9 @@ def columns(options: SourceOptions) -> dict[str, str]:
     """Column → type, as this reader gives them."""
     if options.headers_format == "map":
         return COLUMNS
-    return {name: kind for name, kind in COLUMNS.items() if name != "corruptHeaders"} | {"headers": "string"}
+    return {name: kind for name, kind in COLUMNS.items() if name != "corruptHeaders"} | {
+        "headers": "string"
+    }
 
 
 def check_columns(schema: StructType, options: SourceOptions) -> None:
@@ -100,7 +102,9 @@ def check_columns(schema: StructType, options: SourceOptions) -> None:
         kind = field.dataType.simpleString()
         if known.get(field.name) != kind:
             expected = ", ".join(f"{name} {kind}" for name, kind in known.items())
-            raise BadFrame(f"a read has no column {field.name} {kind}; choose from {expected}", "read")
+            raise BadFrame(
+                f"a read has no column {field.name} {kind}; choose from {expected}", "read"
+            )
 
 
 # ---------------------------------------------------------------- read
@@ -272,7 +276,8 @@ class Writing:
         if overwrite:
             raise BadOption("mode", "overwrite", "append: sending adds to a queue")
         outgoing.check(
-            {field.name: field.dataType.simpleString() for field in schema}, queue=options.queue is not None
+            {field.name: field.dataType.simpleString() for field in schema},
+            queue=options.queue is not None,
         )
         self.options = options
 
@@ -310,7 +315,11 @@ class Writing:
 
     @staticmethod
     def _staged(messages: list[WriterCommitMessage | None]) -> list[send.Staged]:
-        return [each.staged for each in messages if isinstance(each, Written) and each.staged is not None]
+        return [
+            each.staged
+            for each in messages
+            if isinstance(each, Written) and each.staged is not None
+        ]
 
 
 class BatchWriter(Writing, DataSourceArrowWriter):

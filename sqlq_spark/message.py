@@ -106,7 +106,9 @@ class Headers:
 
     def text(self, name: str) -> pa.Array:
         """One header of every row; null where it is absent."""
-        return pa.array([None if each is None else each.get(name) for each in self.found], pa.string())
+        return pa.array(
+            [None if each is None else each.get(name) for each in self.found], pa.string()
+        )
 
 
 def opened(text: str | None) -> dict[str, str | None] | None:
@@ -198,8 +200,12 @@ def id_texts(ids: pa.Array | npt.NDArray[np.uint8]) -> pa.Array:
     """UUIDs of 16 bytes as their texts of 36 characters; null stays null."""
     if isinstance(ids, pa.Array):
         if ids.null_count:
-            return pa.array([None if each is None else uuid_text(each) for each in ids.to_pylist()], pa.string())
-        ids = np.frombuffer(ids.buffers()[1], np.uint8)[16 * ids.offset :][: 16 * len(ids)].reshape(-1, 16)
+            return pa.array(
+                [None if each is None else uuid_text(each) for each in ids.to_pylist()], pa.string()
+            )
+        ids = np.frombuffer(ids.buffers()[1], np.uint8)[16 * ids.offset :][: 16 * len(ids)].reshape(
+            -1, 16
+        )
     texts = np.full((len(ids), 36), ord("-"), np.uint8)
     texts[:, DIGITS] = HEX[ids].reshape(-1, 32)
     offsets = np.arange(0, 36 * len(ids) + 1, 36, dtype=np.int32)

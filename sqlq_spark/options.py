@@ -48,7 +48,9 @@ def duration(least: float, most: float = math.inf) -> Callable[[str], float]:
         )
         if not found:
             raise Unreadable
-        unit = found[2] if found[2] in SECONDS else "ms" if found[2].startswith("mil") else found[2][0]
+        unit = (
+            found[2] if found[2] in SECONDS else "ms" if found[2].startswith("mil") else found[2][0]
+        )
         seconds = float(found[1]) * SECONDS[unit]
         if not least <= seconds <= most:
             raise Unreadable
@@ -106,7 +108,12 @@ def words(text: str) -> str:
 
 
 def option(
-    public: str, read: Callable[[str], Any], expected: str, *, default: Any = MISSING, secret: bool = False
+    public: str,
+    read: Callable[[str], Any],
+    expected: str,
+    *,
+    default: Any = MISSING,
+    secret: bool = False,
 ) -> Any:
     """Describe one option, as the field of a dataclass."""
     metadata = {"option": public, "read": read, "expected": expected}
@@ -118,7 +125,9 @@ class DatabaseOptions:
     """Where the database is, and how long to wait for it."""
 
     url: str = option("url", words, "postgresql://user@host:5432/database", secret=True)
-    state_schema: str = option("stateSchema", name, "the schema of the state tables", default="sqlqueue")
+    state_schema: str = option(
+        "stateSchema", name, "the schema of the state tables", default="sqlqueue"
+    )
     query_timeout: float = option(
         "queryTimeout", duration(1, 86400), "a time from 1s to 1d, as 30s", default=30.0
     )
@@ -139,14 +148,18 @@ class DatabaseOptions:
         if "path" in given:
             queue = given.setdefault("queue", given["path"])
             if queue != given["path"]:
-                raise BadOption("queue", queue, f"nothing beside .load or .save of {given['path']!r}")
+                raise BadOption(
+                    "queue", queue, f"nothing beside .load or .save of {given['path']!r}"
+                )
         refuse_near_misses(given, cls)
         values = {}
         for each in fields(cls):
             public = each.metadata["option"]
             text = given.get(public.lower())
             if text is not None:
-                values[each.name] = parsed(public, text, each.metadata["read"], each.metadata["expected"])
+                values[each.name] = parsed(
+                    public, text, each.metadata["read"], each.metadata["expected"]
+                )
             elif each.default is MISSING:
                 raise MissingOption(public, each.metadata["expected"])
         values["url"] = with_login(values["url"], given.get("user"), given.get("password"))
@@ -183,8 +196,12 @@ class SourceOptions(DatabaseOptions):
     max_concurrency: int | None = option(
         "maxConcurrency", count, "a whole number of at least 1", default=None
     )
-    peek_delay: float = option("peekDelay", duration(0.1), "a time of at least 100ms, as 1s", default=1.0)
-    headers_format: str = option("headersFormat", one_of("map", "json"), "map or json", default="map")
+    peek_delay: float = option(
+        "peekDelay", duration(0.1), "a time of at least 100ms, as 1s", default=1.0
+    )
+    headers_format: str = option(
+        "headersFormat", one_of("map", "json"), "map or json", default="map"
+    )
     error_queue: str | None = option("errorQueue", words, "a queue's name", default=None)
     purge_on_startup: bool = option("purgeOnStartup", flag, "true or false", default=False)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, "true or false", default=True)
@@ -194,7 +211,9 @@ class SourceOptions(DatabaseOptions):
         super().__post_init__()
         if self.min_messages is not None and self.min_messages > self.max_messages:
             raise BadOption(
-                "minMessagesPerTrigger", str(self.min_messages), f"at most {self.max_messages}, the maximum"
+                "minMessagesPerTrigger",
+                str(self.min_messages),
+                f"at most {self.max_messages}, the maximum",
             )
         if self.error_address is not None and self.error_address == self.address:
             raise BadOption("errorQueue", str(self.error_queue), "another queue than the one read")
@@ -208,7 +227,11 @@ class SourceOptions(DatabaseOptions):
     @property
     def error_address(self) -> QueueAddress | None:
         """Where poison goes, if anywhere."""
-        return None if self.error_queue is None else addressed("errorQueue", self.url, self.error_queue)
+        return (
+            None
+            if self.error_queue is None
+            else addressed("errorQueue", self.url, self.error_queue)
+        )
 
     @property
     def concurrency(self) -> int:
@@ -222,7 +245,10 @@ class SinkOptions(DatabaseOptions):
 
     queue: str | None = option("queue", words, "a queue's name, also as .save(name)", default=None)
     delivery: str = option(
-        "delivery", one_of("exactlyOnce", "atLeastOnce"), "exactlyOnce or atLeastOnce", default="exactlyOnce"
+        "delivery",
+        one_of("exactlyOnce", "atLeastOnce"),
+        "exactlyOnce or atLeastOnce",
+        default="exactlyOnce",
     )
     time_to_be_received: int | None = option(
         "timeToBeReceived", parse_span, "hh:mm:ss, at most 24.20:31:23", default=None
@@ -235,10 +261,17 @@ class SinkOptions(DatabaseOptions):
     originating_endpoint: str | None = option(
         "originatingEndpoint", words, "an endpoint's name", default=None
     )
-    reply_to_address: str | None = option("replyToAddress", words, "a queue's address", default=None)
-    txn_app_id: str | None = option("txnAppId", words, "a name that lasts, with txnVersion", default=None)
+    reply_to_address: str | None = option(
+        "replyToAddress", words, "a queue's address", default=None
+    )
+    txn_app_id: str | None = option(
+        "txnAppId", words, "a name that lasts, with txnVersion", default=None
+    )
     txn_version: int | None = option(
-        "txnVersion", lambda text: count(str(int(text) + 1)) - 1, "a whole number of at least 0", default=None
+        "txnVersion",
+        lambda text: count(str(int(text) + 1)) - 1,
+        "a whole number of at least 0",
+        default=None,
     )
     checkpoint: str | None = option("checkpointLocation", words, "a folder", default=None)
 
@@ -246,8 +279,14 @@ class SinkOptions(DatabaseOptions):
         """Refuse what no single option can see by itself."""
         super().__post_init__()
         if (self.txn_app_id is None) != (self.txn_version is None):
-            missing, other = ("txnAppId", "txnVersion") if self.txn_app_id is None else ("txnVersion", "txnAppId")
-            raise MissingOption(missing, f"both or none of txnAppId and txnVersion ({other} is there)")
+            missing, other = (
+                ("txnAppId", "txnVersion")
+                if self.txn_app_id is None
+                else ("txnVersion", "txnAppId")
+            )
+            raise MissingOption(
+                missing, f"both or none of txnAppId and txnVersion ({other} is there)"
+            )
         if self.txn_app_id is not None and len(self.txn_app_id) > 150:  # noqa: PLR2004
             raise BadOption("txnAppId", self.txn_app_id[:20] + "…", "at most 150 characters")
         _ = self.address
@@ -280,7 +319,11 @@ def refuse_near_misses(given: Mapping[str, str], cls: type[DatabaseOptions]) -> 
     """Raise UnknownOption for a name that is nearly one of ours."""
     known = {each.metadata["option"].lower(): each.metadata["option"] for each in fields(cls)}
     known |= {"user": "user", "password": "password"}
-    others = {each.metadata["option"].lower() for kind in (SourceOptions, SinkOptions) for each in fields(kind)}
+    others = {
+        each.metadata["option"].lower()
+        for kind in (SourceOptions, SinkOptions)
+        for each in fields(kind)
+    }
     for key in given:
         if key in known or key in others or key == "path":
             continue
@@ -292,5 +335,7 @@ def refuse_near_misses(given: Mapping[str, str], cls: type[DatabaseOptions]) -> 
 def with_login(url: str, user: str | None, password: str | None) -> str:
     """Put user and password, given as options of their own, into the url."""
     login = {"user": user, "password": password}
-    query = "&".join(f"{key}={quote(text, safe='')}" for key, text in login.items() if text is not None)
+    query = "&".join(
+        f"{key}={quote(text, safe='')}" for key, text in login.items() if text is not None
+    )
     return f"{url}{'&' if '?' in url else '?'}{query}" if query else url

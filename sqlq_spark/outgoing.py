@@ -64,7 +64,9 @@ def check(types: dict[str, str], *, queue: bool) -> None:
     fits: dict[str, Callable[[str], bool]] = dict.fromkeys(WRITTEN, text.__contains__) | {
         "body": {"binary", "string"}.__contains__,
         "headers": {"string", "map<string,string>"}.__contains__,
-        "timeToBeReceived": lambda kind: kind in {"string", "bigint", "int"} or kind.startswith("interval"),
+        "timeToBeReceived": lambda kind: (
+            kind in {"string", "bigint", "int"} or kind.startswith("interval")
+        ),
     }
     expected = {
         "body": "binary or string",
@@ -76,11 +78,15 @@ def check(types: dict[str, str], *, queue: bool) -> None:
         if name in IGNORED:
             continue
         if name not in fits:
-            raise BadFrame(f"column {name} is not known; known are {known} (ignored: {', '.join(IGNORED)})")
+            raise BadFrame(
+                f"column {name} is not known; known are {known} (ignored: {', '.join(IGNORED)})"
+            )
         if not fits[name](kind):
             raise BadFrame(f"column {name} is {kind}: expected {expected.get(name, 'string')}")
     if "body" not in types:
-        raise BadFrame(f"it has no column body (binary or string); it has {', '.join(types) or 'none'}")
+        raise BadFrame(
+            f"it has no column body (binary or string); it has {', '.join(types) or 'none'}"
+        )
     if "queue" not in types and not queue:
         raise BadFrame("no destination: give the option queue, or a column queue")
 
@@ -199,7 +205,8 @@ class Frame:
         bounds = f"at least 0 and at most {wire.LONGEST_SPAN} ms (24.8 days)"
         self.refuse(pc.less(milliseconds, 0), f"timeToBeReceived is negative: expected {bounds}")
         self.refuse(
-            pc.greater(milliseconds, wire.LONGEST_SPAN), f"timeToBeReceived is too long: expected {bounds}"
+            pc.greater(milliseconds, wire.LONGEST_SPAN),
+            f"timeToBeReceived is too long: expected {bounds}",
         )
         return pc.coalesce(milliseconds, pa.scalar(default, pa.int64()))
 
@@ -223,7 +230,10 @@ class Frame:
         parsed = [opened(text) for text in found.to_pylist()]
         good = pa.array([each is not None and flat(each) for each in parsed], pa.bool_())
         self.refuse(pc.invert(good), "headers is no JSON object of texts")
-        return pa.array([list(each.items()) for each in parsed if each is not None], pa.map_(pa.string(), pa.string()))
+        return pa.array(
+            [list(each.items()) for each in parsed if each is not None],
+            pa.map_(pa.string(), pa.string()),
+        )
 
 
 class Own:
@@ -231,10 +241,11 @@ class Own:
 
     def __init__(self, maps: pa.MapArray, rows: int) -> None:
         self.rows = rows
-        self.parents = pc.list_parent_indices(maps).to_numpy()
-        entries = pc.list_flatten(maps)
-        self.keys = entries.field(0).cast(pa.string())
-        self.values = entries.field(1).cast(pa.string())
+        offsets = maps.offsets.to_numpy()
+        # by hand: list_parent_indices of a map ends the process (pyarrow 26)
+        self.parents = np.repeat(np.arange(rows), np.diff(offsets))
+        self.keys = maps.keys.slice(offsets[0], len(self.parents)).cast(pa.string())
+        self.values = maps.items.slice(offsets[0], len(self.parents)).cast(pa.string())
 
     def _where(self, name: str) -> pa.Array:
         return pc.equal(self.keys, name)
@@ -261,7 +272,9 @@ class Own:
 
     def joined(self, defaults: dict[str, pa.Array | str | None]) -> pa.Array:
         """The header texts: the defaults that a row lacks, then its own headers."""
-        parts = [self._default(name, value) for name, value in defaults.items() if value is not None]
+        parts = [
+            self._default(name, value) for name, value in defaults.items() if value is not None
+        ]
         parts.append(self._texts())
         inner = pc.binary_join_element_wise(*parts, ",", null_handling="skip")
         return pc.binary_join_element_wise("{", inner, "}", "")
@@ -278,9 +291,13 @@ class Own:
 
     def _texts(self) -> pa.Array:
         coded = self.keys.dictionary_encode()
-        heads = pa.array([f'"{wire.escape(key)}":' for key in coded.dictionary.to_pylist()], pa.string())
+        heads = pa.array(
+            [f'"{wire.escape(key)}":' for key in coded.dictionary.to_pylist()], pa.string()
+        )
         quoted = pc.binary_join_element_wise('"', escaped(self.values), '"', "")
-        entries = pc.binary_join_element_wise(heads.take(coded.indices), pc.fill_null(quoted, "null"), "")
+        entries = pc.binary_join_element_wise(
+            heads.take(coded.indices), pc.fill_null(quoted, "null"), ""
+        )
         counts = np.bincount(self.parents, minlength=self.rows)
         offsets = np.zeros(self.rows + 1, np.int32)
         np.cumsum(counts, out=offsets[1:])
@@ -294,7 +311,9 @@ def escaped(texts: pa.Array) -> pa.Array:
     if pc.any(special).as_py():
         rare = [wire.escape(text) for text in texts.filter(special).to_pylist()]
         plain = pc.replace_substring(texts, "/", "\\/")
-        return pc.replace_with_mask(plain, pc.fill_null(special, value=False), pa.array(rare, pa.string()))
+        return pc.replace_with_mask(
+            plain, pc.fill_null(special, fill_value=False), pa.array(rare, pa.string())
+        )
     return pc.replace_substring(texts, "/", "\\/")
 
 

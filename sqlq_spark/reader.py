@@ -270,7 +270,14 @@ class Reader:
             return Found(0, 0, 0)
         self._anchor = lowest
         each, sent, span = connection.rows("sample", tables=self._tables, first=lowest)[0]
-        return Found(messages, lowest, highest, bytes_each=max(1.0, each or 1024.0), sent=sent, span=span or 0)
+        return Found(
+            messages,
+            lowest,
+            highest,
+            bytes_each=max(1.0, each or 1024.0),
+            sent=sent,
+            span=span or 0,
+        )
 
     def _count(self, connection: Connection, first: int) -> Row:
         return connection.rows(
@@ -304,7 +311,9 @@ class Reader:
         since = now if self._waiting_since is None else self._waiting_since
         return Backlog(found.messages, found.bytes_each, now - since)
 
-    def _plan(self, connection: Connection, start: Offset, found: Found, plan: pace.Plan) -> Offset | None:
+    def _plan(
+        self, connection: Connection, start: Offset, found: Found, plan: pace.Plan
+    ) -> Offset | None:
         """Cut the batch into ranges and enter it in the reader's row; None where the messages are gone."""
         cuts = connection.rows(
             "cuts",
@@ -359,6 +368,10 @@ def offset(reader: str | None, batch: int, plan: list[Any]) -> Offset:
 def waited(sent: str | None, now: datetime) -> float | None:
     """Seconds since a message was sent, by its header; None where that cannot be known."""
     try:
-        return None if sent is None else max(0.0, round((now - parse_wire_time(sent)).total_seconds(), 3))
+        return (
+            None
+            if sent is None
+            else max(0.0, round((now - parse_wire_time(sent)).total_seconds(), 3))
+        )
     except BadWireTime:
         return None

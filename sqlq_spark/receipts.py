@@ -32,7 +32,6 @@ from sqlq_spark.errors import (
 from sqlq_spark.message import unpacked
 from sqlq_spark.pace import Outcome
 
-
 if TYPE_CHECKING:
     from sqlq_spark.address import QueueAddress
     from sqlq_spark.dialects import Connection
@@ -98,7 +97,9 @@ def acknowledge(
     if acked > batch:
         rolled_back(reader, batch, acked, who)
         return Acknowledged(batch=acked, outcome=Outcome(0, 0, 0), plan=plan)
-    tasks, empty, messages, expired, diverted = connection.rows("outcome", reader=reader, batch=batch)[0]
+    tasks, empty, messages, expired, diverted = connection.rows(
+        "outcome", reader=reader, batch=batch
+    )[0]
     if tasks or acked < batch:
         connection.run(
             "acknowledge",
@@ -180,7 +181,9 @@ def drop(connection: Connection, reader: str, batch: int, task: int) -> int:
     return 0 if found is None else found[0]
 
 
-def _drop(connection: Connection, reader: str, batch: int, task: int) -> tuple[int, bool, bytes] | None:
+def _drop(
+    connection: Connection, reader: str, batch: int, task: int
+) -> tuple[int, bool, bytes] | None:
     """Delete a receipt and close its batch; the lock on the reader's row waits for running tasks."""
     connection.rows("lock_reader", reader=reader)
     row = connection.rows("drop_receipt", reader=reader, batch=batch, task=task)

@@ -124,7 +124,12 @@ def take(connection: Connection, task: Task) -> pa.Table:
     A step looks at no more rows than are likely to fit; the database cuts it at the exact weight.
     """
     steps = [QUEUE_ROW.append(pa.field("expired", pa.bool_())).empty_table()]
-    first, messages, ceiling, each = task.first, task.messages, task.bytes, max(1.0, task.bytes_each)
+    first, messages, ceiling, each = (
+        task.first,
+        task.messages,
+        task.bytes,
+        max(1.0, task.bytes_each),
+    )
     while first < task.stop and messages > 0 and ceiling > 0:
         room = min(STEP, ceiling)
         step = connection.arrow(
@@ -144,7 +149,9 @@ def take(connection: Connection, task: Task) -> pa.Table:
         messages -= step.num_rows
         ceiling -= weight
         each = max(1.0, weight / step.num_rows)
-    return pa.concat_tables([step.select(steps[0].column_names).cast(steps[0].schema) for step in steps])
+    return pa.concat_tables(
+        [step.select(steps[0].column_names).cast(steps[0].schema) for step in steps]
+    )
 
 
 def weigh(rows: pa.Table) -> int:
@@ -178,7 +185,13 @@ def divert(connection: Connection, task: Task, taken: pa.Table) -> tuple[pa.Tabl
 
 
 def save(
-    connection: Connection, task: Task, rows: pa.Table, *, origin: Origin, expired: int, diverted: int
+    connection: Connection,
+    task: Task,
+    rows: pa.Table,
+    *,
+    origin: Origin,
+    expired: int,
+    diverted: int,
 ) -> None:
     """Write the receipt, also where nothing was got: a replay must then get nothing again."""
     connection.run(

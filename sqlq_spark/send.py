@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -112,23 +111,24 @@ def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions)
             send_parcels(connection, staged, options)
         connection.run("discard", sink=sink, batch=batch)
         connection.run("discard_abandoned", seconds=ABANDONED)
-    log.info("%s: batch %d: %s", sink, batch, f"{messages} messages sent" if new else "was sent before")
+    log.info(
+        "%s: batch %d: %s", sink, batch, f"{messages} messages sent" if new else "was sent before"
+    )
     return messages if new else 0
 
 
 def send_parcels(connection: Connection, staged: list[Staged], options: SinkOptions) -> None:
-    """Copy the winning attempts' parcels into the queues, in the transaction that is open."""
+    """Copy the winning attempts' parcels into the queues, in the order of tasks and rows."""
     sink, batch = staged[0].sink, staged[0].batch
-    wanted = Counter({each.attempt: each.parcels for each in staged})
-    there = connection.rows("parcels", sink=sink, batch=batch)
-    found = Counter(attempt for attempt, _ in there if attempt in wanted)
-    if found != +wanted:
-        raise ParcelsMissing(sink, batch, wanted.total(), found.total())
+    wanted = [(each.attempt, parcel) for each in staged for parcel in range(each.parcels)]
+    there = set(connection.rows("parcels", sink=sink, batch=batch))
+    missing = [parcel for parcel in wanted if parcel not in there]
+    if missing:
+        raise ParcelsMissing(sink, batch, len(wanted), len(wanted) - len(missing))
     known: set[QueueAddress] = set()
-    for attempt, parcel in there:
-        if attempt in wanted:
-            row = connection.rows("parcel", sink=sink, batch=batch, attempt=attempt, parcel=parcel)
-            insert(connection, unpacked(row[0][0]), options, known)
+    for attempt, parcel in wanted:
+        row = connection.rows("parcel", sink=sink, batch=batch, attempt=attempt, parcel=parcel)
+        insert(connection, unpacked(row[0][0]), options, known)
 
 
 def send_now(session: Session, parcels: Iterable[pa.Table], options: SinkOptions) -> int:
@@ -170,7 +170,9 @@ def insert(
             look_for(connection, queue)
             known.add(queue)
         own = pc.is_null(parcel["queue"]) if name is None else pc.equal(parcel["queue"], name)
-        connection.load(queue, rows if pc.all(own).as_py() else rows.filter(pc.fill_null(own, False)))
+        connection.load(
+            queue, rows if pc.all(own).as_py() else rows.filter(pc.fill_null(own, fill_value=False))
+        )
 
 
 def destination(name: str | None, options: SinkOptions) -> QueueAddress:
@@ -192,7 +194,9 @@ def expiring(connection: Connection, parcel: pa.Table) -> pa.Table:
     """The columns of a queue, ids fresh; `expires` is now, as the database sees it, plus the lifetime."""
     ids = random_ids(parcel.num_rows)
     columns = {
-        "id": pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(ids), [None, pa.py_buffer(ids)]),
+        "id": pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(16), len(ids), [None, pa.py_buffer(ids)]
+        ),
         "headers": parcel["headers"],
         "body": parcel["body"],
     }

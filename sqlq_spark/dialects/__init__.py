@@ -30,18 +30,7 @@ Row: TypeAlias = "tuple[Any, ...]"
 SCHEMES = {"postgresql": "postgresql", "postgres": "postgresql"}
 
 STATEMENTS = tuple(
-    """
-    begin timeouts commit rollback clock
-    install_lock install_schema install_version install_version_row install_reader install_receipt
-    install_receipt_storage install_outbox install_outbox_storage install_dispatched version
-    create_queue queue_columns
-    peek sample top cuts
-    fence task_lock find_receipt receive divert save_receipt
-    new_reader lock_reader claim outcome acknowledge forget_receipts store_plan
-    receipts drop_receipt retire_reader readers
-    stage advance parcels parcel discard discard_abandoned forget_sink
-    browse browse_seq purge stats
-    """.split()
+    ["begin", "timeouts", "commit", "rollback", "clock", "install_lock", "install_schema", "install_version", "install_version_row", "install_reader", "install_receipt", "install_receipt_storage", "install_outbox", "install_outbox_storage", "install_dispatched", "version", "create_queue", "queue_columns", "peek", "sample", "top", "cuts", "fence", "task_lock", "find_receipt", "receive", "divert", "save_receipt", "new_reader", "lock_reader", "claim", "outcome", "acknowledge", "forget_receipts", "store_plan", "receipts", "drop_receipt", "retire_reader", "readers", "stage", "advance", "parcels", "parcel", "discard", "discard_abandoned", "forget_sink", "browse", "browse_seq", "purge", "stats"]
 )
 
 
@@ -55,7 +44,9 @@ class Connection(Protocol):
 
     server: str  # where it leads to, without secrets
 
-    def run(self, statement: str, *, tables: dict[str, QueueAddress] | None = None, **values: Value) -> None:
+    def run(
+        self, statement: str, *, tables: dict[str, QueueAddress] | None = None, **values: Value
+    ) -> None:
         """Execute a statement for its effect."""
 
     def rows(
@@ -146,8 +137,12 @@ class Statements(dict[str, str]):
         _, *parts = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
         names = tuple(parts[::2])
         if names != STATEMENTS:
-            at = next((i for i, (a, b) in enumerate(zip(names, STATEMENTS, strict=False)) if a != b), -1)
-            message = f"{dialect}.sql: statement {names[at]!r} stands where {STATEMENTS[at]!r} belongs"
+            at = next(
+                (i for i, (a, b) in enumerate(zip(names, STATEMENTS, strict=False)) if a != b), -1
+            )
+            message = (
+                f"{dialect}.sql: statement {names[at]!r} stands where {STATEMENTS[at]!r} belongs"
+            )
             raise RuntimeError(message)
         bare = (re.sub(r"^ *--.*\n?", "", part, flags=re.MULTILINE).strip() for part in parts[1::2])
         return cls(zip(names, bare, strict=True))

@@ -87,7 +87,9 @@ class Connection:
         """Execute a statement and return its rows in columns; a uuid is 16 bytes."""
         table = self._execute(statement, tables or {}, values, fetch=True)
         plain = [
-            column.cast(column.type.storage_type) if isinstance(column.type, pa.UuidType) else column
+            column.cast(column.type.storage_type)
+            if isinstance(column.type, pa.UuidType)
+            else column
             for column in table.columns
         ]
         return pa.table(plain, names=table.column_names)
@@ -115,7 +117,12 @@ class Connection:
         self._raw.close()
 
     def _execute(
-        self, statement: str, tables: dict[str, QueueAddress], values: dict[str, Value], *, fetch: bool
+        self,
+        statement: str,
+        tables: dict[str, QueueAddress],
+        values: dict[str, Value],
+        *,
+        fetch: bool,
     ) -> pa.Table:
         text, names = compiled(statement, self._state, tuple(tables.items()))
         try:
@@ -186,7 +193,9 @@ def refused(server: str, said: str) -> errors.DatabaseFailure:
 def reason(error: Error) -> str:
     """The server's sentence, or libpq's, without the statement's text and our values."""
     text = re.split(r"\n+Query was:|\. SQLSTATE:", str(error))[0]
-    found = re.search(r"(?:ERROR|FATAL|PANIC):\s+(.*?)(?=\nLINE |\nCONTEXT:|$)", text, flags=re.DOTALL)
+    found = re.search(
+        r"(?:ERROR|FATAL|PANIC):\s+(.*?)(?=\nLINE |\nCONTEXT:|$)", text, flags=re.DOTALL
+    )
     text = found[1] if found else text.rpartition("[libpq]")[2]
     return " ".join(text.split())
 
@@ -214,4 +223,6 @@ def grant(statement: str, target: str, said: str) -> str:
         "install_schema": "GRANT CREATE ON DATABASE TO the_user",
     }
     state = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {target} TO the_user"
-    return rights.get(statement, f"GRANT SELECT ON {target} TO the_user" if "." in target else state)
+    return rights.get(
+        statement, f"GRANT SELECT ON {target} TO the_user" if "." in target else state
+    )
