@@ -142,7 +142,8 @@ class BrowseReader(DataSourceReader):
                     connection, self.options.address, parts=self.options.concurrency
                 )
             )
-        return [RangePartition(first, stop) for first, stop in ranges]
+        # Spark makes of no partition at all one that is not ours.
+        return [RangePartition(first, stop) for first, stop in ranges or [(0, 0)]]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Page through a range; stops as soon as Spark does."""

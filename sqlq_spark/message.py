@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +36,13 @@ QUEUE_ROW = pa.schema(
     ]
 )
 
-PACKED = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
+# Measured on messages of 1.2 kB: level 1 2.0 us and 165 bytes a message, level -1 1.4 us and 245,
+# lz4 1.4 us and 300.
+PACKED = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=-1))
+
+# columns of a read that are headers; the columns of this name are empty in today's tables
+HEADER_COLUMNS = {"correlationId": CORRELATION_ID, "replyToAddress": REPLY_TO_ADDRESS}
+PARSED = {*HEADER_COLUMNS, "corruptHeaders"}
 
 BATCH_BYTES = 8 << 20  # of one record batch on its way to Spark
 BATCH_ROWS = 10_000
@@ -48,7 +53,7 @@ def packed(rows: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=PACKED) as writer:
         writer.write_table(rows)
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue())
 
 
 def unpacked(payload: bytes) -> pa.Table:
@@ -67,48 +72,56 @@ def by_seq(rows: pa.Table) -> pa.Table:
 def chunks(rows: pa.Table) -> Iterator[pa.RecordBatch]:
     """Slices of at most BATCH_ROWS rows and about BATCH_BYTES bytes, at least one row each."""
     each = max(1, rows.nbytes // max(1, rows.num_rows))
-    step = max(1, min(BATCH_ROWS, BATCH_BYTES // each))
-    for first in range(0, rows.num_rows, step):
-        yield from rows.slice(first, step).combine_chunks().to_batches()
+    yield from rows.to_batches(max_chunksize=max(1, min(BATCH_ROWS, BATCH_BYTES // each)))
 
 
-@dataclass(frozen=True, slots=True)
 class Headers:
-    """The headers of some rows, parsed; `found[i]` is None where row i is poison."""
+    """The headers of some rows, parsed: each a flat JSON object string → string or null."""
 
-    found: list[dict[str, str | None] | None]
+    def __init__(self, texts: pa.Array) -> None:
+        """Read header texts; `''` is `{}`."""
+        self._found = [opened(text) for text in texts.to_pylist()]
+        self._values: pa.Array | None = None
 
-    @classmethod
-    def parse(cls, texts: pa.Array) -> Headers:
-        """Read header texts: each a flat JSON object string → string or null; `''` and null are `{}`."""
-        found = [opened(text) for text in texts.to_pylist()]
-        try:
-            pa.array([value for each in found if each for value in each.values()], pa.string())
-        except (pa.ArrowException, TypeError):
-            found = [each if each is not None and flat(each) else None for each in found]
-        return cls(found)
+    def _checked(self) -> pa.Array:
+        """All values, flat; a row with one that is no text is poison from then on."""
+        if self._values is None:
+            try:
+                self._values = self._flat_values()
+            except (pa.ArrowException, TypeError):
+                self._found = [each if each is not None and flat(each) else None for each in self._found]
+                self._values = self._flat_values()
+        return self._values
+
+    def _flat_values(self) -> pa.Array:
+        values = [value for each in self._found if each for value in each.values()]
+        return pa.array(values, pa.string())
 
     def poison(self) -> pa.Array:
         """Which rows are poison, as booleans."""
-        return pa.array([each is None for each in self.found], pa.bool_())
+        self._checked()
+        return pa.array([each is None for each in self._found], pa.bool_())
 
     def map(self, kind: pa.MapType) -> pa.MapArray:
         """The headers as a map column; null for poison."""
-        filled = [each or {} for each in self.found]
-        lengths = np.fromiter(map(len, filled), np.int32, len(filled))
+        values = self._checked().cast(kind.item_type)
+        filled = [each or {} for each in self._found]
         offsets = np.zeros(len(filled) + 1, np.int32)
-        np.cumsum(lengths, out=offsets[1:])
+        np.cumsum(np.fromiter(map(len, filled), np.int32, len(filled)), out=offsets[1:])
         keys = pa.array([key for each in filled for key in each], kind.key_type)
-        values = pa.array([value for each in filled for value in each.values()], kind.item_type)
-        return pa.MapArray.from_arrays(
-            pa.array(offsets), keys, values, type=kind, mask=self.poison()
-        )
+        offset_array = pa.array(offsets)
+        return pa.MapArray.from_arrays(offset_array, keys, values, type=kind, mask=self.poison())
 
     def text(self, name: str) -> pa.Array:
-        """One header of every row; null where it is absent."""
-        return pa.array(
-            [None if each is None else each.get(name) for each in self.found], pa.string()
-        )
+        """One header of every row; null where it is absent, or the row is poison."""
+        try:
+            return self._texts(name)
+        except (pa.ArrowException, TypeError):
+            self._checked()
+            return self._texts(name)
+
+    def _texts(self, name: str) -> pa.Array:
+        return pa.array([each.get(name) if each else None for each in self._found], pa.string())
 
 
 def opened(text: str | None) -> dict[str, str | None] | None:
@@ -138,33 +151,26 @@ def received(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> pa.Recor
 
     Headers are parsed only where a column needs them.
     """
-    wanted = set(schema.names)
-    parses = wanted & {"correlationId", "replyToAddress", "corruptHeaders"} or (
-        "headers" in wanted and pa.types.is_map(schema.field("headers").type)
-    )
-    headers = Headers.parse(rows.column("headers")) if parses else Headers([])
+    parses = any(pa.types.is_map(field.type) or field.name in PARSED for field in schema)
+    headers = Headers(rows.column("headers")) if parses else None
     columns = [column(field, rows, headers, queue) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def column(field: pa.Field, rows: pa.RecordBatch, headers: Headers, queue: str) -> pa.Array:
-    """One column of a read."""
-    match field.name:
-        case "id":
-            return id_texts(rows.column("id"))
-        case "correlationId":
-            return headers.text(CORRELATION_ID)
-        case "replyToAddress":
-            return headers.text(REPLY_TO_ADDRESS)
-        case "corruptHeaders":
-            return pc.if_else(headers.poison(), rows.column("headers"), None)
-        case "headers" if pa.types.is_map(field.type):
-            return headers.map(field.type)
-        case "expires":
-            return rows.column("expires").cast(field.type)
-        case "queue":
-            return pa.repeat(pa.scalar(queue, field.type), rows.num_rows)
-    return rows.column(field.name).cast(field.type)
+def column(field: pa.Field, rows: pa.RecordBatch, headers: Headers | None, queue: str) -> pa.Array:
+    """One column of a read; `headers` where they were parsed."""
+    name, kind = field.name, field.type
+    if name == "id":
+        return id_texts(rows.column("id"))
+    if headers and name in HEADER_COLUMNS:
+        return headers.text(HEADER_COLUMNS[name])
+    if headers and name == "corruptHeaders":
+        return pc.if_else(headers.poison(), rows.column("headers"), None)
+    if headers and pa.types.is_map(kind):
+        return headers.map(kind)
+    if name == "queue":
+        return pa.repeat(pa.scalar(queue, kind), rows.num_rows)
+    return rows.column(name).cast(kind)
 
 
 # ---------------------------------------------------------------- ids

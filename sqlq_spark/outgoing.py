@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,8 @@ from sqlq_spark.message import flat, id_texts, opened, random_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    import numpy.typing as npt
 
     from sqlq_spark.options import SinkOptions
 
@@ -139,7 +141,7 @@ class Sender:
             wire.CORRELATION_ID: frame.text("correlationId"),
             wire.REPLY_TO_ADDRESS: frame.text("replyToAddress"),
         }
-        own = Own(frame.headers(), rows).without(explicit)
+        own = frame.headers(explicit)
         message_id = pc.coalesce(frame.text("id"), fresh[:rows])
         options = self.options
         sent = wire.wire_time(self.sent or datetime.now(UTC))
@@ -159,7 +161,13 @@ class Sender:
             wire.TIME_SENT: sent,
             wire.TIME_TO_BE_RECEIVED: spans(lifetime),
         }
-        return own.joined(defaults)
+        parts = [
+            default(name, value, own.lacking(name))
+            for name, value in defaults.items()
+            if value is not None
+        ]
+        inner = pc.binary_join_element_wise(*parts, own.texts(), ",", null_handling="skip")
+        return pc.binary_join_element_wise("{", inner, "}", "")
 
 
 class Frame:
@@ -220,84 +228,119 @@ class Frame:
                 self.refuse(pc.equal(coded.indices, code), f"timeToBeReceived: {error}")
         return pa.array(known, pa.int64()).take(coded.indices)
 
-    def headers(self) -> pa.MapArray:
-        """The user's headers as a map; `{}` where there are none."""
+    def headers(self, explicit: dict[str, pa.Array]) -> Own:
+        """The headers that the rows bring themselves, without those that a column states."""
         found = self.column("headers")
         if found is None:
-            found = pa.nulls(self.rows, pa.map_(pa.string(), pa.string()))
+            return OwnTexts(pa.nulls(self.rows, pa.string()), [{}] * self.rows)
         if pa.types.is_map(found.type):
-            return found
-        parsed = [opened(text) for text in found.to_pylist()]
+            return OwnMaps(found, explicit)
+        texts = found.cast(pa.string())
+        parsed = [opened(text) for text in texts.to_pylist()]
         good = pa.array([each is not None and flat(each) for each in parsed], pa.bool_())
         self.refuse(pc.invert(good), "headers is no JSON object of texts")
-        return pa.array(
-            [list(each.items()) for each in parsed if each is not None],
-            pa.map_(pa.string(), pa.string()),
-        )
+        return OwnTexts(texts, [each or {} for each in parsed]).without(explicit)
 
 
-class Own:
-    """The headers that the rows bring themselves, flat: entry `i` belongs to row `parents[i]`."""
+class Own(Protocol):
+    """The headers that the rows of a record batch bring themselves."""
 
-    def __init__(self, maps: pa.MapArray, rows: int) -> None:
-        self.rows = rows
-        offsets = maps.offsets.to_numpy()
-        # by hand: list_parent_indices of a map ends the process (pyarrow 26)
-        self.parents = np.repeat(np.arange(rows), np.diff(offsets))
-        self.keys = maps.keys.slice(offsets[0], len(self.parents)).cast(pa.string())
-        self.values = maps.items.slice(offsets[0], len(self.parents)).cast(pa.string())
-
-    def _where(self, name: str) -> pa.Array:
-        return pc.equal(self.keys, name)
+    def lacking(self, name: str) -> pa.Array:
+        """Which rows do not have a header, as booleans."""
 
     def values_of(self, name: str) -> pa.Array:
         """One header of every row; null where it is absent."""
-        at = np.flatnonzero(self._where(name).to_numpy(zero_copy_only=False))
-        places = np.full(self.rows, -1, np.int64)
-        places[self.parents[at]] = at
-        return self.values.take(pa.array(places, mask=places < 0))
 
-    def without(self, explicit: dict[str, pa.Array]) -> Own:
-        """Leave out the headers that a row states by a column of its own."""
+    def texts(self) -> pa.Array:
+        """The insides of the JSON objects; null where there are no headers."""
+
+
+class OwnTexts:
+    """Headers that came as JSON; what is not touched stays byte for byte."""
+
+    def __init__(self, texts: pa.Array, parsed: list[dict[str, str | None]]) -> None:
+        self._texts = texts
+        self._parsed = parsed
+
+    def without(self, explicit: dict[str, pa.Array]) -> OwnTexts:
+        """Write anew those rows that have a header which a column states otherwise."""
+        columns = [(name, column.to_pylist()) for name, column in explicit.items()]
+        changed: dict[int, str] = {}
+        for name, values in columns:
+            for at, value in enumerate(values):
+                if value is not None and self._parsed[at].get(name, value) != value:
+                    del self._parsed[at][name]
+                    changed[at] = wire.dumps(self._parsed[at])
+        if changed:
+            texts = self._texts.to_pylist()
+            for at, text in changed.items():
+                texts[at] = text
+            self._texts = pa.array(texts, pa.string())
+        return self
+
+    def lacking(self, name: str) -> pa.Array:
+        """Which rows do not have a header, as booleans."""
+        return pa.array([name not in each for each in self._parsed], pa.bool_())
+
+    def values_of(self, name: str) -> pa.Array:
+        """One header of every row; null where it is absent."""
+        return pa.array([each.get(name) for each in self._parsed], pa.string())
+
+    def texts(self) -> pa.Array:
+        """The insides of the JSON objects; null where there are no headers."""
+        objects = pc.ascii_trim_whitespace(self._texts).cast(pa.binary())
+        insides = pc.binary_slice(objects, 1, -1).cast(pa.string())
+        some = pa.array([bool(each) for each in self._parsed], pa.bool_())
+        return pc.if_else(some, insides, pa.scalar(None, pa.string()))
+
+
+class OwnMaps:
+    """Headers that came as maps, flat: entry `i` belongs to row `parents[i]`."""
+
+    def __init__(self, maps: pa.MapArray, explicit: dict[str, pa.Array]) -> None:
+        self.rows = len(maps)
+        offsets = maps.offsets.to_numpy()
+        # by hand: list_parent_indices of a map ends the process (pyarrow 26)
+        self.parents = np.repeat(np.arange(self.rows), np.diff(offsets))
+        self.keys = maps.keys.slice(offsets[0], len(self.parents)).cast(pa.string())
+        self.values = maps.items.slice(offsets[0], len(self.parents)).cast(pa.string())
+        self._leave_out(explicit)
+
+    def _leave_out(self, explicit: dict[str, pa.Array]) -> None:
         keep = np.ones(len(self.parents), bool)
         for name, column in explicit.items():
             if column.null_count < self.rows:
                 stated = column.is_valid().to_numpy(zero_copy_only=False)[self.parents]
-                keep &= ~(stated & self._where(name).to_numpy(zero_copy_only=False))
+                keep &= ~(stated & self._where(name))
         if not keep.all():
             mask = pa.array(keep)
             self.keys, self.values = self.keys.filter(mask), self.values.filter(mask)
             self.parents = self.parents[keep]
-        return self
 
-    def joined(self, defaults: dict[str, pa.Array | str | None]) -> pa.Array:
-        """The header texts: the defaults that a row lacks, then its own headers."""
-        parts = [
-            self._default(name, value) for name, value in defaults.items() if value is not None
-        ]
-        parts.append(self._texts())
-        inner = pc.binary_join_element_wise(*parts, ",", null_handling="skip")
-        return pc.binary_join_element_wise("{", inner, "}", "")
+    def _where(self, name: str) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = pc.equal(self.keys, name).to_numpy(zero_copy_only=False)
+        return found
 
-    def _default(self, name: str, value: pa.Array | str) -> pa.Array:
+    def lacking(self, name: str) -> pa.Array:
+        """Which rows do not have a header, as booleans."""
         lacking = np.ones(self.rows, bool)
-        lacking[self.parents[self._where(name).to_numpy(zero_copy_only=False)]] = False
-        head = f'"{wire.escape(name)}":"'
-        if isinstance(value, str):
-            text = pa.repeat(pa.scalar(f'{head}{wire.escape(value)}"'), self.rows)
-        else:
-            text = pc.binary_join_element_wise(head, escaped(value), '"', "")
-        return pc.if_else(pa.array(lacking), text, pa.scalar(None, pa.string()))
+        lacking[self.parents[self._where(name)]] = False
+        return pa.array(lacking)
 
-    def _texts(self) -> pa.Array:
+    def values_of(self, name: str) -> pa.Array:
+        """One header of every row; null where it is absent."""
+        at = np.flatnonzero(self._where(name))
+        places = np.full(self.rows, -1, np.int64)
+        places[self.parents[at]] = at
+        return self.values.take(pa.array(places, mask=places < 0))
+
+    def texts(self) -> pa.Array:
+        """The insides of the JSON objects; null where there are no headers."""
         coded = self.keys.dictionary_encode()
-        heads = pa.array(
-            [f'"{wire.escape(key)}":' for key in coded.dictionary.to_pylist()], pa.string()
-        )
+        heads = pa.array([f'"{wire.escape(key)}":' for key in coded.dictionary.to_pylist()], pa.string())
         quoted = pc.binary_join_element_wise('"', escaped(self.values), '"', "")
-        entries = pc.binary_join_element_wise(
-            heads.take(coded.indices), pc.fill_null(quoted, "null"), ""
-        )
+        values = pc.fill_null(quoted, "null")
+        entries = pc.binary_join_element_wise(heads.take(coded.indices), values, "")
         counts = np.bincount(self.parents, minlength=self.rows)
         offsets = np.zeros(self.rows + 1, np.int32)
         np.cumsum(counts, out=offsets[1:])
@@ -305,8 +348,18 @@ class Own:
         return pc.if_else(pa.array(counts > 0), texts, pa.scalar(None, pa.string()))
 
 
+def default(name: str, value: pa.Array | str, lacking: pa.Array) -> pa.Array:
+    """A header, `"name":"value"`, for the rows that lack it; null for the others."""
+    head = f'"{wire.escape(name)}":"'
+    if isinstance(value, str):
+        text = pa.scalar(f'{head}{wire.escape(value)}"')
+    else:
+        text = pc.binary_join_element_wise(head, escaped(value), '"', "")
+    return pc.if_else(lacking, text, pa.scalar(None, pa.string()))
+
+
 def escaped(texts: pa.Array) -> pa.Array:
-    """The insides of JSON strings; only what needs more than `\\/` is escaped one by one."""
+    """The insides of JSON strings; only what needs more than a slash escaped goes one by one."""
     special = pc.match_substring_regex(texts, RARE)
     if pc.any(special).as_py():
         rare = [wire.escape(text) for text in texts.filter(special).to_pylist()]

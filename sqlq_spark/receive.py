@@ -167,11 +167,13 @@ def divert(connection: Connection, task: Task, taken: pa.Table) -> tuple[pa.Tabl
     Returns:
         The rows of QUEUE_ROW, how many were expired, how many went to the error queue.
     """
-    live = taken.filter(pc.invert(taken["expired"])).drop_columns("expired")
+    live = taken.drop_columns("expired")
+    if pc.any(taken["expired"]).as_py():
+        live = live.filter(pc.invert(taken["expired"]))
     expired = taken.num_rows - live.num_rows
     if task.errors is None or not live.num_rows:
         return live, expired, 0
-    poison = Headers.parse(live["headers"].combine_chunks()).poison()
+    poison = Headers(live["headers"].combine_chunks()).poison()
     bad = live.filter(poison)
     for row in bad.to_pylist():
         connection.run(

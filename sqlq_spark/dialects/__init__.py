@@ -30,7 +30,7 @@ Row: TypeAlias = "tuple[Any, ...]"
 SCHEMES = {"postgresql": "postgresql", "postgres": "postgresql"}
 
 STATEMENTS = tuple(
-    ["begin", "timeouts", "commit", "rollback", "clock", "install_lock", "install_schema", "install_version", "install_version_row", "install_reader", "install_receipt", "install_receipt_storage", "install_outbox", "install_outbox_storage", "install_dispatched", "version", "create_queue", "queue_columns", "peek", "sample", "top", "cuts", "fence", "task_lock", "find_receipt", "receive", "divert", "save_receipt", "new_reader", "lock_reader", "claim", "outcome", "acknowledge", "forget_receipts", "store_plan", "receipts", "drop_receipt", "retire_reader", "readers", "stage", "advance", "parcels", "parcel", "discard", "discard_abandoned", "forget_sink", "browse", "browse_seq", "purge", "stats"]
+    ["begin", "timeouts", "commit", "rollback", "clock", "install_lock", "install_schema", "install_version", "install_version_row", "install_reader", "install_receipt", "install_receipt_storage", "install_outbox", "install_outbox_storage", "install_dispatched", "version", "create_queue", "queue_columns", "peek", "sample", "top", "cuts", "fence", "task_lock", "find_receipt", "receive", "divert", "save_receipt", "new_reader", "lock_reader", "claim", "outcome", "acknowledge", "forget_receipts", "store_plan", "receipts", "drop_receipt", "retire_reader", "readers", "stage", "advance", "parcels", "parcel", "discard", "discard_abandoned", "forget_sink", "browse", "browse_seq", "purge", "stats", "script_role", "script_reader", "script_sender", "script_errors"]
 )
 
 

@@ -410,3 +410,35 @@ SELECT count(*),
        min(seq)::bigint,
        max(seq)::bigint
   FROM {queue}
+
+-- ---------------------------------------------------------------- rights, for a DBA's script
+
+-- name: script_role
+-- {literal} is the role's name as text, {role} quoted.
+DO $do$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = {literal}) THEN
+        CREATE ROLE {role} NOLOGIN;
+    END IF;
+END
+$do$
+
+-- name: script_reader
+-- UPDATE of one column is what FOR UPDATE SKIP LOCKED needs.
+GRANT USAGE ON SCHEMA {schema}, {state} TO {role};
+GRANT SELECT, DELETE, UPDATE (seq) ON {queue} TO {role};
+GRANT SELECT ON {state}.version TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.reader, {state}.receipt TO {role}
+
+-- name: script_sender
+GRANT USAGE ON SCHEMA {schema}, {state} TO {role};
+GRANT INSERT ON {queue} TO {role};
+GRANT USAGE ON SEQUENCE {sequence} TO {role};
+GRANT SELECT ON {state}.version TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.outbox, {state}.dispatched TO {role}
+
+-- name: script_errors
+-- SELECT (id): a poison row keeps its id where the error queue has none of it yet.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT INSERT, SELECT (id) ON {queue} TO {role};
+GRANT USAGE ON SEQUENCE {sequence} TO {role}

@@ -1,0 +1,310 @@
+"""
+What the conformance suite stands on: a queue, its peer, and sessions of ours that can be counted and killed.
+
+A second database joins by its name in DATABASES and a peer in `peer`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import stamina
+
+from sqlq_spark import dialects, install
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.dialects import transaction
+from sqlq_spark.errors import ConnectionLost
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.reader import INITIAL, Offset, Reader
+from sqlq_spark.receipts import Acknowledged, Driver, acknowledge, create
+from sqlq_spark.receive import Origin, Task, receive
+from sqlq_spark.sessions import Session
+
+from .peers import PostgreSQL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    import pyarrow as pa
+    from conftest import Place
+
+    from sqlq_spark.dialects import Connection
+
+    from .peers import Peer
+
+DATABASES = ["postgresql"]
+TIMEOUT = 20.0
+
+
+class Clock:
+    """Monotonic seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """Say what it shows."""
+        return self.now
+
+
+class Spied:
+    """A connection that notes the names of its statements, and may be struck before or after one."""
+
+    def __init__(self, inner: Connection, said: list[str], strike: Strike | None) -> None:
+        self.inner = inner
+        self.said = said
+        self.strike = strike
+        self.server = inner.server
+
+    def _do(self, method: str, statement: str, *args: Any, **values: Any) -> Any:
+        self.said.append(statement)
+        before = self.strike is not None and self.strike.falls(statement, after=False)
+        if before and self.strike is not None:
+            self.strike.kill()
+        done = getattr(self.inner, method)(*args, **values)
+        if self.strike is not None and self.strike.falls(statement, after=True):
+            self.strike.kill()
+            reason = "the answer was lost"
+            raise ConnectionLost(statement, reason)
+        return done
+
+    def run(self, statement: str, **values: Any) -> None:
+        """As Connection."""
+        self._do("run", statement, statement, **values)
+
+    def rows(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        """As Connection."""
+        found: list[tuple[Any, ...]] = self._do("rows", statement, statement, **values)
+        return found
+
+    def arrow(self, statement: str, **values: Any) -> pa.Table:
+        """As Connection."""
+        return self._do("arrow", statement, statement, **values)
+
+    def load(self, queue: QueueAddress, rows: pa.Table) -> None:
+        """As Connection."""
+        self._do("load", "load", queue, rows)
+
+    def columns(self, queue: QueueAddress) -> dict[str, str]:
+        """As Connection."""
+        found: dict[str, str] = self._do("columns", "columns", queue)
+        return found
+
+    def printed(self, address: QueueAddress) -> str:
+        """As Connection."""
+        return self.inner.printed(address)
+
+    def close(self) -> None:
+        """As Connection."""
+        self.inner.close()
+
+
+@dataclass
+class Strike:
+    """Kill the session once: before its nth statement, or after it, so that only the answer is lost."""
+
+    at: int
+    kill: Callable[[], object]
+    after: bool = False
+    seen: int = -1
+    fell: str | None = None
+
+    def falls(self, statement: str, *, after: bool) -> bool:
+        """Count a statement; is it the one?"""
+        if not after:
+            self.seen += 1
+        if self.fell is None and after == self.after and self.seen == self.at:
+            self.fell = statement
+            return True
+        return False
+
+
+@dataclass
+class Bench:
+    """A queue and an error queue made by the peer, the state tables made by us."""
+
+    peer: Peer
+    queue: QueueAddress
+    errors: QueueAddress
+    name: str  # of our sessions
+    said: list[str] = field(default_factory=list)  # statements that watched sessions ran
+    strike: Strike | None = None
+    watched: bool = False
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _desk: Connection | None = None
+
+    # ------------------------------------------------------------ sessions
+
+    @property
+    def printed(self) -> str:
+        """The queue's canonical address."""
+        return dialects.of(self.peer.url).printed(self.queue)
+
+    def source(self, **raw: str) -> SourceOptions:
+        """Options of a reader of the queue, by their public names."""
+        given = {"url": self.peer.url, "queue": self.printed, "stateSchema": self.peer.state}
+        return SourceOptions.parse({**given, "queryTimeout": f"{TIMEOUT:g}s", **raw})
+
+    def sink(self, **raw: str) -> SinkOptions:
+        """Options of a writer into the queue."""
+        given = {"url": self.peer.url, "queue": self.printed, "stateSchema": self.peer.state}
+        return SinkOptions.parse({**given, "queryTimeout": f"{TIMEOUT:g}s", **raw})
+
+    def session(self, application: str = "", **raw: str) -> Session:
+        """Give a session of ours; closed at the end of the test."""
+        return self._stack.enter_context(
+            Session(self.source(**raw), f"{self.name} {application}", state=False)
+        )
+
+    def open(self, application: str = "", **raw: str) -> Connection:
+        """Open a connection."""
+        return self.session(application, **raw).open()
+
+    @property
+    def desk(self) -> Connection:
+        """A connection for all that needs none of its own."""
+        if self._desk is None:
+            self._desk = self.open("desk")
+        return self._desk
+
+    def reader(self, clock: Clock | None = None, **raw: str) -> Reader:
+        """Give the driver's side of a stream, as a fresh process has it; its clock stands still."""
+        made = Reader(self.source(**raw), clock or Clock())
+        self._stack.callback(made.close)
+        return made
+
+    def thread(self, work: Callable[[], Any]) -> Future[Any]:
+        """Run beside the test."""
+        pool = self._stack.enter_context(ThreadPoolExecutor(1))
+        return pool.submit(work)
+
+    def blocked(self, application: str) -> None:
+        """Wait until a session of ours waits for a lock."""
+        until = time.monotonic() + 5
+        while not self.peer.waiting(f"{self.name} {application}"):
+            assert time.monotonic() < until, f"{application} never waited"
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """End all sessions."""
+        self._stack.close()
+
+    # ------------------------------------------------------------ a stream by hand
+
+    def new_reader(self, *, acked: int = 0) -> str:
+        """Make a reader's row, its batches up to `acked` closed."""
+        reader, connection = str(uuid.uuid4()), self.desk
+        with transaction(connection, timeout=TIMEOUT):
+            create(connection, reader, self.who)
+        if acked:
+            self.ack(reader, acked)
+        return reader
+
+    @property
+    def who(self) -> Driver:
+        """The one driver of `new_reader`'s readers."""
+        return Driver(driver="the driver", queue=self.printed, state_schema=self.peer.state)
+
+    def ack(
+        self, reader: str, batch: int, connection: Connection | None = None
+    ) -> Acknowledged:
+        """Acknowledge a batch, as the driver of `new_reader`."""
+        connection = connection or self.desk
+        with transaction(connection, timeout=TIMEOUT):
+            return acknowledge(connection, reader, batch, self.who, claim=False)
+
+    def task(self, reader: str, *, batch: int = 1, task: int = 0, **limits: Any) -> Task:
+        """Give a task over the whole queue."""
+        whole = Task(
+            queue=self.queue,
+            reader=reader,
+            batch=batch,
+            task=task,
+            first=-(2**63),
+            stop=2**63 - 1,
+            messages=1_000_000,
+        )
+        return replace(whole, **limits)
+
+    def receive(self, task: Task, connection: Connection | None = None) -> pa.Table:
+        """Run a task as an executor does, once."""
+        return receive(
+            connection or self.desk, task, timeout=TIMEOUT, origin=Origin()
+        )
+
+    def batch(self, reader: Reader, start: Offset = INITIAL) -> tuple[Offset, list[pa.Table]]:
+        """Run a micro-batch after `start`: plan and receive; the same offset means there was none."""
+        end = reader.latest(start)
+        return end, [] if end == start else [self.receive(task) for task in reader.tasks(end)]
+
+    def drain(self, reader: Reader, start: Offset = INITIAL, most: int = 50) -> list[bytes]:
+        """Run micro-batches as AvailableNow does, until the offset stays; the bodies got."""
+        got: list[bytes] = []
+        for _ in range(most):
+            end, tables = self.batch(reader, start)
+            if end == start:
+                return got
+            start = end
+            got += [body for table in tables for body in table["body"].to_pylist()]
+        message = f"there was no end after {most} batches"
+        raise AssertionError(message)
+
+    def seqs(self) -> list[int]:
+        """What waits."""
+        return [row.seq for row in self.peer.rows(self.queue)]
+
+    def bodies(self) -> list[bytes | None]:
+        """The bodies of what waits."""
+        return [row.body for row in self.peer.rows(self.queue)]
+
+
+@pytest.fixture(params=DATABASES)
+def peer(request: pytest.FixtureRequest) -> Peer:
+    """Give an endpoint in a place of its own."""
+    assert request.param == "postgresql"
+    return PostgreSQL.at(request.getfixturevalue("place"))
+
+
+@pytest.fixture
+def bare(peer: Peer) -> Iterator[Bench]:
+    """Give a queue and an error queue, and no state tables."""
+    bench = Bench(
+        peer,
+        QueueAddress("orders", peer.schema),
+        QueueAddress("error", peer.schema),
+        name=secrets.token_hex(4),
+    )
+    peer.create(bench.queue)
+    peer.create(bench.errors)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def bench(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Give the same with state tables; sessions opened while `watched` are counted and struck."""
+    connection = bare.desk
+    install.install(connection, state=bare.peer.state, timeout=TIMEOUT)
+    connect = dialects.of(bare.peer.url).connect
+
+    def watch(*args: Any, **named: Any) -> Any:
+        made = connect(*args, **named)
+        return Spied(made, bare.said, bare.strike) if bare.watched else made
+
+    monkeypatch.setattr(dialects.of(bare.peer.url), "connect", watch)
+    return bare
+
+
+@pytest.fixture
+def impatient() -> Iterator[None]:
+    """Retry as often as in earnest, without the pauses."""
+    with stamina.set_testing(testing=True, attempts=7, cap=True):
+        yield

@@ -1,0 +1,111 @@
+"""Browsing: everything that waits, once, by seq; and nothing is touched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sqlq_spark import browse
+from sqlq_spark.message import QUEUE_ROW
+
+from .conftest import TIMEOUT, Bench
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pytest
+
+
+def pages(bench: Bench, first: int, stop: int, *, narrow: bool = False) -> list[pa.Table]:
+    """Read a range."""
+    return list(
+        browse.pages(bench.desk, bench.queue, first, stop, narrow=narrow, timeout=TIMEOUT)
+    )
+
+
+def test_an_empty_queue_has_no_ranges(bench: Bench) -> None:
+    """Then Spark starts no task."""
+    assert browse.ranges(bench.desk, bench.queue, parts=4) == []
+
+
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    gone=st.sets(st.integers(0, 39)), parts=st.integers(1, 9), sizes=st.integers(0, 3000)
+)
+def test_the_ranges_together_hold_every_message_once_and_by_seq(
+    bench: Bench, gone: set[int], parts: int, sizes: int
+) -> None:
+    """Whatever gaps there are; ranges ascend, do not overlap, and are as many as asked at the most."""
+    bench.peer.alter(bench.queue, "DELETE FROM {queue}")
+    bench.peer.send_many(bench.queue, [b"%d" % at + b"x" * sizes for at in range(40)], lives=None)
+    base = bench.seqs()[0]
+    numbers = ", ".join(str(base + at) for at in gone) or "-1"
+    bench.peer.alter(bench.queue, f"DELETE FROM {{queue}} WHERE Seq IN ({numbers})")
+
+    ranges = browse.ranges(bench.desk, bench.queue, parts=parts)
+    tables = [page for first, stop in ranges for page in pages(bench, first, stop)]
+
+    assert len(ranges) <= parts
+    assert all(stop == first for (_, stop), (first, _) in zip(ranges, ranges[1:], strict=False))
+    rows = [row for page in tables for row in page.to_pylist()]
+    there = bench.peer.rows(bench.queue)
+    assert [(row["id"], row["body"], row["seq"]) for row in rows] == [
+        (row.id.bytes, row.body, row.seq) for row in there
+    ]
+
+
+def test_browsing_waits_for_no_one_and_deletes_nothing(bench: Bench) -> None:
+    """Rows that others hold, expired rows and poison are shown."""
+    bench.peer.send(bench.queue, "[]", None)
+    bench.peer.send(bench.queue, lives=-1)
+    before = bench.peer.rows(bench.queue)
+
+    with bench.peer.hold(bench.queue, [1, 2]):
+        (page,) = pages(bench, 1, 3)
+
+    assert page.schema.equals(QUEUE_ROW)
+    assert page["headers"].to_pylist() == ["[]", "{}"]
+    assert page["body"].to_pylist() == [None, b"{}"]
+    assert page["expires"].to_pylist() == [None, before[1].expires]
+    assert bench.peer.rows(bench.queue) == before
+
+
+def test_a_narrow_browse_reads_neither_headers_nor_bodies(bench: Bench) -> None:
+    """For a count, or a look at ids."""
+    sent = bench.peer.send(bench.queue, '{"a":"b"}', b"body")
+
+    (page,) = pages(bench, 1, 2, narrow=True)
+
+    assert page.to_pylist() == [
+        {"id": sent.bytes, "expires": None, "headers": None, "body": None, "seq": 1}
+    ]
+    assert page.schema.equals(QUEUE_ROW)
+
+
+def test_heavy_messages_come_in_small_pages(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the rows before weighed sizes the next page; one row at least."""
+    monkeypatch.setattr(browse, "FIRST_PAGE", 2)
+    monkeypatch.setattr(browse, "PAGE_BYTES", 10_000)
+    bench.peer.send_many(bench.queue, [b"x" * 4000] * 12 + [b"y" * 20_000] * 2, lives=None)
+
+    sizes = [page.num_rows for page in pages(bench, 1, 15)]
+
+    assert sizes == [2] * 7
+
+
+def test_a_page_cut_short_by_its_reader_holds_no_transaction(bench: Bench) -> None:
+    """`limit` stops asking: what is left open must not pin dead rows."""
+    bench.peer.send_many(bench.queue, [b"x"] * 100, lives=None)
+    one = browse.pages(bench.desk, bench.queue, 1, 101, narrow=False, timeout=TIMEOUT)
+
+    next(one)
+
+    bench.peer.alter(bench.queue, "TRUNCATE {queue}")  # waits for every transaction on it
+    assert list(one) == []

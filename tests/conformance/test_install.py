@@ -1,0 +1,159 @@
+"""The tables: made as the transport makes them, again without harm, and told when they do not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from sqlq_spark import install
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.errors import QueueNotFound, StateNotInstalled, StateTooNew
+from sqlq_spark.sessions import Session
+
+from .conftest import TIMEOUT, Bench
+
+HOSTILE = [
+    "Shop.Orders",
+    "with space",
+    'quo"te',
+    "apo'strophe",
+    "semi;colon",
+    'x"; DROP TABLE orders; --',
+    "line\nbreak",
+    "tab\tand\\slash",
+    "🚀 rocket",
+    "per%cent %s %(name)s",
+    "$1 :batch ?",
+    "{state}",
+    "{queue} {errors}",
+    "/* comment */ --",
+    "SELECT",
+    "ünï",
+    "table_sequence_schema",
+    "x" * 55,
+]
+
+
+def test_everything_installs_again_without_harm(bench: Bench) -> None:
+    """What the tables hold stays."""
+    reader = bench.new_reader()
+
+    install.install(bench.desk, state=bench.peer.state, timeout=TIMEOUT)
+    install.create_queue(bench.desk, bench.queue, timeout=TIMEOUT)
+
+    assert bench.peer.state_rows("reader", "reader") == [(reader,)]
+    assert bench.peer.state_rows("version", "version") == [(install.VERSION,)]
+
+
+def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
+    """The second waits for the first."""
+    queue = QueueAddress("new", bare.peer.schema)
+
+    def work(name: str) -> None:
+        connection = bare.open(name)
+        install.install(connection, state=bare.peer.state, timeout=TIMEOUT)
+        install.create_queue(connection, queue, timeout=TIMEOUT)
+
+    for done in [bare.thread(lambda at=at: work(f"installer {at}")) for at in range(4)]:  # type: ignore[misc]
+        done.result(timeout=20)
+
+    assert bare.peer.state_rows("version", "version") == [(install.VERSION,)]
+    assert bare.peer.rows(queue) == []
+
+
+def test_a_queue_of_ours_is_a_queue_of_the_peer(bench: Bench) -> None:
+    """Column for column; the peer's installer finds nothing to do, its send and receive work."""
+    ours = QueueAddress("ours", bench.peer.schema)
+
+    install.create_queue(bench.desk, ours, timeout=TIMEOUT)
+
+    bench.peer.create(ours)
+    assert bench.desk.columns(ours) == bench.desk.columns(bench.queue)
+    sent = bench.peer.send(ours, body=b"x")
+    got = bench.peer.receive(ours)
+    assert got is not None
+    assert got.id == sent
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
+    """It is created, found, received from and read as it is spelled; nothing else is touched."""
+    queue = QueueAddress(name, bench.peer.schema)
+    bench.peer.send(bench.queue, body=b"bystander")
+
+    install.create_queue(bench.desk, queue, timeout=TIMEOUT)
+
+    assert set(bench.desk.columns(queue)) == {"id", "expires", "headers", "body", "seq"}
+    bench.peer.send(queue, body=b"x")
+    assert [row.body for row in bench.peer.rows(queue)] == [b"x"]
+    rows = bench.receive(bench.task(bench.new_reader(), queue=queue))
+    assert rows["body"].to_pylist() == [b"x"]
+    assert bench.peer.rows(queue) == []
+    assert bench.bodies() == [b"bystander"]
+
+
+def test_state_tables_that_are_absent_are_told_with_the_command(bare: Bench) -> None:
+    """Before anything is received."""
+    with (
+        Session(bare.source(), "x") as session,
+        pytest.raises(StateNotInstalled) as caught,
+    ):
+        session.open()
+
+    assert str(caught.value).startswith(
+        f"the state tables were not found in schema {bare.peer.state} of "
+    )
+    assert "run `sqlqueue install` once" in str(caught.value)
+
+
+def test_state_tables_of_a_newer_release_are_left_alone(bench: Bench) -> None:
+    """An older one and an empty version ask for the installer."""
+    bench.peer.state_run("UPDATE {state}.version SET version = 99")
+
+    with Session(bench.source(), "x") as session, pytest.raises(StateTooNew) as caught:
+        session.open()
+
+    assert str(caught.value) == (
+        f"the state tables in schema {bench.peer.state} are of version 99, "
+        f"this release knows {install.VERSION}: upgrade sqlq-spark here"
+    )
+    bench.peer.state_run("DELETE FROM {state}.version")
+    with Session(bench.source(), "x") as session, pytest.raises(StateNotInstalled):
+        session.open()
+
+
+def test_a_check_that_failed_is_made_again(bench: Bench) -> None:
+    """A session that was refused must not go on with the connection it had opened for the check."""
+    bench.peer.state_run("UPDATE {state}.version SET version = 99")
+    with Session(bench.source(), "x") as session:
+        with pytest.raises(StateTooNew):
+            session.open()
+
+        with pytest.raises(StateTooNew):
+            session.open()
+
+
+@pytest.mark.parametrize("state", ["My State", 'quo"te', "sql.queue", "semi;colon", "{queue}"])
+def test_a_state_schema_may_have_any_name(bare: Bench, state: str) -> None:
+    """It is quoted like a queue."""
+    state = f"{bare.peer.state[-6:]} {state}"
+    options = bare.source(stateSchema=state)
+    try:
+        with Session(options, "install", state=False) as session:
+            install.install(session.open(), state=state, timeout=TIMEOUT)
+
+        with Session(options, "x") as session:
+            assert session.open().rows("version") == [(install.VERSION,)]
+    finally:
+        name = state.replace('"', '""').replace("{", "{{").replace("}", "}}")
+        bare.peer.state_run(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+
+
+def test_an_absent_queue_is_told_by_its_canonical_address(bench: Bench) -> None:
+    """With the command that makes it."""
+    absent = QueueAddress("absent", bench.peer.schema)
+
+    with pytest.raises(QueueNotFound) as caught:
+        bench.desk.rows("top", tables={"queue": absent})
+
+    assert str(caught.value).startswith(f'queue "{bench.peer.schema}"."absent" was not found in ')
+    assert bench.desk.columns(absent) == {}

@@ -1,0 +1,287 @@
+"""Readers and receipts: acknowledged once, returned or dropped by an operator, never twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from sqlq_spark import receipts
+from sqlq_spark import receive as receiving
+from sqlq_spark.dialects import transaction
+from sqlq_spark.errors import (
+    CheckpointRolledBack,
+    ReaderNotFound,
+    ReaderOfOtherQueue,
+    ReaderTakenOver,
+    ReceiptSettled,
+    StaleTask,
+)
+from sqlq_spark.receive import Origin
+
+from .conftest import TIMEOUT, Bench
+
+ROWS = "reader, batch, task"
+
+
+def received(bench: Bench, reader: str, *, batch: int = 1, messages: int = 3) -> None:
+    """Receive `messages` new messages as a batch of one task."""
+    for at in range(messages):
+        bench.peer.send(bench.queue, f'{{"n":"{at}"}}', b"%d/%d" % (batch, at), lives=10**8)
+    bench.receive(bench.task(reader, batch=batch))
+
+
+def return_(bench: Bench, reader: str, batch: int = 1, task: int = 0) -> int:
+    """Return a receipt as the operator's command does."""
+    with transaction(bench.desk, timeout=TIMEOUT):
+        return receipts.return_(bench.desk, reader, batch, task, bench.queue)
+
+
+def drop(bench: Bench, reader: str, batch: int = 1, task: int = 0) -> int:
+    """Drop a receipt as the operator's command does."""
+    with transaction(bench.desk, timeout=TIMEOUT):
+        return receipts.drop(bench.desk, reader, batch, task)
+
+
+def test_an_ack_forgets_the_receipts_and_adds_up_what_they_held(bench: Bench) -> None:
+    """Of this reader and up to this batch, no others."""
+    reader, other = bench.new_reader(), bench.new_reader()
+    received(bench, reader)
+    bench.receive(bench.task(reader, task=1))
+    bench.peer.send(bench.queue, lives=-1)
+    bench.peer.send(bench.queue, "[]")
+    bench.receive(bench.task(reader, task=2, errors=bench.errors))
+    received(bench, reader, batch=2)
+    received(bench, other)
+
+    done = bench.ack(reader, 1)
+
+    assert (done.batch, done.messages, done.expired, done.diverted) == (1, 3, 1, 1)
+    assert (done.outcome.tasks, done.outcome.empty, done.outcome.got) == (3, 1, 5)
+    assert bench.peer.state_rows("receipt", ROWS) == sorted([(reader, 2, 0), (other, 1, 0)])
+    columns = "acked_batch, messages, expired, diverted"
+    assert bench.peer.state_rows("reader", columns) == [(0, 0, 0, 0), (1, 3, 1, 1)]
+
+
+def test_a_second_ack_of_a_batch_changes_nothing(bench: Bench) -> None:
+    """The answer of the first may have been lost."""
+    reader = bench.new_reader()
+    received(bench, reader)
+    bench.ack(reader, 1)
+    before = bench.peer.state_rows("reader", "acked_batch, messages")
+
+    again = bench.ack(reader, 1)
+
+    assert (again.batch, again.outcome.tasks) == (1, 0)
+    assert bench.peer.state_rows("reader", "acked_batch, messages") == before == [(1, 3)]
+
+
+def test_an_ack_waits_for_a_running_task_and_takes_its_receipt_with_it(bench: Bench) -> None:
+    """Without the wait a zombie could write a receipt that nobody will read."""
+    reader = bench.new_reader()
+    bench.peer.send(bench.queue)
+    driver, executor = bench.open("driver"), bench.open("executor")
+    task = bench.task(reader)
+    executor.run("begin")
+    receiving.fence(executor, task)
+    ack = bench.thread(lambda: bench.ack(reader, 1, driver))
+    bench.blocked("driver")
+    rows, _, _ = receiving.divert(executor, task, receiving.take(executor, task))
+    receiving.save(executor, task, rows, origin=Origin(), expired=0, diverted=0)
+    assert not ack.done()
+    executor.run("commit")
+
+    assert ack.result(timeout=10).messages == 1
+    assert bench.peer.state_rows("receipt", ROWS) == []
+    with pytest.raises(StaleTask):
+        bench.receive(task)
+
+
+def test_an_ack_behind_the_reader_is_a_rolled_back_checkpoint(bench: Bench) -> None:
+    """The error says from where to where, and what to do."""
+    reader = bench.new_reader(acked=5)
+    received(bench, reader, batch=6)
+
+    with pytest.raises(CheckpointRolledBack) as caught:
+        bench.ack(reader, 3)
+
+    assert str(caught.value).startswith(
+        f"the checkpoint of reader {reader} stands at batch 3, but batch 5 was acknowledged: "
+    )
+    assert "failOnDataLoss=false" in str(caught.value)
+    assert bench.peer.state_rows("receipt", ROWS) == [(reader, 6, 0)]
+
+
+def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None:
+    """And one of a reader of another queue, and one of no reader at all; nothing changes."""
+    reader = bench.new_reader()
+    received(bench, reader)
+    other = receipts.Driver(driver="another", queue=bench.printed, state_schema="s")
+    elsewhere = receipts.Driver(driver="the driver", queue='"public"."x"', state_schema="s")
+
+    def ack(reader: str, who: receipts.Driver, *, claim: bool = False) -> None:
+        with transaction(bench.desk, timeout=TIMEOUT):
+            receipts.acknowledge(bench.desk, reader, 1, who, claim=claim)
+
+    with pytest.raises(ReaderTakenOver):
+        ack(reader, other)
+    with pytest.raises(ReaderOfOtherQueue, match='of queue .*orders.*, not of "public"."x"'):
+        ack(reader, elsewhere, claim=True)
+    with pytest.raises(ReaderNotFound):
+        ack("nobody", other, claim=True)
+    assert bench.peer.state_rows("receipt", ROWS) == [(reader, 1, 0)]
+    ack(reader, other, claim=True)
+    assert bench.peer.state_rows("receipt", ROWS) == []
+    with pytest.raises(ReaderTakenOver):
+        ack(reader, bench.who)
+
+
+# ----- by an operator --------------------------------------------------------------------------
+
+
+def test_returned_messages_are_in_the_queue_again_as_they_were(bench: Bench) -> None:
+    """Ids, headers, bodies and expiry; the seqs are new, behind all others."""
+    reader = bench.new_reader()
+    for body in (b"a", None, b""):
+        bench.peer.send(bench.queue, '{"a\\/b":"c"}', body, lives=10**8 if body else None)
+    before = bench.peer.rows(bench.queue)
+    bench.receive(bench.task(reader))
+    bench.peer.send(bench.queue, body=b"newer")
+
+    assert return_(bench, reader) == 3
+
+    newer, *after = bench.peer.rows(bench.queue)
+    assert newer.body == b"newer"
+    assert [row[:4] for row in after] == [row[:4] for row in before]
+    assert bench.peer.state_rows("receipt", ROWS) == []
+    got = bench.peer.receive(bench.queue)
+    assert got is not None
+    assert got.body == b"newer"
+
+
+def test_what_was_returned_is_not_received_for_its_batch_again(bench: Bench) -> None:
+    """A checkpoint that comes back replays the batch: its tasks are stale."""
+    reader = bench.new_reader()
+    received(bench, reader)
+    return_(bench, reader)
+
+    with pytest.raises(StaleTask):
+        bench.receive(bench.task(reader))
+    assert len(bench.seqs()) == 3
+    with pytest.raises(CheckpointRolledBack):
+        bench.ack(reader, 0)
+    assert return_(bench, reader) == 0
+    assert len(bench.seqs()) == 3
+
+
+def test_what_was_dropped_is_gone_and_its_batch_closed(bench: Bench) -> None:
+    """As little as a returned one can it be received again."""
+    reader = bench.new_reader()
+    received(bench, reader)
+
+    assert drop(bench, reader) == 3
+
+    assert bench.seqs() == []
+    assert bench.peer.state_rows("receipt", ROWS) == []
+    with pytest.raises(StaleTask):
+        bench.receive(bench.task(reader))
+    assert drop(bench, reader) == 0
+
+
+def test_a_settled_receipt_cannot_be_returned_but_dropped(bench: Bench) -> None:
+    """Its messages were sent on; nothing changes by the refusal."""
+    reader = bench.new_reader()
+    received(bench, reader)
+    bench.peer.state_run("UPDATE {state}.receipt SET settled = true")
+
+    with pytest.raises(ReceiptSettled, match="sqlqueue receipts drop"):
+        return_(bench, reader)
+
+    assert bench.peer.state_rows("receipt", ROWS) == [(reader, 1, 0)]
+    assert bench.peer.state_rows("reader", "acked_batch") == [(0,)]
+    assert bench.seqs() == []
+    assert drop(bench, reader) == 3
+
+
+def test_returning_a_receipt_that_is_not_there_leaves_the_reader_alone(bench: Bench) -> None:
+    """A mistyped batch must not close batches that were never planned."""
+    reader = bench.new_reader()
+    received(bench, reader)
+
+    assert return_(bench, reader, batch=999) == 0
+    assert drop(bench, reader, batch=999) == 0
+
+    assert bench.peer.state_rows("reader", "acked_batch") == [(0,)]
+    assert bench.receive(bench.task(reader)).num_rows == 3
+
+
+def test_returning_an_old_receipt_leaves_the_plan_of_a_later_batch(bench: Bench) -> None:
+    """A batch has one plan, ever: planned anew, what only the first plan's tasks hold is lost."""
+    reader = bench.new_reader()
+    received(bench, reader)
+    bench.receive(bench.task(reader, task=1))
+    return_(bench, reader, task=0)
+    with transaction(bench.desk, timeout=TIMEOUT):
+        receipts.store_plan(bench.desk, reader, 2, "[2]", bench.who)
+
+    return_(bench, reader, task=1)
+
+    assert bench.peer.state_rows("reader", "plan_batch, plan") == [(2, "[2]")]
+
+
+def test_a_return_waits_for_a_running_task(bench: Bench) -> None:
+    """Then it returns what the task received."""
+    reader = bench.new_reader()
+    bench.peer.send(bench.queue)
+    operator, executor = bench.open("operator"), bench.open("executor")
+    task = bench.task(reader)
+    executor.run("begin")
+    receiving.fence(executor, task)
+
+    def work() -> int:
+        with transaction(operator, timeout=TIMEOUT):
+            return receipts.return_(operator, reader, 1, 0, bench.queue)
+
+    returning = bench.thread(work)
+    bench.blocked("operator")
+    receiving.save(
+        executor,
+        task,
+        receiving.divert(executor, task, receiving.take(executor, task))[0],
+        origin=Origin(),
+        expired=0,
+        diverted=0,
+    )
+    executor.run("commit")
+
+    assert returning.result(timeout=10) == 1
+    assert len(bench.seqs()) == 1
+    assert bench.peer.state_rows("receipt", ROWS) == []
+
+
+def test_a_return_into_a_queue_that_is_gone_keeps_the_receipt(bench: Bench) -> None:
+    """The messages lie in it and nowhere else."""
+    reader = bench.new_reader()
+    received(bench, reader)
+    bench.peer.alter(bench.queue, "DROP TABLE {queue}")
+
+    with pytest.raises(Exception, match="was not found"):
+        return_(bench, reader)
+
+    assert bench.peer.state_rows("receipt", ROWS) == [(reader, 1, 0)]
+
+
+def test_one_plan_counts_for_a_batch_the_first(bench: Bench) -> None:
+    """Word for word, also where the answer of its commit was lost."""
+    reader = bench.new_reader()
+
+    def plan(text: str, who: receipts.Driver) -> str:
+        with transaction(bench.desk, timeout=TIMEOUT):
+            return receipts.store_plan(bench.desk, reader, 1, text, who)
+
+    assert plan('[{"b": 1}]', bench.who) == '[{"b": 1}]'
+    assert plan('[{"b": 2}]', bench.who) == '[{"b": 1}]'
+    other = receipts.Driver(driver="another", queue=bench.printed, state_schema="s")
+    with pytest.raises(ReaderTakenOver):
+        plan('[{"b": 3}]', other)
+    assert bench.peer.state_rows("reader", "plan_batch, plan") == [(1, '[{"b": 1}]')]
+    assert bench.ack(reader, 0).plan == '[{"b": 1}]'
+    assert bench.ack(reader, 1).plan is None

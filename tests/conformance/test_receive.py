@@ -1,0 +1,650 @@
+"""One task: what it takes, what it leaves, and what it must not touch."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sqlq_spark import receive as module
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.errors import QueueNotFound, ReaderNotFound, StaleTask, TimedOut
+from sqlq_spark.receive import Origin, receive
+
+from .conftest import TIMEOUT, Bench, Strike
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sqlq_spark.receive import Task
+
+DATABASE = settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def bodies(rows: pa.Table) -> list[bytes | None]:
+    """Return the bodies in the order they came."""
+    found: list[bytes | None] = rows["body"].to_pylist()
+    return found
+
+
+# ----- what a task takes -----------------------------------------------------------------------
+
+
+def test_a_message_arrives_as_the_peer_sent_it(bench: Bench) -> None:
+    """Id, headers and body, byte for byte; the queue is empty after."""
+    text = '{"key\\/with":"\\uD83D\\uDE80","n":null,"ü":"x \\u0000"}'
+    row = bench.peer.send(bench.queue, text, b"\xef\xbb\xbf{}\x00\xff")
+
+    rows = bench.receive(bench.task(bench.new_reader()))
+
+    assert rows.to_pylist() == [
+        {
+            "id": row.bytes,
+            "expires": None,
+            "headers": text,
+            "body": b"\xef\xbb\xbf{}\x00\xff",
+            "seq": 1,
+        }
+    ]
+    assert bench.seqs() == []
+
+
+@DATABASE
+@given(
+    sizes=st.lists(st.integers(0, 3000), max_size=25),
+    held=st.sets(st.integers(0, 24), max_size=8),
+    first=st.integers(0, 26),
+    stop=st.integers(0, 26),
+    messages=st.integers(1, 26),
+    ceiling=st.integers(1, 12_000),
+    step=st.integers(1, 4000),
+    guess=st.floats(0.5, 5000),
+)
+def test_a_task_takes_exactly_the_lowest_of_its_range_that_fit(
+    bench: Bench,
+    sizes: list[int],
+    held: set[int],
+    first: int,
+    stop: int,
+    messages: int,
+    ceiling: int,
+    step: int,
+    guess: float,
+) -> None:
+    """
+    Skipping what others hold, up to the count, and until the rows before weigh the ceiling.
+
+    Whatever the size of a step, and however wrong the guess of what a message weighs.
+    """
+    reader = bench.new_reader()
+    bench.peer.alter(bench.queue, "DELETE FROM {queue}")
+    bench.peer.send_many(bench.queue, [b"x" * size for size in sizes], lives=None)
+    there = bench.peer.rows(bench.queue)
+    base = there[0].seq if there else 0
+    locked = {base + at for at in held}
+    free = [
+        row for row in there if base + first <= row.seq < base + stop and row.seq not in locked
+    ]
+    expected, before = [], 0
+    for row in free[:messages]:
+        if before >= ceiling:
+            break
+        expected.append(row.seq)
+        before += len(row.body or b"") + len(row.headers or "")
+    task = bench.task(
+        reader,
+        first=base + first,
+        stop=base + stop,
+        messages=messages,
+        bytes=ceiling,
+        bytes_each=guess,
+    )
+
+    with bench.peer.hold(bench.queue, sorted(locked)), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "STEP", step)
+        rows = bench.receive(task)
+
+    assert rows["seq"].to_pylist() == expected
+    assert bench.seqs() == [row.seq for row in there if row.seq not in expected]
+
+
+def test_rows_locked_by_a_competing_consumer_are_skipped_and_not_waited_for(bench: Bench) -> None:
+    """The held ones stay, and can be received when they are free again."""
+    bench.peer.send_many(bench.queue, [b"%d" % at for at in range(10)], lives=None)
+    reader = bench.new_reader()
+
+    with bench.peer.hold(bench.queue, [1, 4, 5]):
+        rows = bench.receive(bench.task(reader))
+
+    assert rows["seq"].to_pylist() == [2, 3, 6, 7, 8, 9, 10]
+    assert bench.receive(bench.task(reader, batch=2))["seq"].to_pylist() == [1, 4, 5]
+
+
+def test_a_message_of_100_mb_is_received_alone(bench: Bench) -> None:
+    """It weighs more than a task may hold: it comes all the same, and nothing with it."""
+    bench.peer.send(bench.queue, body=b"\xa5" * 100_000_000)
+    bench.peer.send(bench.queue, body=b"small")
+    reader = bench.new_reader()
+
+    rows = bench.receive(bench.task(reader))
+
+    assert rows.num_rows == 1
+    assert len(rows["body"][0].as_py()) == 100_000_000
+    assert bench.receive(bench.task(reader)).equals(rows)
+    assert bodies(bench.receive(bench.task(reader, batch=2))) == [b"small"]
+
+
+def test_a_task_holds_no_more_than_its_ceiling_of_1_mb_bodies(bench: Bench) -> None:
+    """64 MiB, one message beyond it at the most; the rest waits for the next batch."""
+    bench.peer.alter(
+        bench.queue,
+        "INSERT INTO {queue} (Id, Headers, Body)"
+        " SELECT gen_random_uuid(), '', convert_to(repeat('x', 1048576), 'UTF8')"
+        " FROM generate_series(1, 70)",
+    )
+    reader = bench.new_reader()
+
+    rows = bench.receive(bench.task(reader, bytes_each=100.0))
+
+    assert rows["seq"].to_pylist() == list(range(1, 65))
+    assert bench.seqs() == list(range(65, 71))
+
+
+def test_null_and_empty_bodies_stay_what_they_are(bench: Bench) -> None:
+    """A foreign writer's NULL is not an empty body."""
+    for body in (None, b"", b"x"):
+        bench.peer.send(bench.queue, body=body)
+
+    rows = bench.receive(bench.task(bench.new_reader()))
+
+    assert bodies(rows) == [None, b"", b"x"]
+
+
+def test_expired_messages_are_counted_and_gone(bench: Bench) -> None:
+    """By the database's clock; one that still lives keeps its time."""
+    bench.peer.send(bench.queue, body=b"dead", lives=-1)
+    bench.peer.send(bench.queue, body=b"zero", lives=0)
+    bench.peer.send(bench.queue, body=b"alive", lives=60_000)
+    bench.peer.send(bench.queue, body=b"eternal")
+    expires = bench.peer.rows(bench.queue)[2].expires
+    reader = bench.new_reader()
+
+    rows = bench.receive(bench.task(reader))
+
+    assert bodies(rows) == [b"alive", b"eternal"]
+    assert rows["expires"].to_pylist() == [expires, None]
+    assert bench.seqs() == []
+    assert bench.peer.state_rows("receipt", "messages, expired, diverted") == [(2, 2, 0)]
+
+
+def test_the_receipt_says_what_was_got(bench: Bench) -> None:
+    """Counts, bytes of headers and bodies, and Spark's names of the micro-batch."""
+    bench.peer.send(bench.queue, '{"a":"ü"}', b"12345")
+    reader = bench.new_reader()
+    origin = Origin(query_id="q", query_batch=7)
+
+    receive(bench.open(), bench.task(reader, batch=3, task=2), timeout=TIMEOUT, origin=origin)
+
+    columns = "reader, batch, task, messages, expired, diverted, bytes, query_id, query_batch"
+    assert bench.peer.state_rows("receipt", f"{columns}, settled") == [
+        (reader, 3, 2, 1, 0, 0, 15, "q", 7, False)
+    ]
+
+
+def test_the_receipt_names_the_queue_by_its_canonical_address(bench: Bench) -> None:
+    """Two schemas may hold queues of one name; the warning of orphans looks for the address."""
+    bench.receive(bench.task(bench.new_reader()))
+
+    assert bench.peer.state_rows("receipt", "queue") == [(bench.printed,)]
+
+
+# ----- receipts --------------------------------------------------------------------------------
+
+
+@DATABASE
+@given(sizes=st.lists(st.integers(0, 2000), max_size=20), later=st.integers(0, 5))
+def test_a_receipt_replays_identical_rows_in_identical_order(
+    bench: Bench, sizes: list[int], later: int
+) -> None:
+    """Also an empty one, and also when messages came after it: they are for the next batch."""
+    bench.peer.alter(bench.queue, "DELETE FROM {queue}")
+    reader = bench.new_reader()
+    bench.peer.send_many(bench.queue, [b"y" * size for size in sizes], lives=None)
+    first = bench.receive(bench.task(reader))
+    bench.peer.send_many(bench.queue, [b"later"] * later, lives=None)
+
+    again = bench.receive(bench.task(reader))
+
+    assert again.equals(first)
+    assert first.num_rows == len(sizes)
+    assert len(bench.seqs()) == later
+
+
+def test_a_replay_gives_messages_that_expired_since(bench: Bench) -> None:
+    """What was received once is received, however long Spark takes."""
+    bench.peer.send(bench.queue, body=b"short", lives=300)
+    reader = bench.new_reader()
+    first = bench.receive(bench.task(reader))
+    threading.Event().wait(0.35)
+
+    assert bodies(first) == [b"short"]
+    assert bench.receive(bench.task(reader)).equals(first)
+
+
+def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) -> None:
+    """It is blocked by the first one's lock, not by chance: nothing is shared between the two."""
+    bench.peer.send_many(bench.queue, [b"%d" % at for at in range(50)], lives=None)
+    reader, second = bench.new_reader(), bench.open("second")
+    task = bench.task(reader)
+    connection = bench.open("first")
+    connection.run("begin")
+    module.fence(connection, task)
+    attempt = bench.thread(lambda: bench.receive(task, second))
+    bench.blocked("second")
+    taken, _, _ = module.divert(connection, task, module.take(connection, task))
+    module.save(connection, task, taken, origin=Origin(), expired=0, diverted=0)
+    assert not attempt.done()
+    connection.run("commit")
+
+    assert attempt.result(timeout=10).equals(taken)
+    assert taken.num_rows == 50
+
+
+def test_a_second_attempt_takes_over_when_the_first_dies(bench: Bench) -> None:
+    """The first one's rows are in the queue again with its rollback."""
+    bench.peer.send_many(bench.queue, [b"%d" % at for at in range(50)], lives=None)
+    reader, second = bench.new_reader(), bench.open("second")
+    task = bench.task(reader)
+    connection = bench.open("first")
+    connection.run("begin")
+    module.fence(connection, task)
+    module.take(connection, task)
+    attempt = bench.thread(lambda: bench.receive(task, second))
+    bench.blocked("second")
+
+    assert bench.peer.kill(f"{bench.name} first") == 1
+    assert attempt.result(timeout=10)["seq"].to_pylist() == list(range(1, 51))
+
+
+def test_other_tasks_do_not_wait_for_one_another(bench: Bench) -> None:
+    """Two tasks of a batch, and a task of another reader, run at once."""
+    bench.peer.send_many(bench.queue, [b"%d" % at for at in range(30)], lives=None)
+    reader, other = bench.new_reader(), bench.new_reader()
+    connection = bench.open("first")
+    connection.run("begin")
+    task = bench.task(reader, first=1, stop=11)
+    module.fence(connection, task)
+    module.take(connection, task)
+
+    second = bench.receive(bench.task(reader, task=1, first=11, stop=21))
+    third = bench.receive(bench.task(other))
+
+    assert second["seq"].to_pylist() == list(range(11, 21))
+    assert third["seq"].to_pylist() == list(range(21, 31))
+
+
+# ----- the fence -------------------------------------------------------------------------------
+
+
+def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench) -> None:
+    """Also where its receipt was there once: the batch is closed."""
+    bench.peer.send(bench.queue)
+    reader = bench.new_reader()
+    bench.receive(bench.task(reader))
+    bench.ack(reader, 1)
+    bench.peer.send(bench.queue, body=b"new")
+
+    with pytest.raises(StaleTask) as caught:
+        bench.receive(bench.task(reader))
+
+    assert str(caught.value) == (
+        f"task 0 of batch 1 of reader {reader} came after the batch was acknowledged (up to 1): "
+        "an earlier attempt that was given up, or a checkpoint that was rolled back or copied"
+    )
+    assert bench.bodies() == [b"new"]
+    assert bench.peer.state_rows("receipt", "batch") == []
+
+
+def test_a_zombie_that_waits_for_the_ack_is_stale_too(bench: Bench) -> None:
+    """It read nothing before the ack's commit that it could act on after."""
+    bench.peer.send(bench.queue)
+    reader, zombie, driver = bench.new_reader(), bench.open("zombie"), bench.open("driver")
+    driver.run("begin")
+    driver.rows("lock_reader", reader=reader)
+    driver.run("acknowledge", reader=reader, batch=1, messages=0, expired=0, diverted=0)
+    attempt = bench.thread(lambda: bench.receive(bench.task(reader), zombie))
+    bench.blocked("zombie")
+    driver.run("commit")
+
+    with pytest.raises(StaleTask):
+        attempt.result(timeout=10)
+    assert bench.seqs() == [1]
+
+
+def test_without_fail_on_data_loss_a_stale_task_receives_nothing(bench: Bench) -> None:
+    """The stream goes on; the queue is as little touched."""
+    bench.peer.send(bench.queue)
+    reader = bench.new_reader(acked=4)
+
+    rows = bench.receive(bench.task(reader, batch=4, fail_on_data_loss=False))
+
+    assert rows.num_rows == 0
+    assert bench.seqs() == [1]
+
+
+def test_a_reader_unknown_to_the_state_tables_receives_nothing(bench: Bench) -> None:
+    """State tables made anew, or another database's."""
+    bench.peer.send(bench.queue)
+    reader = str(uuid.uuid4())
+
+    with pytest.raises(ReaderNotFound) as caught:
+        bench.receive(bench.task(reader))
+
+    assert f"reader {reader} of this checkpoint is not in schema {bench.peer.state} of" in str(
+        caught.value
+    )
+    assert bench.seqs() == [1]
+
+
+def test_a_task_of_transaction_mode_none_leaves_no_receipt(bench: Bench) -> None:
+    """The delete is committed at once, the fence is not asked."""
+    bench.peer.send(bench.queue, body=b"once")
+
+    rows = bench.receive(bench.task("", receipts=False))
+
+    assert bodies(rows) == [b"once"]
+    assert bench.seqs() == []
+    assert bench.peer.state_rows("receipt", "batch") == []
+    assert bench.receive(bench.task("", receipts=False)).num_rows == 0
+
+
+def test_a_queue_that_is_gone_is_told_by_its_name(bench: Bench) -> None:
+    """The state tables are not blamed, whatever the names look like."""
+    gone = QueueAddress(f"x{bench.peer.state}.orders", f"x{bench.peer.schema}")
+    task = bench.task(bench.new_reader(), queue=gone)
+
+    with pytest.raises(QueueNotFound):
+        bench.receive(task)
+
+
+def test_a_wait_longer_than_query_timeout_ends(bench: Bench) -> None:
+    """A table that a DBA has locked blocks a task for queryTimeout, no longer."""
+    reader = bench.new_reader()
+    with bench.peer.locked(bench.queue), pytest.raises(TimedOut) as caught:
+        receive(
+            bench.open(queryTimeout="1s"), bench.task(reader), timeout=0.2, origin=Origin()
+        )
+
+    assert "raise the option queryTimeout" in str(caught.value)
+
+
+# ----- poison ----------------------------------------------------------------------------------
+
+POISON = [
+    "not JSON",
+    '["an","array"]',
+    "null",
+    '"text"',
+    "7",
+    '{"nested":{"a":"b"}}',
+    '{"list":[]}',
+    '{"number":1}',
+    '{"truth":true}',
+    '{"trailing":"comma",}',
+    '{"half":"\\ud800"}',
+    '{"half":"\\udc00 and more"}',
+    '{"\\ud800":"in a name"}',
+    '{"unclosed":"',
+    "{'single':'quotes'}",
+    '{"a":"b"} and more',
+    '{"a":' * 3000,
+    '{"nan":NaN}',
+    '{"raw control":"a\nb"}',
+    " ",
+]
+SOUND = [
+    "",
+    "{}",
+    ' {"spaces" : "fine"}\n',
+    '{"nothing":null}',
+    '{"nul":"\\u0000"}',
+    '{"twice":"a","twice":"b"}',
+    '{"pair":"\\ud83d\\ude80"}',
+    '{"":""}',
+    '{"big":"' + "x" * 5_000_000 + '"}',
+]
+
+
+def test_poison_is_moved_to_the_error_queue_as_it_was(bench: Bench) -> None:
+    """Its id, headers and body; the rest of the batch is untouched and in order."""
+    sent = {
+        text: bench.peer.send(bench.queue, text, b"of %d" % at)
+        for at, pair in enumerate(zip(POISON, [*SOUND, *SOUND, *SOUND], strict=False))
+        for text in pair
+        if at < len(POISON)
+    }
+
+    rows = bench.receive(bench.task(bench.new_reader(), errors=bench.errors))
+
+    moved = bench.peer.rows(bench.errors)
+    assert [row.headers for row in moved] == POISON
+    assert [row.id for row in moved] == [sent[text] for text in POISON]
+    assert [row.body for row in moved] == [b"of %d" % at for at in range(len(POISON))]
+    assert {row.expires for row in moved} == {None}
+    assert set(rows["headers"].to_pylist()) == set(SOUND)
+    assert bench.seqs() == []
+    assert bench.peer.state_rows("receipt", "messages, diverted") == [
+        (rows.num_rows, len(POISON))
+    ]
+
+
+@pytest.mark.parametrize("text", [None, ""])
+def test_no_headers_are_not_poison(bench: Bench, text: str | None) -> None:
+    """Empty text and NULL read as an empty object, also in an old table that allows NULL."""
+    bench.peer.alter(bench.queue, "ALTER TABLE {queue} ALTER Headers DROP NOT NULL")
+    bench.peer.send(bench.queue, text)
+
+    rows = bench.receive(bench.task(bench.new_reader(), errors=bench.errors))
+
+    assert rows["headers"].to_pylist() == [text]
+    assert bench.peer.rows(bench.errors) == []
+
+
+def test_poison_of_5_mb_without_a_body_is_moved_whole(bench: Bench) -> None:
+    """NULL stays NULL."""
+    bench.peer.send(bench.queue, "[" + "x" * 5_000_000, None)
+
+    bench.receive(bench.task(bench.new_reader(), errors=bench.errors))
+
+    (row,) = bench.peer.rows(bench.errors)
+    assert row.headers == "[" + "x" * 5_000_000
+    assert row.body is None
+
+
+def test_poison_whose_id_is_in_the_error_queue_gets_a_new_one(bench: Bench) -> None:
+    """What lies there already is not touched."""
+    row = bench.peer.send(bench.queue, "[]", b"second")
+    bench.peer.send(bench.errors, "{}", b"first", row=row)
+
+    bench.receive(bench.task(bench.new_reader(), errors=bench.errors))
+
+    first, second = bench.peer.rows(bench.errors)
+    assert (first.id, first.body) == (row, b"first")
+    assert (second.headers, second.body) == ("[]", b"second")
+    assert second.id != row
+
+
+def test_poison_is_delivered_where_there_is_no_error_queue(bench: Bench) -> None:
+    """Nothing is lost for want of an option."""
+    for text in POISON:
+        bench.peer.send(bench.queue, text)
+
+    rows = bench.receive(bench.task(bench.new_reader()))
+
+    assert rows["headers"].to_pylist() == POISON
+
+
+def test_expired_poison_is_gone_and_not_moved(bench: Bench) -> None:
+    """As in the transport, which looks at the expiry first."""
+    bench.peer.send(bench.queue, "[]", lives=-1)
+
+    bench.receive(bench.task(bench.new_reader(), errors=bench.errors))
+
+    assert bench.peer.rows(bench.errors) == []
+    assert bench.peer.state_rows("receipt", "messages, expired, diverted") == [(0, 1, 0)]
+
+
+def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:
+    """The poison, and the batch with it, stays until the error queue is made."""
+    bench.peer.send(bench.queue, "[]")
+    absent = QueueAddress("absent", bench.peer.schema)
+    reader = bench.new_reader()
+
+    with pytest.raises(QueueNotFound):
+        bench.receive(bench.task(reader, errors=absent))
+
+    assert bench.seqs() == [1]
+    assert bench.peer.state_rows("receipt", "batch") == []
+
+
+# ----- others at the queue ---------------------------------------------------------------------
+
+
+def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: Bench) -> None:
+    """Three endpoints delete one row at a time while our tasks receive in sets."""
+    total, reader = 3000, bench.new_reader()
+    bench.peer.send_many(bench.queue, [b"%d" % at for at in range(total)], lives=None)
+    sent = {row.id.bytes for row in bench.peer.rows(bench.queue)}
+
+    def compete() -> list[bytes]:
+        peer, got = bench.peer.consumer(), []
+        while len(got) < 300 and (row := peer.receive(bench.queue)) is not None:
+            got.append(row.id.bytes)
+        return got
+
+    def ours(at: int) -> list[bytes]:
+        connection = bench.open(f"task {at}")
+        ids: list[bytes] = []
+        for batch in range(1, 6):
+            task = bench.task(
+                reader, batch=batch, task=at, first=at * 1500 + 1, stop=at * 1500 + 1501
+            )
+            rows = bench.receive(task if batch == 5 else small(task), connection)
+            ids += rows["id"].to_pylist()
+        return ids
+
+    def small(task: Task) -> Task:
+        return bench.task(
+            reader,
+            batch=task.batch,
+            task=task.task,
+            first=task.first,
+            stop=task.stop,
+            messages=200,
+        )
+
+    threads = [bench.thread(compete) for _ in range(3)]
+    threads += [bench.thread(lambda at=at: ours(at)) for at in range(2)]
+    got = [thread.result(timeout=30) for thread in threads]
+    left = [row.id.bytes for row in bench.peer.rows(bench.queue)]
+
+    everywhere = [row for part in got for row in part] + left
+    assert sorted(everywhere) == sorted(sent)
+    assert min(len(part) for part in got[:3]) > 0
+    assert min(len(part) for part in got[3:]) > 0
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again(
+    bench: Bench, *, after: bool
+) -> None:
+    """Each message is in one place, whether the statement or only its answer was lost."""
+    bench.watched = True
+    struck: list[str | None] = []
+    for at in range(40):
+        bench.peer.alter(bench.queue, "DELETE FROM {queue}")
+        bench.peer.alter(bench.errors, "DELETE FROM {queue}")
+        bench.watched, bench.strike = False, None
+        reader = bench.new_reader()
+        for text in ("{}", "[]", "{}"):
+            bench.peer.send(bench.queue, text)
+        sent = {row.id.bytes for row in bench.peer.rows(bench.queue)}
+        name = f"struck {at}"
+        bench.watched = True
+        bench.strike = Strike(at, lambda name=name: bench.peer.kill(f"{bench.name} {name}"), after)  # type: ignore[misc]
+        session = bench.session(name)
+        task = bench.task(reader, errors=bench.errors)
+
+        rows = session.do(
+            lambda connection, task=task: receive(  # type: ignore[misc]
+                connection, task, timeout=TIMEOUT, origin=Origin()
+            )
+        )
+
+        bench.watched = False
+        moved = [row.id.bytes for row in bench.peer.rows(bench.errors)]
+        assert sorted([*rows["id"].to_pylist(), *moved]) == sorted(sent)
+        assert rows.num_rows == 2
+        assert bench.seqs() == []
+        assert bench.receive(task).equals(rows)
+        if bench.strike.fell is None:
+            break
+        struck.append(bench.strike.fell)
+
+    wanted = "begin timeouts fence task_lock find_receipt receive receive divert save_receipt commit"
+    assert struck == wanted.split()
+
+
+# ----- older tables ----------------------------------------------------------------------------
+
+OLDER = {
+    "no unique seq, no primary key": (
+        "CREATE TABLE {queue} (Id uuid, Expires timestamp, Headers text, Body bytea, Seq serial)"
+    ),
+    "bigint seq": (
+        "CREATE TABLE {queue} (Id uuid PRIMARY KEY, Expires timestamp, Headers text NOT NULL,"
+        " Body bytea, Seq bigserial NOT NULL UNIQUE)"
+    ),
+    "extra columns in another order": (
+        "CREATE TABLE {queue} (Seq serial NOT NULL UNIQUE, Note text DEFAULT 'x', Body bytea,"
+        " BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED,"
+        " Headers text NOT NULL, Id uuid PRIMARY KEY, Expires timestamp)"
+    ),
+    "a column dropped": (
+        "CREATE TABLE {queue} (Gone int, Id uuid PRIMARY KEY, Expires timestamp,"
+        " Headers text NOT NULL, Body bytea, Seq serial NOT NULL UNIQUE);"
+        "ALTER TABLE {queue} DROP COLUMN Gone"
+    ),
+    "expires with a zone's precision": (
+        "CREATE TABLE {queue} (Id uuid PRIMARY KEY, Expires timestamp(3), Headers varchar(4000),"
+        " Body bytea, Seq serial NOT NULL UNIQUE)"
+    ),
+}
+
+
+@pytest.mark.parametrize("ddl", OLDER.values(), ids=OLDER)
+def test_older_tables_are_received_from(bench: Bench, ddl: str) -> None:
+    """Columns go by name."""
+    for text in ["DROP TABLE {queue}", *ddl.split(";")]:
+        bench.peer.alter(bench.queue, text)
+    big = "bigserial" in ddl
+    if big:
+        bench.peer.alter(bench.queue, "INSERT INTO {queue} VALUES (gen_random_uuid(), NULL, '{{}}', 'x', 3000000000)")
+    row = bench.peer.send(bench.queue, '{"a":"b"}', b"body", lives=60_000)
+
+    rows = bench.receive(bench.task(bench.new_reader()))
+
+    found = rows.to_pylist()[-1 if not big else 0]
+    assert (found["id"], found["headers"], found["body"]) == (row.bytes, '{"a":"b"}', b"body")
+    assert found["expires"] is not None
+    assert rows["seq"].to_pylist() == ([1, 3_000_000_000] if big else [1])
+    assert bench.seqs() == []

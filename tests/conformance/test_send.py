@@ -1,0 +1,392 @@
+"""Sending: staged by tasks, sent once by the driver, in an order and with an expiry a peer relies on."""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from sqlq_spark import send
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.errors import BadOption, MissingOption, ParcelsMissing, QueueNotFound
+from sqlq_spark.outgoing import PARCEL_ROW, Sender
+
+from .conftest import Bench, Strike
+from .test_install import HOSTILE
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from sqlq_spark.dialects import Connection
+    from sqlq_spark.send import Staged
+
+
+def parcel(
+    *bodies: bytes, queue: str | None = None, lives: int | None = None, headers: str = "{}"
+) -> pa.Table:
+    """Make a parcel of equal messages."""
+    rows = [{"queue": queue, "headers": headers, "body": body, "lifetime": lives} for body in bodies]
+    return pa.Table.from_pylist(rows, schema=PARCEL_ROW)
+
+
+def stage(bench: Bench, *parcels: pa.Table, sink: str = "sink", batch: int = 0) -> Staged:
+    """Run one attempt of a task."""
+    return send.stage(bench.session("stage"), parcels, sink=sink, batch=batch)
+
+
+def dispatch(bench: Bench, *staged: Staged, connection: Connection | None = None, **raw: str) -> int:
+    """Run the driver's commit."""
+    return send.dispatch(connection or bench.desk, list(staged), bench.sink(**raw))
+
+
+def outbox(bench: Bench) -> list[tuple[Any, ...]]:
+    """What is staged."""
+    return bench.peer.state_rows("outbox", "sink, batch, attempt, parcel")
+
+
+# ----- exactly once ----------------------------------------------------------------------------
+
+
+def test_nothing_is_visible_before_the_dispatch_and_everything_after(bench: Bench) -> None:
+    """In the order of tasks and rows; the outbox is empty again."""
+    first = stage(bench, parcel(b"1", b"2"), parcel(b"3"))
+    second = stage(bench, parcel(b"4"))
+    assert bench.seqs() == []
+
+    assert dispatch(bench, first, second) == 4
+
+    assert bench.bodies() == [b"1", b"2", b"3", b"4"]
+    assert outbox(bench) == []
+    assert bench.peer.state_rows("dispatched", "sink, batch, messages") == [("sink", 0, 4)]
+
+
+def test_a_replayed_batch_sends_nothing_twice(bench: Bench) -> None:
+    """Its new parcels are dropped, whatever they hold."""
+    dispatch(bench, stage(bench, parcel(b"once"), batch=3))
+
+    assert dispatch(bench, stage(bench, parcel(b"twice"), batch=3)) == 0
+    assert dispatch(bench, stage(bench, parcel(b"older"), batch=2)) == 0
+
+    assert bench.bodies() == [b"once"]
+    assert outbox(bench) == []
+
+
+def test_a_dispatch_done_again_sends_nothing_twice(bench: Bench) -> None:
+    """The answer of its commit was lost: the parcels are gone, the ledger knows."""
+    staged = stage(bench, parcel(b"once"))
+    dispatch(bench, staged)
+
+    assert dispatch(bench, staged) == 0
+
+    assert bench.bodies() == [b"once"]
+
+
+def test_only_the_winning_attempts_are_sent(bench: Bench) -> None:
+    """A task that died half-way leaves parcels: they go with its batch."""
+    stage(bench, parcel(b"lost attempt"))
+    won = stage(bench, parcel(b"won"))
+
+    dispatch(bench, won)
+
+    assert bench.bodies() == [b"won"]
+    assert outbox(bench) == []
+
+
+def test_sinks_do_not_touch_one_another(bench: Bench) -> None:
+    """Nor does a batch the parcels of a later one."""
+    mine = stage(bench, parcel(b"mine"), batch=1)
+    later = stage(bench, parcel(b"later"), batch=2)
+    theirs = stage(bench, parcel(b"theirs"), sink="other", batch=1)
+
+    dispatch(bench, mine)
+
+    assert [row[:2] for row in outbox(bench)] == [("other", 1), ("sink", 2)]
+    assert dispatch(bench, theirs) == 1
+    assert dispatch(bench, later) == 1
+    assert bench.bodies() == [b"mine", b"theirs", b"later"]
+
+
+def test_an_abort_leaves_no_parcel(bench: Bench) -> None:
+    """And sends nothing; the batch may be done anew."""
+    stage(bench, parcel(b"x"), parcel(b"y"))
+
+    send.discard(bench.desk, "sink", 0, timeout=5)
+
+    assert outbox(bench) == []
+    assert bench.seqs() == []
+    assert dispatch(bench, stage(bench, parcel(b"again"))) == 1
+
+
+def test_a_missing_parcel_stops_the_whole_batch(bench: Bench) -> None:
+    """Half a batch would be worse than none; the ledger is not advanced either."""
+    first, second = stage(bench, parcel(b"1"), parcel(b"2")), stage(bench, parcel(b"3"))
+    bench.peer.state_run(
+        f"DELETE FROM {{state}}.outbox WHERE attempt = '{first.attempt}' AND parcel = 1"
+    )
+
+    with pytest.raises(ParcelsMissing) as caught:
+        dispatch(bench, first, second)
+
+    assert str(caught.value).startswith(
+        "batch 0 of sink sink staged 3 parcels but 2 were found: nothing of it was sent"
+    )
+    assert bench.seqs() == []
+    assert bench.peer.state_rows("dispatched", "sink") == []
+    assert len(outbox(bench)) == 2
+
+
+def test_a_batch_without_rows_is_entered_in_the_ledger(bench: Bench) -> None:
+    """Its replay, with rows, is as little sent as any other."""
+    assert dispatch(bench, stage(bench)) == 0
+
+    assert bench.peer.state_rows("dispatched", "sink, batch, messages") == [("sink", 0, 0)]
+    assert send.dispatch(bench.desk, [], bench.sink()) == 0
+
+
+def test_two_drivers_at_once_send_a_batch_once(bench: Bench) -> None:
+    """The second waits for the first, then finds it done."""
+    staged = stage(bench, parcel(b"once"))
+    first, second = bench.open("first"), bench.open("second")
+    first.run("begin")
+    first.rows("advance", sink="sink", batch=0, messages=1)
+    other = bench.thread(lambda: dispatch(bench, staged, connection=second))
+    bench.blocked("second")
+    send.send_parcels(first, [staged], bench.sink())
+    first.run("commit")
+
+    assert other.result(timeout=10) == 0
+    assert bench.bodies() == [b"once"]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_session_lost_at_any_statement_of_a_send_is_answered_by_doing_it_again(
+    bench: Bench, *, after: bool
+) -> None:
+    """Each message is in its queue once, whether the statement or only its answer was lost."""
+    struck: list[str | None] = []
+    parcels = [parcel(b"1", lives=10**8), parcel(b"2")]
+    for at in range(40):
+        bench.peer.alter(bench.queue, "DELETE FROM {queue}")
+        name = f"struck {at}"
+        bench.watched = True
+        bench.strike = Strike(at, partial(bench.peer.kill, f"{bench.name} {name}"), after)
+        session = bench.session(name)
+
+        staged = send.stage(session, parcels, sink="sink", batch=at)
+        session.do(partial(send.dispatch, staged=[staged], options=bench.sink()))
+
+        bench.watched = False
+        assert bench.bodies() == [b"1", b"2"]
+        assert outbox(bench) == []
+        if bench.strike.fell is None:
+            break
+        struck.append(bench.strike.fell)
+
+    wanted = (
+        "begin timeouts stage commit begin timeouts stage commit "
+        "begin timeouts advance parcels parcel clock columns load parcel load "
+        "discard discard_abandoned commit"
+    )
+    assert struck == wanted.split()
+
+
+# ----- at least once ---------------------------------------------------------------------------
+
+
+def test_at_least_once_sends_parcel_by_parcel_and_needs_no_state_tables(bare: Bench) -> None:
+    """An earlier parcel stays sent when a later one fails."""
+
+    def parcels() -> Any:
+        yield parcel(b"1")
+        yield parcel(b"2")
+        message = "the task fails"
+        raise RuntimeError(message)
+
+    with pytest.raises(RuntimeError):
+        send.send_now(bare.session(), parcels(), bare.sink(delivery="atLeastOnce"))
+
+    assert bare.bodies() == [b"1", b"2"]
+
+
+# ----- destinations ----------------------------------------------------------------------------
+
+
+def test_each_row_goes_where_it_says_in_its_order(bench: Bench) -> None:
+    """Those that say nothing go to the sink's queue."""
+    error = f'"{bench.peer.schema}"."error"'
+    rows = [(None, b"1"), (error, b"2"), (bench.printed, b"3"), (error, b"4"), (None, b"5")]
+    mixed = pa.concat_tables([parcel(body, queue=queue) for queue, body in rows])
+
+    assert dispatch(bench, stage(bench, mixed)) == 5
+
+    assert sorted(map(bytes, filter(None, bench.bodies()))) == [b"1", b"3", b"5"]
+    own = [body for body in bench.bodies() if body != b"3"]
+    assert own == [b"1", b"5"]
+    assert [row.body for row in bench.peer.rows(bench.errors)] == [b"2", b"4"]
+
+
+def test_a_queue_named_in_two_ways_keeps_the_order_of_its_messages(bench: Bench) -> None:
+    """Quoted or not, or by the sink's option: it is one queue, and its rows keep their order."""
+    rows = [(None, b"1"), (bench.printed, b"2"), (None, b"3")]
+    mixed = pa.concat_tables([parcel(body, queue=queue) for queue, body in rows])
+
+    dispatch(bench, stage(bench, mixed))
+
+    assert bench.bodies() == [b"1", b"2", b"3"]
+
+
+def test_a_missing_destination_stops_the_whole_batch(bench: Bench) -> None:
+    """Nothing is visible, also where the other queues are there; made, the batch goes through."""
+    absent = QueueAddress("absent", bench.peer.schema)
+    staged = stage(
+        bench, parcel(b"1"), parcel(b"2", queue=f'"{bench.peer.schema}"."absent"')
+    )
+
+    with pytest.raises(QueueNotFound, match="absent.*sqlqueue create"):
+        dispatch(bench, staged)
+
+    assert bench.seqs() == []
+    assert bench.peer.state_rows("dispatched", "sink") == []
+    bench.peer.create(absent)
+    assert dispatch(bench, staged) == 2
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_destination_is_only_a_name(bench: Bench, name: str) -> None:
+    """It comes out of a column, untrusted: found where such a queue is, else not found."""
+    quoted = '"{}"."{}"'.format(bench.peer.schema, name.replace('"', '""'))
+    with pytest.raises(QueueNotFound):
+        dispatch(bench, stage(bench, parcel(b"x", queue=quoted)))
+    queue = QueueAddress(name, bench.peer.schema)
+    bench.peer.create(queue)
+
+    dispatch(bench, stage(bench, parcel(b"x", queue=quoted)))
+
+    assert [row.body for row in bench.peer.rows(queue)] == [b"x"]
+    assert bench.seqs() == []
+
+
+@pytest.mark.parametrize(
+    "name", ["", '"unclosed', 'a"b"', '"a"."b"."c"', "x" * 56, "nul\0", '"a" b', '""']
+)
+def test_an_unreadable_destination_stops_the_batch(bench: Bench, name: str) -> None:
+    """Whatever a row's queue holds, the error says which text it was."""
+    if name == 'a"b"':
+        name = '"a"b"'
+    with pytest.raises((BadOption, MissingOption), match="queue"):
+        dispatch(bench, stage(bench, parcel(b"x", queue=name)))
+
+    assert bench.seqs() == []
+
+
+# ----- rows ------------------------------------------------------------------------------------
+
+
+def later(moment: datetime | None, before: datetime) -> float:
+    """Milliseconds between a row's expiry and the database's clock."""
+    assert moment is not None
+    return (moment - before).total_seconds() * 1000
+
+
+def test_expires_is_the_databases_clock_plus_the_lifetime(bench: Bench) -> None:
+    """Whatever clock the client, or its zone, has."""
+    mixed = pa.concat_tables(
+        [parcel(b"1", lives=90_000), parcel(b"2"), parcel(b"3", lives=0), parcel(b"4", lives=2**31 - 1)]
+    )
+    staged = stage(bench, mixed)
+    before = bench.peer.clock()
+
+    dispatch(bench, staged)
+
+    passed = later(bench.peer.clock(), before)
+    one, two, three, four = bench.peer.rows(bench.queue)
+    assert 90_000 <= later(one.expires, before) <= 90_000 + passed
+    assert two.expires is None
+    assert 0 <= later(three.expires, before) <= passed
+    assert 2**31 - 1 <= later(four.expires, before) <= 2**31 - 1 + passed
+
+
+def test_every_row_has_an_id_of_its_own(bench: Bench) -> None:
+    """Fresh for each row, version 4; not the message id."""
+    dispatch(bench, stage(bench, parcel(*[b"x"] * 500), parcel(*[b"x"] * 500)))
+
+    ids = [row.id for row in bench.peer.rows(bench.queue)]
+    assert len(set(ids)) == 1000
+    assert {each.version for each in ids} == {4}
+    assert {each.variant for each in ids} == {uuid.RFC_4122}
+
+
+def test_the_peer_receives_what_we_send(bench: Bench) -> None:
+    """Zero bytes are not NULL; headers are byte for byte what was staged."""
+    text = '{"a\\/b":"\\uD83D\\uDE80","n":null,"ü":"ß"}'
+    dispatch(bench, stage(bench, parcel(b"", b"\xef\xbb\xbf\x00\xff", headers=text, lives=10**6)))
+
+    first, second = bench.peer.receive(bench.queue), bench.peer.receive(bench.queue)
+
+    assert first is not None
+    assert second is not None
+    assert (first.expired, first.headers, first.body) == (False, text, b"")
+    assert second.body == b"\xef\xbb\xbf\x00\xff"
+    assert bench.peer.receive(bench.queue) is None
+
+
+def test_the_peer_drops_what_we_sent_with_no_life_left(bench: Bench) -> None:
+    """By the same clock and the same comparison."""
+    dispatch(bench, stage(bench, parcel(b"dead", lives=0)))
+
+    got = bench.peer.receive(bench.queue)
+
+    assert got is not None
+    assert got.expired
+
+
+def test_a_frame_becomes_messages_that_we_receive_again(bench: Bench) -> None:
+    """Rows → parcels → queue → task, whole."""
+    batch = pa.RecordBatch.from_pydict(
+        {"body": [b"%d" % at for at in range(1000)], "timeToBeReceived": [None, "00:10:00"] * 500}
+    )
+    sender = Sender(options=bench.sink(messageType="Shop.Placed"), partition=0)
+
+    dispatch(bench, stage(bench, *sender.parcels([batch])))
+
+    rows = bench.receive(bench.task(bench.new_reader(), errors=bench.errors))
+    assert rows["body"].to_pylist() == batch["body"].to_pylist()
+    assert rows["expires"].null_count == 500
+    assert '"NServiceBus.EnclosedMessageTypes":"Shop.Placed"' in rows["headers"][0].as_py()
+
+
+def test_a_body_of_100_mb_is_sent(bench: Bench) -> None:
+    """A parcel of one message."""
+    batch = pa.RecordBatch.from_pydict({"body": [b"\xa5" * 100_000_000, b"small"]})
+    sender = Sender(options=bench.sink(), partition=0)
+
+    dispatch(bench, stage(bench, *sender.parcels([batch])))
+
+    assert [len(body or b"") for body in bench.bodies()] == [100_000_000, 5]
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "CREATE TABLE {queue} (Seq bigserial NOT NULL UNIQUE, Note text DEFAULT 'x', Body bytea,"
+        " BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED,"
+        " Headers text NOT NULL, Id uuid PRIMARY KEY, Expires timestamp)",
+        "CREATE TABLE {queue} (Id uuid PRIMARY KEY, Expires timestamp(3), Headers varchar(4000),"
+        " Body bytea, Seq serial NOT NULL UNIQUE)",
+    ],
+    ids=["other order, extra columns, bigint", "other widths"],
+)
+def test_older_tables_are_sent_to(bench: Bench, ddl: str) -> None:
+    """Columns go by name."""
+    bench.peer.alter(bench.queue, "DROP TABLE {queue}")
+    bench.peer.alter(bench.queue, ddl)
+
+    dispatch(bench, stage(bench, parcel(b"x", lives=1000, headers='{"a":"b"}')))
+
+    (row,) = bench.peer.rows(bench.queue)
+    assert (row.headers, row.body, row.seq) == ('{"a":"b"}', b"x", 1)
+    assert row.expires is not None

@@ -1,0 +1,1 @@
+"""Real Spark on a real database."""

@@ -1,0 +1,335 @@
+"""
+Replays: whatever Spark asks for again, it gets the same rows in the same order, and none twice.
+
+The file sink and Delta skip a batch that they already have without reading it (SPARK.md 24), so
+the sinks here are foreachBatch functions that write down what they were given.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from spark.stand import finish, message_ids, numbered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+    from spark.stand import Queue
+
+pytestmark = pytest.mark.spark
+
+
+@dataclass
+class Record:
+    """A sink that keeps the rows of every call, by batch, and fails when it is told to."""
+
+    calls: list[tuple[int, list[tuple[int, str]]]] = field(default_factory=list)
+    failures: int = 0  # that many calls fail, after they got their rows
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        rows = frame.collect()
+        self.calls.append(
+            (batch, [(row.seq, row.headers["NServiceBus.MessageId"]) for row in rows])
+        )
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError(f"sink failed on batch {batch}")
+
+    def of(self, batch: int) -> list[list[tuple[int, str]]]:
+        """The rows of each call for a batch."""
+        return [rows for each, rows in self.calls if each == batch]
+
+    @property
+    def ids(self) -> list[str]:
+        """The message ids of all calls."""
+        return [name for _, rows in self.calls for _, name in rows]
+
+
+@dataclass
+class Run:
+    """One query on one queue, run again and again on one checkpoint."""
+
+    spark: SparkSession
+    queue: Queue
+    checkpoint: Path
+    sink: Callable[[DataFrame, int], None]
+
+    def go(self, **options: object) -> StreamingQuery:
+        """Run it until what waits is through."""
+        defaults: dict[str, object] = {"maxMessagesPerTrigger": 100, "peekDelay": "100ms"}
+        stream = self.queue.stream(self.spark, **defaults | options).load()
+        return finish(stream.writeStream.foreachBatch(self.sink), self.checkpoint)
+
+    def forget(self, folder: str, *batches: int) -> None:
+        """Remove entries of the checkpoint, with the checksums beside them."""
+        for batch in batches:
+            (self.checkpoint / folder / str(batch)).unlink()
+            (self.checkpoint / folder / f".{batch}.crc").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def run(spark: SparkSession, queue: Queue, tmp_path: Path) -> Run:
+    """Give a query whose sink is a Record."""
+    return Run(spark, queue, tmp_path / "checkpoint", Record())
+
+
+@pytest.fixture
+def record(run: Run) -> Record:
+    """Give the sink of `run`."""
+    assert isinstance(run.sink, Record)
+    return run.sink
+
+
+def fail_after_receiving(run: Run, record: Record) -> None:
+    """Leave a batch received, handed out, and not in the commit log."""
+    record.failures = 1
+    with pytest.raises(StreamingQueryException, match="sink failed"):
+        run.go()
+
+
+def test_a_failed_batch_comes_again_word_for_word(run: Run, record: Record) -> None:
+    """The sink failed ten times: each time the same rows in the same order, then the rest."""
+    run.queue.fill(0, 250)
+
+    for _ in range(10):
+        fail_after_receiving(run, record)
+        run.queue.fill(1000, 1001)  # what comes meanwhile does not change the batch
+    run.go()
+
+    attempts = record.of(0)
+    assert len(attempts) == 11
+    assert all(each == attempts[0] for each in attempts)
+    assert [name for _, name in attempts[0]] == numbered(0, 100)
+    assert record.ids[10 * 100 :] == [*numbered(0, 250), *["m-1000"] * 10]
+    assert [run.queue.count(), run.queue.state("receipt")] == [0, 0]
+
+
+def test_removed_commit_replays_the_batch(run: Run, record: Record) -> None:
+    """As after a kill between sink and commit: commits/N is not there, the receipts still are."""
+    run.queue.fill(0, 150)
+    fail_after_receiving(run, record)
+    assert not (run.checkpoint / "commits" / "0").exists()
+
+    run.go()
+
+    first, again = record.of(0)
+    assert again == first
+    assert record.ids[100:] == numbered(0, 150)
+
+
+def test_lost_offset_gets_the_stored_plan(run: Run, record: Record) -> None:
+    """offsets/N gone, commits/N with it: the plan in the reader's row is given out again."""
+    run.queue.fill(0, 150)
+    run.go()
+    run.queue.fill(150, 4150)
+    record.calls.clear()
+    record.failures = 1
+    with pytest.raises(StreamingQueryException, match="sink failed"):
+        run.go(maxMessagesPerTrigger=4000, maxConcurrency=4)
+    lost = json.loads((run.checkpoint / "offsets" / "2").read_text().splitlines()[2])
+    run.forget("offsets", 2)
+
+    run.go(maxMessagesPerTrigger=1000, maxConcurrency=1)  # planning anew would make other tasks
+
+    first, again = record.of(2)
+    planned = json.loads((run.checkpoint / "offsets" / "2").read_text().splitlines()[2])
+    assert planned == lost
+    assert again == first
+    assert [name for _, name in again] == numbered(150, 4150)
+    assert run.queue.state("receipt") == 0
+
+
+def test_lost_offset_of_the_first_batch_leaves_an_orphan(run: Run, record: Record) -> None:
+    """No offset names the reader: its receipt is never lost, nor handed out by another reader."""
+    run.queue.fill(0, 10)
+    fail_after_receiving(run, record)
+    run.forget("offsets", 0)
+    run.queue.fill(10, 20)
+
+    run.go()
+
+    assert [name for _, name in record.of(0)[1]] == numbered(10, 20)
+    held = run.queue.place.sql(f'SELECT messages FROM "{run.queue.place.state}".receipt')
+    assert held == [(10,)]
+
+
+def test_reading_twice_receives_once(run: Run) -> None:
+    """ForeachBatch with two actions, a limit given up half-way, and a union with itself."""
+    run.queue.fill(0, 3000)
+    seen: list[list[str]] = []
+
+    def twice(frame: DataFrame, _batch: int) -> None:
+        seen.append(message_ids(frame.limit(5).collect()))
+        seen.append(message_ids(frame.collect()))
+        seen.append(message_ids(frame.collect()))
+        seen.append(message_ids(frame.union(frame).collect()))
+
+    run.sink = twice
+    run.go(maxMessagesPerTrigger=3000)
+
+    limited, first, second, union = seen
+    assert len(limited) == 5
+    assert set(limited) <= set(first)
+    assert first == second == numbered(0, 3000)
+    assert union == first * 2
+    assert [run.queue.count(), run.queue.state("receipt")] == [0, 0]
+
+
+def test_a_limit_alone_loses_nothing(run: Run) -> None:
+    """A sink that looks at five rows of a batch has taken them all: the batch is one thing."""
+    run.queue.fill(0, 3000)
+    seen: list[str] = []
+    run.sink = lambda frame, _: seen.extend(message_ids(frame.limit(5).collect()))
+
+    run.go(maxMessagesPerTrigger=3000)
+
+    taken = {int(name.removeprefix("m-")) for name in seen}
+    assert len(seen) == len(taken) == 5
+    # A task that Spark did not run has received nothing: its range waits for the next batch.
+    left = {int(name.removeprefix("m-")) for name in run.queue.ids()}
+    assert not taken & left
+
+
+def test_self_union_of_a_stream_gives_each_row_twice(run: Run) -> None:
+    """A union with itself is one source read twice, or two sources that share the messages out."""
+    run.queue.fill(0, 40)
+    got: list[str] = []
+    stream = run.queue.stream(run.spark).load()
+
+    finish(
+        stream.union(stream).writeStream.foreachBatch(
+            lambda frame, _: got.extend(message_ids(frame.collect()))
+        ),
+        run.checkpoint,
+    )
+
+    counts = {name: got.count(name) for name in set(got)}
+    assert counts == dict.fromkeys(numbered(0, 40), 2)
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_rolled_back_checkpoint_is_refused(
+    run: Run, record: Record, tmp_path: Path, batches: int
+) -> None:
+    """The messages of the batches between were acknowledged; going on must be the user's word."""
+    run.queue.fill(0, 100)
+    run.go()
+    old = tmp_path / "old"
+    shutil.copytree(run.checkpoint, old)
+    run.queue.fill(100, 100 + 100 * batches)
+    run.go()
+    run.queue.fill(900, 910)
+    run.checkpoint = old
+    record.calls.clear()
+
+    with pytest.raises(StreamingQueryException) as refused:
+        run.go()
+    untouched = run.queue.ids()
+    run.go(failOnDataLoss="false")
+
+    reader = run.queue.place.sql(f'SELECT reader FROM "{run.queue.place.state}".reader')[0][0]
+    assert (
+        f"the checkpoint of reader {reader} stands at batch 1, but batch {1 + batches} was "
+        "acknowledged: it was rolled back or copied, and the messages between are gone from the "
+        "queue. Restore the newer checkpoint, or go on without them with failOnDataLoss=false"
+    ) in str(refused.value)
+    assert untouched == numbered(900, 910)
+    assert record.ids == numbered(900, 910)
+
+
+def test_commit_removed_after_its_ack_is_refused(run: Run, record: Record) -> None:
+    """AvailableNow acknowledges its last batch too: without commits/N, Spark replays what is gone."""
+    run.queue.fill(0, 100)
+    run.go()
+    run.forget("commits", 0)
+    run.queue.fill(100, 110)
+
+    with pytest.raises(StreamingQueryException, match="after the batch was acknowledged"):
+        run.go()
+
+    assert len(record.calls) == 1
+    assert run.queue.ids() == numbered(100, 110)
+
+
+def test_checkpoint_copied_to_a_second_query(run: Run, record: Record, tmp_path: Path) -> None:
+    """Two drivers on one reader: the first notices that it was taken over; nobody gets a row twice."""
+    run.queue.fill(0, 100)
+    run.go()
+    copy = tmp_path / "copy"
+    shutil.copytree(run.checkpoint, copy)
+    got: list[str] = []
+
+    def overtaken(frame: DataFrame, _batch: int) -> None:
+        got.extend(message_ids(frame.collect()))
+        second = Run(run.spark, run.queue, copy, record)
+        with pytest.raises(StreamingQueryException):
+            second.go()
+
+    run.queue.fill(100, 400)
+    run.sink = overtaken
+    with pytest.raises(StreamingQueryException) as refused:
+        run.go()
+
+    everywhere = [*record.ids, *got, *run.queue.ids()]
+    held = run.queue.place.sql(
+        f'SELECT coalesce(sum(messages), 0)::int FROM "{run.queue.place.state}".receipt'
+    )[0][0]
+    assert "taken over by another driver" in str(refused.value)
+    assert len(everywhere) == len(set(everywhere))
+    assert len(everywhere) + held == 400
+
+
+def test_checkpoint_of_another_queue_is_refused(run: Run) -> None:
+    """The offset names the queue."""
+    run.queue.fill(0, 10)
+    run.go()
+    other = type(run.queue)(run.queue.place, "others")
+    other.create()
+    other.fill(0, 10)
+    mine, run.queue = run.queue, other
+
+    with pytest.raises(StreamingQueryException) as refused:
+        run.go()
+
+    assert (
+        f"this checkpoint belongs to a reader of queue {mine.name}, not of {other.name}: "
+        "give this stream a checkpointLocation of its own"
+    ) in str(refused.value)
+    assert other.count() == 10
+
+
+def test_checkpoint_of_another_database_is_refused(run: Run) -> None:
+    """State tables made anew know no reader of an old checkpoint."""
+    run.queue.fill(0, 10)
+    run.go()
+    run.queue.place.sql(f'DELETE FROM "{run.queue.place.state}".reader')
+    run.queue.fill(10, 20)
+
+    with pytest.raises(StreamingQueryException, match="of this checkpoint is not in schema"):
+        run.go()
+
+    assert run.queue.count() == 10
+
+
+def test_metadata_file_removed(run: Run, record: Record) -> None:
+    """Spark makes a new query id; ours is in the offset, so nothing changes."""
+    run.queue.fill(0, 150)
+    fail_after_receiving(run, record)
+    (run.checkpoint / "metadata").unlink()
+    (run.checkpoint / ".metadata.crc").unlink(missing_ok=True)
+
+    run.go()
+
+    first, again = record.of(0)
+    assert again == first
+    assert record.ids[100:] == numbered(0, 150)
