@@ -53,7 +53,8 @@ def pages(
     Args:
         connection: no transaction open.
         queue: where.
-        first, stop: the range of seqs.
+        first: of the range of seqs.
+        stop: the seq behind the range.
         narrow: without headers and bodies, which are null then.
         timeout: seconds for each page.
 

@@ -34,6 +34,7 @@ from sqlq_spark.message import chunks, received
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.reader import INITIAL, Offset, Reader
 from sqlq_spark.receive import Origin, Task, receive
+from sqlq_spark.send import Staged
 from sqlq_spark.sessions import Session
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What Spark hands back to latestOffset."""
         return ReadMaxRows(self.options.max_messages)
 
-    def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:  # type: ignore[override]  # noqa: ARG002
+    def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:  # noqa: ARG002
         """Acknowledge `start`, and plan the batch after it."""
         return self.reader.latest(INITIAL if start is None else start)
 
@@ -245,8 +246,8 @@ def warned(rows: pa.RecordBatch, queue: str) -> pa.RecordBatch:
     """Say in the executor's log that poison is delivered."""
     if "headers" in rows.schema.names and rows.column("headers").null_count:
         log.warning(
-            "%s: %d messages with corrupt headers are delivered with headers null and their text in "
-            "corruptHeaders; the option errorQueue moves them aside",
+            "%s: %d messages with corrupt headers are delivered with headers null and their text "
+            "in corruptHeaders; the option errorQueue moves them aside",
             queue,
             rows.column("headers").null_count,
         )
@@ -260,7 +261,7 @@ def warned(rows: pa.RecordBatch, queue: str) -> pa.RecordBatch:
 class Written(WriterCommitMessage):
     """What one task did; `staged` is None where it sent at once."""
 
-    staged: send.Staged | None
+    staged: Staged | None
     messages: int
 
 
@@ -315,7 +316,7 @@ class Writing:
                 )
 
     @staticmethod
-    def _staged(messages: list[WriterCommitMessage | None]) -> list[send.Staged]:
+    def _staged(messages: list[WriterCommitMessage | None]) -> list[Staged]:
         return [
             each.staged
             for each in messages

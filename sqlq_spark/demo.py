@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 BATCHES = 8  # that the whole backlog is cut into
 KILL_AFTER = (2, 4)  # acknowledged batches: in the middle of the next one
+STARTING = "starting Spark"
 POLL = 0.03  # seconds between two looks at the reader's row
 
 
@@ -38,6 +39,7 @@ class Step:
     """How far the demo is; `messages` of `total`, where that can be known."""
 
     doing: str
+    note: str = ""
     messages: int | None = None
     total: int | None = None
 
@@ -119,7 +121,7 @@ class Stage:
         return Job(order, url=self.url, log=log, temporary=self.folder / "tmp")
 
 
-def run(*, messages: int, table: str = "parquet", keep: Path | None = None) -> Iterator[Event]:
+def run(*, messages: int, table: str = "parquet", keep: Path | None = None) -> Generator[Event]:
     """
     Send, receive, kill, resume, count; closing the iterator ends it early and cleans up.
 
@@ -139,9 +141,7 @@ def run(*, messages: int, table: str = "parquet", keep: Path | None = None) -> I
         # Below the server's folder: that one goes even if we are killed.
         folder = (server.home / "demo") if keep is None else keep.absolute()
         with opened(folder):
-            yield from play(
-                Stage(folder=folder, url=server.url, messages=messages, format=table)
-            )
+            yield from play(Stage(folder=folder, url=server.url, messages=messages, format=table))
 
 
 def check(table: str, keep: Path | None) -> None:
@@ -157,7 +157,7 @@ def check(table: str, keep: Path | None) -> None:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[None]:
-    """Make the demo's folder; when a job fails, its log is saved from what happens to the folder."""
+    """Make the demo's folder; when a job fails, its log outlives it."""
     (folder / "tmp").mkdir(parents=True)
     try:
         yield
@@ -197,13 +197,13 @@ def play(stage: Stage) -> Iterator[Event]:
 
 def send(stage: Stage, tally: Tally) -> Iterator[Event]:
     """The first act: one write."""
-    doing = "start Spark to send"
+    note = STARTING
     with stage.job("send") as job:
         while (event := job.next(0.2)) is not None:
             tally.add(event)
             if event.get("event") == "ready":
-                doing = "send"
-            yield Step(doing=doing, total=stage.messages)
+                note = f"{stage.messages:,} messages"
+            yield Step(doing="send", note=note)
 
 
 def receive(stage: Stage, tally: Tally, connection: Connection) -> Iterator[Event]:
@@ -220,19 +220,18 @@ def stream(
     stage: Stage, tally: Tally, connection: Connection, kill_after: int | None
 ) -> Generator[Event, None, Kill | None]:
     """One process of the stream; returns how it was killed, or None at its own end."""
-    doing = "start Spark to receive"
+    doing, note = "receive", STARTING
     with stage.job("receive") as job:
         while (event := job.next(POLL)) is not None:
             tally.add(event)
             match event.get("event"):
                 case "ready":
-                    doing = "receive"
+                    note = ""
                 case "received":
                     doing = "count"
             reader = next(iter(inspect.readers(connection)), None)
-            yield Step(
-                doing=doing, messages=reader.messages if reader else 0, total=stage.messages
-            )
+            messages = reader.messages if reader else 0
+            yield Step(doing=doing, note=note, messages=messages, total=stage.messages)
             if reader and kill_after is not None and reader.held and reader.batch >= kill_after:
                 processes = job.kill()
                 held = inspect.readers(connection)[0].held

@@ -18,19 +18,21 @@ import time
 import uuid
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 QUEUE = "Shop.Orders"
 OWN = 20_000_000  # an order's number is its message's, counted from here
 
 # A message's id, from its number: what was sent can be told again when what arrived is counted.
-ID = "regexp_replace(md5(concat('order ', id)), '(.{8})(.{4})(.{4})(.{4})(.{12})', '$1-$2-$3-$4-$5')"
+ID = (
+    "regexp_replace(md5(concat('order ', id)), '(.{8})(.{4})(.{4})(.{4})(.{12})', '$1-$2-$3-$4-$5')"
+)
 
 # As System.Text.Json writes an order of one to four lines.
 BODY = f"""to_json(named_struct(
@@ -40,13 +42,14 @@ BODY = f"""to_json(named_struct(
     'Currency', 'EUR',
     'Lines', transform(sequence(1, 1 + id % 4), at -> named_struct(
         'Sku', concat('SKU-', lpad((id + at) * 104729 % 9000, 4, '0')),
-        'Name', element_at(array('Espresso beans, 1 kg', 'Filter "V60", size 02', 'Café au lait bowl',
-                                 'Grinder brush'), cast(1 + (id + at) % 4 AS int)),
+        'Name', element_at(
+            array('Espresso beans, 1 kg', 'Filter "V60", size 02', 'Café au lait bowl'),
+            cast(1 + (id + at) % 3 AS int)),
         'Quantity', 1 + (id + at) % 3,
         'UnitPrice', cast((id + at) % 4900 / 100 + 1 AS decimal(9, 2)))),
     'ShipTo', named_struct(
-        'Name', concat(element_at(array('Ada', 'Grace', 'Edsger', 'Barbara'), cast(1 + id % 4 AS int)),
-                       ' ', element_at(array('Lovelace', 'Hopper', 'Dijkstra'), cast(1 + id % 3 AS int))),
+        'Name', concat(element_at(array('Ada', 'Grace', 'Edsger'), cast(1 + id % 3 AS int)), ' ',
+                       element_at(array('Hopper', 'Dijkstra'), cast(1 + id % 2 AS int))),
         'Street', concat('Harbour Street ', 1 + id % 200),
         'PostalCode', lpad(id % 90000, 5, '1'),
         'City', 'København',
@@ -65,6 +68,7 @@ SINK = {
     "intent": "Publish",
     "originatingEndpoint": "Shop.Web",
 }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
@@ -95,7 +99,7 @@ def main() -> None:
     spark.stop()
 
 
-def tell(events: IO[str], event: str, **said: Any) -> None:
+def tell(events: IO[str], event: str, **said: object) -> None:
     """Write one event."""
     events.write(json.dumps({"event": event, **said}) + "\n")
 
@@ -138,7 +142,9 @@ def session(order: Order) -> SparkSession:
 
 def orders(spark: SparkSession, messages: int) -> DataFrame:
     """Orders as a web shop's endpoint publishes them; columns id, headers, body."""
-    return spark.range(messages).selectExpr(f"{ID} AS id", f"{HEADERS} AS headers", f"{BODY} AS body")
+    return spark.range(messages).selectExpr(
+        f"{ID} AS id", f"{HEADERS} AS headers", f"{BODY} AS body"
+    )
 
 
 def send(spark: SparkSession, order: Order, say: Callable[..., None]) -> None:

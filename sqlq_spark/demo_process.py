@@ -156,7 +156,9 @@ def _zombie(place: Path) -> bool:
 def last_error(log: Path) -> str:
     """The line of a log that is most likely to tell what went wrong."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    telling = [line for line in lines if re.match(r"[\w.]*(Error|Exception|sqlq_spark)\b.*: ", line)]
+    telling = [
+        line for line in lines if re.match(r"[\w.]*(Error|Exception|sqlq_spark)\b.*: ", line)
+    ]
     return (telling or lines or ["it said nothing"])[-1][:500]
 
 

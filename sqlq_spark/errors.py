@@ -226,8 +226,8 @@ class CheckpointRolledBack(CheckpointFailure):
 
     template = (
         "the checkpoint of reader {0} stands at batch {1}, but batch {2} was acknowledged: it was "
-        "rolled back or copied, and the messages between are gone from the queue. Restore the newer "
-        "checkpoint, or go on without them with failOnDataLoss=false"
+        "rolled back or copied, and the messages between are gone from the queue. Restore the "
+        "newer checkpoint, or go on without them with failOnDataLoss=false"
     )
 
     def __init__(self, reader: str, start: int, acked: int) -> None:
@@ -238,8 +238,8 @@ class ReaderNotFound(CheckpointFailure):
     """The checkpoint names a reader that the state tables do not know."""
 
     template = (
-        "reader {0} of this checkpoint is not in schema {1} of {2}: is it another database, or were "
-        "the state tables made anew? Point url and stateSchema to where this checkpoint began, "
+        "reader {0} of this checkpoint is not in schema {1} of {2}: is it another database, or "
+        "were the state tables made anew? Point url and stateSchema to where this checkpoint began, "
         "or begin with a new checkpoint"
     )
 

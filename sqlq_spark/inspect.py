@@ -115,9 +115,7 @@ def receipts(
     queue: str | None = None,
 ) -> list[Receipt]:
     """Receipts, the oldest first; None is any."""
-    found = (
-        Receipt(*row) for row in connection.rows("receipts", reader=reader, queue_name=queue)
-    )
+    found = (Receipt(*row) for row in connection.rows("receipts", reader=reader, queue_name=queue))
     return [each for each in found if batch in {None, each.batch} and task in {None, each.task}]
 
 

@@ -20,7 +20,6 @@ VERSION = 1  # of the state tables
 STATE = (
     "install_schema",
     "install_version",
-    "install_version_row",
     "install_reader",
     "install_receipt",
     "install_receipt_storage",
@@ -40,8 +39,8 @@ def install(connection: Connection, *, state: str, timeout: float) -> None:
     with transaction(connection, timeout=timeout):
         connection.rows("install_lock", state_name=state)
         for statement in STATE:
-            values = {"version": VERSION} if statement == "install_version_row" else {}
-            connection.run(statement, **values)
+            connection.run(statement)
+        connection.run("install_version_row", version=VERSION)
 
 
 def create_queue(connection: Connection, queue: QueueAddress, *, timeout: float) -> None:

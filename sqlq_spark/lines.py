@@ -121,7 +121,7 @@ def row(line: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
     return {
         **{name: _encodable(name, found.get(name)) for name in TEXTS},
         "body": _body(found),
-        "headers": list((headers | _headers(found.get("headers"))).items()),
+        "headers": list({**headers, **_headers(found.get("headers"))}.items()),
         "timeToBeReceived": _lifetime(found.get("timeToBeReceived")),
     }
 
@@ -154,7 +154,7 @@ def _encodable(name: str, text: str | None) -> str | None:
     return text
 
 
-def _headers(found: Any) -> dict[str, str | None]:
+def _headers(found: object) -> dict[str, str | None]:
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(
@@ -167,7 +167,7 @@ def _headers(found: Any) -> dict[str, str | None]:
     return found
 
 
-def _lifetime(found: Any) -> str | None:
+def _lifetime(found: object) -> str | None:
     if isinstance(found, str | None):
         return found
     if type(found) is not int:

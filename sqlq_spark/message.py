@@ -89,7 +89,9 @@ class Headers:
             try:
                 self._values = self._flat_values()
             except (pa.ArrowException, TypeError):
-                self._found = [each if each is not None and flat(each) else None for each in self._found]
+                self._found = [
+                    each if each is not None and flat(each) else None for each in self._found
+                ]
                 self._values = self._flat_values()
         return self._values
 

@@ -2,7 +2,7 @@
 Options: text from Spark → frozen values.
 
 The only place that knows option names.
-Each field says its option's name, how to read it and what would do; the field's default is the option's default.
+Each field says its option's name, how to read it and what would do; its default is the option's.
 A name that is near one of ours is refused, because a misspelt limit would be silently no limit;
 other names belong to Spark and are left alone.
 """
@@ -112,9 +112,9 @@ def option(
     read: Callable[[str], Any],
     expected: str,
     *,
-    default: Any = MISSING,
+    default: Any = MISSING,  # noqa: ANN401 - as dataclasses.field
     secret: bool = False,
-) -> Any:
+) -> Any:  # noqa: ANN401
     """Describe one option, as the field of a dataclass."""
     metadata = {"option": public, "read": read, "expected": expected}
     return field(default=default, repr=not secret, metadata=metadata)
@@ -142,9 +142,9 @@ class DatabaseOptions:
                 `path` (of `.load` and `.save`) stands for `queue`.
 
         Raises:
-            BadOption, MissingOption, UnknownOption: each names the option, what was found, what would do.
+            BadOption, MissingOption, UnknownOption: with what was found and what would do.
         """
-        given = {key.lower(): text for key, text in raw.items() if text is not None}
+        given = {key.lower(): text for key, text in raw.items()}
         if "path" in given:
             queue = given.setdefault("queue", given["path"])
             if queue != given["path"]:

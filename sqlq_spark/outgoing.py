@@ -91,6 +91,11 @@ def check(types: dict[str, str], *, queue: bool) -> None:
         )
     if "queue" not in types and not queue:
         raise BadFrame("no destination: give the option queue, or a column queue")
+    if "queue" in types and "seq" in types and queue:
+        raise BadFrame(
+            "its columns queue and seq, as a read gives them, say where each row came from, and "
+            "the option queue says where to: drop the column queue, or the option"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,7 +342,9 @@ class OwnMaps:
     def texts(self) -> pa.Array:
         """The insides of the JSON objects; null where there are no headers."""
         coded = self.keys.dictionary_encode()
-        heads = pa.array([f'"{wire.escape(key)}":' for key in coded.dictionary.to_pylist()], pa.string())
+        heads = pa.array(
+            [f'"{wire.escape(key)}":' for key in coded.dictionary.to_pylist()], pa.string()
+        )
         quoted = pc.binary_join_element_wise('"', escaped(self.values), '"', "")
         values = pc.fill_null(quoted, "null")
         entries = pc.binary_join_element_wise(heads.take(coded.indices), values, "")

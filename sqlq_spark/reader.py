@@ -1,12 +1,12 @@
 """
 The driver's side of a stream: acknowledge, peek, pace, plan.
 
-Spark calls `latest` with the end of the last batch that is in its commit log; that is the acknowledgement.
-All that must last is in the offset and in the reader's row. What is kept here (where the queue began,
-when to look again, the ramp) only saves work, and a new process does without.
+Spark calls `latest` with the end of the last batch in its commit log: that is the acknowledgement.
+All that must last is in the offset and in the reader's row. What is kept here (where the queue
+began, when to look again, the ramp) only saves work, and a new process does without.
 
-An offset: `{"v":1,"reader":"<uuid>","batch":12,"plan":[{"queue":…,"messages":…,"bytes":…,"bounds":[…]}]}`;
-task i of the batch receives seq in [bounds i, bounds i+1).
+An offset: `{"v":1,"reader":"<uuid>","batch":12,"plan":[{"queue":…,"messages":…,"bytes":…,
+"bounds":[…]}]}`; task i of the batch receives seq in [bounds i, bounds i+1).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Reader:
         return tasks
 
     def report(self) -> dict[str, Any]:
-        """What goes into Spark's progress as `sources[].latestOffset`; counts are messages, times seconds."""
+        """What the progress shows as `sources[].latestOffset`, in messages and seconds."""
         found, last = self._found, self._last
         backlog = 0 if found is None else found.messages
         full = found is not None and backlog >= self.options.max_messages
@@ -258,7 +258,7 @@ class Reader:
         return came is not None and came.tasks > 0 and came.got == 0
 
     def _peek(self, connection: Connection, now: float) -> Found:
-        """See what waits: from where it began last time, or, when that is nothing, from the very beginning."""
+        """See what waits: from where it began last time, then from the very beginning."""
         first = self._anchor if now - self._from_start < FROM_THE_START else LOWEST
         seen = self._count(connection, first)
         if not seen[0] and first != LOWEST:
@@ -314,7 +314,7 @@ class Reader:
     def _plan(
         self, connection: Connection, start: Offset, found: Found, plan: pace.Plan
     ) -> Offset | None:
-        """Cut the batch into ranges and enter it in the reader's row; None where the messages are gone."""
+        """Cut the batch into ranges and store it; None where the messages are gone."""
         cuts = connection.rows(
             "cuts",
             tables=self._tables,
@@ -349,7 +349,7 @@ class Reader:
         return offset(reader, batch, json.loads(stored))
 
     def _warn_of_orphans(self, connection: Connection) -> None:
-        """Receipts of other readers of this queue: of a checkpoint that is gone, or of one at work."""
+        """Tell of receipts of other readers of this queue: their checkpoint may be gone."""
         held = connection.rows("receipts", reader=None, queue_name=self.address)
         if held:
             log.warning(

@@ -9,11 +9,12 @@ A receipt's life, and all there is to it:
     held       acknowledge     (none)     the driver, when Spark has the batch in its commit log
     held       return_         (none)     an operator: the messages are in the queue again
     held       drop            (none)     an operator: the messages are gone
-    settled    acknowledge     (none)     the driver; settled = sent on in one commit, never returned
+    settled    acknowledge     (none)     the driver; settled = sent on already, never returned
     settled    drop            (none)     an operator
 
-A batch is open while `batch > acked_batch` of its reader; a task of a batch that is not open is stale.
-Returning or dropping closes the batch, so that a checkpoint that comes back cannot receive for it again.
+A batch is open while `batch > acked_batch` of its reader; a task of another batch is stale.
+Returning or dropping closes the batch, so that a checkpoint that comes back cannot receive for it
+again.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def drop(connection: Connection, reader: str, batch: int, task: int) -> int:
 def _drop(
     connection: Connection, reader: str, batch: int, task: int
 ) -> tuple[int, bool, bytes] | None:
-    """Delete a receipt and close its batch; the lock on the reader's row waits for running tasks."""
+    """Delete a receipt and close its batch; the reader's lock waits for running tasks."""
     connection.rows("lock_reader", reader=reader)
     row = connection.rows("drop_receipt", reader=reader, batch=batch, task=task)
     connection.run("retire_reader", reader=reader, batch=batch)

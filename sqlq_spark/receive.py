@@ -9,8 +9,8 @@ One receive task: a database transaction that takes messages and leaves a receip
     save_receipt  the rest, in the same commit
 
 The rows go to Spark only after the commit.
-A connection lost at any point, the commit's answer among them, is answered by doing all of it again:
-either nothing had happened, or the receipt is there.
+A connection lost at any point, the commit's answer among them, is answered by doing all of it
+again: either nothing had happened, or the receipt is there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-# A task holds about this much of headers and bodies; the rest of its range waits for the next batch.
+# A task holds about this much of headers and bodies; the rest waits for the next batch.
 CEILING = 64 << 20
 STEP = 16 << 20
 
@@ -105,7 +105,7 @@ def fence(connection: Connection, task: Task) -> bool:
     """
     row = connection.rows("fence", reader=task.reader)
     if not row:
-        raise ReaderNotFound(task.reader, "stateSchema", connection.server)
+        raise ReaderNotFound(task.reader, connection.state, connection.server)
     acked = row[0][0]
     if task.batch <= acked:
         error = StaleTask(task.reader, task.batch, task.task, acked)
@@ -137,7 +137,7 @@ def take(connection: Connection, task: Task) -> pa.Table:
             tables={"queue": task.queue},
             first=first,
             stop=task.stop,
-            messages=min(messages, int(room / each * 1.25) + 1),
+            messages=min(messages, int(room / each) + 1),
             bytes=room,
         )
         if not step.num_rows:
@@ -201,7 +201,7 @@ def save(
         reader=task.reader,
         batch=task.batch,
         task=task.task,
-        queue_name=task.queue.table,
+        queue_name=connection.printed(task.queue),
         messages=rows.num_rows,
         expired=expired,
         diverted=diverted,
@@ -211,4 +211,8 @@ def save(
         payload=packed(rows),
     )
     if diverted:
-        log.warning("%s: %d poison messages moved to the error queue", task.queue.table, diverted)
+        log.warning(
+            "%s: %d poison messages moved to the error queue",
+            connection.printed(task.queue),
+            diverted,
+        )

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sqlq_spark.address import QueueAddress
-    from sqlq_spark.dialects import Connection, Value
-    from sqlq_spark.options import SinkOptions
+    from sqlq_spark.dialects import Connection
+    from sqlq_spark.options import DatabaseOptions, SinkOptions
     from sqlq_spark.sessions import Session
 
 log = logging.getLogger("sqlq_spark")
@@ -67,23 +67,29 @@ def stage(session: Session, parcels: Iterable[pa.Table], *, sink: str, batch: in
     """
     attempt, count, messages = str(uuid.uuid4()), 0, 0
     for parcel in parcels:
-        values = {
-            "sink": sink,
-            "batch": batch,
-            "attempt": attempt,
-            "parcel": count,
-            "messages": parcel.num_rows,
-            "payload": packed(parcel),
-        }
-        session.do(partial(_stage, values=values, timeout=session.options.query_timeout))
+        session.do(partial(_stage, parcel, (sink, batch, attempt, count), session.options))
         count += 1
         messages += parcel.num_rows
     return Staged(sink, batch, attempt, count, messages)
 
 
-def _stage(connection: Connection, values: dict[str, Value], *, timeout: float) -> None:
-    with transaction(connection, timeout=timeout):
-        connection.run("stage", **values)
+def _stage(
+    parcel: pa.Table,
+    key: tuple[str, int, str, int],
+    options: DatabaseOptions,
+    connection: Connection,
+) -> None:
+    sink, batch, attempt, number = key
+    with transaction(connection, timeout=options.query_timeout):
+        connection.run(
+            "stage",
+            sink=sink,
+            batch=batch,
+            attempt=attempt,
+            parcel=number,
+            messages=parcel.num_rows,
+            payload=packed(parcel),
+        )
 
 
 def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> int:
@@ -170,9 +176,8 @@ def insert(
             look_for(connection, queue)
             known.add(queue)
         own = pc.is_null(parcel["queue"]) if name is None else pc.equal(parcel["queue"], name)
-        connection.load(
-            queue, rows if pc.all(own).as_py() else rows.filter(pc.fill_null(own, fill_value=False))
-        )
+        own = pc.fill_null(own, fill_value=False)
+        connection.load(queue, rows if pc.all(own).as_py() else rows.filter(own))
 
 
 def destination(name: str | None, options: SinkOptions) -> QueueAddress:
@@ -191,7 +196,7 @@ def look_for(connection: Connection, queue: QueueAddress) -> None:
 
 
 def expiring(connection: Connection, parcel: pa.Table) -> pa.Table:
-    """The columns of a queue, ids fresh; `expires` is now, as the database sees it, plus the lifetime."""
+    """The columns of a queue, ids fresh; `expires` is the database's now plus the lifetime."""
     ids = random_ids(parcel.num_rows)
     columns = {
         "id": pa.FixedSizeBinaryArray.from_buffers(

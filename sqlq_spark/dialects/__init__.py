@@ -1,7 +1,8 @@
 """
 The seam between the package and its databases.
 
-A dialect is a module beside this one with a `.sql` file of the same name: whole statements, each under a name.
+A dialect is a module beside this one with a `.sql` file of the same name: whole statements, each
+under a name.
 The names and their order are the same for every database; a missing or stray one fails on load.
 The rest of the package speaks to a `Connection` by those names and never sees a driver.
 """
@@ -12,6 +13,7 @@ import re
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.resources import files
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, cast
 
 from sqlq_spark.errors import BadOption
@@ -29,10 +31,6 @@ Row: TypeAlias = "tuple[Any, ...]"
 # the url's scheme → the dialect's module
 SCHEMES = {"postgresql": "postgresql", "postgres": "postgresql"}
 
-STATEMENTS = tuple(
-    ["begin", "timeouts", "commit", "rollback", "clock", "install_lock", "install_schema", "install_version", "install_version_row", "install_reader", "install_receipt", "install_receipt_storage", "install_outbox", "install_outbox_storage", "install_dispatched", "version", "create_queue", "queue_columns", "peek", "sample", "top", "cuts", "fence", "task_lock", "find_receipt", "receive", "divert", "save_receipt", "new_reader", "lock_reader", "claim", "outcome", "acknowledge", "forget_receipts", "store_plan", "receipts", "drop_receipt", "retire_reader", "readers", "stage", "advance", "parcels", "parcel", "discard", "discard_abandoned", "forget_sink", "browse", "browse_seq", "purge", "stats", "script_role", "script_reader", "script_sender", "script_errors"]
-)
-
 
 class Connection(Protocol):
     """
@@ -43,6 +41,7 @@ class Connection(Protocol):
     """
 
     server: str  # where it leads to, without secrets
+    state: str  # the schema of the state tables
 
     def run(
         self, statement: str, *, tables: dict[str, QueueAddress] | None = None, **values: Value
@@ -132,17 +131,18 @@ class Statements(dict[str, str]):
 
     @classmethod
     def load(cls, dialect: str) -> Self:
-        """Read `<dialect>.sql`; the names must be those of `STATEMENTS`, in their order."""
+        """Read `<dialect>.sql`; its names, and their order, must be those of the first dialect."""
+        statements, model = cls.read(dialect), cls.read(next(iter(SCHEMES.values())))
+        for found, expected in zip_longest(statements, model):
+            if found != expected:
+                message = f"{dialect}.sql: statement {found} stands where {expected} belongs"
+                raise RuntimeError(message)
+        return statements
+
+    @classmethod
+    def read(cls, dialect: str) -> Self:
+        """Split `<dialect>.sql` at its `-- name:` lines."""
         text = files(__name__).joinpath(f"{dialect}.sql").read_text(encoding="utf-8")
         _, *parts = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
-        names = tuple(parts[::2])
-        if names != STATEMENTS:
-            at = next(
-                (i for i, (a, b) in enumerate(zip(names, STATEMENTS, strict=False)) if a != b), -1
-            )
-            message = (
-                f"{dialect}.sql: statement {names[at]!r} stands where {STATEMENTS[at]!r} belongs"
-            )
-            raise RuntimeError(message)
-        bare = (re.sub(r"^ *--.*\n?", "", part, flags=re.MULTILINE).strip() for part in parts[1::2])
-        return cls(zip(names, bare, strict=True))
+        bare = [re.sub(r"^ *--.*\n?", "", part, flags=re.MULTILINE).strip() for part in parts[1::2]]
+        return cls(zip(parts[::2], bare, strict=True))

@@ -1,5 +1,5 @@
 """
-What the conformance suite stands on: a queue, its peer, and sessions of ours that can be counted and killed.
+What the conformance suite stands on: a queue, its peer, and sessions of ours that can be watched.
 
 A second database joins by its name in DATABASES and a peer in `peer`.
 """
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     import pyarrow as pa
-    from conftest import Place
 
     from sqlq_spark.dialects import Connection
 
@@ -56,7 +55,7 @@ class Clock:
 
 
 class Spied:
-    """A connection that notes the names of its statements, and may be struck before or after one."""
+    """A connection that notes its statements' names, and may be struck before or after one."""
 
     def __init__(self, inner: Connection, said: list[str], strike: Strike | None) -> None:
         self.inner = inner
@@ -109,7 +108,7 @@ class Spied:
 
 @dataclass
 class Strike:
-    """Kill the session once: before its nth statement, or after it, so that only the answer is lost."""
+    """Kill a session before its nth statement, or after it, so that only the answer is lost."""
 
     at: int
     kill: Callable[[], object]
@@ -213,9 +212,7 @@ class Bench:
         """The one driver of `new_reader`'s readers."""
         return Driver(driver="the driver", queue=self.printed, state_schema=self.peer.state)
 
-    def ack(
-        self, reader: str, batch: int, connection: Connection | None = None
-    ) -> Acknowledged:
+    def ack(self, reader: str, batch: int, connection: Connection | None = None) -> Acknowledged:
         """Acknowledge a batch, as the driver of `new_reader`."""
         connection = connection or self.desk
         with transaction(connection, timeout=TIMEOUT):
@@ -236,12 +233,10 @@ class Bench:
 
     def receive(self, task: Task, connection: Connection | None = None) -> pa.Table:
         """Run a task as an executor does, once."""
-        return receive(
-            connection or self.desk, task, timeout=TIMEOUT, origin=Origin()
-        )
+        return receive(connection or self.desk, task, timeout=TIMEOUT, origin=Origin())
 
     def batch(self, reader: Reader, start: Offset = INITIAL) -> tuple[Offset, list[pa.Table]]:
-        """Run a micro-batch after `start`: plan and receive; the same offset means there was none."""
+        """Plan and receive the batch after `start`; the same offset means there was none."""
         end = reader.latest(start)
         return end, [] if end == start else [self.receive(task) for task in reader.tasks(end)]
 

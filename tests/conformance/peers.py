@@ -49,9 +49,17 @@ class Received(NamedTuple):
 class Peer(Protocol):
     """An endpoint and its DBA, on one database."""
 
-    url: str
-    schema: str
-    state: str
+    @property
+    def url(self) -> str:
+        """Where the database is."""
+
+    @property
+    def schema(self) -> str:
+        """Of the queues."""
+
+    @property
+    def state(self) -> str:
+        """Schema of the state tables."""
 
     def create(self, queue: QueueAddress) -> None:
         """Create a queue's table as the transport's installer does."""
@@ -67,7 +75,9 @@ class Peer(Protocol):
     ) -> uuid.UUID:
         """Insert one message; `lives` in ms until it expires by the database's clock."""
 
-    def send_many(self, queue: QueueAddress, bodies: Sequence[bytes], *, lives: int | None) -> None:
+    def send_many(
+        self, queue: QueueAddress, bodies: Sequence[bytes], *, lives: int | None = None
+    ) -> None:
         """Insert messages of equal headers."""
 
     def receive(self, queue: QueueAddress) -> Received | None:
@@ -141,7 +151,7 @@ class PostgreSQL:
     def _on(self, queue: QueueAddress, text: str) -> sql.Composed:
         # psycopg reads % in a name as a placeholder: double it, and always pass parameters
         names = [name.replace("%", "%%") for name in (queue.schema or "public", queue.table)]
-        return sql.SQL(text).format(queue=sql.Identifier(*names))  # type: ignore[arg-type]
+        return sql.SQL(text).format(queue=sql.Identifier(*names))
 
     def create(self, queue: QueueAddress) -> None:
         """Create a queue's table as the transport's installer does."""
@@ -215,11 +225,11 @@ class PostgreSQL:
         """Columns of a state table, in their order."""
         text = f"SELECT {columns} FROM {{}} ORDER BY {columns}"
         name = sql.Identifier(self.state, table)
-        return self.connection.execute(sql.SQL(text).format(name)).fetchall()  # type: ignore[arg-type]
+        return self.connection.execute(sql.SQL(text).format(name)).fetchall()
 
     def state_run(self, text: str) -> None:
         """Execute a statement of the DBA on the state tables."""
-        named = sql.SQL(text).format(state=sql.Identifier(self.state))  # type: ignore[arg-type]
+        named = sql.SQL(text).format(state=sql.Identifier(self.state))
         self.connection.execute(named)
 
     def alter(self, queue: QueueAddress, text: str) -> None:

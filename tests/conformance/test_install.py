@@ -1,6 +1,8 @@
-"""The tables: made as the transport makes them, again without harm, and told when they do not fit."""
+"""The tables: made as the transport makes them, again without harm; told when they do not fit."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 
@@ -53,7 +55,7 @@ def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
         install.install(connection, state=bare.peer.state, timeout=TIMEOUT)
         install.create_queue(connection, queue, timeout=TIMEOUT)
 
-    for done in [bare.thread(lambda at=at: work(f"installer {at}")) for at in range(4)]:  # type: ignore[misc]
+    for done in [bare.thread(partial(work, f"installer {at}")) for at in range(4)]:
         done.result(timeout=20)
 
     assert bare.peer.state_rows("version", "version") == [(install.VERSION,)]

@@ -123,7 +123,7 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
 
     with pytest.raises(ReaderTakenOver):
         ack(reader, other)
-    with pytest.raises(ReaderOfOtherQueue, match='of queue .*orders.*, not of "public"."x"'):
+    with pytest.raises(ReaderOfOtherQueue, match=r'of queue .*orders.*, not of "public"\."x"'):
         ack(reader, elsewhere, claim=True)
     with pytest.raises(ReaderNotFound):
         ack("nobody", other, claim=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -70,6 +71,7 @@ def test_a_message_arrives_as_the_peer_sent_it(bench: Bench) -> None:
 )
 def test_a_task_takes_exactly_the_lowest_of_its_range_that_fit(
     bench: Bench,
+    *,
     sizes: list[int],
     held: set[int],
     first: int,
@@ -90,9 +92,7 @@ def test_a_task_takes_exactly_the_lowest_of_its_range_that_fit(
     there = bench.peer.rows(bench.queue)
     base = there[0].seq if there else 0
     locked = {base + at for at in held}
-    free = [
-        row for row in there if base + first <= row.seq < base + stop and row.seq not in locked
-    ]
+    free = [row for row in there if base + first <= row.seq < base + stop and row.seq not in locked]
     expected, before = [], 0
     for row in free[:messages]:
         if before >= ceiling:
@@ -379,9 +379,7 @@ def test_a_wait_longer_than_query_timeout_ends(bench: Bench) -> None:
     """A table that a DBA has locked blocks a task for queryTimeout, no longer."""
     reader = bench.new_reader()
     with bench.peer.locked(bench.queue), pytest.raises(TimedOut) as caught:
-        receive(
-            bench.open(queryTimeout="1s"), bench.task(reader), timeout=0.2, origin=Origin()
-        )
+        receive(bench.open(queryTimeout="1s"), bench.task(reader), timeout=0.2, origin=Origin())
 
     assert "raise the option queryTimeout" in str(caught.value)
 
@@ -441,9 +439,7 @@ def test_poison_is_moved_to_the_error_queue_as_it_was(bench: Bench) -> None:
     assert {row.expires for row in moved} == {None}
     assert set(rows["headers"].to_pylist()) == set(SOUND)
     assert bench.seqs() == []
-    assert bench.peer.state_rows("receipt", "messages, diverted") == [
-        (rows.num_rows, len(POISON))
-    ]
+    assert bench.peer.state_rows("receipt", "messages, diverted") == [(rows.num_rows, len(POISON))]
 
 
 @pytest.mark.parametrize("text", [None, ""])
@@ -525,7 +521,8 @@ def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: B
     sent = {row.id.bytes for row in bench.peer.rows(bench.queue)}
 
     def compete() -> list[bytes]:
-        peer, got = bench.peer.consumer(), []
+        peer = bench.peer.consumer()
+        got: list[bytes] = []
         while len(got) < 300 and (row := peer.receive(bench.queue)) is not None:
             got.append(row.id.bytes)
         return got
@@ -552,7 +549,7 @@ def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: B
         )
 
     threads = [bench.thread(compete) for _ in range(3)]
-    threads += [bench.thread(lambda at=at: ours(at)) for at in range(2)]
+    threads += [bench.thread(partial(ours, at)) for at in range(2)]
     got = [thread.result(timeout=30) for thread in threads]
     left = [row.id.bytes for row in bench.peer.rows(bench.queue)]
 
@@ -580,15 +577,11 @@ def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again
         sent = {row.id.bytes for row in bench.peer.rows(bench.queue)}
         name = f"struck {at}"
         bench.watched = True
-        bench.strike = Strike(at, lambda name=name: bench.peer.kill(f"{bench.name} {name}"), after)  # type: ignore[misc]
+        bench.strike = Strike(at, partial(bench.peer.kill, f"{bench.name} {name}"), after)  # type: ignore[misc]
         session = bench.session(name)
         task = bench.task(reader, errors=bench.errors)
 
-        rows = session.do(
-            lambda connection, task=task: receive(  # type: ignore[misc]
-                connection, task, timeout=TIMEOUT, origin=Origin()
-            )
-        )
+        rows = session.do(partial(receive, task=task, timeout=TIMEOUT, origin=Origin()))
 
         bench.watched = False
         moved = [row.id.bytes for row in bench.peer.rows(bench.errors)]
@@ -600,7 +593,9 @@ def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again
             break
         struck.append(bench.strike.fell)
 
-    wanted = "begin timeouts fence task_lock find_receipt receive receive divert save_receipt commit"
+    wanted = (
+        "begin timeouts fence task_lock find_receipt receive receive divert save_receipt commit"
+    )
     assert struck == wanted.split()
 
 
@@ -624,7 +619,7 @@ OLDER = {
         " Headers text NOT NULL, Body bytea, Seq serial NOT NULL UNIQUE);"
         "ALTER TABLE {queue} DROP COLUMN Gone"
     ),
-    "expires with a zone's precision": (
+    "other widths": (
         "CREATE TABLE {queue} (Id uuid PRIMARY KEY, Expires timestamp(3), Headers varchar(4000),"
         " Body bytea, Seq serial NOT NULL UNIQUE)"
     ),
@@ -638,7 +633,10 @@ def test_older_tables_are_received_from(bench: Bench, ddl: str) -> None:
         bench.peer.alter(bench.queue, text)
     big = "bigserial" in ddl
     if big:
-        bench.peer.alter(bench.queue, "INSERT INTO {queue} VALUES (gen_random_uuid(), NULL, '{{}}', 'x', 3000000000)")
+        bench.peer.alter(
+            bench.queue,
+            "INSERT INTO {queue} VALUES (gen_random_uuid(), NULL, '{{}}', 'x', 3000000000)",
+        )
     row = bench.peer.send(bench.queue, '{"a":"b"}', b"body", lives=60_000)
 
     rows = bench.receive(bench.task(bench.new_reader()))

@@ -1,4 +1,4 @@
-"""Sending: staged by tasks, sent once by the driver, in an order and with an expiry a peer relies on."""
+"""Sending: staged by tasks, sent once by the driver; order and expiry as a peer relies on them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from sqlq_spark.outgoing import PARCEL_ROW, Sender
 
 from .conftest import Bench, Strike
 from .test_install import HOSTILE
+from .test_receive import OLDER
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -28,7 +29,9 @@ def parcel(
     *bodies: bytes, queue: str | None = None, lives: int | None = None, headers: str = "{}"
 ) -> pa.Table:
     """Make a parcel of equal messages."""
-    rows = [{"queue": queue, "headers": headers, "body": body, "lifetime": lives} for body in bodies]
+    rows = [
+        {"queue": queue, "headers": headers, "body": body, "lifetime": lives} for body in bodies
+    ]
     return pa.Table.from_pylist(rows, schema=PARCEL_ROW)
 
 
@@ -37,7 +40,9 @@ def stage(bench: Bench, *parcels: pa.Table, sink: str = "sink", batch: int = 0) 
     return send.stage(bench.session("stage"), parcels, sink=sink, batch=batch)
 
 
-def dispatch(bench: Bench, *staged: Staged, connection: Connection | None = None, **raw: str) -> int:
+def dispatch(
+    bench: Bench, *staged: Staged, connection: Connection | None = None, **raw: str
+) -> int:
     """Run the driver's commit."""
     return send.dispatch(connection or bench.desk, list(staged), bench.sink(**raw))
 
@@ -229,6 +234,17 @@ def test_each_row_goes_where_it_says_in_its_order(bench: Bench) -> None:
     assert [row.body for row in bench.peer.rows(bench.errors)] == [b"2", b"4"]
 
 
+def test_rows_without_a_queue_go_nowhere_else(bench: Bench) -> None:
+    """Beside rows of one other queue: each message is in one queue, and once."""
+    error = f'"{bench.peer.schema}"."error"'
+    mixed = pa.concat_tables([parcel(b"mine"), parcel(b"theirs", queue=error)])
+
+    dispatch(bench, stage(bench, mixed))
+
+    assert bench.bodies() == [b"mine"]
+    assert [row.body for row in bench.peer.rows(bench.errors)] == [b"theirs"]
+
+
 def test_a_queue_named_in_two_ways_keeps_the_order_of_its_messages(bench: Bench) -> None:
     """Quoted or not, or by the sink's option: it is one queue, and its rows keep their order."""
     rows = [(None, b"1"), (bench.printed, b"2"), (None, b"3")]
@@ -242,11 +258,9 @@ def test_a_queue_named_in_two_ways_keeps_the_order_of_its_messages(bench: Bench)
 def test_a_missing_destination_stops_the_whole_batch(bench: Bench) -> None:
     """Nothing is visible, also where the other queues are there; made, the batch goes through."""
     absent = QueueAddress("absent", bench.peer.schema)
-    staged = stage(
-        bench, parcel(b"1"), parcel(b"2", queue=f'"{bench.peer.schema}"."absent"')
-    )
+    staged = stage(bench, parcel(b"1"), parcel(b"2", queue=f'"{bench.peer.schema}"."absent"'))
 
-    with pytest.raises(QueueNotFound, match="absent.*sqlqueue create"):
+    with pytest.raises(QueueNotFound, match=r"absent.*sqlqueue create"):
         dispatch(bench, staged)
 
     assert bench.seqs() == []
@@ -295,7 +309,12 @@ def later(moment: datetime | None, before: datetime) -> float:
 def test_expires_is_the_databases_clock_plus_the_lifetime(bench: Bench) -> None:
     """Whatever clock the client, or its zone, has."""
     mixed = pa.concat_tables(
-        [parcel(b"1", lives=90_000), parcel(b"2"), parcel(b"3", lives=0), parcel(b"4", lives=2**31 - 1)]
+        [
+            parcel(b"1", lives=90_000),
+            parcel(b"2"),
+            parcel(b"3", lives=0),
+            parcel(b"4", lives=2**31 - 1),
+        ]
     )
     staged = stage(bench, mixed)
     before = bench.peer.clock()
@@ -370,15 +389,7 @@ def test_a_body_of_100_mb_is_sent(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "ddl",
-    [
-        "CREATE TABLE {queue} (Seq bigserial NOT NULL UNIQUE, Note text DEFAULT 'x', Body bytea,"
-        " BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED,"
-        " Headers text NOT NULL, Id uuid PRIMARY KEY, Expires timestamp)",
-        "CREATE TABLE {queue} (Id uuid PRIMARY KEY, Expires timestamp(3), Headers varchar(4000),"
-        " Body bytea, Seq serial NOT NULL UNIQUE)",
-    ],
-    ids=["other order, extra columns, bigint", "other widths"],
+    "ddl", [OLDER["extra columns in another order"], OLDER["bigint seq"], OLDER["other widths"]]
 )
 def test_older_tables_are_sent_to(bench: Bench, ddl: str) -> None:
     """Columns go by name."""

@@ -1,0 +1,710 @@
+"""The driver's side of a stream, driven as Spark drives it; its tasks run as executors run them."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sqlq_spark import pace
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.errors import (
+    CheckpointRolledBack,
+    ReaderNotFound,
+    ReaderOfOtherQueue,
+    ReaderTakenOver,
+    StaleTask,
+    StateNotInstalled,
+    TimedOut,
+)
+from sqlq_spark.reader import INITIAL, Reader
+
+from .conftest import Bench, Clock, Strike
+
+if TYPE_CHECKING:
+    from sqlq_spark.reader import Offset
+
+DATABASE = settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def send(bench: Bench, messages: int, first: int = 0, **more: Any) -> list[bytes]:
+    """Send numbered messages and return their bodies."""
+    bodies = [b"%d" % at for at in range(first, first + messages)]
+    bench.peer.send_many(bench.queue, bodies, **{"lives": None, **more})
+    return bodies
+
+
+def through_spark(offset: Offset) -> Offset:
+    """Return an offset as it comes back from a checkpoint."""
+    found: Offset = json.loads(json.dumps(offset))
+    return found
+
+
+# ----- plans -----------------------------------------------------------------------------------
+
+
+@DATABASE
+@given(
+    messages=st.integers(1, 60),
+    gone=st.sets(st.integers(0, 59)),
+    most=st.integers(1, 70),
+    tasks=st.integers(1, 9),
+)
+def test_ranges_cover_the_batch_and_do_not_overlap(
+    bench: Bench, messages: int, gone: set[int], most: int, tasks: int
+) -> None:
+    """Each task finds at most its share, and together they get the lowest of the queue, once."""
+    bench.peer.alter(bench.queue, "DELETE FROM {queue}")
+    send(bench, messages)
+    base = bench.seqs()[0]
+    numbers = ", ".join(str(base + at) for at in gone) or "-1"
+    bench.peer.alter(bench.queue, f"DELETE FROM {{queue}} WHERE Seq IN ({numbers})")
+    there = bench.seqs()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pace, "MESSAGES_PER_TASK", 1)  # so that a few messages are worth many tasks
+        reader = bench.reader(maxMessagesPerTrigger=str(most), maxConcurrency=str(tasks))
+        end = reader.latest(INITIAL)
+
+    got = [bench.receive(task)["seq"].to_pylist() for task in reader.tasks(end)]
+
+    planned = reader.tasks(end)
+    assert len(planned) <= tasks
+    assert all(one.stop == two.first for one, two in pairwise(planned))
+    assert [seq for part in got for seq in part] == there[:most]
+    assert all(got)
+    if there:
+        share = -(-min(most, len(there)) // len(planned))
+        assert max(map(len, got)) <= share
+        assert (planned[0].first, planned[-1].stop) == (there[0], there[:most][-1] + 1)
+    else:
+        assert end == INITIAL
+
+
+def test_an_empty_queue_gives_the_offset_that_was(bench: Bench) -> None:
+    """No batch, no reader's row."""
+    reader = bench.reader()
+
+    assert reader.latest(INITIAL) == INITIAL
+    assert bench.peer.state_rows("reader", "reader") == []
+
+
+def test_batches_follow_one_another_until_the_queue_is_empty(bench: Bench) -> None:
+    """Every message once and in order; each `latest` acknowledges the batch before."""
+    sent = send(bench, 25)
+    reader = bench.reader(maxMessagesPerTrigger="10")
+
+    got = bench.drain(reader)
+
+    assert got == sent
+    assert bench.seqs() == []
+    assert bench.peer.state_rows("receipt", "batch") == []
+    assert bench.peer.state_rows("reader", "queue, acked_batch, messages") == [
+        (bench.printed, 3, 25)
+    ]
+
+
+def test_an_offset_is_one_text_whoever_makes_it(bench: Bench) -> None:
+    """Spark compares texts: the keys have one order, also after the checkpoint."""
+    send(bench, 3)
+    reader = bench.reader()
+
+    end = reader.latest(INITIAL)
+
+    assert list(end) == list(INITIAL) == ["v", "reader", "batch", "plan"]
+    assert json.dumps(bench.reader().latest(INITIAL | {"reader": end["reader"]})) == json.dumps(end)
+
+
+def test_a_plan_is_stored_word_for_word_and_given_out_again(bench: Bench) -> None:
+    """offsets/N was lost, and with it who had received what: the next driver hands out the same."""
+    send(bench, 30)
+    first = bench.reader(maxMessagesPerTrigger="10")
+    start, _ = bench.batch(first)
+    lost = first.latest(start)
+    (got,) = [bench.receive(task) for task in first.tasks(lost)]
+    send(bench, 5)
+
+    second = bench.reader(maxMessagesPerTrigger="3", maxConcurrency="8")
+    again = second.latest(through_spark(start))
+
+    assert json.dumps(again) == json.dumps(lost)
+    (replayed,) = [bench.receive(task) for task in second.tasks(again)]
+    assert replayed.equals(got)
+    assert len(bench.drain(second, through_spark(again))) == 15
+
+
+def test_the_same_driver_asked_again_gives_the_same_plan(bench: Bench) -> None:
+    """A batch has one plan, ever, though messages came in between."""
+    send(bench, 3)
+    reader = bench.reader()
+    start, _ = bench.batch(reader)
+    send(bench, 3)
+    end = reader.latest(start)
+    send(bench, 3)
+
+    assert reader.latest(start) == end
+
+
+def test_commit_and_the_next_plan_acknowledge_alike(bench: Bench) -> None:
+    """Spark calls either, or both."""
+    send(bench, 3)
+    reader = bench.reader()
+    end, _ = bench.batch(reader)
+
+    reader.acknowledge(end)
+
+    assert bench.peer.state_rows("receipt", "batch") == []
+    assert reader.latest(end) == end
+    reader.acknowledge(end)
+    assert bench.peer.state_rows("reader", "acked_batch, messages") == [(1, 3)]
+
+
+# ----- limits ----------------------------------------------------------------------------------
+
+
+def test_max_bytes_bounds_a_batch_but_for_one_message_of_each_task(bench: Bench) -> None:
+    """By what the lowest messages weigh; one message comes at least."""
+    bench.peer.send_many(bench.queue, [b"x" * 998] * 100, lives=None)  # 1,000 with headers
+    reader = bench.reader(maxBytesPerTrigger="20000", maxConcurrency="1")
+
+    _, tables = bench.batch(reader)
+
+    assert sum(table.num_rows for table in tables) == 20
+    tiny = bench.reader(maxBytesPerTrigger="1")
+    _, tables = bench.batch(tiny)
+    assert [table.num_rows for table in tables] == [1]
+
+
+def test_a_heavy_message_among_light_ones_ends_the_batch(bench: Bench) -> None:
+    """The average misleads; the database cuts at the exact weight."""
+    bench.peer.send_many(bench.queue, [b"x"] * 60 + [b"y" * 100_000] + [b"z"] * 9, lives=None)
+    reader = bench.reader(maxBytesPerTrigger="50000", maxConcurrency="1")
+
+    _, (rows,) = bench.batch(reader)
+
+    assert rows.num_rows == 61
+    assert len(bench.seqs()) == 9
+
+
+def test_too_few_messages_are_waited_for_but_not_too_long(bench: Bench) -> None:
+    """`minMessagesPerTrigger` and `maxTriggerDelay`, by the clock that is passed in."""
+    clock = Clock()
+    reader = bench.reader(clock, minMessagesPerTrigger="10", maxTriggerDelay="60s", peekDelay="1s")
+    send(bench, 9)
+    assert reader.latest(INITIAL) == INITIAL
+    clock.now += 59.5
+    assert reader.latest(INITIAL) == INITIAL
+
+    clock.now += 0.5  # less than a peekDelay after the last peek: the end of the wait counts
+    end, tables = bench.batch(reader)
+
+    assert sum(table.num_rows for table in tables) == 9
+    send(bench, 9)
+    assert reader.latest(end) == end
+    clock.now += 1.0
+    send(bench, 1)
+    _, tables = bench.batch(reader, end)
+    assert sum(table.num_rows for table in tables) == 10
+
+
+def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) -> None:
+    """Not one statement before it is over, however often Spark asks."""
+    clock = Clock()
+    bench.watched = True
+    reader = bench.reader(clock, peekDelay="5s")
+    reader.latest(INITIAL)
+    bench.said.clear()
+    send(bench, 1)
+
+    for _ in range(9):
+        clock.now += 0.5
+        assert reader.latest(INITIAL) == INITIAL
+    assert bench.said == []
+    clock.now += 0.5
+
+    assert reader.latest(INITIAL)["batch"] == 1
+    assert "peek" in bench.said
+
+
+def test_a_batch_that_got_nothing_is_followed_by_a_pause(bench: Bench) -> None:
+    """Others hold the messages: no busy loop of empty batches."""
+    clock = Clock()
+    send(bench, 5)
+    reader = bench.reader(clock, peekDelay="5s")
+    with bench.peer.hold(bench.queue, [1, 2, 3, 4, 5]):
+        end, tables = bench.batch(reader)
+        assert sum(table.num_rows for table in tables) == 0
+
+        assert reader.latest(end) == end
+        clock.now += 4.9
+        assert reader.latest(end) == end
+    clock.now += 0.2
+
+    assert len(bench.drain(reader, end)) == 5
+
+
+@pytest.mark.parametrize("frozen", [True, False], ids=["AvailableNow", "continuous"])
+def test_a_held_head_longer_than_a_batch_does_not_stop_the_rest(
+    bench: Bench, *, frozen: bool
+) -> None:
+    """A competing consumer may hold its messages for hours: what lies behind can be received."""
+    clock = Clock()
+    sent = send(bench, 30)
+    reader = bench.reader(clock, maxMessagesPerTrigger="10")
+    if frozen:
+        reader.freeze()
+
+    got: list[bytes] = []
+    with bench.peer.hold(bench.queue, list(range(1, 13))):
+        start = INITIAL
+        for _ in range(1 if frozen else 8):
+            got += bench.drain(reader, start)
+            start = reader._acknowledged  # noqa: SLF001 - what Spark's commit log would say
+            clock.now += 60.0
+
+    assert got == sent[12:]
+
+
+def test_a_lower_seq_that_commits_late_is_still_found(bench: Bench) -> None:
+    """Behind the place where the peek begins: at once when nothing else waits, else before long."""
+    clock = Clock()
+    reader = bench.reader(clock, maxMessagesPerTrigger="10")
+    with bench.peer.holding(bench.queue, 2):
+        send(bench, 20)
+        start, _ = bench.batch(reader)
+    got: list[bytes] = []
+    for at in range(60):
+        send(bench, 10, 100 * at)  # it never finds nothing
+        clock.now += 1.0
+        start, tables = bench.batch(reader, start)
+        got += [body for table in tables for body in table["body"].to_pylist()]
+        if b"late" in got:
+            break
+
+    assert got.count(b"late") == 2
+
+
+def test_a_late_seq_is_found_when_nothing_else_waits(bench: Bench) -> None:
+    """Also at the end of an AvailableNow run."""
+    reader = bench.reader()
+    with bench.peer.holding(bench.queue, 1):
+        send(bench, 2)
+        reader.freeze()
+        start, _ = bench.batch(reader)
+
+    assert bench.drain(reader, start) == [b"late"]
+
+
+# ----- AvailableNow ----------------------------------------------------------------------------
+
+
+def test_available_now_ends_at_what_was_there_at_its_start(bench: Bench) -> None:
+    """However fast others send."""
+    sent = send(bench, 25)
+    reader = bench.reader(maxMessagesPerTrigger="10")
+    reader.freeze()
+    send(bench, 10, 100)
+
+    got: list[bytes] = []
+    start: Offset = INITIAL
+    for _ in range(10):
+        end, tables = bench.batch(reader, start)
+        if end == start:
+            break
+        send(bench, 3, 200)
+        start = end
+        got += [body for table in tables for body in table["body"].to_pylist()]
+
+    assert got == sent
+    assert bench.peer.state_rows("receipt", "batch") == []
+
+
+def test_available_now_on_an_empty_queue_is_over_at_once(bench: Bench) -> None:
+    """What is sent after its start is for the next run."""
+    reader = bench.reader()
+    reader.freeze()
+    send(bench, 3)
+
+    assert reader.latest(INITIAL) == INITIAL
+
+
+def test_available_now_ends_though_others_hold_rows(bench: Bench) -> None:
+    """It takes all that is free, and does not wait for the rest."""
+    sent = send(bench, 25)
+    reader = bench.reader(maxMessagesPerTrigger="10")
+    reader.freeze()
+
+    with bench.peer.hold(bench.queue, [1, 7, 25]):
+        got = bench.drain(reader)
+
+    assert got == [body for body in sent if body not in {b"0", b"6", b"24"}]
+
+
+@pytest.mark.parametrize("kind", ["expired", "poison"])
+def test_available_now_passes_1000_dead_messages_at_the_head(bench: Bench, kind: str) -> None:
+    """A batch that delivers nothing is not the end."""
+    send(bench, 1000, lives=-1 if kind == "expired" else None)
+    if kind == "poison":
+        bench.peer.alter(bench.queue, "UPDATE {queue} SET Headers = '[]'")
+    sent = send(bench, 900)
+    reader = bench.reader(maxMessagesPerTrigger="400", errorQueue=f'"{bench.peer.schema}"."error"')
+    reader.freeze()
+
+    assert bench.drain(reader) == sent
+    assert len(bench.peer.rows(bench.errors)) == (1000 if kind == "poison" else 0)
+
+
+def test_min_messages_does_not_hold_available_now(bench: Bench) -> None:
+    """There is nothing to wait for."""
+    sent = send(bench, 3)
+    reader = bench.reader(minMessagesPerTrigger="100")
+    reader.freeze()
+
+    assert bench.drain(reader) == sent
+
+
+# ----- transactionMode none --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frozen", [True, False], ids=["AvailableNow", "continuous"])
+def test_transaction_mode_none_needs_no_state_tables(bare: Bench, *, frozen: bool) -> None:
+    """At most once: no reader, no receipt; batches end when the queue does."""
+    sent = send(bare, 25)
+    reader = bare.reader(transactionMode="none", maxMessagesPerTrigger="10")
+    if frozen:
+        reader.freeze()
+
+    assert bare.drain(reader) == sent
+    assert bare.seqs() == []
+
+
+def test_transaction_mode_none_ends_though_others_hold_rows(bare: Bench) -> None:
+    """Without receipts it sees by the queue alone that nothing moves."""
+    sent = send(bare, 5)
+    reader = bare.reader(transactionMode="none")
+    reader.freeze()
+
+    with bare.peer.hold(bare.queue, [1, 2]):
+        got = bare.drain(reader)
+
+    assert got == sent[2:]
+
+
+# ----- checkpoints -----------------------------------------------------------------------------
+
+
+def test_two_drivers_on_one_checkpoint_the_first_is_told(bench: Bench) -> None:
+    """The later one goes on; never are there two plans of one batch."""
+    sent = send(bench, 40)
+    first = bench.reader(maxMessagesPerTrigger="10")
+    start, tables = bench.batch(first)
+    second = bench.reader(maxMessagesPerTrigger="7")
+    plan = first.latest(start)
+    other = second.latest(through_spark(start))
+
+    assert other == plan
+    with pytest.raises(ReaderTakenOver) as caught:
+        first.latest(plan)
+    assert str(caught.value).startswith(
+        f"reader {start['reader']} was taken over by another driver: "
+    )
+    got = [body for table in tables for body in table["body"].to_pylist()]
+    got += [
+        body for task in second.tasks(other) for body in bench.receive(task)["body"].to_pylist()
+    ]
+    assert got + bench.drain(second, other) == sent
+
+
+def test_a_driver_taken_over_between_its_ack_and_its_plan_plans_nothing(bench: Bench) -> None:
+    """It would be the second plan of the batch."""
+    clock = Clock()
+    send(bench, 3)
+    first = bench.reader(clock)
+    start, _ = bench.batch(first)
+    assert first.latest(start) == start
+    second = bench.reader()
+    assert second.latest(through_spark(start)) == start
+    send(bench, 3)
+    clock.now += 2.0
+
+    with pytest.raises(ReaderTakenOver):
+        first.latest(start)
+    assert bench.peer.state_rows("reader", "acked_batch, plan_batch") == [(1, None)]
+
+
+def test_two_first_drivers_at_once_are_two_readers(bench: Bench) -> None:
+    """No checkpoint yet to share; each message goes to one of them."""
+    sent = send(bench, 10)
+    first, second = bench.reader(), bench.reader()
+    one, two = first.latest(INITIAL), second.latest(INITIAL)
+
+    got = [
+        bench.receive(task)["body"].to_pylist()
+        for reader, end in ((first, one), (second, two))
+        for task in reader.tasks(end)
+    ]
+
+    assert one["reader"] != two["reader"]
+    assert sorted(chain(*got)) == sorted(sent)
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_checkpoint_rolled_back_is_refused(bench: Bench, batches: int) -> None:
+    """By one batch or by several: the messages between are gone from the queue."""
+    send(bench, 40)
+    reader = bench.reader(maxMessagesPerTrigger="10")
+    offsets: list[Offset] = [INITIAL]
+    for _ in range(3):
+        offsets.append(bench.batch(reader, offsets[-1])[0])
+    reader.acknowledge(offsets[3])
+    old = through_spark(offsets[3 - batches])
+
+    with pytest.raises(CheckpointRolledBack):
+        bench.reader().latest(old)
+    zombie = bench.reader().tasks(offsets[3 - batches])[0]
+    with pytest.raises(StaleTask):
+        bench.receive(zombie)
+    assert len(bench.seqs()) == 10
+
+
+@pytest.mark.parametrize("planned", [True, False], ids=["with a plan", "without"])
+def test_fail_on_data_loss_false_goes_on_after_a_roll_back(bench: Bench, *, planned: bool) -> None:
+    """With the batch after the last acknowledged one; each message comes once."""
+    sent = send(bench, 40)
+    reader = bench.reader(maxMessagesPerTrigger="10")
+    one, first = bench.batch(reader)
+    two, second = bench.batch(reader, one)
+    if planned:
+        bench.batch(reader, two)
+    else:
+        reader.acknowledge(two)
+
+    got = bench.drain(bench.reader(failOnDataLoss="false"), through_spark(one))
+
+    before = [body for table in [*first, *second] for body in table["body"].to_pylist()]
+    assert before + got == sent
+    assert bench.peer.state_rows("receipt", "batch") == []
+
+
+def test_a_rolled_back_checkpoint_goes_on_over_several_starts(bench: Bench) -> None:
+    """The offset that was planned after the gap is an ordinary one."""
+    sent = send(bench, 30)
+    reader = bench.reader(maxMessagesPerTrigger="10")
+    one, _ = bench.batch(reader)
+    two, _ = bench.batch(reader, one)
+    reader.acknowledge(two)
+    again, tables = bench.batch(bench.reader(failOnDataLoss="false"), through_spark(one))
+
+    assert again["batch"] == 3
+    assert tables[0]["body"].to_pylist() == sent[20:]
+    assert bench.drain(bench.reader(), through_spark(again)) == []
+    assert bench.peer.state_rows("reader", "acked_batch") == [(3,)]
+
+
+def test_a_checkpoint_of_another_queue_is_refused(bench: Bench) -> None:
+    """By the plan and by the acknowledgement, before anything is touched."""
+    send(bench, 3)
+    end, _ = bench.batch(bench.reader())
+    other = bench.reader(queue=f'"{bench.peer.schema}"."error"')
+
+    for work in (other.tasks, other.latest, other.acknowledge):
+        with pytest.raises(ReaderOfOtherQueue) as caught:
+            work(end)
+        assert str(caught.value) == (
+            f"this checkpoint belongs to a reader of queue {bench.printed}, "
+            f'not of "{bench.peer.schema}"."error": '
+            "give this stream a checkpointLocation of its own"
+        )
+    assert len(bench.peer.state_rows("receipt", "batch")) == 1
+
+
+def test_a_checkpoint_of_another_database_is_refused(bench: Bench) -> None:
+    """Or of state tables that were made anew."""
+    send(bench, 3)
+    end, _ = bench.batch(bench.reader())
+    bench.peer.state_run("DELETE FROM {state}.reader")
+
+    with pytest.raises(ReaderNotFound, match=bench.peer.state):
+        bench.reader().latest(end)
+
+
+def test_a_checkpoint_whose_receipts_were_returned_does_not_receive_twice(bench: Bench) -> None:
+    """An operator returned them; then the lost checkpoint came back."""
+    sent = send(bench, 3)
+    reader = bench.reader()
+    end = reader.latest(INITIAL)
+    (task,) = reader.tasks(end)
+    bench.receive(task)
+    from .test_receipts import return_  # noqa: PLC0415 - an operator is needed here only
+
+    assert return_(bench, end["reader"]) == 3
+
+    with pytest.raises(StaleTask):
+        bench.receive(task)
+    assert bench.drain(bench.reader()) == sent
+
+
+# ----- starting --------------------------------------------------------------------------------
+
+
+def test_absent_state_tables_are_told_before_anything_is_received(bare: Bench) -> None:
+    """With the command that makes them."""
+    send(bare, 3)
+
+    with pytest.raises(StateNotInstalled, match="sqlqueue install"):
+        bare.reader().latest(INITIAL)
+    assert len(bare.seqs()) == 3
+
+
+def test_purge_on_startup_empties_the_queue_once(bench: Bench) -> None:
+    """What comes after the start of the process is received."""
+    clock = Clock()
+    send(bench, 5)
+    reader = bench.reader(clock, purgeOnStartup="true")
+    assert reader.latest(INITIAL) == INITIAL
+    sent = send(bench, 3, 100)
+    clock.now += 2.0
+
+    assert bench.drain(reader) == sent
+
+
+def test_purge_on_startup_leaves_what_was_received_before(bench: Bench) -> None:
+    """A receipt is no longer in the queue: the batch that was interrupted is replayed whole."""
+    sent = send(bench, 3)
+    reader = bench.reader()
+    end = reader.latest(INITIAL)
+    (task,) = reader.tasks(end)
+    bench.receive(task)
+    send(bench, 5, 100)
+
+    again = bench.reader(purgeOnStartup="true")
+    (rows,) = [bench.receive(task) for task in again.tasks(end)]
+    again.latest(end)
+
+    assert rows["body"].to_pylist() == sent
+    assert bench.seqs() == []
+
+
+def test_receipts_of_other_readers_are_warned_of(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start of a new reader: its messages may be missed elsewhere."""
+    send(bench, 3)
+    bench.batch(bench.reader())
+    send(bench, 1)
+    caplog.clear()
+
+    bench.batch(bench.reader())
+
+    assert "3 messages lie in receipts of other readers" in caplog.text
+    assert "sqlqueue receipts list" in caplog.text
+
+
+def test_a_locked_table_does_not_hang_the_driver(bench: Bench) -> None:
+    """The peek waits for queryTimeout, no longer, and says so."""
+    send(bench, 1)
+    reader = bench.reader(queryTimeout="1s")
+    with bench.peer.locked(bench.queue):
+        peek = bench.thread(lambda: reader.latest(INITIAL))
+        until = time.monotonic() + 3
+        while not peek.done() and time.monotonic() < until:
+            time.sleep(0.01)
+        done = peek.done()
+
+    assert done
+    with pytest.raises(TimedOut, match="raise the option queryTimeout"):
+        peek.result(timeout=5)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_again(
+    bench: Bench, *, after: bool
+) -> None:
+    """Between ack, peek and plan: one plan for the batch, every message once."""
+    struck: list[str | None] = []
+    for at in range(40):
+        bench.peer.alter(bench.queue, "DELETE FROM {queue}")
+        bench.peer.state_run("DELETE FROM {state}.reader")
+        sent = send(bench, 2)
+        bench.watched = True
+        bench.strike = Strike(at, lambda: bench.peer.kill("sqlqueue driver orders"), after)
+        reader = bench.reader()
+
+        got = bench.drain(reader)
+
+        reader.close()
+        bench.watched = False
+        assert got == sent
+        assert [row[0] for row in bench.peer.state_rows("receipt", "batch")] == []
+        # a lost answer to the first plan leaves a reader that nobody knows of, and nothing else
+        assert sum(row[0] for row in bench.peer.state_rows("reader", "messages")) == 2
+        if bench.strike.fell is None:
+            break
+        struck.append(bench.strike.fell)
+
+    first = (
+        "version peek sample cuts begin timeouts receipts new_reader lock_reader store_plan commit"
+    )
+    ack = "begin timeouts lock_reader outcome acknowledge forget_receipts commit"
+    assert " ".join(map(str, struck)).startswith(f"{first} {ack} peek")
+
+
+# ----- progress --------------------------------------------------------------------------------
+
+
+def test_the_report_says_what_waits_and_what_was_got(bench: Bench) -> None:
+    """Backlog, age of the lowest, outcome of the last batch."""
+    bench.peer.send(bench.queue, '{"NServiceBus.TimeSent":"2026-01-01 00:00:00:000000 Z"}', b"old")
+    bench.peer.send(bench.queue, lives=-1)
+    bench.peer.send(bench.queue, "[]")
+    reader = bench.reader(errorQueue=f'"{bench.peer.schema}"."error"')
+    end, _ = bench.batch(reader)
+
+    said = reader.report()
+    reader.latest(end)
+    after = reader.report()
+
+    assert said["queue"] == bench.printed
+    assert said["backlog"] == 3
+    assert said["backlogIsEstimate"] is False
+    assert said["oldestWaited"] > 86400
+    assert "lastBatch" not in said
+    assert after["backlog"] == 0
+    assert after["lastBatch"] == {
+        "batch": 1,
+        "tasks": 1,
+        "emptyTasks": 0,
+        "messages": 1,
+        "expired": 1,
+        "diverted": 1,
+    }
+
+
+def test_a_backlog_beyond_the_limit_is_estimated(bench: Bench) -> None:
+    """By the span of the seqs: a count of all would cost too much."""
+    send(bench, 50)
+    reader = bench.reader(maxMessagesPerTrigger="10")
+    reader.latest(INITIAL)
+
+    said = reader.report()
+
+    assert (said["backlog"], said["backlogIsEstimate"]) == (50, True)
+
+
+def test_a_reader_of_a_queue_in_the_default_schema_names_it(bench: Bench) -> None:
+    """One queue is one address, however the user spelled it."""
+    source = bench.source(queue="Shop.Orders")
+
+    reader = Reader(source, Clock())
+
+    assert reader.address == '"public"."Shop.Orders"'
+    assert source.address == QueueAddress("Shop.Orders")

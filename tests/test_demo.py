@@ -1,0 +1,245 @@
+"""The demo as a user runs it, and that nothing of it stays behind, however it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sqlq_spark import demo_job, embedded, install, screen
+from sqlq_spark.demo import Result
+from sqlq_spark.options import SourceOptions
+from sqlq_spark.sessions import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+DEMO = [sys.executable, "-m", "sqlq_spark", "demo"]
+PROC = Path("/proc")
+
+
+def environ(**more: str) -> dict[str, str]:
+    """The environment of a user who set nothing."""
+    bare = {name: text for name, text in os.environ.items() if not name.startswith("PYSPARK_")}
+    return bare | more
+
+
+def marked(mark: str) -> dict[int, str]:
+    """The processes that inherited a mark in their environment, and their command lines."""
+    found = {}
+    for place in PROC.glob("[0-9]*"):
+        try:
+            if mark.encode() in place.joinpath("environ").read_bytes():
+                line = place.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(place.name)] = line
+        except OSError:
+            continue  # it has ended
+    return found
+
+
+def until(seen: Callable[[], object], seconds: float) -> object:
+    """Wait for something to be true."""
+    end = time.monotonic() + seconds
+    while not (found := seen()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture
+def kept() -> Iterator[Path]:
+    """Give a folder that is not there yet, where also the user pgserver may enter."""
+    folder = Path("/tmp") / f"sqlq-test-{secrets.token_hex(8)}"  # noqa: S108
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.spark
+@pytest.mark.faults
+def test_the_demo_loses_nothing_and_repeats_nothing(kept: Path) -> None:
+    """Two kills, every message once; the folder that is kept holds the table."""
+    done = subprocess.run(
+        [*DEMO, "--messages", "4000", "--keep", str(kept)],
+        env=environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    for figure in (
+        r"4,000\s+sent",
+        r"4,000\s+received, over 2 kills",
+        r"0\s+lost",
+        r"0\s+repeated",
+    ):
+        assert re.search(rf"^\s*{figure}", done.stdout, flags=re.MULTILINE)
+    assert done.stdout.count("SIGKILL") == 2
+    assert done.stdout.count("OrderPlaced") == 3
+    assert done.stderr == ""
+    assert {"checkpoint", "postgresql", "spark.log", "table"} <= {
+        path.name for path in kept.iterdir()
+    }
+
+
+@pytest.mark.spark
+@pytest.mark.faults
+@pytest.mark.skipif(not PROC.exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize(
+    ("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)]
+)
+def test_nothing_stays_behind_when_the_demo_is_stopped(ending: signal.Signals, code: int) -> None:
+    """No process, no server, no folder, whatever the stop."""
+    mark = secrets.token_hex(8)
+    with subprocess.Popen(
+        [*DEMO, "--messages", "1000"],
+        env=environ(SQLQ_MARK=mark),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        jvm = until(lambda: [line for line in marked(mark).values() if "SparkSubmit" in line], 60)
+        (home,) = {
+            found[1]
+            for line in marked(mark).values()
+            if (found := re.search(r'"folder": "([^"]+)/demo"', line))
+        }
+        assert jvm
+        assert Path(home).exists()
+        process.send_signal(ending)
+        assert process.wait(20) == code
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+    assert until(lambda: not marked(mark), 10), marked(mark)
+    assert until(lambda: not Path(home).exists(), 30)
+    assert not servers_of(home)
+
+
+def servers_of(home: str) -> list[str]:
+    """PostgreSQL servers whose data lies below a folder."""
+    lines = (place.joinpath("cmdline") for place in PROC.glob("[0-9]*"))
+    return [str(line) for line in lines if line.exists() and home.encode() in line.read_bytes()]
+
+
+def test_without_java_one_sentence_says_what_to_install(tmp_path: Path) -> None:
+    """Before anything is done."""
+    env = environ(PATH=str(tmp_path))
+    env.pop("JAVA_HOME", None)
+
+    done = subprocess.run(DEMO, env=env, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        "Spark needs Java 17 or newer, and there is none on PATH: install it with "
+        "`apt install openjdk-17-jre-headless`, or from https://adoptium.net\n"
+    )
+
+
+def test_an_old_java_is_refused(tmp_path: Path) -> None:
+    """Spark 4 would fail with a stack trace."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_442\"' >&2\n")
+    java.chmod(0o755)
+
+    done = subprocess.run(
+        DEMO, env=environ(JAVA_HOME=str(tmp_path)), capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 2
+    assert f"{java} is version 8" in done.stderr
+
+
+def test_a_folder_that_is_not_empty_is_not_touched(tmp_path: Path) -> None:
+    """Not even looked into for a demo of before."""
+    (tmp_path / "mine").touch()
+
+    done = subprocess.run(
+        [*DEMO, "--keep", str(tmp_path)], env=environ(), capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 2
+    assert "expected a folder that is new or empty" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_when_spark_fails_its_log_is_kept() -> None:
+    """And the error says where."""
+    done = subprocess.run(
+        DEMO,
+        env=environ(PYSPARK_SUBMIT_ARGS="--no-such-option pyspark-shell"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    found = re.search(r"all that Spark said is in (/\S+/spark\.log)", done.stderr)
+    assert done.returncode == 1
+    assert found
+    assert "no-such-option" in Path(found[1]).read_text()
+    assert "Traceback" not in done.stderr
+    Path(found[1]).unlink()
+    Path(found[1]).parent.rmdir()
+
+
+def test_the_count_finds_what_is_lost_repeated_and_strange() -> None:
+    """It would say so if the promise were broken."""
+    counted = demo_job.count(["a", "b", "b", "b", "x", None], ["a", "b", "c"])
+
+    assert counted == {"received": 6, "lost": 1, "repeated": 1, "strange": 2}
+
+
+@pytest.mark.parametrize("wrong", ["lost", "repeated", "strange", "left", "received"])
+def test_a_result_is_good_only_if_every_message_came_once(wrong: str) -> None:
+    """Any wrong figure is exit 1."""
+    figures = {"sent": 5, "received": 5, "lost": 0, "repeated": 0, "strange": 0, "left": 0}
+    rest = {"kills": 2, "sent_each_second": 1.0, "received_each_second": 1.0, "rows": []}
+
+    assert Result(**figures, **rest).good  # type: ignore[arg-type]
+    assert not Result(**{**figures, wrong: figures[wrong] + 1}, **rest).good  # type: ignore[arg-type]
+
+
+@pytest.mark.spark
+def test_the_messages_are_as_an_endpoint_writes_them(spark: SparkSession) -> None:
+    """Ids that can be told again from their numbers; bodies are JSON of the size of an order."""
+    rows = demo_job.orders(spark, 100).collect()
+
+    assert [row["id"] for row in rows] == [demo_job.message_id(number) for number in range(100)]
+    assert all(250 < len(row["body"].encode()) < 1000 for row in rows)
+    assert all(row["body"].startswith('{"OrderId":') for row in rows)
+
+
+@pytest.mark.spark
+def test_the_ten_lines_run(tmp_path: Path) -> None:
+    """What the demo prints at its end works on a queue of one's own, without more."""
+    with embedded.server() as server:
+        options = SourceOptions.parse({"url": server.url, "queue": "Shop.Orders"})
+        with Session(options, "test", state=False) as session:
+            install.install(session.open(), state="sqlqueue", timeout=30)
+            install.create_queue(session.open(), options.address, timeout=30)
+        env = environ(SQLQUEUE_URL=server.url)
+        subprocess.run(
+            [sys.executable, "-m", "sqlq_spark", "send", "Shop.Orders"],
+            input='{"body": "1"}\n{"body": "2"}',
+            env=env,
+            text=True,
+            check=True,
+        )
+
+        subprocess.run([sys.executable, "-c", screen.TEN_LINES], cwd=tmp_path, env=env, check=True)
+
+    assert len(screen.TEN_LINES.splitlines()) == 10
+    assert list((tmp_path / "orders" / "table").glob("*.parquet"))

@@ -1,0 +1,264 @@
+"""Messages in columns: what Spark gets of a row, receipts there and back, ids."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sqlq_spark import headers as wire
+from sqlq_spark import message
+from sqlq_spark.message import QUEUE_ROW, Headers
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.string()),
+        pa.field("correlationId", pa.string()),
+        pa.field("replyToAddress", pa.string()),
+        pa.field("expires", pa.timestamp("us", "UTC")),
+        pa.field("headers", pa.map_(pa.string(), pa.string())),
+        pa.field("corruptHeaders", pa.string()),
+        pa.field("body", pa.binary()),
+        pa.field("seq", pa.int64()),
+        pa.field("queue", pa.string()),
+    ]
+)
+TEXT = st.text(max_size=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+TEXTS = (
+    st.dictionaries(TEXT, st.none() | TEXT).map(wire.dumps)
+    | JSON.map(json.dumps)
+    | st.sampled_from(["", "{", '{"a":"\\ud800"}', '{"a":"1","a":null}', '{"a":"\\u0000"}'])
+    | st.text(max_size=10)
+    | st.none()
+)
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "id": st.binary(min_size=16, max_size=16),
+            "expires": st.none() | st.datetimes(datetime(1753, 1, 1), datetime(9999, 12, 31)),  # noqa: DTZ001 - as stored
+            "headers": TEXTS,
+            "body": st.none() | st.binary(max_size=20),
+            "seq": st.integers(-(2**63), 2**63 - 1),
+        }
+    ),
+    max_size=8,
+)
+
+
+def read(text: str | None) -> dict[str, str | None] | None:
+    """Read headers by the strict reader; None for poison."""
+    try:
+        return wire.loads(text)
+    except wire.PoisonHeaders:
+        return None
+
+
+def table(rows: list[dict[str, object]]) -> pa.Table:
+    """Make a table of QUEUE_ROW."""
+    return pa.Table.from_pylist(rows, schema=QUEUE_ROW)
+
+
+# ----- headers ---------------------------------------------------------------------------------
+
+
+@given(st.lists(TEXTS, max_size=8))
+def test_the_fast_reader_of_headers_agrees_with_the_strict_one(texts: list[str | None]) -> None:
+    """Which texts are poison, and what the others hold; one bad row spoils no other."""
+    found = Headers(pa.array(texts, pa.string()))
+
+    expected = [read(text) for text in texts]
+    assert found.poison().to_pylist() == [each is None for each in expected]
+    kind = pa.map_(pa.string(), pa.string())
+    assert found.map(kind).to_pylist() == [
+        None if each is None else list(each.items()) for each in expected
+    ]
+
+
+def test_one_header_of_every_row() -> None:
+    """Null where it is absent, null, or the row is poison."""
+    texts = ['{"a":"1"}', '{"b":"2"}', '{"a":null}', "[]", "", '{"a":"x","a":"last"}']
+
+    found = Headers(pa.array(texts, pa.string()))
+
+    assert found.text("a").to_pylist() == ["1", None, None, None, None, "last"]
+
+
+# ----- received --------------------------------------------------------------------------------
+
+
+@given(ROWS, st.integers(0, 3))
+def test_what_spark_gets_is_what_the_row_holds(rows: list[dict[str, object]], offset: int) -> None:
+    """Column by column, and of a slice as of a whole."""
+    part = rows[offset:]
+
+    batches = [
+        message.received(batch, SCHEMA, queue='"public"."q"')
+        for batch in table(rows).slice(offset).to_batches()
+    ]
+
+    got = [row for batch in batches for row in batch.to_pylist()]
+    for row, given_ in zip(got, part, strict=True):
+        headers = read(given_["headers"])  # type: ignore[arg-type]
+        known = headers or {}
+        expires = given_["expires"]
+        assert row == {
+            "id": str(uuid.UUID(bytes=given_["id"])),  # type: ignore[arg-type]
+            "correlationId": known.get(wire.CORRELATION_ID),
+            "replyToAddress": known.get(wire.REPLY_TO_ADDRESS),
+            "expires": expires.replace(tzinfo=UTC) if isinstance(expires, datetime) else None,
+            "headers": None if headers is None else list(headers.items()),
+            "corruptHeaders": given_["headers"] if headers is None else None,
+            "body": given_["body"],
+            "seq": given_["seq"],
+            "queue": '"public"."q"',
+        }
+
+
+def test_poison_gives_no_header_whichever_columns_are_read() -> None:
+    """A row that a peer could not read has no correlation, alone or beside the other columns."""
+    text = f'{{"{wire.CORRELATION_ID}":"c","{wire.REPLY_TO_ADDRESS}":"r","number":1}}'
+    (batch,) = table([{"headers": text, "seq": 1}]).to_batches()
+
+    for names in (["correlationId"], ["replyToAddress", "headers"], SCHEMA.names):
+        schema = pa.schema([SCHEMA.field(name) for name in names])
+        (row,) = message.received(
+            batch.set_column(0, "id", pa.array([bytes(16)], pa.binary(16))), schema, queue="q"
+        ).to_pylist()
+        assert row.get("correlationId") is None
+        assert row.get("replyToAddress") is None
+
+
+def test_headers_as_json_are_the_raw_text() -> None:
+    """Poison too: nothing is parsed."""
+    rows = table([{"headers": "[]", "seq": 1}, {"headers": '{"a" : "b"}', "seq": 2}])
+    schema = pa.schema([pa.field("headers", pa.string())])
+
+    (batch,) = rows.to_batches()
+
+    assert message.received(batch, schema, queue="q")["headers"].to_pylist() == [
+        "[]",
+        '{"a" : "b"}',
+    ]
+
+
+@pytest.mark.parametrize("name", SCHEMA.names)
+def test_any_one_column_can_be_read_alone(name: str) -> None:
+    """Spark prunes; large strings and binaries are welcome where Spark derives them."""
+    rows = table(
+        [{"id": bytes(16), "headers": f'{{"{wire.CORRELATION_ID}":"c"}}', "body": b"x", "seq": 7}]
+    )
+    (batch,) = rows.to_batches()
+    field = SCHEMA.field(name)
+
+    found = message.received(batch, pa.schema([field]), queue="q")
+
+    whole = message.received(batch, SCHEMA, queue="q")
+    assert found.schema.equals(pa.schema([field]))
+    assert found[name].equals(whole[name])
+
+
+# ----- receipts --------------------------------------------------------------------------------
+
+
+@given(ROWS)
+def test_a_payload_is_unpacked_as_it_was_packed(rows: list[dict[str, object]]) -> None:
+    """Types, nulls and order."""
+    whole = table(rows)
+
+    again = message.unpacked(message.packed(whole))
+
+    assert again.schema.equals(QUEUE_ROW)
+    assert again.equals(whole)
+
+
+def test_like_messages_are_packed_small() -> None:
+    """A receipt is a small part of what it holds."""
+    row = {"headers": '{"a":"' + "header" * 80 + '"}', "body": b"body" * 200, "seq": 1}
+    whole = table([row] * 2000)
+
+    assert len(message.packed(whole)) < whole.nbytes / 20
+
+
+@given(st.lists(st.integers(-1000, 1000), unique=True, max_size=30))
+def test_rows_are_put_in_the_order_of_seq(seqs: list[int]) -> None:
+    """Whatever order the database chose."""
+    found = message.by_seq(table([{"seq": seq, "body": b"%d" % seq} for seq in seqs]))
+
+    assert found["seq"].to_pylist() == sorted(seqs)
+    assert found["body"].to_pylist() == [b"%d" % seq for seq in sorted(seqs)]
+
+
+@given(
+    st.lists(st.integers(0, 300), max_size=40),
+    st.integers(1, 10),
+    st.integers(1, 2000),
+    st.integers(1, 40),
+)
+def test_chunks_together_are_the_rows(sizes: list[int], rows: int, size: int, split: int) -> None:
+    """In order, none of them empty or above the number of rows, by weight as good as by average."""
+    whole = table([{"seq": at, "body": b"x" * each} for at, each in enumerate(sizes)])
+    parts = [whole.slice(at, split) for at in range(0, len(sizes), split)]
+    whole = pa.concat_tables([QUEUE_ROW.empty_table(), *parts])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(message, "BATCH_ROWS", rows)
+        patch.setattr(message, "BATCH_BYTES", size)
+
+        found = list(message.chunks(whole))
+
+    assert pa.Table.from_batches(found, QUEUE_ROW).equals(whole)
+    assert all(0 < part.num_rows <= rows for part in found)
+    each = max(1, whole.nbytes // max(1, whole.num_rows))
+    assert all(part.num_rows <= max(1, size // each) for part in found)
+
+
+# ----- ids -------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 50), st.none() | st.binary(min_size=16, max_size=16))
+def test_ids_are_version_4_uuids(how_many: int, seed: bytes | None) -> None:
+    """Random or by a seed, the version and variant bits are right."""
+    ids = message.random_ids(how_many, seed=seed)
+
+    found = [uuid.UUID(bytes=each.tobytes()) for each in ids]
+    assert len(set(found)) == how_many
+    assert all(each.version == 4 for each in found)
+    assert all(each.variant == uuid.RFC_4122 for each in found)
+
+
+def test_a_seed_gives_the_same_ids_again_and_another_gives_others() -> None:
+    """A retried task repeats its message ids; nothing else shares them."""
+    one = message.random_ids(100, seed=bytes(16))
+
+    assert np.array_equal(one, message.random_ids(100, seed=bytes(16)))
+    assert message.id_texts(one)[0] != message.id_texts(message.random_ids(1))[0]
+    assert (
+        len(
+            {*message.id_texts(one).to_pylist()}
+            & {*message.id_texts(message.random_ids(100, seed=b"\1" * 16)).to_pylist()}
+        )
+        == 0
+    )
+
+
+@given(st.lists(st.none() | st.binary(min_size=16, max_size=16), max_size=20), st.integers(0, 5))
+def test_id_texts_are_those_of_uuid(ids: list[bytes | None], offset: int) -> None:
+    """Also of a slice; null stays null."""
+    column = pa.array(ids, pa.binary(16)).slice(offset)
+
+    assert message.id_texts(column).to_pylist() == [
+        None if each is None else str(uuid.UUID(bytes=each)) for each in ids[offset:]
+    ]
+    assert [None if each is None else message.uuid_text(each) for each in ids[offset:]] == (
+        message.id_texts(column).to_pylist()
+    )
