@@ -26,7 +26,6 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
 
 from sqlq_spark import browse, outgoing, send
 from sqlq_spark.errors import BadFrame, BadOption
@@ -34,13 +33,15 @@ from sqlq_spark.message import chunks, received
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.reader import INITIAL, Offset, Reader
 from sqlq_spark.receive import Origin, Task, receive
-from sqlq_spark.send import Staged
 from sqlq_spark.sessions import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from sqlq_spark.send import Staged
 
 log = logging.getLogger("sqlq_spark")
 

@@ -239,8 +239,8 @@ class ReaderNotFound(CheckpointFailure):
 
     template = (
         "reader {0} of this checkpoint is not in schema {1} of {2}: is it another database, or "
-        "were the state tables made anew? Point url and stateSchema to where this checkpoint began, "
-        "or begin with a new checkpoint"
+        "were the state tables made anew? Point url and stateSchema to where this checkpoint "
+        "began, or begin with a new checkpoint"
     )
 
     def __init__(self, reader: str, schema: str, server: str) -> None:

@@ -126,6 +126,23 @@ class Strike:
         return False
 
 
+def strikes(struck: list[str]) -> Iterator[tuple[int, bool]]:
+    """
+    Where to strike: before each statement, until none is left, then after each commit.
+
+    Args:
+        struck: the statements that were struck before; its owner adds to it.
+
+    Returns:
+        Which statement, and whether after it. (After any but a commit is before the next.)
+    """
+    at = 0
+    while len(struck) == at:
+        yield at, False
+        at += 1
+    yield from ((at, True) for at, name in enumerate(struck) if name == "commit")
+
+
 @dataclass
 class Bench:
     """A queue and an error queue made by the peer, the state tables made by us."""

@@ -15,10 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 from spark.stand import Queue, finish, message_ids, numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
@@ -194,14 +192,14 @@ def test_a_missing_destination_sends_nothing(spark: SparkSession, queue: Queue) 
 def test_a_failed_task_sends_nothing(spark: SparkSession, queue: Queue, delivery: str) -> None:
     """One partition raises after the other is done: nothing is sent, and no parcel is left."""
 
-    def fail_at_last(bodies: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in bodies:
-            if "m-75" in batch.column("id").to_pylist():
-                time.sleep(2)
-                raise ValueError("no such order")
-            yield batch
+    @F.udf("string", useArrow=False)
+    def checked(name: str) -> str:
+        if name == "m-75":
+            time.sleep(2)
+            raise ValueError("no such order")
+        return name
 
-    frame = numbers(spark, 0, 100).mapInArrow(fail_at_last, "id string, body string")
+    frame = numbers(spark, 0, 100).withColumn("id", checked("id"))
 
     with pytest.raises(PySparkException, match="no such order"):
         queue.send(frame, delivery=delivery)
@@ -216,14 +214,15 @@ def test_tasks_that_end_after_a_failed_write_leave_nothing(
 ) -> None:
     """One partition raises at once, while the other is at work: what that one stages is dropped too."""
 
-    def fail_at_once(bodies: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in bodies:
-            if "m-75" in batch.column("id").to_pylist():
-                raise ValueError("no such order")
+    @F.udf("string", useArrow=False)
+    def checked(name: str) -> str:
+        if name == "m-75":
+            raise ValueError("no such order")
+        if name == "m-0":
             time.sleep(1)
-            yield batch
+        return name
 
-    frame = numbers(spark, 0, 100).mapInArrow(fail_at_once, "id string, body string")
+    frame = numbers(spark, 0, 100).withColumn("id", checked("id"))
 
     with pytest.raises(PySparkException, match="no such order"):
         queue.send(frame)
