@@ -28,7 +28,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from sqlq_spark import browse, outgoing, send
-from sqlq_spark.errors import BadFrame, BadOption
+from sqlq_spark.errors import BadFrame, BadOption, SqlQueueError
 from sqlq_spark.message import chunks, received
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.reader import INITIAL, Offset, Reader
@@ -308,13 +308,17 @@ class Writing:
 
     def discard(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what was staged; what cannot be told from here goes with the sink's next batch."""
-        for sink, batch in {(each.sink, each.batch) for each in self._staged(messages)}:
-            with Session(self.options, f"abort {sink}") as session:
-                session.do(
-                    lambda connection, sink=sink, batch=batch: send.discard(  # type: ignore[misc]
-                        connection, sink, batch, timeout=self.options.query_timeout
+        staged = {(each.sink, each.batch) for each in self._staged(messages) if each.parcels}
+        for sink, batch in staged:
+            try:
+                with Session(self.options, f"abort {sink}") as session:
+                    session.do(
+                        lambda connection, sink=sink, batch=batch: send.discard(  # type: ignore[misc]
+                            connection, sink, batch, timeout=self.options.query_timeout
+                        )
                     )
-                )
+            except SqlQueueError as error:  # why it was aborted is the error to tell
+                log.warning("%s: batch %d: its parcels are left for now: %s", sink, batch, error)
 
     @staticmethod
     def _staged(messages: list[WriterCommitMessage | None]) -> list[Staged]:
@@ -331,7 +335,8 @@ class BatchWriter(Writing, DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
         """Begin; this object is pickled to the executors and back to the driver."""
         super().__init__(options, schema, overwrite=overwrite)
-        self.sink = options.txn_app_id or send.nameless_sink()
+        named = options.txn_app_id is not None
+        self.sink = f"app:{options.txn_app_id}" if named else send.nameless_sink()
         self.batch = options.txn_version or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -356,7 +361,7 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage or send one task's rows of a micro-batch."""
         batch = origin()
-        return self.send(iterator, str(batch.query_id), batch.query_batch or 0)
+        return self.send(iterator, f"query:{batch.query_id}", batch.query_batch or 0)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """Send what was staged, unless the ledger has the batch."""

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark import headers as wire
-from sqlq_spark.errors import BadFrame, BadMessage
+from sqlq_spark.errors import BadFrame, BadMessage, BadOption
 from sqlq_spark.message import flat, id_texts, opened, random_ids
+from sqlq_spark.options import addressed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -133,8 +134,7 @@ class Sender:
             frame.body(),
             lifetime,
         ]
-        if self.options.queue is None:
-            frame.refuse(columns[0].is_null(), "queue is null, and the sink has no option queue")
+        frame.check_queues(columns[0], self.options)
         return pa.Table.from_arrays(columns, schema=PARCEL_ROW)
 
     def headers(self, frame: Frame, lifetime: pa.Array) -> pa.Array:
@@ -198,6 +198,16 @@ class Frame:
         """A column of text; null where the frame has none."""
         found = self.column(name)
         return pa.nulls(self.rows, pa.string()) if found is None else found.cast(pa.string())
+
+    def check_queues(self, queues: pa.Array, options: SinkOptions) -> None:
+        """Refuse a row without a destination, or with a name that none can have."""
+        if options.queue is None:
+            self.refuse(queues.is_null(), "queue is null, and the sink has no option queue")
+        for name in pc.unique(queues.drop_null()).to_pylist():
+            try:
+                addressed("queue", options.url, name)
+            except BadOption as error:
+                self.refuse(pc.equal(queues, name), str(error))
 
     def body(self) -> pa.Array:
         """The bodies as bytes."""

@@ -203,13 +203,16 @@ class Reader:
             return start
         if self._got_nothing():
             return self._pause(start, now)
+        with transaction(connection, timeout=self.options.query_timeout):
+            return self._next(connection, start, now) or self._pause(start, now)
+
+    def _next(self, connection: Connection, start: Offset, now: float) -> Offset | None:
+        """Peek, pace and plan, in the transaction that is open; None where nothing is to do."""
         found = self._found = self._peek(connection, now)
         if not self._receipts and self._planned is not None and self._planned.place == found.place:
-            return self._pause(start, now)
+            return None
         plan = pace.plan(self._backlog(found, now), self._limits, self.ramp)
-        if plan is None:
-            return self._pause(start, now)
-        return self._plan(connection, start, found, plan) or self._pause(start, now)
+        return None if plan is None else self._plan(connection, start, found, plan)
 
     def _pause(self, start: Offset, now: float) -> Offset:
         """Leave the database alone for a while."""
@@ -339,12 +342,11 @@ class Reader:
         batch = self._closed + 1
         if not self._receipts:
             return offset(None, batch, plan)
-        with transaction(connection, timeout=self.options.query_timeout):
-            if reader is None:
-                reader = str(uuid.uuid4())
-                self._warn_of_orphans(connection)
-                receipts.create(connection, reader, self.who)
-            stored = receipts.store_plan(connection, reader, batch, json.dumps(plan), self.who)
+        if reader is None:
+            reader = str(uuid.uuid4())
+            self._warn_of_orphans(connection)
+            receipts.create(connection, reader, self.who)
+        stored = receipts.store_plan(connection, reader, batch, json.dumps(plan), self.who)
         self._claimed = reader
         return offset(reader, batch, json.loads(stored))
 

@@ -90,16 +90,22 @@ def total(receipts: Sequence[Receipt]) -> str:
 # ---------------------------------------------------------------- tables
 
 
-def show(names: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """A table; numbers to the right, only the last column is cut where the terminal ends."""
-    table = Table(box=None, header_style="bold", title=title, title_justify="left", pad_edge=False)
+def show(names: Sequence[str], rows: Iterable[Sequence[object]], title: str) -> None:
+    """A table; only its last column is cut where the terminal ends."""
     cells = [[plain(value) for value in row] for row in rows]
-    for name in names:
-        last = name == names[-1]
-        table.add_column(name, no_wrap=True, overflow="ellipsis" if last else "fold")
+    if not cells:
+        out().print(Text(f"no {title}", "dim"))
+        return
+    table = Table(box=None, header_style="bold", title=title, title_justify="left", pad_edge=False)
+    for name in names[:-1]:
+        table.add_column(name, no_wrap=True)
+    table.add_column(names[-1], no_wrap=True, overflow="ellipsis", ratio=1)
     for row in cells:
         table.add_row(*row)
-    out().print(table if cells else Text(f"no {title or 'rows'}", "dim"))
+    console = out()
+    natural = console.measure(table, options=console.options.update(width=10_000)).maximum
+    table.expand = natural > console.width
+    console.print(table)
 
 
 def plain(value: object) -> Text:

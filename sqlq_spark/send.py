@@ -52,7 +52,7 @@ class Staged:
 
 def nameless_sink() -> str:
     """A name for a write that is never replayed."""
-    return f"write-{uuid.uuid4()}"
+    return f"write:{uuid.uuid4()}"
 
 
 def stage(session: Session, parcels: Iterable[pa.Table], *, sink: str, batch: int) -> Staged:
@@ -117,6 +117,7 @@ def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions)
             send_parcels(connection, staged, options)
         connection.run("discard", sink=sink, batch=batch)
         connection.run("discard_abandoned", seconds=ABANDONED)
+        connection.run("forget_abandoned", seconds=ABANDONED)
     log.info(
         "%s: batch %d: %s", sink, batch, f"{messages} messages sent" if new else "was sent before"
     )

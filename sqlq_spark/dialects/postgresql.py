@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
@@ -18,13 +18,16 @@ from adbc_driver_manager import Error
 from adbc_driver_postgresql import dbapi
 
 from sqlq_spark import errors
-from sqlq_spark.address import print_postgresql, quote_postgresql
+from sqlq_spark.address import (
+    QueueAddress,
+    parse_postgresql,
+    print_postgresql,
+    quote_postgresql,
+)
 from sqlq_spark.dialects import Row, Statements, Value
 
-if TYPE_CHECKING:
-    from sqlq_spark.address import QueueAddress
-
 STATEMENTS = Statements.load("postgresql")
+IDENTIFIER = re.compile(r"\{([a-z]+)\}")
 PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 printed = print_postgresql
@@ -169,9 +172,10 @@ def compiled(
         return f"${names.index(match[1]) + 1}"
 
     text = PARAMETER.sub(number, STATEMENTS[statement])
-    for name, address in tables:
-        text = text.replace(f"{{{name}}}", quote_postgresql(address))
-    text = text.replace("{state}", '"' + state.replace('"', '""') + '"')
+    # in one go: a queue may be called {state}
+    quoted = {name: quote_postgresql(address) for name, address in tables}
+    quoted["state"] = '"' + state.replace('"', '""') + '"'
+    text = IDENTIFIER.sub(lambda match: quoted[match[1]], text)
     return f"/* sqlqueue:{statement} */ {text}", tuple(names)
 
 
@@ -213,8 +217,9 @@ def grant(statement: str, target: str, said: str) -> str:
     """The GRANT that is missing (WIRE.md 7), for a DBA to run."""
     if "schema" in said:
         return f"GRANT USAGE ON SCHEMA {said.rpartition(' ')[2]} TO the_user"
-    if "sequence" in said:
-        return f"GRANT USAGE ON SEQUENCE {said.rpartition(' ')[2]} TO the_user"
+    if "for sequence " in said:  # the server leaves its schema out; it is the queue's
+        sequence = QueueAddress(said.partition("for sequence ")[2], parse_postgresql(target).schema)
+        return f"GRANT USAGE ON SEQUENCE {quote_postgresql(sequence)} TO the_user"
     rights = {
         "receive": f"GRANT SELECT, DELETE, UPDATE (seq) ON {target} TO the_user",
         "purge": f"GRANT SELECT, DELETE ON {target} TO the_user",

@@ -365,7 +365,12 @@ DELETE FROM {state}.outbox WHERE sink = :sink::text AND batch <= :batch::bigint
 -- name: discard_abandoned
 -- What writes without a name left behind when their job was killed.
 DELETE FROM {state}.outbox
- WHERE sink LIKE 'write-%' AND created < now() - make_interval(secs => :seconds::float8)
+ WHERE sink LIKE 'write:%' AND created < now() - make_interval(secs => :seconds::float8)
+
+-- name: forget_abandoned
+-- The ledger's rows of writes without a name that were killed right after their commit.
+DELETE FROM {state}.dispatched
+ WHERE sink LIKE 'write:%' AND dispatched < now() - make_interval(secs => :seconds::float8)
 
 -- name: forget_sink
 -- The ledger's row of a write that can never be replayed.

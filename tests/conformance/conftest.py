@@ -62,6 +62,7 @@ class Spied:
         self.said = said
         self.strike = strike
         self.server = inner.server
+        self.state = getattr(inner, "state", "")
 
     def _do(self, method: str, statement: str, *args: Any, **values: Any) -> Any:
         self.said.append(statement)

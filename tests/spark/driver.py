@@ -20,6 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+
 
 def session(job: dict[str, Any]) -> SparkSession:
     """Start Spark as the tests do."""
@@ -40,7 +42,7 @@ def session(job: dict[str, Any]) -> SparkSession:
         builder = configure_spark_with_delta_pip(
             builder.config(
                 map={
-                    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+                    "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
                     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
                 }
             )

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import sql
 
 from sqlq_spark import dialects, install
 from sqlq_spark.address import QueueAddress, print_postgresql
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
 
     from conftest import Place
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-    from pyspark.sql.streaming import DataStreamReader, DataStreamWriter, StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 TIMEOUT = 30.0  # seconds, for every wait of these tests
 
@@ -68,7 +68,8 @@ class Queue:
         self.place.sql(
             f"""INSERT INTO {self.name} (id, headers, body)
                 SELECT gen_random_uuid(),
-                       '{{"NServiceBus.MessageId":"m-' || n || '","NServiceBus.MessageIntent":"Send",'
+                       '{{"NServiceBus.MessageId":"m-' || n || '",'
+                       || '"NServiceBus.MessageIntent":"Send",'
                        || '"NServiceBus.ContentType":"application\\/json",'
                        || '"NServiceBus.EnclosedMessageTypes":"Shop.PlaceOrder",'
                        || '"NServiceBus.TimeSent":"2026-06-30 17:05:09:123456 Z"}}',
@@ -110,7 +111,7 @@ class Queue:
         """Hold rows locked, as a slow consumer does."""
         with psycopg.connect(self.place.url) as other:
             text = f"SELECT FROM {self.name} WHERE {where} FOR UPDATE"
-            other.execute(sql.SQL(text))  # type: ignore[arg-type]
+            other.execute(text.encode())
             yield
             other.rollback()
 

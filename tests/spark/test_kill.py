@@ -15,10 +15,10 @@ import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pytest
@@ -33,6 +33,7 @@ from sqlq_spark.errors import StaleTask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
@@ -75,12 +76,10 @@ def driving(job: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
 
 def kill(process: subprocess.Popen[str]) -> None:
     """End a driver, its JVM and its workers at once; daemons of Python leave their group."""
-    family = [process.pid, *descendants(process.pid)]
-    for pid in family:
-        os.kill(pid, signal.SIGSTOP)  # so that none sees another die
-    family = [process.pid, *descendants(process.pid)]
-    for pid in family:
-        os.kill(pid, signal.SIGKILL)
+    for sign in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none sees another die
+        for pid in [process.pid, *descendants(process.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, sign)
     process.wait()
 
 
@@ -184,7 +183,7 @@ def test_killed_between_commit_and_ack(
 def test_killed_in_mid_stream_beside_competing_consumers(
     spark: SparkSession, queue: Queue, job: dict[str, Any]
 ) -> None:
-    """Two consumers take one row in a transaction, as the transport does; together they get all, once."""
+    """Two consumers take one row in a transaction, as the transport does; all is got once."""
     total = 4000
     queue.fill(0, total)
     job["slow"] = 0.0005
@@ -196,7 +195,7 @@ def test_killed_in_mid_stream_beside_competing_consumers(
         with psycopg.connect(queue.place.url, autocommit=True) as connection:
             while not stop.is_set():
                 row = connection.execute(
-                    f"DELETE FROM {queue.name} WHERE seq = (SELECT seq FROM {queue.name} "  # type: ignore[arg-type]
+                    f"DELETE FROM {queue.name} WHERE seq = (SELECT seq FROM {queue.name} "
                     "ORDER BY seq LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING headers"
                 ).fetchone()
                 if row is not None:
@@ -223,7 +222,7 @@ def test_killed_in_mid_stream_beside_competing_consumers(
 def test_sink_killed_around_its_dispatch(
     spark: SparkSession, queue: Queue, job: dict[str, Any], moment: str
 ) -> None:
-    """Parcels staged, the dispatch held up by a lock, then killed; or dispatched, but not committed."""
+    """Parcels staged, the dispatch held up by a lock; or dispatched, but not in Spark's log."""
     out = Queue(queue.place, "out")
     out.create()
     queue.fill(0, 500)
@@ -231,7 +230,7 @@ def test_sink_killed_around_its_dispatch(
     locked = "SELECT" if moment == "after" else f"LOCK TABLE {out.name} IN SHARE MODE"
 
     with psycopg.connect(queue.place.url) as other:
-        other.execute(locked)  # type: ignore[arg-type]
+        other.execute(locked)
         if moment == "before":  # the dispatch waits for our lock
             killed_when(job, lambda: queue.state("outbox") and waits(queue, out))
         else:
@@ -288,7 +287,9 @@ def workers(driver: int) -> list[int]:
         return kind in Path(f"/proc/{pid}/cmdline").read_bytes()
 
     def parent(pid: int) -> int:
-        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+        return int(
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
+        )
 
     return [pid for pid in descendants(driver) if is_kind(pid) and is_kind(parent(pid))]
 
@@ -302,7 +303,8 @@ def attempt(options: dict[str, str], end: dict[str, Any]) -> list[tuple[int, str
     """Do the first task of a batch, in a process of its own, as an executor does."""
     reader = DefaultSource(options).streamReader(SCHEMA)
     (partition, *_) = reader.partitions({}, end)
-    rows = [row for batch in reader.read(partition) for row in batch.to_pylist()]  # type: ignore[attr-defined]
+    batches = cast("Iterator[pa.RecordBatch]", reader.read(partition))
+    rows = [row for batch in batches for row in batch.to_pylist()]
     return [(row["seq"], row["id"]) for row in rows]
 
 
@@ -314,7 +316,7 @@ def test_two_attempts_at_once_get_the_same(queue: Queue) -> None:
 
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         with psycopg.connect(queue.place.url) as other:
-            other.execute(f'SELECT FROM "{queue.place.state}".reader FOR UPDATE')  # type: ignore[arg-type]
+            other.execute(f'SELECT FROM "{queue.place.state}".reader FOR UPDATE')
             attempts = [pool.submit(attempt, queue.options, end) for _ in range(2)]
             until(lambda: waiting(queue) == 2)
             other.rollback()
@@ -332,7 +334,7 @@ def test_an_attempt_after_the_ack_is_stale(queue: Queue) -> None:
     end = reader.latestOffset({"v": 1, "reader": None, "batch": 0, "plan": []}, ReadMaxRows(500))
     attempt(queue.options, end)
     reader.commit(end)
-    queue.place.sql(f"ALTER SEQUENCE {queue.name[:-1]}_seq_seq\" RESTART")  # the range fills again
+    queue.place.sql(f'ALTER SEQUENCE {queue.name[:-1]}_seq_seq" RESTART')  # the range fills again
     queue.fill(10, 20)
 
     with pytest.raises(StaleTask, match="came after the batch was acknowledged"):

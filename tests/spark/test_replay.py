@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from spark.stand import Queue
 
@@ -38,6 +38,7 @@ class Record:
     failures: int = 0  # that many calls fail, after they got their rows
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
+        """Take a batch."""
         rows = frame.collect()
         self.calls.append(
             (batch, [(row.seq, row.headers["NServiceBus.MessageId"]) for row in rows])
@@ -99,7 +100,7 @@ def fail_after_receiving(run: Run, record: Record) -> None:
 
 
 def new_identity(checkpoint: Path) -> None:
-    """Make a checkpoint one of another query; of two with one id Spark stops the first by itself."""
+    """Make a checkpoint another query's; of two with one id Spark stops the first by itself."""
     (checkpoint / ".metadata.crc").unlink(missing_ok=True)
     (checkpoint / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
 
@@ -193,7 +194,7 @@ def test_reading_twice_receives_once(run: Run) -> None:
 
 
 def test_a_limit_takes_no_more_than_the_tasks_it_ran(run: Run) -> None:
-    """A sink that wants five rows has the whole first task: what it leaves there is its own choice."""
+    """A sink that wants five rows has got the whole first task; what it leaves there is gone."""
     run.queue.fill(0, 3000)
     seen: list[str] = []
     run.sink = lambda frame, _: seen.extend(message_ids(frame.limit(5).collect()))
@@ -253,7 +254,7 @@ def test_rolled_back_checkpoint_is_refused(
 
 
 def test_commit_removed_after_its_ack_is_refused(run: Run, record: Record) -> None:
-    """AvailableNow acknowledges its last batch too: without commits/N, Spark replays what is gone."""
+    """AvailableNow acknowledges its last batch: without commits/N, Spark replays what is gone."""
     run.queue.fill(0, 100)
     run.go()
     run.forget("commits", 0)

@@ -72,7 +72,7 @@ def login(queue: Queue) -> Iterator[Login]:
 
 
 @pytest.mark.parametrize("way", ["url", "query", "option"])
-def test_plans_and_progress(
+def test_plans_and_progress(  # noqa: PLR0917 - fixtures
     spark: SparkSession,
     queue: Queue,
     login: Login,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from spark.stand import Queue
 
@@ -277,7 +277,7 @@ def test_transaction_mode_none_leaves_no_receipt(
 def test_min_messages_waits_for_so_many_or_so_long(
     spark: SparkSession, queue: Queue, tmp_path: Path
 ) -> None:
-    """minMessagesPerTrigger holds a small batch back until maxTriggerDelay is over."""
+    """A batch smaller than minMessagesPerTrigger is held back until maxTriggerDelay is over."""
     stream = queue.stream(
         spark, minMessagesPerTrigger=20, maxTriggerDelay="2s", peekDelay="100ms"
     ).load()

@@ -27,7 +27,8 @@ DELIVERIES = pytest.mark.parametrize("delivery", ["exactlyOnce", "atLeastOnce"])
 def numbers(spark: SparkSession, first: int, stop: int, partitions: int = 2) -> DataFrame:
     """Messages like those of `Queue.fill`, as a frame."""
     return spark.range(first, stop, numPartitions=partitions).select(
-        F.concat(F.lit("m-"), "id").alias("id"), F.format_string('{"number":%d}', "id").alias("body")
+        F.concat(F.lit("m-"), "id").alias("id"),
+        F.format_string('{"number":%d}', "id").alias("body"),
     )
 
 
@@ -96,7 +97,7 @@ def test_bodies_may_be_text_or_bytes(spark: SparkSession, queue: Queue) -> None:
 
 @pytest.mark.parametrize("sent", ["30000", "'00:00:30'", "INTERVAL '30' SECOND"])
 def test_time_to_be_received_in_every_form(spark: SparkSession, queue: Queue, sent: str) -> None:
-    """Milliseconds, text and interval mean the same; null is no limit; the option is the default."""
+    """Milliseconds, text and interval mean the same; null is no limit."""
     frame = spark.sql(f"SELECT '' AS body, {sent} AS timeToBeReceived UNION ALL SELECT '', NULL")
 
     queue.send(frame.coalesce(1))
@@ -120,7 +121,7 @@ def test_headers_of_a_row_win_over_defaults(spark: SparkSession, queue: Queue) -
         assert own.items() <= headers.items()
         assert headers["NServiceBus.CorrelationId"] == "corr"
     text = queue.place.sql(f"SELECT headers FROM {queue.name} ORDER BY seq DESC")[0][0]
-    assert '"custom\\/key":"a\\nb","none":null}' in text
+    assert text.endswith("," + json.dumps(own)[1:])  # headers that come as text stay as they are
 
 
 def test_round_trip(spark: SparkSession, queue: Queue, wire: list[tuple[str, bytes]]) -> None:
@@ -212,17 +213,10 @@ def test_a_failed_task_sends_nothing(spark: SparkSession, queue: Queue, delivery
 def test_tasks_that_end_after_a_failed_write_leave_nothing(
     spark: SparkSession, queue: Queue
 ) -> None:
-    """One partition raises at once, while the other is at work: what that one stages is dropped too."""
-
-    @F.udf("string", useArrow=False)
-    def checked(name: str) -> str:
-        if name == "m-75":
-            raise ValueError("no such order")
-        if name == "m-0":
-            time.sleep(1)
-        return name
-
-    frame = numbers(spark, 0, 100).withColumn("id", checked("id"))
+    """One partition raises while the other is at work: what that one stages is dropped too."""
+    frame = numbers(spark, 0, 100).withColumn(
+        "body", F.expr("if(id = 'm-99', raise_error('no such order'), body)")
+    )
 
     with pytest.raises(PySparkException, match="no such order"):
         queue.send(frame)
@@ -238,8 +232,10 @@ BAD_FRAMES: list[tuple[str, str]] = [
     ),
     (
         "SELECT '' AS body, 1 AS priority",
-        "the DataFrame cannot be sent: column priority is not known; known are body, id, headers, "
-        "correlationId, replyToAddress, timeToBeReceived, queue",
+        (
+            "the DataFrame cannot be sent: column priority is not known; known are body, id, "
+            "headers, correlationId, replyToAddress, timeToBeReceived, queue"
+        ),
     ),
     (
         "SELECT 1 AS body",
@@ -247,15 +243,22 @@ BAD_FRAMES: list[tuple[str, str]] = [
     ),
     (
         "SELECT '' AS body, map('a', 1) AS headers",
-        "the DataFrame cannot be sent: column headers is map<string,int>: "
-        "expected map<string,string> or string (JSON)",
+        (
+            "the DataFrame cannot be sent: column headers is map<string,int>: "
+            "expected map<string,string> or string (JSON)"
+        ),
     ),
     (
         "SELECT '' AS body, 1.5 AS timeToBeReceived",
-        "the DataFrame cannot be sent: column timeToBeReceived is decimal(2,1): "
-        'expected string "hh:mm:ss", interval day to second or bigint milliseconds',
+        (
+            "the DataFrame cannot be sent: column timeToBeReceived is decimal(2,1): "
+            'expected string "hh:mm:ss", interval day to second or bigint milliseconds'
+        ),
     ),
-    ("SELECT '' AS body, 1 AS id", "the DataFrame cannot be sent: column id is int: expected string"),
+    (
+        "SELECT '' AS body, 1 AS id",
+        "the DataFrame cannot be sent: column id is int: expected string",
+    ),
 ]
 
 BAD_ROWS: list[tuple[str, str]] = [
@@ -276,13 +279,17 @@ BAD_ROWS: list[tuple[str, str]] = [
     ),
     (
         "SELECT '' AS body, '25.00:00:00' AS timeToBeReceived",
-        "timeToBeReceived: time to be received '25.00:00:00' is longer than 24.20:31:23.6470000: "
-        "expected [d.]hh:mm:ss[.fffffff], as 00:30:00 or 1.12:00:00",
+        (
+            "timeToBeReceived: time to be received '25.00:00:00' is longer than "
+            "24.20:31:23.6470000: expected [d.]hh:mm:ss[.fffffff], as 00:30:00 or 1.12:00:00"
+        ),
     ),
     (
         "SELECT '' AS body, 'soon' AS timeToBeReceived",
-        "timeToBeReceived: time to be received 'soon' cannot be read: "
-        "expected [d.]hh:mm:ss[.fffffff], as 00:30:00 or 1.12:00:00",
+        (
+            "timeToBeReceived: time to be received 'soon' cannot be read: "
+            "expected [d.]hh:mm:ss[.fffffff], as 00:30:00 or 1.12:00:00"
+        ),
     ),
 ]
 
@@ -369,9 +376,7 @@ def test_a_stream_is_sent(spark: SparkSession, queue: Queue, tmp_path: Path, del
 
 
 @DELIVERIES
-def test_a_replayed_batch(
-    spark: SparkSession, queue: Queue, tmp_path: Path, delivery: str
-) -> None:
+def test_a_replayed_batch(spark: SparkSession, queue: Queue, tmp_path: Path, delivery: str) -> None:
     """
     The commit log lost its last entry: exactlyOnce sends nothing again; atLeastOnce may.
 
@@ -379,7 +384,7 @@ def test_a_replayed_batch(
     """
     numbers(spark, 0, 100).write.parquet(str(tmp_path / "input"))
     source = spark.readStream.schema("id string, body string").parquet(str(tmp_path / "input"))
-    mine = [F.col("id").alias("correlationId"), "body"]  # ids are made by the sink
+    mine = [F.col("id").alias("correlationId"), F.col("body")]  # ids are made by the sink
     writer = (
         source.select(*mine)
         .writeStream.format("sqlqueue")
@@ -405,7 +410,7 @@ def test_a_replayed_batch(
 def test_a_failed_micro_batch_sends_nothing_until_it_succeeds(
     spark: SparkSession, queue: Queue, tmp_path: Path
 ) -> None:
-    """A bad row stops the stream, leaves no parcel, and the batch is sent once when it is mended."""
+    """A bad row stops the stream and leaves no parcel; mended, the batch is sent once."""
     queue.fill(0, 20)
     queue.put('{"NServiceBus.MessageId":"m-20"}', None)  # a body of NULL, as no writer may send
     out = other(queue, "out")
@@ -456,7 +461,8 @@ def test_parcels_of_a_killed_attempt_are_neither_sent_nor_kept(
 ) -> None:
     """What an attempt staged that did not win is dropped with the batch's dispatch."""
     queue.place.sql(
-        f'INSERT INTO "{queue.place.state}".outbox (sink, batch, attempt, parcel, messages, payload) '
+        f'INSERT INTO "{queue.place.state}".outbox '
+        "(sink, batch, attempt, parcel, messages, payload) "
         "VALUES ('loader', 6, 'older', 0, 9, ''), ('loader', 7, 'lost', 0, 9, '')"
     )
 
@@ -476,7 +482,7 @@ def test_an_empty_frame_sends_nothing(spark: SparkSession, queue: Queue) -> None
 def test_many_destinations_from_one_stream(
     spark: SparkSession, queue: Queue, tmp_path: Path
 ) -> None:
-    """A missing destination in a stream sends nothing of its batch; created, the batch is sent whole."""
+    """A missing destination: nothing of the batch is sent; created, all of it is."""
     queue.fill(0, 100)
     even, odd = other(queue, "even"), Queue(queue.place, "odd")
     number = F.get_json_object(F.col("body").cast("string"), "$.number").cast("int")
