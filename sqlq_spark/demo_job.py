@@ -118,7 +118,9 @@ def session(order: Order) -> SparkSession:
     temporary = os.environ["TMPDIR"]
     settings: dict[str, bool | float | int | str | None] = {
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        # Four short-lived JVMs, few cores: 86 s of CPU, against 123 with C2 and G1's threads.
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData "
+        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.host": "127.0.0.1",
         "spark.local.dir": temporary,
         "spark.sql.session.timeZone": "UTC",

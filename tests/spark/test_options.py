@@ -140,7 +140,7 @@ def test_what_is_missing_is_named(spark: SparkSession) -> None:
 def test_a_bad_sink_option_is_named(
     spark: SparkSession, options: dict[str, str], sentence: str
 ) -> None:
-    """The same for a writer. (txnAppId without txnVersion: Delta's catalog refuses that by itself.)"""
+    """The same for a writer; Delta's catalog refuses txnAppId without txnVersion by itself."""
     frame = spark.createDataFrame([("",)], "body string").write.format("sqlqueue").mode("append")
     given = {"url": "postgresql://nobody@nowhere.invalid/x", "queue": "orders"} | options
 
