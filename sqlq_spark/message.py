@@ -42,7 +42,6 @@ PACKED = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=-
 
 # columns of a read that are headers; the columns of this name are empty in today's tables
 HEADER_COLUMNS = {"correlationId": CORRELATION_ID, "replyToAddress": REPLY_TO_ADDRESS}
-PARSED = {*HEADER_COLUMNS, "corruptHeaders"}
 
 BATCH_BYTES = 8 << 20  # of one record batch on its way to Spark
 BATCH_ROWS = 10_000
@@ -72,7 +71,9 @@ def by_seq(rows: pa.Table) -> pa.Table:
 def chunks(rows: pa.Table) -> Iterator[pa.RecordBatch]:
     """Slices of at most BATCH_ROWS rows and about BATCH_BYTES bytes, at least one row each."""
     each = max(1, rows.nbytes // max(1, rows.num_rows))
-    yield from rows.to_batches(max_chunksize=max(1, min(BATCH_ROWS, BATCH_BYTES // each)))
+    for chunk in rows.to_batches(max_chunksize=max(1, min(BATCH_ROWS, BATCH_BYTES // each))):
+        if chunk.num_rows:
+            yield chunk
 
 
 class Headers:
@@ -83,8 +84,8 @@ class Headers:
         self._found = [opened(text) for text in texts.to_pylist()]
         self._values: pa.Array | None = None
 
-    def _checked(self) -> pa.Array:
-        """All values, flat; a row with one that is no text is poison from then on."""
+    def check(self) -> pa.Array:
+        """Look at every value: a row with one that is no text is poison from then on."""
         if self._values is None:
             try:
                 self._values = self._flat_values()
@@ -101,12 +102,12 @@ class Headers:
 
     def poison(self) -> pa.Array:
         """Which rows are poison, as booleans."""
-        self._checked()
+        self.check()
         return pa.array([each is None for each in self._found], pa.bool_())
 
     def map(self, kind: pa.MapType) -> pa.MapArray:
         """The headers as a map column; null for poison."""
-        values = self._checked().cast(kind.item_type)
+        values = self.check().cast(kind.item_type)
         filled = [each or {} for each in self._found]
         offsets = np.zeros(len(filled) + 1, np.int32)
         np.cumsum(np.fromiter(map(len, filled), np.int32, len(filled)), out=offsets[1:])
@@ -115,11 +116,15 @@ class Headers:
         return pa.MapArray.from_arrays(offset_array, keys, values, type=kind, mask=self.poison())
 
     def text(self, name: str) -> pa.Array:
-        """One header of every row; null where it is absent, or the row is poison."""
+        """
+        One header of every row; null where it is absent, or the row is no object.
+
+        A row that is poison for another header's value keeps this one, unless all were looked at.
+        """
         try:
             return self._texts(name)
         except (pa.ArrowException, TypeError):
-            self._checked()
+            self.check()
             return self._texts(name)
 
     def _texts(self, name: str) -> pa.Array:
@@ -153,8 +158,12 @@ def received(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> pa.Recor
 
     Headers are parsed only where a column needs them.
     """
-    parses = any(pa.types.is_map(field.type) or field.name in PARSED for field in schema)
-    headers = Headers(rows.column("headers")) if parses else None
+    whole = any(pa.types.is_map(field.type) or field.name == "corruptHeaders" for field in schema)
+    headers = (
+        Headers(rows.column("headers")) if whole or {*schema.names} & {*HEADER_COLUMNS} else None
+    )
+    if headers and whole:
+        headers.check()
     columns = [column(field, rows, headers, queue) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -88,6 +88,8 @@ class Reader:
         self._acknowledged: Offset = INITIAL
         self._closed = 0  # the last batch that is acknowledged
         self._planned: Found | None = None  # what the batch before was planned on
+        self._stop = LOWEST  # where it ended
+        self._behind: int | None = None  # the seq behind messages that others hold
         self._last: receipts.Acknowledged | None = None
         self._found: Found | None = None
         self._anchor = LOWEST
@@ -201,22 +203,37 @@ class Reader:
         now = self.clock()
         if now < self._quiet_until:
             return start
-        if self._got_nothing():
-            return self._pause(start, now)
         with transaction(connection, timeout=self.options.query_timeout):
             return self._next(connection, start, now) or self._pause(start, now)
 
     def _next(self, connection: Connection, start: Offset, now: float) -> Offset | None:
         """Peek, pace and plan, in the transaction that is open; None where nothing is to do."""
-        found = self._found = self._peek(connection, now)
-        if not self._receipts and self._planned is not None and self._planned.place == found.place:
-            return None
+        found = self._found = self._look(connection, now)
+        self._planned = None
         plan = pace.plan(self._backlog(found, now), self._limits, self.ramp)
         return None if plan is None else self._plan(connection, start, found, plan)
 
+    def _look(self, connection: Connection, now: float) -> Found:
+        """
+        Peek, and behind what others hold where the batch before got nothing.
+
+        What is behind is worked off before the held messages are tried again.
+        """
+        if self._got_nothing():
+            self._behind = self._stop
+            return self._peek(connection, now)
+        found = self._peek(connection, now)
+        if not self._receipts and self._planned is not None and self._planned.place == found.place:
+            self._behind = self._stop
+            return self._peek(connection, now)
+        if not found.messages and self._behind is not None:
+            self._behind = None
+            return self._peek(connection, now)
+        return found
+
     def _pause(self, start: Offset, now: float) -> Offset:
         """Leave the database alone for a while."""
-        self._planned = None
+        self._planned = self._behind = None
         self._quiet_until = now + self.options.peek_delay
         if self._waiting_since is not None:
             end = self._waiting_since + self.options.max_trigger_delay
@@ -262,16 +279,22 @@ class Reader:
 
     def _peek(self, connection: Connection, now: float) -> Found:
         """See what waits: from where it began last time, then from the very beginning."""
-        first = self._anchor if now - self._from_start < FROM_THE_START else LOWEST
-        seen = self._count(connection, first)
-        if not seen[0] and first != LOWEST:
-            first, seen = LOWEST, self._count(connection, LOWEST)
-        if first == LOWEST:
-            self._from_start = now
-        messages, lowest, highest = seen
+        if self._behind is not None:
+            return self._found_from(connection, self._behind)
+        if now - self._from_start < FROM_THE_START:
+            found = self._found_from(connection, self._anchor)
+            if found.messages:
+                self._anchor = found.first
+                return found
+        found = self._found_from(connection, LOWEST)
+        self._from_start = now
+        self._anchor = found.first if found.messages else LOWEST
+        return found
+
+    def _found_from(self, connection: Connection, first: int) -> Found:
+        messages, lowest, highest = self._count(connection, first)
         if not messages:
             return Found(0, 0, 0)
-        self._anchor = lowest
         each, sent, span = connection.rows("sample", tables=self._tables, first=lowest)[0]
         return Found(
             messages,
@@ -335,7 +358,7 @@ class Reader:
             "bytes": round(found.bytes_each),
             "bounds": bounds,
         }
-        self._planned, self._waiting_since = found, None
+        self._planned, self._stop, self._waiting_since = found, bounds[-1], None
         return self._store(connection, start["reader"], [part])
 
     def _store(self, connection: Connection, reader: str | None, plan: list[Any]) -> Offset:

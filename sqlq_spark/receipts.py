@@ -188,5 +188,8 @@ def _drop(
     """Delete a receipt and close its batch; the reader's lock waits for running tasks."""
     connection.rows("lock_reader", reader=reader)
     row = connection.rows("drop_receipt", reader=reader, batch=batch, task=task)
+    if not row:
+        return None
     connection.run("retire_reader", reader=reader, batch=batch)
-    return row[0][1:] if row else None
+    messages, settled, payload = row[0][1:]
+    return messages, settled, payload

@@ -16,8 +16,9 @@ again: either nothing had happened, or the receipt is there.
 from __future__ import annotations
 
 import logging
+import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,6 +36,8 @@ log = logging.getLogger("sqlq_spark")
 # A task holds about this much of headers and bodies; the rest waits for the next batch.
 CEILING = 64 << 20
 STEP = 16 << 20
+
+TAKEN = QUEUE_ROW.append(pa.field("expired", pa.bool_()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +126,7 @@ def take(connection: Connection, task: Task) -> pa.Table:
 
     A step looks at no more rows than are likely to fit; the database cuts it at the exact weight.
     """
-    steps = [QUEUE_ROW.append(pa.field("expired", pa.bool_())).empty_table()]
+    steps: list[pa.Table] = []
     first, messages, ceiling, each = (
         task.first,
         task.messages,
@@ -142,16 +145,14 @@ def take(connection: Connection, task: Task) -> pa.Table:
         )
         if not step.num_rows:
             break
-        step = by_seq(step)
+        step = by_seq(step.select(TAKEN.names).cast(TAKEN))
         steps.append(step)
         weight = weigh(step)
         first = step["seq"][-1].as_py() + 1
         messages -= step.num_rows
         ceiling -= weight
         each = max(1.0, weight / step.num_rows)
-    return pa.concat_tables(
-        [step.select(steps[0].column_names).cast(steps[0].schema) for step in steps]
-    )
+    return pa.concat_tables(steps) if steps else TAKEN.empty_table()
 
 
 def weigh(rows: pa.Table) -> int:
@@ -176,14 +177,17 @@ def divert(connection: Connection, task: Task, taken: pa.Table) -> tuple[pa.Tabl
     poison = Headers(live["headers"].combine_chunks()).poison()
     bad = live.filter(poison)
     for row in bad.to_pylist():
-        connection.run(
-            "divert",
-            tables={"errors": task.errors},
-            id=row["id"].hex(),
-            headers=row["headers"],
-            body=row["body"],
-        )
+        if not divert_one(connection, task.errors, row, row["id"].hex()):
+            divert_one(connection, task.errors, row, uuid.uuid4().hex)
     return live.filter(pc.invert(poison)) if bad.num_rows else live, expired, bad.num_rows
+
+
+def divert_one(
+    connection: Connection, errors: QueueAddress, row: dict[str, Any], name: str
+) -> bool:
+    """Put a poison row, as it was, into the error queue; False where the id is there already."""
+    values = {"headers": row["headers"], "body": row["body"]}
+    return bool(connection.rows("divert", tables={"errors": errors}, id=name, **values))
 
 
 def save(

@@ -171,14 +171,15 @@ def insert(
         known: queues seen in this run; grows.
     """
     rows = expiring(connection, parcel)
+    names: dict[QueueAddress, list[str | None]] = {}
     for name in pc.unique(parcel["queue"]).to_pylist():
-        queue = destination(name, options)
+        names.setdefault(destination(name, options), []).append(name)
+    for queue, spelled in names.items():
         if queue not in known:
             look_for(connection, queue)
             known.add(queue)
-        own = pc.is_null(parcel["queue"]) if name is None else pc.equal(parcel["queue"], name)
-        own = pc.fill_null(own, fill_value=False)
-        connection.load(queue, rows if pc.all(own).as_py() else rows.filter(own))
+        own = pc.is_in(parcel["queue"], value_set=pa.array(spelled, pa.string()))
+        connection.load(queue, rows if len(names) == 1 else rows.filter(own))
 
 
 def destination(name: str | None, options: SinkOptions) -> QueueAddress:

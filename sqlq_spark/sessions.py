@@ -84,7 +84,7 @@ class Session:
         """The connection, opened if need be."""
         if self._connection is None:
             options = self.options
-            self._connection = dialects.of(options.url).connect(
+            connection = dialects.of(options.url).connect(
                 options.url,
                 application=f"sqlqueue {self.application}",
                 timeout=options.query_timeout,
@@ -92,7 +92,8 @@ class Session:
             )
             self._reached = True
             if self._state:
-                check_state(self._connection, options.state_schema)
+                check_state(connection, options.state_schema)
+            self._connection = connection
         return self._connection
 
     def close(self) -> None:

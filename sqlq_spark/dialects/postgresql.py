@@ -146,7 +146,7 @@ class Connection:
             return errors.ConnectionLost(statement, said)
         found: errors.DatabaseFailure = errors.StatementFailed(statement, state, said)
         match state:
-            case "42P01" | "3F000" if f"{self.state}." in said or target == self.state:
+            case "42P01" | "3F000" if target == self.state:
                 found = errors.StateNotInstalled(self.state, self.server)
             case "42P01" | "3F000":
                 found = errors.QueueNotFound(target, self.server)
@@ -174,7 +174,7 @@ def compiled(
     text = PARAMETER.sub(number, STATEMENTS[statement])
     # in one go: a queue may be called {state}
     quoted = {name: quote_postgresql(address) for name, address in tables}
-    quoted["state"] = '"' + state.replace('"', '""') + '"'
+    quoted["state"] = identifier(state)
     text = IDENTIFIER.sub(lambda match: quoted[match[1]], text)
     return f"/* sqlqueue:{statement} */ {text}", tuple(names)
 
@@ -214,21 +214,31 @@ def sqlstate(error: Error) -> str:
 
 
 def grant(statement: str, target: str, said: str) -> str:
-    """The GRANT that is missing (WIRE.md 7), for a DBA to run."""
-    if "schema" in said:
-        return f"GRANT USAGE ON SCHEMA {said.rpartition(' ')[2]} TO the_user"
-    if "for sequence " in said:  # the server leaves its schema out; it is the queue's
-        sequence = QueueAddress(said.partition("for sequence ")[2], parse_postgresql(target).schema)
-        return f"GRANT USAGE ON SEQUENCE {quote_postgresql(sequence)} TO the_user"
-    rights = {
-        "receive": f"GRANT SELECT, DELETE, UPDATE (seq) ON {target} TO the_user",
-        "purge": f"GRANT SELECT, DELETE ON {target} TO the_user",
-        "divert": f"GRANT SELECT (id), INSERT ON {target} TO the_user",
-        "load": f"GRANT INSERT ON {target} TO the_user",
-        "create_queue": "GRANT CREATE ON SCHEMA of the queue TO the_user",
-        "install_schema": "GRANT CREATE ON DATABASE TO the_user",
-    }
-    state = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {target} TO the_user"
-    return rights.get(
-        statement, f"GRANT SELECT ON {target} TO the_user" if "." in target else state
-    )
+    """The GRANT that is missing (WIRE.md 7); `target` is a queue or our schema."""
+    kind, _, name = said.removeprefix("permission denied for ").partition(" ")
+    queue = parse_postgresql(target) if target.startswith('"') else None
+    if kind in {"schema", "database"}:
+        right = "CREATE" if statement.startswith(("create", "install")) else "USAGE"
+        return f"GRANT {right} ON {kind.upper()} {identifier(name)} TO the_user"
+    if (
+        kind == "sequence" and queue is not None
+    ):  # the server leaves its schema out; it is the queue's
+        sequence = quote_postgresql(QueueAddress(name, queue.schema))
+        return f"GRANT USAGE ON SEQUENCE {sequence} TO the_user"
+    if queue is None:
+        rights = "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES"
+        return f"GRANT {rights} IN SCHEMA {identifier(target)} TO the_user"
+    return f"GRANT {RIGHTS.get(statement, 'SELECT')} ON {target} TO the_user"
+
+
+RIGHTS = {
+    "receive": "SELECT, DELETE, UPDATE (seq)",
+    "purge": "SELECT, DELETE",
+    "divert": "INSERT",
+    "load": "INSERT",
+}
+
+
+def identifier(name: str) -> str:
+    """A quoted name."""
+    return '"' + name.replace('"', '""') + '"'

@@ -210,7 +210,9 @@ SELECT payload
 -- Returns: id uuid, expires timestamp, expired bool, headers text, body bytea, seq bigint;
 --          no order promised
 WITH locked AS MATERIALIZED (
-    SELECT ctid AS place, seq, octet_length(headers) + coalesce(octet_length(body), 0) AS bytes
+    SELECT ctid AS place,
+           seq,
+           coalesce(octet_length(headers), 0) + coalesce(octet_length(body), 0) AS bytes
       FROM {queue}
      WHERE seq >= :first::bigint
        AND seq < :stop::bigint
@@ -233,12 +235,12 @@ RETURNING id,
           seq::bigint AS seq
 
 -- name: divert
--- A poison row, as it was, into the error queue; under a new id only where its own is there already.
+-- A poison row, as it was, into the error queue, unless its id is there already.
+-- Returns: one row where it was inserted. No arbiter is named: the right to INSERT is enough.
 INSERT INTO {errors} (id, headers, body)
-SELECT CASE WHEN EXISTS (SELECT FROM {errors} WHERE id = :id::text::uuid)
-            THEN gen_random_uuid() ELSE :id::text::uuid END,
-       :headers::text,
-       :body::bytea
+VALUES (:id::text::uuid, :headers::text, :body::bytea)
+    ON CONFLICT DO NOTHING
+RETURNING true
 
 -- name: save_receipt
 INSERT INTO {state}.receipt
@@ -314,7 +316,9 @@ RETURNING queue, messages, settled, payload
 -- name: retire_reader
 -- Its receipts were returned or dropped: a checkpoint that comes back must not receive again.
 UPDATE {state}.reader
-   SET acked_batch = greatest(acked_batch, :batch::bigint), plan_batch = NULL, plan = NULL
+   SET acked_batch = greatest(acked_batch, :batch::bigint),
+       plan_batch  = CASE WHEN plan_batch > :batch::bigint THEN plan_batch END,
+       plan        = CASE WHEN plan_batch > :batch::bigint THEN plan END
  WHERE reader = :reader::text
 
 -- name: readers

@@ -12,8 +12,16 @@ from spark.stand import Queue
 
 if TYPE_CHECKING:
     from conftest import Place
+    from pyspark.sql import SparkSession
 
 WIRE = Path(__file__).parent.parent / "wire"
+
+
+@pytest.fixture(scope="session")
+def spark(spark: SparkSession) -> SparkSession:
+    """Give the session, with a Delta that does not read its small log in 50 partitions."""
+    spark.conf.set("spark.databricks.delta.snapshotPartitions", "2")
+    return spark
 
 
 @pytest.fixture

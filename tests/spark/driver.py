@@ -31,6 +31,7 @@ def session(job: dict[str, Any]) -> SparkSession:
         "spark.driver.memory": "1g",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
+        "spark.databricks.delta.snapshotPartitions": "2",
         "spark.ui.enabled": "false",
         **job.get("settings", {}),
     }
