@@ -20,6 +20,7 @@ VERSION = 1  # of the state tables
 STATE = (
     "install_schema",
     "install_version",
+    "install_version_row",
     "install_reader",
     "install_receipt",
     "install_receipt_storage",
@@ -39,8 +40,7 @@ def install(connection: Connection, *, state: str, timeout: float) -> None:
     with transaction(connection, timeout=timeout):
         connection.rows("install_lock", state_name=state)
         for statement in STATE:
-            connection.run(statement)
-        connection.run("install_version_row", version=VERSION)
+            connection.run(statement, version=VERSION)  # most have no use for it
 
 
 def create_queue(connection: Connection, queue: QueueAddress, *, timeout: float) -> None:

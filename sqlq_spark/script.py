@@ -65,7 +65,7 @@ def _parts(
     yield "-- Tables. The login that runs this owns them."
     for each in (queue,) if errors is None else (queue, errors):
         yield _filled(known["create_queue"], **_named(each))
-    for name in (*STATE, "install_version_row"):
+    for name in STATE:
         yield _filled(known[name], **tables)
     for role, use in ((roles.reader, "reader"), (roles.sender, "sender")):
         named = {"role": identifier(role), "literal": literal(role)} | tables

@@ -43,7 +43,7 @@ def test_the_tables_tell_the_defaults(heading: str, options: type[DatabaseOption
     """A default in the table, read as an option, is the dataclass's default."""
     told = table(heading)
     for each in fields(options):
-        default = told.get(each.metadata["option"], "–")
+        default = told.get(each.metadata["option"], "")
         if default.startswith("`"):
             assert each.metadata["read"](default.strip("`")) == each.default
         else:

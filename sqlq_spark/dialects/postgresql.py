@@ -148,7 +148,7 @@ class Connection:
         match state:
             case "42P01" | "3F000" if target == self.state:
                 found = errors.StateNotInstalled(self.state, self.server)
-            case "42P01" | "3F000":
+            case "42P01" | "3F000" if statement != "create_queue":
                 found = errors.QueueNotFound(target, self.server)
             case "42501":
                 found = errors.RightMissing(statement, said, grant(statement, target, said))
