@@ -106,6 +106,11 @@ class Queue:
         """How many rows one of the state tables has."""
         return int(self.place.sql(f'SELECT count(*) FROM "{self.place.state}".{table}')[0][0])
 
+    def received(self, batch: int) -> int:
+        """How many messages lie in the receipts of a reader's batch; its first is 1."""
+        text = f'SELECT sum(messages)::int FROM "{self.place.state}".receipt WHERE batch = %s'
+        return int(self.place.sql(text, batch)[0][0] or 0)
+
     @contextlib.contextmanager
     def held(self, where: str) -> Iterator[None]:
         """Hold rows locked, as a slow consumer does."""

@@ -148,9 +148,12 @@ def test_round_trip_of_a_whole_frame(spark: SparkSession, queue: Queue) -> None:
     back = other(queue, "back")
 
     frame = queue.reader(spark).load()
-    back.send(frame.withColumn("queue", F.lit(back.name)))
+    with pytest.raises(PySparkException, match="drop the column queue, or the option"):
+        back.send(frame)  # where to, and where from?
+    back.send(frame.drop("queue"))
 
     assert sorted(back.ids()) == sorted(numbered(0, 50))
+    assert queue.ids() == numbered(0, 50)
 
 
 @DELIVERIES
@@ -452,7 +455,7 @@ def test_txn_version_inside_foreach_batch(
 
     assert sorted(out.ids()) == sorted(numbered(0, 250))
     ledger = queue.place.sql(f'SELECT sink, batch FROM "{queue.place.state}".dispatched')
-    assert ledger == [("loader", 2)]
+    assert ledger == [("app:loader", 2)]
     assert queue.state("outbox") == 0
 
 
@@ -463,7 +466,7 @@ def test_parcels_of_a_killed_attempt_are_neither_sent_nor_kept(
     queue.place.sql(
         f'INSERT INTO "{queue.place.state}".outbox '
         "(sink, batch, attempt, parcel, messages, payload) "
-        "VALUES ('loader', 6, 'older', 0, 9, ''), ('loader', 7, 'lost', 0, 9, '')"
+        "VALUES ('app:loader', 6, 'older', 0, 9, ''), ('app:loader', 7, 'lost', 0, 9, '')"
     )
 
     queue.send(numbers(spark, 0, 10), txnAppId="loader", txnVersion=7)
