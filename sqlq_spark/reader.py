@@ -5,8 +5,8 @@ Spark calls `latest` with the end of the last batch in its commit log: that is t
 All that must last is in the offset and in the reader's row. What is kept here (where the queue
 began, when to look again, the ramp) only saves work, and a new process does without.
 
-An offset: `{"v":1,"reader":"<uuid>","batch":12,"plan":[{"queue":…,"messages":…,"bytes":…,
-"bounds":[…]}]}`; task i of the batch receives seq in [bounds i, bounds i+1).
+An offset: `{"v":1,"reader":"<uuid>","batch":12,"plan":[{"queue":…,"messages":…,"share":…,
+"bytes":…,"bounds":[…]}]}`; task i of the batch receives seq in [bounds i, bounds i+1).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlq_spark.address import QueueAddress
-    from sqlq_spark.dialects import Connection, Row
+    from sqlq_spark.dialects import Connection
     from sqlq_spark.options import SourceOptions
 
 log = logging.getLogger("sqlq_spark")
@@ -40,6 +40,7 @@ Offset = dict[str, Any]
 INITIAL: Offset = {"v": 1, "reader": None, "batch": 0, "plan": []}
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
+MARKS = 1000  # places of a full batch where it can be cut
 FROM_THE_START = 30.0  # seconds after which a peek begins at the very beginning again
 
 
@@ -47,17 +48,32 @@ FROM_THE_START = 30.0  # seconds after which a peek begins at the very beginning
 class Found:
     """What a peek saw."""
 
-    messages: int  # up to the limit
-    first: int
-    last: int
+    messages: int = 0  # up to the limit
+    marks: tuple[int, ...] = ()  # the seq of every `grain`-th message
+    grain: int = 1
+    last: int = 0  # seq of the last one counted
     bytes_each: float = 1024.0
     sent: str | None = None  # TimeSent of the lowest
     span: int = 0  # from the lowest seq to the highest: about how many wait in all
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def place(self) -> tuple[int, tuple[int, ...], int]:
         """What stays the same while no one takes or adds anything."""
-        return self.messages, self.first, self.last
+        return self.messages, self.marks[:1], self.last
+
+
+def cut(found: Found, plan: pace.Plan) -> tuple[int, list[int]]:
+    """
+    Cut a batch into ranges of seqs, at the marks of a peek.
+
+    Returns:
+        How many messages each range holds, the last one perhaps fewer, and the ranges' bounds:
+        range i is [bounds i, bounds i+1). There are at most `plan.tasks` ranges.
+    """
+    grains = -(-plan.messages // found.grain)
+    step = -(-grains // plan.tasks)
+    stop = found.marks[grains] if grains < len(found.marks) else found.last + 1
+    return step * found.grain, [*found.marks[:grains:step], stop]
 
 
 class Reader:
@@ -89,6 +105,7 @@ class Reader:
         self._closed = 0  # the last batch that is acknowledged
         self._planned: Found | None = None  # what the batch before was planned on
         self._stop = LOWEST  # where it ended
+        self._asked = 0  # messages
         self._behind: int | None = None  # the seq behind messages that others hold
         self._last: receipts.Acknowledged | None = None
         self._found: Found | None = None
@@ -124,9 +141,8 @@ class Reader:
         for part in end["plan"]:
             if part["queue"] != self.address:
                 raise ReaderOfOtherQueue(part["queue"], self.address)
-            bounds, messages = part["bounds"], part["messages"]
+            bounds, messages, share = part["bounds"], part["messages"], part["share"]
             ranges = len(bounds) - 1
-            share = -(-messages // ranges)
             ceiling = min(CEILING, (options.max_bytes or CEILING * ranges) // ranges)
             tasks += [
                 Task(
@@ -263,6 +279,8 @@ class Reader:
         if not acked.outcome.tasks:
             return
         self.ramp = self.ramp.after(acked.outcome, self.options.concurrency)
+        if self._planned is not None and acked.outcome.got >= self._asked and self._behind is None:
+            self._anchor = self._stop  # dead rows before it need not be looked at again
         log.info(
             "%s: batch %d acknowledged: %d messages, %d expired, %d diverted",
             self.address,
@@ -284,35 +302,35 @@ class Reader:
         if now - self._from_start < FROM_THE_START:
             found = self._found_from(connection, self._anchor)
             if found.messages:
-                self._anchor = found.first
+                self._anchor = found.marks[0]
                 return found
         found = self._found_from(connection, LOWEST)
         self._from_start = now
-        self._anchor = found.first if found.messages else LOWEST
+        self._anchor = found.marks[0] if found.messages else LOWEST
         return found
 
     def _found_from(self, connection: Connection, first: int) -> Found:
-        messages, lowest, highest = self._count(connection, first)
+        tables, grain = self._tables, max(1, self.options.max_messages // MARKS)
+        messages, last, marks = connection.rows(
+            "peek",
+            tables=tables,
+            first=first,
+            last=self._end,
+            messages=self.options.max_messages,
+            grain=grain,
+        )[0]
         if not messages:
-            return Found(0, 0, 0)
-        each, sent, span = connection.rows("sample", tables=self._tables, first=lowest)[0]
+            return Found()
+        each, sent, span = connection.rows("sample", tables=tables, first=marks[0])[0]
         return Found(
             messages,
-            lowest,
-            highest,
+            marks=tuple(marks),
+            grain=grain,
+            last=last,
             bytes_each=max(1.0, each or 1024.0),
             sent=sent,
             span=span or 0,
         )
-
-    def _count(self, connection: Connection, first: int) -> Row:
-        return connection.rows(
-            "peek",
-            tables=self._tables,
-            first=first,
-            last=self._end,
-            messages=self.options.max_messages,
-        )[0]
 
     @property
     def _end(self) -> int:
@@ -337,28 +355,18 @@ class Reader:
         since = now if self._waiting_since is None else self._waiting_since
         return Backlog(found.messages, found.bytes_each, now - since)
 
-    def _plan(
-        self, connection: Connection, start: Offset, found: Found, plan: pace.Plan
-    ) -> Offset | None:
-        """Cut the batch into ranges and store it; None where the messages are gone."""
-        cuts = connection.rows(
-            "cuts",
-            tables=self._tables,
-            first=found.first,
-            last=self._end,
-            messages=plan.messages,
-            share=-(-plan.messages // plan.tasks),
-        )
-        if not cuts:
-            return None
-        bounds = [seq for seq, _ in cuts] + [cuts[-1][1] + 1]
+    def _plan(self, connection: Connection, start: Offset, found: Found, plan: pace.Plan) -> Offset:
+        """Cut the batch into ranges and store it."""
+        share, bounds = cut(found, plan)
         part = {
             "queue": self.address,
             "messages": plan.messages,
+            "share": share,
             "bytes": round(found.bytes_each),
             "bounds": bounds,
         }
         self._planned, self._stop, self._waiting_since = found, bounds[-1], None
+        self._asked = plan.messages
         return self._store(connection, start["reader"], [part])
 
     def _store(self, connection: Connection, reader: str | None, plan: list[Any]) -> Offset:
