@@ -53,9 +53,7 @@ class Connection(Protocol):
     ) -> list[Row]:
         """Execute a statement and return its rows."""
 
-    def arrow(
-        self, statement: str, *, tables: dict[str, QueueAddress] | None = None, **values: Value
-    ) -> pa.Table:
+    def arrow(self, statement: str, *, tables: dict[str, QueueAddress], **numbers: int) -> pa.Table:
         """Execute a statement and return its rows in columns; a uuid is 16 bytes."""
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:

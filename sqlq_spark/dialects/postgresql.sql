@@ -200,24 +200,22 @@ SELECT payload
 -- Index:   the unique index on seq; then by ctid.
 -- Returns: id uuid, expires timestamp, expired bool, headers text, body bytea, seq bigint;
 --          no order promised
-WITH locked AS MATERIALIZED (
-    SELECT ctid AS place,
-           seq,
-           coalesce(octet_length(headers), 0) + coalesce(octet_length(body), 0) AS bytes
-      FROM {queue}
-     WHERE seq >= :first::bigint
-       AND seq < :stop::bigint
-     ORDER BY seq
-     LIMIT :messages::bigint
-       FOR UPDATE SKIP LOCKED),
-taken AS (
-    SELECT place
-      FROM (SELECT place,
-                   sum(bytes) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) - bytes AS before
-              FROM locked) AS weighed
-     WHERE before < :bytes::bigint)
 DELETE FROM {queue}
- WHERE ctid = ANY (ARRAY (SELECT place FROM taken))
+ WHERE ctid = ANY (ARRAY (
+        SELECT place
+          FROM (SELECT place,
+                       sum(bytes) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) - bytes AS before
+                  FROM (SELECT ctid AS place,
+                               seq,
+                               coalesce(octet_length(headers), 0)
+                               + coalesce(octet_length(body), 0) AS bytes
+                          FROM {queue}
+                         WHERE seq >= :first::bigint
+                           AND seq < :stop::bigint
+                         ORDER BY seq
+                         LIMIT :messages::bigint
+                           FOR UPDATE SKIP LOCKED) AS locked) AS weighed
+         WHERE before < :bytes::bigint))
 RETURNING id,
           expires,
           coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
