@@ -100,6 +100,11 @@ class Headers:
         values = [value for each in self._found if each for value in each.values()]
         return pa.array(values, pa.string())
 
+    def rows(self) -> list[dict[str, str | None]]:
+        """The headers of each row; none for poison."""
+        self.check()
+        return [each or {} for each in self._found]
+
     def poison(self) -> pa.Array:
         """Which rows are poison, as booleans."""
         self.check()
@@ -108,7 +113,7 @@ class Headers:
     def map(self, kind: pa.MapType) -> pa.MapArray:
         """The headers as a map column; null for poison."""
         values = self.check().cast(kind.item_type)
-        filled = [each or {} for each in self._found]
+        filled = self.rows()
         offsets = np.zeros(len(filled) + 1, np.int32)
         np.cumsum(np.fromiter(map(len, filled), np.int32, len(filled)), out=offsets[1:])
         keys = pa.array([key for each in filled for key in each], kind.key_type)
@@ -208,25 +213,46 @@ def column(
 # ---------------------------------------------------------------- ids
 
 
-def random_ids(how_many: int, *, seed: bytes | None = None) -> npt.NDArray[np.uint8]:
+def random_ids(
+    how_many: int, *, seed: bytes | None = None, first: int = 0
+) -> npt.NDArray[np.uint8]:
     """
     Fresh version 4 UUIDs.
 
     Args:
         how_many: >= 0.
-        seed: the same 16 bytes give the same ids; None draws from the system.
+        seed: 16 bytes; ids `first` onwards of the sequence that they stand for. None: of chance.
+        first: even.
 
     Returns:
         uint8 of shape (how_many, 16), in network order. Measured: 4.6 million/s, `uuid4` 380k/s.
     """
     if seed is None:
-        drawn = os.urandom(16 * how_many)
-    else:
-        drawn = np.random.Generator(np.random.Philox(key=int.from_bytes(seed))).bytes(16 * how_many)
-    ids = np.frombuffer(drawn, np.uint8).reshape(how_many, 16).copy()
+        ids = np.frombuffer(os.urandom(16 * how_many), np.uint8).reshape(how_many, 16).copy()
+    else:  # a step of Philox is 32 bytes: two ids
+        steps = np.random.Philox(key=int.from_bytes(seed)).advance(first // 2)
+        ids = steps.random_raw(2 * how_many).view(np.uint8).reshape(how_many, 16)
     ids[:, 6] = ids[:, 6] & 0x0F | 0x40
     ids[:, 8] = ids[:, 8] & 0x3F | 0x80
     return ids
+
+
+def rising_ids(how_many: int, now: float) -> npt.NDArray[np.uint8]:
+    """
+    Fresh version 7 UUIDs, ascending: a unique index takes them at its end.
+
+    Args:
+        how_many: >= 0.
+        now: seconds since 1970.
+
+    Returns:
+        uint8 of shape (how_many, 16), in network order.
+    """
+    ids = random_ids(how_many)
+    ids[:, :6] = np.frombuffer(int(now * 1000).to_bytes(6), np.uint8)
+    ids[:, 6] = ids[:, 6] & 0x0F | 0x70
+    halves = ids.view(">u8")
+    return ids[np.lexsort((halves[:, 1], halves[:, 0]))]
 
 
 HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)

@@ -13,6 +13,7 @@ A task that is tried again sends again, with the same message ids.
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import MissingOption, ParcelsMissing, QueueNotFound
-from sqlq_spark.message import packed, random_ids, unpacked
+from sqlq_spark.message import packed, rising_ids, unpacked
 from sqlq_spark.options import addressed
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def look_for(connection: Connection, queue: QueueAddress) -> None:
 
 def expiring(connection: Connection, parcel: pa.Table) -> pa.Table:
     """The columns of a queue, ids fresh; `expires` is the database's now plus the lifetime."""
-    ids = random_ids(parcel.num_rows)
+    ids = rising_ids(parcel.num_rows, time.time())
     columns = {
         "id": pa.FixedSizeBinaryArray.from_buffers(
             pa.binary(16), len(ids), [None, pa.py_buffer(ids)]
