@@ -306,19 +306,20 @@ class Writing:
             with Session(self.options, f"dispatch {staged[0].sink}") as session:
                 session.do(lambda connection: send.dispatch(connection, staged, self.options))
 
-    def discard(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Drop what was staged; what cannot be told from here goes with the sink's next batch."""
-        staged = {(each.sink, each.batch) for each in self._staged(messages) if each.parcels}
-        for sink, batch in staged:
-            try:
-                with Session(self.options, f"abort {sink}") as session:
-                    session.do(
-                        lambda connection, sink=sink, batch=batch: send.discard(  # type: ignore[misc]
-                            connection, sink, batch, timeout=self.options.query_timeout
-                        )
+    def discard(self, sink: str, batch: int, *, final: bool) -> None:
+        """Drop what was staged; a failure is logged only, as why we abort is the error to tell."""
+        options = self.options
+        if options.delivery != "exactlyOnce":
+            return
+        try:
+            with Session(options, f"abort {sink}") as session:
+                session.do(
+                    lambda connection: send.discard(
+                        connection, sink, batch, final=final, timeout=options.query_timeout
                     )
-            except SqlQueueError as error:  # why it was aborted is the error to tell
-                log.warning("%s: batch %d: its parcels are left for now: %s", sink, batch, error)
+                )
+        except SqlQueueError as error:
+            log.warning("%s: batch %d: its parcels are left for now: %s", sink, batch, error)
 
     @staticmethod
     def _staged(messages: list[WriterCommitMessage | None]) -> list[Staged]:
@@ -350,9 +351,9 @@ class BatchWriter(Writing, DataSourceArrowWriter):
             with Session(self.options, f"dispatch {self.sink}") as session:
                 session.do(lambda connection: connection.run("forget_sink", sink=self.sink))
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Drop what was staged."""
-        self.discard(messages)
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+        """Drop what was staged; tasks may still run and report nothing."""
+        self.discard(self.sink, self.batch, final=self.options.txn_app_id is None)
 
 
 class StreamWriter(Writing, DataSourceStreamArrowWriter):
@@ -368,5 +369,6 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
         self.dispatch(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
-        """Drop what was staged."""
-        self.discard(messages)
+        """Drop what was staged; what cannot be told from here goes with the next batch."""
+        for sink, batch in {(each.sink, each.batch) for each in self._staged(messages)}:
+            self.discard(sink, batch, final=False)

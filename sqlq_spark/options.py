@@ -20,7 +20,7 @@ from urllib.parse import quote
 from sqlq_spark import dialects
 from sqlq_spark.address import QueueAddress, name_postgresql, name_sqlserver
 from sqlq_spark.errors import BadAddress, BadOption, MissingOption, UnknownOption
-from sqlq_spark.headers import BadTimeSpan, parse_span
+from sqlq_spark.headers import parse_span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -301,8 +301,6 @@ def parsed(public: str, text: str, read: Callable[[str], T], expected: str) -> T
     """Read one option's text."""
     try:
         return read(text)
-    except BadTimeSpan as error:
-        raise BadOption(public, text, str(error)) from None
     except ValueError:
         raise BadOption(public, text, expected) from None
 

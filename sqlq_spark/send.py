@@ -82,6 +82,7 @@ def _stage(
 ) -> None:
     sink, batch, attempt, number = key
     with transaction(connection, timeout=options.query_timeout):
+        connection.rows("sink_open", sink=sink)
         connection.run(
             "stage",
             sink=sink,
@@ -113,6 +114,7 @@ def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions)
     sink, batch = staged[0].sink, staged[0].batch
     messages = sum(each.messages for each in staged)
     with transaction(connection, timeout=options.query_timeout):
+        connection.rows("sink_close", sink=sink)
         new = connection.rows("advance", sink=sink, batch=batch, messages=messages)
         if new:
             send_parcels(connection, staged, options)
@@ -153,9 +155,21 @@ def _send(connection: Connection, parcel: pa.Table, options: SinkOptions) -> Non
         insert(connection, parcel, options, set())
 
 
-def discard(connection: Connection, sink: str, batch: int, *, timeout: float) -> None:
-    """Drop what a batch, and those before it, staged."""
+def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeout: float) -> None:
+    """
+    Drop what a batch, and those before it, staged.
+
+    Args:
+        connection: no transaction open.
+        sink: who would have sent.
+        batch: the one that failed.
+        final: it will not be tried again, so its tasks that still run must not stage either.
+        timeout: seconds for each statement and wait.
+    """
     with transaction(connection, timeout=timeout):
+        connection.rows("sink_close", sink=sink)
+        if final:
+            connection.rows("advance", sink=sink, batch=batch, messages=0)
         connection.run("discard", sink=sink, batch=batch)
 
 

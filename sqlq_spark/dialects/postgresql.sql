@@ -320,10 +320,22 @@ SELECT o.reader, o.queue, o.acked_batch, o.messages, o.expired, o.diverted, o.cr
 
 -- ---------------------------------------------------------------- send
 
+-- name: sink_open
+-- Many tasks of a sink stage at once; a driver that dispatches or discards waits for them.
+-- Locks:   advisory, shared, until the transaction ends.
+SELECT pg_advisory_xact_lock_shared(hashtextextended('sink ' || :sink::text, 0))
+
+-- name: sink_close
+-- Locks:   advisory, until the transaction ends: waits for tasks that stage, and they for us.
+SELECT pg_advisory_xact_lock(hashtextextended('sink ' || :sink::text, 0))
+
 -- name: stage
--- Again after a lost answer: it is there already.
+-- Nothing where the batch is done or given up, or, after a lost answer, where it is there already.
 INSERT INTO {state}.outbox (sink, batch, attempt, parcel, messages, payload)
-VALUES (:sink::text, :batch::bigint, :attempt::text, :parcel::bigint, :messages::bigint, :payload::bytea)
+SELECT :sink::text, :batch::bigint, :attempt::text, :parcel::bigint, :messages::bigint,
+       :payload::bytea
+ WHERE NOT EXISTS (
+        SELECT FROM {state}.dispatched WHERE sink = :sink::text AND batch >= :batch::bigint)
     ON CONFLICT DO NOTHING
 
 -- name: advance
