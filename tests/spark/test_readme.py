@@ -1,0 +1,59 @@
+"""The code in README runs as it stands, but for where the database is and where the files go."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sqlq_spark.install import create_queue, install
+from sqlq_spark.options import SourceOptions
+from sqlq_spark.sessions import Session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.conftest import Place
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+QUEUES = ("Shop.Orders", "Shop.Billing")
+
+
+def blocks(url: str, folder: Path) -> list[str]:
+    """README's Python, its database and folders replaced by ours."""
+    found = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    ours = [each.replace("postgresql://user@host:5432/shop", url) for each in found]
+    ours = [re.sub(r'\n *\.option\("password", "…"\)', "", each) for each in ours]
+    return [each.replace("/lake/", f"{folder}/") for each in ours]
+
+
+@pytest.mark.spark
+def test_the_code_of_the_readme_runs(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """What is sent to one queue is there, and what waited in the other is in the table."""
+    receive, send = blocks(place.url, tmp_path)
+    given = {"url": place.url, "queue": QUEUES[0]}
+    with Session(SourceOptions.parse(given), "test", state=False) as session:
+        install(session.open(), state="sqlqueue", timeout=30)
+        for queue in QUEUES:
+            address = SourceOptions.parse(given | {"queue": queue}).address
+            create_queue(session.open(), address, timeout=30)
+    try:
+        names: dict[str, object] = {"spark": spark}
+        exec(send.replace("Shop.Billing", "Shop.Orders"), names)  # noqa: S102
+        exec(receive, names)  # noqa: S102
+        exec(send, names)  # noqa: S102
+        received = spark.read.parquet(str(tmp_path / "orders"))
+        billing = place.sql(
+            "SELECT headers, body, expires > now() AT TIME ZONE 'UTC' FROM public.\"Shop.Billing\""
+        )
+
+        assert received.select("body").distinct().count() == 1000
+        assert len({bytes(body) for _, body, _ in billing}) == 1000
+        assert all(live for *_, live in billing)
+        assert all('"tenant":"blue"' in headers for headers, *_ in billing)
+    finally:
+        for queue in QUEUES:
+            place.sql(f'DROP TABLE IF EXISTS public."{queue}"')
+        place.sql("DROP SCHEMA IF EXISTS sqlqueue CASCADE")
