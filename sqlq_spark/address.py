@@ -189,6 +189,11 @@ def quote_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
     return ".".join(_quoted(name, SQLSERVER) for name in reversed(names))
 
 
+def identifier(name: str) -> str:
+    """A name as PostgreSQL quotes it."""
+    return _quoted(name, POSTGRESQL)
+
+
 def _quoted(name: str, notation: Notation) -> str:
     closing = notation.closing
     return notation.opening + name.replace(closing, closing * 2) + closing

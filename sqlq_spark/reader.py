@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +22,7 @@ from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import ReaderOfOtherQueue
 from sqlq_spark.headers import BadWireTime, parse_wire_time
 from sqlq_spark.pace import Backlog, Limits, Ramp
+from sqlq_spark.peek import Found, Peek
 from sqlq_spark.receive import CEILING, Task
 from sqlq_spark.sessions import Session
 
@@ -38,42 +38,6 @@ T = TypeVar("T")
 
 Offset = dict[str, Any]
 INITIAL: Offset = {"v": 1, "reader": None, "batch": 0, "plan": []}
-
-LOWEST, HIGHEST = -(2**63), 2**63 - 1
-MARKS = 1000  # places of a full batch where it can be cut
-FROM_THE_START = 30.0  # seconds after which a peek begins at the very beginning again
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a peek saw."""
-
-    messages: int = 0  # up to the limit
-    marks: tuple[int, ...] = ()  # the seq of every `grain`-th message
-    grain: int = 1
-    last: int = 0  # seq of the last one counted
-    bytes_each: float = 1024.0
-    sent: str | None = None  # TimeSent of the lowest
-    span: int = 0  # from the lowest seq to the highest: about how many wait in all
-
-    @property
-    def place(self) -> tuple[int, tuple[int, ...], int]:
-        """What stays the same while no one takes or adds anything."""
-        return self.messages, self.marks[:1], self.last
-
-
-def cut(found: Found, plan: pace.Plan) -> tuple[int, list[int]]:
-    """
-    Cut a batch into ranges of seqs, at the marks of a peek.
-
-    Returns:
-        How many messages each range holds, the last one perhaps fewer, and the ranges' bounds:
-        range i is [bounds i, bounds i+1). There are at most `plan.tasks` ranges.
-    """
-    grains = -(-plan.messages // found.grain)
-    step = -(-grains // plan.tasks)
-    stop = found.marks[grains] if grains < len(found.marks) else found.last + 1
-    return step * found.grain, [*found.marks[:grains:step], stop]
 
 
 class Reader:
@@ -97,20 +61,14 @@ class Reader:
             fail_on_data_loss=options.fail_on_data_loss,
         )
         self.ramp = Ramp(options.concurrency)
-        self.frozen: int | None = None  # highest seq of an AvailableNow run
+        self.peek = Peek(options)
         self._session = Session(options, f"driver {options.address.table}", state=self._receipts)
         self._purged = False
         self._claimed: str | None = None  # the reader that this process speaks for
         self._acknowledged: Offset = INITIAL
         self._closed = 0  # the last batch that is acknowledged
-        self._planned: Found | None = None  # what the batch before was planned on
-        self._stop = LOWEST  # where it ended
-        self._asked = 0  # messages
-        self._behind: int | None = None  # the seq behind messages that others hold
         self._last: receipts.Acknowledged | None = None
         self._found: Found | None = None
-        self._anchor = LOWEST
-        self._from_start = -1e9  # when the peek last began at the very beginning
         self._quiet_until = -1e9
         self._waiting_since: float | None = None
 
@@ -118,8 +76,7 @@ class Reader:
 
     def freeze(self) -> None:
         """Take the highest seq as it stands now for the end of this run (AvailableNow)."""
-        _, last = self._do(lambda connection: connection.rows("top", tables=self._tables))[0]
-        self.frozen = LOWEST if last is None else last
+        self._do(self.peek.freeze)
 
     def latest(self, start: Offset) -> Offset:
         """
@@ -224,32 +181,17 @@ class Reader:
 
     def _next(self, connection: Connection, start: Offset, now: float) -> Offset | None:
         """Peek, pace and plan, in the transaction that is open; None where nothing is to do."""
-        found = self._found = self._look(connection, now)
-        self._planned = None
+        found = self._found = self.peek.look(connection, now)
         plan = pace.plan(self._backlog(found, now), self._limits, self.ramp)
-        return None if plan is None else self._plan(connection, start, found, plan)
-
-    def _look(self, connection: Connection, now: float) -> Found:
-        """
-        Peek, and behind what others hold where the batch before got nothing.
-
-        What is behind is worked off before the held messages are tried again.
-        """
-        if self._got_nothing():
-            self._behind = self._stop
-            return self._peek(connection, now)
-        found = self._peek(connection, now)
-        if not self._receipts and self._planned is not None and self._planned.place == found.place:
-            self._behind = self._stop
-            return self._peek(connection, now)
-        if not found.messages and self._behind is not None:
-            self._behind = None
-            return self._peek(connection, now)
-        return found
+        if plan is None:
+            return None
+        self._waiting_since = None
+        part = {"queue": self.address} | self.peek.plan(found, plan)
+        return self._store(connection, start["reader"], [part])
 
     def _pause(self, start: Offset, now: float) -> Offset:
         """Leave the database alone for a while."""
-        self._planned = self._behind = None
+        self.peek.rest()
         self._quiet_until = now + self.options.peek_delay
         if self._waiting_since is not None:
             end = self._waiting_since + self.options.max_trigger_delay
@@ -279,8 +221,7 @@ class Reader:
         if not acked.outcome.tasks:
             return
         self.ramp = self.ramp.after(acked.outcome, self.options.concurrency)
-        if self._planned is not None and acked.outcome.got >= self._asked and self._behind is None:
-            self._anchor = self._stop  # dead rows before it need not be looked at again
+        self.peek.learn(acked.outcome)
         log.info(
             "%s: batch %d acknowledged: %d messages, %d expired, %d diverted",
             self.address,
@@ -290,59 +231,13 @@ class Reader:
             acked.diverted,
         )
 
-    def _got_nothing(self) -> bool:
-        """Whether the batch before got nothing, though messages were there: others hold them."""
-        came = None if self._planned is None or self._last is None else self._last.outcome
-        return came is not None and came.tasks > 0 and came.got == 0
-
-    def _peek(self, connection: Connection, now: float) -> Found:
-        """See what waits: from where it began last time, then from the very beginning."""
-        if self._behind is not None:
-            return self._found_from(connection, self._behind)
-        if now - self._from_start < FROM_THE_START:
-            found = self._found_from(connection, self._anchor)
-            if found.messages:
-                self._anchor = found.marks[0]
-                return found
-        found = self._found_from(connection, LOWEST)
-        self._from_start = now
-        self._anchor = found.marks[0] if found.messages else LOWEST
-        return found
-
-    def _found_from(self, connection: Connection, first: int) -> Found:
-        tables, grain = self._tables, max(1, self.options.max_messages // MARKS)
-        messages, last, marks = connection.rows(
-            "peek",
-            tables=tables,
-            first=first,
-            last=self._end,
-            messages=self.options.max_messages,
-            grain=grain,
-        )[0]
-        if not messages:
-            return Found()
-        each, sent, span = connection.rows("sample", tables=tables, first=marks[0])[0]
-        return Found(
-            messages,
-            marks=tuple(marks),
-            grain=grain,
-            last=last,
-            bytes_each=max(1.0, each or 1024.0),
-            sent=sent,
-            span=span or 0,
-        )
-
-    @property
-    def _end(self) -> int:
-        return HIGHEST if self.frozen is None else self.frozen
-
     @property
     def _limits(self) -> Limits:
         options = self.options
         return Limits(
             messages=options.max_messages,
             bytes=options.max_bytes,
-            min_messages=options.min_messages if self.frozen is None else None,
+            min_messages=None if self.peek.frozen else options.min_messages,
             max_delay=options.max_trigger_delay,
             concurrency=options.concurrency,
         )
@@ -354,20 +249,6 @@ class Reader:
             self._waiting_since = now
         since = now if self._waiting_since is None else self._waiting_since
         return Backlog(found.messages, found.bytes_each, now - since)
-
-    def _plan(self, connection: Connection, start: Offset, found: Found, plan: pace.Plan) -> Offset:
-        """Cut the batch into ranges and store it."""
-        share, bounds = cut(found, plan)
-        part = {
-            "queue": self.address,
-            "messages": plan.messages,
-            "share": share,
-            "bytes": round(found.bytes_each),
-            "bounds": bounds,
-        }
-        self._planned, self._stop, self._waiting_since = found, bounds[-1], None
-        self._asked = plan.messages
-        return self._store(connection, start["reader"], [part])
 
     def _store(self, connection: Connection, reader: str | None, plan: list[Any]) -> Offset:
         batch = self._closed + 1

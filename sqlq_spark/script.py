@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlq_spark.address import QueueAddress, quote_postgresql
+from sqlq_spark.address import QueueAddress, identifier, quote_postgresql
 from sqlq_spark.dialects import Statements
 from sqlq_spark.errors import BadOption
 from sqlq_spark.install import STATE, VERSION
@@ -95,11 +95,6 @@ def _filled(statement: str, **values: str) -> str:
 def _plain(quoted: str) -> str:
     """A name inside a comment, which a line break would end."""
     return " ".join(quoted.split())
-
-
-def identifier(name: str) -> str:
-    """A quoted name."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:

@@ -20,6 +20,7 @@ from adbc_driver_postgresql import dbapi
 from sqlq_spark import errors
 from sqlq_spark.address import (
     QueueAddress,
+    identifier,
     parse_postgresql,
     print_postgresql,
     quote_postgresql,
@@ -237,8 +238,3 @@ RIGHTS = {
     "divert": "INSERT",
     "load": "INSERT",
 }
-
-
-def identifier(name: str) -> str:
-    """A quoted name."""
-    return '"' + name.replace('"', '""') + '"'

@@ -13,9 +13,8 @@ from sqlq_spark.options import SourceOptions
 from sqlq_spark.sessions import Session
 
 if TYPE_CHECKING:
+    from conftest import Place
     from pyspark.sql import SparkSession
-
-    from tests.conftest import Place
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 QUEUES = ("Shop.Orders", "Shop.Billing")
