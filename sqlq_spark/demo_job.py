@@ -122,6 +122,7 @@ def session(order: Order) -> SparkSession:
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData "
         "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.host": "127.0.0.1",
+        "spark.databricks.delta.snapshotPartitions": 2,  # of a small log; 50 tasks by default
         "spark.local.dir": temporary,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
