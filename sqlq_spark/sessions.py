@@ -26,7 +26,7 @@ log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
 
 ATTEMPTS = 7
-LONGEST_PAUSE = 5.0  # seconds; all pauses together are about 15
+LONGEST_PAUSE = 5.0  # seconds; all pauses together are about 10
 
 
 class Session:
