@@ -24,14 +24,17 @@ FIRST_PAGE = 50  # rows; later ones grow to PAGE_BYTES by what the rows before w
 LARGEST_PAGE = 20_000
 
 
-def ranges(connection: Connection, queue: QueueAddress, *, parts: int) -> list[tuple[int, int]]:
+def ranges(
+    connection: Connection, queue: QueueAddress, *, parts: int, timeout: float
+) -> list[tuple[int, int]]:
     """
     Cut the seqs of a queue into ranges of even width.
 
     Returns:
         At most `parts` half-open ranges, ascending; none where the queue is empty.
     """
-    first, last = connection.rows("top", tables={"queue": queue})[0]
+    with transaction(connection, timeout=timeout):
+        first, last = connection.rows("top", tables={"queue": queue})[0]
     if first is None:
         return []
     width = -(-(last + 1 - first) // parts)

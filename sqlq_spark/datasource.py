@@ -141,7 +141,10 @@ class BrowseReader(DataSourceReader):
         with Session(self.options, "browse", state=False) as session:
             ranges = session.do(
                 lambda connection: browse.ranges(
-                    connection, self.options.address, parts=self.options.concurrency
+                    connection,
+                    self.options.address,
+                    parts=self.options.concurrency,
+                    timeout=self.options.query_timeout,
                 )
             )
         # Spark makes of no partition at all one that is not ours.
@@ -347,9 +350,6 @@ class BatchWriter(Writing, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send what was staged."""
         self.dispatch(messages)
-        if self.options.txn_app_id is None and self.options.delivery == "exactlyOnce":
-            with Session(self.options, f"dispatch {self.sink}") as session:
-                session.do(lambda connection: connection.run("forget_sink", sink=self.sink))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Drop what was staged; tasks may still run and report nothing."""
@@ -362,7 +362,13 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage or send one task's rows of a micro-batch."""
         batch = origin()
-        return self.send(iterator, f"query:{batch.query_id}", batch.query_batch or 0)
+        if batch.query_id is None or batch.query_batch is None:
+            # without them two queries would share a ledger row, and one's messages be dropped
+            raise SqlQueueError(
+                "Spark did not tell this task its query and batch, by which a stream sends once: "
+                "write by foreachBatch with txnAppId and txnVersion instead"
+            )
+        return self.send(iterator, f"query:{batch.query_id}", batch.query_batch)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """Send what was staged, unless the ledger has the batch."""

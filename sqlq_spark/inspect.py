@@ -131,7 +131,7 @@ def messages(
         limit: how many at most.
         timeout: seconds for each page.
     """
-    ends = browse.ranges(connection, queue, parts=1)
+    ends = browse.ranges(connection, queue, parts=1, timeout=timeout)
     for first, stop in ends if limit else ():
         for page in browse.pages(connection, queue, first, stop, narrow=False, timeout=timeout):
             for row in page.slice(0, limit).to_pylist():

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sqlq_spark.dialects import transaction
+
 if TYPE_CHECKING:
     from sqlq_spark.dialects import Connection
     from sqlq_spark.options import SourceOptions
@@ -75,7 +77,8 @@ class Peek:
 
     def freeze(self, connection: Connection) -> None:
         """Take the highest seq as it stands now for the end."""
-        _, last = connection.rows("top", tables={"queue": self.options.address})[0]
+        with transaction(connection, timeout=self.options.query_timeout):
+            _, last = connection.rows("top", tables={"queue": self.options.address})[0]
         self._end = LOWEST if last is None else last
 
     def learn(self, outcome: Outcome) -> None:

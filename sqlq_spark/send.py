@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-ABANDONED = 7 * 86400.0  # seconds after which what a nameless write staged is nobody's
+ABANDONED = 7 * 86400.0  # seconds after which nothing is kept of a nameless write
 
 
 @dataclass(frozen=True, slots=True)

@@ -373,13 +373,10 @@ DELETE FROM {state}.outbox
  WHERE sink LIKE 'write:%' AND created < now() - make_interval(secs => :seconds::float8)
 
 -- name: forget_abandoned
--- The ledger's rows of writes without a name that were killed right after their commit.
+-- The ledger's rows of writes without a name: kept for a while, so that a task which comes back late
+-- stages nothing.
 DELETE FROM {state}.dispatched
  WHERE sink LIKE 'write:%' AND dispatched < now() - make_interval(secs => :seconds::float8)
-
--- name: forget_sink
--- The ledger's row of a write that can never be replayed.
-DELETE FROM {state}.dispatched WHERE sink = :sink::text
 
 -- ---------------------------------------------------------------- inspection
 

@@ -25,7 +25,7 @@ def pages(bench: Bench, first: int, stop: int, *, narrow: bool = False) -> list[
 
 def test_an_empty_queue_has_no_ranges(bench: Bench) -> None:
     """Then Spark starts no task."""
-    assert browse.ranges(bench.desk, bench.queue, parts=4) == []
+    assert browse.ranges(bench.desk, bench.queue, parts=4, timeout=5) == []
 
 
 @settings(
@@ -44,7 +44,7 @@ def test_the_ranges_together_hold_every_message_once_and_by_seq(
     numbers = ", ".join(str(base + at) for at in gone) or "-1"
     bench.peer.alter(bench.queue, f"DELETE FROM {{queue}} WHERE Seq IN ({numbers})")
 
-    ranges = browse.ranges(bench.desk, bench.queue, parts=parts)
+    ranges = browse.ranges(bench.desk, bench.queue, parts=parts, timeout=5)
     tables = [page for first, stop in ranges for page in pages(bench, first, stop)]
 
     assert len(ranges) <= parts

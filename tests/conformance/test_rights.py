@@ -93,7 +93,7 @@ class Service:
                 connection = session.open()
                 for task in reader.tasks(end):
                     receive(connection, task, timeout=TIMEOUT, origin=Origin())
-                assert browse.ranges(connection, self.input, parts=2) == []
+                assert browse.ranges(connection, self.input, parts=2, timeout=5) == []
                 sink = self.bench.sink(url=self.url, queue=names["output"])
                 staged = send.stage(session, [parcel(b"out", lives=1000)], sink=self.role, batch=0)
                 send.dispatch(connection, [staged], sink)

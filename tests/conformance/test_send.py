@@ -125,6 +125,18 @@ def test_an_abort_leaves_no_parcel(bench: Bench) -> None:
     assert dispatch(bench, stage(bench, parcel(b"again"))) == 1
 
 
+def test_a_task_that_comes_late_stages_nothing(bench: Bench) -> None:
+    """Its batch was sent by another attempt, or given up for good."""
+    dispatch(bench, stage(bench, parcel(b"sent"), sink="write:1"))
+    send.discard(bench.desk, "write:2", 0, final=True, timeout=5)
+
+    stage(bench, parcel(b"late"), sink="write:1")
+    stage(bench, parcel(b"late"), sink="write:2")
+
+    assert outbox(bench) == []
+    assert bench.bodies() == [b"sent"]
+
+
 def test_a_missing_parcel_stops_the_whole_batch(bench: Bench) -> None:
     """Half a batch would be worse than none; the ledger is not advanced either."""
     first, second = stage(bench, parcel(b"1"), parcel(b"2")), stage(bench, parcel(b"3"))
