@@ -6,8 +6,9 @@ quoted here, and nothing else in the package puts a name into SQL. Source: WIRE.
 transports' own parsers, which we follow except that we refuse what they would silently misread.
 """
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlq_spark.errors import BadAddress
 
@@ -49,6 +50,15 @@ def _utf16_units(text: str) -> int:
 
 
 LABELS = ("table", "schema", "catalog")
+LISTED = re.compile(r'(?:"[^"]*"|[^",])*')  # a doubled quote inside quotes is two quoted runs
+# a bracket opens only where a part begins; a double quote is a character like others
+BRACKETS = r"\[(?:[^\]]|\]\])*\]"
+LISTED_SQLSERVER = re.compile(rf"\s*(?:{BRACKETS})?[^,@]*(?:@(?:{BRACKETS})?[^,@]*)*")
+# addresses as we write them: PostgreSQL's ends with a quote, SQL Server's with a bracket
+QUOTED = r'"(?:[^"]|"")*"'
+CANONICAL = re.compile(
+    rf"(?:{QUOTED}\.{QUOTED}|(?:{BRACKETS}|[^@\[][^@]*)(?:@{BRACKETS}){{1,2}})(?:, |\Z)"
+)
 
 POSTGRESQL = Notation(
     database="PostgreSQL",
@@ -126,6 +136,18 @@ def name_postgresql(text: str) -> QueueAddress:
     return _address([text], text, POSTGRESQL)
 
 
+def table_postgresql(text: str) -> QueueAddress:
+    """
+    Read the name of a table that is there, as `name_postgresql`; peers may not take it.
+
+    Raises:
+        BadAddress: as `parse_postgresql`, but for a table of up to 63 bytes.
+    """
+    notation = replace(POSTGRESQL, longest_table=POSTGRESQL.longest)
+    parts = _split(text, notation) if text.startswith('"') else [text]
+    return _address(parts, text, notation)
+
+
 def name_sqlserver(text: str) -> QueueAddress:
     """
     Read what a user writes as a queue: an address if it is bracketed or holds `@`, else one table.
@@ -139,6 +161,65 @@ def name_sqlserver(text: str) -> QueueAddress:
     if text.startswith("[") or "@" in text:
         return parse_sqlserver(text)
     return _address([text], text, SQLSERVER)
+
+
+def split_list(text: str) -> list[str]:
+    """
+    Split the names of several queues at the commas outside double quotes.
+
+    Args:
+        text: `orders, "sales"."a, b"` are two; blanks around a name are not part of it.
+
+    Raises:
+        BadAddress: a quote is not closed, or there is nothing beside a comma.
+    """
+    if text.count('"') % 2:
+        raise BadAddress(
+            text,
+            "a double quote is not closed; put a name that holds one in double quotes and double "
+            "it there",
+        )
+    return _listed(text, LISTED)
+
+
+def split_list_sqlserver(text: str) -> list[str]:
+    """
+    Split the names of several queues at the commas outside brackets.
+
+    Args:
+        text: `orders, [a, b]@[sales]` are two; blanks around a name are not part of it.
+
+    Raises:
+        BadAddress: there is nothing beside a comma.
+    """
+    return _listed(text, LISTED_SQLSERVER)
+
+
+def _listed(text: str, one: re.Pattern[str]) -> list[str]:
+    found, at = [], 0
+    while at <= len(text) and (name := one.match(text, at)) is not None:
+        found.append(name[0].strip())
+        at = name.end() + 1
+    if not all(found):
+        raise BadAddress(text, "a name is missing beside a comma")
+    return found
+
+
+def split_canonical(text: str) -> list[str]:
+    """
+    Split canonical addresses, of either database, that `, ` joins; whatever their names hold.
+
+    Args:
+        text: as the state tables keep the queues of a reader; another text is one address.
+    """
+    found, at = [], 0
+    while at < len(text):
+        one = CANONICAL.match(text, at)
+        if one is None:
+            return [text]
+        found.append(one[0].removesuffix(", "))
+        at = one.end()
+    return found
 
 
 def print_postgresql(address: QueueAddress, default_schema: str = "public") -> str:
@@ -192,6 +273,18 @@ def quote_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
 def identifier(name: str) -> str:
     """A name as PostgreSQL quotes it."""
     return _quoted(name, POSTGRESQL)
+
+
+def bracketed(name: str) -> str:
+    """A name as SQL Server quotes it."""
+    return _quoted(name, SQLSERVER)
+
+
+def due_index(delayed: QueueAddress) -> str:
+    """The name of a delayed table's index; cut where the server would make of it the table's."""
+    suffix = "_Due"
+    room = POSTGRESQL.longest - len(suffix)
+    return delayed.table.encode()[:room].decode(errors="ignore") + suffix
 
 
 def _quoted(name: str, notation: Notation) -> str:

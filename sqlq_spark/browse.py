@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sqlq_spark.dialects import transaction
-from sqlq_spark.message import QUEUE_ROW
+from sqlq_spark.message import BODY_STRING, QUEUE_ROW
+from sqlq_spark.pace import apportion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sqlq_spark.address import QueueAddress
     from sqlq_spark.dialects import Connection
@@ -22,6 +23,28 @@ if TYPE_CHECKING:
 PAGE_BYTES = 8 << 20
 FIRST_PAGE = 50  # rows; later ones grow to PAGE_BYTES by what the rows before weighed
 LARGEST_PAGE = 20_000
+
+
+def parts(
+    connection: Connection, queues: Sequence[QueueAddress], *, parts: int, timeout: float
+) -> list[tuple[QueueAddress, int, int]]:
+    """
+    Cut the seqs of queues into ranges of about even width.
+
+    Returns:
+        About `parts` of them, at least one for each queue that is not empty: the queue, and a
+        half-open range; by queue, ascending.
+    """
+    with transaction(connection, timeout=timeout):
+        ends = [connection.rows("top", tables={"queue": queue})[0] for queue in queues]
+    widths = [0 if first is None else last + 1 - first for first, last in ends]
+    shares = apportion(widths, widths, tasks=parts)
+    return [
+        (queue, *each)
+        for queue, (first, last), share in zip(queues, ends, shares, strict=True)
+        if share
+        for each in cut(first, last + 1, parts=share)
+    ]
 
 
 def ranges(
@@ -37,8 +60,13 @@ def ranges(
         first, last = connection.rows("top", tables={"queue": queue})[0]
     if first is None:
         return []
-    width = -(-(last + 1 - first) // parts)
-    return [(at, min(at + width, last + 1)) for at in range(first, last + 1, width)]
+    return cut(first, last + 1, parts=parts)
+
+
+def cut(first: int, stop: int, *, parts: int) -> list[tuple[int, int]]:
+    """Cut a range into at most so many of even width."""
+    width = -(-(stop - first) // parts)
+    return [(at, min(at + width, stop)) for at in range(first, stop, width)]
 
 
 def pages(
@@ -48,6 +76,7 @@ def pages(
     stop: int,
     *,
     narrow: bool,
+    body_string: bool = False,
     timeout: float,
 ) -> Iterator[pa.Table]:
     """
@@ -59,16 +88,19 @@ def pages(
         first: of the range of seqs.
         stop: the seq behind the range.
         narrow: without headers and bodies, which are null then.
+        body_string: also BODY_STRING, which the table must have.
         timeout: seconds for each page.
 
     Returns:
         Tables of QUEUE_ROW by seq.
     """
     rows = LARGEST_PAGE if narrow else FIRST_PAGE
+    statement = "browse_seq" if narrow else "browse_body_string" if body_string else "browse"
+    schema = QUEUE_ROW.append(BODY_STRING) if body_string else QUEUE_ROW
     while first < stop:
         with transaction(connection, timeout=timeout):
             page = connection.arrow(
-                "browse_seq" if narrow else "browse",
+                statement,
                 tables={"queue": queue},
                 first=first,
                 stop=stop,
@@ -76,18 +108,18 @@ def pages(
             )
         if not page.num_rows:
             return
-        yield whole(page)
+        yield whole(page, schema)
         first = page["seq"][-1].as_py() + 1
         each = max(1, page.nbytes // page.num_rows)
         rows = max(1, min(LARGEST_PAGE, rows * 8, PAGE_BYTES // each))
 
 
-def whole(page: pa.Table) -> pa.Table:
-    """A page with all columns of QUEUE_ROW; null for those that were not asked for."""
+def whole(page: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A page with all columns of a schema; null for those that were not asked for."""
     columns = [
         page[field.name].cast(field.type)
         if field.name in page.column_names
         else pa.nulls(page.num_rows, field.type)
-        for field in QUEUE_ROW
+        for field in schema
     ]
-    return pa.Table.from_arrays(columns, schema=QUEUE_ROW)
+    return pa.Table.from_arrays(columns, schema=schema)

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import time
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from sqlq_spark.address import QueueAddress
     from sqlq_spark.send import Staged
 
 log = logging.getLogger("sqlq_spark")
@@ -56,6 +58,10 @@ COLUMNS = {
     "seq": "bigint",
     "queue": "string",
 }
+
+
+# what a browse need not read, where none of them is asked for
+HEAVY = {"headers", "body", "correlationId", "replyToAddress", "corruptHeaders", "bodyString"}
 
 
 class DefaultSource(DataSource):
@@ -90,11 +96,12 @@ class DefaultSource(DataSource):
 
 def columns(options: SourceOptions) -> dict[str, str]:
     """Column → type, as this reader gives them."""
-    if options.headers_format == "map":
-        return COLUMNS
-    return {name: kind for name, kind in COLUMNS.items() if name != "corruptHeaders"} | {
-        "headers": "string"
-    }
+    known = COLUMNS
+    if options.headers_format == "json":
+        known = {name: kind for name, kind in COLUMNS.items() if name != "corruptHeaders"} | {
+            "headers": "string"
+        }
+    return known | ({"bodyString": "string"} if options.include_body_string else {})
 
 
 def check_columns(schema: StructType, options: SourceOptions) -> None:
@@ -121,8 +128,9 @@ class TaskPartition(InputPartition):
 
 @dataclass
 class RangePartition(InputPartition):
-    """A range of seqs to browse."""
+    """A range of seqs of a queue to browse."""
 
+    queue: QueueAddress
     first: int
     stop: int
 
@@ -138,35 +146,36 @@ class BrowseReader(DataSourceReader):
 
     def partitions(self) -> Sequence[RangePartition]:
         """Even ranges of the seqs there are now; what comes later is not read."""
-        with Session(self.options, "browse", state=False) as session:
-            ranges = session.do(
-                lambda connection: browse.ranges(
+        with Session(self.options, "browse", state=False, worker=True) as session:
+            parts = session.do(
+                lambda connection: browse.parts(
                     connection,
-                    self.options.address,
+                    self.options.addresses,
                     parts=self.options.concurrency,
                     timeout=self.options.query_timeout,
                 )
             )
         # Spark makes of no partition at all one that is not ours.
-        return [RangePartition(first, stop) for first, stop in ranges or [(0, 0)]]
+        return [RangePartition(*part) for part in parts or [(self.options.address, 0, 0)]]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Page through a range; stops as soon as Spark does."""
         schema = to_arrow_schema(self.columns, timezone="UTC")
-        options = self.options
-        with Session(options, f"browse {options.address.table}", state=False) as session:
+        options, queue = self.options, partition.queue
+        name = f"browse {queue.table}"
+        with Session(options, name, state=False, worker=True) as session:
             pages = browse.pages(
                 session.open(),
-                options.address,
+                queue,
                 partition.first,
                 partition.stop,
-                narrow=not {"headers", "body", "correlationId", "replyToAddress", "corruptHeaders"}
-                & set(schema.names),
+                narrow=not HEAVY & set(schema.names),
+                body_string="bodyString" in schema.names,
                 timeout=options.query_timeout,
             )
             for page in pages:
                 for chunk in chunks(page):
-                    yield received(chunk, schema, queue=session.open().printed(options.address))
+                    yield received(chunk, schema, queue=session.open().printed(queue))
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -213,7 +222,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Receive on an executor, or hand out again what an earlier attempt received."""
         task, options = partition.task, self.options
-        with Session(options, f"{task.reader} {task.batch}/{task.task}", state=False) as session:
+        name = f"{task.reader} {task.batch}/{task.task}"
+        with Session(options, name, state=False, worker=True) as session:
             rows = session.do(
                 lambda connection: receive(
                     connection, task, timeout=options.query_timeout, origin=origin()
@@ -261,6 +271,15 @@ def warned(rows: pa.RecordBatch, queue: str) -> pa.RecordBatch:
 # ---------------------------------------------------------------- write
 
 
+@cache
+def tell_of_legacy_columns() -> None:
+    """Say, once in a process, why the option does nothing here."""
+    log.warning(
+        "legacyColumns=true fills nothing: queues of PostgreSQL have no columns CorrelationId and "
+        "ReplyToAddress, as no version 1 peer reads them; both are in the headers"
+    )
+
+
 @dataclass
 class Written(WriterCommitMessage):
     """What one task did; `staged` is None where it sent at once."""
@@ -280,11 +299,17 @@ class Writing:
             BadFrame, BadOption.
         """
         if overwrite:
-            raise BadOption("mode", "overwrite", "append: sending adds to a queue")
+            complete = isinstance(self, StreamWriter)
+            mode = ("outputMode", "complete") if complete else ("mode", "overwrite")
+            raise BadOption(*mode, "append: sending adds to a queue")
         outgoing.check(
             {field.name: field.dataType.simpleString() for field in schema},
             queue=options.queue is not None,
+            topics=options.topics is not None,
+            as_received=options.as_received,
         )
+        if options.legacy_columns and not options.fills_legacy_columns:
+            tell_of_legacy_columns()
         self.options = options
 
     def send(self, batches: Iterator[pa.RecordBatch], sink: str, batch: int) -> Written:
@@ -296,17 +321,17 @@ class Writing:
         seed = None if exactly_once else hashlib.sha256(name.encode()).digest()[:16]
         sender = outgoing.Sender(options=self.options, partition=partition, seed=seed)
         parcels = sender.parcels(batches)
-        with Session(self.options, f"sink {name}", state=exactly_once) as session:
+        with Session(self.options, f"sink {name}", state=exactly_once, worker=True) as session:
             if not exactly_once:
                 return Written(None, send.send_now(session, parcels, self.options))
-            staged = send.stage(session, parcels, sink=sink, batch=batch)
+            staged = send.stage(session, parcels, sink=sink, batch=batch, origin=origin())
             return Written(staged, staged.messages)
 
     def dispatch(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send what all tasks staged, in one transaction."""
         staged = self._staged(messages)
         if staged:
-            with Session(self.options, f"dispatch {staged[0].sink}") as session:
+            with Session(self.options, f"dispatch {staged[0].sink}", worker=True) as session:
                 session.do(lambda connection: send.dispatch(connection, staged, self.options))
 
     def discard(self, sink: str, batch: int, *, final: bool) -> None:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import embedded, inspect, install
 from sqlq_spark.demo_job import QUEUE, Order
-from sqlq_spark.demo_process import Job, JobFailed, check_java
+from sqlq_spark.demo_process import Job, JobFailed
 from sqlq_spark.errors import BadOption, MissingPackage
+from sqlq_spark.java import check_java
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.sessions import Session
 

@@ -7,16 +7,20 @@ What can go wrong, and what mends it.
     │   ├── BadAddress
     │   ├── BadFrame         a DataFrame's columns do not fit
     │   └── BadMessage       one row of a DataFrame does not fit
-    ├── MissingPackage
+    ├── MissingPackage · MissingDriver
     ├── DatabaseFailure      the server said no, or nothing
     │   ├── NotReachable · LoginRefused · DatabaseNotFound
-    │   ├── ConnectionLost · Deadlock · TimedOut · RightMissing
-    │   ├── QueueNotFound · StateNotInstalled · StateTooNew
-    │   └── StatementFailed
+    │   ├── ConnectionLost · Deadlock · TimedOut (and LockTimedOut) · RightMissing
+    │   ├── QueueNotFound · SchemaNotFound · NotAQueue · BodyStringMissing
+    │   ├── QueueNotWritable · QueueElsewhere · MessageChanged · TimeZoneNotFound
+    │   ├── DelayedQueueNotFound · SubscriptionsNotFound · SubscriberUnreachable
+    │   ├── StateNotInstalled · StateTooNew · DatabaseTooOld
+    │   └── StatementFailed  and of its kind LogFull · StatementRefused
     ├── CheckpointFailure    the checkpoint and the reader's row disagree
     │   ├── CheckpointRolledBack · ReaderNotFound · ReaderOfOtherQueue · ReaderTakenOver
     │   └── StaleTask
     ├── ParcelsMissing
+    ├── NothingToSettle
     └── ReceiptSettled
 
 Every message says what was found, where, and what would do.
@@ -36,6 +40,11 @@ class SqlQueueError(Exception):
 
     def __str__(self) -> str:
         return self.template.format(*self.args)
+
+
+def differing(server: str, *, postgresql: str, sqlserver: str) -> str:
+    """What mends it, where that depends on the database at `server`, a url."""
+    return sqlserver if server.startswith("sqlserver:") else postgresql
 
 
 class BadInput(SqlQueueError):
@@ -105,6 +114,29 @@ class MissingPackage(SqlQueueError):
         super().__init__(package, extra)
 
 
+class MissingDelta(SqlQueueError):
+    """A job needs Delta tables, and the Spark that runs it has none."""
+
+    template = (
+        "Delta Lake is not in this Spark: give spark-submit --properties-file "
+        "conf/spark-defaults.conf, which names its jar; or, with python, "
+        "pip install 'sqlq-spark[delta]'"
+    )
+
+
+class MissingDriver(SqlQueueError):
+    """No driver for SQL Server can be used on this machine."""
+
+    template = (
+        "no driver for SQL Server can be used here ({0}): pip install 'sqlq-spark[sqlserver]' "
+        "brings mssql-python, which needs the system's libltdl and libgssapi-krb5; or install "
+        "unixODBC and Microsoft's ODBC Driver 18 for SQL Server for pyodbc"
+    )
+
+    def __init__(self, found: str) -> None:
+        super().__init__(found)
+
+
 class DatabaseFailure(SqlQueueError):
     """The database said no, or nothing at all."""
 
@@ -121,7 +153,7 @@ class NotReachable(DatabaseFailure):
 class LoginRefused(DatabaseFailure):
     """The server does not accept this user or password."""
 
-    template = "{0} refused the login: {1}; check the options user and password"
+    template = "{0} refused the login: {1}; check user and password"
 
     def __init__(self, server: str, reason: str) -> None:
         super().__init__(server, reason)
@@ -157,31 +189,183 @@ class Deadlock(DatabaseFailure):
 class TimedOut(DatabaseFailure):
     """A statement, or the wait for a lock, took longer than queryTimeout."""
 
-    template = "{0} took longer than queryTimeout ({1:g} s): {2}; raise the option queryTimeout"
+    template = "{0} took longer than {1:g} s: {2}; raise the option queryTimeout"
 
     def __init__(self, statement: str, seconds: float, reason: str) -> None:
         super().__init__(statement, seconds, reason)
 
 
+class LockTimedOut(TimedOut):
+    """The same of a wait for a lock alone, which may be over soon; it may be tried again."""
+
+
 class RightMissing(DatabaseFailure):
     """The login lacks a right."""
 
-    template = "{0} is not allowed: {1}; a DBA can mend it with: {2}"
+    template = "{1} (statement {0}); a DBA can mend it with: {2}"
 
     def __init__(self, statement: str, reason: str, grant: str) -> None:
         super().__init__(statement, reason, grant)
 
 
+def visible(server: str) -> str:
+    """The right without which a table is not seen."""
+    return differing(server, postgresql="USAGE on its schema", sqlserver="this login a right on it")
+
+
 class QueueNotFound(DatabaseFailure):
     """The queue's table is absent, or this login may not see it."""
 
+    template = "queue {0} was not found in {1}: create it with `sqlqueue create`, or grant {2}"
+
+    def __init__(self, queue: str, server: str) -> None:
+        super().__init__(queue, server)
+
+    def __str__(self) -> str:
+        queue, server = self.args
+        mend = differing(
+            server,
+            postgresql='USAGE on its schema; a table of another schema is written "schema"."table"',
+            sqlserver="this login a right on it; a table of another schema is written "
+            "table@[schema], one of another database table@[schema]@[database]",
+        )
+        return self.template.format(queue, server, mend)
+
+
+class SchemaNotFound(DatabaseFailure):
+    """A table cannot be made, for its schema is absent; nothing was made."""
+
     template = (
-        "queue {0} was not found in {1}: create it with `sqlqueue create`, or grant USAGE "
-        'on its schema; a table of another schema is written "schema"."table"'
+        "{0} cannot be made in {1}: {2}; let a DBA make the schema first (CREATE SCHEMA), or name "
+        "another"
+    )
+
+    def __init__(self, table: str, server: str, reason: str) -> None:
+        super().__init__(table, server, reason)
+
+
+class NotAQueue(DatabaseFailure):
+    """The table is there, but lacks a column of a queue."""
+
+    template = (
+        "{0} is no queue's table: {1}; a queue has id, expires, headers, body and seq, in lower "
+        "case (on SQL Server RowVersion, in any). `sqlqueue create` makes one, `sqlqueue doctor` "
+        "tells what mends this one"
+    )
+
+    def __init__(self, queue: str, reason: str) -> None:
+        super().__init__(queue, reason)
+
+
+class BodyStringMissing(DatabaseFailure):
+    """The column that includeBodyString=true reads is absent."""
+
+    template = (
+        "queue {0} has no column BodyString, which includeBodyString=true reads: add it with "
+        "`sqlqueue create '{0}' --body-string`, or by {1}; on PostgreSQL it writes every row anew"
+    )
+
+    def __init__(self, queue: str, alter: str) -> None:
+        super().__init__(queue, alter)
+
+
+class SubscriptionsNotFound(DatabaseFailure):
+    """The table of subscriptions is absent, or this login may not see it; nothing was sent."""
+
+    template = (
+        "the table of subscriptions {0} was not found in {1}: name it in the option "
+        "subscriptionTable, grant {2}, or, where no endpoint has subscribed yet, "
+        "let the first one do so with `sqlqueue subscribe`, which makes it"
+    )
+
+    def __init__(self, table: str, server: str) -> None:
+        super().__init__(table, server)
+
+    def __str__(self) -> str:
+        return self.template.format(*self.args, visible(self.args[1]))
+
+
+class SubscriberUnreachable(DatabaseFailure):
+    """A message cannot be copied to one of its subscribers; nothing of its batch was sent."""
+
+    template = (
+        "endpoint {0!r} is subscribed to topic {1!r} with the queue {2!r}, which {3}: nothing was "
+        "sent, or this subscriber alone would have missed it. Make the queue with `sqlqueue "
+        "create`, let the endpoint subscribe anew, or take it out with `sqlqueue unsubscribe`"
+    )
+
+    def __init__(self, endpoint: str, topic: str, address: str, reason: str) -> None:
+        super().__init__(endpoint, topic, address, reason)
+
+
+class QueueNotWritable(DatabaseFailure):
+    """A message cannot be forwarded: its destination is no queue that this login may send to."""
+
+    template = (
+        "{0} is no queue in {1} that this login may insert into: create it with `sqlqueue create`, "
+        "or grant {2}"
     )
 
     def __init__(self, queue: str, server: str) -> None:
         super().__init__(queue, server)
+
+    def __str__(self) -> str:
+        queue, server = self.args
+        mend = differing(
+            server,
+            postgresql="USAGE on its schema, INSERT on it and USAGE on its sequence",
+            sqlserver="INSERT on it",
+        )
+        return self.template.format(queue, server, mend)
+
+
+class TimeZoneNotFound(DatabaseFailure):
+    """The server knows no time zone of this name."""
+
+    template = "{0} failed: {1}"
+
+    def __init__(self, statement: str, reason: str) -> None:
+        super().__init__(statement, reason)
+
+
+class QueueElsewhere(DatabaseFailure):
+    """A message cannot be returned: it failed in another database."""
+
+    template = (
+        "{0!r} names a queue elsewhere, or in the notation of another database than {1}: return "
+        "its messages there"
+    )
+
+    def __init__(self, queue: str, errors: str) -> None:
+        super().__init__(queue, errors)
+
+
+class MessageChanged(DatabaseFailure):
+    """A message is not the one that was looked at; nothing of its batch was returned."""
+
+    template = (
+        "message {0} of {1} was changed since it was looked at: nothing of its batch was returned; "
+        "look again"
+    )
+
+    def __init__(self, row: str, queue: str) -> None:
+        super().__init__(row, queue)
+
+
+class DelayedQueueNotFound(DatabaseFailure):
+    """The table in which delayed messages wait is absent, or is none."""
+
+    template = (
+        "delayed messages of {1} wait in {0}, which is no such table in {2}: create it with "
+        "`sqlqueue create QUEUE --delayed`, grant {3}, or, to send, name another "
+        "in the option delayedQueue"
+    )
+
+    def __init__(self, table: str, queue: str, server: str) -> None:
+        super().__init__(table, queue, server)
+
+    def __str__(self) -> str:
+        return self.template.format(*self.args, visible(self.args[2]))
 
 
 class StateNotInstalled(DatabaseFailure):
@@ -189,11 +373,18 @@ class StateNotInstalled(DatabaseFailure):
 
     template = (
         "the state tables were not found in schema {0} of {1}: run `sqlqueue install` once, "
-        "name their schema in the option stateSchema, or grant USAGE on it"
+        "name their schema in the option stateSchema, or grant {2}"
     )
 
     def __init__(self, schema: str, server: str) -> None:
         super().__init__(schema, server)
+
+    def __str__(self) -> str:
+        schema, server = self.args
+        mend = differing(
+            server, postgresql="USAGE on it", sqlserver="this login the rights on its tables"
+        )
+        return self.template.format(schema, server, mend)
 
 
 class StateTooNew(DatabaseFailure):
@@ -208,13 +399,34 @@ class StateTooNew(DatabaseFailure):
         super().__init__(schema, found, known)
 
 
+class DatabaseTooOld(DatabaseFailure):
+    """A database of SQL Server is kept at a level that has no JSON."""
+
+    template = (
+        "the database of {0} has compatibility level {1}, and messages are sent as JSON, which "
+        "needs {2}: a DBA can mend it with ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = {2}, "
+        "on SQL Server 2016 or later"
+    )
+
+    def __init__(self, server: str, found: int, needed: int) -> None:
+        super().__init__(server, found, needed)
+
+
 class StatementFailed(DatabaseFailure):
     """Any other answer of the database."""
 
-    template = "{0} failed with SQLSTATE {1}: {2}"
+    template = "{0} failed with error {1}: {2}"
 
-    def __init__(self, statement: str, sqlstate: str, reason: str) -> None:
-        super().__init__(statement, sqlstate, reason)
+    def __init__(self, statement: str, code: str, reason: str) -> None:
+        super().__init__(statement, code, reason)
+
+
+class LogFull(StatementFailed):
+    """The transaction log takes no more for now; it may be tried again."""
+
+
+class StatementRefused(StatementFailed):
+    """The message or the table is at fault: another attempt would fail as well."""
 
 
 class CheckpointFailure(SqlQueueError):
@@ -227,7 +439,8 @@ class CheckpointRolledBack(CheckpointFailure):
     template = (
         "the checkpoint of reader {0} stands at batch {1}, but batch {2} was acknowledged: it was "
         "rolled back or copied, and the messages between are gone from the queue. Restore the "
-        "newer checkpoint, or go on without them with failOnDataLoss=false"
+        "newer checkpoint, or begin with a new one; failOnDataLoss=false goes on with this one, "
+        "but a sink that knows batches again (Delta, files, this one) skips as many new ones"
     )
 
     def __init__(self, reader: str, start: int, acked: int) -> None:
@@ -293,6 +506,20 @@ class ParcelsMissing(SqlQueueError):
 
     def __init__(self, sink: str, batch: int, staged: int, found: int) -> None:
         super().__init__(sink, batch, staged, found)
+
+
+class NothingToSettle(SqlQueueError):
+    """A batch has no open receipt that its sends could commit with; nothing was sent."""
+
+    template = (
+        "micro-batch {1} of query {0} has no open receipts in schema {2} of {3}: nothing of it was "
+        "sent. transactionMode=sendsAtomicWithReceive needs a sqlqueue source with receipts in the "
+        "same database and stateSchema; receipts that were returned or dropped end their batch; "
+        "a batch without data has none (spark.sql.streaming.noDataMicroBatches.enabled=false)"
+    )
+
+    def __init__(self, query: str | None, batch: int | None, schema: str, server: str) -> None:
+        super().__init__(query, batch, schema, server)
 
 
 class ReceiptSettled(SqlQueueError):

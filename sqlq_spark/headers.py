@@ -36,6 +36,10 @@ TIME_OF_FAILURE: Final = "NServiceBus.TimeOfFailure"
 EXCEPTION_INFO: Final = "NServiceBus.ExceptionInfo."  # a prefix
 RETRIES: Final = "NServiceBus.Retries"  # also a prefix, of RETRIES.Timestamp
 FL_RETRIES: Final = "NServiceBus.FLRetries"
+ORIGINATING_SAGA_ID: Final = "NServiceBus.OriginatingSagaId"  # of a request; a reply's SAGA_ID
+ORIGINATING_SAGA_TYPE: Final = "NServiceBus.OriginatingSagaType"
+SAGA_ID: Final = "NServiceBus.SagaId"
+SAGA_TYPE: Final = "NServiceBus.SagaType"
 FORWARD_DESTINATION: Final = "NServiceBus.SqlServer.ForwardDestination"  # on both databases
 TRACE_PARENT: Final = "traceparent"
 TRACE_STATE: Final = "tracestate"
@@ -180,6 +184,7 @@ _DECODER = json.JSONDecoder(
 # ----- times ---------------------------------------------------------------------------------
 
 LONGEST_SPAN: Final = 2**31 - 1  # milliseconds, 24.8 days: the peers pass an int32
+LONGEST_DELAY: Final = 365_000 * 86_400_000  # milliseconds, no year of five digits
 
 _WIRE_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d):(\d{6}) Z", re.ASCII)
 _SPAN = re.compile(
@@ -201,15 +206,15 @@ class BadWireTime(ValueError):
 
 
 class BadTimeSpan(ValueError):
-    """A time-to-be-received cannot be read, or no peer could pass it on."""
+    """A time-to-be-received or a delay cannot be read, or no peer could pass it on."""
 
-    def __init__(self, found: str, reason: str) -> None:
-        super().__init__(found, reason)
+    def __init__(self, found: str, reason: str, what: str = "time to be received") -> None:
+        super().__init__(found, reason, what)
 
     def __str__(self) -> str:
-        found, reason = self.args
+        found, reason, what = self.args
         return (
-            f"time to be received {found[:64]!r} {reason}: "
+            f"{what} {found[:64]!r} {reason}: "
             "expected [d.]hh:mm:ss[.fffffff], as 00:30:00 or 1.12:00:00"
         )
 
@@ -243,12 +248,17 @@ def parse_wire_time(text: str) -> datetime:
         raise BadWireTime(text) from None
 
 
-def parse_span(text: str) -> int:
+def parse_span(text: str, *, longest: int = LONGEST_SPAN, what: str = "time to be received") -> int:
     """
-    Read a time-to-be-received; .NET's invariant `[d.]hh:mm:ss[.fffffff]`.
+    Read a time-to-be-received, or a delay; .NET's invariant `[d.]hh:mm:ss[.fffffff]`.
+
+    Args:
+        text: by anyone.
+        longest: milliseconds.
+        what: it is, for the error.
 
     Returns:
-        Milliseconds, 0 to LONGEST_SPAN; smaller parts are cut off, as the transports do.
+        Milliseconds, 0 to `longest`; smaller parts are cut off, as the transports do.
 
     Raises:
         BadTimeSpan: another form, a negative span, or a longer one.
@@ -256,12 +266,12 @@ def parse_span(text: str) -> int:
     found = _SPAN.fullmatch(text)
     if found is None:
         negative = _SPAN.fullmatch(text.removeprefix("-"))
-        raise BadTimeSpan(text, "is negative" if negative else "cannot be read")
+        raise BadTimeSpan(text, "is negative" if negative else "cannot be read", what)
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[:4])
     whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     milliseconds = whole * 1000 + int((found[5] or "").ljust(3, "0")[:3])
-    if milliseconds > LONGEST_SPAN:
-        raise BadTimeSpan(text, f"is longer than {format_span(LONGEST_SPAN)}")
+    if milliseconds > longest:
+        raise BadTimeSpan(text, f"is longer than {span(longest)}", what)
     return milliseconds
 
 
@@ -274,6 +284,11 @@ def format_span(milliseconds: int) -> str:
     """
     if not 0 <= milliseconds <= LONGEST_SPAN:
         raise BadTimeSpan(f"{milliseconds} ms", f"is not between 0 and {LONGEST_SPAN} ms")
+    return span(milliseconds)
+
+
+def span(milliseconds: int) -> str:
+    """Write any time span as .NET does."""
     days, rest = divmod(milliseconds, 86_400_000)
     hours, rest = divmod(rest, 3_600_000)
     minutes, rest = divmod(rest, 60_000)

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import browse
-from sqlq_spark.message import flat, opened, uuid_text
+from sqlq_spark.address import split_canonical
+from sqlq_spark.delayed import peer_zone
+from sqlq_spark.dialects import attempt, transaction
+from sqlq_spark.errors import BadAddress, DelayedQueueNotFound, MissingOption, RightMissing
+from sqlq_spark.install import delayed_of
+from sqlq_spark.message import dated, flat, opened, uuid_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,9 +23,6 @@ if TYPE_CHECKING:
 
     from sqlq_spark.address import QueueAddress
     from sqlq_spark.dialects import Connection
-
-SEQ_END = 2**31 - 1  # PostgreSQL's serial: the INSERT after it fails
-SEQ_WARNING = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,14 @@ class Depth:
     first: int | None  # lowest seq
     last: int | None
 
-    @property
-    def seq_used(self) -> float:
-        """How much of the seqs is used up, 0 to 1."""
-        return (self.last or 0) / SEQ_END
+
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """The table in which a queue's messages wait until they are due."""
+
+    messages: int
+    due: int | None  # of them, those that a mover should take; None where the zone is not known
+    bytes: int  # of the table and its indexes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,7 @@ class Reader:
     """A reader's row: one for each checkpoint."""
 
     reader: str
-    queue: str
+    queue: str  # of several all, joined by ", "
     batch: int  # the last that is acknowledged
     messages: int  # of all acknowledged batches
     expired: int
@@ -54,6 +60,11 @@ class Reader:
     seen: datetime
     receipts: int
     held: int  # messages in them
+
+    @property
+    def queues(self) -> list[str]:
+        """The canonical address of each queue that it reads."""
+        return split_canonical(self.queue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,17 @@ class Message:
     body: bytes | None  # no writer should write null; some did
 
 
+@dataclass(frozen=True, slots=True)
+class DelayedMessage:
+    """A row of a table of delayed messages."""
+
+    id: str | None  # SQL Server's table has none
+    due: datetime  # UTC
+    headers: dict[str, str | None] | None
+    corrupt_headers: str | None
+    body: bytes | None
+
+
 def depth(connection: Connection, queue: QueueAddress) -> Depth:
     """
     Measure a queue; counts its rows.
@@ -100,10 +122,51 @@ def depth(connection: Connection, queue: QueueAddress) -> Depth:
     return Depth(name, *row)
 
 
+def delayed(connection: Connection, queue: QueueAddress, zone: str | None) -> Delayed | None:
+    """
+    Measure a queue's table of delayed messages, in the transaction that is open; counts its rows.
+
+    Args:
+        connection: in a transaction.
+        queue: whose.
+        zone: the option peerTimeZone.
+
+    Returns:
+        None where there is no such table, or this login may not read it.
+    """
+    table = delayed_of(queue)
+    name = delayed_name(connection, queue)
+    if name is None or "due" not in connection.columns(table):
+        return None
+    values = {"table_name": name, "zone": zone_or_none(connection, zone)}
+    try:
+        with attempt(connection):
+            row = connection.rows("stats_delayed", tables={"delayed": table}, **values)[0]
+    except RightMissing:
+        return None
+    return Delayed(*row)
+
+
+def delayed_name(connection: Connection, queue: QueueAddress) -> str | None:
+    """The canonical address of the table of delayed messages; None where it can have none."""
+    try:
+        return connection.printed(delayed_of(queue))
+    except BadAddress:  # the queue's own name is too long for its peers
+        return None
+
+
+def zone_or_none(connection: Connection, told: str | None) -> str | None:
+    """The peers' time zone; None where this session cannot see it."""
+    try:
+        return peer_zone(connection, told)
+    except MissingOption:
+        return None
+
+
 def readers(connection: Connection, queue: str | None = None) -> list[Reader]:
     """The readers of one queue, by its canonical address, or all; the last seen first."""
     found = [Reader(*row) for row in connection.rows("readers")]
-    return [each for each in found if queue in {None, each.queue}]
+    return [each for each in found if queue is None or queue in each.queues]
 
 
 def receipts(
@@ -134,23 +197,61 @@ def messages(
     ends = browse.ranges(connection, queue, parts=1, timeout=timeout)
     for first, stop in ends if limit else ():
         for page in browse.pages(connection, queue, first, stop, narrow=False, timeout=timeout):
-            for row in page.slice(0, limit).to_pylist():
+            for row in dated(page.slice(0, limit)).to_pylist():
                 yield shown(row)
             limit -= page.num_rows
             if limit <= 0:
                 return
 
 
+def delayed_messages(
+    connection: Connection, queue: QueueAddress, *, limit: int, zone: str | None, timeout: float
+) -> list[DelayedMessage]:
+    """
+    Show the delayed messages of a queue that are due first; they are in memory together.
+
+    Args:
+        connection: no transaction open.
+        queue: whose.
+        limit: how many at most.
+        zone: the option peerTimeZone.
+        timeout: seconds for each statement.
+
+    Raises:
+        DelayedQueueNotFound, MissingOption.
+    """
+    table = delayed_of(queue)
+    with transaction(connection, timeout=timeout):
+        if "due" not in connection.columns(table):
+            names = connection.printed(table), connection.printed(queue)
+            raise DelayedQueueNotFound(*names, connection.server)
+        rows = connection.rows(
+            "browse_delayed",
+            tables={"delayed": table},
+            zone=peer_zone(connection, zone),
+            messages=limit,
+        )
+    return [
+        DelayedMessage(name, due, *headers_of(headers), body) for name, due, headers, body in rows
+    ]
+
+
 def shown(row: dict[str, Any]) -> Message:
     """One row of QUEUE_ROW."""
-    headers = opened(row["headers"])
-    if headers is not None and not flat(headers):
-        headers = None
+    headers, corrupt = headers_of(row["headers"])
     return Message(
         id=uuid_text(row["id"]),
         seq=row["seq"],
         expires=row["expires"],
         headers=headers,
-        corrupt_headers=None if headers is not None else row["headers"],
+        corrupt_headers=corrupt,
         body=row["body"],
     )
+
+
+def headers_of(text: str | None) -> tuple[dict[str, str | None] | None, str | None]:
+    """A header text as an object, or, where it is none, the text as it is."""
+    headers = opened(text)
+    if headers is None or not flat(headers):
+        return None, text
+    return headers, None

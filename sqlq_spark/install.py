@@ -7,15 +7,20 @@ Everything here can be run again without harm, and by two installers at once.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sqlq_spark.dialects import transaction
+from sqlq_spark.errors import StatementFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sqlq_spark.address import QueueAddress
     from sqlq_spark.dialects import Connection
 
-VERSION = 1  # of the state tables
+VERSION = 2  # of the state tables
 
 STATE = (
     "install_schema",
@@ -24,9 +29,14 @@ STATE = (
     "install_reader",
     "install_receipt",
     "install_receipt_storage",
+    "install_receipt_page",
+    "install_receipt_page_storage",
     "install_outbox",
     "install_outbox_storage",
+    "install_outbox_page",
+    "install_outbox_page_storage",
     "install_dispatched",
+    "install_version_only",
 )
 
 
@@ -43,8 +53,57 @@ def install(connection: Connection, *, state: str, timeout: float) -> None:
             connection.run(statement, version=VERSION)  # most have no use for it
 
 
-def create_queue(connection: Connection, queue: QueueAddress, *, timeout: float) -> None:
-    """Create a queue's table where it is absent; of two creators at once the second waits."""
+def delayed_of(queue: QueueAddress) -> QueueAddress:
+    """The table in which messages wait that a queue's owner has delayed."""
+    return replace(queue, table=f"{queue.table}.Delayed")
+
+
+def create_delayed(connection: Connection, queue: QueueAddress, *, timeout: float) -> None:
+    """Create the table for a queue's delayed messages where it is absent, as `create_queue`."""
+    delayed = delayed_of(queue)
+
+    def create() -> None:
+        with transaction(connection, timeout=timeout):
+            connection.rows("install_lock", state_name=delayed.table)
+            for statement in ("create_delayed", "create_delayed_index"):
+                connection.run(statement, tables={"delayed": delayed})
+
+    _beside_others(connection, delayed, create)
+
+
+def create_queue(
+    connection: Connection, queue: QueueAddress, *, timeout: float, body_string: bool = False
+) -> None:
+    """
+    Create a queue's table where it is absent; of two creators at once the second waits.
+
+    An endpoint's installer knows nothing of our lock: the database makes us wait for it, and then
+    refuses, because the table is there. So it is done again, and finds the table.
+
+    Args:
+        connection: no transaction open.
+        queue: where.
+        timeout: seconds for each statement and wait.
+        body_string: also add the column BodyString, to a table that is there as well.
+    """
+    work = partial(_create_queue, connection, queue, timeout, body_string=body_string)
+    _beside_others(connection, queue, work)
+
+
+def _beside_others(connection: Connection, table: QueueAddress, create: Callable[[], None]) -> None:
+    try:
+        create()
+    except StatementFailed:
+        if not connection.columns(table):
+            raise
+        create()
+
+
+def _create_queue(
+    connection: Connection, queue: QueueAddress, timeout: float, *, body_string: bool
+) -> None:
     with transaction(connection, timeout=timeout):
         connection.rows("install_lock", state_name=queue.table)
         connection.run("create_queue", tables={"queue": queue})
+        if body_string and "bodystring" not in connection.columns(queue):
+            connection.run("add_body_string", tables={"queue": queue})

@@ -11,13 +11,16 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sqlq_spark.delays import MOMENT
 from sqlq_spark.errors import BadInput, BadMessage
-from sqlq_spark.headers import BadTimeSpan, format_span
+from sqlq_spark.headers import LONGEST_DELAY, BadTimeSpan, format_span, span
 from sqlq_spark.outgoing import IGNORED, WRITTEN
+from sqlq_spark.topics import TOPICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -26,13 +29,17 @@ if TYPE_CHECKING:
 
 BATCH = 5_000  # lines
 TEXTS = ("id", "correlationId", "replyToAddress", "queue")
-KNOWN = {*WRITTEN, *IGNORED, "bodyBase64"}
+FIELDS = (*WRITTEN, "bodyBase64")
+KNOWN = {*FIELDS, *IGNORED}
 
 SCHEMA = pa.schema(
     [
         pa.field("body", pa.binary()),
         pa.field("headers", pa.map_(pa.string(), pa.string())),
         pa.field("timeToBeReceived", pa.string()),
+        pa.field("delay", pa.string()),
+        pa.field("deliverAt", MOMENT),
+        pa.field("topics", TOPICS),
         *(pa.field(name, pa.string()) for name in TEXTS),
     ]
 )
@@ -113,8 +120,7 @@ def row(line: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Unfit('expected an object, as {"body": …}')
     if strange := found.keys() - KNOWN:
-        known = ", ".join(name for name in (*WRITTEN, "bodyBase64"))
-        raise Unfit(f"{min(strange)!r} is not known; known are {known}")
+        raise Unfit(f"{min(strange)!r} is not known; known are {', '.join(FIELDS)}")
     for name in TEXTS:
         if not isinstance(found.get(name), str | None):
             raise Unfit(f"{name} is {json.dumps(found[name])[:64]}: expected text")
@@ -123,6 +129,9 @@ def row(line: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
         "body": _body(found),
         "headers": list({**headers, **_headers(found.get("headers"))}.items()),
         "timeToBeReceived": _lifetime(found.get("timeToBeReceived")),
+        "delay": _delay(found.get("delay")),
+        "deliverAt": _moment(found.get("deliverAt")),
+        "topics": _topics(found.get("topics")),
     }
 
 
@@ -164,6 +173,42 @@ def _headers(found: object) -> dict[str, str | None]:
     for name, value in found.items():
         _encodable("a header", name)
         _encodable(f"header {name!a}", value)
+    return found
+
+
+def _delay(found: object) -> str | None:
+    if isinstance(found, str | None):
+        return found
+    if type(found) is not int or not 0 <= found <= LONGEST_DELAY:
+        raise Unfit(
+            'delay is neither "hh:mm:ss" nor whole milliseconds, at least 0 and at most '
+            f"{LONGEST_DELAY}"
+        )
+    return span(found)
+
+
+def _moment(found: object) -> datetime | None:
+    if found is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(str(found))
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise Unfit(
+            f"deliverAt is {json.dumps(found)[:64]}: expected a time with its zone, "
+            "as 2026-06-30T17:05:09Z"
+        )
+    return moment
+
+
+def _topics(found: object) -> list[str] | None:
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise Unfit("topics is no array of texts")
+    for each in found:
+        _encodable("topics", each)
     return found
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-# a row of a queue, as found; the payload of a receipt
+# a row of a queue, as found, and as a receipt keeps it
 QUEUE_ROW = pa.schema(
     [
         pa.field("id", pa.binary(16)),
@@ -36,28 +36,26 @@ QUEUE_ROW = pa.schema(
     ]
 )
 
-# Measured on messages of 1.2 kB: level 1 2.0 us and 165 bytes a message, level -3 1.2 us and 262,
-# lz4 1.4 us and 298.
-PACKED = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=-3))
+# what a read with includeBodyString has besides; a receipt made without it has none
+BODY_STRING = pa.field("bodystring", pa.string())
 
 # columns of a read that are headers; the columns of this name are empty in today's tables
 HEADER_COLUMNS = {"correlationId": CORRELATION_ID, "replyToAddress": REPLY_TO_ADDRESS}
 
+# of expiries; between them Python has a time for each
+FIRST, LAST = (
+    pa.scalar(text, pa.string()).cast(pa.timestamp("us")) for text in ("0001-01-02", "9999-12-31")
+)
+
+LEGACY_LENGTH = 255  # bytes of such a column, where a table has them
+
 BATCH_BYTES = 8 << 20  # of one record batch on its way to Spark
 BATCH_ROWS = 10_000
 
+TEXTS = frozenset({str, type(None)})  # what the values of headers may be
 
-def packed(rows: pa.Table) -> bytes:
-    """The rows as an Arrow IPC stream, its buffers zstd: about 1 MB for 27 MB of like messages."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema, options=PACKED) as writer:
-        writer.write_table(rows)
-    return bytes(sink.getvalue())
-
-
-def unpacked(payload: bytes) -> pa.Table:
-    """The rows of an Arrow IPC stream."""
-    return pa.ipc.open_stream(payload).read_all()
+# a letter or a dot in hex, which no peer writes: a header's name may be written with it
+NAMED_IN_HEX = r"\\u00(?:2[Ee]|[4-7])"
 
 
 def by_seq(rows: pa.Table) -> pa.Table:
@@ -76,6 +74,18 @@ def chunks(rows: pa.Table) -> Iterator[pa.RecordBatch]:
             yield chunk
 
 
+def dated(rows: pa.Table) -> pa.Table:
+    """
+    Rows of QUEUE_ROW, an expiry beyond Python's calendar null.
+
+    An infinite one, which the driver gives as some other, could not be shown, nor loaded again.
+    """
+    expires = rows["expires"]
+    known = pc.and_(pc.greater(expires, FIRST), pc.less(expires, LAST))
+    place = rows.schema.get_field_index("expires")
+    return rows.set_column(place, "expires", pc.if_else(known, expires, None))
+
+
 class Headers:
     """The headers of some rows, parsed: each a flat JSON object string → string or null."""
 
@@ -91,7 +101,7 @@ class Headers:
                 self._values = self._flat_values()
             except (pa.ArrowException, TypeError):
                 self._found = [
-                    each if each is not None and flat(each) else None for each in self._found
+                    None if each is None or not flat(each) else each for each in self._found
                 ]
                 self._values = self._flat_values()
         return self._values
@@ -139,26 +149,28 @@ def opened(text: str | None) -> dict[str, str | None] | None:
 
 def flat(headers: dict[str, str | None]) -> bool:
     """Whether all values are texts or null."""
-    return all(value is None or type(value) is str for value in headers.values())
+    return TEXTS.issuperset(map(type, headers.values()))
 
 
 def quick_text(texts: list[str | None], name: str) -> pa.Array:
     """
     One header of every row, found as our peers write it, without parsing; null where it is absent.
 
-    In a JSON text a quote inside a string is escaped, so `"name":"` is a key. Where the value has
-    an escape, or the name is there twice or in another form, the row is parsed.
-    Measured: 0.3 us a message; parsing takes 2.
+    In a JSON text a quote inside a string is escaped, so `"name":"` after no backslash is a key.
+    Where the value has an escape, or the name is there twice or in another form, the row is parsed.
+    A name with a letter in hex (`NAMED_IN_HEX`) is not found.
+    Measured: 0.4 us a message; parsing takes 2.
     """
-    key, start = f'"{name}":"', len(name) + 4
+    key, on = f'"{name}":"', len(name) + 3
 
     def value(text: str) -> str | None:
-        at = text.find(key)
+        at = text.find(name)  # one pass over a text without it
         if at < 0:
-            return parsed(text) if name in text else None
-        end = text.find('"', at + start)
-        found = text[at + start : end]
-        return found if "\\" not in found and name not in text[end:] else parsed(text)
+            return None
+        end = text.find('"', at + on)
+        found = text[at + on : end]
+        plain = end >= 0 and text.startswith(key, at - 1) and "\\" not in text[at - 2] + found
+        return found if plain and text.find(name, end) < 0 else parsed(text)
 
     def parsed(text: str) -> str | None:
         found = (opened(text) or {}).get(name)
@@ -176,13 +188,17 @@ def received(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> pa.Recor
         schema: any of the columns of a read, with the types that Spark derived for them.
         queue: the address they came from.
 
-    Headers are parsed only where a column needs them all.
+    Headers are parsed only where a column needs them all, or a name may be written in hex.
     """
     headers = texts = None
+    found = rows.column("headers")
     if any(pa.types.is_map(field.type) or field.name == "corruptHeaders" for field in schema):
-        headers = Headers(rows.column("headers"))
+        headers = Headers(found)
     elif HEADER_COLUMNS.keys() & {*schema.names}:
-        texts = rows.column("headers").to_pylist()
+        if pc.any(pc.match_substring_regex(found, NAMED_IN_HEX)).as_py():
+            headers = Headers(found)
+        else:
+            texts = found.to_pylist()
     columns = [column(field, rows, headers, texts, queue) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -207,7 +223,25 @@ def column(
         return headers.map(kind)
     if name == "queue":
         return pa.repeat(pa.scalar(queue, kind), rows.num_rows)
-    return rows.column(name).cast(kind)
+    at = rows.schema.get_field_index(name.lower())  # bodyString may be absent, see BODY_STRING
+    return pa.nulls(rows.num_rows, kind) if at < 0 else rows.column(at).cast(kind)
+
+
+def with_legacy_columns(rows: pa.Table) -> pa.Table:
+    """
+    Rows to send with what peers of version 1 read from columns; null where it does not fit there.
+
+    Args:
+        rows: with `headers`.
+    """
+    texts = rows["headers"].to_pylist()
+    for name, header in HEADER_COLUMNS.items():
+        found = quick_text(texts, header)
+        # a varchar: beyond ASCII the server would put question marks
+        short = pc.less_equal(pc.binary_length(found), LEGACY_LENGTH)
+        fits = pc.and_(short, pc.string_is_ascii(found))
+        rows = rows.append_column(name.lower(), pc.if_else(fits, found, None))
+    return rows
 
 
 # ---------------------------------------------------------------- ids

@@ -13,14 +13,24 @@ import difflib
 import math
 import os
 import re
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote
 
 from sqlq_spark import dialects
-from sqlq_spark.address import QueueAddress, name_postgresql, name_sqlserver
+from sqlq_spark.address import (
+    QueueAddress,
+    name_postgresql,
+    name_sqlserver,
+    print_postgresql,
+    print_sqlserver,
+    split_list,
+    split_list_sqlserver,
+    table_postgresql,
+)
 from sqlq_spark.errors import BadAddress, BadOption, MissingOption, UnknownOption
 from sqlq_spark.headers import parse_span
+from sqlq_spark.message_types import split_names, unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,9 +40,20 @@ T = TypeVar("T")
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 INT64 = 2**63 - 1
+ZONE = "the time zone in which the .NET endpoints' sessions work, as Europe/Berlin"
 
 # how a user's name for a queue is read, by the dialect
 NAMED = {"postgresql": name_postgresql, "sqlserver": name_sqlserver}
+# and how it is written, so that one queue has one name
+PRINTED = {"postgresql": print_postgresql, "sqlserver": print_sqlserver}
+# the same for a table that is there, whether peers take its name or not
+ANY_TABLE = NAMED | {"postgresql": table_postgresql}
+# how a list of names is split
+LISTED = {"postgresql": split_list, "sqlserver": split_list_sqlserver}
+# a password in a url, before the host or in the query
+OWN_PASSWORD = re.compile(r"(?i)://[^/?@:]*:[^/?]*@|[?&]password=")
+# whose queues have columns for the peers of version 1
+WITH_LEGACY_COLUMNS = {"sqlserver"}
 
 
 class Unreadable(ValueError):
@@ -95,16 +116,25 @@ def one_of(*known: str) -> Callable[[str], str]:
 
 def name(text: str) -> str:
     """Read a name for a schema or an application of the user's: not empty, 63 bytes at most."""
-    if not text or len(text.encode("utf-8", "replace")) > 63 or "\0" in text:  # noqa: PLR2004
+    if not text or len(text.encode()) > 63 or "\0" in text:  # noqa: PLR2004
         raise Unreadable
     return text
 
 
 def words(text: str) -> str:
-    """Read any text that is not blank."""
+    """Read any text that is not blank, and that a driver can send."""
     if not text.strip():
         raise Unreadable
+    text.encode()  # half of a surrogate pair is a ValueError
     return text
+
+
+def topic_names(text: str) -> tuple[str, ...]:
+    """Read topics that commas separate."""
+    found = tuple(split_names(text))
+    if any(map(unfit, found)):
+        raise Unreadable
+    return found
 
 
 def option(
@@ -124,7 +154,7 @@ def option(
 class DatabaseOptions:
     """Where the database is, and how long to wait for it."""
 
-    url: str = option("url", words, "postgresql://user@host:5432/database", secret=True)
+    url: str = option("url", words, dialects.EXAMPLES, secret=True)
     state_schema: str = option(
         "stateSchema", name, "the schema of the state tables", default="sqlqueue"
     )
@@ -174,7 +204,10 @@ class DatabaseOptions:
 class SourceOptions(DatabaseOptions):
     """What a reader needs, parsed once; no one else sees a raw option."""
 
-    queue: str = option("queue", words, "a queue's name, also as .load(name)")
+    queue: str | None = option("queue", words, "a queue's name, also as .load(name)", default=None)
+    queues: str | None = option(
+        "queues", words, "names of queues, separated by commas", default=None
+    )
     transaction_mode: str = option(
         "transactionMode",
         one_of("receiveOnly", "none"),
@@ -196,13 +229,19 @@ class SourceOptions(DatabaseOptions):
     max_concurrency: int | None = option(
         "maxConcurrency", count, "a whole number of at least 1", default=None
     )
+    min_concurrency: int = option(
+        "minConcurrency", count, "a whole number of at least 1", default=1
+    )
     peek_delay: float = option(
         "peekDelay", duration(0.1), "a time of at least 100ms, as 1s", default=1.0
     )
     headers_format: str = option(
         "headersFormat", one_of("map", "json"), "map or json", default="map"
     )
+    include_body_string: bool = option("includeBodyString", flag, "true or false", default=False)
     error_queue: str | None = option("errorQueue", words, "a queue's name", default=None)
+    delayed_delivery: bool = option("delayedDelivery", flag, "true or false", default=False)
+    peer_time_zone: str | None = option("peerTimeZone", name, ZONE, default=None)
     purge_on_startup: bool = option("purgeOnStartup", flag, "true or false", default=False)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, "true or false", default=True)
 
@@ -215,14 +254,69 @@ class SourceOptions(DatabaseOptions):
                 str(self.min_messages),
                 f"at most {self.max_messages}, the maximum",
             )
-        if self.error_address is not None and self.error_address == self.address:
-            raise BadOption("errorQueue", str(self.error_queue), "another queue than the one read")
-        _ = self.address
+        if self.min_concurrency > self.concurrency:
+            raise BadOption(
+                "minConcurrency",
+                str(self.min_concurrency),
+                f"at most {self.concurrency}, the maximum",
+            )
+        self._check_queues()
+
+    def _check_queues(self) -> None:
+        """Each queue once, and none of them the error queue."""
+        if self.queue is None and self.queues is None:
+            raise MissingOption(
+                "queue", "a queue's name, also as .load(name), or several in queues"
+            )
+        if self.queue is not None and self.queues is not None:
+            raise BadOption("queues", self.queues, f"nothing beside the one queue {self.queue!r}")
+        names = self.names
+        for name in names:
+            if names.count(name) > 1:
+                raise BadOption("queues", str(self.queues), f"each queue once, but {name} is twice")
+        if self.error_address is not None and printed(self.url, self.error_address) in names:
+            one = "the one read" if self.queues is None else "those read"
+            raise BadOption("errorQueue", str(self.error_queue), f"another queue than {one}")
+
+    @property
+    def addresses(self) -> tuple[QueueAddress, ...]:
+        """The queues to read, one at least."""
+        if self.queues is None:
+            return (addressed("queue", self.url, str(self.queue)),)
+        try:
+            names = LISTED[dialects.kind(self.url)](self.queues)
+        except BadAddress as error:
+            expected = f"names of queues, separated by commas ({error.args[1]})"
+            raise BadOption("queues", self.queues, expected) from None
+        return tuple(addressed("queues", self.url, each) for each in names)
+
+    @property
+    def names(self) -> list[str]:
+        """Their canonical addresses."""
+        return [printed(self.url, each) for each in self.addresses]
 
     @property
     def address(self) -> QueueAddress:
-        """The queue to read."""
-        return addressed("queue", self.url, self.queue)
+        """The queue to read, the first of several."""
+        return self.addresses[0]
+
+    def most_tasks(self, address: QueueAddress) -> int | None:
+        """
+        How many tasks may read one of several queues, where that is known without being told.
+
+        One for an instance-specific queue, as in the transport, where replies to one instance come
+        in.
+        """
+        return 1 if self.max_concurrency is None and self.is_instance(address) else None
+
+    def is_instance(self, address: QueueAddress) -> bool:
+        """Whether it is the instance-specific queue of an endpoint whose queue is read too."""
+        stem = address.table
+        while "." in stem:
+            stem = stem.rpartition(".")[0]
+            if stem and printed(self.url, replace(address, table=stem)) in self.names:
+                return True
+        return False
 
     @property
     def error_address(self) -> QueueAddress | None:
@@ -236,7 +330,7 @@ class SourceOptions(DatabaseOptions):
     @property
     def concurrency(self) -> int:
         """Receive tasks of one batch, at most."""
-        return self.max_concurrency or max(2, os.cpu_count() or 2)
+        return self.max_concurrency or max(2, os.cpu_count() or 2, self.min_concurrency)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,11 +338,30 @@ class SinkOptions(DatabaseOptions):
     """What a writer needs, parsed once."""
 
     queue: str | None = option("queue", words, "a queue's name, also as .save(name)", default=None)
+    topics: tuple[str, ...] | None = option(
+        "topics", topic_names, "types' full names, as Shop.OrderPlaced,Shop.IEvent", default=None
+    )
+    subscription_table: str = option(
+        "subscriptionTable",
+        words,
+        "a table's name, written as a queue's",
+        default="SubscriptionRouting",
+    )
+    delayed_queue: str | None = option(
+        "delayedQueue", words, "a table's name, as Shop.Orders.Delayed", default=None
+    )
+    peer_time_zone: str | None = option("peerTimeZone", name, ZONE, default=None)
     delivery: str = option(
         "delivery",
         one_of("exactlyOnce", "atLeastOnce"),
         "exactlyOnce or atLeastOnce",
         default="exactlyOnce",
+    )
+    transaction_mode: str | None = option(
+        "transactionMode",
+        one_of("sendsAtomicWithReceive"),
+        "sendsAtomicWithReceive, or left out",
+        default=None,
     )
     time_to_be_received: int | None = option(
         "timeToBeReceived", parse_span, "hh:mm:ss, at most 24.20:31:23", default=None
@@ -264,6 +377,8 @@ class SinkOptions(DatabaseOptions):
     reply_to_address: str | None = option(
         "replyToAddress", words, "a queue's address", default=None
     )
+    as_received: bool = option("asReceived", flag, "true or false", default=False)
+    legacy_columns: bool = option("legacyColumns", flag, "true or false", default=False)
     txn_app_id: str | None = option(
         "txnAppId", words, "a name that lasts, with txnVersion", default=None
     )
@@ -278,6 +393,16 @@ class SinkOptions(DatabaseOptions):
     def __post_init__(self) -> None:
         """Refuse what no single option can see by itself."""
         super().__post_init__()
+        if self.settles and self.delivery != "exactlyOnce":
+            raise BadOption(
+                "delivery", self.delivery, "exactlyOnce with transactionMode=sendsAtomicWithReceive"
+            )
+        if self.as_received and any(self.stated):
+            raise BadOption(
+                "asReceived",
+                "true",
+                f"no option that states a header beside it, {self.stated} here",
+            )
         if (self.txn_app_id is None) != (self.txn_version is None):
             missing, other = (
                 ("txnAppId", "txnVersion")
@@ -289,12 +414,54 @@ class SinkOptions(DatabaseOptions):
             )
         if self.txn_app_id is not None and len(self.txn_app_id) > 150:  # noqa: PLR2004
             raise BadOption("txnAppId", self.txn_app_id[:20] + "…", "at most 150 characters")
-        _ = self.address
+        if self.txn_app_id is not None and self.txn_app_id != self.txn_app_id.strip():
+            # SQL Server compares names without the blanks at their ends: two writes would be one
+            raise BadOption("txnAppId", self.txn_app_id, "a name without blanks at its ends")
+        if self.topics is not None and self.queue is not None:
+            raise BadOption(
+                "topics",
+                ", ".join(self.topics),
+                f"no queue beside it, {self.queue!r} here: rows without a destination of their own "
+                "are sent to that queue or published, not both",
+            )
+        _ = self.address, self.subscription_address, self.delayed_address
+
+    @property
+    def stated(self) -> list[str]:
+        """What the options put into headers."""
+        given = (self.message_type, self.content_type, self.originating_endpoint)
+        lifetime = self.time_to_be_received
+        spoken = (*given, self.reply_to_address, None if lifetime is None else f"{lifetime} ms")
+        return [text for text in spoken if text is not None]
+
+    @property
+    def fills_legacy_columns(self) -> bool:
+        """Whether CorrelationId and ReplyToAddress are also written into columns of their own."""
+        return self.legacy_columns and dialects.kind(self.url) in WITH_LEGACY_COLUMNS
+
+    @property
+    def settles(self) -> bool:
+        """Whether what is sent commits with what the micro-batch received."""
+        return self.transaction_mode is not None
 
     @property
     def address(self) -> QueueAddress | None:
         """Where rows go that name no queue of their own."""
         return None if self.queue is None else addressed("queue", self.url, self.queue)
+
+    @property
+    def subscription_address(self) -> QueueAddress:
+        """The table of subscriptions."""
+        return addressed("subscriptionTable", self.url, self.subscription_table)
+
+    @property
+    def delayed_address(self) -> QueueAddress | None:
+        """Where delayed rows wait, if not in the table of their destination."""
+        return (
+            None
+            if self.delayed_queue is None
+            else addressed("delayedQueue", self.url, self.delayed_queue, ANY_TABLE)
+        )
 
 
 def parsed(public: str, text: str, read: Callable[[str], T], expected: str) -> T:
@@ -305,12 +472,22 @@ def parsed(public: str, text: str, read: Callable[[str], T], expected: str) -> T
         raise BadOption(public, text, expected) from None
 
 
-def addressed(public: str, url: str, text: str) -> QueueAddress:
+def addressed(
+    public: str,
+    url: str,
+    text: str,
+    named: Mapping[str, Callable[[str], QueueAddress]] = NAMED,
+) -> QueueAddress:
     """Read a queue's name in the notation of the url's database."""
     try:
-        return NAMED[dialects.kind(url)](text)
+        return named[dialects.kind(url)](text)
     except BadAddress as error:
         raise BadOption(public, text, f"a queue's name ({error.args[1]})") from None
+
+
+def printed(url: str, address: QueueAddress) -> str:
+    """Write the canonical address in the notation of the url's database."""
+    return PRINTED[dialects.kind(url)](address)
 
 
 def refuse_near_misses(given: Mapping[str, str], cls: type[DatabaseOptions]) -> None:
@@ -328,6 +505,11 @@ def refuse_near_misses(given: Mapping[str, str], cls: type[DatabaseOptions]) -> 
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
         if near:
             raise UnknownOption(key, known[near[0]])
+
+
+def with_password(url: str, password: str | None) -> str:
+    """Put a password of the environment into the url, where that has none of its own."""
+    return url if OWN_PASSWORD.search(url) else with_login(url, None, password)
 
 
 def with_login(url: str, user: str | None, password: str | None) -> str:

@@ -1,12 +1,18 @@
 """
 How much the next micro-batch asks for: pure arithmetic on the backlog, the limits and the past.
 
+A stream may read several queues: what a batch may hold is shared among them by water filling, so
+that none starves beside a queue with a million waiting.
+
 It starts as the transport's version 3 does, with a task for all pending work up to the maximum, and
 adapts as its version 2.1 did, by counting receives that yielded something and receives that did
 not. Source: DESIGN.md part 4; the SQL Server transport's documentation, "Concurrency".
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 RAMP_UP: Final = 5  # over so many successes in a row: one task more
@@ -30,11 +36,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What a peek found."""
+    """What a peek found in one queue."""
 
     messages: int  # waiting, counted up to the limit
     bytes_each: float  # what one weighs on average, > 0
-    waited: float  # seconds since messages were first seen waiting and `min_messages` not reached
+    most_tasks: int | None = None  # that may read it at a time, >= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the next batch asks for; each of its tasks gets at least one message to look for."""
+    """What the next batch asks of a queue; each of its tasks has a message to look for."""
 
     messages: int
     tasks: int
@@ -62,7 +68,7 @@ class Ramp:
     successes: int = 0
     failures: int = 0
 
-    def after(self, outcome: Outcome, concurrency: int) -> "Ramp":
+    def after(self, outcome: Outcome, concurrency: int, *, least: int = 1) -> "Ramp":
         """
         Move by what a batch did; each of its tasks is one receive.
 
@@ -71,28 +77,103 @@ class Ramp:
         Args:
             outcome: the batch that was just acknowledged.
             concurrency: the most tasks there may be, >= 1.
+            least: the fewest, >= 1 and <= `concurrency`; equal to it, the ramp stands still.
         """
-        ramp = replace(self, tasks=min(max(self.tasks, 1), concurrency))
+        ramp = replace(self, tasks=min(max(self.tasks, least), concurrency))
         for _ in range(outcome.tasks - outcome.empty):
             ramp = _succeeded(ramp, concurrency)
         for _ in range(outcome.empty):
-            ramp = _failed(ramp)
+            ramp = _failed(ramp, least)
         return ramp
 
 
-def plan(backlog: Backlog, limits: Limits, ramp: Ramp) -> Plan | None:
+def plans(
+    backlogs: Sequence[Backlog],
+    limits: Limits,
+    ramp: Ramp,
+    *,
+    waited: float = 0.0,
+    turn: int = 0,
+) -> list[Plan | None]:
     """
-    Say what the next batch asks for.
+    Say what the next batch asks of each queue.
+
+    Args:
+        backlogs: of the stream's queues, always in the same order.
+        limits: of the whole batch.
+        ramp: where the stream stands.
+        waited: seconds since messages were first seen waiting and `min_messages` not reached.
+        turn: the batch's number; where not every queue can have something, they take turns by it.
 
     Returns:
-        At least one message and one task, within all limits; or None: nothing waits, or not yet
-        enough of it.
+        For each queue at least one message and one task, together within the limits, except that
+        every queue that is asked has a task; or None: nothing waits there, or it is the turn of
+        others, or, then for all, not yet enough waits.
     """
-    if backlog.messages < 1 or _too_early(backlog, limits):
-        return None
-    messages = _messages(backlog, limits)
-    tasks = min(ramp.tasks, limits.concurrency, _worthwhile(messages, backlog.bytes_each))
-    return Plan(messages, max(tasks, 1))
+    if _too_early(sum(backlog.messages for backlog in backlogs), limits, waited):
+        return [None] * len(backlogs)
+    counts = _messages(backlogs, limits, turn)
+    asked = [
+        replace(backlog, messages=count) for backlog, count in zip(backlogs, counts, strict=True)
+    ]
+    tasks = _tasks(asked, min(ramp.tasks, limits.concurrency))
+    return [Plan(count, each) if count else None for count, each in zip(counts, tasks, strict=True)]
+
+
+def fair(wants: Sequence[int], limit: int, *, turn: int = 0) -> list[int]:
+    """
+    Share something out by water filling.
+
+    Everyone gets what it wants, or else a share that is no smaller, but for one piece, than that
+    of anyone else.
+
+    Args:
+        wants: what each could use, >= 0.
+        limit: how much there is, >= 0.
+        turn: who, counted around, is the first to get one of the pieces that are left over.
+
+    Returns:
+        A share for each, none above its want; together the limit, unless the wants are less.
+    """
+    level, left = 0, limit
+    for satisfied, want in enumerate(sorted(wants)):
+        others = len(wants) - satisfied
+        level = min(want, left // others)
+        if level < want:
+            break
+        left -= want
+    shares = [min(want, level) for want in wants]
+    rest = limit - sum(shares)
+    more = [at for at in _around(len(wants), turn) if wants[at] > level]
+    for at in more[:rest]:
+        shares[at] += 1
+    return shares
+
+
+def apportion(weights: Sequence[float], most: Sequence[int], *, tasks: int) -> list[int]:
+    """
+    Share tasks by weight: the method of highest averages (D'Hondt).
+
+    Args:
+        weights: of each queue, >= 0.
+        most: tasks that each is worth; 0 is none.
+        tasks: how many there are to share.
+
+    Returns:
+        One count for each, within its `most`; one at least where `most` is, also if these are more
+        than `tasks`.
+    """
+    shares = [min(each, 1) for each in most]
+    next_ = [(-weights[at] / 2, at) for at, each in enumerate(most) if each > 1]
+    heapify(next_)
+    for _ in range(tasks - sum(shares)):
+        if not next_:
+            break
+        _, at = heappop(next_)
+        shares[at] += 1
+        if shares[at] < most[at]:
+            heappush(next_, (-weights[at] / (shares[at] + 1), at))
+    return shares
 
 
 def share(messages: int, *, tasks: int) -> list[int]:
@@ -117,27 +198,77 @@ def _succeeded(ramp: Ramp, concurrency: int) -> Ramp:
     return Ramp(ramp.tasks, successes=successes)
 
 
-def _failed(ramp: Ramp) -> Ramp:
+def _failed(ramp: Ramp, least: int) -> Ramp:
     failures = ramp.failures + 1
-    fewer = failures > RAMP_DOWN and ramp.tasks > 1
+    fewer = failures > RAMP_DOWN and ramp.tasks > least
     return Ramp(ramp.tasks - fewer, failures=failures)
 
 
-def _too_early(backlog: Backlog, limits: Limits) -> bool:
+def _around(queues: int, turn: int) -> list[int]:
+    """The places of the queues, beginning with the one whose turn it is."""
+    return [(turn + at) % queues for at in range(queues)]
+
+
+def _too_early(messages: int, limits: Limits, waited: float) -> bool:
     """Is it better to wait for more? The count stops at the limit, so no more can be awaited."""
     enough = min(limits.min_messages or 1, limits.messages)
-    return backlog.messages < enough and backlog.waited < limits.max_delay
+    return messages < enough and waited < limits.max_delay
 
 
-def _messages(backlog: Backlog, limits: Limits) -> int:
-    most = min(backlog.messages, limits.messages)
+def _messages(backlogs: Sequence[Backlog], limits: Limits, turn: int) -> list[int]:
     if limits.bytes is None:
-        return most
-    # A limit below the weight of one message must not stop the stream.
-    return max(1, int(min(most, limits.bytes // backlog.bytes_each)))
+        wants = [backlog.messages for backlog in backlogs]
+    else:
+        wants = _within(limits.bytes, backlogs, turn)
+    return fair(wants, limits.messages, turn=turn)
 
 
-def _worthwhile(messages: int, bytes_each: float) -> int:
+def _within(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[int]:
+    """
+    How many messages of each queue the bytes of a batch can hold.
+
+    A queue whose share is less than one message leaves it to the others, until it is its turn: then
+    it has one message, and the others what is left beside it. So a limit below the weight of one
+    message does not stop the stream, nor a heavy message its queue.
+    """
+    counts = _fitting(limit, backlogs, turn)
+    heavy = [each.messages > count == 0 for each, count in zip(backlogs, counts, strict=True)]
+    if not any(heavy):
+        return counts
+    first = next(at for at in _around(len(backlogs), turn) if backlogs[at].messages)
+    if heavy[first]:
+        limit -= math.ceil(min(backlogs[first].bytes_each, limit))
+    light = [
+        replace(each, messages=0) if out else each
+        for each, out in zip(backlogs, heavy, strict=True)
+    ]
+    counts = _fitting(limit, light, turn)
+    counts[first] += heavy[first]
+    return counts
+
+
+def _fitting(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[int]:
+    """How many messages of each queue fit into its fair share of the bytes."""
+    # what is beyond the limit makes no difference, and may be beyond all numbers
+    wants = [math.ceil(min(each.messages * each.bytes_each, limit + 1)) for each in backlogs]
+    shares = fair(wants, limit, turn=turn)
+    return [
+        each.messages if share == want else min(each.messages, int(share // each.bytes_each))
+        for each, want, share in zip(backlogs, wants, shares, strict=True)
+    ]
+
+
+def _tasks(asked: Sequence[Backlog], tasks: int) -> list[int]:
+    """Tasks of each queue, so many in all; those that are worth their start, and one at least."""
+    weights = [_worth(each) for each in asked]
+    most = [
+        min(each.messages, max(1, int(weight)), each.most_tasks or each.messages)
+        for each, weight in zip(asked, weights, strict=True)
+    ]
+    return apportion(weights, most, tasks=tasks)
+
+
+def _worth(asked: Backlog) -> float:
     """How many tasks so many messages are worth; each has at least one of them."""
-    by_bytes = min(messages, messages * bytes_each / BYTES_PER_TASK)
-    return max(1, messages // MESSAGES_PER_TASK, int(by_bytes))
+    by_bytes = min(asked.messages, asked.messages * asked.bytes_each / BYTES_PER_TASK)
+    return max(asked.messages / MESSAGES_PER_TASK, by_bytes)

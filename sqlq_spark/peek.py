@@ -4,24 +4,28 @@ Where the driver looks for messages: plain reads that lock nothing and wait for 
 A peek begins where the queue began last time, because rows that were deleted may lie before it,
 kept by someone's old snapshot. Now and then, and when nothing is found, it begins at the very
 beginning: a lower seq may commit late. Where a batch got nothing, as others hold its messages, it
-goes on behind them.
+goes on behind them. A queue where nothing was found is left alone for a while, by itself.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.dialects import transaction
-
 if TYPE_CHECKING:
+    from sqlq_spark.address import QueueAddress
     from sqlq_spark.dialects import Connection
     from sqlq_spark.options import SourceOptions
     from sqlq_spark.pace import Outcome, Plan
 
-LOWEST, HIGHEST = -(2**63), 2**63 - 1
+# of seqs; what is one higher still must be a number of the database
+LOWEST, HIGHEST = -(2**63), 2**63 - 2
 MARKS = 1000  # places of a full batch where it can be cut
-FROM_THE_START = 30.0  # seconds after which a peek begins at the very beginning again
+# A peek from the very beginning walks over the dead rows that an old snapshot keeps. It comes so
+# many seconds after the one before, and so many times what that one took.
+FROM_THE_START = 30.0
+FROM_THE_START_SHARE = 50.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +63,24 @@ def cut(found: Found, plan: Plan) -> tuple[int, list[int]]:
 class Peek:
     """Looks at one queue; remembers what saves work, a new process does without."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, address: QueueAddress, name: str) -> None:
+        """
+        Begin; nothing was seen yet.
+
+        Args:
+            options: of the stream.
+            address: of the queue.
+            name: its canonical address.
+        """
         self.options = options
+        self.address = address
+        self.name = name
+        self.most_tasks = options.most_tasks(address)
+        self.found = Found()  # by the last look
+        self._rests_until = -1e9
         self._end = HIGHEST
         self._anchor = LOWEST  # where the queue began last time
-        self._from_start = -1e9  # when a peek last began at the very beginning
+        self._from_start = -1e9  # when a peek may begin at the very beginning again
         self._behind: int | None = None  # the seq behind messages that others hold
         self._planned: Found | None = None  # what the batch before was planned on,
         self._stop = LOWEST  # where it ended,
@@ -75,11 +92,14 @@ class Peek:
         """Whether the end is fixed (AvailableNow)."""
         return self._end != HIGHEST
 
+    def awake(self, now: float) -> bool:
+        """Whether its rest is over."""
+        return now >= self._rests_until
+
     def freeze(self, connection: Connection) -> None:
-        """Take the highest seq as it stands now for the end."""
-        with transaction(connection, timeout=self.options.query_timeout):
-            _, last = connection.rows("top", tables={"queue": self.options.address})[0]
-        self._end = LOWEST if last is None else last
+        """Take the highest seq as it stands now for the end, in the transaction that is open."""
+        _, last = connection.rows("top", tables={"queue": self.address})[0]
+        self._end = LOWEST if last is None else min(last, HIGHEST - 1)
 
     def learn(self, outcome: Outcome) -> None:
         """Heed what came of the batch that was planned last."""
@@ -89,12 +109,17 @@ class Peek:
         if outcome.got >= self._asked and self._behind is None:
             self._anchor = self._stop  # dead rows before it need not be looked at again
 
-    def look(self, connection: Connection, now: float) -> Found:
+    def look(self, connection: Connection, now: float) -> None:
         """
-        See what waits, up to the limit of a batch.
+        See what waits, up to the limit of a batch; a queue where nothing does is left alone now.
 
         What is behind held messages is worked off before those are tried again.
         """
+        self.found = self._look(connection, now)
+        if not self.found.messages:
+            self.rest(now + self.options.peek_delay)
+
+    def _look(self, connection: Connection, now: float) -> Found:
         planned, empty = self._planned, self._empty
         self._planned, self._empty = None, False
         found = Found() if empty else self._peek(connection, now)
@@ -106,16 +131,27 @@ class Peek:
             return self._peek(connection, now)
         return found
 
-    def plan(self, found: Found, plan: Plan) -> dict[str, Any]:
-        """Cut a batch into ranges, and remember it; what an offset says of one queue."""
-        share, bounds = cut(found, plan)
-        self._planned, self._stop, self._asked = found, bounds[-1], plan.messages
-        each = round(found.bytes_each)
-        return {"messages": plan.messages, "share": share, "bytes": each, "bounds": bounds}
+    def plan(self, plan: Plan) -> dict[str, Any]:
+        """Cut what was found into ranges, and remember it; what an offset says of one queue."""
+        share, bounds = cut(self.found, plan)
+        self._planned, self._stop, self._asked = self.found, bounds[-1], plan.messages
+        self._rests_until = -1e9
+        return {
+            "queue": self.name,
+            "messages": plan.messages,
+            "share": share,
+            "bytes": round(self.found.bytes_each),
+            "bounds": bounds,
+        }
 
-    def rest(self) -> None:
-        """Begin anew after a pause: what was held may be free."""
+    def rest(self, until: float) -> None:
+        """Leave the queue alone, and begin anew after that: what was held may be free."""
         self._planned = self._behind = None
+        self._rests_until = until
+
+    def wake(self) -> None:
+        """End its rest: something came."""
+        self._rests_until = -1e9
 
     def _unchanged(self, planned: Found | None, found: Found) -> bool:
         """Without receipts: whether the batch before got nothing, as nothing has moved."""
@@ -125,18 +161,20 @@ class Peek:
     def _peek(self, connection: Connection, now: float) -> Found:
         if self._behind is not None:
             return self._found_from(connection, self._behind)
-        if now - self._from_start < FROM_THE_START:
+        if now < self._from_start:
             found = self._found_from(connection, self._anchor)
             if found.messages:
                 self._anchor = found.marks[0]
                 return found
+        begun = time.monotonic()
         found = self._found_from(connection, LOWEST)
-        self._from_start = now
+        took = time.monotonic() - begun
+        self._from_start = now + max(FROM_THE_START, FROM_THE_START_SHARE * took)
         self._anchor = found.marks[0] if found.messages else LOWEST
         return found
 
     def _found_from(self, connection: Connection, first: int) -> Found:
-        tables = {"queue": self.options.address}
+        tables = {"queue": self.address}
         grain = max(1, self.options.max_messages // MARKS)
         messages, last, marks = connection.rows(
             "peek",

@@ -2,11 +2,12 @@
 The driver's side of a stream: acknowledge, peek, pace, plan.
 
 Spark calls `latest` with the end of the last batch in its commit log: that is the acknowledgement.
-All that must last is in the offset and in the reader's row. What is kept here (where the queue
+All that must last is in the offset and in the reader's row. What is kept here (where a queue
 began, when to look again, the ramp) only saves work, and a new process does without.
 
 An offset: `{"v":1,"reader":"<uuid>","batch":12,"plan":[{"queue":…,"messages":…,"share":…,
-"bytes":…,"bounds":[…]}]}`; task i of the batch receives seq in [bounds i, bounds i+1).
+"bytes":…,"bounds":[…]}]}`; each queue with work has a part of the plan, and task i
+of it receives seq in [bounds i, bounds i+1).
 """
 
 from __future__ import annotations
@@ -14,30 +15,38 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from datetime import UTC, datetime
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlq_spark import dialects, pace, receipts
+from sqlq_spark import checks, pace, progress, receipts
+from sqlq_spark.batch import tasks_of
+from sqlq_spark.delayed import Satellite
 from sqlq_spark.dialects import transaction
-from sqlq_spark.errors import ReaderOfOtherQueue
-from sqlq_spark.headers import BadWireTime, parse_wire_time
-from sqlq_spark.pace import Backlog, Limits, Ramp
-from sqlq_spark.peek import Found, Peek
-from sqlq_spark.receive import CEILING, Task
+from sqlq_spark.errors import (
+    ConnectionLost,
+    DatabaseFailure,
+    ReaderNotFound,
+    ReaderOfOtherQueue,
+)
+from sqlq_spark.pace import Backlog, Limits, Outcome, Ramp
+from sqlq_spark.peek import Peek
+from sqlq_spark.purge import purge
+from sqlq_spark.receipts import Acknowledged
 from sqlq_spark.sessions import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlq_spark.address import QueueAddress
     from sqlq_spark.dialects import Connection
     from sqlq_spark.options import SourceOptions
+    from sqlq_spark.receive import Task
 
 log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
 
 Offset = dict[str, Any]
 INITIAL: Offset = {"v": 1, "reader": None, "batch": 0, "plan": []}
+NOTHING = Acknowledged(batch=0, outcome=Outcome(0, 0, 0))
 
 
 class Reader:
@@ -53,7 +62,7 @@ class Reader:
         """
         self.options = options
         self.clock = clock
-        self.address = dialects.of(options.url).printed(options.address)
+        self.address = ", ".join(options.names)
         self.who = receipts.Driver(
             driver=str(uuid.uuid4()),
             queue=self.address,
@@ -61,22 +70,25 @@ class Reader:
             fail_on_data_loss=options.fail_on_data_loss,
         )
         self.ramp = Ramp(options.concurrency)
-        self.peek = Peek(options)
-        self._session = Session(options, f"driver {options.address.table}", state=self._receipts)
-        self._purged = False
+        self.peeks = [
+            Peek(options, *each) for each in zip(options.addresses, options.names, strict=True)
+        ]
+        self.satellites = [Satellite(options, peek.address) for peek in self.peeks]
+        self._session = Session(options, f"driver {named(options)}", state=self._receipts)
+        self._purged = self._checked = False
         self._claimed: str | None = None  # the reader that this process speaks for
         self._acknowledged: Offset = INITIAL
-        self._closed = 0  # the last batch that is acknowledged
-        self._last: receipts.Acknowledged | None = None
-        self._found: Found | None = None
-        self._quiet_until = -1e9
+        self._closed = NOTHING  # what that came to
+        self._heeded = 0  # the batch that was learned from last
         self._waiting_since: float | None = None
 
     # ------------------------------------------------------------ what Spark calls
 
     def freeze(self) -> None:
         """Take the highest seq as it stands now for the end of this run (AvailableNow)."""
-        self._do(self.peek.freeze)
+        for satellite in self.satellites:
+            self._do(satellite.finish)
+        self._do(self._freeze)
 
     def latest(self, start: Offset) -> Offset:
         """
@@ -92,56 +104,25 @@ class Reader:
         self._do(lambda connection: self._acknowledge(connection, end))
 
     def tasks(self, end: Offset) -> list[Task]:
-        """The tasks of a batch, from its offset alone."""
-        options = self.options
-        tasks = []
-        for part in end["plan"]:
-            if part["queue"] != self.address:
-                raise ReaderOfOtherQueue(part["queue"], self.address)
-            bounds, messages, share = part["bounds"], part["messages"], part["share"]
-            ranges = len(bounds) - 1
-            ceiling = min(CEILING, (options.max_bytes or CEILING * ranges) // ranges)
-            tasks += [
-                Task(
-                    queue=options.address,
-                    reader=end["reader"] or "",
-                    batch=end["batch"],
-                    task=at,
-                    first=bounds[at],
-                    stop=bounds[at + 1],
-                    messages=max(1, min(share, messages - at * share)),
-                    bytes=max(1, ceiling),
-                    bytes_each=part["bytes"],
-                    errors=options.error_address,
-                    receipts=end["reader"] is not None,
-                    fail_on_data_loss=options.fail_on_data_loss,
-                )
-                for at in range(ranges)
-            ]
-        return tasks
+        """
+        The tasks of a batch, from its offset alone.
+
+        Its queues need not be read any more: what was received of them must still be handed out.
+        """
+        planned = {part["queue"] for part in end["plan"]}
+        if planned and planned.isdisjoint(self.who.queues):
+            self._do(lambda connection: self._own(connection, end))
+        return tasks_of(end, self.options)
 
     def report(self) -> dict[str, Any]:
         """What the progress shows as `sources[].latestOffset`, in messages and seconds."""
-        found, last = self._found, self._last
-        backlog = 0 if found is None else found.messages
-        full = found is not None and backlog >= self.options.max_messages
-        said: dict[str, Any] = {
-            "queue": self.address,
-            "backlog": max(backlog, found.span) if found is not None and full else backlog,
-            "backlogIsEstimate": full,
-            "oldestWaited": None if found is None else waited(found.sent, datetime.now(UTC)),
-            "tasks": self.ramp.tasks,
-        }
-        if last is not None:
-            said["lastBatch"] = {
-                "batch": last.batch,
-                "tasks": last.outcome.tasks,
-                "emptyTasks": last.outcome.empty,
-                "messages": last.messages,
-                "expired": last.expired,
-                "diverted": last.diverted,
-            }
-        return said
+        return progress.report(
+            self.address,
+            {peek.name: peek.found for peek in self.peeks},
+            self.ramp,
+            None if self._acknowledged["reader"] is None else self._closed,
+            most=self.options.max_messages,
+        )
 
     def close(self) -> None:
         """End the session."""
@@ -151,77 +132,144 @@ class Reader:
         return self._session.do(lambda connection: work(self._ready(connection)))
 
     def _ready(self, connection: Connection) -> Connection:
-        """Purge at the first use in this process, if asked to."""
-        if self.options.purge_on_startup and not self._purged:
-            with transaction(connection, timeout=self.options.query_timeout):
-                connection.run("purge", tables=self._tables)
+        """At the first use in this process: purge, if asked to, and look for what is wrong."""
+        options = self.options
+        if options.purge_on_startup and not self._purged:
+            gone = purge(connection, options.addresses, timeout=options.query_timeout)
             self._purged = True
-            log.warning("%s: purged, as purgeOnStartup asks for", self.address)
+            log.warning("%s: %d messages purged, as purgeOnStartup asks for", self.address, gone)
+        if not self._checked:
+            checks.at_start(connection, options)
+            self._checked = True
         return connection
-
-    @property
-    def _tables(self) -> dict[str, QueueAddress]:
-        return {"queue": self.options.address}
 
     @property
     def _receipts(self) -> bool:
         return self.options.transaction_mode == "receiveOnly"
 
+    def _freeze(self, connection: Connection) -> None:
+        with transaction(connection, timeout=self.options.query_timeout):
+            for peek in self.peeks:
+                peek.freeze(connection)
+
+    def _own(self, connection: Connection, end: Offset) -> None:
+        """Make sure that a batch of other queues is of our reader, which read them before."""
+        reader = end["reader"]
+        if reader is None:
+            raise ReaderOfOtherQueue(", ".join(part["queue"] for part in end["plan"]), self.address)
+        with transaction(connection, timeout=self.options.query_timeout):
+            row = connection.rows("reader_queue", reader=reader)
+        if not row:
+            raise ReaderNotFound(reader, self.options.state_schema, connection.server)
+        self.who.check(row[0][0])
+
     # ------------------------------------------------------------ the loop
 
     def _latest(self, connection: Connection, start: Offset) -> Offset:
-        pending = self._acknowledge(connection, start)
-        if pending is not None:
-            return pending
-        now = self.clock()
-        if now < self._quiet_until:
-            return start
-        with transaction(connection, timeout=self.options.query_timeout):
-            return self._next(connection, start, now) or self._pause(start, now)
+        """
+        Close the batch of `start` and plan the one after it, in one transaction.
 
-    def _next(self, connection: Connection, start: Offset, now: float) -> Offset | None:
-        """Peek, pace and plan, in the transaction that is open; None where nothing is to do."""
-        found = self._found = self.peek.look(connection, now)
-        plan = pace.plan(self._backlog(found, now), self._limits, self.ramp)
-        if plan is None:
+        May be done again: a batch that is closed stays so, and one that was planned has its plan.
+        Where that, or the move of what is due before it, fails, the batch is closed by itself.
+        """
+        now, known = self.clock(), start == self._acknowledged
+        try:
+            self._move_due(connection, now)
+            if known and not any(peek.awake(now) for peek in self.peeks):
+                return start
+            with transaction(connection, timeout=self._timeout(known=known)):
+                closed = self._closed if known else self._close(connection, start)
+                following = self._next(connection, start["reader"], closed, now)
+        except ConnectionLost:
+            raise
+        except DatabaseFailure:
+            # a table that cannot be looked at must not keep the receipts of what is done
+            self._acknowledge(connection, start)
+            raise
+        self._note(start, closed)
+        if following is None:
+            return self._pause(start, now)
+        self._claimed = following["reader"]
+        return following
+
+    def _move_due(self, connection: Connection, now: float) -> None:
+        """Move delayed messages, where it is time and that is asked for."""
+        for peek, satellite in zip(self.peeks, self.satellites, strict=True):
+            if satellite.turn(connection, now):
+                peek.wake()
+
+    def _next(
+        self, connection: Connection, reader: str | None, closed: Acknowledged, now: float
+    ) -> Offset | None:
+        """Plan the next batch, in the transaction that is open; None where nothing is to do."""
+        if closed.plan is not None:
+            return offset(reader, closed.batch + 1, json.loads(closed.plan))
+        for peek in self.peeks:
+            if peek.awake(now):
+                peek.look(connection, now)
+        backlogs = [self._backlog(peek) for peek in self.peeks]
+        plans = pace.plans(
+            backlogs, self._limits, self.ramp, waited=self._waited(now), turn=closed.batch
+        )
+        parts = [
+            peek.plan(plan)
+            for peek, plan in zip(self.peeks, plans, strict=True)
+            if plan is not None
+        ]
+        if not parts:
             return None
         self._waiting_since = None
-        part = {"queue": self.address} | self.peek.plan(found, plan)
-        return self._store(connection, start["reader"], [part])
+        return self._store(connection, reader, closed.batch + 1, parts)
 
     def _pause(self, start: Offset, now: float) -> Offset:
-        """Leave the database alone for a while."""
-        self.peek.rest()
-        self._quiet_until = now + self.options.peek_delay
+        """Leave the queues alone for a while, also those where something waits, but too little."""
+        until = now + self.options.peek_delay
         if self._waiting_since is not None:
-            end = self._waiting_since + self.options.max_trigger_delay
-            self._quiet_until = min(self._quiet_until, max(now, end))
+            until = min(until, max(now, self._waiting_since + self.options.max_trigger_delay))
+        for peek in self.peeks:
+            if peek.awake(now):
+                peek.rest(until)
         return start
 
-    def _acknowledge(self, connection: Connection, end: Offset) -> Offset | None:
-        """Close `end`'s batch; returns the offset after it, where that was planned before."""
+    def _acknowledge(self, connection: Connection, end: Offset) -> None:
+        """Close `end`'s batch."""
         if end == self._acknowledged:
-            return None
-        reader, acked = end["reader"], None
-        if reader is not None:
-            with transaction(connection, timeout=2 * self.options.query_timeout):
-                acked = receipts.acknowledge(
-                    connection, reader, end["batch"], self.who, claim=self._claimed != reader
-                )
-            self._claimed = reader
-            self._heed(acked)
-        self._acknowledged, self._last = end, acked
-        self._closed = end["batch"] if acked is None else acked.batch
-        if acked is None or acked.plan is None:
-            return None
-        return offset(reader, self._closed + 1, json.loads(acked.plan))
-
-    def _heed(self, acked: receipts.Acknowledged) -> None:
-        """Learn from what a batch came to."""
-        if not acked.outcome.tasks:
             return
-        self.ramp = self.ramp.after(acked.outcome, self.options.concurrency)
-        self.peek.learn(acked.outcome)
+        with transaction(connection, timeout=self._timeout(known=False)):
+            closed = self._close(connection, end)
+        self._note(end, closed)
+
+    def _timeout(self, *, known: bool) -> float:
+        """Seconds for each statement; to close a batch waits for tasks, which have as long."""
+        return self.options.query_timeout * (1 if known else 2)
+
+    def _close(self, connection: Connection, end: Offset) -> Acknowledged:
+        """Close `end`'s batch, in the transaction that is open."""
+        reader, batch = end["reader"], end["batch"]
+        if reader is None:
+            return replace(NOTHING, batch=batch)
+        claim = self._claimed != reader
+        closed = receipts.acknowledge(connection, reader, batch, self.who, claim=claim)
+        self._heed(closed)
+        return closed
+
+    def _note(self, end: Offset, closed: Acknowledged) -> None:
+        """Remember, after the commit, what is acknowledged."""
+        self._acknowledged, self._closed = end, closed
+        self._claimed = end["reader"]
+
+    def _heed(self, acked: Acknowledged) -> None:
+        """Learn from what a batch came to, once, however often it must be closed."""
+        if not acked.outcome.tasks or acked.batch == self._heeded:
+            return
+        self._heeded = acked.batch
+        options = self.options
+        self.ramp = self.ramp.after(
+            acked.outcome, options.concurrency, least=options.min_concurrency
+        )
+        for peek in self.peeks:
+            if peek.name in acked.queues:
+                peek.learn(acked.queues[peek.name].outcome)
         log.info(
             "%s: batch %d acknowledged: %d messages, %d expired, %d diverted",
             self.address,
@@ -237,21 +285,26 @@ class Reader:
         return Limits(
             messages=options.max_messages,
             bytes=options.max_bytes,
-            min_messages=None if self.peek.frozen else options.min_messages,
+            min_messages=None if self.peeks[0].frozen else options.min_messages,
             max_delay=options.max_trigger_delay,
             concurrency=options.concurrency,
         )
 
-    def _backlog(self, found: Found, now: float) -> Backlog:
-        if not found.messages:
+    def _backlog(self, peek: Peek) -> Backlog:
+        found = peek.found
+        return Backlog(found.messages, found.bytes_each, peek.most_tasks)
+
+    def _waited(self, now: float) -> float:
+        """Seconds since messages were first seen waiting, in whatever queue."""
+        if not any(peek.found.messages for peek in self.peeks):
             self._waiting_since = None
         elif self._waiting_since is None:
             self._waiting_since = now
-        since = now if self._waiting_since is None else self._waiting_since
-        return Backlog(found.messages, found.bytes_each, now - since)
+        return 0.0 if self._waiting_since is None else now - self._waiting_since
 
-    def _store(self, connection: Connection, reader: str | None, plan: list[Any]) -> Offset:
-        batch = self._closed + 1
+    def _store(
+        self, connection: Connection, reader: str | None, batch: int, plan: list[Any]
+    ) -> Offset:
         if not self._receipts:
             return offset(None, batch, plan)
         if reader is None:
@@ -259,19 +312,19 @@ class Reader:
             self._warn_of_orphans(connection)
             receipts.create(connection, reader, self.who)
         stored = receipts.store_plan(connection, reader, batch, json.dumps(plan), self.who)
-        self._claimed = reader
         return offset(reader, batch, json.loads(stored))
 
     def _warn_of_orphans(self, connection: Connection) -> None:
-        """Tell of receipts of other readers of this queue: their checkpoint may be gone."""
-        held = connection.rows("receipts", reader=None, queue_name=self.address)
-        if held:
-            log.warning(
-                "%s: %d messages lie in receipts of other readers; if their checkpoints are gone, "
-                "`sqlqueue receipts list` and `sqlqueue receipts return` bring them back",
-                self.address,
-                sum(row[4] for row in held),
-            )
+        """Tell of receipts of other readers of these queues: their checkpoint may be gone."""
+        for peek in self.peeks:
+            held = connection.rows("receipts", reader=None, queue_name=peek.name)
+            if held:
+                log.warning(
+                    "%s: %d messages lie in receipts of other readers; if their checkpoints are "
+                    "gone, `sqlqueue receipts list` and `sqlqueue receipts return` bring them back",
+                    peek.name,
+                    sum(row[4] for row in held),
+                )
 
 
 def offset(reader: str | None, batch: int, plan: list[Any]) -> Offset:
@@ -279,13 +332,7 @@ def offset(reader: str | None, batch: int, plan: list[Any]) -> Offset:
     return {"v": 1, "reader": reader, "batch": batch, "plan": plan}
 
 
-def waited(sent: str | None, now: datetime) -> float | None:
-    """Seconds since a message was sent, by its header; None where that cannot be known."""
-    try:
-        return (
-            None
-            if sent is None
-            else max(0.0, round((now - parse_wire_time(sent)).total_seconds(), 3))
-        )
-    except BadWireTime:
-        return None
+def named(options: SourceOptions) -> str:
+    """What the DBA sees of the queues: the first one's table, and how many more there are."""
+    more = len(options.addresses) - 1
+    return options.address.table + (f" and {more} more" if more else "")

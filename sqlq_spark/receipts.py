@@ -1,16 +1,7 @@
 """
 Readers and their receipts: from the first plan of a batch to its acknowledgement.
 
-A receipt's life, and all there is to it:
-
-    state      move            next       who
-    (none)     save            held       a task, in the commit that deletes the messages
-    held       replay          held       any later attempt of that task
-    held       acknowledge     (none)     the driver, when Spark has the batch in its commit log
-    held       return_         (none)     an operator: the messages are in the queue again
-    held       drop            (none)     an operator: the messages are gone
-    settled    acknowledge     (none)     the driver; settled = sent on already, never returned
-    settled    drop            (none)     an operator
+MOVES is a receipt's life, and all there is to it: a move that it does not list is an error.
 
 A batch is open while `batch > acked_batch` of its reader; a task of another batch is stale.
 Returning or dropping closes the batch, so that a checkpoint that comes back cannot receive for it
@@ -20,9 +11,10 @@ again.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from sqlq_spark.address import split_canonical
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     ReaderNotFound,
@@ -30,8 +22,9 @@ from sqlq_spark.errors import (
     ReaderTakenOver,
     ReceiptSettled,
 )
-from sqlq_spark.message import unpacked
+from sqlq_spark.message import dated
 from sqlq_spark.pace import Outcome
+from sqlq_spark.payload import unpacked
 
 if TYPE_CHECKING:
     from sqlq_spark.address import QueueAddress
@@ -39,15 +32,49 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
+State: TypeAlias = Literal["none", "held", "settled"]
+Move: TypeAlias = Literal["save", "replay", "settle", "acknowledge", "return_", "drop"]
+
+# fmt: off
+MOVES: Final[dict[tuple[State, Move], State]] = {
+    # state      move             next         who
+    ("none",    "save"):         "held",     # a task, in the commit that deletes the messages
+    ("held",    "replay"):       "held",     # any later attempt of that task
+    ("held",    "settle"):       "settled",  # the sink's driver, in the commit that sends
+    ("settled", "settle"):       "settled",  # a second sink of the same micro-batch
+    ("settled", "replay"):       "settled",  # a later attempt
+    ("held",    "acknowledge"):  "none",     # the driver, when Spark has the batch in its log
+    ("held",    "return_"):      "none",     # an operator: the messages are in the queue again
+    ("held",    "drop"):         "none",     # an operator: the messages are gone
+    ("settled", "acknowledge"):  "none",     # the driver; sent on already, so never returned
+    ("settled", "drop"):         "none",     # an operator
+}
+# fmt: on
+
 
 @dataclass(frozen=True, kw_only=True)
 class Driver:
-    """Who speaks for a reader, and about which queue."""
+    """Who speaks for a reader, and about which queues."""
 
     driver: str  # a fresh id for each driver process
-    queue: str  # the canonical address
+    queue: str  # the canonical address; of several queues joined by ", "
     state_schema: str
     fail_on_data_loss: bool = True
+
+    @property
+    def queues(self) -> set[str]:
+        """Each queue's canonical address."""
+        return set(split_canonical(self.queue))
+
+    def check(self, queue: str) -> None:
+        """
+        Accept the queues of a reader's row: others may have come or gone since, but not all.
+
+        Raises:
+            ReaderOfOtherQueue: none of them is read here.
+        """
+        if queue != self.queue and self.queues.isdisjoint(split_canonical(queue)):
+            raise ReaderOfOtherQueue(queue, self.queue)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +87,7 @@ class Acknowledged:
     expired: int = 0
     diverted: int = 0
     plan: str | None = None  # of the batch after it, where that was planned before
+    queues: dict[str, Acknowledged] = field(default_factory=dict)  # the same of each queue
 
 
 def create(connection: Connection, reader: str, who: Driver) -> None:
@@ -89,35 +117,40 @@ def acknowledge(
     if not row:
         raise ReaderNotFound(reader, who.state_schema, connection.server)
     queue, driver, acked, plan_batch, plan = row[0]
-    if queue != who.queue:
-        raise ReaderOfOtherQueue(queue, who.queue)
+    who.check(queue)
     if claim:
-        connection.run("claim", reader=reader, driver=who.driver)
+        connection.run("claim", reader=reader, driver=who.driver, queue_name=who.queue)
     elif driver != who.driver:
         raise ReaderTakenOver(reader)
     if acked > batch:
         rolled_back(reader, batch, acked, who)
         return Acknowledged(batch=acked, outcome=Outcome(0, 0, 0), plan=plan)
-    tasks, empty, messages, expired, diverted = connection.rows(
-        "outcome", reader=reader, batch=batch
-    )[0]
-    if tasks or acked < batch:
+    rows = connection.rows("outcome", reader=reader, batch=batch, acked=acked)
+    queues = {queue: counted(batch, counts) for queue, *counts in rows}
+    total = counted(batch, [sum(column) for column in list(zip(*rows, strict=True))[1:]])
+    if rows or acked < batch:
         connection.run(
             "acknowledge",
             reader=reader,
             batch=batch,
-            messages=messages,
-            expired=expired,
-            diverted=diverted,
+            messages=total.messages,
+            expired=total.expired,
+            diverted=total.diverted,
         )
-        connection.run("forget_receipts", reader=reader, batch=batch)
+        connection.run("forget_receipts", reader=reader, batch=batch, acked=acked)
+    following = plan if plan_batch == batch + 1 else None
+    return replace(total, plan=following, queues=queues)
+
+
+def counted(batch: int, counts: list[int]) -> Acknowledged:
+    """What a batch had come to, by the numbers of a row of `outcome`; none are all 0."""
+    tasks, empty, messages, expired, diverted = counts or [0] * 5
     return Acknowledged(
         batch=batch,
         outcome=Outcome(tasks, empty, messages + expired + diverted),
         messages=messages,
         expired=expired,
         diverted=diverted,
-        plan=plan if plan_batch == batch + 1 else None,
     )
 
 
@@ -157,7 +190,8 @@ def return_(connection: Connection, reader: str, batch: int, task: int, queue: Q
     """
     Put the messages of a receipt back into their queue, in the transaction that is open.
 
-    They keep their ids, headers, bodies and expiry, and get new seqs, behind all others.
+    They keep their ids, headers, bodies and expiry, and get new seqs, behind all others. One that
+    was to expire beyond the calendar never does.
 
     Returns:
         How many.
@@ -165,31 +199,34 @@ def return_(connection: Connection, reader: str, batch: int, task: int, queue: Q
     Raises:
         ReceiptSettled: they were sent on already.
     """
-    found = _drop(connection, reader, batch, task)
+    found = _remove(connection, "return_", reader, batch, task)
     if found is None:
         return 0
-    messages, settled, payload = found
-    if settled:
-        raise ReceiptSettled(reader, batch, task)
+    messages, payload = found
     if messages:
-        connection.load(queue, unpacked(payload).select(["id", "expires", "headers", "body"]))
+        rows = dated(unpacked(payload)).select(["id", "expires", "headers", "body"])
+        connection.load(queue, rows)
     return messages
 
 
 def drop(connection: Connection, reader: str, batch: int, task: int) -> int:
     """Forget a receipt and its messages, in the transaction that is open; returns how many."""
-    found = _drop(connection, reader, batch, task)
+    found = _remove(connection, "drop", reader, batch, task)
     return 0 if found is None else found[0]
 
 
-def _drop(
-    connection: Connection, reader: str, batch: int, task: int
-) -> tuple[int, bool, bytes] | None:
+def _remove(
+    connection: Connection, move: Move, reader: str, batch: int, task: int
+) -> tuple[int, bytes] | None:
     """Delete a receipt and close its batch; the reader's lock waits for running tasks."""
     connection.rows("lock_reader", reader=reader)
+    pages = connection.rows("receipt_pages", reader=reader, batch=batch, task=task)
     row = connection.rows("drop_receipt", reader=reader, batch=batch, task=task)
     if not row:
         return None
-    connection.run("retire_reader", reader=reader, batch=batch)
     messages, settled, payload = row[0][1:]
-    return messages, settled, payload
+    state: State = "settled" if settled else "held"
+    if (state, move) not in MOVES:
+        raise ReceiptSettled(reader, batch, task)
+    connection.run("retire_reader", reader=reader, batch=batch)
+    return messages, payload or b"".join(page for (page,) in pages)

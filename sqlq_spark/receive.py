@@ -5,7 +5,8 @@ One receive task: a database transaction that takes messages and leaves a receip
     task_lock     one attempt at a time
     find_receipt  another attempt was here: hand out what it got, and receive nothing more
     receive       delete what no one else holds, step by step, up to the ceiling
-    divert        expired rows are counted and gone; poison goes to the error queue
+    divert        expired rows are counted and gone; poison goes to the error queue, what was
+                  delayed for another queue is forwarded there
     save_receipt  the rest, in the same commit
 
 The rows go to Spark only after the commit.
@@ -24,8 +25,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.dialects import transaction
-from sqlq_spark.errors import ReaderNotFound, StaleTask
-from sqlq_spark.message import QUEUE_ROW, Headers, by_seq, packed, unpacked
+from sqlq_spark.errors import ReaderNotFound, StaleTask, StatementFailed
+from sqlq_spark.forward import forward
+from sqlq_spark.message import BODY_STRING, QUEUE_ROW, Headers, by_seq
+from sqlq_spark.payload import RECEIPT_KEY, in_row, packed, pages, unpacked
 
 if TYPE_CHECKING:
     from sqlq_spark.address import QueueAddress
@@ -36,6 +39,9 @@ log = logging.getLogger("sqlq_spark")
 # A task holds about this much of headers and bodies; the rest waits for the next batch.
 CEILING = 64 << 20
 STEP = 16 << 20
+
+# why a row with a fresh id can be there already
+BEHIND = "its sequence gives seqs that are taken; let it go on behind the highest seq"
 
 TAKEN = QUEUE_ROW.append(pa.field("expired", pa.bool_()))
 
@@ -55,7 +61,13 @@ class Task:
     bytes_each: float = 1024.0  # what one is thought to weigh
     errors: QueueAddress | None = None
     receipts: bool = True  # False: transactionMode none
+    body_string: bool = False  # also the column BodyString
     fail_on_data_loss: bool = True
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Of its receipt."""
+        return self.reader, self.batch, self.task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +76,9 @@ class Origin:
 
     query_id: str | None = None
     query_batch: int | None = None
+
+
+NO_STREAM = Origin()
 
 
 def receive(connection: Connection, task: Task, *, timeout: float, origin: Origin) -> pa.Table:
@@ -78,6 +93,7 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
 
     Returns:
         Messages of QUEUE_ROW in the order of seq; they have left the queue, committed.
+        With `task.body_string` also BODY_STRING, unless an earlier attempt was not asked for it.
 
     Raises:
         StaleTask: the batch was acknowledged.
@@ -86,13 +102,10 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
     with transaction(connection, timeout=timeout):
         if not task.receipts:
             return divert(connection, task, take(connection, task))[0]
-        if not fence(connection, task):
-            return QUEUE_ROW.empty_table()
-        found = connection.rows(
-            "find_receipt", reader=task.reader, batch=task.batch, task=task.task
-        )
-        if found:
-            return unpacked(found[0][0])
+        open_ = fence(connection, task)
+        found = receipt(connection, task)
+        if found is not None or not open_:
+            return QUEUE_ROW.empty_table() if found is None else found
         taken = take(connection, task)
         rows, expired, diverted = divert(connection, task, taken)
         save(connection, task, rows, origin=origin, expired=expired, diverted=diverted)
@@ -104,7 +117,8 @@ def fence(connection: Connection, task: Task) -> bool:
     Make sure that the batch is open, and that no other attempt of the task is at work.
 
     Returns:
-        False where the batch is closed and failOnDataLoss=false accepts that.
+        False where the batch is closed and failOnDataLoss=false accepts that: the task may still
+        hand out its receipt, which is there if only another task's was returned, and take nothing.
     """
     row = connection.rows("fence", reader=task.reader)
     if not row:
@@ -120,12 +134,25 @@ def fence(connection: Connection, task: Task) -> bool:
     return True
 
 
+def receipt(connection: Connection, task: Task) -> pa.Table | None:
+    """What an earlier attempt of the task got; None where there was none."""
+    reader, batch, at = task.key
+    found = connection.rows("find_receipt", reader=reader, batch=batch, task=at)
+    if not found:
+        return None
+    if payload := found[0][0]:
+        return unpacked(payload)
+    return unpacked(b"", connection.rows("receipt_pages", reader=reader, batch=batch, task=at))
+
+
 def take(connection: Connection, task: Task) -> pa.Table:
     """
     Delete the task's messages, in steps of about STEP bytes, until its range or a limit ends.
 
     A step looks at no more rows than are likely to fit; the database cuts it at the exact weight.
     """
+    statement = "receive_body_string" if task.body_string else "receive"
+    wanted = TAKEN.append(BODY_STRING) if task.body_string else TAKEN
     steps: list[pa.Table] = []
     first, messages, ceiling, each = (
         task.first,
@@ -136,7 +163,7 @@ def take(connection: Connection, task: Task) -> pa.Table:
     while first < task.stop and messages > 0 and ceiling > 0:
         room = min(STEP, ceiling)
         step = connection.arrow(
-            "receive",
+            statement,
             tables={"queue": task.queue},
             first=first,
             stop=task.stop,
@@ -145,20 +172,20 @@ def take(connection: Connection, task: Task) -> pa.Table:
         )
         if not step.num_rows:
             break
-        step = by_seq(step.select(TAKEN.names).cast(TAKEN))
+        step = by_seq(step.select(wanted.names).cast(wanted))
         steps.append(step)
         weight = weigh(step)
         first = step["seq"][-1].as_py() + 1
         messages -= step.num_rows
         ceiling -= weight
         each = max(1.0, weight / step.num_rows)
-    return pa.concat_tables(steps) if steps else TAKEN.empty_table()
+    return pa.concat_tables(steps) if steps else wanted.empty_table()
 
 
 def weigh(rows: pa.Table) -> int:
-    """Bytes of headers and bodies."""
-    lengths = (pc.sum(pc.binary_length(rows[name])).as_py() or 0 for name in ("headers", "body"))
-    return sum(lengths)
+    """Bytes of headers and bodies, and of the bodies' texts, where they were asked for."""
+    heavy = {"headers", "body", BODY_STRING.name}.intersection(rows.column_names)
+    return sum(pc.sum(pc.binary_length(rows[name])).as_py() or 0 for name in heavy)
 
 
 def divert(connection: Connection, task: Task, taken: pa.Table) -> tuple[pa.Table, int, int]:
@@ -166,20 +193,47 @@ def divert(connection: Connection, task: Task, taken: pa.Table) -> tuple[pa.Tabl
     Keep what is to be delivered.
 
     Returns:
-        The rows of QUEUE_ROW, how many were expired, how many went to the error queue.
+        The rows of QUEUE_ROW, how many were expired, how many went to the error queue or another.
     """
     live = taken.drop_columns("expired")
     if pc.any(taken["expired"]).as_py():
         live = live.filter(pc.invert(taken["expired"]))
     expired = taken.num_rows - live.num_rows
-    if task.errors is None or not live.num_rows:
+    if not live.num_rows:
         return live, expired, 0
+    good = live if task.errors is None else divert_poison(connection, task, live, task.errors)
+    rest, forwarded, failed = forward(connection, task.queue, task.errors, good)
+    return rest, expired, live.num_rows - good.num_rows + forwarded + failed
+
+
+def divert_poison(
+    connection: Connection, task: Task, live: pa.Table, errors: QueueAddress
+) -> pa.Table:
+    """
+    Put poison into the error queue; returns the other rows.
+
+    Raises:
+        StatementFailed: the error queue took a row under no id; nothing was received.
+    """
     poison = Headers(live["headers"].combine_chunks()).poison()
     bad = live.filter(poison)
-    for row in bad.to_pylist():
-        if not divert_one(connection, task.errors, row, row["id"].hex()):
-            divert_one(connection, task.errors, row, uuid.uuid4().hex)
-    return live.filter(pc.invert(poison)) if bad.num_rows else live, expired, bad.num_rows
+    # not its expiry, which may be a time that Python has not
+    for row in bad.select(["id", "headers", "body"]).to_pylist():
+        taken = any(
+            divert_one(connection, errors, row, name)
+            for name in (row["id"].hex(), uuid.uuid4().hex)
+        )
+        if not taken:
+            name = connection.printed(errors)
+            raise StatementFailed("divert", "duplicate", f"{name} refuses a fresh id: {BEHIND}")
+    if not bad.num_rows:
+        return live
+    log.warning(
+        "%s: %d poison messages moved to the error queue",
+        connection.printed(task.queue),
+        bad.num_rows,
+    )
+    return live.filter(pc.invert(poison))
 
 
 def divert_one(
@@ -200,6 +254,7 @@ def save(
     diverted: int,
 ) -> None:
     """Write the receipt, also where nothing was got: a replay must then get nothing again."""
+    payload = packed(rows)
     connection.run(
         "save_receipt",
         reader=task.reader,
@@ -212,11 +267,6 @@ def save(
         bytes=weigh(rows),
         query_id=origin.query_id,
         query_batch=origin.query_batch,
-        payload=packed(rows),
+        payload=in_row(payload),
     )
-    if diverted:
-        log.warning(
-            "%s: %d poison messages moved to the error queue",
-            connection.printed(task.queue),
-            diverted,
-        )
+    connection.store("receipt_page", pages(payload, RECEIPT_KEY, task.key))

@@ -21,15 +21,17 @@ from rich.text import Text
 
 from sqlq_spark import demo
 from sqlq_spark.headers import ENCLOSED_MESSAGE_TYPES, TIME_SENT
+from sqlq_spark.inspect import DelayedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from rich.progress import TaskID
 
-    from sqlq_spark.inspect import Depth, Message, Reader, Receipt
+    from sqlq_spark.inspect import Message, Reader, Receipt
 
 NO_TERMINAL = 160  # columns: nothing that a program reads should be cut
+NO_QUEUES = "no queues: none is named, and no reader has one; name some, as Shop.Orders"
 BODY = 200  # characters looked at; the terminal's width cuts them
 
 TEN_LINES = """\
@@ -122,15 +124,6 @@ def plain(value: object) -> Text:
     return Text(clean(str(value)))
 
 
-def show_depths(depths: Sequence[Depth]) -> None:
-    """Queues."""
-    rows = (
-        (each.messages, each.expired, sized(each.bytes), each.first, each.last, each.queue)
-        for each in depths
-    )
-    show(("messages", "expired", "size", "first seq", "last seq", "queue"), rows, "queues")
-
-
 def show_readers(readers: Sequence[Reader]) -> None:
     """Readers."""
     rows = (
@@ -215,9 +208,12 @@ def described(headers: Mapping[str, str | None] | None) -> tuple[str | None, str
     return short or None, (headers.get(TIME_SENT) or "")[:19] or None
 
 
-def whole(message: Message) -> dict[str, Any]:
-    """A message for a program; `sqlqueue send` reads it again."""
-    shown: dict[str, Any] = {"id": message.id, "seq": message.seq, "expires": message.expires}
+def whole(message: Message | DelayedMessage) -> dict[str, Any]:
+    """A message for a program; `sqlqueue send` reads a queue's again."""
+    if isinstance(message, DelayedMessage):
+        shown: dict[str, Any] = {"id": message.id, "due": message.due.replace(tzinfo=UTC)}
+    else:
+        shown = {"id": message.id, "seq": message.seq, "expires": message.expires}
     if message.headers is None:
         shown["corruptHeaders"] = message.corrupt_headers
     else:
@@ -227,6 +223,19 @@ def whole(message: Message) -> dict[str, Any]:
     except UnicodeDecodeError:
         shown["bodyBase64"] = base64.b64encode(message.body or b"").decode()
     return shown
+
+
+def span(seconds: float) -> str:
+    """A time for people: its two largest units."""
+    for unit, length, small, less in (
+        ("d", 86400, "h", 3600),
+        ("h", 3600, "min", 60),
+        ("min", 60, "s", 1),
+    ):
+        if seconds >= length:
+            whole_units, rest = divmod(int(seconds), length)
+            return f"{whole_units} {unit} {rest // less} {small}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004
 
 
 def sized(size: float) -> str:
@@ -250,8 +259,8 @@ def ago(moment: datetime) -> str:
 # ---------------------------------------------------------------- the demo
 
 
-def follow(events: Iterable[demo.Event]) -> demo.Result:
-    """Show how far the demo is, until its result."""
+def follow(events: Iterable[demo.Event], *, quiet: bool = False) -> demo.Result:
+    """Show how far the demo is, unless quiet, until its result."""
     columns = (
         SpinnerColumn(finished_text="[green]✓"),
         TextColumn("{task.description}"),
@@ -261,7 +270,7 @@ def follow(events: Iterable[demo.Event]) -> demo.Result:
     )
     events = iter(events)
     first = next(events)  # an error before the first step is told on an empty screen
-    with Progress(*columns, console=out()) as progress:
+    with Progress(*columns, console=out(), disable=quiet) as progress:
         doing: str | None = None
         bar: TaskID | None = None
         for event in chain([first], events):
@@ -269,7 +278,7 @@ def follow(events: Iterable[demo.Event]) -> demo.Result:
                 case demo.Result():
                     finish(progress, bar)
                     return event
-                case demo.Kill():
+                case demo.Kill() if not quiet:
                     progress.console.print(
                         f"[red]✗[/] SIGKILL to {event.processes} processes in the middle of batch "
                         f"{event.batch}; {event.held:,} messages had left the queue"
@@ -331,7 +340,7 @@ def show_result(result: demo.Result) -> None:
     console.print()
     show(("seq", "type", "sent", "body"), rows, "three of its rows")
     console.print(
-        "\nThe same on a queue of yours, after [bold]export SQLQUEUE_URL=postgresql://…[/] and "
-        "[bold]sqlqueue install[/]:\n"
+        "\nThe same on a queue of yours, after [bold]export SQLQUEUE_URL=postgresql://… "
+        "PGPASSWORD=…[/] and [bold]sqlqueue install[/]:\n"
     )
     console.print(Syntax(TEN_LINES, "python", background_color="default"))

@@ -8,16 +8,18 @@ again without harm.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from sqlq_spark.address import QueueAddress, identifier, quote_postgresql
-from sqlq_spark.dialects import Statements
-from sqlq_spark.errors import BadOption
-from sqlq_spark.install import STATE, VERSION
+from sqlq_spark.address import QueueAddress, bracketed, due_index, identifier, quote_postgresql
+from sqlq_spark.dialects import Statements, sqlserver_calls
+from sqlq_spark.errors import BadAddress, BadOption
+from sqlq_spark.install import STATE, VERSION, delayed_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from sqlq_spark.endpoint import Endpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,70 +28,206 @@ class Roles:
 
     reader: str = "sqlqueue_reader"
     sender: str = "sqlqueue_sender"
+    operator: str | None = None  # who runs `sqlqueue`; None: no such role
+    installer: str | None = None  # who runs its `install` and `create`
 
     def __post_init__(self) -> None:
         """Refuse what would end the quotes of the script's block, or that no role can be named."""
-        for option, name in (("--reader", self.reader), ("--sender", self.sender)):
+        for each in fields(self):
+            option, name = f"--{each.name}", getattr(self, each.name)
+            if name is None:
+                continue
             size = len(name.encode("utf-8", "replace"))
             if not 0 < size <= 63 or "$" in name or "\0" in name:  # noqa: PLR2004
                 raise BadOption(option, name, "a role's name of at most 63 bytes, without $")
 
 
 def script(
-    queue: QueueAddress,
+    endpoint: Endpoint,
     *,
     state: str,
-    errors: QueueAddress | None = None,
+    subscriptions: QueueAddress | None = None,
     roles: Roles | None = None,
+    body_string: bool = False,
+    delayed: bool = False,
     dialect: str = "postgresql",
 ) -> str:
     """
     Write the script.
 
     Args:
-        queue: to make, to read and to send to.
+        endpoint: its queues are made; the reader receives from its own and may insert into its
+            error and audit queues, the sender sends to its own; an operator may do both, with all.
         state: schema of the state tables.
-        errors: the error queue; made too, and the reader may insert into it.
+        subscriptions: the table of subscriptions; made too, and the sender may read it.
         roles: whom to grant to.
+        body_string: also add the column BodyString to each queue.
+        delayed: whether messages can be delayed by the endpoint; the reader may move what is due.
         dialect: of which database.
     """
-    parts = _parts(Statements.load(dialect), queue, state, errors, roles or Roles())
+    roles = roles or Roles()
+    steps = [*_tables(endpoint, body_string=body_string), *_rights(endpoint, roles)]
+    steps += _topics(subscriptions, roles)
+    if delayed:
+        steps += _delayed(endpoint.primary, roles)
+    if roles.operator is not None:
+        steps += _operator(endpoint, roles.operator, subscriptions, delayed=delayed)
+    if roles.installer is not None:
+        steps += _installer(endpoint, roles.installer)
+    return WRITERS[dialect](Statements.load(dialect), steps, state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A statement of the script, and whom and what it is about; or a comment."""
+
+    comment: str = ""
+    statement: str = ""
+    tables: dict[str, QueueAddress] = field(default_factory=dict)
+    role: str = ""
+
+
+def _tables(endpoint: Endpoint, *, body_string: bool) -> Iterator[Step]:
+    yield Step(comment="Tables. The login that runs this owns them.")
+    for each in endpoint.queues:
+        yield Step(statement="create_queue", tables={"queue": each})
+        if body_string:
+            yield Step(statement="add_body_string", tables={"queue": each})
+    for name in STATE:
+        yield Step(statement=name)
+
+
+def _rights(endpoint: Endpoint, roles: Roles) -> Iterator[Step]:
+    for role, use in ((roles.reader, "reader"), (roles.sender, "sender")):
+        yield Step(comment=f"Rights of a {use}: {{grant}} the login of its Spark job.", role=role)
+        yield Step(statement="script_role", role=role)
+        for each in endpoint.own:
+            yield Step(statement=f"script_{use}", tables={"queue": each}, role=role)
+        for each in endpoint.shared if use == "reader" else ():
+            yield Step(statement="script_errors", tables={"queue": each}, role=role)
+
+
+def _topics(table: QueueAddress | None, roles: Roles) -> Iterator[Step]:
+    """What a sender that publishes needs beside its other rights."""
+    if table is None:
+        return
+    yield Step(comment="Who hears of which topic.")
+    for name in ("create_subscriptions", "script_publisher"):
+        yield Step(statement=name, tables={"subscriptions": table}, role=roles.sender)
+
+
+def _delayed(queue: QueueAddress, roles: Roles) -> Iterator[Step]:
+    tables = {"queue": queue, "delayed": delayed_of(queue)}
+    yield Step(comment="Delayed messages.")
+    for name in ("create_delayed", "create_delayed_index"):
+        yield Step(statement=name, tables=tables)
+    for role, name in ((roles.reader, "script_mover"), (roles.sender, "script_delayer")):
+        yield Step(statement=name, tables=tables, role=role)
+
+
+def _operator(
+    endpoint: Endpoint, role: str, subscriptions: QueueAddress | None, *, delayed: bool
+) -> Iterator[Step]:
+    """What every command needs that makes no tables."""
+    yield Step(comment="Rights of an operator: {grant} whoever runs `sqlqueue`.", role=role)
+    yield Step(statement="script_role", role=role)
+    for each in endpoint.queues:
+        for name in ("script_reader", "script_sender"):
+            yield Step(statement=name, tables={"queue": each}, role=role)
+    if delayed:
+        tables = {"queue": endpoint.primary, "delayed": delayed_of(endpoint.primary)}
+        for name in ("script_mover", "script_delayer"):
+            yield Step(statement=name, tables=tables, role=role)
+    if subscriptions is not None:
+        for name in ("script_publisher", "script_subscriber"):
+            yield Step(statement=name, tables={"subscriptions": subscriptions}, role=role)
+
+
+def _installer(endpoint: Endpoint, role: str) -> Iterator[Step]:
+    """What `install` and `create` need, also where the tables are there."""
+    yield Step(comment="Rights of an installer: {grant} whoever makes the tables.", role=role)
+    yield Step(statement="script_role", role=role)
+    for each in {each.schema: each for each in endpoint.queues}.values():
+        yield Step(statement="script_creator", tables={"queue": each}, role=role)
+    yield Step(statement="script_installer", role=role)
+
+
+# ---------------------------------------------------------------- in a database's language
+
+
+def _postgresql(known: Statements, steps: Sequence[Step], state: str) -> str:
+    """One transaction."""
+    parts = []
+    for step in steps:
+        role = identifier(step.role)
+        if step.comment:
+            parts.append("-- " + step.comment.format(grant=f"GRANT {_plain(role)} TO"))
+            continue
+        words = {"state": identifier(state), "version": str(VERSION)}
+        words |= {"role": role, "literal": literal(step.role)}
+        for name, table in step.tables.items():
+            words |= _named(name, table)
+        parts.append(_filled(known[step.statement], words))
     body = "\n\n".join(parts)
     return f"BEGIN;\n\n{body}\n\nCOMMIT;\n"
 
 
-def _parts(
-    known: Statements, queue: QueueAddress, state: str, errors: QueueAddress | None, roles: Roles
-) -> Iterator[str]:
-    tables = {"state": identifier(state), "version": str(VERSION)}
-    yield "-- Tables. The login that runs this owns them."
-    for each in (queue,) if errors is None else (queue, errors):
-        yield _filled(known["create_queue"], **_named(each))
-    for name in STATE:
-        yield _filled(known[name], **tables)
-    for role, use in ((roles.reader, "reader"), (roles.sender, "sender")):
-        named = {"role": identifier(role), "literal": literal(role)} | tables
-        yield f"-- Rights of a {use}: GRANT {_plain(named['role'])} TO the login of its Spark job."
-        yield _filled(known["script_role"], **named)
-        yield _filled(known[f"script_{use}"], **named, **_named(queue))
-        if errors is not None and use == "reader":
-            yield _filled(known["script_errors"], **named, **_named(errors))
+def _named(name: str, table: QueueAddress) -> dict[str, str]:
+    """A table's own names, quoted; the sequence is the one that `serial` makes."""
+    words = {name: quote_postgresql(table)}
+    if name == "delayed":
+        return words | {"index": identifier(due_index(table))}
+    sequence = QueueAddress(f"{table.table}_seq_seq", table.schema)
+    words["schema"] = identifier(table.schema or "public")
+    return words | {"sequence": quote_postgresql(sequence)}
 
 
-def _named(queue: QueueAddress) -> dict[str, str]:
-    """A queue's own names, quoted; the sequence is the one that `serial` makes."""
-    sequence = QueueAddress(f"{queue.table}_seq_seq", queue.schema)
-    return {
-        "queue": quote_postgresql(queue),
-        "sequence": quote_postgresql(sequence),
-        "schema": identifier(queue.schema or "public"),
-    }
+def _sqlserver(known: Statements, steps: Sequence[Step], state: str) -> str:
+    """
+    A batch for each statement, in a transaction of its own: names declared in one end with it.
+
+    Raises:
+        BadAddress: a name with a line break, which may end a batch, or with `$(`, which sqlcmd
+            reads as a variable.
+    """
+    names = [state, *(name for step in steps for name in (step.role, *_parts(step)))]
+    for name in names:
+        if "$(" in name or len(name.splitlines()) > 1:
+            raise BadAddress(name, "a line break or $( in a name would be misread by sqlcmd")
+    # sqlcmd has QUOTED_IDENTIFIER off, and an index with a filter wants it on
+    settings = ("NOCOUNT", "XACT_ABORT", "ANSI_NULLS", "QUOTED_IDENTIFIER")
+    parts = ["".join(f"SET {each} ON;\n" for each in settings) + "GO"]
+    for step in steps:
+        role = bracketed(step.role)
+        if step.comment:
+            grant = f"ALTER ROLE {_plain(role)} ADD MEMBER"
+            parts.append("-- " + step.comment.format(grant=grant))
+            continue
+        words = sqlserver_calls.names(state, step.tables)
+        words |= {
+            "role": role,
+            "role_name": sqlserver_calls.literal(step.role),
+            "version": str(VERSION),
+        }
+        if "queue" in step.tables:
+            words["schema"] = bracketed(step.tables["queue"].schema or "dbo")
+        text = _filled(known[step.statement], words)
+        parts.append(f"BEGIN TRANSACTION;\n{text}\nCOMMIT TRANSACTION;\nGO")
+    return "\n\n".join(parts) + "\n"
 
 
-def _filled(statement: str, **values: str) -> str:
-    """A statement with its values written out; one pass, so that no value is filled in again."""
-    pattern = "|".join(rf"\{{{name}\}}|(?<!:):{name}\b" for name in values)
-    return re.sub(pattern, lambda found: values[found[0].strip("{:}")], statement) + ";"
+def _parts(step: Step) -> Iterator[str]:
+    for table in step.tables.values():
+        yield from filter(None, (table.table, table.schema, table.catalog))
+
+
+WRITERS = {"postgresql": _postgresql, "sqlserver": _sqlserver}
+
+
+def _filled(statement: str, words: dict[str, str]) -> str:
+    """A statement with its words written out; one pass, so that none is filled in again."""
+    pattern = "|".join(rf"\{{{name}\}}|(?<![:@\w])[:@]{name}\b" for name in words)
+    return re.sub(pattern, lambda found: words[found[0].strip("{:@}")], statement) + ";"
 
 
 def _plain(quoted: str) -> str:

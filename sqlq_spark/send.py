@@ -6,8 +6,13 @@ When all tasks are done, the driver enters the batch into the ledger, copies the
 parcels into the queues and empties the outbox, in one transaction. A batch that is in the ledger is
 not sent again, and one that failed was not sent at all.
 
+With sendsAtomicWithReceive that transaction also settles the receipts of the micro-batch: what was
+received can no longer be returned to its queue, so receive and sends commit together.
+
 atLeastOnce: a task sends each parcel in a transaction of its own, straight into the queues.
 A task that is tried again sends again, with the same message ids.
+
+A message that is published becomes a row in each subscriber's queue, in the same transaction.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,10 +28,19 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sqlq_spark import delayed, subscriptions
 from sqlq_spark.dialects import transaction
-from sqlq_spark.errors import MissingOption, ParcelsMissing, QueueNotFound
-from sqlq_spark.message import packed, rising_ids, unpacked
+from sqlq_spark.errors import (
+    MissingOption,
+    NotAQueue,
+    NothingToSettle,
+    ParcelsMissing,
+    QueueNotFound,
+)
+from sqlq_spark.message import rising_ids, with_legacy_columns
 from sqlq_spark.options import addressed
+from sqlq_spark.payload import PARCEL_KEY, in_row, packed, pages, unpacked
+from sqlq_spark.receive import NO_STREAM, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +52,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
+COLUMNS = {"id", "expires", "headers", "body"}  # that a queue has in every database
 ABANDONED = 7 * 86400.0  # seconds after which nothing is kept of a nameless write
 
 
@@ -49,6 +65,7 @@ class Staged:
     attempt: str
     parcels: int
     messages: int
+    origin: Origin = NO_STREAM  # the micro-batch, whose receipts may be settled
 
 
 def nameless_sink() -> str:
@@ -56,7 +73,14 @@ def nameless_sink() -> str:
     return f"write:{uuid.uuid4()}"
 
 
-def stage(session: Session, parcels: Iterable[pa.Table], *, sink: str, batch: int) -> Staged:
+def stage(
+    session: Session,
+    parcels: Iterable[pa.Table],
+    *,
+    sink: str,
+    batch: int,
+    origin: Origin = NO_STREAM,
+) -> Staged:
     """
     Put a task's messages into the outbox, a transaction for each parcel.
 
@@ -65,13 +89,14 @@ def stage(session: Session, parcels: Iterable[pa.Table], *, sink: str, batch: in
         parcels: tables of PARCEL_ROW; computed by Spark while no transaction is open.
         sink: who sends.
         batch: the sink's batch.
+        origin: Spark's names for the micro-batch that runs.
     """
     attempt, count, messages = str(uuid.uuid4()), 0, 0
     for parcel in parcels:
         session.do(partial(_stage, parcel, (sink, batch, attempt, count), session.options))
         count += 1
         messages += parcel.num_rows
-    return Staged(sink, batch, attempt, count, messages)
+    return Staged(sink, batch, attempt, count, messages, origin)
 
 
 def _stage(
@@ -81,17 +106,20 @@ def _stage(
     connection: Connection,
 ) -> None:
     sink, batch, attempt, number = key
+    payload = packed(parcel)
     with transaction(connection, timeout=options.query_timeout):
         connection.rows("sink_open", sink=sink)
-        connection.run(
+        staged = connection.rows(
             "stage",
             sink=sink,
             batch=batch,
             attempt=attempt,
             parcel=number,
             messages=parcel.num_rows,
-            payload=packed(parcel),
+            payload=in_row(payload),
         )
+        if staged:
+            connection.store("outbox_page", pages(payload, PARCEL_KEY, key))
 
 
 def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> int:
@@ -107,28 +135,53 @@ def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions)
         How many messages were sent now; 0 where the batch was sent before.
 
     Raises:
-        ParcelsMissing, QueueNotFound: nothing was sent.
+        ParcelsMissing, QueueNotFound, SubscriberUnreachable, SubscriptionsNotFound,
+        NothingToSettle: nothing was sent.
     """
     if not staged:
         return 0
     sink, batch = staged[0].sink, staged[0].batch
     messages = sum(each.messages for each in staged)
+    unheard: Counter[str] = Counter()
     with transaction(connection, timeout=options.query_timeout):
         connection.rows("sink_close", sink=sink)
         new = connection.rows("advance", sink=sink, batch=batch, messages=messages)
+        if new and options.settles:
+            settle(connection, staged[0].origin)
         if new:
-            send_parcels(connection, staged, options)
+            unheard = send_parcels(connection, staged, options)
         connection.run("discard", sink=sink, batch=batch)
         connection.run("discard_abandoned", seconds=ABANDONED)
         connection.run("forget_abandoned", seconds=ABANDONED)
     log.info(
         "%s: batch %d: %s", sink, batch, f"{messages} messages sent" if new else "was sent before"
     )
+    warn(f"{sink}: batch {batch}", unheard)
     return messages if new else 0
 
 
-def send_parcels(connection: Connection, staged: list[Staged], options: SinkOptions) -> None:
-    """Copy the winning attempts' parcels into the queues, in the order of tasks and rows."""
+def settle(connection: Connection, origin: Origin) -> None:
+    """Mark what the micro-batch received as sent on, in the transaction that is open."""
+    query, batch = origin.query_id, origin.query_batch
+    if not connection.rows("settle", query_id=query, query_batch=batch):
+        raise NothingToSettle(query, batch, connection.state, connection.server)
+
+
+def warn(where: str, unheard: Counter[str]) -> None:
+    """Tell, after the commit, which messages no one was subscribed to; they went nowhere."""
+    if unheard:
+        log.warning("%s: %s", where, subscriptions.told(unheard))
+
+
+def send_parcels(
+    connection: Connection, staged: list[Staged], options: SinkOptions
+) -> Counter[str]:
+    """
+    Copy the winning attempts' parcels into the queues, in the order of tasks and rows.
+
+    Returns:
+        Of `insert`.
+    """
     sink, batch = staged[0].sink, staged[0].batch
     wanted = [(each.attempt, parcel) for each in staged for parcel in range(each.parcels)]
     there = set(connection.rows("parcels", sink=sink, batch=batch))
@@ -136,23 +189,40 @@ def send_parcels(connection: Connection, staged: list[Staged], options: SinkOpti
     if missing:
         raise ParcelsMissing(sink, batch, len(wanted), len(wanted) - len(missing))
     known: set[QueueAddress] = set()
-    for attempt, parcel in wanted:
-        row = connection.rows("parcel", sink=sink, batch=batch, attempt=attempt, parcel=parcel)
-        insert(connection, unpacked(row[0][0]), options, known)
+    unheard: Counter[str] = Counter()
+    for attempt, number in wanted:
+        rows = parcel(connection, (sink, batch, attempt, number))
+        unheard += insert(connection, rows, options, known)
+    return unheard
+
+
+def parcel(connection: Connection, key: tuple[str, int, str, int]) -> pa.Table:
+    """One parcel of the outbox."""
+    sink, batch, attempt, number = key
+    payload = connection.rows("parcel", sink=sink, batch=batch, attempt=attempt, parcel=number)[0][
+        0
+    ]
+    if payload:
+        return unpacked(payload)
+    return unpacked(
+        b"",
+        connection.rows("parcel_pages", sink=sink, batch=batch, attempt=attempt, parcel=number),
+    )
 
 
 def send_now(session: Session, parcels: Iterable[pa.Table], options: SinkOptions) -> int:
     """Send parcels as they come, a transaction for each; returns how many messages."""
-    messages = 0
+    messages, unheard = 0, Counter[str]()
     for parcel in parcels:
-        session.do(partial(_send, parcel=parcel, options=options))
+        unheard += session.do(partial(_send, parcel=parcel, options=options))
         messages += parcel.num_rows
+    warn(session.application, unheard)
     return messages
 
 
-def _send(connection: Connection, parcel: pa.Table, options: SinkOptions) -> None:
+def _send(connection: Connection, parcel: pa.Table, options: SinkOptions) -> Counter[str]:
     with transaction(connection, timeout=options.query_timeout):
-        insert(connection, parcel, options, set())
+        return insert(connection, parcel, options, set())
 
 
 def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeout: float) -> None:
@@ -175,26 +245,55 @@ def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeo
 
 def insert(
     connection: Connection, parcel: pa.Table, options: SinkOptions, known: set[QueueAddress]
-) -> None:
+) -> Counter[str]:
     """
     Insert a parcel's messages into their queues, Expires by the database's clock.
 
     Args:
         connection: in a transaction.
-        parcel: of PARCEL_ROW.
+        parcel: of PARCEL_ROW, with `topics` where some are published, and PARCEL_DELAYS where some
+            are delayed: those are stored, due by the database's clock too.
         options: the sink's.
         known: queues seen in this run; grows.
+
+    Returns:
+        Topics that no one is subscribed to, with how many messages went nowhere.
     """
+    waiting = delayed.waiting(parcel)
+    if waiting is not None:
+        later, parcel = parcel.filter(waiting), parcel.filter(pc.invert(waiting))
+        delayed.store_delayed(connection, later, by_queue(later, options), options, known)
     rows = expiring(connection, parcel)
-    names: dict[QueueAddress, list[str | None]] = {}
-    for name in pc.unique(parcel["queue"]).to_pylist():
-        names.setdefault(destination(name, options), []).append(name)
-    for queue, spelled in names.items():
+    if options.fills_legacy_columns:
+        rows = with_legacy_columns(rows)
+    chosen = by_queue(parcel, options)
+    for queue in chosen:
         if queue not in known:
             look_for(connection, queue)
             known.add(queue)
-        own = pc.is_in(parcel["queue"], value_set=pa.array(spelled, pa.string()))
-        connection.load(queue, rows if len(names) == 1 else rows.filter(own))
+    topics, unheard = subscriptions.topics_of(parcel), Counter[str]()
+    if topics is not None:
+        copied, unheard = subscriptions.fan_out(connection, topics, options, known)
+        for queue, copies in copied.items():
+            chosen[queue] = pc.or_(chosen[queue], copies) if queue in chosen else copies
+    whole = topics is None and len(chosen) == 1
+    for queue, own in chosen.items():
+        connection.load(queue, identified(rows if whole else rows.filter(own)))
+    return unheard
+
+
+def by_queue(parcel: pa.Table, options: SinkOptions) -> dict[QueueAddress, pa.ChunkedArray]:
+    """Which rows go to one queue, as booleans, for each queue."""
+    own, topics = parcel["queue"], subscriptions.topics_of(parcel)
+    sent = None if topics is None else pc.is_null(topics)
+    names: dict[QueueAddress, list[str | None]] = {}
+    for name in pc.unique(own if sent is None else own.filter(sent)).to_pylist():
+        names.setdefault(destination(name, options), []).append(name)
+    chosen = {
+        queue: pc.is_in(own, value_set=pa.array(spelled, pa.string()))
+        for queue, spelled in names.items()
+    }
+    return chosen if sent is None else {at: pc.and_(own, sent) for at, own in chosen.items()}
 
 
 def destination(name: str | None, options: SinkOptions) -> QueueAddress:
@@ -207,24 +306,27 @@ def destination(name: str | None, options: SinkOptions) -> QueueAddress:
 
 
 def look_for(connection: Connection, queue: QueueAddress) -> None:
-    """Make sure that a queue is there, by the name that was asked for."""
-    if not connection.columns(queue):
+    """Make sure that a queue is there, by the name that was asked for, which is a stranger's."""
+    columns = connection.columns(queue)
+    if not columns:
         raise QueueNotFound(connection.printed(queue), connection.server)
+    if missing := COLUMNS - columns.keys():
+        raise NotAQueue(connection.printed(queue), f"it has no column {min(missing)}")
 
 
 def expiring(connection: Connection, parcel: pa.Table) -> pa.Table:
-    """The columns of a queue, ids fresh; `expires` is the database's now plus the lifetime."""
-    ids = rising_ids(parcel.num_rows, time.time())
-    columns = {
-        "id": pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(16), len(ids), [None, pa.py_buffer(ids)]
-        ),
-        "headers": parcel["headers"],
-        "body": parcel["body"],
-    }
+    """The columns of a queue, but for ids; `expires` is the database's now plus the lifetime."""
+    columns = {"headers": parcel["headers"], "body": parcel["body"]}
     lifetime = parcel["lifetime"]
     if lifetime.null_count < len(lifetime):
         now = connection.rows("clock")[0][0]
         later = pc.multiply(lifetime, 1000).cast(pa.duration("us"))
         columns["expires"] = pc.add(pa.scalar(now, pa.timestamp("us")), later)
     return pa.table(columns)
+
+
+def identified(rows: pa.Table) -> pa.Table:
+    """The rows with ids, fresh and rising: each copy of a message is a row of its own."""
+    ids = pa.py_buffer(rising_ids(rows.num_rows, time.time()))
+    column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows.num_rows, [None, ids])
+    return rows.append_column("id", column)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, cast
 from sqlq_spark.errors import BadOption
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
@@ -29,7 +29,8 @@ Value: TypeAlias = "str | int | float | bool | bytes | None"
 Row: TypeAlias = "tuple[Any, ...]"
 
 # the url's scheme → the dialect's module
-SCHEMES = {"postgresql": "postgresql", "postgres": "postgresql"}
+SCHEMES = {"postgresql": "postgresql", "postgres": "postgresql", "sqlserver": "sqlserver"}
+EXAMPLES = "postgresql://user@host:5432/database or sqlserver://user@host:1433/database"
 
 
 class Connection(Protocol):
@@ -38,10 +39,12 @@ class Connection(Protocol):
 
     `tables` fill the braces of a statement and are quoted here; `values` are bound.
     Every method raises a `DatabaseFailure` that says which statement failed and what mends it.
+    The transaction is then undone; from the statement `savepoint` to `release`, what came since.
     """
 
     server: str  # where it leads to, without secrets
     state: str  # the schema of the state tables
+    application: str  # what the DBA sees while a transaction is open
 
     def run(
         self, statement: str, *, tables: dict[str, QueueAddress] | None = None, **values: Value
@@ -53,17 +56,28 @@ class Connection(Protocol):
     ) -> list[Row]:
         """Execute a statement and return its rows."""
 
-    def arrow(self, statement: str, *, tables: dict[str, QueueAddress], **numbers: int) -> pa.Table:
+    def arrow(
+        self, statement: str, *, tables: dict[str, QueueAddress], **numbers: int | list[int]
+    ) -> pa.Table:
         """Execute a statement and return its rows in columns; a uuid is 16 bytes."""
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
         """Insert rows in bulk, in the transaction that is open; columns go by name."""
 
+    def store(self, table: str, rows: pa.Table) -> None:
+        """Insert rows in bulk into a state table, as `load`; nothing is done for no rows."""
+
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         """A queue's columns in lower case → type; empty where the table is absent."""
 
+    def writable(self, queues: Sequence[QueueAddress]) -> set[QueueAddress]:
+        """Which of these are queues that this login may insert into; fails for none of them."""
+
     def printed(self, address: QueueAddress) -> str:
         """The canonical address, as it stands in messages."""
+
+    def parsed(self, text: str) -> QueueAddress:
+        """An address as it stands in messages, where anyone may have written it."""
 
     def close(self) -> None:
         """End the session; what was not committed is undone."""
@@ -91,7 +105,7 @@ def kind(url: str) -> str:
         return SCHEMES[scheme.lower()]
     except KeyError:
         found = f"{scheme}://…" if colon else "…"  # never the text itself: it may hold a password
-        raise BadOption("url", found, "postgresql://user@host:5432/database") from None
+        raise BadOption("url", found, EXAMPLES) from None
 
 
 def of(url: str) -> Dialect:
@@ -104,16 +118,30 @@ def transaction(connection: Connection, *, timeout: float) -> Iterator[None]:
     """
     Commit what the block did, or undo all of it.
 
-    Timeouts hold for this transaction only; `timeout` is in seconds.
+    Timeouts and the application's name hold for this transaction only; `timeout` is in seconds.
     """
     connection.run("begin")
     try:
-        connection.rows("timeouts", milliseconds=str(int(timeout * 1000)))
+        milliseconds = str(int(timeout * 1000))
+        connection.rows("timeouts", milliseconds=milliseconds, application=connection.application)
         yield
     except BaseException:
         rollback(connection)
         raise
     connection.run("commit")
+
+
+@contextmanager
+def attempt(connection: Connection) -> Iterator[None]:
+    """
+    Do the block, in the transaction that is open, or undo the block alone.
+
+    Raises:
+        DatabaseFailure: the block was undone and the transaction goes on; not after ConnectionLost.
+    """
+    connection.run("savepoint")
+    yield
+    connection.run("release")
 
 
 def rollback(connection: Connection) -> None:

@@ -1,0 +1,1279 @@
+-- The statements of the SQL Server dialect: T-SQL of SQL Server 2016 and later, and of Azure SQL.
+-- {queue}, {errors}, {delayed}, {subscriptions}: a quoted table. {state}: the quoted schema of the state tables.
+-- {…_text}: the same as a text, N'[dbo].[orders]'. {…_name}: a bare name as a text, N'sqlqueue'.
+-- {…_catalog}: `[catalog].` of a table in another database, else nothing.
+-- @name is a bound value. All run under READ COMMITTED, whatever the database's default is.
+--
+-- Locks. READPAST passes over locked rows only under READ COMMITTED; where the database reads row
+-- versions (READ_COMMITTED_SNAPSHOT, Azure's default) it is refused without READCOMMITTEDLOCK. A locked
+-- page it waits for: ROWLOCK, so that no page is locked whole.
+-- A statement takes 2,000 messages at most: from 5,000 locks on, SQL Server may lock the whole table,
+-- and READPAST does not pass over that.
+
+-- ---------------------------------------------------------------- transactions
+
+-- name: begin
+-- An error of any kind undoes the whole transaction; no row counts are sent between results.
+SET NOCOUNT ON;
+SET XACT_ABORT ON;
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+BEGIN TRANSACTION
+
+-- name: timeouts
+-- And the name that the DBA sees, in sys.dm_exec_sessions.context_info.
+-- Written out, not bound: what a parameterised batch sets ends with it. The time of a statement is
+-- bounded by the driver; there is no bound for a transaction that does nothing.
+SET LOCK_TIMEOUT {milliseconds};
+SET CONTEXT_INFO {application}
+
+-- name: commit
+COMMIT TRANSACTION
+
+-- name: rollback
+-- An error has undone the transaction already, most often.
+IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION
+
+-- name: savepoint
+-- What fails from here to the release is undone by itself, and the transaction goes on. With
+-- XACT_ABORT no error would leave a transaction to go on with.
+SET XACT_ABORT OFF;
+SAVE TRANSACTION attempt
+
+-- name: release
+SET XACT_ABORT ON
+
+-- name: clock
+-- The clock that the peers compare Expires with.
+-- Returns: the server's UTC time, datetime
+SELECT GETUTCDATE()
+
+-- ---------------------------------------------------------------- installation
+
+-- name: install_lock
+-- Two installers at once: the second waits.
+-- Locks: application, until the transaction ends.
+DECLARE @name nvarchar(255) = N'sqlq_spark install ' + @state_name,
+        @got int, @number int, @said nvarchar(100);
+EXEC @got = sys.sp_getapplock
+     @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
+IF @got < 0
+BEGIN
+    SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
+    THROW @number, @said, 1;
+END
+
+-- name: install_schema
+IF SCHEMA_ID({state_name}) IS NULL
+    EXEC (N'CREATE SCHEMA ' + {state_text})
+
+-- name: install_version
+IF OBJECT_ID({state_text} + N'.version', N'U') IS NULL
+    CREATE TABLE {state}.version (
+        version int NOT NULL PRIMARY KEY
+    )
+
+-- name: install_version_row
+INSERT INTO {state}.version (version)
+SELECT @version
+ WHERE NOT EXISTS (SELECT 1 FROM {state}.version WHERE version >= @version)
+
+-- name: install_version_only
+-- Older state tables were made current by what came before.
+DELETE FROM {state}.version WHERE version < @version
+
+-- name: install_reader
+-- One row for each checkpoint. Names are compared byte by byte, as in Python.
+IF OBJECT_ID({state_text} + N'.reader', N'U') IS NULL
+BEGIN
+    CREATE TABLE {state}.reader (
+        reader      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+        queue       nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        driver      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        acked_batch bigint        NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
+        plan_batch  bigint        NULL,
+        [plan]      nvarchar(max) NULL,
+        messages    bigint        NOT NULL DEFAULT 0,
+        expired     bigint        NOT NULL DEFAULT 0,
+        diverted    bigint        NOT NULL DEFAULT 0,
+        created     datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
+        seen        datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
+        CHECK (plan_batch > acked_batch),
+        CHECK (([plan] IS NULL AND plan_batch IS NULL)
+               OR ([plan] IS NOT NULL AND plan_batch IS NOT NULL))
+    );
+    ALTER TABLE {state}.reader SET (LOCK_ESCALATION = DISABLE);
+END
+
+-- name: install_receipt
+-- What one task took from a queue, in one commit with the delete. Written once, read back only
+-- by a replay, deleted by the ack of its batch.
+IF OBJECT_ID({state_text} + N'.receipt', N'U') IS NULL
+BEGIN
+    CREATE TABLE {state}.receipt (
+        reader      nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        batch       bigint         NOT NULL CHECK (batch > 0),
+        task        int            NOT NULL CHECK (task >= 0),
+        queue       nvarchar(1000) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        messages    bigint         NOT NULL CHECK (messages >= 0),
+        expired     bigint         NOT NULL CHECK (expired >= 0),
+        diverted    bigint         NOT NULL CHECK (diverted >= 0),
+        bytes       bigint         NOT NULL CHECK (bytes >= 0),
+        query_id    nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
+        query_batch bigint         NULL,
+        settled     bit            NOT NULL DEFAULT 0,
+        payload     varbinary(max) NOT NULL,
+        created     datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
+        PRIMARY KEY (reader, batch, task),
+        INDEX receipt_query (query_id, query_batch)
+    );
+    ALTER TABLE {state}.receipt SET (LOCK_ESCALATION = DISABLE);
+END
+
+-- name: install_receipt_storage
+-- A payload never shares the page of its row: a list of receipts is read without it.
+-- Locks:   the whole table, where the option is not set yet.
+IF EXISTS (SELECT 1 FROM sys.tables
+            WHERE object_id = OBJECT_ID({state_text} + N'.receipt', N'U')
+              AND large_value_types_out_of_row = 0)
+BEGIN
+    DECLARE @table nvarchar(300) = {state_text} + N'.receipt';
+    EXEC sys.sp_tableoption @table, 'large value types out of row', '1';
+END
+
+-- name: install_receipt_page
+-- The payload of a large receipt; in one row here, for a large value costs SQL Server no more.
+IF OBJECT_ID({state_text} + N'.receipt_page', N'U') IS NULL
+BEGIN
+    CREATE TABLE {state}.receipt_page (
+        reader  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        batch   bigint         NOT NULL,
+        task    int            NOT NULL,
+        page    int            NOT NULL,
+        payload varbinary(max) NOT NULL,
+        PRIMARY KEY (reader, batch, task, page)
+    );
+    ALTER TABLE {state}.receipt_page SET (LOCK_ESCALATION = DISABLE);
+END
+
+-- name: install_receipt_page_storage
+IF EXISTS (SELECT 1 FROM sys.tables
+            WHERE object_id = OBJECT_ID({state_text} + N'.receipt_page', N'U')
+              AND large_value_types_out_of_row = 0)
+BEGIN
+    DECLARE @table nvarchar(300) = {state_text} + N'.receipt_page';
+    EXEC sys.sp_tableoption @table, 'large value types out of row', '1';
+END
+
+-- name: install_outbox
+-- Messages staged by the tasks of a sink, until the driver dispatches or discards them.
+IF OBJECT_ID({state_text} + N'.outbox', N'U') IS NULL
+BEGIN
+    CREATE TABLE {state}.outbox (
+        sink     nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        batch    bigint         NOT NULL,
+        attempt  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        parcel   int            NOT NULL,
+        messages bigint         NOT NULL CHECK (messages > 0),
+        payload  varbinary(max) NOT NULL,
+        created  datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
+        PRIMARY KEY (sink, batch, attempt, parcel)
+    );
+    ALTER TABLE {state}.outbox SET (LOCK_ESCALATION = DISABLE);
+END
+
+-- name: install_outbox_storage
+IF EXISTS (SELECT 1 FROM sys.tables
+            WHERE object_id = OBJECT_ID({state_text} + N'.outbox', N'U')
+              AND large_value_types_out_of_row = 0)
+BEGIN
+    DECLARE @table nvarchar(300) = {state_text} + N'.outbox';
+    EXEC sys.sp_tableoption @table, 'large value types out of row', '1';
+END
+
+-- name: install_outbox_page
+-- The payload of a large parcel, in one row.
+IF OBJECT_ID({state_text} + N'.outbox_page', N'U') IS NULL
+BEGIN
+    CREATE TABLE {state}.outbox_page (
+        sink    nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        batch   bigint         NOT NULL,
+        attempt nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        parcel  int            NOT NULL,
+        page    int            NOT NULL,
+        payload varbinary(max) NOT NULL,
+        PRIMARY KEY (sink, batch, attempt, parcel, page)
+    );
+    ALTER TABLE {state}.outbox_page SET (LOCK_ESCALATION = DISABLE);
+END
+
+-- name: install_outbox_page_storage
+IF EXISTS (SELECT 1 FROM sys.tables
+            WHERE object_id = OBJECT_ID({state_text} + N'.outbox_page', N'U')
+              AND large_value_types_out_of_row = 0)
+BEGIN
+    DECLARE @table nvarchar(300) = {state_text} + N'.outbox_page';
+    EXEC sys.sp_tableoption @table, 'large value types out of row', '1';
+END
+
+-- name: install_dispatched
+-- The ledger: the last batch that each sink has sent.
+IF OBJECT_ID({state_text} + N'.dispatched', N'U') IS NULL
+BEGIN
+    CREATE TABLE {state}.dispatched (
+        sink       nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+        batch      bigint        NOT NULL,
+        messages   bigint        NOT NULL,
+        dispatched datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME()
+    );
+    ALTER TABLE {state}.dispatched SET (LOCK_ESCALATION = DISABLE);
+END
+
+-- name: version
+-- Returns: version int
+SELECT version FROM {state}.version
+
+-- name: create_queue
+-- As the transport makes it, under the transport's own lock, so that its installer and we wait for
+-- one another.
+IF OBJECT_ID({queue_text}, N'U') IS NULL
+BEGIN
+    DECLARE @name nvarchar(255) = {queue_lock},
+            @got int, @number int, @said nvarchar(100);
+    EXEC @got = sys.sp_getapplock
+         @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
+    IF @got < 0
+    BEGIN
+        SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
+        THROW @number, @said, 1;
+    END;
+    BEGIN TRY
+        IF OBJECT_ID({queue_text}, N'U') IS NULL
+        BEGIN
+            CREATE TABLE {queue} (
+                Id             uniqueidentifier NOT NULL,
+                CorrelationId  varchar(255)     NULL,
+                ReplyToAddress varchar(255)     NULL,
+                Recoverable    bit              NOT NULL,
+                Expires        datetime         NULL,
+                Headers        nvarchar(max)    NOT NULL,
+                Body           varbinary(max)   NULL,
+                RowVersion     bigint           IDENTITY(1,1) NOT NULL
+            );
+            CREATE NONCLUSTERED INDEX Index_RowVersion ON {queue} (RowVersion ASC);
+            CREATE NONCLUSTERED INDEX Index_Expires ON {queue} (Expires)
+                   INCLUDE (Id, RowVersion) WHERE Expires IS NOT NULL;
+        END;
+    END TRY
+    BEGIN CATCH
+        IF XACT_STATE() = 1
+            EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction';
+        THROW;
+    END CATCH;
+    EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction';
+END
+
+-- name: add_body_string
+-- The body as text beside it, as the transport's CreateMessageBodyComputedColumn asks for.
+-- Locks:   the whole table, for a moment: the column is computed when it is read.
+IF COL_LENGTH({queue_text}, N'BodyString') IS NULL
+    ALTER TABLE {queue} ADD BodyString AS CAST(Body AS nvarchar(max))
+
+-- name: create_subscriptions
+-- As the transport makes it, under its own lock.
+IF OBJECT_ID({subscriptions_text}, N'U') IS NULL
+BEGIN
+    DECLARE @name nvarchar(255) = {subscriptions_lock},
+            @got int, @number int, @said nvarchar(100);
+    EXEC @got = sys.sp_getapplock
+         @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
+    IF @got < 0
+    BEGIN
+        SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
+        THROW @number, @said, 1;
+    END;
+    BEGIN TRY
+        IF OBJECT_ID({subscriptions_text}, N'U') IS NULL
+            CREATE TABLE {subscriptions} (
+                QueueAddress nvarchar(200) NOT NULL,
+                Endpoint     nvarchar(200) NOT NULL,
+                Topic        nvarchar(200) NOT NULL,
+                PRIMARY KEY CLUSTERED (Endpoint, Topic)
+            );
+    END TRY
+    BEGIN CATCH
+        IF XACT_STATE() = 1
+            EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction';
+        THROW;
+    END CATCH;
+    EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction';
+END
+
+-- name: create_delayed
+-- Where messages wait until they are due; as the transport makes it, under its own lock.
+IF OBJECT_ID({delayed_text}, N'U') IS NULL
+BEGIN
+    DECLARE @name nvarchar(255) = {delayed_lock},
+            @got int, @number int, @said nvarchar(100);
+    EXEC @got = sys.sp_getapplock
+         @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
+    IF @got < 0
+    BEGIN
+        SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
+        THROW @number, @said, 1;
+    END;
+    BEGIN TRY
+        IF OBJECT_ID({delayed_text}, N'U') IS NULL
+        BEGIN
+            CREATE TABLE {delayed} (
+                Headers    nvarchar(max)  NOT NULL,
+                Body       varbinary(max) NULL,
+                Due        datetime       NOT NULL,
+                RowVersion bigint         IDENTITY(1,1) NOT NULL
+            );
+            CREATE NONCLUSTERED INDEX Index_Due ON {delayed} (Due);
+        END;
+    END TRY
+    BEGIN CATCH
+        IF XACT_STATE() = 1
+            EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction';
+        THROW;
+    END CATCH;
+    EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction';
+END
+
+-- name: create_delayed_index
+-- Of a table that was there without it.
+IF NOT EXISTS (SELECT 1
+                 FROM {delayed_catalog}sys.index_columns AS k
+                 JOIN {delayed_catalog}sys.columns AS c
+                   ON c.object_id = k.object_id AND c.column_id = k.column_id
+                WHERE k.object_id = OBJECT_ID({delayed_text}, N'U')
+                  AND k.key_ordinal = 1 AND c.name = N'Due')
+    CREATE NONCLUSTERED INDEX Index_Due ON {delayed} (Due)
+
+-- name: queue_columns
+-- Returns: name, type of each column of a queue, of a varchar with its collation; no row where the
+--          table is absent
+SELECT c.name,
+       CASE WHEN t.name = N'varchar'
+            THEN CONCAT(N'varchar COLLATE ', c.collation_name COLLATE DATABASE_DEFAULT)
+            ELSE t.name COLLATE DATABASE_DEFAULT END AS type
+  FROM {queue_catalog}sys.columns AS c
+  JOIN {queue_catalog}sys.types AS t ON t.user_type_id = c.user_type_id
+ WHERE c.object_id = OBJECT_ID({queue_text}, N'U')
+ ORDER BY c.column_id
+
+-- ---------------------------------------------------------------- the peek loop
+
+-- name: peek
+-- How many messages wait, counted up to a limit, and where they can be cut into ranges. What others
+-- hold is not counted.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_RowVersion.
+-- Returns: messages bigint, last bigint, marks: the RowVersion of every @grain-th message, the first
+--          one's among them, separated by commas; null where none waits
+DECLARE @marks TABLE (place bigint NOT NULL PRIMARY KEY, seq bigint NOT NULL);
+INSERT INTO @marks (place, seq)
+SELECT place, seq
+  FROM (SELECT seq,
+               ROW_NUMBER() OVER (ORDER BY seq) AS place,
+               LEAD(seq) OVER (ORDER BY seq) AS following
+          FROM (SELECT TOP (@messages) RowVersion AS seq
+                  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+                 WHERE RowVersion >= @first AND RowVersion <= @last
+                 ORDER BY RowVersion) AS lowest) AS numbered
+ WHERE (place - 1) % @grain = 0 OR following IS NULL;
+SELECT MAX(place) AS messages,
+       MAX(seq) AS last,
+       STUFF((SELECT N',' + CAST(seq AS nvarchar(20))
+                FROM @marks
+               WHERE (place - 1) % @grain = 0
+               ORDER BY place
+                 FOR XML PATH('')), 1, 1, N'') AS marks_list
+  FROM @marks
+
+-- name: sample
+-- What the lowest messages weigh, since when the lowest waits, and how far the queue reaches.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_RowVersion.
+-- Returns: bytes float, sent (the TimeSent header of the lowest), span bigint
+SELECT (SELECT AVG(CAST(bytes AS float))
+          FROM (SELECT TOP (50)
+                       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+                       + ISNULL(DATALENGTH(Body), 0) AS bytes
+                  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+                 WHERE RowVersion >= @first
+                 ORDER BY RowVersion) AS lowest) AS bytes,
+       (SELECT TOP (1)
+               CASE WHEN p.found > 0 AND e.stop - p.found - 24 BETWEEN 1 AND 40
+                    THEN SUBSTRING(q.Headers, p.found + 24, e.stop - p.found - 24) END
+          FROM {queue} AS q WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+         CROSS APPLY (SELECT CHARINDEX(N'"NServiceBus.TimeSent":"', q.Headers) AS found) AS p
+         CROSS APPLY (SELECT CHARINDEX(N'"', q.Headers, p.found + 24) AS stop) AS e
+         WHERE q.RowVersion = @first) AS sent,
+       (SELECT MAX(RowVersion)
+          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) - @first + 1 AS span
+
+-- name: top
+-- The ends of a queue as they stand now, of what no one holds.
+-- Returns: first bigint, last bigint; null where the queue is empty
+SELECT MIN(RowVersion) AS first, MAX(RowVersion) AS last
+  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+
+-- ---------------------------------------------------------------- receive
+
+-- name: fence
+-- A task of a batch that was acknowledged must not touch the queue.
+-- Locks:   the reader's row, shared, until commit: the ack waits for us. REPEATABLEREAD locks also
+--          where the database reads row versions.
+-- Returns: acked_batch bigint; no row where the reader is unknown
+SELECT acked_batch
+  FROM {state}.reader WITH (REPEATABLEREAD, ROWLOCK)
+ WHERE reader = @reader
+
+-- name: task_lock
+-- One attempt of a task at a time; the second waits here, then finds the first one's receipt.
+-- Locks:   application, until the transaction ends.
+DECLARE @name nvarchar(255) = CONCAT(N'sqlqueue task ', @reader, N'/', @batch, N'/', @task),
+        @got int, @number int, @said nvarchar(100);
+EXEC @got = sys.sp_getapplock
+     @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
+IF @got < 0
+BEGIN
+    SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
+    THROW @number, @said, 1;
+END
+
+-- name: find_receipt
+-- Returns: payload varbinary; empty where it is in pages
+SELECT payload
+  FROM {state}.receipt
+ WHERE reader = @reader AND batch = @batch AND task = @task
+
+-- name: receipt_pages
+-- Returns: payload varbinary, in order
+SELECT payload
+  FROM {state}.receipt_page
+ WHERE reader = @reader AND batch = @batch AND task = @task
+ ORDER BY page
+
+-- name: receive
+-- Take the lowest messages of a range that no one else holds, up to a count and a weight;
+-- at least one, however heavy. Headers are weighed by their UTF-16 units: a byte each, mostly.
+-- Locks:   an update lock for each looked at, until commit. Never waits for a row.
+-- Index:   Index_RowVersion, clustered or not; FORCESEEK, or stale statistics may choose a scan that
+--          locks the whole range.
+-- Returns: id binary in SQL Server's byte order, expires datetime, expired bit, headers as UTF-16
+--          bytes (a lone surrogate must not stop the driver), body, seq bigint; no order promised
+WITH lowest AS (
+    SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
+           Id, Expires, Headers, Body, RowVersion,
+           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0) AS bytes
+      FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion >= @first AND RowVersion < @stop
+     ORDER BY RowVersion
+), message AS (
+    SELECT Id, Expires, Headers, Body, RowVersion,
+           SUM(bytes) OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) - bytes AS before
+      FROM lowest
+)
+DELETE FROM message
+OUTPUT CAST(deleted.Id AS binary(16)) AS id,
+       deleted.Expires AS expires,
+       CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
+       CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
+       deleted.Body AS body,
+       deleted.RowVersion AS seq
+ WHERE before < @bytes
+OPTION (MAXDOP 1)
+
+-- name: receive_body_string
+-- As receive, from a table that has the column, which is weighed too.
+-- Returns: also bodystring as UTF-16 bytes
+WITH lowest AS (
+    SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
+           Id, Expires, Headers, Body, BodyString, RowVersion,
+           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0)
+           + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
+      FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion >= @first AND RowVersion < @stop
+     ORDER BY RowVersion
+), message AS (
+    SELECT Id, Expires, Headers, Body, BodyString, RowVersion,
+           SUM(bytes) OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) - bytes AS before
+      FROM lowest
+)
+DELETE FROM message
+OUTPUT CAST(deleted.Id AS binary(16)) AS id,
+       deleted.Expires AS expires,
+       CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
+       CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
+       deleted.Body AS body,
+       CAST(deleted.BodyString AS varbinary(max)) AS bodystring,
+       deleted.RowVersion AS seq
+ WHERE before < @bytes
+OPTION (MAXDOP 1)
+
+-- name: take
+-- Take chosen messages, those of them that no one else holds; @seqs is a list, as JSON.
+-- Locks:   an update lock for each, until commit. Never waits for a row.
+-- Index:   Index_RowVersion, a seek for each.
+-- Returns: as receive; no order promised
+WITH message AS (
+    SELECT Id, Expires, Headers, Body, RowVersion
+      FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion IN (SELECT CAST(value AS bigint) FROM OPENJSON(@seqs))
+)
+DELETE FROM message
+OUTPUT CAST(deleted.Id AS binary(16)) AS id,
+       deleted.Expires AS expires,
+       CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
+       CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
+       deleted.Body AS body,
+       deleted.RowVersion AS seq
+OPTION (LOOP JOIN, MAXDOP 1)
+
+-- name: writable
+-- Which of some tables are queues that this login may insert into.
+-- Returns: place bigint, in the list that was given
+SELECT w.place
+  FROM OPENJSON(@places) WITH (place bigint '$.place', name nvarchar(600) '$.name') AS w
+ WHERE OBJECT_ID(w.name, N'U') IS NOT NULL
+   AND HAS_PERMS_BY_NAME(w.name, N'OBJECT', N'INSERT') = 1
+   AND COL_LENGTH(w.name, N'Id') IS NOT NULL
+   AND COL_LENGTH(w.name, N'Expires') IS NOT NULL
+   AND COL_LENGTH(w.name, N'Headers') IS NOT NULL
+   AND COL_LENGTH(w.name, N'Body') IS NOT NULL
+   AND COL_LENGTH(w.name, N'RowVersion') IS NOT NULL
+
+-- name: divert
+-- A poison row, as it was, into the error queue. A queue of SQL Server may hold an id twice.
+-- {recoverable}, {one}: the column Recoverable and its value, where the table has it.
+-- {fits}: refuses headers that a varchar would keep with question marks.
+-- Returns: one row
+{fits}INSERT INTO {errors} (Id, {recoverable}Headers, Body)
+VALUES (CAST(STUFF(STUFF(STUFF(STUFF(@id, 21, 0, N'-'), 17, 0, N'-'), 13, 0, N'-'), 9, 0, N'-')
+             AS uniqueidentifier), {one}@headers, @body);
+SELECT CAST(1 AS bit)
+
+-- name: save_receipt
+INSERT INTO {state}.receipt
+       (reader, batch, task, queue, messages, expired, diverted, bytes, query_id, query_batch, payload)
+VALUES (@reader, @batch, @task, @queue_name, @messages, @expired, @diverted, @bytes, @query_id,
+        @query_batch, @payload)
+
+-- ---------------------------------------------------------------- receipts
+
+-- name: new_reader
+INSERT INTO {state}.reader (reader, queue, driver)
+VALUES (@reader, @queue_name, @driver)
+
+-- name: lock_reader
+-- An update that changes nothing: a lock that is only hinted may be passed over by others.
+-- REPEATABLEREAD keeps it where locking is optimized (Azure, 2025) and may end with the statement.
+-- Locks:   the reader's row; waits for running tasks.
+-- Returns: queue, driver, acked_batch bigint, plan_batch bigint, plan
+UPDATE {state}.reader WITH (REPEATABLEREAD, ROWLOCK)
+   SET driver = driver
+OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan]
+ WHERE reader = @reader
+
+-- name: claim
+-- This driver speaks for the reader from now on; the queues are those that it reads.
+UPDATE {state}.reader
+   SET driver = @driver, queue = @queue_name, seen = SYSUTCDATETIME()
+ WHERE reader = @reader
+
+-- name: reader_queue
+-- Returns: queue
+SELECT queue FROM {state}.reader WHERE reader = @reader
+
+-- name: outcome
+-- What the tasks of the batches up to this one got, a row for each queue.
+-- Returns: queue; tasks, empty (tasks that took nothing), messages, expired, diverted; bigint
+SELECT queue,
+       COUNT_BIG(*) AS tasks,
+       CAST(SUM(CASE WHEN messages + expired + diverted = 0 THEN 1 ELSE 0 END) AS bigint) AS empty,
+       SUM(messages) AS messages,
+       SUM(expired) AS expired,
+       SUM(diverted) AS diverted
+  FROM {state}.receipt
+ WHERE reader = @reader AND batch BETWEEN @acked AND @batch
+ GROUP BY queue
+
+-- name: acknowledge
+UPDATE {state}.reader
+   SET acked_batch = @batch,
+       plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
+       [plan]      = CASE WHEN plan_batch > @batch THEN [plan] END,
+       messages    = messages + @messages,
+       expired     = expired + @expired,
+       diverted    = diverted + @diverted,
+       seen        = SYSUTCDATETIME()
+ WHERE reader = @reader
+
+-- name: forget_receipts
+DELETE FROM {state}.receipt_page
+ WHERE reader = @reader AND batch BETWEEN @acked AND @batch;
+DELETE FROM {state}.receipt
+ WHERE reader = @reader AND batch BETWEEN @acked AND @batch
+
+-- name: store_plan
+UPDATE {state}.reader
+   SET plan_batch = @batch, [plan] = @plan, seen = SYSUTCDATETIME()
+ WHERE reader = @reader
+
+-- name: receipts
+-- Without their payloads, oldest first; those that a task is writing now are passed over.
+-- Returns: reader, queue, batch, task, messages, bytes, settled, created, seen
+SELECT r.reader, r.queue, r.batch, CAST(r.task AS bigint) AS task, r.messages, r.bytes, r.settled,
+       r.created AS created_utc, o.seen AS seen_utc
+  FROM {state}.receipt AS r WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+  LEFT JOIN {state}.reader AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK) ON o.reader = r.reader
+ WHERE (@reader IS NULL OR r.reader = @reader)
+   AND (@queue_name IS NULL OR r.queue = @queue_name)
+ ORDER BY r.created, r.reader, r.batch, r.task
+
+-- name: drop_receipt
+-- Returns: queue, messages, settled, payload of the receipt dropped
+DELETE FROM {state}.receipt_page
+ WHERE reader = @reader AND batch = @batch AND task = @task;
+DELETE FROM {state}.receipt
+OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload
+ WHERE reader = @reader AND batch = @batch AND task = @task
+
+-- name: retire_reader
+-- Its receipts were returned or dropped: a checkpoint that comes back must not receive again.
+UPDATE {state}.reader
+   SET acked_batch = CASE WHEN acked_batch > @batch THEN acked_batch ELSE @batch END,
+       plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
+       [plan]      = CASE WHEN plan_batch > @batch THEN [plan] END
+ WHERE reader = @reader
+
+-- name: readers
+-- Returns: reader, queue, acked_batch, messages, expired, diverted, created, seen, receipts, held
+SELECT o.reader, o.queue, o.acked_batch, o.messages, o.expired, o.diverted,
+       o.created AS created_utc, o.seen AS seen_utc, h.receipts, h.held
+  FROM {state}.reader AS o
+ CROSS APPLY (SELECT COUNT_BIG(*) AS receipts, ISNULL(SUM(r.messages), 0) AS held
+                FROM {state}.receipt AS r WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+               WHERE r.reader = o.reader) AS h
+ ORDER BY o.seen DESC
+
+-- ---------------------------------------------------------------- send
+
+-- name: sink_open
+-- Many tasks of a sink stage at once; a driver that dispatches or discards waits for them.
+-- Locks:   application, shared, until the transaction ends.
+DECLARE @name nvarchar(255) = N'sqlqueue sink ' + @sink,
+        @got int, @number int, @said nvarchar(100);
+EXEC @got = sys.sp_getapplock
+     @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction';
+IF @got < 0
+BEGIN
+    SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
+    THROW @number, @said, 1;
+END
+
+-- name: sink_close
+-- Locks:   application, until the transaction ends: waits for tasks that stage, and they for us.
+DECLARE @name nvarchar(255) = N'sqlqueue sink ' + @sink,
+        @got int, @number int, @said nvarchar(100);
+EXEC @got = sys.sp_getapplock
+     @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
+IF @got < 0
+BEGIN
+    SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
+    THROW @number, @said, 1;
+END
+
+-- name: stage
+-- Nothing where the batch is done or given up, or, after a lost answer, where it is there already;
+-- where the session whose answer was lost still works on it, its row is waited for.
+-- Returns: one row where it was inserted
+INSERT INTO {state}.outbox (sink, batch, attempt, parcel, messages, payload)
+OUTPUT CAST(1 AS bit)
+SELECT @sink, @batch, @attempt, @parcel, @messages, @payload
+ WHERE NOT EXISTS (
+        SELECT 1 FROM {state}.dispatched WHERE sink = @sink AND batch >= @batch)
+   AND NOT EXISTS (
+        SELECT 1
+          FROM {state}.outbox WITH (READCOMMITTEDLOCK)
+         WHERE sink = @sink AND batch = @batch AND attempt = @attempt AND parcel = @parcel)
+
+-- name: advance
+-- Enter a batch into the ledger, unless it, or a later one, is there.
+-- Locks:   the sink's row, or the gap where it will be, until commit: of two drivers the second
+--          waits, then finds it done.
+-- Returns: batch bigint; no row where it was sent before
+INSERT INTO {state}.dispatched (sink, batch, messages)
+OUTPUT inserted.batch
+SELECT @sink, @batch, @messages
+ WHERE NOT EXISTS (
+        SELECT 1 FROM {state}.dispatched WITH (UPDLOCK, HOLDLOCK, ROWLOCK) WHERE sink = @sink);
+IF ROWCOUNT_BIG() = 0
+    UPDATE {state}.dispatched
+       SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME()
+    OUTPUT inserted.batch
+     WHERE sink = @sink AND batch < @batch
+
+-- name: settle
+-- What a micro-batch received is sent on in this transaction. A batch that was closed, because its
+-- receipts were returned or dropped, has none to settle.
+-- Locks:   the reader's row, shared, as its tasks do, and before the receipts, as the ack does;
+--          the receipts until commit.
+-- Index:   receipt_query.
+-- Returns: a row for each receipt
+DECLARE @open TABLE (
+    reader nvarchar(36) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY, acked bigint NOT NULL);
+INSERT INTO @open (reader, acked)
+SELECT o.reader, o.acked_batch
+  FROM {state}.reader AS o WITH (REPEATABLEREAD, ROWLOCK)
+ WHERE o.reader IN (
+        SELECT r.reader
+          FROM {state}.receipt AS r
+         WHERE r.query_id = @query_id AND r.query_batch = @query_batch);
+UPDATE r
+   SET settled = 1
+OUTPUT CAST(1 AS bit)
+  FROM {state}.receipt AS r
+  JOIN @open AS o ON o.reader = r.reader
+ WHERE r.query_id = @query_id AND r.query_batch = @query_batch AND r.batch > o.acked
+
+-- name: parcels
+-- Returns: attempt, parcel bigint
+SELECT attempt, CAST(parcel AS bigint) AS parcel
+  FROM {state}.outbox
+ WHERE sink = @sink AND batch = @batch
+ ORDER BY attempt, parcel
+
+-- name: parcel
+-- Returns: payload varbinary; empty where it is in pages
+SELECT payload
+  FROM {state}.outbox
+ WHERE sink = @sink AND batch = @batch AND attempt = @attempt AND parcel = @parcel
+
+-- name: parcel_pages
+-- Returns: payload varbinary, in order
+SELECT payload
+  FROM {state}.outbox_page
+ WHERE sink = @sink AND batch = @batch AND attempt = @attempt AND parcel = @parcel
+ ORDER BY page
+
+-- name: discard
+-- What a sink staged up to a batch: sent by now, or never to be sent.
+DELETE FROM {state}.outbox_page WHERE sink = @sink AND batch <= @batch;
+DELETE FROM {state}.outbox WHERE sink = @sink AND batch <= @batch
+
+-- name: discard_abandoned
+-- What writes without a name left behind when their job was killed. A row that someone holds is not
+-- abandoned.
+DECLARE @before datetime2(3) = DATEADD(second, -@seconds, SYSUTCDATETIME());
+DELETE FROM p
+  FROM {state}.outbox_page AS p
+  JOIN {state}.outbox AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+    ON o.sink = p.sink AND o.batch = p.batch AND o.attempt = p.attempt AND o.parcel = p.parcel
+ WHERE o.sink LIKE N'write:%' AND o.created < @before;
+DELETE FROM o
+  FROM {state}.outbox AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE o.sink LIKE N'write:%' AND o.created < @before
+
+-- name: forget_abandoned
+-- The ledger's rows of writes without a name: kept for a while, so that a task which comes back late
+-- stages nothing.
+DELETE FROM d
+  FROM {state}.dispatched AS d WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE d.sink LIKE N'write:%'
+   AND d.dispatched < DATEADD(second, -@seconds, SYSUTCDATETIME())
+
+-- ---------------------------------------------------------------- publish and subscribe
+
+-- name: subscribers
+-- The whole table, or one topic of it: it is small, and its key begins with the endpoint.
+-- Returns: topic, endpoint, queueaddress
+SELECT Topic, Endpoint, QueueAddress
+  FROM {subscriptions}
+ WHERE @topic IS NULL OR Topic = @topic
+ ORDER BY Topic, Endpoint
+
+-- name: subscribe
+-- One address for an endpoint and topic, the last one given; no write for the same.
+-- Locks:   the endpoint's row for the topic, or the gap where it will be, until commit.
+INSERT INTO {subscriptions} (QueueAddress, Endpoint, Topic)
+SELECT @queue_address, @endpoint, @topic
+ WHERE NOT EXISTS (
+        SELECT 1
+          FROM {subscriptions} WITH (UPDLOCK, HOLDLOCK, ROWLOCK)
+         WHERE Endpoint = @endpoint AND Topic = @topic);
+IF ROWCOUNT_BIG() = 0
+    UPDATE {subscriptions}
+       SET QueueAddress = @queue_address
+     WHERE Endpoint = @endpoint AND Topic = @topic
+       AND QueueAddress <> @queue_address COLLATE Latin1_General_100_BIN2
+
+-- name: unsubscribe
+-- Index:   the primary key.
+-- Returns: one row where the endpoint was subscribed
+DELETE FROM {subscriptions}
+OUTPUT CAST(1 AS bit)
+ WHERE Endpoint = @endpoint AND Topic = @topic
+
+-- ---------------------------------------------------------------- delayed delivery
+
+-- name: peer_zone
+-- Due is a datetime, in UTC for everyone: no session's zone has a part in it.
+-- Returns: zone
+SELECT N'UTC' AS zone
+
+-- name: dues
+-- When messages are due that wait for some milliseconds, or until some moments in UTC; each list is
+-- a JSON array of texts. More milliseconds than 24 days do not fit DATEADD: days go by themselves.
+-- Returns: one row: the times of the delays, the times of the moments, in their order
+SELECT STUFF((SELECT N',' + CONVERT(nvarchar(30), DATEADD(
+                        millisecond, CAST(CAST(j.value AS bigint) % 86400000 AS int),
+                        DATEADD(day, CAST(CAST(j.value AS bigint) / 86400000 AS int),
+                                GETUTCDATE())), 126)
+                FROM OPENJSON(@delays) AS j
+               ORDER BY CAST(j.[key] AS int)
+                 FOR XML PATH('')), 1, 1, N'') AS delays_times,
+       STUFF((SELECT N',' + j.value
+                FROM OPENJSON(@moments) AS j
+               ORDER BY CAST(j.[key] AS int)
+                 FOR XML PATH('')), 1, 1, N'') AS moments_times
+
+-- name: move_due
+-- Move the messages that have been due for longest into the queue, under new ids, as the transport
+-- does. A message is in one of the tables at any time.
+-- Locks:   the delayed rows, until commit; those that others hold are passed over. Never waits for
+--          a row.
+-- Index:   Index_Due.
+-- Returns: one row: moved bigint, and 0, for no id here can be there already
+DECLARE @now datetime = GETUTCDATE();
+WITH message AS (
+    SELECT TOP (@messages) Headers, Body, Due
+      FROM {delayed} WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE Due <= @now
+     ORDER BY Due
+)
+DELETE FROM message
+OUTPUT NEWID(), {one}deleted.Headers, ISNULL(deleted.Body, 0x)
+  INTO {queue} (Id, {recoverable}Headers, Body);
+SELECT ROWCOUNT_BIG() AS moved, CAST(0 AS bigint) AS renamed
+
+-- name: next_due
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_Due.
+-- Returns: seconds until the next message is due float, null where none waits; below 0 where it is
+--          due, and a full batch left it
+SELECT CAST(DATEDIFF_BIG(millisecond, GETUTCDATE(), MIN(Due)) AS float) / 1000 AS seconds
+  FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+
+-- ---------------------------------------------------------------- inspection
+
+-- name: browse
+-- A page of a range, deleting nothing and keeping no lock; what others hold is passed over.
+-- Index:   Index_RowVersion.
+-- Returns: as receive, by seq
+SELECT TOP (@messages)
+       CAST(Id AS binary(16)) AS id,
+       Expires AS expires,
+       CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
+       CAST(CAST(Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
+       Body AS body,
+       RowVersion AS seq
+  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+ ORDER BY RowVersion
+
+-- name: browse_body_string
+-- As browse, from a table that has the column.
+-- Returns: also bodystring as UTF-16 bytes
+SELECT TOP (@messages)
+       CAST(Id AS binary(16)) AS id,
+       Expires AS expires,
+       CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
+       CAST(CAST(Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
+       Body AS body,
+       CAST(BodyString AS varbinary(max)) AS bodystring,
+       RowVersion AS seq
+  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+ ORDER BY RowVersion
+
+-- name: browse_seq
+-- The same page without headers and bodies.
+SELECT TOP (@messages) CAST(Id AS binary(16)) AS id, Expires AS expires, RowVersion AS seq
+  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+ ORDER BY RowVersion
+
+-- name: browse_headers
+-- A page of a range without bodies, for what headers tell; what others hold is passed over.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_RowVersion.
+-- Returns: headers as UTF-16 bytes, seq bigint; by seq
+SELECT TOP (@messages)
+       CAST(CAST(Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
+       RowVersion AS seq
+  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+ ORDER BY RowVersion
+
+-- name: browse_delayed
+-- The delayed messages that are due first, deleting nothing; what others hold is passed over.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_Due.
+-- Returns: id, which this table does not have; due datetime (UTC), headers, body
+SELECT TOP (@messages) CAST(NULL AS nvarchar(36)) AS id, Due AS due, Headers AS headers, Body AS body
+  FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ ORDER BY Due
+
+-- name: purge
+-- Everything, as the transport does at a start when asked to.
+-- Locks:   each row until commit, or the whole table; waits for those that others hold.
+-- Returns: messages bigint
+DELETE FROM {queue};
+SELECT ROWCOUNT_BIG() AS messages
+
+-- name: purge_range
+-- Part of a queue: each message in a range of seqs.
+-- Locks:   each row until commit, or the whole table; waits for those that others hold.
+-- Index:   Index_RowVersion.
+-- Returns: messages bigint
+DELETE FROM {queue} WHERE RowVersion >= @first AND RowVersion < @stop;
+SELECT ROWCOUNT_BIG() AS messages
+
+-- name: purge_expired
+-- A batch of messages that have expired and that no one else holds.
+-- Locks:   an update lock for each, until commit. Never waits for a row.
+-- Index:   Index_Expires, where it is there. Without it the whole table is read.
+-- Returns: messages bigint
+DECLARE @gone bigint = 0, @taken bigint = 1;
+WHILE @taken > 0 AND @gone < @messages
+BEGIN
+    WITH message AS (
+        SELECT TOP (CASE WHEN @messages - @gone < 2000 THEN @messages - @gone ELSE 2000 END)
+               RowVersion
+          FROM {queue} WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+         WHERE Expires <= GETUTCDATE()
+    )
+    DELETE FROM message;
+    SET @taken = ROWCOUNT_BIG();
+    SET @gone = @gone + @taken;
+END;
+SELECT @gone AS messages
+
+-- name: stats
+-- Returns: messages, expired, bytes of table and indexes, first and last seq; bigint
+SELECT COUNT_BIG(*) AS messages,
+       ISNULL(SUM(CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bigint)), 0) AS expired,
+       (SELECT ISNULL(SUM(a.total_pages), 0) * 8192
+          FROM {queue_catalog}sys.partitions AS p
+          JOIN {queue_catalog}sys.allocation_units AS a
+            ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
+         WHERE p.object_id = OBJECT_ID({queue_text}, N'U')) AS bytes,
+       MIN(RowVersion) AS first,
+       MAX(RowVersion) AS last
+  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+
+-- name: stats_delayed
+-- How many messages wait until they are due, and how many are due.
+-- Returns: messages, due, bytes of table and indexes; bigint
+SELECT COUNT_BIG(*) AS messages,
+       ISNULL(SUM(CAST(CASE WHEN Due <= GETUTCDATE() THEN 1 ELSE 0 END AS bigint)), 0) AS due,
+       (SELECT ISNULL(SUM(a.total_pages), 0) * 8192
+          FROM {delayed_catalog}sys.partitions AS p
+          JOIN {delayed_catalog}sys.allocation_units AS a
+            ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
+         WHERE p.object_id = OBJECT_ID({delayed_text}, N'U')) AS bytes
+  FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+
+-- name: seq_given
+-- The highest RowVersion that was ever handed out, those of sends that were undone among them.
+-- Returns: given bigint; null where none was
+SELECT CAST(c.last_value AS bigint) AS given
+  FROM {queue_catalog}sys.identity_columns AS c
+ WHERE c.object_id = OBJECT_ID({queue_text}, N'U')
+
+-- name: table_sizes
+-- What a table takes on disk, and how many rows the catalogue counts. Ghost records are not counted
+-- without a walk over the table.
+-- Returns: table, indexes, large values (bytes bigint); live bigint, dead and cleaned null
+SELECT ISNULL(SUM(CASE WHEN p.index_id < 2 AND a.type <> 2 THEN a.total_pages END), 0) * 8192
+       AS table_bytes,
+       ISNULL(SUM(CASE WHEN p.index_id > 1 AND a.type <> 2 THEN a.total_pages END), 0) * 8192
+       AS index_bytes,
+       ISNULL(SUM(CASE WHEN a.type = 2 THEN a.total_pages END), 0) * 8192 AS large_bytes,
+       SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN p.rows END) AS live,
+       CAST(NULL AS bigint) AS dead,
+       CAST(NULL AS datetime) AS cleaned_utc
+  FROM {queue_catalog}sys.partitions AS p
+  JOIN {queue_catalog}sys.allocation_units AS a
+    ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
+ WHERE p.object_id = OBJECT_ID({queue_text}, N'U')
+
+-- name: queue_tables
+-- The tables of the default schema that have the columns of a queue, for a shell to complete.
+-- Returns: name
+SELECT TOP (1000) t.name
+  FROM sys.tables AS t
+ WHERE t.schema_id = SCHEMA_ID(N'dbo')
+   AND 5 = (SELECT COUNT(*)
+              FROM sys.columns AS c
+             WHERE c.object_id = t.object_id
+               AND c.name IN (N'Id', N'Expires', N'Headers', N'Body', N'RowVersion'))
+ ORDER BY t.name
+
+-- ---------------------------------------------------------------- checks
+
+-- name: check_rows
+-- What the lowest messages tell: how long they live, and how far RowVersion has come.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_RowVersion.
+-- Returns: last bigint (null where the queue is empty), and of each of the lowest 50 that expires:
+--          expires datetime, sent, lives (its headers, null where absent)
+WITH lowest AS (
+    SELECT TOP (50) RowVersion, Expires, CAST(Headers AS nvarchar(max)) AS Headers
+      FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     ORDER BY RowVersion
+), expiring AS (
+    SELECT q.Expires AS expires,
+           CASE WHEN s.found > 0 AND f.stop - s.found - 24 BETWEEN 1 AND 40
+                THEN SUBSTRING(q.Headers, s.found + 24, f.stop - s.found - 24) END AS sent,
+           CASE WHEN l.found > 0 AND t.stop - l.found - 32 BETWEEN 1 AND 40
+                THEN SUBSTRING(q.Headers, l.found + 32, t.stop - l.found - 32) END AS lives
+      FROM lowest AS q
+     CROSS APPLY (SELECT CHARINDEX(N'"NServiceBus.TimeSent":"', q.Headers) AS found) AS s
+     CROSS APPLY (SELECT CHARINDEX(N'"', q.Headers, s.found + 24) AS stop) AS f
+     CROSS APPLY (SELECT CHARINDEX(N'"NServiceBus.TimeToBeReceived":"', q.Headers) AS found) AS l
+     CROSS APPLY (SELECT CHARINDEX(N'"', q.Headers, l.found + 32) AS stop) AS t
+     WHERE q.Expires IS NOT NULL
+)
+SELECT ends.last, e.expires, e.sent, e.lives
+  FROM (SELECT MAX(RowVersion) AS last
+          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS ends
+  LEFT JOIN expiring AS e ON 1 = 1
+
+-- name: check_queue
+-- What is wrong with a queue's table, from the catalogue alone; who has any right on it may read that.
+-- @last is the highest RowVersion, null where it is not known; @expiring, whether messages expire;
+-- @body_string, whether the column is asked for.
+-- Returns: name, severity (error, warning, note), found, mend; a row for each finding
+DECLARE @table int = OBJECT_ID({queue_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
+DECLARE @named nvarchar(600) = {queue_text}, @delayed bit = 0;
+DECLARE @columns TABLE (name sysname COLLATE DATABASE_DEFAULT, type sysname COLLATE DATABASE_DEFAULT);
+DECLARE @indexed TABLE (first_column sysname COLLATE DATABASE_DEFAULT);
+INSERT INTO @columns (name, type)
+SELECT c.name, t.name
+  FROM {queue_catalog}sys.columns AS c
+  JOIN {queue_catalog}sys.types AS t ON t.user_type_id = c.user_type_id
+ WHERE c.object_id = @table;
+INSERT INTO @indexed (first_column)
+SELECT c.name
+  FROM {queue_catalog}sys.indexes AS i
+  JOIN {queue_catalog}sys.index_columns AS k
+    ON k.object_id = i.object_id AND k.index_id = i.index_id AND k.key_ordinal = 1
+  JOIN {queue_catalog}sys.columns AS c ON c.object_id = k.object_id AND c.column_id = k.column_id
+ WHERE i.object_id = @table AND i.is_disabled = 0
+   AND (i.has_filter = 0 OR c.name = N'Expires');
+IF EXISTS (SELECT 1 FROM @columns WHERE name = N'Due')
+   AND NOT EXISTS (SELECT 1 FROM @columns WHERE name = N'Id')
+    SET @delayed = 1;
+SELECT N'column' AS name, N'error' AS severity,
+       CONCAT(N'column ', wanted.name, N' is missing: a peer and a reader name it') AS found,
+       CONCAT(N'ALTER TABLE ', @named, N' ADD ', wanted.name, N' ', wanted.type) AS mend
+  FROM (VALUES (N'Id', N'uniqueidentifier NOT NULL DEFAULT NEWID()'),
+               (N'Expires', N'datetime NULL'),
+               (N'Headers', N'nvarchar(max) NOT NULL DEFAULT N''{}'''),
+               (N'Body', N'varbinary(max) NULL'),
+               (N'RowVersion', N'bigint IDENTITY(1,1) NOT NULL')) AS wanted (name, type)
+ WHERE @table IS NOT NULL AND @delayed = 0
+   AND NOT EXISTS (SELECT 1 FROM @columns AS c WHERE c.name = wanted.name COLLATE DATABASE_DEFAULT)
+UNION ALL
+SELECT law.name, law.severity, law.found, law.mend
+  FROM (SELECT HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'SELECT')
+               * HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'DELETE') AS may_receive,
+               HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'INSERT') AS may_send,
+               (SELECT MAX(c.type) FROM @columns AS c WHERE c.name = N'Headers') AS headers,
+               (SELECT MAX(c.type) FROM @columns AS c WHERE c.name = N'RowVersion') AS seq
+       ) AS f
+ CROSS APPLY (VALUES
+    (N'delayed_table', N'error',
+     CASE WHEN @delayed = 1 THEN 1 END,
+     N'a table of delayed messages, and no queue',
+     N'name its queue; `sqlqueue move-due` moves what is due into that'),
+    (N'trigger', CASE WHEN f.may_receive = 1 THEN N'error' ELSE N'note' END,
+     CASE WHEN @delayed = 0 AND EXISTS (SELECT 1
+                                          FROM {queue_catalog}sys.triggers AS g
+                                         WHERE g.parent_id = @table AND g.is_disabled = 0)
+          THEN 1 END,
+     N'it has a trigger, with which nothing can be received, by the peers neither',
+     CONCAT(N'DISABLE TRIGGER ALL ON ', @named)),
+    (N'expires_index', N'warning',
+     CASE WHEN @expiring = 1 AND NOT EXISTS (
+                    SELECT 1 FROM @indexed AS i WHERE i.first_column = N'Expires')
+          THEN 1 END,
+     N'messages expire, and no index on Expires finds them: a purge reads the whole table',
+     CONCAT(N'CREATE NONCLUSTERED INDEX Index_Expires ON ', @named,
+            N' (Expires) INCLUDE (Id, RowVersion) WHERE Expires IS NOT NULL')),
+    (N'headers_type', N'warning',
+     CASE WHEN f.headers <> N'nvarchar' THEN 1 END,
+     CONCAT(N'column Headers is ', f.headers, N': characters beyond its code page are lost'),
+     CONCAT(N'ALTER TABLE ', @named, N' ALTER COLUMN Headers nvarchar(max) NOT NULL')),
+    (N'seq_index', N'error',
+     CASE WHEN f.seq IS NOT NULL AND @delayed = 0 AND NOT EXISTS (
+                    SELECT 1 FROM @indexed AS i WHERE i.first_column = N'RowVersion')
+          THEN 1 END,
+     N'RowVersion has no index: nothing can be received, and every peek reads the whole table',
+     CONCAT(N'CREATE NONCLUSTERED INDEX Index_RowVersion ON ', @named, N' (RowVersion)')),
+    (N'seq_end', N'warning',
+     CASE WHEN f.seq = N'int' AND @last >= 0.8 * 2147483647 THEN 1 END,
+     CONCAT(N'RowVersion has come to ', @last, N' of 2147483647: at the end every INSERT fails'),
+     CONCAT(N'ALTER TABLE ', @named, N' ALTER COLUMN RowVersion bigint NOT NULL')),
+    (N'body_string', N'error',
+     CASE WHEN @body_string = 1 AND @delayed = 0 AND NOT EXISTS (
+                    SELECT 1 FROM @columns AS c WHERE c.name = N'BodyString')
+          THEN 1 END,
+     N'includeBodyString is asked for, and there is no column BodyString',
+     CONCAT(N'ALTER TABLE ', @named, N' ADD BodyString AS CAST(Body AS nvarchar(max))')),
+    (N'receive_right', CASE WHEN f.may_send = 1 THEN N'note' ELSE N'error' END,
+     CASE WHEN f.may_receive = 0 AND @delayed = 0 THEN 1 END,
+     CONCAT(N'login ', @login, N' may not receive from it'),
+     CONCAT(N'GRANT SELECT, DELETE ON ', @named, N' TO ', @login)),
+    (N'send_right', CASE WHEN f.may_receive = 1 THEN N'note' ELSE N'error' END,
+     CASE WHEN f.may_send = 0 AND @delayed = 0 THEN 1 END,
+     CONCAT(N'login ', @login, N' may not send to it'),
+     CONCAT(N'GRANT INSERT ON ', @named, N' TO ', @login))
+    ) AS law (name, severity, broken, found, mend)
+ WHERE @table IS NOT NULL AND law.broken = 1
+
+-- name: check_delayed
+-- What is wrong with a table of delayed messages, from the catalogue alone; nothing where it is absent.
+-- Who has no right there may do without.
+-- Returns: as check_queue
+DECLARE @table int = OBJECT_ID({delayed_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
+DECLARE @named nvarchar(600) = {delayed_text};
+SELECT N'delayed_column' AS name, N'error' AS severity,
+       CONCAT(N'column ', wanted.name, N' is missing: messages cannot be delayed or moved') AS found,
+       CONCAT(N'ALTER TABLE ', @named, N' ADD ', wanted.name, N' ', wanted.type) AS mend
+  FROM (VALUES (N'Headers', N'nvarchar(max) NOT NULL DEFAULT N''{}'''),
+               (N'Body', N'varbinary(max) NULL'),
+               (N'Due', N'datetime NOT NULL DEFAULT GETUTCDATE()')) AS wanted (name, type)
+ WHERE @table IS NOT NULL
+   AND NOT EXISTS (SELECT 1
+                     FROM {delayed_catalog}sys.columns AS c
+                    WHERE c.object_id = @table
+                      AND c.name = wanted.name COLLATE DATABASE_DEFAULT)
+UNION ALL
+SELECT law.name, law.severity, law.found, law.mend
+  FROM (SELECT HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'SELECT') AS may_select,
+               HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'DELETE') AS may_delete,
+               HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'INSERT') AS may_insert) AS f
+ CROSS APPLY (VALUES
+    (N'due_index', N'warning',
+     CASE WHEN NOT EXISTS (
+                    SELECT 1
+                      FROM {delayed_catalog}sys.indexes AS i
+                      JOIN {delayed_catalog}sys.index_columns AS k
+                        ON k.object_id = i.object_id AND k.index_id = i.index_id
+                       AND k.key_ordinal = 1
+                      JOIN {delayed_catalog}sys.columns AS c
+                        ON c.object_id = k.object_id AND c.column_id = k.column_id
+                     WHERE i.object_id = @table AND i.is_disabled = 0 AND c.name = N'Due')
+          THEN 1 END,
+     N'Due has no index: every look for what is due reads the whole table',
+     CONCAT(N'CREATE NONCLUSTERED INDEX Index_Due ON ', @named, N' (Due)')),
+    (N'move_right', CASE WHEN f.may_delete = 1 THEN N'error' ELSE N'note' END,
+     CASE WHEN f.may_select * f.may_delete = 0 THEN 1 END,
+     CONCAT(N'login ', @login, N' may not move what is due'),
+     CONCAT(N'GRANT SELECT, DELETE ON ', @named, N' TO ', @login)),
+    (N'delay_right', N'note',
+     CASE WHEN f.may_insert = 0 THEN 1 END,
+     CONCAT(N'login ', @login, N' may not delay messages'),
+     CONCAT(N'GRANT INSERT ON ', @named, N' TO ', @login))
+    ) AS law (name, severity, broken, found, mend)
+ WHERE @table IS NOT NULL AND law.broken = 1
+
+-- name: check_server
+-- What holds messages of any queue of this database: old transactions elsewhere; and whether the
+-- database knows JSON. On Azure the rights are those of the database.
+-- Returns: as check_queue
+DECLARE @azure bit = CASE WHEN SERVERPROPERTY(N'EngineEdition') = 5 THEN 1 ELSE 0 END;
+SELECT N'level' AS name, N'error' AS severity,
+       CONCAT(N'compatibility level ', d.compatibility_level,
+              N': messages are sent as JSON, which needs 130') AS found,
+       N'ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 130' AS mend
+  FROM sys.databases AS d
+ WHERE d.database_id = DB_ID() AND d.compatibility_level < 130;
+IF HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
+   OR (@azure = 1 AND HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'VIEW DATABASE STATE') = 1)
+    SELECT N'old_transaction' AS name, N'warning' AS severity,
+           CONCAT(N'session ', s.session_id, N' (', s.status, N', application ', s.program_name,
+                  N') has had a transaction open for ',
+                  DATEDIFF(second, t.transaction_begin_time, GETDATE()),
+                  N' s: what it has locked no one receives') AS found,
+           CONCAT(N'KILL ', s.session_id) AS mend
+      FROM sys.dm_tran_active_transactions AS t
+      JOIN sys.dm_tran_session_transactions AS x ON x.transaction_id = t.transaction_id
+      JOIN sys.dm_exec_sessions AS s ON s.session_id = x.session_id
+     WHERE x.is_user_transaction = 1
+       AND s.database_id = DB_ID()
+       AND s.session_id <> @@SPID
+       AND t.transaction_begin_time < DATEADD(second, -@seconds, GETDATE())
+ELSE
+    SELECT N'sessions_right' AS name, N'note' AS severity,
+           CONCAT(N'login ', QUOTENAME(SUSER_SNAME()),
+                  N' may not see how old the transactions of other logins are') AS found,
+           CASE WHEN @azure = 1
+                THEN CONCAT(N'GRANT VIEW DATABASE STATE TO ', QUOTENAME(USER_NAME()))
+                ELSE CONCAT(N'GRANT VIEW SERVER STATE TO ', QUOTENAME(SUSER_SNAME())) END AS mend
+
+-- ---------------------------------------------------------------- rights, for a DBA's script
+
+-- name: script_role
+-- {role_name} is the role's name as text, {role} quoted.
+IF DATABASE_PRINCIPAL_ID({role_name}) IS NULL
+    CREATE ROLE {role}
+
+-- name: script_reader
+GRANT SELECT, DELETE ON {queue} TO {role};
+GRANT SELECT ON {state}.version TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.reader TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.receipt TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.receipt_page TO {role}
+
+-- name: script_sender
+GRANT INSERT ON {queue} TO {role};
+GRANT SELECT ON {state}.version TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.outbox TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.outbox_page TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.dispatched TO {role}
+
+-- name: script_mover
+-- A reader that also moves what is due into its queue.
+GRANT SELECT, DELETE ON {delayed} TO {role};
+GRANT INSERT ON {queue} TO {role}
+
+-- name: script_delayer
+GRANT INSERT ON {delayed} TO {role}
+
+-- name: script_errors
+GRANT INSERT ON {queue} TO {role}
+
+-- name: script_publisher
+-- Who subscribes needs INSERT, UPDATE and DELETE too, and decides where events go.
+GRANT SELECT ON {subscriptions} TO {role}
+
+-- name: script_subscriber
+GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
+
+-- name: script_creator
+-- To create queues; they belong to the owner of their schema.
+GRANT ALTER ON SCHEMA::{schema} TO {role}
+
+-- name: script_installer
+-- VIEW DEFINITION, as the transport's installer has it: to see whether a table is there.
+GRANT CREATE SCHEMA, CREATE TABLE, VIEW DEFINITION TO {role};
+GRANT CONTROL ON SCHEMA::{state} TO {role}

@@ -1,0 +1,168 @@
+"""
+The url of a SQL Server, read strictly, and the connection string that a driver gets for it.
+
+    sqlserver://user:password@host:1433/database?encrypt=yes&trustServerCertificate=no
+
+A parameter that is not known is refused, for a misspelt `encrypt` would be silently no encryption.
+Nothing here prints a password: errors name what is wrong, not what was found.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+from sqlq_spark.errors import BadOption, UnknownOption
+
+EXAMPLE = "sqlserver://user@host:1433/database?encrypt=yes"
+
+YES_NO = {"yes": "yes", "true": "yes", "no": "no", "false": "no"}
+# the url's parameter → its values in lower case → what the driver is told; None takes any text
+PARAMETERS: dict[str, dict[str, str] | None] = {
+    "encrypt": YES_NO | {"mandatory": "yes", "optional": "no", "strict": "strict"},
+    "trustServerCertificate": YES_NO,
+    "hostNameInCertificate": None,
+    "multiSubnetFailover": YES_NO,
+    "authentication": {
+        each.lower(): each
+        for each in (
+            "SqlPassword",
+            "Integrated",
+            "ActiveDirectoryDefault",
+            "ActiveDirectoryIntegrated",
+            "ActiveDirectoryInteractive",
+            "ActiveDirectoryMsi",
+            "ActiveDirectoryPassword",
+            "ActiveDirectoryServicePrincipal",
+        )
+    },
+    "driver": None,
+    "user": None,
+    "password": None,
+}
+LAST_WINS = {"user", "password"}  # the options of this name are put behind the url's own
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where a url leads to, and how to get in."""
+
+    host: str
+    port: int = 1433
+    database: str = ""  # the login's own where it is empty
+    user: str = ""
+    password: str = field(default="", repr=False)
+    encrypt: str = "yes"
+    trust_server_certificate: str = "no"
+    host_name_in_certificate: str = ""
+    multi_subnet_failover: str = ""
+    authentication: str = ""
+    driver: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """
+        Read a url.
+
+        Raises:
+            BadOption, UnknownOption: without the user's or password's text.
+        """
+        place, _, query = url.partition("?")
+        try:
+            parts = urlsplit(place)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            raise BadOption(
+                "url", "sqlserver://…", f"{EXAMPLE}, its parts percent-encoded"
+            ) from None
+        database = parts.path.removeprefix("/")
+        if not host or ";" in parts.netloc or "/" in database or "#" in url:
+            raise BadOption("url", "sqlserver://…", f"{EXAMPLE}, its parts percent-encoded")
+        given = {
+            "host": host,
+            "database": readable("database", database),
+            "user": readable("user", parts.username or ""),
+            "password": readable("password", parts.password or ""),
+        }
+        return cls(port=port or cls.port, **(given | parameters(query)))
+
+    @property
+    def server(self) -> str:
+        """Where it leads to, without user, password and parameters."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"sqlserver://{host}:{self.port}/{self.database}"
+
+    def connection_string(self, **more: str) -> str:
+        """What a driver is told; `more` goes first, every value in braces."""
+        integrated = self.authentication == "Integrated"
+        said = {
+            **more,
+            "Server": f"tcp:{self.host},{self.port}",
+            "Database": self.database,
+            "UID": "" if integrated else self.user,
+            "PWD": "" if integrated else self.password,
+            "Trusted_Connection": "yes" if integrated else "",
+            "Authentication": "" if integrated else self.authentication,
+            "Encrypt": self.encrypt,
+            "TrustServerCertificate": self.trust_server_certificate,
+            "HostnameInCertificate": self.host_name_in_certificate,
+            "MultiSubnetFailover": self.multi_subnet_failover,
+            # a session that broke must not come back without its transaction
+            "ConnectRetryCount": "0",
+        }
+        return ";".join(f"{key}={braced(value)}" for key, value in said.items() if value)
+
+
+def parameters(query: str) -> dict[str, str]:
+    """The parameters of a url, by the names of Target's fields; each once and known."""
+    found: dict[str, str] = {}
+    for part in query.split("&") if query else ():
+        key, _, text = part.partition("=")
+        name = known(unquote(key))
+        at = re.sub("([A-Z])", r"_\1", name).lower()
+        if at in found and name not in LAST_WINS:
+            raise BadOption("url", f"{name} twice", "each parameter once")
+        found[at] = valued(name, readable(name, text))
+    return {at: text for at, text in found.items() if text}
+
+
+def known(key: str) -> str:
+    """The name of a parameter, given in any case."""
+    names = {name.lower(): name for name in PARAMETERS}
+    if key.lower() in names:
+        return names[key.lower()]
+    near = difflib.get_close_matches(key.lower(), names, n=1, cutoff=0.7)
+    if near:
+        raise UnknownOption(f"{key} (in url)", names[near[0]])
+    raise BadOption("url", f"…?{key[:40]}=…", f"only the parameters {', '.join(PARAMETERS)}")
+
+
+def valued(name: str, text: str) -> str:
+    """The value of a parameter as a driver knows it."""
+    values = PARAMETERS[name]
+    if values is None:
+        return text
+    if text.lower() not in values:
+        expected = ", ".join(dict.fromkeys(values.values()))
+        raise BadOption(f"url, parameter {name}", text[:40], f"one of {expected}")
+    return values[text.lower()]
+
+
+def readable(name: str, text: str) -> str:
+    """A part of the url, its percent signs read; no control character."""
+    try:
+        plain = unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        plain = "\0"
+    if UNPRINTABLE.search(plain):
+        raise BadOption(f"url, {name}", "…", "UTF-8 text without control characters")
+    return plain
+
+
+def braced(value: str) -> str:
+    """A value of a connection string, which nothing inside can end."""
+    return "{" + value.replace("}", "}}") + "}"

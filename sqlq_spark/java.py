@@ -1,0 +1,43 @@
+"""The Java that Spark needs: what is wrong with it is told in one sentence, before Spark starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+
+from sqlq_spark.errors import SqlQueueError
+
+OLDEST_JAVA = 17
+
+
+class NoJava(SqlQueueError):
+    """Spark needs a Java that is not here."""
+
+    template = (
+        "Spark needs Java {0} or newer, and {1}: install it with "
+        "`apt install openjdk-17-jre-headless`, or from https://adoptium.net"
+    )
+
+    def __init__(self, found: str) -> None:
+        super().__init__(OLDEST_JAVA, found)
+
+
+def check_java() -> None:
+    """
+    Look for the Java that Spark would start.
+
+    Raises:
+        NoJava: there is none, or it is too old.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    if java is None or not os.access(java, os.X_OK):
+        raise NoJava(f"JAVA_HOME is {home}, without bin/java" if home else "there is none on PATH")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    if found is None:
+        raise NoJava(f"{java} does not run")
+    if int(found[1]) < OLDEST_JAVA:
+        raise NoJava(f"{java} is version {found[1]}")

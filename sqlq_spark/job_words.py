@@ -1,0 +1,243 @@
+"""
+How a job's settings are read: flags, then a TOML file, then the environment, then a secret scope.
+
+A flag is text, a value of the file has a type of its own; both are read as the field's annotation
+says, then by its `read`. All that is wrong is told at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tomllib
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from sqlq_spark.job_settings import BLANK, BadSettings, Settings, blanked, unknown
+from sqlq_spark.options import flag as option_flag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+S = TypeVar("S", bound=Settings)
+
+EXPECTED = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    tuple: "a list of texts",
+    dict: "a table of NAME = value",
+}
+
+
+def parser(doc: str, kind: type[Settings]) -> argparse.ArgumentParser:
+    """The command line of a job; all values are text, or lists of texts."""
+    made = argparse.ArgumentParser(
+        description=doc.strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("--settings", metavar="FILE.toml", help="Settings; a flag wins over it.")
+    made.add_argument(
+        "--dry-run", action="store_true", help="Tell what would be done, and look; change nothing."
+    )
+    for each in fields(kind):
+        if not each.metadata["secret"]:
+            _add(made, each, type_of(kind, each))
+    secrets = [each.name for each in fields(kind) if each.metadata["secret"]]
+    if secrets:
+        made.epilog = f"Only in the file, the environment or a secret scope: {', '.join(secrets)}."
+    return made
+
+
+def _add(made: argparse.ArgumentParser, each: Field[Any], kind: type) -> None:
+    told, default = each.metadata["told"], each.default
+    if default not in {MISSING, None, ()}:
+        told += f" Default: {','.join(default) if isinstance(default, tuple) else default}."
+    many = {"action": "append", "metavar": "NAME=VALUE"} if kind is dict else {}
+    if kind is bool:
+        many = {"nargs": "?", "const": "true", "metavar": "true|false"}
+    made.add_argument(flag(each.name), dest=each.name, help=told.replace("%", "%%"), **many)  # type: ignore[arg-type]
+
+
+def flag(name: str) -> str:
+    """A setting's flag."""
+    return f"--{name.replace('_', '-')}"
+
+
+def type_of(kind: type[Settings], each: Field[Any]) -> type:
+    """A field's type without `None`; of a tuple or dict only that."""
+    hint = get_type_hints(kind)[each.name]
+    if isinstance(hint, UnionType):
+        (hint,) = (one for one in get_args(hint) if one is not NoneType)
+    found: type = get_origin(hint) or hint
+    return found
+
+
+def parse_words(doc: str, kind: type[Settings], words: Sequence[str]) -> argparse.Namespace:
+    """
+    Read the command line.
+
+    Raises:
+        BadSettings: a flag is not known.
+    """
+    made = parser(doc, kind)
+    found, rest = made.parse_known_args(words)
+    if rest:
+        known = [flag(each.name) for each in fields(kind)] + ["--settings", "--dry-run"]
+        word = rest[0].partition("=")[0]
+        raise BadSettings(unknown(f"flag {word}", word, known))
+    return found
+
+
+def load(kind: type[S], found: argparse.Namespace, secret: Callable[[str, str], str]) -> S:
+    """
+    Fill a job's settings.
+
+    Args:
+        kind: the job's dataclass.
+        found: what `parse_words` gave.
+        secret: scope and key → the secret.
+
+    Raises:
+        BadSettings: everything that is wrong.
+    """
+    path, wrong = found.settings, []
+    table = {} if path is None else contents(path)
+    known = [each.name for each in fields(kind)]
+    wrong += [unknown(f"setting {each} in {path}", each, known) for each in table.keys() - known]
+    values: dict[str, Any] = {}
+    for each in fields(kind):
+        try:
+            given, source = _given(each, found, table)
+            if given is not None:
+                values[each.name] = value(each, type_of(kind, each), given, source)
+            elif each.default is MISSING and each.default_factory is MISSING:
+                wrong.append(_missing(each))
+        except BadSettings as error:
+            wrong.append(str(error))
+    if wrong:
+        raise BadSettings("\n".join(sorted(wrong)))
+    for each in fields(kind):
+        if each.name not in values and (found_there := _secret(each, values, secret)):
+            values[each.name] = found_there
+    return kind(**values)
+
+
+def contents(path: str) -> dict[str, Any]:
+    """Read a TOML file."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise BadSettings(
+            f"flag --settings is {path!r}: expected a file to read ({reason})"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadSettings(f"{path} is no TOML: {error}") from None
+
+
+def _given(
+    each: Field[Any], found: argparse.Namespace, table: Mapping[str, Any]
+) -> tuple[Any, str]:
+    """A setting as it was given, and how to name it in an error."""
+    words = getattr(found, each.name, None)
+    if words is not None:
+        return words, f"flag {flag(each.name)}"
+    if each.name in table:
+        return table[each.name], f"setting {each.name} in {found.settings}"
+    for variable in () if each.metadata["secret"] else each.metadata["environment"]:
+        if os.environ.get(variable):
+            return os.environ[variable], f"environment variable {variable}"
+    return None, ""
+
+
+def value(each: Field[Any], kind: type, given: Any, source: str) -> Any:  # noqa: ANN401
+    """Read one value, from the file or from text."""
+    read, expected = each.metadata["read"], each.metadata["expected"] or EXPECTED[kind]
+    try:
+        made = READ[kind](given)
+        return made if read is None else read(str(made))
+    except (ValueError, TypeError):
+        shown = BLANK if each.metadata["secret"] else repr(blanked(each.name, given))
+        raise BadSettings(f"{source} is {shown}: expected {expected}") from None
+
+
+def _text(given: Any) -> str:  # noqa: ANN401
+    if not isinstance(given, (str, int, float)) or isinstance(given, bool):
+        raise TypeError
+    if not str(given).strip():
+        raise ValueError
+    return str(given)
+
+
+def _integer(given: Any) -> int:  # noqa: ANN401
+    if isinstance(given, (bool, float)):
+        raise TypeError
+    return int(given)
+
+
+def _number(given: Any) -> float:  # noqa: ANN401
+    if isinstance(given, bool):
+        raise TypeError
+    return float(given)
+
+
+def _truth(given: Any) -> bool:  # noqa: ANN401
+    return given if isinstance(given, bool) else option_flag(_text(given))
+
+
+def _texts(given: Any) -> tuple[str, ...]:  # noqa: ANN401
+    if isinstance(given, str):
+        given = [each.strip() for each in given.split(",")]
+    return tuple(_text(each) for each in given)
+
+
+def _table(given: Any) -> dict[str, str]:  # noqa: ANN401
+    if isinstance(given, list):  # of flags
+        pairs = [each.partition("=") for each in given]
+        if not all(name and equals for name, equals, _ in pairs):
+            raise ValueError
+        return {name: text for name, _, text in pairs}
+    return {
+        name: str(each).lower() if isinstance(each, bool) else _text(each)
+        for name, each in given.items()
+    }
+
+
+READ: dict[type, Callable[[Any], Any]] = {
+    str: _text,
+    int: _integer,
+    float: _number,
+    bool: _truth,
+    tuple: _texts,
+    dict: _table,
+}
+
+
+def _missing(each: Field[Any]) -> str:
+    other = "".join(f", or environment variable {one}" for one in each.metadata["environment"])
+    expected = each.metadata["expected"] or each.metadata["told"]
+    return f"setting {each.name} is missing: give {flag(each.name)}{other}: {expected}"
+
+
+def _secret(
+    each: Field[Any], values: Mapping[str, Any], secret: Callable[[str, str], str]
+) -> str | None:
+    """
+    A secret that nobody gave, from the environment, else from the scope.
+
+    A password in the url beside it wins, and PGPASSWORD is for PostgreSQL alone.
+    """
+    url = str(values.get(each.name.replace("password", "url"), ""))
+    if not each.metadata["secret"] or blanked("url", url) != url:
+        return None
+    postgresql = url.lower().startswith("postgres")
+    for variable in each.metadata["environment"]:
+        if os.environ.get(variable) and (postgresql or not variable.startswith("PG")):
+            return os.environ[variable]
+    scope, key = values.get("secret_scope"), values.get(each.metadata["key"] or "")
+    return secret(scope, key) if scope and key else None
