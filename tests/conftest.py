@@ -2,6 +2,8 @@
 What every test may ask for: a PostgreSQL server, a place of its own on it, a Spark session.
 
 SQLQ_TEST_POSTGRES names another server by a libpq URI; without it an embedded one is started.
+Tests that ask for a `dialect` are also run against a SQL Server, where servers.py finds one.
+With `-n 2` two processes share the test files, each with a server and a Spark of its own.
 """
 
 from __future__ import annotations
@@ -9,11 +11,16 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import browser
 import psycopg
 import pytest
+import servers
+from conformance.peers import PostgreSQL
+from faults.steps import FIGURES
 from psycopg import sql
 
 from sqlq_spark import embedded
@@ -21,7 +28,9 @@ from sqlq_spark import embedded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from conformance.peers import Peer
     from pyspark.sql import SparkSession
+    from xdist.workermanage import WorkerController
 
 # Spark's workers otherwise run the first python3 of PATH; both are read when the JVM starts.
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -39,6 +48,11 @@ class Place:
     state: str  # for the state tables; only a name, whoever needs it installs there
     connection: psycopg.Connection[tuple[Any, ...]]
 
+    @property
+    def peer(self) -> Peer:
+        """An endpoint there, and its DBA."""
+        return PostgreSQL.at(self)
+
     def sql(self, text: str, *args: object) -> list[tuple[Any, ...]]:
         """Run one statement with psycopg, commit it, and return its rows, if it has any."""
         cursor = self.connection.execute(text.encode(), args or None)
@@ -49,14 +63,37 @@ class Place:
 def server() -> Iterator[str]:
     """Give the url of a PostgreSQL database, over TCP, for JDBC needs it."""
     if named := os.environ.get("SQLQ_TEST_POSTGRES"):
+        servers.ran["postgresql"] = f"{version(named)}, named by SQLQ_TEST_POSTGRES"
         yield named
         return
     with embedded.server(tcp=True) as running:
+        servers.ran["postgresql"] = f"{version(running.url)}, embedded"
         yield running.url
 
 
-@pytest.fixture
-def place(server: str) -> Iterator[Place]:
+def version(url: str) -> str:
+    """What a PostgreSQL says it is."""
+    with psycopg.connect(url) as connection:
+        found = connection.execute("SHOW server_version").fetchone()
+    return "" if found is None else str(found[0])
+
+
+@pytest.fixture(scope="session")
+def sqlserver_server() -> Iterator[str]:
+    """Give the url of a SQL Server's database."""
+    with servers.sqlserver() as url:
+        yield url
+
+
+@pytest.fixture(params=servers.databases())
+def dialect(request: pytest.FixtureRequest) -> str:
+    """Name the database that a shared test is run with."""
+    name: str = request.param
+    return name
+
+
+@contextmanager
+def placed(server: str) -> Iterator[Place]:
     """Give a new schema for queues and a name for the state tables; both are dropped after."""
     schema, state = (f"{kind}_{secrets.token_hex(6)}" for kind in ("test", "state"))
     with psycopg.connect(server, autocommit=True) as connection:
@@ -70,6 +107,13 @@ def place(server: str) -> Iterator[Place]:
                 sql.Identifier(schema), sql.Identifier(state)
             )
         )
+
+
+@pytest.fixture
+def place(server: str) -> Iterator[Place]:
+    """Give a new place to one test."""
+    with placed(server) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
@@ -94,3 +138,47 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+
+
+# ---------------------------------------------------------------- what is run, and the last lines
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what a database other than the given one runs; the last lines tell it."""
+    kept, out = servers.sorted_out(items)
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = kept
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand what this process did to the one that prints."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["model"] = dict(FIGURES)
+        session.config.workeroutput["servers"] = servers.ran
+        session.config.workeroutput["left out"] = dict(servers.left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController) -> None:
+    """Take over what a process did; each has collected all tests."""
+    output = getattr(node, "workeroutput", {})
+    FIGURES.update(output.get("model", {}))
+    servers.ran.update(output.get("servers", {}))
+    servers.left_out |= output.get("left out", {})
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print which servers ran, what was left out, and the model's figures, if it ran."""
+    terminalreporter.section("servers")
+    for line in servers.closing_lines():
+        terminalreporter.write_line(line)
+    if browser.program() is None:
+        terminalreporter.write_line(
+            "browser: none, for SQLQ_TEST_BROWSER names none and no chromium is on PATH; the page "
+            "of `sqlqueue report` was parsed only"
+        )
+    if FIGURES:
+        terminalreporter.section("the model went through")
+        figures = (f"{number} {name}" for name, number in sorted(FIGURES.items()) if number)
+        terminalreporter.write_line(", ".join(figures))

@@ -1,7 +1,7 @@
 """
 What the conformance suite stands on: a queue, its peer, and sessions of ours that can be watched.
 
-A second database joins by its name in DATABASES and a peer in `peer`.
+Every test is run for each `dialect`; see tests/servers.py.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from sqlq_spark.receipts import Acknowledged, Driver, acknowledge, create
 from sqlq_spark.receive import Origin, Task, receive
 from sqlq_spark.sessions import Session
 
+from . import sqlserver
 from .peers import PostgreSQL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
     import pyarrow as pa
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
     from .peers import Peer
 
-DATABASES = ["postgresql"]
 TIMEOUT = 20.0
 
 
@@ -63,6 +63,7 @@ class Spied:
         self.strike = strike
         self.server = inner.server
         self.state = getattr(inner, "state", "")
+        self.application = inner.application
 
     def _do(self, method: str, statement: str, *args: Any, **values: Any) -> Any:
         self.said.append(statement)
@@ -93,14 +94,27 @@ class Spied:
         """As Connection."""
         self._do("load", "load", queue, rows)
 
+    def store(self, table: str, rows: pa.Table) -> None:
+        """As Connection."""
+        self._do("store", f"store {table}", table, rows)
+
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         """As Connection."""
         found: dict[str, str] = self._do("columns", "columns", queue)
         return found
 
+    def writable(self, queues: Sequence[QueueAddress]) -> set[QueueAddress]:
+        """As Connection."""
+        found: set[QueueAddress] = self._do("writable", "writable", queues)
+        return found
+
     def printed(self, address: QueueAddress) -> str:
         """As Connection."""
         return self.inner.printed(address)
+
+    def parsed(self, text: str) -> QueueAddress:
+        """As Connection."""
+        return self.inner.parsed(text)
 
     def close(self) -> None:
         """As Connection."""
@@ -165,9 +179,14 @@ class Bench:
         """The queue's canonical address."""
         return dialects.of(self.peer.url).printed(self.queue)
 
+    def address(self, table: str) -> str:
+        """The canonical address of a table beside the queue."""
+        return dialects.of(self.peer.url).printed(QueueAddress(table, self.peer.schema))
+
     def source(self, **raw: str) -> SourceOptions:
-        """Options of a reader of the queue, by their public names."""
-        given = {"url": self.peer.url, "queue": self.printed, "stateSchema": self.peer.state}
+        """Options of a reader of the queue, or of `queues`, by their public names."""
+        given = {"url": self.peer.url, "stateSchema": self.peer.state}
+        given |= {} if "queues" in raw else {"queue": self.printed}
         return SourceOptions.parse({**given, "queryTimeout": f"{TIMEOUT:g}s", **raw})
 
     def sink(self, **raw: str) -> SinkOptions:
@@ -279,11 +298,14 @@ class Bench:
         return [row.body for row in self.peer.rows(self.queue)]
 
 
-@pytest.fixture(params=DATABASES)
-def peer(request: pytest.FixtureRequest) -> Peer:
+@pytest.fixture
+def peer(request: pytest.FixtureRequest, dialect: str) -> Iterator[Peer]:
     """Give an endpoint in a place of its own."""
-    assert request.param == "postgresql"
-    return PostgreSQL.at(request.getfixturevalue("place"))
+    if dialect == "sqlserver":
+        with sqlserver.place(request.getfixturevalue("sqlserver_server")) as found:
+            yield found
+        return
+    yield PostgreSQL.at(request.getfixturevalue("place"))
 
 
 @pytest.fixture

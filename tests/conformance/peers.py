@@ -1,8 +1,8 @@
 """
 The other side: what a .NET endpoint does to a queue, in the transport's own one-row statements.
 
-Written from WIRE.md parts 1 to 3, not from the package's SQL, and run by a driver of their own, so
-that a mistake of ours is not made twice.
+Written from WIRE.md parts 1 to 3 and 5, not from the package's SQL, and run by a driver of their
+own, so that a mistake of ours is not made twice.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import psycopg
 from psycopg import sql
 
+from . import dba
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from conftest import Place
 
     from sqlq_spark.address import QueueAddress
+
+    from .dba import DBA
 
 Row = tuple[Any, ...]
 
@@ -48,6 +52,14 @@ class Received(NamedTuple):
 
 class Peer(Protocol):
     """An endpoint and its DBA, on one database."""
+
+    @property
+    def dialect(self) -> str:
+        """The name of the database's kind."""
+
+    @property
+    def dba(self) -> DBA:
+        """Who has all rights."""
 
     @property
     def url(self) -> str:
@@ -83,6 +95,24 @@ class Peer(Protocol):
     def receive(self, queue: QueueAddress) -> Received | None:
         """Delete the lowest message that no one holds, in a transaction of its own."""
 
+    def create_subscriptions(self, table: QueueAddress) -> None:
+        """Create the table of subscriptions as the transport's installer does."""
+
+    def creating_subscriptions(self, table: QueueAddress) -> Any:
+        """Create the table of subscriptions, and commit only at the end of the block."""
+
+    def catalog(self, table: QueueAddress) -> list[Row]:
+        """What the database says of a table's columns, key and storage."""
+
+    def subscribe(self, table: QueueAddress, endpoint: str, topic: str, address: str) -> None:
+        """Subscribe an endpoint as its start does."""
+
+    def unsubscribe(self, table: QueueAddress, endpoint: str, topic: str) -> None:
+        """Take a subscription back."""
+
+    def subscribers(self, table: QueueAddress, *topics: str) -> list[str]:
+        """The addresses that a peer would publish to, in their order."""
+
     def consumer(self) -> Peer:
         """Another session of the same endpoint, for a thread."""
 
@@ -101,20 +131,20 @@ class Peer(Protocol):
     def state_rows(self, table: str, columns: str) -> list[Row]:
         """Columns of a state table, in the order of the columns."""
 
-    def state_run(self, text: str) -> None:
-        """Execute a statement of the DBA on the state tables; `{state}` is their schema."""
-
-    def alter(self, queue: QueueAddress, text: str) -> None:
-        """Execute a statement of the DBA on a queue; `{queue}` is its table."""
-
     def clock(self) -> datetime:
         """The database's UTC clock."""
 
     def kill(self, application: str) -> int:
         """End the sessions whose name holds `application`; returns how many there were."""
 
+    def sessions(self, application: str) -> int:
+        """How many sessions have `application` in their name."""
+
     def waiting(self, application: str) -> bool:
         """Whether a session whose name holds `application` waits for a lock."""
+
+    def waiting_sessions(self, application: str) -> int:
+        """How many sessions whose name holds `application` wait for a lock."""
 
 
 _CREATE = """
@@ -131,6 +161,25 @@ DELETE FROM {queue}
  WHERE Id = (SELECT Id FROM {queue} ORDER BY Seq LIMIT 1 FOR UPDATE SKIP LOCKED)
 RETURNING Id, coalesce(Expires < now() AT TIME ZONE 'UTC', false), Headers, Body
 """
+_CREATE_SUBSCRIPTIONS = """
+CREATE TABLE IF NOT EXISTS {queue} (
+    QueueAddress varchar(200) NOT NULL, Endpoint varchar(200) NOT NULL,
+    Topic varchar(200) NOT NULL, PRIMARY KEY (Endpoint, Topic)) WITH (fillfactor = 100)
+"""
+_SUBSCRIBE = """
+INSERT INTO {queue} (QueueAddress, Topic, Endpoint) VALUES (%(queue)s, %(topic)s, %(endpoint)s)
+    ON CONFLICT (Endpoint, Topic) DO UPDATE SET QueueAddress = %(queue)s
+"""
+_CATALOG = """
+SELECT attname, format_type(atttypid, atttypmod), attnotnull, reloptions,
+       pg_get_constraintdef(k.oid), (SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef AS d
+                                      WHERE d.adrelid = attrelid AND d.adnum = attnum)
+  FROM pg_attribute AS a
+  JOIN pg_class AS c ON c.oid = attrelid
+  JOIN pg_constraint AS k ON k.conrelid = c.oid AND contype = 'p'
+ WHERE c.oid = %s::regclass AND attnum > 0
+ ORDER BY attnum
+"""
 _ACTIVE = "SELECT {} FROM pg_stat_activity WHERE position(%s IN application_name) > 0"
 
 
@@ -142,6 +191,12 @@ class PostgreSQL:
     schema: str
     state: str
     connection: psycopg.Connection[Row]
+    dialect: str = "postgresql"
+
+    @property
+    def dba(self) -> DBA:
+        """Who has all rights."""
+        return dba.PostgreSQL(self.url, self.state, self.connection)
 
     @classmethod
     def at(cls, place: Place) -> PostgreSQL:
@@ -185,6 +240,38 @@ class PostgreSQL:
         found = self.connection.execute(self._on(queue, _RECEIVE), ()).fetchone()
         return None if found is None else Received(*found)
 
+    def create_subscriptions(self, table: QueueAddress) -> None:
+        """Create the table of subscriptions as the transport's installer does."""
+        self.connection.execute(self._on(table, _CREATE_SUBSCRIPTIONS), ())
+
+    @contextmanager
+    def creating_subscriptions(self, table: QueueAddress) -> Iterator[None]:
+        """Create the table of subscriptions, and commit only at the end of the block."""
+        with psycopg.connect(self.url) as other:
+            other.execute(self._on(table, _CREATE_SUBSCRIPTIONS), ())
+            yield
+            other.commit()
+
+    def catalog(self, table: QueueAddress) -> list[Row]:
+        """What the database says of a table's columns, key and storage."""
+        name = self._on(table, "{queue}").as_string(self.connection).replace("%%", "%")
+        return self.connection.execute(_CATALOG, [name]).fetchall()
+
+    def subscribe(self, table: QueueAddress, endpoint: str, topic: str, address: str) -> None:
+        """Subscribe an endpoint as its start does."""
+        row = {"queue": address, "topic": topic, "endpoint": endpoint}
+        self.connection.execute(self._on(table, _SUBSCRIBE), row)
+
+    def unsubscribe(self, table: QueueAddress, endpoint: str, topic: str) -> None:
+        """Take a subscription back."""
+        text = "DELETE FROM {queue} WHERE Endpoint = %s AND Topic = %s"
+        self.connection.execute(self._on(table, text), (endpoint, topic))
+
+    def subscribers(self, table: QueueAddress, *topics: str) -> list[str]:
+        """The addresses that a peer would publish to, in their order."""
+        text = "SELECT DISTINCT QueueAddress FROM {queue} WHERE Topic = ANY (%s) ORDER BY 1"
+        return [row[0] for row in self.connection.execute(self._on(table, text), [list(topics)])]
+
     def consumer(self) -> PostgreSQL:
         """Another session of the same endpoint, for a thread."""
         connection = psycopg.connect(self.url, autocommit=True)
@@ -227,15 +314,6 @@ class PostgreSQL:
         name = sql.Identifier(self.state, table)
         return self.connection.execute(sql.SQL(text).format(name)).fetchall()
 
-    def state_run(self, text: str) -> None:
-        """Execute a statement of the DBA on the state tables."""
-        named = sql.SQL(text).format(state=sql.Identifier(self.state))
-        self.connection.execute(named)
-
-    def alter(self, queue: QueueAddress, text: str) -> None:
-        """Execute a statement of the DBA on a queue."""
-        self.connection.execute(self._on(queue, text), ())
-
     def clock(self) -> datetime:
         """The database's UTC clock."""
         found = self.connection.execute("SELECT clock_timestamp() AT TIME ZONE 'UTC'").fetchone()
@@ -253,8 +331,19 @@ class PostgreSQL:
             time.sleep(0.001)
         return killed
 
+    def sessions(self, application: str) -> int:
+        """How many sessions have `application` in their name."""
+        found = self.connection.execute(
+            _ACTIVE.format("count(*)").encode(), [application]
+        ).fetchone()
+        return 0 if found is None else int(found[0])
+
     def waiting(self, application: str) -> bool:
         """Whether a session whose name holds `application` waits for a lock."""
+        return self.waiting_sessions(application) > 0
+
+    def waiting_sessions(self, application: str) -> int:
+        """How many sessions whose name holds `application` wait for a lock."""
         text = _ACTIVE.format("count(*)") + " AND wait_event_type = 'Lock'"
         found = self.connection.execute(text.encode(), [application]).fetchone()
-        return found is not None and found[0] > 0
+        return 0 if found is None else int(found[0])

@@ -84,7 +84,7 @@ def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
 
     install.create_queue(bench.desk, queue, timeout=TIMEOUT)
 
-    assert set(bench.desk.columns(queue)) == {"id", "expires", "headers", "body", "seq"}
+    assert set(bench.desk.columns(queue)) == bench.peer.dba.shapes.columns
     bench.peer.send(queue, body=b"x")
     assert [row.body for row in bench.peer.rows(queue)] == [b"x"]
     rows = bench.receive(bench.task(bench.new_reader(), queue=queue))
@@ -109,7 +109,7 @@ def test_state_tables_that_are_absent_are_told_with_the_command(bare: Bench) -> 
 
 def test_state_tables_of_a_newer_release_are_left_alone(bench: Bench) -> None:
     """An older one and an empty version ask for the installer."""
-    bench.peer.state_run("UPDATE {state}.version SET version = 99")
+    bench.peer.dba.change("version", version=99)
 
     with Session(bench.source(), "x") as session, pytest.raises(StateTooNew) as caught:
         session.open()
@@ -118,14 +118,14 @@ def test_state_tables_of_a_newer_release_are_left_alone(bench: Bench) -> None:
         f"the state tables in schema {bench.peer.state} are of version 99, "
         f"this release knows {install.VERSION}: upgrade sqlq-spark here"
     )
-    bench.peer.state_run("DELETE FROM {state}.version")
+    bench.peer.dba.forget("version")
     with Session(bench.source(), "x") as session, pytest.raises(StateNotInstalled):
         session.open()
 
 
 def test_a_check_that_failed_is_made_again(bench: Bench) -> None:
     """A session that was refused must not go on with the connection it had opened for the check."""
-    bench.peer.state_run("UPDATE {state}.version SET version = 99")
+    bench.peer.dba.change("version", version=99)
     with Session(bench.source(), "x") as session:
         with pytest.raises(StateTooNew):
             session.open()
@@ -146,8 +146,7 @@ def test_a_state_schema_may_have_any_name(bare: Bench, state: str) -> None:
         with Session(options, "x") as session:
             assert session.open().rows("version") == [(install.VERSION,)]
     finally:
-        name = state.replace('"', '""').replace("{", "{{").replace("}", "}}")
-        bare.peer.state_run(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+        bare.peer.dba.drop_schema(state)
 
 
 def test_an_absent_queue_is_told_by_its_canonical_address(bench: Bench) -> None:
@@ -157,5 +156,5 @@ def test_an_absent_queue_is_told_by_its_canonical_address(bench: Bench) -> None:
     with pytest.raises(QueueNotFound) as caught:
         bench.desk.rows("top", tables={"queue": absent})
 
-    assert str(caught.value).startswith(f'queue "{bench.peer.schema}"."absent" was not found in ')
+    assert str(caught.value).startswith(f"queue {bench.address('absent')} was not found in ")
     assert bench.desk.columns(absent) == {}

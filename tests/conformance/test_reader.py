@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from sqlq_spark import pace
 from sqlq_spark.address import QueueAddress
 from sqlq_spark.errors import (
     CheckpointRolledBack,
+    DelayedQueueNotFound,
+    QueueNotFound,
     ReaderNotFound,
     ReaderOfOtherQueue,
     ReaderTakenOver,
@@ -63,11 +66,10 @@ def test_ranges_cover_the_batch_and_do_not_overlap(
     bench: Bench, messages: int, gone: set[int], most: int, tasks: int
 ) -> None:
     """Each task finds at most its share, and together they get the lowest of the queue, once."""
-    bench.peer.alter(bench.queue, "DELETE FROM {queue}")
+    bench.peer.dba.empty(bench.queue)
     send(bench, messages)
     base = bench.seqs()[0]
-    numbers = ", ".join(str(base + at) for at in gone) or "-1"
-    bench.peer.alter(bench.queue, f"DELETE FROM {{queue}} WHERE Seq IN ({numbers})")
+    bench.peer.dba.delete(bench.queue, [base + at for at in gone])
     there = bench.seqs()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pace, "MESSAGES_PER_TASK", 1)  # so that a few messages are worth many tasks
@@ -353,9 +355,9 @@ def test_available_now_passes_1000_dead_messages_at_the_head(bench: Bench, kind:
     """A batch that delivers nothing is not the end."""
     send(bench, 1000, lives=-1 if kind == "expired" else None)
     if kind == "poison":
-        bench.peer.alter(bench.queue, "UPDATE {queue} SET Headers = '[]'")
+        bench.peer.dba.rewrite(bench.queue, "[]")
     sent = send(bench, 900)
-    reader = bench.reader(maxMessagesPerTrigger="400", errorQueue=f'"{bench.peer.schema}"."error"')
+    reader = bench.reader(maxMessagesPerTrigger="400", errorQueue=bench.address("error"))
     reader.freeze()
 
     assert bench.drain(reader) == sent
@@ -513,14 +515,14 @@ def test_a_checkpoint_of_another_queue_is_refused(bench: Bench) -> None:
     """By the plan and by the acknowledgement, before anything is touched."""
     send(bench, 3)
     end, _ = bench.batch(bench.reader())
-    other = bench.reader(queue=f'"{bench.peer.schema}"."error"')
+    other = bench.reader(queue=bench.address("error"))
 
     for work in (other.tasks, other.latest, other.acknowledge):
         with pytest.raises(ReaderOfOtherQueue) as caught:
             work(end)
         assert str(caught.value) == (
             f"this checkpoint belongs to a reader of queue {bench.printed}, "
-            f'not of "{bench.peer.schema}"."error": '
+            f"not of {bench.address('error')}: "
             "give this stream a checkpointLocation of its own"
         )
     assert len(bench.peer.state_rows("receipt", "batch")) == 1
@@ -530,7 +532,7 @@ def test_a_checkpoint_of_another_database_is_refused(bench: Bench) -> None:
     """Or of state tables that were made anew."""
     send(bench, 3)
     end, _ = bench.batch(bench.reader())
-    bench.peer.state_run("DELETE FROM {state}.reader")
+    bench.peer.dba.forget("reader")
 
     with pytest.raises(ReaderNotFound, match=bench.peer.state):
         bench.reader().latest(end)
@@ -624,6 +626,72 @@ def test_a_locked_table_does_not_hang_the_driver(bench: Bench) -> None:
         peek.result(timeout=5)
 
 
+def test_a_queue_that_cannot_be_looked_at_does_not_keep_the_receipts_of_another(
+    bench: Bench,
+) -> None:
+    """What Spark has in its commit log is acknowledged, though the next batch cannot be planned."""
+    second = replace(bench.queue, table="second")
+    bench.peer.create(second)
+    send(bench, 1)
+    clock = Clock()
+    reader = bench.reader(clock, queues=f"{bench.printed}, {bench.desk.printed(second)}")
+    end, _ = bench.batch(reader)
+    bench.peer.dba.drop(second)
+    clock.now += 60
+
+    with pytest.raises(QueueNotFound, match="second"):
+        reader.latest(end)
+
+    assert bench.peer.state_rows("receipt", "batch") == []
+    assert bench.peer.state_rows("reader", "acked_batch, messages") == [(1, 1)]
+    with pytest.raises(QueueNotFound, match="second"):
+        reader.latest(end)
+    bench.peer.create(second)
+    assert reader.latest(end) == end
+
+
+def test_a_delayed_table_that_is_missing_does_not_keep_receipts(bench: Bench) -> None:
+    """What is done is acknowledged, though nothing can be moved before the next batch."""
+    send(bench, 1)
+    end, _ = bench.batch(bench.reader())
+
+    with pytest.raises(DelayedQueueNotFound):
+        bench.reader(delayedDelivery="true").latest(end)
+
+    assert bench.peer.state_rows("receipt", "batch") == []
+    assert bench.peer.state_rows("reader", "acked_batch, messages") == [(1, 1)]
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_highest_seq_there_is_does_not_stop_a_stream(bench: Bench, *, frozen: bool) -> None:
+    """What a stranger put at the end of all numbers stays there; the rest is received."""
+    bench.peer.dba.put_at(bench.queue, 2**63 - 1)
+    sent = send(bench, 3)
+    reader = bench.reader()
+    if frozen:
+        reader.freeze()
+
+    assert bench.drain(reader) == sent
+
+    assert bench.seqs() == [2**63 - 1]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_batch_that_must_be_closed_again_is_learned_from_once(bench: Bench) -> None:
+    """A session lost between ack and plan does not make the ramp climb twice."""
+    send(bench, 2)
+    bench.watched = True
+    bench.strike = Strike(10**9, lambda: bench.peer.kill("sqlqueue driver orders"))
+    reader = bench.reader(maxMessagesPerTrigger="1")
+    end, _ = bench.batch(reader)
+    bench.strike.at = bench.strike.seen + 7
+
+    reader.latest(end)
+
+    assert bench.strike.fell == "peek"
+    assert reader.ramp.successes == 1
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_again(
     bench: Bench,
@@ -631,8 +699,8 @@ def test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_a
     """Between ack, peek and plan: one plan for the batch, every message once."""
     struck: list[str] = []
     for at, after in strikes(struck):
-        bench.peer.alter(bench.queue, "DELETE FROM {queue}")
-        bench.peer.state_run("DELETE FROM {state}.reader")
+        bench.peer.dba.empty(bench.queue)
+        bench.peer.dba.forget("reader")
         sent = send(bench, 2)
         bench.watched = True
         bench.strike = Strike(at, lambda: bench.peer.kill("sqlqueue driver orders"), after)
@@ -661,7 +729,7 @@ def test_the_report_says_what_waits_and_what_was_got(bench: Bench) -> None:
     bench.peer.send(bench.queue, '{"NServiceBus.TimeSent":"2026-01-01 00:00:00:000000 Z"}', b"old")
     bench.peer.send(bench.queue, lives=-1)
     bench.peer.send(bench.queue, "[]")
-    reader = bench.reader(errorQueue=f'"{bench.peer.schema}"."error"')
+    reader = bench.reader(errorQueue=bench.address("error"))
     end, _ = bench.batch(reader)
 
     said = reader.report()
@@ -701,5 +769,6 @@ def test_a_reader_of_a_queue_in_the_default_schema_names_it(bench: Bench) -> Non
 
     reader = Reader(source, Clock())
 
-    assert reader.address == '"public"."Shop.Orders"'
+    default = {"postgresql": '"public"."Shop.Orders"', "sqlserver": "Shop.Orders@[dbo]"}
+    assert reader.address == default[bench.peer.dialect]
     assert source.address == QueueAddress("Shop.Orders")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
+from servers import only
 
 from sqlq_spark import receipts
 from sqlq_spark import receive as receiving
@@ -115,7 +118,7 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
     reader = bench.new_reader()
     received(bench, reader)
     other = receipts.Driver(driver="another", queue=bench.printed, state_schema="s")
-    elsewhere = receipts.Driver(driver="the driver", queue='"public"."x"', state_schema="s")
+    elsewhere = receipts.Driver(driver="the driver", queue="x@[dbo]", state_schema="s")
 
     def ack(reader: str, who: receipts.Driver, *, claim: bool = False) -> None:
         with transaction(bench.desk, timeout=TIMEOUT):
@@ -123,7 +126,7 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
 
     with pytest.raises(ReaderTakenOver):
         ack(reader, other)
-    with pytest.raises(ReaderOfOtherQueue, match=r'of queue .*orders.*, not of "public"\."x"'):
+    with pytest.raises(ReaderOfOtherQueue, match=r"of queue .*orders.*, not of x@\[dbo\]"):
         ack(reader, elsewhere, claim=True)
     with pytest.raises(ReaderNotFound):
         ack("nobody", other, claim=True)
@@ -155,6 +158,34 @@ def test_returned_messages_are_in_the_queue_again_as_they_were(bench: Bench) -> 
     got = bench.peer.receive(bench.queue)
     assert got is not None
     assert got.body == b"newer"
+
+
+@only("postgresql", "times beyond the year 9999")
+@pytest.mark.parametrize("expires", ["infinity", "294276-12-31", "20000-01-01"])
+def test_what_expires_beyond_all_calendars_can_be_returned(bench: Bench, expires: str) -> None:
+    """It does not expire from then on; the driver would refuse, or turn, such a time."""
+    reader = bench.new_reader()
+    bench.peer.send(bench.queue, "{}", b"x", lives=10**8)
+    bench.peer.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{expires}'")
+    bench.receive(bench.task(reader))
+
+    assert return_(bench, reader) == 1
+
+    assert [(row.body, row.expires) for row in bench.peer.rows(bench.queue)] == [(b"x", None)]
+
+
+def test_a_large_receipt_is_returned_whole(bench: Bench) -> None:
+    """Its messages lie in pages."""
+    bodies = [random.randbytes(100_000) for _ in range(4)]
+    bench.peer.send_many(bench.queue, bodies, lives=None)
+    reader = bench.new_reader()
+    bench.receive(bench.task(reader))
+    assert bench.seqs() == []
+
+    assert return_(bench, reader) == 4
+
+    assert bench.bodies() == bodies
+    assert bench.peer.state_rows("receipt_page", "page") == []
 
 
 def test_what_was_returned_is_not_received_for_its_batch_again(bench: Bench) -> None:
@@ -190,7 +221,7 @@ def test_a_settled_receipt_cannot_be_returned_but_dropped(bench: Bench) -> None:
     """Its messages were sent on; nothing changes by the refusal."""
     reader = bench.new_reader()
     received(bench, reader)
-    bench.peer.state_run("UPDATE {state}.receipt SET settled = true")
+    bench.peer.dba.change("receipt", settled=True)
 
     with pytest.raises(ReceiptSettled, match="sqlqueue receipts drop"):
         return_(bench, reader)
@@ -261,7 +292,7 @@ def test_a_return_into_a_queue_that_is_gone_keeps_the_receipt(bench: Bench) -> N
     """The messages lie in it and nowhere else."""
     reader = bench.new_reader()
     received(bench, reader)
-    bench.peer.alter(bench.queue, "DROP TABLE {queue}")
+    bench.peer.dba.drop(bench.queue)
 
     with pytest.raises(Exception, match="was not found"):
         return_(bench, reader)

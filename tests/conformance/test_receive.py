@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import threading
 import uuid
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from servers import only
 
 from sqlq_spark import receive as module
 from sqlq_spark.address import QueueAddress
-from sqlq_spark.errors import QueueNotFound, ReaderNotFound, StaleTask, TimedOut
+from sqlq_spark.dialects import transaction
+from sqlq_spark.errors import QueueNotFound, ReaderNotFound, StaleTask, StatementFailed, TimedOut
+from sqlq_spark.receipts import return_
 from sqlq_spark.receive import Origin, receive
 
 from .conftest import TIMEOUT, Bench, Strike, strikes
+from .shapes import cases
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,7 +92,7 @@ def test_a_task_takes_exactly_the_lowest_of_its_range_that_fit(
     Whatever the size of a step, and however wrong the guess of what a message weighs.
     """
     reader = bench.new_reader()
-    bench.peer.alter(bench.queue, "DELETE FROM {queue}")
+    bench.peer.dba.empty(bench.queue)
     bench.peer.send_many(bench.queue, [b"x" * size for size in sizes], lives=None)
     there = bench.peer.rows(bench.queue)
     base = there[0].seq if there else 0
@@ -144,12 +149,7 @@ def test_a_message_of_100_mb_is_received_alone(bench: Bench) -> None:
 
 def test_a_task_holds_no_more_than_its_ceiling_of_1_mb_bodies(bench: Bench) -> None:
     """64 MiB, one message beyond it at the most; the rest waits for the next batch."""
-    bench.peer.alter(
-        bench.queue,
-        "INSERT INTO {queue} (Id, Headers, Body)"
-        " SELECT gen_random_uuid(), '', convert_to(repeat('x', 1048576), 'UTF8')"
-        " FROM generate_series(1, 70)",
-    )
+    bench.peer.send_many(bench.queue, [b"x" * 1_048_576] * 70)
     reader = bench.new_reader()
 
     rows = bench.receive(bench.task(reader, bytes_each=100.0))
@@ -215,7 +215,7 @@ def test_a_receipt_replays_identical_rows_in_identical_order(
     bench: Bench, sizes: list[int], later: int
 ) -> None:
     """Also an empty one, and also when messages came after it: they are for the next batch."""
-    bench.peer.alter(bench.queue, "DELETE FROM {queue}")
+    bench.peer.dba.empty(bench.queue)
     reader = bench.new_reader()
     bench.peer.send_many(bench.queue, [b"y" * size for size in sizes], lives=None)
     first = bench.receive(bench.task(reader))
@@ -292,6 +292,22 @@ def test_other_tasks_do_not_wait_for_one_another(bench: Bench) -> None:
 
 
 # ----- the fence -------------------------------------------------------------------------------
+
+
+def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> None:
+    """With failOnDataLoss=false: only what was returned is in the queue again."""
+    bench.peer.send_many(bench.queue, [b"0", b"1", b"2"], lives=None)
+    reader = bench.new_reader()
+    tasks = [bench.task(reader, task=at, first=at + 1, stop=at + 2) for at in range(2)]
+    for task in tasks:
+        bench.receive(task)
+    with transaction(bench.desk, timeout=TIMEOUT):
+        return_(bench.desk, reader, 1, 0, bench.queue)
+
+    again = [bench.receive(replace(task, fail_on_data_loss=False)) for task in tasks]
+
+    assert [bodies(rows) for rows in again] == [[], [b"1"]]
+    assert bench.bodies() == [b"2", b"0"]
 
 
 def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench) -> None:
@@ -445,7 +461,7 @@ def test_poison_is_moved_to_the_error_queue_as_it_was(bench: Bench) -> None:
 @pytest.mark.parametrize("text", [None, ""])
 def test_no_headers_are_not_poison(bench: Bench, text: str | None) -> None:
     """Empty text and NULL read as an empty object, also in an old table that allows NULL."""
-    bench.peer.alter(bench.queue, "ALTER TABLE {queue} ALTER Headers DROP NOT NULL")
+    bench.peer.dba.allow_null_headers(bench.queue)
     bench.peer.send(bench.queue, text)
 
     rows = bench.receive(bench.task(bench.new_reader(), errors=bench.errors))
@@ -465,6 +481,7 @@ def test_poison_of_5_mb_without_a_body_is_moved_whole(bench: Bench) -> None:
     assert row.body is None
 
 
+@only("postgresql", "an id that must be unique")
 def test_poison_whose_id_is_in_the_error_queue_gets_a_new_one(bench: Bench) -> None:
     """What lies there already is not touched."""
     row = bench.peer.send(bench.queue, "[]", b"second")
@@ -476,6 +493,36 @@ def test_poison_whose_id_is_in_the_error_queue_gets_a_new_one(bench: Bench) -> N
     assert (first.id, first.body) == (row, b"first")
     assert (second.headers, second.body) == ("[]", b"second")
     assert second.id != row
+
+
+@only("postgresql", "times beyond the year 9999")
+@pytest.mark.parametrize("expires", ["infinity", "20000-01-01"])
+def test_poison_that_expires_beyond_all_calendars_is_moved(bench: Bench, expires: str) -> None:
+    """A time that Python has not stops no task."""
+    bench.peer.send(bench.queue, "[]", b"poison", lives=3_600_000)
+    bench.peer.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{expires}'")
+
+    bench.receive(bench.task(bench.new_reader(), errors=bench.errors))
+
+    assert [row.body for row in bench.peer.rows(bench.errors)] == [b"poison"]
+
+
+@only("postgresql", "a seq that must be unique, and a sequence behind it")
+def test_poison_that_the_error_queue_refuses_stays_in_its_queue(bench: Bench) -> None:
+    """Under any id, as where its sequence was set back: nothing is taken, and the mend is told."""
+    for body in (b"1", b"2", b"3"):
+        bench.peer.send(bench.errors, "{}", body)
+    bench.peer.dba.on(bench.errors, "UPDATE {queue} SET Seq = Seq + 3")
+    bench.peer.send(bench.queue, "[]", b"poison")
+    task = bench.task(bench.new_reader(), errors=bench.errors)
+
+    with pytest.raises(StatementFailed, match="let it go on behind the highest seq"):
+        bench.receive(task)
+
+    assert bench.bodies() == [b"poison"]
+    assert [row.body for row in bench.peer.rows(bench.errors)] == [b"1", b"2", b"3"]
+    bench.receive(task)  # by then its sequence has gone on
+    assert [row.body for row in bench.peer.rows(bench.errors)] == [b"1", b"2", b"3", b"poison"]
 
 
 def test_poison_is_delivered_where_there_is_no_error_queue(bench: Bench) -> None:
@@ -567,8 +614,8 @@ def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again
     bench.watched = True
     struck: list[str] = []
     for at, after in strikes(struck):
-        bench.peer.alter(bench.queue, "DELETE FROM {queue}")
-        bench.peer.alter(bench.errors, "DELETE FROM {queue}")
+        bench.peer.dba.empty(bench.queue)
+        bench.peer.dba.empty(bench.errors)
         bench.watched, bench.strike = False, None
         reader = bench.new_reader()
         for text in ("{}", "[]", "{}"):
@@ -597,42 +644,15 @@ def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again
 
 # ----- older tables ----------------------------------------------------------------------------
 
-OLDER = {
-    "no unique seq, no primary key": (
-        "CREATE TABLE {queue} (Id uuid, Expires timestamp, Headers text, Body bytea, Seq serial)"
-    ),
-    "bigint seq": (
-        "CREATE TABLE {queue} (Id uuid PRIMARY KEY, Expires timestamp, Headers text NOT NULL,"
-        " Body bytea, Seq bigserial NOT NULL UNIQUE)"
-    ),
-    "extra columns in another order": (
-        "CREATE TABLE {queue} (Seq serial NOT NULL UNIQUE, Note text DEFAULT 'x', Body bytea,"
-        " BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED,"
-        " Headers text NOT NULL, Id uuid PRIMARY KEY, Expires timestamp)"
-    ),
-    "a column dropped": (
-        "CREATE TABLE {queue} (Gone int, Id uuid PRIMARY KEY, Expires timestamp,"
-        " Headers text NOT NULL, Body bytea, Seq serial NOT NULL UNIQUE);"
-        "ALTER TABLE {queue} DROP COLUMN Gone"
-    ),
-    "other widths": (
-        "CREATE TABLE {queue} (Id uuid PRIMARY KEY, Expires timestamp(3), Headers varchar(4000),"
-        " Body bytea, Seq serial NOT NULL UNIQUE)"
-    ),
-}
 
-
-@pytest.mark.parametrize("ddl", OLDER.values(), ids=OLDER)
-def test_older_tables_are_received_from(bench: Bench, ddl: str) -> None:
+@pytest.mark.parametrize("older", cases("older"))
+def test_older_tables_are_received_from(bench: Bench, older: str) -> None:
     """Columns go by name."""
-    for text in ["DROP TABLE {queue}", *ddl.split(";")]:
-        bench.peer.alter(bench.queue, text)
-    big = "bigserial" in ddl
+    bench.peer.dba.drop(bench.queue)
+    bench.peer.dba.on(bench.queue, bench.peer.dba.shapes.older[older])
+    big = older == "bigint seq"
     if big:
-        bench.peer.alter(
-            bench.queue,
-            "INSERT INTO {queue} VALUES (gen_random_uuid(), NULL, '{{}}', 'x', 3000000000)",
-        )
+        bench.peer.dba.put_at(bench.queue, 3_000_000_000)
     row = bench.peer.send(bench.queue, '{"a":"b"}', b"body", lives=60_000)
 
     rows = bench.receive(bench.task(bench.new_reader()))
@@ -642,3 +662,29 @@ def test_older_tables_are_received_from(bench: Bench, ddl: str) -> None:
     assert found["expires"] is not None
     assert rows["seq"].to_pylist() == ([1, 3_000_000_000] if big else [1])
     assert bench.seqs() == []
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -> None:
+    """At most once: nothing is lost but where the commit's answer is, and then all of it."""
+    struck: list[str] = []
+    for at, after in strikes(struck):
+        bench.watched, bench.strike = False, None
+        for _ in range(3):
+            bench.peer.send(bench.queue)
+        sent = sorted(row.id.bytes for row in bench.peer.rows(bench.queue))
+        name = f"struck {at}"
+        bench.watched = True
+        bench.strike = Strike(at, partial(bench.peer.kill, f"{bench.name} {name}"), after)
+        session = bench.session(name)
+        task = bench.task("", receipts=False)
+
+        rows = session.do(partial(receive, task=task, timeout=TIMEOUT, origin=Origin()))
+
+        bench.watched = False
+        assert sorted(rows["id"].to_pylist()) == ([] if after else sent)
+        assert bench.receive(task).num_rows == 0
+        if bench.strike.fell is not None and not after:
+            struck.append(bench.strike.fell)
+
+    assert {"receive", "commit"} <= set(struck)

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import pytest
+from _pytest.mark.structures import ParameterSet
+from servers import only
 
-from sqlq_spark import browse, send
+from sqlq_spark import browse, install, send
 from sqlq_spark.address import QueueAddress
 from sqlq_spark.errors import DatabaseFailure, RightMissing
 from sqlq_spark.reader import Reader
 from sqlq_spark.receive import Origin, receive
 from sqlq_spark.sessions import Session
 
+from . import satellites
 from .conftest import TIMEOUT, Bench, Clock
+from .shapes import cases
+from .test_delayed import parcel as delayed_parcel
 from .test_send import parcel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # what WIRE.md 7 and DESIGN.md 2 give a service; each is one right that can be missing
-RIGHTS = {
-    "schema": "GRANT USAGE ON SCHEMA {schema} TO {role}",
-    "input": "GRANT SELECT ON {input} TO {role}",
-    "delete": "GRANT DELETE ON {input} TO {role}",
-    "update": "GRANT UPDATE (seq) ON {input} TO {role}",
-    "errors": "GRANT INSERT ON {errors} TO {role}",
-    "error sequence": "GRANT USAGE ON SEQUENCE {errors_sequence} TO {role}",
-    "destination": "GRANT INSERT ON {output} TO {role}",
-    "sequence": "GRANT USAGE ON SEQUENCE {output_sequence} TO {role}",
-    "state": "GRANT USAGE ON SCHEMA {state} TO {role}",
-    "state tables": (
-        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {state} TO {role}"
-    ),
-}
+RIGHTS = [
+    each if isinstance(each, ParameterSet) else pytest.param(each) for each in cases("rights")
+]
+POSTGRESQL = only("postgresql", "an error's sentence that says schema, table and sequence alike")
 # where a queue's name may pass for a word of the server's sentence
 AWKWARD = ["input", "errors", "error sequence", "sequence"]
 
@@ -46,25 +40,25 @@ class Service:
     def __init__(self, bench: Bench, queue: QueueAddress, errors: QueueAddress) -> None:
         self.bench, self.input, self.errors = bench, queue, errors
         self.output = QueueAddress("the output", bench.peer.schema)
-        self.role = f"role_{secrets.token_hex(4)}"
         for queue_ in (self.input, self.errors, self.output):
             bench.peer.create(queue_)
-        bench.peer.state_run(f"CREATE ROLE {self.role} LOGIN PASSWORD 'secret'")
-        parts = urlsplit(bench.peer.url)
-        place = parts.netloc.rpartition("@")[2]
-        self.url = parts._replace(netloc=f"{self.role}:secret@{place}").geturl()
+        install.create_delayed(bench.desk, self.input, timeout=TIMEOUT)
+        self.login = bench.peer.dba.login()
+        self.role, self.url = self.login.name, self.login.url
 
     def names(self) -> dict[str, str]:
         """What the grants speak of, quoted."""
 
         def quoted(queue: QueueAddress, suffix: str = "") -> str:
-            return '"{}"."{}"'.format(queue.schema, (queue.table + suffix).replace('"', '""'))
+            return self.bench.peer.dba.quoted(replace(queue, table=queue.table + suffix))
 
         return {
-            "schema": f'"{self.bench.peer.schema}"',
-            "state": f'"{self.bench.peer.state}"',
+            "schema": self.bench.peer.schema,
+            "state": self.bench.peer.state,
             "role": self.role,
             "input": quoted(self.input),
+            "input_sequence": quoted(self.input, "_seq_seq"),
+            "delayed": quoted(self.input, ".Delayed"),
             "errors": quoted(self.errors),
             "errors_sequence": quoted(self.errors, "_seq_seq"),
             "output": quoted(self.output),
@@ -73,19 +67,20 @@ class Service:
 
     def run(self, text: str) -> None:
         """Execute a statement of the DBA."""
-        self.bench.peer.state_run(text.replace("{", "{{").replace("}", "}}"))
+        self.bench.peer.dba.run(text)
 
     def grant(self, *without: str) -> None:
         """Give all rights but some."""
-        for name, text in RIGHTS.items():
+        for name, text in self.bench.peer.dba.shapes.rights.items():
             if name not in without:
                 self.run(text.format(**self.names()))
 
     def work(self) -> None:
-        """Do all that a service does: plan, receive, divert, browse, ack, stage, dispatch."""
-        names = self.names()
-        raw = {"url": self.url, "queue": names["input"], "errorQueue": names["errors"]}
-        options = self.bench.source(**raw)
+        """Do all that a service does: move, plan, receive, divert, browse, ack, delay, dispatch."""
+        delayed = replace(self.input, table=f"{self.input.table}.Delayed")
+        printed = self.bench.desk.printed
+        raw = {"queue": printed(self.input), "errorQueue": printed(self.errors), "url": self.url}
+        options = self.bench.source(**raw, delayedDelivery="true")
         reader = Reader(options, Clock())
         try:
             end = reader.latest({"v": 1, "reader": None, "batch": 0, "plan": []})
@@ -94,8 +89,11 @@ class Service:
                 for task in reader.tasks(end):
                     receive(connection, task, timeout=TIMEOUT, origin=Origin())
                 assert browse.ranges(connection, self.input, parts=2, timeout=5) == []
-                sink = self.bench.sink(url=self.url, queue=names["output"])
-                staged = send.stage(session, [parcel(b"out", lives=1000)], sink=self.role, batch=0)
+                sink = self.bench.sink(
+                    url=self.url, queue=printed(self.output), delayedQueue=printed(delayed)
+                )
+                out = parcel(b"out", lives=1000), delayed_parcel({"delay": 0})
+                staged = send.stage(session, out, sink=self.role, batch=0)
                 send.dispatch(connection, [staged], sink)
             reader.latest(end)
         finally:
@@ -104,7 +102,7 @@ class Service:
 
 @pytest.fixture
 def service(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Service]:
-    """Give a service without any right; its input holds a message and a poisoned one."""
+    """Give a service without any right; a message, a poisoned one and a delayed one wait for it."""
     name = getattr(request, "param", "the input")
     made = Service(
         bench,
@@ -113,11 +111,13 @@ def service(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Service]:
     )
     bench.peer.send(made.input)
     bench.peer.send(made.input, "[]")
+    with satellites.at(bench.peer) as satellite:
+        delayed = replace(made.input, table=f"{made.input.table}.Delayed")
+        satellite.store(delayed, "", b"", delay=-3600)
     yield made
     bench.peer.kill("sqlqueue service")
     bench.close()
-    made.run(f"DROP OWNED BY {made.role}")
-    made.run(f"DROP ROLE {made.role}")
+    bench.peer.dba.drop_login(made.login)
 
 
 def test_the_rights_that_are_listed_are_enough(service: Service) -> None:
@@ -137,20 +137,24 @@ def mend(error: DatabaseFailure, missing: str, role: str) -> str:
     if isinstance(error, RightMissing):
         assert "a DBA can mend it with: GRANT " in text
         return text.rpartition("a DBA can mend it with: ")[2].replace("the_user", role)
-    # a schema that one may not see holds no queue for this login
-    assert "grant USAGE on its schema" in text or "or grant USAGE on it" in text
+    # a schema or a table that one may not see is not there for this login
+    assert "grant " in text
     return missing
 
 
 @pytest.mark.parametrize(
     ("service", "missing"),
-    [*(("the input", each) for each in RIGHTS), *(("sequence schema", each) for each in AWKWARD)],
+    [
+        *(pytest.param("the input", *each.values, marks=each.marks) for each in RIGHTS),
+        *(pytest.param("sequence schema", each, marks=POSTGRESQL) for each in AWKWARD),
+    ],
     indirect=["service"],
 )
 def test_a_missing_right_is_told_with_the_grant_that_mends_it(
     service: Service, missing: str
 ) -> None:
     """The text can be run as it stands, but for the name of the user; then the work goes on."""
+    rights = service.bench.peer.dba.shapes.rights
     service.grant(missing)
     told: list[str] = []
     for _ in range(4):  # a grant of one statement may be followed by that of the next
@@ -159,7 +163,7 @@ def test_a_missing_right_is_told_with_the_grant_that_mends_it(
             break
         except DatabaseFailure as error:
             told.append(str(error))
-            service.run(mend(error, RIGHTS[missing].format(**service.names()), service.role))
+            service.run(mend(error, rights[missing].format(**service.names()), service.role))
 
     assert told
     assert len(service.bench.peer.rows(service.errors)) == 1
@@ -173,4 +177,4 @@ def test_without_a_right_nothing_is_taken(service: Service) -> None:
     with pytest.raises(RightMissing):
         service.work()
 
-    assert len(service.bench.peer.rows(service.input)) == 2
+    assert len(service.bench.peer.rows(service.input)) == 3

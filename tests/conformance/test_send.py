@@ -11,12 +11,21 @@ import pytest
 
 from sqlq_spark import send
 from sqlq_spark.address import QueueAddress
-from sqlq_spark.errors import BadOption, MissingOption, ParcelsMissing, QueueNotFound
+from sqlq_spark.dialects import transaction
+from sqlq_spark.errors import (
+    BadOption,
+    MissingOption,
+    NothingToSettle,
+    ParcelsMissing,
+    QueueNotFound,
+    ReceiptSettled,
+)
 from sqlq_spark.outgoing import PARCEL_ROW, Sender
+from sqlq_spark.receipts import return_
+from sqlq_spark.receive import Origin, receive
 
-from .conftest import Bench, Strike, strikes
+from .conftest import TIMEOUT, Bench, Strike, strikes
 from .test_install import HOSTILE
-from .test_receive import OLDER
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -140,9 +149,7 @@ def test_a_task_that_comes_late_stages_nothing(bench: Bench) -> None:
 def test_a_missing_parcel_stops_the_whole_batch(bench: Bench) -> None:
     """Half a batch would be worse than none; the ledger is not advanced either."""
     first, second = stage(bench, parcel(b"1"), parcel(b"2")), stage(bench, parcel(b"3"))
-    bench.peer.state_run(
-        f"DELETE FROM {{state}}.outbox WHERE attempt = '{first.attempt}' AND parcel = 1"
-    )
+    bench.peer.dba.forget("outbox", attempt=first.attempt, parcel=1)
 
     with pytest.raises(ParcelsMissing) as caught:
         dispatch(bench, first, second)
@@ -186,7 +193,7 @@ def test_a_session_lost_at_any_statement_of_a_send_is_answered_by_doing_it_again
     struck: list[str] = []
     parcels = [parcel(b"1", lives=10**8), parcel(b"2")]
     for batch, (at, after) in enumerate(strikes(struck)):
-        bench.peer.alter(bench.queue, "DELETE FROM {queue}")
+        bench.peer.dba.empty(bench.queue)
         name = f"struck {at}"
         bench.watched = True
         bench.strike = Strike(at, partial(bench.peer.kill, f"{bench.name} {name}"), after)
@@ -228,7 +235,7 @@ def test_at_least_once_sends_parcel_by_parcel_and_needs_no_state_tables(bare: Be
 
 def test_each_row_goes_where_it_says_in_its_order(bench: Bench) -> None:
     """Those that say nothing go to the sink's queue."""
-    error = f'"{bench.peer.schema}"."error"'
+    error = bench.address("error")
     rows = [(None, b"1"), (error, b"2"), (bench.printed, b"3"), (error, b"4"), (None, b"5")]
     mixed = pa.concat_tables([parcel(body, queue=queue) for queue, body in rows])
 
@@ -242,7 +249,7 @@ def test_each_row_goes_where_it_says_in_its_order(bench: Bench) -> None:
 
 def test_rows_without_a_queue_go_nowhere_else(bench: Bench) -> None:
     """Beside rows of one other queue: each message is in one queue, and once."""
-    error = f'"{bench.peer.schema}"."error"'
+    error = bench.address("error")
     mixed = pa.concat_tables([parcel(b"mine"), parcel(b"theirs", queue=error)])
 
     dispatch(bench, stage(bench, mixed))
@@ -264,7 +271,7 @@ def test_a_queue_named_in_two_ways_keeps_the_order_of_its_messages(bench: Bench)
 def test_a_missing_destination_stops_the_whole_batch(bench: Bench) -> None:
     """Nothing is visible, also where the other queues are there; made, the batch goes through."""
     absent = QueueAddress("absent", bench.peer.schema)
-    staged = stage(bench, parcel(b"1"), parcel(b"2", queue=f'"{bench.peer.schema}"."absent"'))
+    staged = stage(bench, parcel(b"1"), parcel(b"2", queue=bench.address("absent")))
 
     with pytest.raises(QueueNotFound, match=r"absent.*sqlqueue create"):
         dispatch(bench, staged)
@@ -278,7 +285,7 @@ def test_a_missing_destination_stops_the_whole_batch(bench: Bench) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_destination_is_only_a_name(bench: Bench, name: str) -> None:
     """It comes out of a column, untrusted: found where such a queue is, else not found."""
-    quoted = '"{}"."{}"'.format(bench.peer.schema, name.replace('"', '""'))
+    quoted = bench.address(name)
     with pytest.raises(QueueNotFound):
         dispatch(bench, stage(bench, parcel(b"x", queue=quoted)))
     queue = QueueAddress(name, bench.peer.schema)
@@ -290,13 +297,16 @@ def test_a_hostile_destination_is_only_a_name(bench: Bench, name: str) -> None:
     assert bench.seqs() == []
 
 
-@pytest.mark.parametrize(
-    "name", ["", '"unclosed', 'a"b"', '"a"."b"."c"', "x" * 56, "nul\0", '"a" b', '""']
-)
-def test_an_unreadable_destination_stops_the_batch(bench: Bench, name: str) -> None:
+UNREADABLE = {
+    "postgresql": ["", '"unclosed', '"a"b"', '"a"."b"."c"', "x" * 56, "nul\0", '"a" b', '""'],
+    "sqlserver": ["", "[unclosed", "[a]b]", "a@b@c@d", "x" * 129, "nul\0", "[a] b", "[]"],
+}
+
+
+@pytest.mark.parametrize("at", range(8))
+def test_an_unreadable_destination_stops_the_batch(bench: Bench, at: int) -> None:
     """Whatever a row's queue holds, the error says which text it was."""
-    if name == 'a"b"':
-        name = '"a"b"'
+    name = UNREADABLE[bench.peer.dialect][at]
     with pytest.raises((BadOption, MissingOption), match="queue"):
         dispatch(bench, stage(bench, parcel(b"x", queue=name)))
 
@@ -394,16 +404,87 @@ def test_a_body_of_100_mb_is_sent(bench: Bench) -> None:
     assert [len(body or b"") for body in bench.bodies()] == [100_000_000, 5]
 
 
-@pytest.mark.parametrize(
-    "ddl", [OLDER["extra columns in another order"], OLDER["bigint seq"], OLDER["other widths"]]
-)
-def test_older_tables_are_sent_to(bench: Bench, ddl: str) -> None:
+@pytest.mark.parametrize("older", ["extra columns in another order", "bigint seq", "other widths"])
+def test_older_tables_are_sent_to(bench: Bench, older: str) -> None:
     """Columns go by name."""
-    bench.peer.alter(bench.queue, "DROP TABLE {queue}")
-    bench.peer.alter(bench.queue, ddl)
+    bench.peer.dba.drop(bench.queue)
+    bench.peer.dba.on(bench.queue, bench.peer.dba.shapes.older[older])
 
     dispatch(bench, stage(bench, parcel(b"x", lives=1000, headers='{"a":"b"}')))
 
     (row,) = bench.peer.rows(bench.queue)
     assert (row.headers, row.body, row.seq) == ('{"a":"b"}', b"x", 1)
     assert row.expires is not None
+
+
+# ----- sends atomic with receive ---------------------------------------------------------------
+
+MICRO_BATCH = Origin(query_id="query", query_batch=4)
+ATOMIC = "sendsAtomicWithReceive"
+
+
+def passed_on(bench: Bench, *, tasks: int = 2) -> tuple[str, Staged]:
+    """Receive what waits in several tasks of a micro-batch, and stage it for the same queue."""
+    reader = bench.new_reader()
+    edges = [-(2**63), *range(2, tasks + 1), 2**63 - 1]
+    for at in range(tasks):
+        task = bench.task(reader, batch=1, task=at, first=edges[at], stop=edges[at + 1])
+        receive(bench.desk, task, timeout=TIMEOUT, origin=MICRO_BATCH)
+    parcels = [parcel(b"passed on")]
+    staged = send.stage(bench.session("stage"), parcels, sink="s", batch=4, origin=MICRO_BATCH)
+    return reader, staged
+
+
+def settled(bench: Bench) -> list[tuple[Any, ...]]:
+    """Which receipts there are, and whether they are settled."""
+    return bench.peer.state_rows("receipt", "task, settled")
+
+
+def test_the_receipts_of_a_micro_batch_are_settled_by_the_commit_that_sends(bench: Bench) -> None:
+    """They stay for a replay until the ack, and can never be returned to the queue."""
+    bench.peer.send_many(bench.queue, [b"1", b"2", b"3"], lives=None)
+    reader, staged = passed_on(bench)
+    assert settled(bench) == [(0, False), (1, False)]
+
+    assert dispatch(bench, staged, transactionMode=ATOMIC) == 1
+
+    assert bench.bodies() == [b"passed on"]
+    assert settled(bench) == [(0, True), (1, True)]
+    assert bench.receive(bench.task(reader))["body"].to_pylist() == [b"1"]
+    with transaction(bench.desk, timeout=TIMEOUT), pytest.raises(ReceiptSettled):
+        return_(bench.desk, reader, 1, 0, bench.queue)
+
+
+@pytest.mark.parametrize("task", [0, 1])
+def test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing(
+    bench: Bench, task: int
+) -> None:
+    """Its messages are in the queue again: sending them on too would double them."""
+    bench.peer.send_many(bench.queue, [b"1", b"2"], lives=None)
+    reader, staged = passed_on(bench)
+    with transaction(bench.desk, timeout=TIMEOUT):
+        return_(bench.desk, reader, 1, task, bench.queue)
+
+    with pytest.raises(NothingToSettle):
+        dispatch(bench, staged, transactionMode=ATOMIC)
+
+    assert bench.bodies() == [b"%d" % (task + 1)]
+    assert bench.peer.state_rows("dispatched", "sink") == []
+
+
+def test_without_a_stream_of_ours_nothing_can_be_settled(bench: Bench) -> None:
+    """The error says what the mode needs."""
+    staged = stage(bench, parcel(b"x"))
+
+    with pytest.raises(NothingToSettle) as caught:
+        dispatch(bench, staged, transactionMode=ATOMIC)
+
+    said = f"micro-batch None of query None has no open receipts in schema {bench.peer.state} of "
+    assert str(caught.value).startswith(said)
+    assert bench.seqs() == []
+
+
+def test_sends_atomic_with_receive_needs_exactly_once(bench: Bench) -> None:
+    """Straight inserts commit before the receipts could be settled."""
+    with pytest.raises(BadOption, match="exactlyOnce with transactionMode"):
+        bench.sink(delivery="atLeastOnce", transactionMode=ATOMIC)

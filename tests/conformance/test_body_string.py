@@ -1,0 +1,176 @@
+"""The body as text: read where the table has it, kept in receipts, null in those made without."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from sqlq_spark import browse, install, receipts
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.dialects import transaction
+from sqlq_spark.errors import BodyStringMissing
+from sqlq_spark.message import QUEUE_ROW, chunks, received
+
+from .conftest import TIMEOUT, Bench
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TEXT = {"text", "nvarchar"}  # a type that is text in one of the databases
+SPARK = pa.schema([pa.field("body", pa.binary()), pa.field("bodyString", pa.string())])
+
+
+@pytest.fixture
+def texts(bench: Bench) -> Bench:
+    """Give a queue with the column."""
+    install.create_queue(bench.desk, bench.queue, timeout=TIMEOUT, body_string=True)
+    return bench
+
+
+def shown(rows: pa.Table) -> list[str | None]:
+    """The column as Spark gets it."""
+    batches = [received(chunk, SPARK, queue="q") for chunk in chunks(rows)]
+    return [text for batch in batches for text in batch.column("bodyString").to_pylist()]
+
+
+def text(bench: Bench, *texts: str) -> list[bytes]:
+    """Bodies of which the column is these texts."""
+    return [bench.peer.dba.shapes.text_body(each) for each in texts]
+
+
+def send(bench: Bench, bodies: Sequence[bytes]) -> None:
+    """Send as the peer does, which does not name the column."""
+    for body in bodies:
+        bench.peer.send(bench.queue, body=body)
+
+
+def test_the_column_is_made_once_and_under_the_lock(bench: Bench) -> None:
+    """In a new table and in one that has rows, by two installers at once; the peer goes on."""
+    new = QueueAddress("new", bench.peer.schema)
+    send(bench, [b"before"])
+
+    def work() -> None:
+        connection = bench.open("installer")
+        for queue in (new, bench.queue):
+            install.create_queue(connection, queue, timeout=TIMEOUT, body_string=True)
+
+    for done in [bench.thread(work) for _ in range(3)]:
+        done.result(timeout=TIMEOUT)
+
+    assert bench.desk.columns(new)["bodystring"] in TEXT
+    assert bench.desk.columns(bench.queue)["bodystring"] in TEXT
+    assert bench.bodies() == [b"before"]
+    assert bench.peer.receive(bench.queue) is not None
+
+
+def test_a_task_hands_out_the_text_and_its_replay_does_too(texts: Bench) -> None:
+    """As the database writes it: bytes that are no ASCII as escapes, or all of them as UTF-16."""
+    bodies = texts.peer.dba.shapes.texts
+    send(texts, list(bodies))
+    task = texts.task(texts.new_reader(), body_string=True)
+
+    got = texts.receive(task)
+
+    assert shown(got) == list(bodies.values())
+    assert texts.receive(task).equals(got)
+    assert texts.seqs() == []
+
+
+def test_a_receipt_that_was_made_without_the_text_is_replayed_with_null(texts: Bench) -> None:
+    """The option came with a restart; and one made with it serves a reader that went without."""
+    send(texts, text(texts, "1", "2"))
+    reader = texts.new_reader()
+    without = texts.task(reader, batch=1, messages=1)
+    with_text = texts.task(reader, batch=2, body_string=True)
+    before = [texts.receive(without), texts.receive(with_text)]
+
+    after = [
+        texts.receive(texts.task(reader, batch=1, body_string=True)),
+        texts.receive(texts.task(reader, batch=2)),
+    ]
+
+    assert [shown(rows) for rows in after] == [[None], ["2"]]
+    assert [one.equals(two) for one, two in zip(before, after, strict=True)] == [True, True]
+
+
+def test_a_receipt_with_the_text_is_returned_without_it(texts: Bench) -> None:
+    """The table makes it anew."""
+    send(texts, text(texts, "1"))
+    reader = texts.new_reader()
+    texts.receive(texts.task(reader, body_string=True))
+
+    with transaction(texts.desk, timeout=TIMEOUT):
+        receipts.return_(texts.desk, reader, 1, 0, texts.queue)
+
+    assert shown(texts.receive(texts.task(texts.new_reader(), body_string=True))) == ["1"]
+
+
+def test_the_text_counts_as_weight(texts: Bench) -> None:
+    """A byte may be four of its text, or half of it: a task's memory holds both."""
+    send(texts, [b"\xff" * 1000] * 8)
+    reader = texts.new_reader()
+
+    light = texts.task(reader, batch=1, bytes=2500)
+    heavy = texts.task(reader, batch=2, bytes=2500, body_string=True)
+
+    assert texts.receive(light).num_rows == 3
+    assert texts.receive(heavy).num_rows == {"postgresql": 1, "sqlserver": 2}[texts.peer.dialect]
+
+
+def test_nothing_received_has_the_column_too(texts: Bench) -> None:
+    """An empty batch fits the schema."""
+    got = texts.receive(texts.task(texts.new_reader(), body_string=True))
+
+    assert got.schema.names == [*QUEUE_ROW.names, "bodystring"]
+
+
+def test_poison_and_expired_messages_are_diverted_as_ever(texts: Bench) -> None:
+    """The error queue need not have the column."""
+    texts.peer.send(texts.queue, "[]", b"poison")
+    texts.peer.send(texts.queue, body=b"gone", lives=-1)
+    send(texts, text(texts, "good"))
+
+    task = texts.task(texts.new_reader(), body_string=True, errors=texts.errors)
+
+    assert shown(texts.receive(task)) == ["good"]
+    assert [row.body for row in texts.peer.rows(texts.errors)] == [b"poison"]
+
+
+def test_a_browse_shows_the_text(texts: Bench) -> None:
+    """Only where it is asked for."""
+    bodies = texts.peer.dba.shapes.texts
+    send(texts, list(bodies))
+
+    def pages(*, body_string: bool) -> list[pa.Table]:
+        return list(
+            browse.pages(
+                texts.desk,
+                texts.queue,
+                1,
+                99,
+                narrow=False,
+                body_string=body_string,
+                timeout=TIMEOUT,
+            )
+        )
+
+    (page,) = pages(body_string=True)
+
+    assert shown(page) == list(bodies.values())
+    assert pages(body_string=False)[0].schema.equals(QUEUE_ROW)
+
+
+def test_a_table_without_the_column_is_told_with_what_adds_it(bench: Bench) -> None:
+    """Nothing is taken; the statement of the error can be run."""
+    send(bench, text(bench, "1"))
+    task = bench.task(bench.new_reader(), body_string=True)
+
+    with pytest.raises(BodyStringMissing) as caught:
+        bench.receive(task)
+
+    assert f"`sqlqueue create '{bench.printed}' --body-string`" in str(caught.value)
+    assert len(bench.seqs()) == 1
+    bench.peer.dba.run(caught.value.args[1])
+    assert shown(bench.receive(task)) == ["1"]

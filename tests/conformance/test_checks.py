@@ -1,0 +1,483 @@
+"""Checks: each thing that can be wrong is made so, found, mended by what the finding says, gone."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import time
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+from servers import only
+
+from sqlq_spark import checks, inspect, install
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.dialects import transaction
+from sqlq_spark.errors import BodyStringMissing
+from sqlq_spark.headers import wire_time
+from sqlq_spark.options import SourceOptions
+from sqlq_spark.reader import INITIAL, Reader
+
+from .conftest import TIMEOUT, Bench, Clock
+from .shapes import cases
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlq_spark.checks import Finding
+    from sqlq_spark.dialects import Connection
+
+
+def hurt(bench: Bench, queue: QueueAddress) -> None:
+    """Make something wrong with a queue."""
+    bench.peer.dba.on(queue, bench.peer.dba.shapes.hurt)
+
+
+def look(bench: Bench, queue: QueueAddress | None = None) -> list[Finding]:
+    """What is wrong with a queue, as the doctor sees it."""
+    found = checks.of_any_queue(bench.desk, queue or bench.queue, timeout=TIMEOUT)
+    return [each for each in found if each.wrong]
+
+
+def wrong(bench: Bench, name: str) -> Finding:
+    """The one thing that is wrong."""
+    (found,) = look(bench)
+    assert found.name == name
+    assert found.where == bench.printed
+    return found
+
+
+def run(bench: Bench, text: str) -> None:
+    """Run what a finding says, as a DBA does."""
+    bench.peer.dba.run(text)
+
+
+def test_a_queue_as_the_transport_makes_it_has_nothing_wrong(bare: Bench) -> None:
+    """Empty and filled."""
+    assert look(bare) == []
+
+    bare.peer.send_many(bare.queue, [b"x"] * 100)
+
+    assert look(bare) == []
+
+
+@pytest.mark.parametrize("name", cases("wrong"))
+def test_what_is_wrong_is_found_and_its_mend_mends_it(bare: Bench, name: str) -> None:
+    """The statements can be run as they stand; what else there is stays right."""
+    state = bare.peer.dba.shapes.wrong[name]
+    bare.peer.dba.on(bare.queue, state.make)
+
+    found = wrong(bare, state.name)
+
+    assert found.severity == state.severity
+    assert state.found in found.found
+    run(bare, found.mend)
+    assert look(bare) == []
+    bare.peer.send(bare.queue, body=b"after")
+    got = bare.receive(bare.task("", receipts=False))
+    assert got["body"].to_pylist()[-1] == b"after"
+
+
+@only("postgresql", "an index that is built beside the traffic and may be left half done")
+def test_an_index_that_failed_to_build_is_no_index(bare: Bench) -> None:
+    """CONCURRENTLY leaves one behind, which is not used."""
+    bare.peer.dba.on(bare.queue, "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key")
+    bare.peer.send_many(bare.queue, [b"1", b"2"])
+    bare.peer.dba.on(bare.queue, "UPDATE {queue} SET seq = 7")
+    with pytest.raises(Exception, match="could not create unique index"):
+        run(bare, wrong(bare, "seq_index").mend)
+
+    assert wrong(bare, "seq_index").severity == "error"
+
+
+def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
+    """Only where there are some."""
+    bare.peer.dba.expires_index(bare.queue, there=False)
+    assert look(bare) == []
+    bare.peer.send(bare.queue, lives=3_600_000)
+
+    found = wrong(bare, "expires_index")
+
+    assert found.severity == "warning"
+    run(bare, found.mend)
+    assert look(bare) == []
+
+
+@only("postgresql", "names that peers of it refuse")
+def test_a_name_that_peers_refuse_is_found(bare: Bench) -> None:
+    """Bytes are counted, and the new name ends at a whole character."""
+    long = QueueAddress("ü" * 28, bare.peer.schema)  # 56 bytes
+    bare.peer.create(long)
+
+    (found,) = look(bare, long)
+
+    assert (found.name, found.severity) == ("long_name", "error")
+    assert "56 bytes: peers take 55" in found.found
+    run(bare, found.mend)
+    assert look(bare, QueueAddress("ü" * 27, bare.peer.schema)) == []
+
+
+def test_hostile_names_are_quoted_in_what_mends(bare: Bench) -> None:
+    """A finding's statements touch this table, and no other."""
+    queue = QueueAddress('x"; DROP TABLE orders; --%s]', bare.peer.schema)
+    bare.peer.create(queue)
+    hurt(bare, queue)
+
+    (found,) = look(bare, queue)
+    run(bare, found.mend)
+
+    assert look(bare, queue) == []
+    assert look(bare) == []
+
+
+def test_an_absent_queue_is_found_with_the_command_that_makes_it(bare: Bench) -> None:
+    """The shell is told the quotes."""
+    absent = QueueAddress("absent", bare.peer.schema)
+
+    (found,) = look(bare, absent)
+
+    assert (found.name, found.severity) == ("absent", "error")
+    assert found.mend == f"sqlqueue create {shlex.quote(bare.address('absent'))}"
+
+
+def test_a_body_string_that_is_asked_for_and_missing_is_found(bare: Bench) -> None:
+    """Its mend is what `create --body-string` does."""
+
+    def asked() -> list[Finding]:
+        return checks.of_any_queue(bare.desk, bare.queue, timeout=TIMEOUT, body_string=True)
+
+    bare.peer.send(bare.queue, body=b"a\xff\\")
+
+    (found,) = asked()
+
+    assert (found.name, found.severity) == ("body_string", "error")
+    run(bare, found.mend)
+    assert asked() == []
+    assert "bodystring" in bare.desk.columns(bare.queue)
+    install.create_queue(bare.desk, bare.queue, timeout=TIMEOUT, body_string=True)
+
+
+# ----- rights ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def login(bench: Bench, *rights: str) -> Iterator[tuple[str, Connection]]:
+    """Give a login that has what it was granted on the queue, and a connection of it."""
+    made = bench.peer.dba.login()
+    try:
+        for right in rights:
+            bench.peer.dba.grant(made, right, bench.queue)
+        with bench.session("login", url=made.url) as session:
+            yield made.name, session.open()
+    finally:
+        bench.peer.dba.drop_login(made)
+
+
+@only("postgresql", "tables that a login without any right on them can see")
+def test_a_login_without_rights_is_told_all_that_it_lacks(bare: Bench) -> None:
+    """To enter, to receive and to send; what mends it gives no more."""
+    with login(bare) as (role, connection):
+        before = {
+            each.name: each for each in checks.of_any_queue(connection, bare.queue, timeout=TIMEOUT)
+        }
+
+        assert set(before) == {"schema_right", "receive_right", "send_right"}
+        assert {each.severity for each in before.values()} == {"error"}
+        for each in before.values():
+            assert each.mend.endswith(f"TO {role}")
+            run(bare, each.mend)
+        assert checks.of_any_queue(connection, bare.queue, timeout=TIMEOUT) == []
+
+
+@pytest.mark.parametrize("lacking", cases("to_receive"))
+def test_each_right_to_receive_counts(bare: Bench, lacking: str) -> None:
+    """All but one are not enough."""
+    rights = [each for each in bare.peer.dba.shapes.to_receive if each != lacking]
+    with login(bare, *rights) as (_, connection):
+        found = checks.of_any_queue(connection, bare.queue, timeout=TIMEOUT)
+
+        assert {each.name for each in found} == {"receive_right", "send_right"}
+        assert {each.severity for each in found} == {"error"}
+
+
+def test_a_login_that_only_receives_has_nothing_wrong(bare: Bench) -> None:
+    """That it may not send is worth a note; the same the other way round."""
+    with login(bare, *bare.peer.dba.shapes.to_receive) as (_, connection):
+        (found,) = checks.of_any_queue(connection, bare.queue, timeout=TIMEOUT)
+
+        assert (found.name, found.severity) == ("send_right", "note")
+    with login(bare, "INSERT") as (_, connection):
+        (found,) = checks.of_any_queue(connection, bare.queue, timeout=TIMEOUT)
+
+        assert (found.name, found.severity) == ("receive_right", "note")
+
+
+def test_a_login_that_may_not_see_other_sessions_is_noted(bare: Bench) -> None:
+    """Without the right old transactions of others are not found."""
+    with login(bare) as (role, connection):
+        (found,) = checks.of_server(connection)
+
+        assert (found.name, found.severity) == ("sessions_right", "note")
+        assert found.mend.startswith("GRANT ")
+        assert role in found.mend
+        run(bare, found.mend)
+        assert checks.of_server(connection) == []
+
+
+# ----- the server ------------------------------------------------------------------------------
+
+
+def old(bench: Bench) -> list[Finding]:
+    """Transactions that are open, of sessions of this test."""
+    found = checks.of_server(bench.desk, older=0.0)
+    return [each for each in found if bench.name in each.found]
+
+
+def test_a_transaction_that_stays_open_is_found_and_can_be_ended(bench: Bench) -> None:
+    """By its process, application and age; one that pins nothing is no matter."""
+    other = bench.open("idler")
+    other.run("begin")
+    assert old(bench) == []
+    other.run("new_reader", reader="x", queue_name="q", driver="d")
+
+    (found,) = old(bench)
+
+    assert (found.name, found.severity) == ("old_transaction", "warning")
+    assert "has had a transaction open for 0" in found.found
+    assert checks.of_server(bench.desk) == []  # ten minutes
+    run(bench, found.mend)
+    end = time.monotonic() + TIMEOUT
+    while bench.peer.sessions(f"{bench.name} idler"):
+        assert time.monotonic() < end
+    assert old(bench) == []
+
+
+@only("postgresql", "autovacuum")
+def test_a_server_without_autovacuum_is_found(bare: Bench) -> None:
+    """And mended without a restart."""
+
+    def until(*names: str) -> list[Finding]:
+        """Look until the server has read its settings again."""
+        end = time.monotonic() + TIMEOUT
+        while [each.name for each in checks.of_server(bare.desk)] != [*names]:
+            assert time.monotonic() < end
+        return checks.of_server(bare.desk)
+
+    run(bare, "ALTER SYSTEM SET autovacuum = off;\nSELECT pg_reload_conf()")
+    try:
+        (found,) = until("server_autovacuum")
+        assert found.severity == "error"
+        run(bare, found.mend)
+        assert until() == []
+    finally:
+        run(bare, "ALTER SYSTEM RESET autovacuum;\nSELECT pg_reload_conf()")
+
+
+# ----- state tables and readers ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("absent", [True, False])
+def test_state_tables_that_are_absent_or_old_are_found(bench: Bench, *, absent: bool) -> None:
+    """The installer mends them."""
+    dba = bench.peer.dba
+    dba.drop_state("version") if absent else dba.forget("version")
+
+    (found,) = checks.of_state(bench.desk)
+
+    assert (found.name, found.severity) == ("state", "error")
+    assert found.mend == f"sqlqueue install --state-schema {bench.peer.state}"
+    install.install(bench.desk, state=bench.peer.state, timeout=TIMEOUT)
+    assert checks.of_state(bench.desk) == []
+
+
+def test_state_tables_of_a_newer_release_are_found(bench: Bench) -> None:
+    """They are not touched; this installation is to be upgraded."""
+    bench.peer.dba.change("version", version=99)
+
+    (found,) = checks.of_state(bench.desk)
+
+    assert found.mend == "pip install --upgrade sqlq-spark"
+
+
+def test_a_reader_that_went_away_with_receipts_is_found(bench: Bench) -> None:
+    """Until they are returned; one that was seen lately, or holds nothing, is no matter."""
+    bench.peer.send_many(bench.queue, [b"1", b"2"])
+    idle, reader = bench.new_reader(), bench.new_reader()
+    bench.receive(bench.task(reader))
+    assert checks.of_readers(bench.desk) == []
+    bench.peer.dba.age("reader", "seen", hours=25)
+
+    (found,) = checks.of_readers(bench.desk)
+
+    assert (found.name, found.severity, found.where) == (
+        "forgotten_reader",
+        "warning",
+        bench.printed,
+    )
+    assert "holds 2 messages in 1 receipts" in found.found
+    assert (
+        found.mend
+        == f"sqlqueue receipts return --reader {reader} --state-schema {bench.peer.state}"
+    )
+    assert idle not in found.mend
+    bench.ack(reader, 1)
+    assert checks.of_readers(bench.desk) == []
+
+
+def test_everything_is_looked_at_at_once(bench: Bench) -> None:
+    """One queue that is absent does not hide what is wrong with the next."""
+    hurt(bench, bench.queue)
+    bench.peer.dba.drop_state("version")
+    queues = [QueueAddress("absent", bench.peer.schema), bench.queue, bench.errors]
+
+    found = checks.everything(bench.desk, queues, timeout=TIMEOUT)
+
+    assert [each.name for each in found if each.wrong] == [
+        "state",
+        "absent",
+        bench.peer.dba.shapes.hurt_found.name,
+    ]
+
+
+# ----- at the start of a stream ----------------------------------------------------------------
+
+
+def headers(**named: str) -> str:
+    """Headers as a peer writes them."""
+    inner = ",".join(f'"NServiceBus.{name}":"{value}"' for name, value in named.items())
+    return f"{{{inner}}}"
+
+
+def test_a_stream_warns_once_of_what_is_wrong_and_how_to_mend_it(
+    bare: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When its driver first works; then it goes on."""
+    hurt(bare, bare.queue)
+    bare.peer.send_many(bare.queue, [b"1", b"2"])
+    caplog.set_level(logging.WARNING, logger="sqlq_spark")
+
+    got = bare.drain(bare.reader(maxMessagesPerTrigger="1", transactionMode="none"))
+
+    assert got == [b"1", b"2"]
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert text.startswith(f"{bare.printed}: {bare.peer.dba.shapes.hurt_found.found}")
+    assert "this mends it: ALTER TABLE" in text
+
+
+def test_each_of_several_queues_is_looked_at(bare: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """By name; all of them are purged where that is asked for."""
+    queues = [bare.queue, bare.errors]
+    for queue in queues:
+        hurt(bare, queue)
+        bare.peer.send(queue)
+    caplog.set_level(logging.WARNING, logger="sqlq_spark")
+    names = [bare.desk.printed(queue) for queue in queues]
+    raw = {"url": bare.peer.url, "queues": ", ".join(names), "transactionMode": "none"}
+    reader = Reader(SourceOptions.parse({**raw, "purgeOnStartup": "true"}), Clock())
+
+    assert reader.latest(INITIAL) == INITIAL
+    reader.close()
+
+    purged, *warned = [record.getMessage() for record in caplog.records]
+    assert f"{names[0]}, {names[1]}: 2 messages purged" in purged
+    assert [each.partition(": ")[0] for each in warned] == names
+    assert bare.peer.rows(bare.errors) == []
+
+
+def test_a_stream_on_a_sound_queue_warns_of_nothing(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And looks with two statements for each queue and one for the server, once."""
+    caplog.set_level(logging.WARNING, logger="sqlq_spark")
+    bench.watched = True
+    reader = bench.reader()
+
+    reader.latest(INITIAL)
+    reader.latest(INITIAL)
+
+    assert caplog.records == []
+    looked = [each for each in bench.said if each.startswith("check_")]
+    assert looked == ["check_server", "check_rows", "check_queue"]
+
+
+def test_a_pause_longer_than_messages_live_is_warned_of(
+    bare: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the header TimeToBeReceived, or by the column and when it was sent."""
+    bare.peer.dba.expires_index(bare.queue, there=True)
+    bare.peer.send(bare.queue, headers(TimeSent=wire_time(datetime.now(UTC))), lives=9000)
+    caplog.set_level(logging.WARNING, logger="sqlq_spark")
+
+    for _ in range(2):
+        bare.reader(peekDelay="5s", transactionMode="none").latest(INITIAL)
+        bare.peer.send(bare.queue, headers(TimeToBeReceived="00:00:04.5000000"), lives=4500)
+
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"{bare.printed}: messages live 4.5 s, and a reader with peekDelay 5 s may come too late "
+        "for them; this mends it: option peekDelay: less than 4.5 s (100ms is the least), "
+        "or a longer time to be received"
+    )
+
+
+@only("postgresql", "times beyond the year 9999")
+@pytest.mark.parametrize("expires", ["infinity", "-infinity", "20000-01-01", "0044-03-15 BC"])
+def test_a_message_that_expires_beyond_all_calendars_stops_no_stream(
+    bench: Bench, expires: str
+) -> None:
+    """A time that Python has not: a stream starts, and people can look at it."""
+    sent = headers(TimeSent=wire_time(datetime.now(UTC)))
+    bench.peer.send(bench.queue, sent, b"x", lives=3_600_000)
+    bench.peer.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{expires}'")
+
+    (seen,) = inspect.messages(bench.desk, bench.queue, limit=5, timeout=TIMEOUT)
+    got = bench.drain(bench.reader())
+
+    assert seen.body == b"x"
+    assert got == ([] if expires.endswith("BC") or expires.startswith("-") else [b"x"])
+
+
+def test_a_stream_that_asks_for_a_body_string_that_is_missing_ends_at_once(bare: Bench) -> None:
+    """Nothing is planned; the error names the command and the statement."""
+    bare.peer.send(bare.queue)
+    reader = bare.reader(includeBodyString="true", transactionMode="none")
+
+    with pytest.raises(BodyStringMissing) as caught:
+        reader.latest(INITIAL)
+
+    assert f"`sqlqueue create '{bare.printed}' --body-string`" in str(caught.value)
+    assert "BodyString" in caught.value.args[1]
+    run(bare, caught.value.args[1])
+    assert reader.latest(INITIAL) != INITIAL
+
+
+TOLD = ("column", "expires_index", "body_string")
+
+
+def test_a_table_with_much_wrong_is_told_all_of_it(bench: Bench) -> None:
+    """Each with what mends it."""
+    bench.peer.dba.drop_column(bench.queue, "body")
+    bench.peer.dba.expires_index(bench.queue, there=False)
+    with transaction(bench.desk, timeout=TIMEOUT):
+        found = checks.of_table(
+            bench.desk, bench.queue, last=2**31 - 1, expiring=True, body_string=True
+        )
+
+    told = {each.name for each in found}
+    assert {"column", "expires_index", "body_string"} <= told <= {*TOLD, "seq_end"}
+    assert all(each.mend for each in found)
+
+
+def test_a_locked_queue_is_told_and_the_others_are_looked_at(bench: Bench) -> None:
+    """One of them must not cost the findings of all."""
+    absent = QueueAddress("absent", bench.peer.schema)
+
+    with bench.peer.locked(bench.queue):
+        found = checks.everything(bench.desk, [bench.queue, absent], timeout=1)
+
+    names = {each.name: each.where for each in found if each.wrong}
+    assert names["locked"] == bench.desk.printed(bench.queue)
+    assert names["absent"] == bench.desk.printed(absent)

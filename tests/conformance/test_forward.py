@@ -1,0 +1,265 @@
+"""Forwarding: what was delayed for another queue leaves with the receive, once, or is not lost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.errors import TimedOut
+from sqlq_spark.headers import (
+    EXCEPTION_INFO,
+    FAILED_Q,
+    FORWARD_DESTINATION,
+    TIME_OF_FAILURE,
+    dumps,
+    parse_wire_time,
+)
+from sqlq_spark.receive import Origin, receive
+
+from .test_install import HOSTILE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from .conftest import Bench
+    from .peers import Stored
+
+
+@dataclass
+class Post:
+    """A queue, and others to forward to."""
+
+    bench: Bench
+
+    def address(self, table: str, schema: str | None = None) -> QueueAddress:
+        """A table of the test's schema, or of another."""
+        return QueueAddress(table, schema or self.bench.peer.schema)
+
+    def printed(self, table: str) -> str:
+        """Its canonical address."""
+        return self.bench.desk.printed(self.address(table))
+
+    def queue(self, table: str) -> QueueAddress:
+        """Make a queue."""
+        address = self.address(table)
+        self.bench.peer.create(address)
+        return address
+
+    def send(self, destination: str | None, body: bytes | None = b"x", **more: str) -> None:
+        """Let a message be moved into our queue."""
+        text = dumps({"a": "b", FORWARD_DESTINATION: destination, **more})
+        self.bench.peer.send(self.bench.queue, text, body)
+
+    def receive(self, *, errors: bool = True, **limits: Any) -> pa.Table:
+        """Receive all of the queue as one task."""
+        where = self.bench.errors if errors else None
+        task = self.bench.task(self.bench.new_reader(), errors=where, **limits)
+        return self.bench.receive(task)
+
+    def rows(self, table: str) -> list[Stored]:
+        """What a queue holds."""
+        return self.bench.peer.rows(self.address(table))
+
+
+@pytest.fixture
+def post(bench: Bench) -> Post:
+    """Give a queue and an error queue."""
+    return Post(bench)
+
+
+def receipt(post: Post) -> list[tuple[Any, ...]]:
+    """What the receipts say."""
+    return post.bench.peer.state_rows("receipt", "messages, expired, diverted")
+
+
+@pytest.mark.parametrize("receipts", [True, False])
+def test_a_message_for_another_queue_is_forwarded_with_the_receive(
+    post: Post, *, receipts: bool
+) -> None:
+    """Without the header, without expiry, under an id of its own; the rest is delivered."""
+    post.queue("billing")
+    post.bench.peer.send(post.bench.queue, '{"n":"1"}', b"first")
+    post.send(post.printed("billing"), b"forward")
+    post.send(post.printed("billing"), None)
+    post.bench.peer.send(post.bench.queue, '{"n":"2"}', b"last")
+    before = {row.id for row in post.rows("orders")}
+
+    rows = post.receive(receipts=receipts)
+
+    assert rows["body"].to_pylist() == [b"first", b"last"]
+    assert rows["headers"].to_pylist() == ['{"n":"1"}', '{"n":"2"}']
+    found = post.rows("billing")
+    assert [row.body for row in found] == [b"forward", b""]
+    assert [(row.headers, row.expires) for row in found] == [('{"a":"b"}', None)] * 2
+    assert before.isdisjoint(row.id for row in found)
+    assert post.rows("orders") == post.rows("error") == []
+    assert receipt(post) == ([(2, 0, 2)] if receipts else [])
+
+
+def test_a_message_that_belongs_here_only_loses_the_header(post: Post) -> None:
+    """However its address is spelled; null stands for none."""
+    schema = post.bench.peer.schema
+    spelled = {
+        "postgresql": [f"{schema}.orders", f'"{schema}".orders'],
+        "sqlserver": [f"orders@{schema}", f"[orders]@[{schema}]"],
+    }
+    own = [post.printed("orders"), *spelled[post.bench.peer.dialect], None]
+    for at, address in enumerate(own):
+        post.send(address, b"%d" % at)
+
+    rows = post.receive()
+
+    assert rows["body"].to_pylist() == [b"0", b"1", b"2", b"3"]
+    assert rows["headers"].to_pylist() == ['{"a":"b"}'] * 4
+    assert receipt(post) == [(4, 0, 0)]
+
+
+def test_a_replay_forwards_nothing_twice(post: Post) -> None:
+    """It is handed the receipt."""
+    post.queue("billing")
+    post.send(post.printed("billing"))
+    post.send(post.printed("orders"), b"here")
+    task = post.bench.task(post.bench.new_reader())
+
+    first = post.bench.receive(task)
+
+    assert post.bench.receive(task).equals(first)
+    assert first["body"].to_pylist() == [b"here"]
+    assert len(post.rows("billing")) == 1
+
+
+def test_headers_that_speak_of_it_are_left_as_they_are(post: Post) -> None:
+    """Byte for byte: the word in a value or another name, poison, and what has no headers."""
+    texts = [
+        '{"a" : "ForwardDestination"}',
+        '{"NServiceBus.SqlServer.ForwardDestinations":"\\"x\\""}',
+        '["NServiceBus.SqlServer.ForwardDestination"]',
+        '{"NServiceBus.SqlServer.ForwardDestination":1}',
+        '{"NServiceBus.SqlServer.ForwardDestination":"\\"x\\"","n":1}',
+        "",
+    ]
+    for text in texts:
+        post.bench.peer.send(post.bench.queue, text)
+
+    rows = post.receive(errors=False)
+
+    assert rows["headers"].to_pylist() == texts
+
+
+def test_an_expired_message_is_not_forwarded(post: Post) -> None:
+    """It is gone."""
+    post.queue("billing")
+    text = dumps({FORWARD_DESTINATION: post.printed("billing")})
+    post.bench.peer.send(post.bench.queue, text, lives=-1)
+
+    assert post.receive().num_rows == 0
+
+    assert post.rows("billing") == []
+    assert receipt(post) == [(0, 1, 0)]
+
+
+def failing(post: Post) -> dict[str, str]:
+    """Make destinations that cannot be sent to: address → what is told of it."""
+    dba = post.bench.peer.dba
+    dba.refuse(post.queue("refuses"))
+    dba.no_queues(post.address("ledger"), post.address("view"), post.address("orders"))
+    return {
+        post.printed("absent"): "is no queue in",
+        post.printed("ledger"): "is no queue in",
+        post.printed("view"): "is no queue in",
+        post.printed("refuses"): "not today",
+        dba.shapes.missing_schema: "is no queue in",
+        **dba.shapes.no_address,
+    }
+
+
+def test_what_cannot_be_forwarded_goes_to_the_error_queue(post: Post) -> None:
+    """Told where it should have gone, and why; the rest of the batch goes its way."""
+    post.queue("billing")
+    reasons = failing(post)
+    for address in reasons:
+        post.send(address, address.encode())
+    post.send(post.printed("billing"), b"good")
+    post.send(post.printed("orders"), b"here")
+
+    rows = post.receive()
+
+    assert rows["body"].to_pylist() == [b"here"]
+    assert [row.body for row in post.rows("billing")] == [b"good"]
+    assert post.rows("orders") == []
+    found = {row.body: json.loads(row.headers or "") for row in post.rows("error")}
+    assert found.keys() == {address.encode() for address in reasons}
+    for address, reason in reasons.items():
+        headers = found[address.encode()]
+        assert headers[FAILED_Q] == address
+        assert headers["a"] == "b"
+        assert FORWARD_DESTINATION not in headers
+        assert reason in headers[f"{EXCEPTION_INFO}Message"]
+        assert headers[f"{EXCEPTION_INFO}ExceptionType"].startswith("sqlq_spark.errors.")
+        parse_wire_time(headers[TIME_OF_FAILURE])
+    assert receipt(post) == [(1, 0, len(reasons) + 1)]
+
+
+def test_without_an_error_queue_it_is_delivered_as_it_is(
+    post: Post, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its header tells where it should have gone; a warning tells why it did not."""
+    reasons = failing(post)
+    for address in reasons:
+        post.send(address, address.encode())
+    sent = [row.headers for row in post.rows("orders")]
+
+    rows = post.receive(errors=False)
+
+    assert rows["body"].to_pylist() == [address.encode() for address in reasons]
+    assert rows["headers"].to_pylist() == sent
+    assert caplog.text.count("delivered here, as there is no errorQueue") == 1
+    assert f"{len(reasons)} delayed messages cannot be forwarded" in caplog.text
+    assert f"and {len(reasons) - 5} more destinations" in caplog.text
+
+
+def test_hostile_names_are_only_names(post: Post) -> None:
+    """Each message is in its own queue; nothing else is touched."""
+    for name in HOSTILE:
+        post.queue(name)
+        post.send(post.printed(name), name.encode())
+
+    assert post.receive().num_rows == 0
+
+    assert [[row.body for row in post.rows(name)] for name in HOSTILE] == [
+        [name.encode()] for name in HOSTILE
+    ]
+    assert post.rows("error") == []
+
+
+@pytest.mark.parametrize("errors", [True, False])
+def test_many_false_addresses_are_looked_up_at_once(post: Post, *, errors: bool) -> None:
+    """A stranger's many addresses do not make as many statements, also to put them aside."""
+    for at in range(200):
+        post.send(post.printed(f"absent {at}"))
+    post.bench.watched = True
+    connection = post.bench.open("watched")
+    where = post.bench.errors if errors else None
+    task = post.bench.task(post.bench.new_reader(), errors=where)
+
+    rows = post.bench.receive(task, connection)
+
+    assert (rows.num_rows, len(post.rows("error"))) == ((0, 200) if errors else (200, 0))
+    assert len(post.bench.said) < 20
+
+
+def test_a_target_that_is_locked_holds_the_receive_up_and_loses_nothing(post: Post) -> None:
+    """That may pass: it is no reason for the error queue."""
+    billing = post.queue("billing")
+    post.send(post.printed("billing"))
+    task = post.bench.task(post.bench.new_reader(), errors=post.bench.errors)
+
+    with post.bench.peer.locked(billing), pytest.raises(TimedOut):
+        receive(post.bench.desk, task, timeout=0.2, origin=Origin())
+
+    assert len(post.rows("orders")) == 1
+    assert post.rows("error") == []

@@ -1,0 +1,118 @@
+"""Tables that another release, or a DBA, made otherwise: columns go by name, and only by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sqlq_spark import browse, checks, receipts, send
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.dialects import transaction
+from sqlq_spark.errors import NotAQueue, QueueNotFound
+from sqlq_spark.purge import purge_expired
+
+from .conftest import TIMEOUT, Bench
+from .shapes import cases
+from .test_send import parcel
+
+
+def alter(bench: Bench, text: str) -> None:
+    """Run statements of the DBA on both queues."""
+    for queue in (bench.queue, bench.errors):
+        bench.peer.dba.on(queue, text)
+
+
+def browsed(bench: Bench, queue: QueueAddress) -> list[dict[str, Any]]:
+    """What a browse shows of a queue."""
+    return [
+        row
+        for first, stop in browse.ranges(bench.desk, queue, parts=2, timeout=TIMEOUT)
+        for page in browse.pages(bench.desk, queue, first, stop, narrow=False, timeout=TIMEOUT)
+        for row in page.to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("otherwise", cases("otherwise"))
+def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str) -> None:
+    """It is planned, received from, diverted into, returned to, browsed, sent to and purged."""
+    peer = bench.peer
+    alter(bench, peer.dba.shapes.otherwise[otherwise])
+    sent = peer.send(bench.queue, '{"a":"b"}', b"good", lives=3_600_000)
+    peer.send(bench.queue, "[]", b"poison")
+    peer.send(bench.queue, body=b"gone", lives=-1)
+
+    shown = browsed(bench, bench.queue)
+    reader = bench.reader(errorQueue=bench.desk.printed(bench.errors), maxConcurrency="1")
+    end, (rows,) = bench.batch(reader)
+    with transaction(bench.desk, timeout=TIMEOUT):
+        returned = receipts.return_(bench.desk, end["reader"], end["batch"], 0, bench.queue)
+    with bench.session("sink") as session:
+        staged = send.stage(session, [parcel(b"ours", lives=-1)], sink="s", batch=0)
+        send.dispatch(bench.desk, [staged], bench.sink())
+
+    assert [row["body"] for row in shown] == [b"good", b"poison", b"gone"]
+    assert shown[0]["id"] == sent.bytes
+    assert rows["body"].to_pylist() == [b"good"]
+    assert rows["headers"].to_pylist() == ['{"a":"b"}']
+    assert rows["expires"].to_pylist() == [shown[0]["expires"]]
+    assert [row.body for row in peer.rows(bench.errors)] == [b"poison"]
+    assert returned == 1
+    assert bench.bodies() == [b"good", b"ours"]
+    assert peer.rows(bench.queue)[0].id == sent
+    assert list(purge_expired(bench.desk, bench.queue, timeout=TIMEOUT)) == [1]
+    got = peer.receive(bench.queue)
+    assert got is not None
+    assert got.body == b"good"
+
+
+def test_the_doctor_has_nothing_against_a_table_that_works(bare: Bench) -> None:
+    """Wider columns, more of them and another order are no fault."""
+    shapes = bare.peer.dba.shapes
+    for name, text in shapes.otherwise.items():
+        alter(bare, shapes.anew)
+        bare.peer.dba.expires_index(bare.queue, there=bare.peer.dialect == "sqlserver")
+        alter(bare, text)
+
+        found = checks.of_any_queue(bare.desk, bare.queue, timeout=TIMEOUT)
+
+        assert found == [], name
+
+
+@pytest.mark.parametrize("how", cases("no_queue"))
+def test_a_table_that_is_no_queue_is_told_as_such(bench: Bench, how: str) -> None:
+    """Names in quotes and capitals are other names, to peers too; nothing is taken from it."""
+    bench.peer.send(bench.queue)
+    alter(bench, bench.peer.dba.shapes.no_queue[how])
+
+    with pytest.raises(NotAQueue, match="is no queue's table: "):
+        bench.reader().latest({"v": 1, "reader": None, "batch": 0, "plan": []})
+    with pytest.raises(NotAQueue):
+        bench.receive(bench.task("", receipts=False))
+    with pytest.raises(NotAQueue):
+        browsed(bench, bench.queue)
+
+
+def test_nothing_is_sent_to_a_table_that_is_no_queue(bare: Bench) -> None:
+    """A destination may be a stranger's word for any table of the database."""
+    names = ["id", "expires", "headers", "body"]
+    for name in names:
+        bare.peer.dba.rename(bare.queue, name, "other")
+        with bare.session("sink") as session, pytest.raises(NotAQueue) as caught:
+            send.send_now(session, [parcel(b"x")], bare.sink(delivery="atLeastOnce"))
+        bare.peer.dba.rename(bare.queue, "other", name)
+
+        assert f"is no queue's table: it has no column {name}" in str(caught.value)
+    assert bare.seqs() == []
+
+
+def test_a_bulk_insert_tells_a_missing_column_from_a_missing_table(bare: Bench) -> None:
+    """The driver gives neither a code."""
+    rows = pa.table({"id": [b"0" * 16], "nowhere": ["x"]})
+    absent = QueueAddress('column "x" of relation', bare.peer.schema)
+
+    with pytest.raises(NotAQueue):
+        bare.desk.load(bare.queue, rows)
+    with pytest.raises(QueueNotFound):
+        bare.desk.load(absent, rows.select(["id"]))

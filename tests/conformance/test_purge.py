@@ -1,0 +1,183 @@
+"""Purging: all that waits, or what has expired; never what a consumer holds, never half a batch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.errors import QueueNotFound, TimedOut
+from sqlq_spark.purge import purge, purge_expired
+from sqlq_spark.reader import INITIAL
+
+from .conftest import TIMEOUT, Bench, Strike
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def fill(bench: Bench, lives: Sequence[int | None]) -> None:
+    """Send messages that are numbered from 0."""
+    for at, each in enumerate(lives):
+        bench.peer.send(bench.queue, body=b"%d" % at, lives=each)
+
+
+def test_a_purge_deletes_everything_and_says_how_much(bare: Bench) -> None:
+    """Live, expired and poison; a second one finds nothing."""
+    fill(bare, [None, 60_000, -1])
+    bare.peer.send(bare.queue, "[]", None)
+
+    bare.peer.send(bare.errors)
+
+    gone = [purge(bare.desk, [bare.queue, bare.errors], timeout=TIMEOUT) for _ in range(2)]
+
+    assert gone == [5, 0]
+    assert bare.seqs() == []
+
+
+def test_a_purge_waits_for_consumers_and_fails_as_a_whole(bare: Bench) -> None:
+    """A message that someone handles is theirs; nothing is deleted but by the commit."""
+    fill(bare, [None] * 3)
+
+    with bare.peer.hold(bare.queue, bare.seqs()[1:2]), pytest.raises(TimedOut):
+        purge(bare.desk, [bare.queue], timeout=0.05)
+
+    assert len(bare.seqs()) == 3
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_only_what_has_expired_is_purged(bare: Bench, *, index: bool) -> None:
+    """By the database's clock, with an index and without."""
+    bare.peer.dba.expires_index(bare.queue, there=index)
+    fill(bare, [None, -1, 3_600_000, 0, -86_400_000])
+
+    gone = list(purge_expired(bare.desk, bare.queue, timeout=TIMEOUT))
+
+    assert gone == [3]
+    assert bare.bodies() == [b"0", b"2"]
+
+
+def test_what_a_consumer_holds_is_skipped(bare: Bench) -> None:
+    """It is not waited for; the next purge finds it."""
+    fill(bare, [-1] * 4)
+
+    with bare.peer.hold(bare.queue, bare.seqs()[:2]):
+        gone = list(purge_expired(bare.desk, bare.queue, timeout=TIMEOUT))
+
+    assert gone == [2]
+    assert bare.bodies() == [b"0", b"1"]
+    assert list(purge_expired(bare.desk, bare.queue, timeout=TIMEOUT)) == [2]
+
+
+@pytest.mark.parametrize(("expired", "batches"), [(0, []), (2, [2]), (3, [3]), (7, [3, 3, 1])])
+def test_batches_are_full_but_the_last(bare: Bench, expired: int, batches: list[int]) -> None:
+    """And none is empty."""
+    fill(bare, [-1] * expired + [None])
+
+    assert list(purge_expired(bare.desk, bare.queue, timeout=TIMEOUT, batch=3)) == batches
+    assert len(bare.seqs()) == 1
+
+
+def test_an_interrupted_purge_leaves_whole_batches_and_no_locks(bare: Bench) -> None:
+    """Whoever stops listening has what was told; what comes after it stays, free to receive."""
+    fill(bare, [-1] * 7)
+    batches = purge_expired(bare.desk, bare.queue, timeout=TIMEOUT, batch=3)
+
+    assert next(batches) == 3
+    del batches
+
+    assert len(bare.seqs()) == 4
+    got = bare.peer.receive(bare.queue)
+    assert got is not None
+    assert got.expired
+
+
+def test_a_purge_that_dies_in_a_batch_leaves_it_whole(bare: Bench) -> None:
+    """The batches before it are committed, its own is not."""
+    fill(bare, [-1] * 7)
+    connection = bare.open("purge")
+    batches = purge_expired(connection, bare.queue, timeout=TIMEOUT, batch=3)
+    next(batches)
+    connection.run("begin")
+    connection.rows("purge_expired", tables={"queue": bare.queue}, messages=3)
+
+    bare.peer.kill(f"{bare.name} purge")
+
+    assert len(bare.seqs()) == 4
+    assert list(purge_expired(bare.desk, bare.queue, timeout=TIMEOUT, batch=3)) == [3, 1]
+
+
+def test_two_purges_at_once_share_the_work(bare: Bench) -> None:
+    """Each message is deleted once, and counted once."""
+    bare.peer.send_many(bare.queue, [b"x"] * 500, lives=-1)
+
+    def work() -> int:
+        return sum(purge_expired(bare.open("purge"), bare.queue, timeout=TIMEOUT, batch=10))
+
+    first, second = bare.thread(work), bare.thread(work)
+
+    assert first.result(timeout=TIMEOUT) + second.result(timeout=TIMEOUT) == 500
+    assert bare.seqs() == []
+
+
+def test_an_absent_queue_is_told(bare: Bench) -> None:
+    """By name."""
+    absent = QueueAddress("absent", bare.peer.schema)
+
+    with pytest.raises(QueueNotFound):
+        purge(bare.desk, [absent], timeout=TIMEOUT)
+    with pytest.raises(QueueNotFound):
+        list(purge_expired(bare.desk, absent, timeout=TIMEOUT))
+
+
+# ----- at a start ------------------------------------------------------------------------------
+
+
+def test_purge_on_startup_says_how_much_and_waits_for_consumers(
+    bare: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a consumer holds and gives back is purged too, for it came before the start."""
+    fill(bare, [None] * 3)
+    caplog.set_level(logging.WARNING, logger="sqlq_spark")
+    reader = bare.reader(purgeOnStartup="true", transactionMode="none")
+
+    with bare.peer.hold(bare.queue, bare.seqs()[:1]):
+        started = bare.thread(lambda: reader.latest(INITIAL))
+        until = time.monotonic() + TIMEOUT
+        while not bare.peer.waiting("sqlqueue driver orders"):
+            assert time.monotonic() < until
+
+    assert started.result(timeout=TIMEOUT) == INITIAL
+    assert bare.seqs() == []
+    (record,) = caplog.records
+    assert record.getMessage() == (f"{bare.printed}: 3 messages purged, as purgeOnStartup asks for")
+
+
+def test_available_now_with_a_purge_freezes_its_end_after_it(bare: Bench) -> None:
+    """Nothing that was purged is waited for, and what comes later is for the next run."""
+    fill(bare, [None] * 3)
+    reader = bare.reader(purgeOnStartup="true", transactionMode="none")
+
+    reader.freeze()
+    fill(bare, [None])
+
+    assert bare.drain(reader) == []
+    assert len(bare.seqs()) == 1
+
+
+def test_a_purge_whose_answer_is_lost_is_done_again(bench: Bench, impatient: None) -> None:
+    """The start goes on; only what came in between is lost with the rest, as it was asked for."""
+    del impatient
+    fill(bench, [None] * 3)
+    kill = partial(bench.peer.kill, "sqlqueue driver orders")
+    bench.strike, bench.watched = Strike(4, kill, after=True), True
+    reader = bench.reader(purgeOnStartup="true")
+
+    assert reader.latest(INITIAL) == INITIAL
+    assert bench.strike.fell == "commit"
+    assert bench.said.count("purge") == 2
+    assert bench.seqs() == []

@@ -1,0 +1,337 @@
+"""Return to source: a failed message is in the error queue or where it failed, in one of them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from wire import cases
+
+from sqlq_spark import retry
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.errors import ConnectionLost, MessageChanged, QueueNotFound
+from sqlq_spark.headers import EXCEPTION_INFO, FAILED_Q, MESSAGE_ID, TIME_OF_FAILURE, dumps
+from sqlq_spark.retry import Choice, Group, Plan
+
+from .conftest import TIMEOUT, Bench, Strike, strikes
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Sequence
+
+EXCEPTION = f"{EXCEPTION_INFO}ExceptionType"
+ADDED = {
+    "NServiceBus.Retries": "3",
+    "NServiceBus.Retries.Timestamp": "2026-06-30 17:05:09:423456 Z",
+    f"{EXCEPTION_INFO}Message": "no",
+    f"{EXCEPTION_INFO}StackTrace": "   at Shop.Sales.Handle()",
+    TIME_OF_FAILURE: "2026-06-30 17:05:39:000001 Z",
+}
+KEPT = {MESSAGE_ID: "m", "NServiceBus.ProcessingEndpoint": "Shop.Sales", "tenant": 'a/"b"', "n": ""}
+
+
+def fail(bench: Bench, body: bytes = b"{}", /, **headers: str | None) -> uuid.UUID:
+    """Put a message into the error queue, as an endpoint does; `headers` are more of them."""
+    return bench.peer.send(bench.errors, failed(bench, **headers), body)
+
+
+def failed(bench: Bench, **headers: str | None) -> str:
+    """Headers of a message that failed in the queue."""
+    return dumps({**KEPT, **ADDED, EXCEPTION: "System.Bad", FAILED_Q: bench.printed, **headers})
+
+
+def planned(bench: Bench, **choice: Any) -> Plan:
+    """Look at the error queue."""
+    return retry.plan(bench.desk, bench.errors, Choice(**choice), timeout=TIMEOUT)
+
+
+def give_back(bench: Bench, found: Plan, application: str = "retry", batch: int = 2) -> list[Any]:
+    """Return what can be returned."""
+    return list(retry.give_back(bench.session(application), bench.errors, found, batch=batch))
+
+
+def waiting(bench: Bench, queue: QueueAddress | None = None) -> list[bytes | None]:
+    """The bodies of the error queue, or of another."""
+    return [row.body for row in bench.peer.rows(queue or bench.errors)]
+
+
+def test_what_the_failure_added_is_left_out_and_all_else_stays(bare: Bench) -> None:
+    """In its order; body and message id too; the row is new and does not expire."""
+    row = bare.peer.send(bare.errors, failed(bare), b"\xef\xbb\xbf\x00", lives=3_600_000)
+
+    (done,) = give_back(bare, planned(bare))
+
+    assert (done.messages, done.skipped, done.reason) == (1, 0, None)
+    assert waiting(bare) == []
+    (back,) = bare.peer.rows(bare.queue)
+    assert back.headers == dumps(KEPT)
+    assert (back.body, back.expires) == (b"\xef\xbb\xbf\x00", None)
+    assert back.id != row
+
+
+def test_an_endpoints_failed_message_comes_back_as_it_was_sent(bare: Bench) -> None:
+    """The row of an error queue as the transport writes it, but for where it failed."""
+    case = next(each for each in cases() if each.name == "error")
+    assert case.read is not None
+    headers = case.read | {FAILED_Q: bare.printed}
+    bare.peer.send(bare.errors, dumps(headers), case.body)
+
+    give_back(bare, planned(bare))
+
+    got = bare.peer.receive(bare.queue)
+    assert got is not None
+    assert got.body == case.body
+    assert [*json.loads(got.headers or "")] == [*headers][:10]
+
+
+def test_a_message_keeps_its_identity(bare: Bench) -> None:
+    """One without a message id goes by its row's, which changes: it is written down."""
+    row = bare.peer.send(bare.errors, dumps({FAILED_Q: bare.printed}), None)
+
+    give_back(bare, planned(bare, ids=frozenset({str(row)})))
+
+    (back,) = bare.peer.rows(bare.queue)
+    assert back.headers == dumps({MESSAGE_ID: str(row)})
+    assert back.body == b""
+
+
+def test_a_choice_takes_what_fits_all_of_it(bare: Bench) -> None:
+    """Ids of messages and rows, exceptions by either name, the failed queue, and the time."""
+    noon = "2026-06-30 12:00:00:000000 Z"
+    row = fail(bare, b"0", **{MESSAGE_ID: "a", EXCEPTION: "Shop.Late"})
+    fail(bare, b"1", **{MESSAGE_ID: "b", EXCEPTION: "System.Bad", TIME_OF_FAILURE: noon})
+    fail(bare, b"2", **{MESSAGE_ID: "c", EXCEPTION: None, TIME_OF_FAILURE: "lunch"})
+    at = datetime(2026, 6, 30, 12, tzinfo=UTC)
+
+    def count(**choice: Any) -> int:
+        return planned(bare, **choice).messages
+
+    assert count() == 3
+    assert count(ids=frozenset({str(row), "b", "z"})) == 2
+    assert planned(bare, ids=frozenset({"z", "a"})).missing == ["z"]
+    assert count(exceptions=frozenset({"Late"})) == 1
+    assert count(exceptions=frozenset({"Shop.Late", "System.Bad", "System"})) == 2
+    assert count(exceptions=frozenset({""})) == 0
+    assert count(failed_queue=bare.printed) == 3
+    assert count(failed_queue="other") == 0
+    assert (count(since=at), count(until=at), count(since=at, until=at)) == (2, 0, 0)
+    assert count(ids=frozenset({"a", "b"}), exceptions=frozenset({"Bad"})) == 1
+
+
+def test_what_will_be_returned_is_counted_by_queue_and_exception(bare: Bench) -> None:
+    """The largest group first."""
+    for kind in ("System.Bad", "Shop.Late", "System.Bad"):
+        fail(bare, b"{}", **{EXCEPTION: kind})
+
+    found = planned(bare)
+
+    queue = bare.printed
+    assert found.groups == [Group(queue, "System.Bad", 2), Group(queue, "Shop.Late", 1)]
+
+
+HOSTILE = {
+    "": "no header NServiceBus.FailedQ",
+    '"unclosed': "cannot be used",
+    "a" * 5000: "cannot be used",
+    "orders; DROP TABLE orders": "is no queue",
+    "Shop.Sales@[dbo]@[shop]": "names a queue elsewhere",
+    "Shop.Sales@MACHINE": "names a queue elsewhere",
+}
+
+
+def test_what_cannot_be_returned_stays_and_is_told(bare: Bench) -> None:
+    """Corrupt headers, no FailedQ, hostile ones, a queue that is none, or elsewhere, or itself."""
+    errors = bare.desk.printed(bare.errors)
+    for at, address in enumerate(HOSTILE):
+        fail(bare, str(at).encode(), **{FAILED_Q: address})
+    fail(bare, b"itself", **{FAILED_Q: errors})
+    bare.peer.send(bare.errors, "[]", b"poison")
+    bare.peer.send(bare.errors, '{"NServiceBus.FailedQ":7}', b"number")
+    bare.peer.send(bare.errors, "{}", b"homeless")
+    fail(bare, b"good")
+
+    found = planned(bare)
+    give_back(bare, found)
+
+    told = {each.id: reason for reason, some in found.staying.items() for each in some}
+    rows = {row.body: told.get(str(row.id), "") for row in bare.peer.rows(bare.errors)}
+    if bare.peer.dialect == "postgresql":
+        for at, reason in enumerate(HOSTILE.values()):
+            assert reason in rows[str(at).encode()]
+    assert "error queue itself" in rows[b"itself"]
+    assert "corrupt" in rows[b"poison"]
+    assert "corrupt" in rows[b"number"]
+    assert "no header" in rows[b"homeless"]
+    assert all(rows.values())
+    assert bare.bodies() == [b"good"]
+
+
+def test_each_message_goes_to_its_own_queue(bare: Bench) -> None:
+    """In the order in which they failed."""
+    other = QueueAddress('Shop."Sales", {queue} %s :a', bare.peer.schema)
+    bare.peer.create(other)
+    for at in range(6):
+        name = bare.desk.printed((bare.queue, other)[at % 2])
+        fail(bare, b"%d" % at, **{FAILED_Q: name})
+
+    done = give_back(bare, planned(bare))
+
+    assert [each.messages for each in done] == [2, 1, 2, 1]
+    assert [bare.bodies(), waiting(bare, other)] == [[b"0", b"2", b"4"], [b"1", b"3", b"5"]]
+    assert waiting(bare) == []
+
+
+def test_what_others_hold_or_took_is_passed_over(bare: Bench) -> None:
+    """It is not waited for."""
+    for at in range(4):
+        fail(bare, b"%d" % at)
+    found = planned(bare)
+    seqs = [row.seq for row in bare.peer.rows(bare.errors)]
+    bare.peer.receive(bare.errors)
+
+    with bare.peer.hold(bare.errors, seqs[1:2]):
+        done = give_back(bare, found)
+
+    assert [(each.messages, each.skipped) for each in done] == [(0, 2), (2, 0)]
+    assert [bare.bodies(), waiting(bare)] == [[b"2", b"3"], [b"1"]]
+
+
+def test_a_queue_that_refuses_keeps_its_messages_and_the_others_go(bare: Bench) -> None:
+    """One that went away, and one with a law of its own; a batch is undone as a whole."""
+    gone, strict = (QueueAddress(name, bare.peer.schema) for name in ("gone", "strict"))
+    for each in (gone, strict):
+        bare.peer.create(each)
+    for at, each in enumerate((gone, strict, strict, bare.queue)):
+        fail(bare, b"%d" % at, **{FAILED_Q: bare.desk.printed(each)})
+    found = planned(bare)
+    bare.peer.dba.drop(gone)
+    bare.peer.dba.refuse(strict)
+
+    done = give_back(bare, found)
+
+    assert [(each.messages, each.left) for each in done] == [(0, 1), (0, 2), (1, 0)]
+    assert "was not found" in str(done[0].reason)
+    assert "not today" in str(done[1].reason)
+    assert [bare.bodies(), waiting(bare)] == [[b"3"], [b"0", b"1", b"2"]]
+
+
+def test_batches_are_cut_by_number_and_by_weight(
+    bare: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A heavy message goes alone."""
+    monkeypatch.setattr(retry, "BATCH_BYTES", 3000)
+    for size in (1, 1, 1, 4000, 1, 1):
+        fail(bare, b"x" * size)
+
+    done = give_back(bare, planned(bare))
+
+    assert [each.messages for each in done] == [2, 1, 1, 2]
+
+
+def test_a_message_that_was_changed_meanwhile_is_not_sent_astray(bare: Bench) -> None:
+    """Nothing of its batch goes."""
+    fail(bare, b"0")
+    fail(bare, b"1")
+    found = planned(bare)
+    bare.peer.dba.rewrite(bare.errors, failed(bare, **{FAILED_Q: "elsewhere"}))
+
+    with pytest.raises(MessageChanged, match="nothing of its batch was returned"):
+        give_back(bare, found)
+
+    assert [bare.bodies(), len(waiting(bare))] == [[], 2]
+
+
+def test_another_message_under_a_seq_that_was_chosen_is_not_returned(bare: Bench) -> None:
+    """As in a table that was made anew meanwhile, and counts from 1 again."""
+    fail(bare, b"chosen")
+    found = planned(bare)
+    bare.peer.dba.drop(bare.errors)
+    bare.peer.create(bare.errors)
+    fail(bare, b"other")
+
+    with pytest.raises(MessageChanged, match="nothing of its batch was returned"):
+        give_back(bare, found)
+
+    assert [bare.bodies(), waiting(bare)] == [[], [b"other"]]
+
+
+def test_two_operators_at_once_return_each_message_once(bare: Bench) -> None:
+    """Each message is returned by one of them."""
+    for at in range(60):
+        fail(bare, b"%02d" % at)
+    plans = [planned(bare), planned(bare)]
+
+    both = [
+        bare.thread(partial(give_back, bare, found, f"retry {at}", 3))
+        for at, found in enumerate(plans)
+    ]
+    done = [each for one in both for each in one.result(timeout=TIMEOUT)]
+
+    assert sum(each.messages for each in done) == 60
+    assert sorted(filter(None, bare.bodies())) == [b"%02d" % at for at in range(60)]
+    assert waiting(bare) == []
+
+
+def test_an_error_queue_that_is_none_is_told(bare: Bench) -> None:
+    """By its name."""
+    absent = QueueAddress("absent", bare.peer.schema)
+
+    with pytest.raises(QueueNotFound, match="absent"):
+        retry.plan(bare.desk, absent, Choice(), timeout=TIMEOUT)
+
+
+# ----- kills -----------------------------------------------------------------------------------
+
+
+def bodies_of(bench: Bench, queues: Sequence[QueueAddress]) -> list[bytes]:
+    """What lies in some queues, sorted."""
+    return sorted(row.body or b"" for queue in queues for row in bench.peer.rows(queue))
+
+
+def test_a_kill_in_any_gap_leaves_each_message_in_one_queue(bench: Bench, impatient: None) -> None:
+    """Before each statement and after each commit; it goes on by itself, and returns the rest."""
+    del impatient
+    both = bench.queue, bench.errors
+    struck: list[str] = []
+    for at, after in strikes(struck):
+        for queue in both:
+            bench.peer.dba.empty(queue)
+        for number in range(3):
+            fail(bench, b"%d" % number)
+        found = planned(bench)
+        name = f"retry {at} {after}"
+        kill = partial(bench.peer.kill, f"{bench.name} {name}")
+        bench.strike, bench.watched = Strike(at, kill, after=after), True
+
+        give_back(bench, found, name)
+
+        bench.watched = False
+        assert bodies_of(bench, both) == [b"0", b"1", b"2"]
+        assert waiting(bench) == []
+        if bench.strike.fell is not None and not after:
+            struck.append(bench.strike.fell)
+    assert [*dict.fromkeys(struck)] == ["begin", "timeouts", "take", "load", "commit"]
+
+
+def test_a_retry_that_dies_for_good_leaves_the_rest_to_the_next(bench: Bench) -> None:
+    """Whole batches are returned; the next one returns the others."""
+    for number in range(5):
+        fail(bench, b"%d" % number)
+    session = bench.session("retry")
+    batches = retry.give_back(session, bench.errors, planned(bench), batch=2)
+    next(batches)
+    connection = session.open()
+    connection.run("begin")
+    seqs = [row.seq for row in bench.peer.rows(bench.errors)]
+    connection.arrow("take", tables={"queue": bench.errors}, seqs=seqs)
+
+    bench.peer.kill(f"{bench.name} retry")
+
+    assert [len(bench.bodies()), len(waiting(bench))] == [2, 3]
+    with pytest.raises(ConnectionLost):
+        connection.run("commit")
+    give_back(bench, planned(bench), "again")
+    assert bench.bodies() == [b"0", b"1", b"2", b"3", b"4"]

@@ -1,0 +1,337 @@
+"""Looks at a queue beside its peer: what waits, is delayed, flows; and what a purge leaves."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from servers import only
+
+from sqlq_spark import checks, inspect, install, purge, report, send, watch
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.dialects import transaction
+from sqlq_spark.errors import DelayedQueueNotFound, TimedOut
+from sqlq_spark.headers import dumps, wire_time
+
+from .conftest import TIMEOUT, Bench
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlq_spark.checks import Finding
+
+MESSAGE = {"headers": pa.string(), "body": pa.binary(), "due": pa.timestamp("us", "UTC")}
+DELAYED = pa.schema(list(MESSAGE.items()))
+
+
+def look(bench: Bench) -> watch.QueueLook:
+    """Look at the queue."""
+    return watch.look_at(bench.desk, bench.queue, bench.source())
+
+
+def counts(before: watch.QueueLook, now: watch.QueueLook) -> tuple[int | None, int | None]:
+    """How many messages came and went between two looks."""
+    its, seconds = watch.flow(before, now), (now.at - before.at).total_seconds()
+    rates = (its.incoming, its.outgoing)
+    came, went = (None if rate is None else round(rate * seconds) for rate in rates)
+    return came, went
+
+
+def delay(bench: Bench, seconds: Sequence[float] = ()) -> None:
+    """Make the table of delayed messages, and let some wait, who are due in so many seconds."""
+    install.create_delayed(bench.desk, bench.queue, timeout=TIMEOUT)
+    table = install.delayed_of(bench.queue)
+    for at, each in enumerate(seconds):
+        due = bench.peer.clock().replace(tzinfo=UTC) + timedelta(seconds=each)
+        row = {"headers": "{}", "body": b"%d" % at, "due": due}
+        with transaction(bench.desk, timeout=TIMEOUT):
+            bench.desk.load(table, pa.Table.from_pylist([row], DELAYED))
+
+
+# ---------------------------------------------------------------- looks
+
+
+def test_what_came_and_went_between_two_looks_is_counted(bare: Bench) -> None:
+    """Also where all that came is gone, and where nothing ever waited at a look."""
+    first = look(bare)
+    bare.peer.send_many(bare.queue, [b"x"] * 5)
+    second = look(bare)
+    for _ in range(3):
+        bare.peer.receive(bare.queue)
+    bare.peer.send_many(bare.queue, [b"y"] * 4)
+    third = look(bare)
+    while bare.peer.receive(bare.queue):
+        pass
+    bare.peer.send(bare.queue)
+    bare.peer.receive(bare.queue)
+    fourth = look(bare)
+
+    assert counts(first, second) == (None, None)  # no seq was ever given out before
+    assert counts(second, third) == (4, 3)
+    assert counts(third, fourth) == (1, 7)
+    assert watch.flow(None, first) == watch.UNKNOWN
+
+
+def test_a_look_tells_since_when_the_lowest_waits(bare: Bench) -> None:
+    """By the database's clock and the header; nothing where that cannot be read."""
+    sent = bare.peer.clock().replace(tzinfo=UTC) - timedelta(seconds=90)
+    assert look(bare).oldest is None
+
+    bare.peer.send(bare.queue, dumps({"NServiceBus.TimeSent": wire_time(sent)}))
+    bare.peer.send(bare.queue, "{}")
+
+    assert 85 < (look(bare).oldest or 0) < 120
+    bare.peer.receive(bare.queue)
+    assert look(bare).oldest is None
+
+
+def test_a_look_at_readers_tells_their_lag_and_pace(bench: Bench) -> None:
+    """What waits and what they hold; a reader's queues are looked at where none is named."""
+    bench.peer.send_many(bench.queue, [b"x"] * 10)
+    reader = bench.new_reader()
+    bench.receive(bench.task(reader, messages=4))
+    before = watch.look(bench.desk, [], bench.source())
+    bench.ack(reader, 1)
+    now = watch.look(bench.desk, [], bench.source())
+
+    (queue,), (its,) = before.queues, before.readers or []
+    assert (queue.queue, queue.depth.messages, queue.receipts, queue.held) == (
+        bench.printed,
+        6,
+        1,
+        4,
+    )
+    assert watch.lag(its, before) == 10
+    assert watch.lag((now.readers or [])[0], now) == 6
+    seconds = (now.at - before.at).total_seconds()
+    assert round((watch.paces(before, now)[reader] or 0) * seconds) == 4
+    assert watch.paces(None, now) == {}
+
+
+def test_a_look_needs_no_state_tables(bare: Bench) -> None:
+    """Then nothing is known of readers."""
+    now = watch.look(bare.desk, [bare.printed, bare.printed], bare.source())
+
+    assert now.readers is None
+    assert [each.queue for each in now.queues] == [bare.printed]
+
+
+# ---------------------------------------------------------------- delayed messages
+
+
+def test_delayed_messages_are_counted_and_shown(bare: Bench) -> None:
+    """Those that are due among them; the first due first, in UTC; nothing is taken."""
+    assert look(bare).delayed is None
+    delay(bare, [3600, -60, 7200])
+    now = bare.peer.clock()
+
+    found = look(bare).delayed
+    shown = inspect.delayed_messages(bare.desk, bare.queue, limit=2, zone=None, timeout=TIMEOUT)
+
+    assert found is not None
+    assert (found.messages, found.due) == (3, 1)
+    assert found.bytes > 0
+    assert [each.body for each in shown] == [b"1", b"0"]
+    assert abs((shown[1].due - now).total_seconds() - 3600) < 60
+    assert shown[0].headers == {}
+
+
+def test_what_is_not_there_is_told(bare: Bench) -> None:
+    """By the command that makes it."""
+    with pytest.raises(DelayedQueueNotFound):
+        inspect.delayed_messages(bare.desk, bare.queue, limit=2, zone=None, timeout=TIMEOUT)
+
+
+def delayed_findings(bench: Bench) -> list[Finding]:
+    """What the doctor finds in the table of delayed messages."""
+    found = checks.of_any_queue(bench.desk, bench.queue, timeout=TIMEOUT)
+    return [each for each in found if each.where.count(".Delayed")]
+
+
+def test_a_table_of_delayed_messages_as_we_make_it_has_nothing_wrong(bare: Bench) -> None:
+    """Nor has a queue without one."""
+    assert delayed_findings(bare) == []
+
+    delay(bare)
+
+    assert delayed_findings(bare) == []
+
+
+@only("postgresql", "the DBA's statements")
+@pytest.mark.parametrize(
+    ("make", "name", "severity"),
+    [
+        ('DROP INDEX "{schema}"."orders.Delayed_Due"', "due_index", "warning"),
+        ("ALTER TABLE {table} DROP COLUMN body", "delayed_column", "error"),
+        ("ALTER TABLE {table} SET (autovacuum_enabled = off)", "delayed_autovacuum", "error"),
+    ],
+)
+def test_what_is_wrong_with_it_is_found_and_its_mend_mends_it(
+    bare: Bench, make: str, name: str, severity: str
+) -> None:
+    """The statement can be run as it stands."""
+    delay(bare)
+    table = bare.desk.printed(install.delayed_of(bare.queue))
+    bare.peer.dba.run(make.format(table=table, schema=bare.peer.schema))
+
+    (found,) = delayed_findings(bare)
+
+    assert (found.name, found.severity, found.where) == (name, severity, table)
+    bare.peer.dba.run(found.mend)
+    assert delayed_findings(bare) == []
+
+
+@only("postgresql", "the DBA's statements")
+def test_a_stream_that_moves_what_is_due_logs_what_is_wrong_with_its_table(
+    bare: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that moves nothing has no need of it."""
+    delay(bare)
+    bare.peer.dba.run(f'DROP INDEX "{bare.peer.schema}"."orders.Delayed_Due"')
+
+    checks.at_start(bare.desk, bare.source())
+    before = caplog.text
+    checks.at_start(bare.desk, bare.source(delayedDelivery="true"))
+
+    assert "due has no index" not in before
+    assert "due has no index" in caplog.text
+
+
+def test_a_login_that_may_only_delete_delayed_messages_is_told_what_lacks(bare: Bench) -> None:
+    """To move them it takes more; one without any right there may do without, which is a note."""
+    delay(bare)
+    table = install.delayed_of(bare.queue)
+    login = bare.peer.dba.login()
+    try:
+        bare.peer.dba.grant(login, "SELECT", bare.queue)
+        connection = bare.open(url=login.url)
+        none = checks.of_delayed(connection, bare.queue)
+        bare.peer.dba.grant(login, "DELETE", table)
+        some = checks.of_delayed(connection, bare.queue)
+
+        assert {each.name: each.severity for each in none} == {
+            "move_right": "note",
+            "delay_right": "note",
+        }
+        assert {each.name: each.severity for each in some} == {
+            "move_right": "error",
+            "delay_right": "note",
+        }
+    finally:
+        bare.peer.dba.drop_login(login)
+
+
+# ---------------------------------------------------------------- purge in batches
+
+
+def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
+    """In whole batches; what is sent meanwhile stays."""
+    bare.peer.send_many(bare.queue, [b"x"] * 25)
+    with transaction(bare.desk, timeout=TIMEOUT):
+        depth = inspect.depth(bare.desk, bare.queue)
+    bare.peer.send(bare.queue, body=b"new")
+
+    batches = purge.purge_parts(bare.desk, bare.queue, depth, timeout=TIMEOUT, batch=10)
+    first = next(batches)
+    left = len(bare.seqs())
+
+    assert (first, left) == (9, 17)
+    assert first + sum(batches) == 25
+    assert bare.bodies() == [b"new"]
+
+
+def test_a_purge_in_batches_waits_for_consumers(bare: Bench) -> None:
+    """The batches before are gone, the one that waits is whole; it may be done again."""
+    bare.peer.send_many(bare.queue, [b"x"] * 20)
+    with transaction(bare.desk, timeout=TIMEOUT):
+        depth = inspect.depth(bare.desk, bare.queue)
+
+    held = bare.seqs()[-1]
+    with bare.peer.hold(bare.queue, [held]), pytest.raises(TimedOut):
+        list(purge.purge_parts(bare.desk, bare.queue, depth, timeout=0.1, batch=10))
+
+    assert len(bare.seqs()) == 10
+    assert sum(purge.purge_parts(bare.desk, bare.queue, depth, timeout=TIMEOUT)) == 10
+
+
+def test_nothing_is_purged_of_an_empty_queue(bare: Bench) -> None:
+    """Without a statement."""
+    depth = look(bare).depth
+
+    assert list(purge.purge_parts(bare.desk, bare.queue, depth, timeout=TIMEOUT)) == []
+
+
+# ---------------------------------------------------------------- report
+
+
+def test_a_report_tells_types_ages_and_sizes(bare: Bench) -> None:
+    """By headers; what has none is told as such."""
+    now = bare.peer.clock().replace(tzinfo=UTC)
+    for hours, kind in ((0.5, "Shop.A, Shop;Shop.Base"), (3, "Shop.A"), (30, "Shop.B")):
+        sent = wire_time(now - timedelta(hours=hours))
+        names = ("NServiceBus.EnclosedMessageTypes", "NServiceBus.TimeSent")
+        bare.peer.send(bare.queue, dumps(dict(zip(names, (kind, sent), strict=True))))
+    bare.peer.send(bare.queue, "poison")
+
+    (found,) = report.report(
+        bare.desk, [bare.printed], bare.source(), errors=None, most=1000
+    ).queues
+
+    assert found.sample.types == [("Shop.A", 2), ("(none)", 1), ("Shop.B", 1)]
+    assert [count for _, count in found.sample.ages] == [0, 0, 1, 1, 0, 1, 0]
+    assert (found.sample.read, found.sample.unknown) == (4, 1)
+    assert sum(count for _, count in found.sample.sent) == 3
+    assert found.sizes is not None
+    assert found.sizes.table > 0
+
+
+def test_a_deep_queue_is_sampled_evenly(bare: Bench) -> None:
+    """From its head to its end, and no more than was asked for."""
+    for at in range(4):
+        kind = dumps({"NServiceBus.EnclosedMessageTypes": f"Shop.T{at}"})
+        with transaction(bare.desk, timeout=TIMEOUT):
+            rows = {"headers": [kind] * 100, "body": [b""] * 100}
+            bare.desk.load(bare.queue, send.identified(pa.table(rows)))
+
+    found = report.report(bare.desk, [bare.printed], bare.source(), errors=None, most=100)
+
+    sample = found.queues[0].sample
+    assert 80 <= sample.read <= 100
+    assert all(count >= 15 for _, count in sample.types)
+    assert len(sample.types) == 4
+
+
+def test_failures_are_grouped_by_exception(bare: Bench) -> None:
+    """With where, when first and last, and an example of what was said."""
+    moments = [datetime(2026, 3, day, 12, tzinfo=UTC) for day in (2, 1, 3)]
+    for moment, kind in zip(moments, ("A.X", "A.X", "A.Y"), strict=True):
+        failure = {
+            "NServiceBus.ExceptionInfo.ExceptionType": kind,
+            "NServiceBus.ExceptionInfo.Message": "no stock",
+            "NServiceBus.FailedQ": "Shop",
+            "NServiceBus.TimeOfFailure": wire_time(moment),
+        }
+        bare.peer.send(bare.errors, dumps(failure))
+    bare.peer.send(bare.errors)
+
+    found = report.failures(bare.desk, bare.errors, bare.source(), most=1000)
+
+    x, none, y = found.groups
+    assert (x.exception, x.messages, x.queues) == ("A.X", 2, {"Shop": 2})
+    assert (x.first, x.last, x.example) == (moments[1], moments[0], "no stock")
+    assert (none.exception, y.exception) == ("(none)", "A.Y")
+    assert (found.messages, found.read) == (4, 4)
+
+
+def test_tables_of_queues_are_found_for_a_shell(bare: Bench) -> None:
+    """Those of the default schema, and no other table."""
+    default = QueueAddress(f"sqlq-{bare.name}")
+    bare.peer.create(default)
+    try:
+        names = [name for (name,) in bare.desk.rows("queue_tables")]
+        assert default.table in names
+        assert "orders" not in names or bare.peer.schema == "dbo"
+    finally:
+        bare.peer.dba.drop(default)

@@ -1,0 +1,205 @@
+"""
+Every row of tests/wire, through the real source and the real sink; see there how to add one.
+
+The rows of one kind of table lie in it together, so that a row which spoils others is found too.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from servers import only
+from wire import Case, cases
+
+from sqlq_spark import browse, headers, message, send
+from sqlq_spark.outgoing import Sender
+
+from . import netjson
+from .conftest import TIMEOUT, Bench
+from .shapes import SQLSERVER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ALONE_THERE = only("postgresql", "a table that the other has not")
+TABLES = [  # None: today's
+    pytest.param(table, marks=[] if table in {None, *SQLSERVER.older} else [ALONE_THERE])
+    for table in sorted({case.table for case in cases()}, key=str)
+]
+FIELDS = {
+    "id": pa.string(),
+    "correlationId": pa.string(),
+    "replyToAddress": pa.string(),
+    "headers": pa.map_(pa.string(), pa.string()),
+    "corruptHeaders": pa.string(),
+    "body": pa.binary(),
+}
+MAPS = pa.schema(FIELDS.items())
+# without a map, a header is looked for in the text
+ALONE = pa.schema([(name, FIELDS[name]) for name in ("id", "correlationId", "replyToAddress")])
+JSON = pa.schema([("id", pa.string()), ("headers", pa.string())])
+
+# what a message must have, and our sink adds where a row does not bring it
+ADDED = {
+    headers.MESSAGE_ID,
+    headers.MESSAGE_INTENT,
+    headers.CONVERSATION_ID,
+    headers.CORRELATION_ID,
+    headers.TIME_SENT,
+}
+
+SOUND = [case for case in cases() if not case.poison]
+
+
+def put(bench: Bench, table: str | None, *, elsewhere: bool = True) -> list[Case]:
+    """
+    Make a table of a kind, and insert the rows that belong into it; all, into today's.
+
+    `elsewhere`: also those that belong into another queue, which is not there.
+    """
+    if table is not None:
+        bench.peer.dba.drop(bench.queue)
+        bench.peer.dba.on(bench.queue, bench.peer.dba.shapes.older[table])
+    rows = [case for case in cases() if case.table == table or (table is None and case.headers)]
+    if not elsewhere:
+        rows = [case for case in rows if headers.FORWARD_DESTINATION not in (case.read or {})]
+    for case in rows:
+        bench.peer.send(bench.queue, case.headers, case.body, lives=case.lives, row=case.id)
+    return rows
+
+
+def read(tables: Iterable[pa.Table], schema: pa.Schema) -> dict[str, dict[str, Any]]:
+    """Columns of rows as Spark gets them, by the row's id."""
+    found = [
+        row
+        for table in tables
+        for chunk in message.chunks(table)
+        for row in message.received(chunk, schema, queue="q").to_pylist()
+    ]
+    return {row.pop("id"): row for row in found}
+
+
+def expected(rows: Iterable[Case]) -> dict[str, dict[str, Any]]:
+    """What the files say."""
+    return {
+        str(case.id): {
+            **case.columns,
+            "headers": None if case.read is None else list(case.read.items()),
+            "corruptHeaders": case.headers if case.poison else None,
+            "body": case.body,
+        }
+        for case in rows
+    }
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_row_is_received_as_its_file_says(bench: Bench, table: str | None) -> None:
+    """Poison marked as such, expired rows gone; a header alone is the one among all of them."""
+    rows = [case for case in put(bench, table) if not case.expired]
+
+    tables = [bench.receive(bench.task(bench.new_reader()))]
+
+    assert read(tables, MAPS) == expected(rows)
+    assert read(tables, JSON) == {str(case.id): {"headers": case.headers} for case in rows}
+    alone = read(tables, ALONE)
+    assert {str(case.id): alone[str(case.id)] for case in rows if not case.poison} == {
+        str(case.id): case.columns for case in rows if not case.poison
+    }
+    assert bench.seqs() == []
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_row_is_browsed_as_its_file_says(bench: Bench, table: str | None) -> None:
+    """Expired rows are shown too, and nothing is touched."""
+    rows = put(bench, table)
+    before = bench.peer.rows(bench.queue)
+    first, stop = (before[0].seq, before[-1].seq + 1) if before else (0, 0)
+
+    pages = browse.pages(bench.desk, bench.queue, first, stop, narrow=False, timeout=TIMEOUT)
+
+    assert read(pages, MAPS) == expected(rows)
+    assert bench.peer.rows(bench.queue) == before
+
+
+def test_poison_goes_to_the_error_queue_as_it_was_and_nothing_else_does(bench: Bench) -> None:
+    """Its id, headers and body; without expiry, as the transport leaves it."""
+    rows = [case for case in put(bench, None, elsewhere=False) if not case.expired]
+
+    tables = [bench.receive(bench.task(bench.new_reader(), errors=bench.errors))]
+
+    assert read(tables, MAPS) == expected(case for case in rows if not case.poison)
+    assert [row[:4] for row in bench.peer.rows(bench.errors)] == [
+        (case.id, None, case.headers, case.body) for case in rows if case.poison
+    ]
+
+
+def test_a_reader_written_from_the_rules_alone_agrees_with_every_file() -> None:
+    """The files are right, as far as two readers and a writer can tell."""
+    for case in cases():
+        try:
+            found = netjson.loads(case.headers)
+        except netjson.Poison:
+            assert case.poison, case.name
+        else:
+            assert found == case.read, case.name
+            assert case.whole is None or netjson.dumps(found) == case.headers, case.name
+
+
+# ----- the sink --------------------------------------------------------------------------------
+
+
+def sent(bench: Bench, column: pa.Array, bodies: list[bytes]) -> list[tuple[str, bytes | None]]:
+    """Headers and bodies as they lie in the table after they went through the outbox."""
+    frame = pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary()), "headers": column})
+    sender = Sender(
+        options=bench.sink(),
+        partition=0,
+        seed=bytes(16),
+        sent=datetime(2026, 6, 30, 17, 5, 9, 123456, UTC),
+    )
+    staged = send.stage(bench.session(), sender.parcels([frame]), sink="sink", batch=0)
+    send.dispatch(bench.desk, [staged], bench.sink())
+    return [(row.headers or "", row.body) for row in bench.peer.rows(bench.queue)]
+
+
+def own(text: str | None) -> str:
+    """What a row holds inside its braces."""
+    return (text or "{}").strip()[1:-1]
+
+
+def test_every_row_of_the_9_1_writer_is_written_byte_for_byte(bench: Bench) -> None:
+    """Whole where it has all that a message must have, else after what was added."""
+    rows = [case for case in SOUND if case.whole is not None]
+    maps = pa.array([list((case.read or {}).items()) for case in rows], FIELDS["headers"])
+
+    found = sent(bench, maps, [case.body or b"" for case in rows])
+
+    for case, (text, body) in zip(rows, found, strict=True):
+        if case.whole:
+            assert text == case.headers, case.name
+        else:
+            assert text.endswith(own(case.headers) + "}"), case.name
+            assert set(netjson.loads(text)) == ADDED | set(case.read or {}), case.name
+        assert body == (case.body or b""), case.name  # never NULL
+
+
+@pytest.mark.parametrize("kind", ["map", "json"])
+def test_every_row_is_written_so_that_a_peer_reads_the_same(bench: Bench, kind: str) -> None:
+    """Whoever wrote it; as a map in the bytes of 9.1, as text in its own."""
+    columns = {
+        "map": pa.array([list((case.read or {}).items()) for case in SOUND], FIELDS["headers"]),
+        "json": pa.array([case.headers for case in SOUND], pa.string()),
+    }
+
+    found = sent(bench, columns[kind], [case.body or b"" for case in SOUND])
+
+    for case, (text, _) in zip(SOUND, found, strict=True):
+        headers_ = netjson.loads(text)
+        assert {name: headers_[name] for name in case.read or {}} == case.read, case.name
+        if kind == "map":
+            assert text == netjson.dumps(headers_), case.name
+        else:
+            assert text.endswith(own(case.headers) + "}"), case.name

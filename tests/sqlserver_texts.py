@@ -1,0 +1,53 @@
+"""
+The T-SQL that the package sends, whole and with its names put in, for a DBA and for tests.
+
+    python tests/sqlserver_texts.py > tests/golden/sqlserver.sql
+"""
+
+from __future__ import annotations
+
+import sys
+
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.dialects import sqlserver, sqlserver_calls
+
+TABLES = {
+    "queue": QueueAddress("Shop.Orders", "sales"),
+    "errors": QueueAddress("error"),
+    "delayed": QueueAddress("Shop.Orders.Delayed", "sales"),
+    "subscriptions": QueueAddress("SubscriptionRouting"),
+}
+WORDS = {
+    "{milliseconds}": "30000",
+    "{application}": "0x73716C7175657565",
+    "{role}": "[sqlqueue_reader]",
+    "{schema}": "[sales]",
+    "{role_name}": "N'sqlqueue_reader'",
+}
+SENT = ["headers", "body", "expires", "id"]
+QUEUE = {"id": "", "recoverable": "", "headers": "", "body": "", "expires": ""}
+
+
+def rendered() -> dict[str, str]:
+    """Every statement by its name, and the bulk inserts."""
+    known = {**sqlserver.STATEMENTS, "load": sqlserver_calls.insertion(SENT, QUEUE)}
+    return {
+        name: filled(sqlserver_calls.named(text, "sqlqueue", TABLES))
+        for name, text in known.items()
+    }
+
+
+def filled(text: str) -> str:
+    """A text with the words that do not come from tables."""
+    for word, value in WORDS.items():
+        text = text.replace(word, value)
+    return text
+
+
+def golden() -> str:
+    """The file tests/golden/sqlserver.sql."""
+    return "\n".join(f"-- {name}\n{text};\nGO\n" for name, text in rendered().items())
+
+
+if __name__ == "__main__":
+    sys.stdout.write(golden())

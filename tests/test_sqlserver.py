@@ -1,0 +1,431 @@
+"""
+The T-SQL of the SQL Server dialect: that it is T-SQL, what it says, and what the transport says.
+
+No server is asked here; tests/conformance runs it on one that SQLQ_TEST_SQLSERVER names.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import sqlserver_texts
+from conformance import sqlserver as peer
+from sqlfluff.core import Linter
+from typer.testing import CliRunner
+
+from sqlq_spark import cli_queues
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.dialects import Statements, sqlserver, sqlserver_calls
+from sqlq_spark.endpoint import endpoint
+from sqlq_spark.errors import BadAddress
+from sqlq_spark.script import Roles, script
+
+GOLDEN = Path(__file__).parent / "golden" / "sqlserver.sql"
+TEXTS = sqlserver_texts.rendered()
+# T-SQL that the parser does not know
+UNKNOWN = re.compile(r"ALTER TABLE \[sqlqueue\]\.\w+ SET \(LOCK_ESCALATION = DISABLE\);")
+
+
+@pytest.fixture(scope="module")
+def parser() -> Linter:
+    """Give a parser of T-SQL; making one takes a while."""
+    return Linter(dialect="tsql")
+
+
+def faults(parser: Linter, text: str) -> list[str]:
+    """What a parser does not understand in a text."""
+    parsed = parser.parse_string(UNKNOWN.sub("", text) + "\n")
+    return [fault.desc() for fault in parsed.violations]
+
+
+def plain(text: str) -> str:
+    """A text with its white space evened out."""
+    return " ".join(text.split())
+
+
+# ---------------------------------------------------------------- all of it
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_statement_parses_as_t_sql(parser: Linter, name: str) -> None:
+    """As sqlfluff knows the language of SQL Server; hints and clauses in their places."""
+    assert faults(parser, TEXTS[name]) == []
+
+
+def test_the_parser_finds_faults(parser: Linter) -> None:
+    """A clause out of place, a hint that does not exist, a statement without its end."""
+    receive = TEXTS["receive"]
+    for broken in (
+        receive.replace("READPAST", "SKIPLOCKED"),
+        receive.replace("DELETE FROM message", "DELETE message FROM WHERE"),
+        receive.replace(") AS bytes", " AS bytes"),
+    ):
+        assert broken != receive
+        assert faults(parser, broken)
+
+
+def test_the_texts_are_those_that_were_reviewed() -> None:
+    """A change shows in tests/golden/sqlserver.sql, which sqlserver_texts.py writes anew."""
+    assert sqlserver_texts.golden() == GOLDEN.read_text(encoding="utf-8")
+
+
+# functions and clauses of SQL Server 2017, 2019, 2022 and 2025
+LATER = re.compile(
+    r"""\b(?:STRING_AGG|TRIM|LTRIM|RTRIM|CONCAT_WS|TRANSLATE|APPROX_COUNT_DISTINCT|GREATEST|LEAST
+    |GENERATE_SERIES|DATE_BUCKET|DATETRUNC|JSON_OBJECT|JSON_ARRAY|JSON_PATH_EXISTS|ISJSON|WINDOW
+    |IS\s+(?:NOT\s+)?DISTINCT|BIT_COUNT|LEFT_SHIFT|FIRST_VALUE|REGEXP_\w+|RESUMABLE|IGNORE\s+NULLS
+    |CREATE\s+OR\s+ALTER|JSON_ARRAYAGG|PRODUCT|UNISTR|CURRENT_DATE|BASE64_\w+)\b""",
+    flags=re.VERBOSE | re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_statement_needs_more_than_sql_server_2016(name: str) -> None:
+    """No function and no clause that came later; Azure knows all of these."""
+    assert LATER.findall(TEXTS[name]) == []
+
+
+def test_no_word_in_braces_is_left() -> None:
+    """Each statement has all its names."""
+    for name, text in TEXTS.items():
+        assert not re.search(r"\{[a-z_]+\}", text), name
+
+
+# variables that statements declare themselves
+LOCAL = {
+    *("name", "got", "number", "said", "table", "marks", "open", "before", "gone", "taken", "now"),
+    *("named", "login", "columns", "indexed", "delayed", "azure"),
+}
+
+
+def test_both_dialects_take_the_same_values() -> None:
+    """A value that only one of them binds would be forgotten in a call; some have no use here."""
+    model = Statements.load("postgresql")
+    unused = {
+        ("queue_columns", "table_name"),  # by {queue_text}
+        ("stats", "table_name"),
+        ("check_queue", "table_name"),
+        *((name, "table_name") for name in ("stats_delayed", "seq_given", "table_sizes")),
+        ("check_delayed", "table_name"),
+        ("timeouts", "milliseconds"),  # written out
+        ("timeouts", "application"),
+        *((name, "zone") for name in ("peer_zone", "dues", "move_due", "next_due")),
+        *((name, "zone") for name in ("browse_delayed", "stats_delayed")),
+    }
+    for name, text in sqlserver.STATEMENTS.items():
+        expected = set(re.findall(r"(?<![:\w]):([a-z_]+)", model[name]))
+        found = set(sqlserver_calls.PARAMETER.findall(text))
+
+        assert expected - found <= {value for at, value in unused if at == name}, name
+        assert found - expected <= LOCAL, name
+
+
+PEER = {name: text for name, text in vars(peer).items() if name.startswith("_") and name.isupper()}
+
+
+@pytest.mark.parametrize("name", PEER)
+def test_the_peers_statements_parse_as_well(parser: Linter, name: str) -> None:
+    """Those of the conformance suite, which wait for a server too."""
+    words = {"queue": "[dbo].[orders]", "text": "[dbo].[orders]", "schema": "s", "state": "t"}
+    text = PEER[name].format(**words, expires="NULL", headers="?", body="?")
+
+    assert faults(parser, re.sub(r"(?<=\W)\?(?=\W)", "@value", text)) == []
+
+
+# ---------------------------------------------------------------- as the transport has it
+
+
+def columns_of(create: str) -> list[str]:
+    """The columns in a CREATE TABLE."""
+    inside = re.search(r"CREATE TABLE [^(]+\((.*?)\n +\);", create, flags=re.DOTALL)
+    assert inside
+    return [plain(line).rstrip(",") for line in inside[1].strip().splitlines()]
+
+
+def test_a_queue_is_made_with_the_transports_columns_in_their_order() -> None:
+    """A peer that inserts without naming them, or reads by place, finds each."""
+    assert columns_of(TEXTS["create_queue"]) == [
+        "Id uniqueidentifier NOT NULL",
+        "CorrelationId varchar(255) NULL",
+        "ReplyToAddress varchar(255) NULL",
+        "Recoverable bit NOT NULL",
+        "Expires datetime NULL",
+        "Headers nvarchar(max) NOT NULL",
+        "Body varbinary(max) NULL",
+        "RowVersion bigint IDENTITY(1,1) NOT NULL",
+    ]
+
+
+def test_a_queue_has_the_transports_indexes() -> None:
+    """By their names, which its checks look for."""
+    text = plain(TEXTS["create_queue"])
+
+    table = "[sales].[Shop.Orders]"
+    assert f"CREATE NONCLUSTERED INDEX Index_RowVersion ON {table} (RowVersion ASC);" in text
+    assert (
+        f"CREATE NONCLUSTERED INDEX Index_Expires ON {table} (Expires) "
+        "INCLUDE (Id, RowVersion) WHERE Expires IS NOT NULL;" in text
+    )
+
+
+def test_delayed_messages_lie_as_the_transport_lays_them() -> None:
+    """Without an id; Due is a datetime."""
+    assert columns_of(TEXTS["create_delayed"]) == [
+        "Headers nvarchar(max) NOT NULL",
+        "Body varbinary(max) NULL",
+        "Due datetime NOT NULL",
+        "RowVersion bigint IDENTITY(1,1) NOT NULL",
+    ]
+    assert "NONCLUSTERED INDEX Index_Due ON" in TEXTS["create_delayed"]
+
+
+def test_subscriptions_lie_as_the_transport_lays_them() -> None:
+    """The key begins with the endpoint."""
+    assert columns_of(TEXTS["create_subscriptions"]) == [
+        "QueueAddress nvarchar(200) NOT NULL",
+        "Endpoint nvarchar(200) NOT NULL",
+        "Topic nvarchar(200) NOT NULL",
+        "PRIMARY KEY CLUSTERED (Endpoint, Topic)",
+    ]
+
+
+@pytest.mark.parametrize("name", ["create_queue", "create_delayed", "create_subscriptions"])
+def test_a_creator_waits_for_the_transports_installer(name: str) -> None:
+    """The same lock, looked again under it, given back also after an error."""
+    text = plain(TEXTS[name])
+
+    assert re.search(r"QUOTENAME\(DB_NAME\(\)\) \+ N'\.' \+ N'\[\w+\]\.\[[\w.]+\]_lock'", text)
+    assert text.count("IF OBJECT_ID(N'") == 2
+    caught = text.partition("BEGIN CATCH")[2]
+    assert "sp_releaseapplock" in caught.partition("THROW;")[0]
+    assert "sp_releaseapplock" in caught.partition("END CATCH;")[2]
+
+
+@pytest.mark.parametrize(
+    "name", ["receive", "receive_body_string", "take", "move_due", "purge_expired"]
+)
+def test_what_takes_messages_takes_them_with_the_transports_hints(name: str) -> None:
+    """And with READCOMMITTEDLOCK, for a database that reads row versions."""
+    hints = re.findall(r"WITH \(([A-Z, ]+)\)", TEXTS[name])
+
+    assert hints
+    for each in hints:
+        assert set(each.split(", ")) - {"FORCESEEK"} == {
+            *("UPDLOCK", "READPAST", "ROWLOCK", "READCOMMITTEDLOCK"),
+        }
+
+
+def test_a_message_expires_by_the_transports_clock() -> None:
+    """GETUTCDATE, not the finer clock: Expires is a datetime, cut to 1/300 s."""
+    for name in ("receive", "browse", "purge_expired", "stats", "clock"):
+        assert "GETUTCDATE()" in TEXTS[name], name
+        assert "SYSUTCDATETIME" not in TEXTS[name], name
+
+
+def test_what_is_sent_is_what_a_peer_would_send() -> None:
+    """Recoverable is 1 where the column exists; the columns of version 1 stay NULL."""
+    text = plain(TEXTS["load"])
+
+    assert text.startswith(
+        "INSERT INTO [sales].[Shop.Orders] (Headers, Body, Expires, Id, Recoverable) "
+        "SELECT Headers, Body, Expires, Id, 1 FROM OPENJSON(@rows)"
+    )
+    assert "Recoverable" not in sqlserver_calls.insertion(["headers", "body", "id"], {"id": ""})
+    divert = plain(TEXTS["divert"])
+    assert divert.startswith("INSERT INTO [dbo].[error] (Id, Recoverable, Headers, Body) VALUES")
+    without = sqlserver_calls.named(
+        sqlserver.STATEMENTS["divert"], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
+    )
+    assert "Recoverable" not in without
+    assert "1, @headers" not in plain(without)
+
+
+def test_the_columns_of_version_1_are_filled_where_the_table_has_them() -> None:
+    """An older or a later table may have none."""
+    names = ["headers", "correlationid", "replytoaddress", "id"]
+    shape = dict.fromkeys((*names, "recoverable"), "")
+
+    full = plain(sqlserver_calls.insertion(names, shape))
+    bare = plain(sqlserver_calls.insertion(names, {"headers": "", "id": ""}))
+
+    assert "(Headers, CorrelationId, ReplyToAddress, Id, Recoverable)" in full
+    assert "CorrelationId varchar(255) '$[2]'" in full
+    assert "(Headers, Id)" in bare
+    assert "Id uniqueidentifier '$[4]'" in bare
+
+
+# ---------------------------------------------------------------- locks
+
+
+@pytest.mark.parametrize(
+    "name", ["peek", "sample", "top", "browse", "browse_seq", "stats", "check_rows", "next_due"]
+)
+def test_what_only_looks_waits_for_no_row_and_keeps_no_lock(name: str) -> None:
+    """Also where readers lock, and where they read row versions."""
+    tables = TEXTS[name].count("[sales].[Shop.Orders")
+    text = re.sub(r"N'\[sales\].*?'", "", TEXTS[name])
+
+    assert tables
+    hints = "WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)"
+    assert text.count("[sales].[Shop.Orders") == text.count(hints)
+
+
+def test_the_fence_is_a_lock_also_where_row_versions_are_read() -> None:
+    """REPEATABLEREAD keeps it until commit; the ack's is an update, which no reader passes over."""
+    assert "WITH (REPEATABLEREAD, ROWLOCK)" in TEXTS["fence"]
+    assert "WITH (REPEATABLEREAD, ROWLOCK)" in TEXTS["settle"]
+    assert TEXTS["lock_reader"].startswith(
+        "UPDATE [sqlqueue].reader WITH (REPEATABLEREAD, ROWLOCK)"
+    )
+
+
+def test_settling_locks_the_reader_before_its_receipts() -> None:
+    """As the ack does: in the other order the two could wait for one another."""
+    text = TEXTS["settle"]
+
+    assert text.index("REPEATABLEREAD") < text.index("UPDATE r")
+
+
+@pytest.mark.parametrize("name", ["advance", "subscribe"])
+def test_an_upsert_locks_the_gap_and_is_no_merge(name: str) -> None:
+    """Two who find nothing at once must not both insert."""
+    assert "WITH (UPDLOCK, HOLDLOCK, ROWLOCK)" in TEXTS[name]
+    assert "MERGE" not in TEXTS[name]
+    assert TEXTS[name].index("INSERT INTO") < TEXTS[name].index("UPDATE")
+
+
+@pytest.mark.parametrize("name", [name for name, text in TEXTS.items() if "sp_getapplock" in text])
+def test_an_application_lock_that_was_not_granted_is_an_error(name: str) -> None:
+    """sp_getapplock tells it by its result alone; the lock ends with the transaction."""
+    text = plain(TEXTS[name])
+
+    assert text.count("EXEC @got = sys.sp_getapplock") == text.count("IF @got < 0 BEGIN") == 1
+    assert "@LockOwner = N'Transaction'" in text
+    assert "THROW @number, @said, 1;" in text
+
+
+def test_no_statement_takes_so_many_rows_that_the_table_is_locked() -> None:
+    """From 5,000 locks on SQL Server may take one on the table, and no peer passes over that."""
+    for name in ("receive", "receive_body_string", "purge_expired"):
+        assert re.search(r"TOP \(CASE WHEN .* < 2000 THEN .* ELSE 2000 END\)", TEXTS[name]), name
+    assert sqlserver.MOST_ROWS <= 2000
+    made = [name for name in TEXTS if "CREATE TABLE [sqlqueue]" in TEXTS[name]]
+    for name in set(made) - {"install_version"}:
+        assert UNKNOWN.search(TEXTS[name]), name
+
+
+# ---------------------------------------------------------------- names
+
+
+HOSTILE = "a]b'c--{state}@x?{d '1'}%(y)s"
+
+
+def test_a_hostile_name_stays_a_name(parser: Linter) -> None:
+    """In brackets and in a text; words in braces inside it are not filled in."""
+    tables = dict.fromkeys(sqlserver_texts.TABLES, QueueAddress(HOSTILE, HOSTILE, HOSTILE))
+    for name, text in sqlserver.STATEMENTS.items():
+        found = sqlserver_texts.filled(sqlserver_calls.named(text, HOSTILE, tables))
+
+        assert "{queue" not in found, name
+        inside = HOSTILE.replace("]", "]]")
+        bare = found.replace(f"[{inside}]", "[x]")
+        bare = bare.replace("[" + inside.replace("'", "''") + "]", "[x]")
+        bare = bare.replace(sqlserver_calls.literal(HOSTILE), "N'x'")
+        bare = bare.replace(sqlserver_calls.literal(inside), "N'x'")
+        assert "--{state}" not in bare, name
+        assert faults(parser, bare.replace("[x]", "[sqlqueue]")) == [], name
+
+
+def test_a_table_of_another_database_is_looked_up_there() -> None:
+    """The catalogue of this one does not know it."""
+    tables = {"queue": QueueAddress("orders", "dbo", "other")}
+
+    text = sqlserver_calls.named(sqlserver.STATEMENTS["queue_columns"], "sqlqueue", tables)
+
+    assert "FROM [other].sys.columns" in text
+    assert "OBJECT_ID(N'[other].[dbo].[orders]', N'U')" in text
+
+
+# ---------------------------------------------------------------- the DBA's script
+
+
+def made(**more: str) -> str:
+    """A script with everything in it."""
+    queues = endpoint(
+        "sqlserver://",
+        more.get("queue", "Shop.Orders@[sales]"),
+        instances=["web1"],
+        error="error",
+        audit="audit",
+    )
+    return script(
+        queues,
+        state="sqlqueue",
+        subscriptions=QueueAddress("SubscriptionRouting"),
+        roles=Roles(reader=more.get("reader", "sqlqueue_reader")),
+        body_string=True,
+        delayed=True,
+        dialect="sqlserver",
+    )
+
+
+def test_the_script_parses_batch_by_batch(parser: Linter) -> None:
+    """Each in a transaction of its own, ended by GO."""
+    text = made()
+
+    batches = text.split("\nGO\n")
+    assert batches[-1].strip() == ""
+    assert "SET QUOTED_IDENTIFIER ON;" in batches[0]
+    for batch in batches[1:-1]:
+        assert plain(re.sub(r"^--.*$", "", batch, flags=re.MULTILINE)).startswith(
+            "BEGIN TRANSACTION;"
+        )
+        assert batch.endswith("COMMIT TRANSACTION;")
+    assert faults(parser, text) == []
+
+
+def test_the_script_can_be_run_again() -> None:
+    """Whatever it makes is looked for first; grants may be given twice."""
+    for batch in made().split("\nGO\n"):
+        if "CREATE " in batch or " ADD " in batch.replace("ADD MEMBER", ""):
+            assert re.search(
+                r"\bIF (?:NOT EXISTS|OBJECT_ID|SCHEMA_ID|COL_LENGTH|DATABASE_PR)", batch
+            )
+
+
+def test_the_script_gives_the_rights_that_the_wire_lists() -> None:
+    """Receive: SELECT and DELETE; send, divert: INSERT; state tables: all but DDL."""
+    text = made()
+
+    for right in (
+        "GRANT SELECT, DELETE ON [sales].[Shop.Orders] TO [sqlqueue_reader];",
+        "GRANT SELECT, DELETE ON [sales].[Shop.Orders.web1] TO [sqlqueue_reader];",
+        "GRANT INSERT ON [dbo].[error] TO [sqlqueue_reader];",
+        "GRANT INSERT ON [sales].[Shop.Orders] TO [sqlqueue_sender];",
+        "GRANT SELECT, DELETE ON [sales].[Shop.Orders.Delayed] TO [sqlqueue_reader];",
+        "GRANT INSERT ON [sales].[Shop.Orders.Delayed] TO [sqlqueue_sender];",
+        "GRANT SELECT ON [dbo].[SubscriptionRouting] TO [sqlqueue_sender];",
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].receipt TO [sqlqueue_reader];",
+    ):
+        assert right in text
+    assert "@version" not in text
+
+
+def test_the_command_prints_it_and_connects_to_nothing() -> None:
+    """Names are read in the notation of that database."""
+    words = ["script", "Shop.Orders@[sales]", "--dialect", "sqlserver", "--error", "error"]
+
+    found = CliRunner().invoke(cli_queues.app, words)
+
+    assert found.exit_code == 0
+    assert "CREATE TABLE [sales].[Shop.Orders] (" in found.stdout
+    assert "GRANT INSERT ON [dbo].[error] TO [sqlqueue_reader];" in found.stdout
+
+
+@pytest.mark.parametrize("name", ["a\nGO\nDROP TABLE x", "a\rGO\rb", "$(x)", "a\u2028GO"])
+def test_a_name_that_sqlcmd_would_misread_is_refused(name: str) -> None:
+    """A batch ends at a line GO, also inside brackets; $(x) is a variable."""
+    with pytest.raises(BadAddress, match="would be misread by sqlcmd"):
+        made(queue=name)

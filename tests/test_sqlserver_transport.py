@@ -1,0 +1,327 @@
+"""
+Our T-SQL beside the transport's: the same parts in the same order, and nothing of either unparsed.
+
+The transport's texts are those that the conformance suite's endpoints run; WIRE.md's facts are the
+parts. A change on one side alone fails here, without a server.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlserver_texts
+from bench import sqlserver as bench
+from conformance import satellites, shapes, sqlserver_dba, transport_sqlserver
+from test_sqlserver import UNKNOWN, faults, parser, plain
+
+from sqlq_spark import dialects
+from sqlq_spark.dialects import sqlserver, sqlserver_calls
+
+if TYPE_CHECKING:
+    from sqlfluff.core import Linter
+
+__all__ = ["parser"]  # the fixture
+
+OURS = sqlserver_texts.rendered()
+QUEUE, LITERAL = "[sales].[Shop.Orders]", "[sales].[Shop.Orders]"
+WORDS = {
+    "queue": QUEUE,
+    "text": LITERAL,
+    "to": QUEUE,
+    "view": "[sales].[v]",
+    "schema": "sales",
+    "state": "sqlqueue",
+    "there": f"OBJECT_ID(N'{LITERAL}', N'U') IS NOT NULL",
+    "lock": f"[shop].{LITERAL}_lock",
+    "make": "SELECT 1",
+    "most": "100",
+    "messages": "100",
+    "first": "1",
+    "stop": "9",
+    "delay": "5000",
+    "expires": "NULL",
+    "headers": "?",
+    "body": "?",
+    "bodies": "0x00",
+    "recoverable": "Recoverable, ",
+    "one": "1, ",
+    "column": "Headers",
+    "expired": "3",
+    "numbers": "(SELECT 1 AS n)",
+}
+
+
+def filled(text: str) -> str:
+    """A text of the transport with its words put in, its question marks as parameters."""
+    named = re.sub(r"\{(\w+)\}", lambda match: WORDS[match[1]], text)
+    named = named.replace("{{", "{").replace("}}", "}")
+    return re.sub(r"(?<=\W)\?(?=\W|$)", "@value", named)
+
+
+def installer(make: str) -> str:
+    """The transport's installer of a table, whole."""
+    return transport_sqlserver._INSTALL.replace("{make}", make)  # noqa: SLF001
+
+
+T = transport_sqlserver
+THEIRS = {
+    "receive": T._RECEIVE,  # noqa: SLF001
+    "peek": T._PEEK,  # noqa: SLF001
+    "purge_expired": T._PURGE_EXPIRED,  # noqa: SLF001
+    "move_due": T._MOVE,  # noqa: SLF001
+    "load": T._SEND,  # noqa: SLF001
+    "subscribe": T._SUBSCRIBE,  # noqa: SLF001
+    "create_queue": installer(T._QUEUE),  # noqa: SLF001
+    "create_delayed": installer(T._DELAYED),  # noqa: SLF001
+    "create_subscriptions": installer(T._SUBSCRIPTIONS),  # noqa: SLF001
+}
+# what both say, in this order
+INSTALL = (
+    *("OBJECT_ID(N'", "sp_getapplock", "@Resource", "@LockMode", "'Exclusive'"),
+    *("BEGIN TRY", "CREATE TABLE", "{}", "END TRY", "BEGIN CATCH", "sp_releaseapplock", "THROW"),
+    *("END CATCH", "sp_releaseapplock"),
+)
+PARTS = {
+    "receive": (
+        *("WITH", "SELECT TOP", "UPDLOCK, READPAST, ROWLOCK", "ORDER BY RowVersion"),
+        *("DELETE FROM message OUTPUT", "deleted.Id", "deleted.Expires", "GETUTCDATE()"),
+        *("deleted.Headers", "deleted.Body"),
+    ),
+    "peek": ("SELECT TOP", "WITH (READPAST"),
+    "purge_expired": ("TOP (", "READPAST", "WHERE Expires <", "GETUTCDATE()"),
+    "move_due": (
+        *("WITH message AS (", "SELECT TOP", "WITH (UPDLOCK, READPAST, ROWLOCK", "WHERE Due <"),
+        *("DELETE FROM message OUTPUT NEWID(),", "1,", "deleted.Headers,", "deleted.Body"),
+        *("INTO [sales].[Shop.Orders] (Id,", "Recoverable,", "Headers, Body)"),
+    ),
+    "load": ("INSERT INTO [sales].[Shop.Orders] (",),
+    "subscribe": ("HOLDLOCK", "QueueAddress"),
+    "create_queue": (
+        *("Id uniqueidentifier NOT NULL", "CorrelationId varchar(255)"),
+        *("ReplyToAddress varchar(255)", "Recoverable bit NOT NULL", "Expires datetime"),
+        *("Headers nvarchar(max) NOT NULL", "Body varbinary(max)"),
+        *("RowVersion bigint IDENTITY(1,1) NOT NULL", "NONCLUSTERED INDEX Index_RowVersion"),
+        *("(RowVersion ASC)", "NONCLUSTERED INDEX Index_Expires", "(Expires)"),
+        "INCLUDE (Id, RowVersion) WHERE Expires IS NOT NULL",
+    ),
+    "create_delayed": (
+        *("Headers nvarchar(max) NOT NULL", "Body varbinary(max)", "Due datetime NOT NULL"),
+        *("RowVersion bigint IDENTITY(1,1) NOT NULL", "NONCLUSTERED INDEX Index_Due", "(Due)"),
+    ),
+    "create_subscriptions": (
+        *("QueueAddress nvarchar(200) NOT NULL", "Endpoint nvarchar(200) NOT NULL"),
+        *("Topic nvarchar(200) NOT NULL", "PRIMARY KEY CLUSTERED (Endpoint, Topic)"),
+    ),
+}
+
+
+def parts_of(name: str) -> list[str]:
+    """What a statement must say, in its order."""
+    inner = list(PARTS[name])
+    if not name.startswith("create"):
+        return inner
+    at = INSTALL.index("{}")
+    return [*INSTALL[:at], *inner, *INSTALL[at + 1 :]]
+
+
+def first_missing(text: str, parts: list[str]) -> str | None:
+    """The first part that is not found behind the ones before it."""
+    text, at = plain(text), 0
+    for part in parts:
+        found = text.find(part, at)
+        if found < 0:
+            return part
+        at = found + len(part)
+    return None
+
+
+# ---------------------------------------------------------------- complete
+
+
+def test_every_statement_of_the_file_is_reviewed_and_parsed() -> None:
+    """What is rendered is what stands in the file, each with a text, and the bulk insert."""
+    text = files(dialects).joinpath("sqlserver.sql").read_text(encoding="utf-8")
+    written = re.findall(r"^-- name: *(\w+)", text, flags=re.MULTILINE)
+
+    assert len(written) > 60
+    assert [*OURS] == [*written, "load"]
+    assert [name for name, each in OURS.items() if len(plain(each)) < 10] == []
+
+
+def test_no_statement_is_hidden_from_the_parser() -> None:
+    """It is not told to pass over more than the one clause that it does not know."""
+    hidden = {name for name, text in OURS.items() if plain(UNKNOWN.sub("", text)) != plain(text)}
+
+    assert {name.partition("_")[0] for name in hidden} == {"install"}
+    for name in hidden:
+        assert "CREATE TABLE" in UNKNOWN.sub("", OURS[name]), name
+
+
+# what is sent beside the statements of the file
+BESIDE = {
+    "settings": sqlserver.SETTINGS,
+    "undo": sqlserver.UNDO,
+    "guard": sqlserver_calls.GUARD,
+    "a call": sqlserver_calls.call(
+        "divert",
+        sqlserver.STATEMENTS["divert"],
+        {"id": "0" * 32, "headers": "{}", "body": None},
+        guarded=True,
+    )[0],
+    "a call without values": sqlserver_calls.call("clock", "SELECT 1", {}, guarded=True)[0],
+    "a load of an old table": sqlserver_calls.named(
+        sqlserver_calls.insertion(["headers", "body", "id"], {}), "sqlqueue", sqlserver_texts.TABLES
+    ),
+    "a load of delays": sqlserver_calls.named(
+        sqlserver_calls.insertion(["headers", "body", "due"], {}),
+        "sqlqueue",
+        sqlserver_texts.TABLES,
+    ),
+    **{
+        f"{name} without Recoverable": sqlserver_texts.filled(
+            sqlserver_calls.named(
+                sqlserver.STATEMENTS[name], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
+            )
+        )
+        for name in ("divert", "move_due")
+    },
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_is_sent_beside_the_file_parses_too(parser: Linter, name: str) -> None:
+    """Settings, what undoes, and the call that carries a statement."""
+    assert faults(parser, re.sub(r"(?<=\W)\?(?=\W|$)", "@value", BESIDE[name])) == []
+
+
+PEERS = {
+    f"{module.__name__.rpartition('.')[2]}.{name}": text
+    for module in (transport_sqlserver, satellites, sqlserver_dba, bench)
+    for name, text in vars(module).items()
+    if name.startswith("_")
+    and name.isupper()
+    and isinstance(text, str)
+    and (module is not satellites or name.endswith("_T_SQL"))
+    and name not in {"_BEFORE", "_AFTER", "_NUMBERS", "_SESSION"}
+}
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_statements_of_the_peers_and_the_dba_parse(parser: Linter, name: str) -> None:
+    """They wait for a server as ours do."""
+    assert len(PEERS) > 20
+    assert faults(parser, filled(PEERS[name])) == []
+
+
+@pytest.mark.parametrize("kind", ["older", "otherwise", "no_queue", "wrong", "rights"])
+def test_statements_of_the_dbas_shapes_parse(parser: Linter, kind: str) -> None:
+    """Each by itself, as they are executed."""
+    names = {"role": "r", "input": QUEUE, "errors": QUEUE, "output": QUEUE, "delayed": QUEUE}
+    for name, found in getattr(shapes.SQLSERVER, kind).items():
+        text = found.make if kind == "wrong" else found
+        for statement in filter(None, text.split(";")):
+            named = statement.replace("{queue}", QUEUE).replace("{text}", LITERAL)
+            for word, value in {**names, "state": "sqlqueue"}.items():
+                named = named.replace(f"{{{word}}}", value)
+
+            assert faults(parser, named + ";") == [], name
+
+
+# ---------------------------------------------------------------- part by part
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_ours_says_what_the_transports_says(name: str) -> None:
+    """The parts that are facts of the wire, in their order, on both sides."""
+    assert first_missing(filled(THEIRS[name]), parts_of(name)) is None
+    ours = OURS[name].replace("Shop.Orders.Delayed", "Delayed")
+    assert first_missing(ours, parts_of(name)) is None
+
+
+def test_a_part_that_is_missing_would_be_found() -> None:
+    """A hint, a column, the order of two indexes."""
+    for name, part in (
+        ("receive", "READPAST, "),
+        ("receive", "ORDER BY RowVersion"),
+        ("create_queue", "Recoverable    bit              NOT NULL,"),
+        ("create_queue", "sp_releaseapplock"),
+        ("move_due", "NEWID(), "),
+    ):
+        broken = OURS[name].replace(part, "")
+
+        assert broken != OURS[name]
+        assert first_missing(broken, parts_of(name)) is not None, part
+
+
+@pytest.mark.parametrize("name", ["receive", "move_due", "purge_expired", "peek"])
+def test_ours_has_every_hint_of_the_transports(name: str) -> None:
+    """And of its own only those that hold where row versions are read, or that find the index."""
+    theirs, ours = (
+        {hint for each in re.findall(r"WITH \(([A-Z, ]+)\)", text) for hint in each.split(", ")}
+        for text in (THEIRS[name], OURS[name])
+    )
+
+    assert "READPAST" in theirs
+    assert theirs <= ours
+    assert ours - theirs <= {"READCOMMITTEDLOCK", "FORCESEEK", "UPDLOCK", "ROWLOCK"}
+
+
+def test_a_subscription_is_entered_as_the_transports_merge_enters_it() -> None:
+    """The key is locked; one row by endpoint and topic; no write where the queue is the same."""
+    theirs, ours = plain(THEIRS["subscribe"]), plain(OURS["subscribe"])
+
+    assert "MERGE {queue} WITH (HOLDLOCK" in theirs
+    for text in (theirs, ours):
+        assert re.search(r"(?:Endpoint = (?:source\.|@)\w+) AND (?:target\.)?Topic = ", text)
+        assert re.search(r"QueueAddress <> (?:source\.|@)", text)
+        assert re.search(r"INSERT [^V]*\(\w+, \w+, \w+\)", text)
+
+
+def test_row_counts_are_off_and_no_one_elses_setting_is_touched() -> None:
+    """The transport saves NOCOUNT and puts it back; our sessions are our own, and it stays on."""
+    assert "(512 & @@OPTIONS) = 512" in T._BEFORE  # noqa: SLF001
+    assert "SET NOCOUNT ON" in sqlserver.SETTINGS
+    assert "SET NOCOUNT ON" in OURS["begin"]
+    assert not [name for name, text in OURS.items() if "NOCOUNT OFF" in text]
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("create_queue", "[sales].[Shop.Orders]"),
+        ("create_delayed", "[sales].[Shop.Orders.Delayed]"),
+        ("create_subscriptions", "[dbo].[SubscriptionRouting]"),
+    ],
+)
+def test_the_installers_lock_has_the_transports_name(name: str, table: str) -> None:
+    """The table with its database, then `_lock`: another name would be another lock."""
+    expected = (
+        f"DECLARE @name nvarchar(255) = LEFT(QUOTENAME(DB_NAME()) + N'.' + N'{table}_lock', 255)"
+    )
+
+    assert "@Resource = N'{lock}'" in T._INSTALL  # noqa: SLF001
+    assert expected in plain(OURS[name])
+    assert "@Resource = @name" in plain(OURS[name])
+
+
+def test_what_we_insert_is_what_the_transports_send_inserts() -> None:
+    """No column that a peer's table would not have; what is left out is NULL there as well."""
+    pattern = r"INSERT INTO \S+ \(([\w, ]+)\)"
+    theirs, ours = (
+        set(found[1].split(", "))
+        for text in (THEIRS["load"], OURS["load"])
+        if (found := re.search(pattern, plain(text)))
+    )
+
+    assert theirs - ours == {"CorrelationId", "ReplyToAddress"}
+    assert ours <= theirs
+    assert "NULL, NULL, 1," in plain(THEIRS["load"])
+
+
+def test_the_same_clock_and_bound_decide_what_has_expired() -> None:
+    """The transport hands out what expires later than now, and nothing else."""
+    assert "deleted.Expires > GETUTCDATE() THEN 0 ELSE 1" in plain(THEIRS["receive"])
+    assert "deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0" in plain(OURS["receive"])
