@@ -24,10 +24,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from . import database
 from .figures import Aim, Figure
 from .lines import LINES, Line
-from .stand import BATCHES, CORES, DRIVER, stand
+from .stand import BATCHES, CORES, stand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from .stand import Stand
 
 _WARM_UP = 5.0  # seconds at least for each line, making ready included
-_PACKAGES = ("sqlq_spark", "pyspark", "psycopg", "pyarrow")
+_PACKAGES = ("sqlq_spark", "pyspark", "psycopg", "mssql-python", "pyodbc", "pyarrow")
 
 
 def main() -> int:
@@ -64,7 +63,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples there")
     parser.add_argument(
-        "--url", help="a PostgreSQL to make a database on, instead of a private one"
+        "--url", help="a PostgreSQL or SQL Server to make a database on, instead of a private one"
     )
     return parser.parse_args()
 
@@ -125,10 +124,10 @@ def _about(bench: Stand, rounds: int) -> dict[str, object]:
         "load": os.getloadavg()[0],
         "versions": {
             "python": platform.python_version(),
-            "jdbc": DRIVER,
+            "jdbc": bench.database.jar,
             **{name: _version(name) for name in _PACKAGES},
         },
-        "server": database.settings(bench.connection),
+        "server": bench.database.settings(),
     }
 
 

@@ -1,96 +1,90 @@
 """
-The tables that the bench fills, in a database of its own, so that no one's queue is touched.
+What the bench asks of a database: tables filled the same way, and the yardsticks that are its own.
 
-A refill copies prepared messages from a table on the server, faster than sending them again.
+PostgreSQL is in postgresql.py and transport.py, SQL Server in sqlserver.py; nothing else of
+`python -m tests.bench` knows which one it measures.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-import psycopg
-from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
-
-from .messages import orders
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import LiteralString
+    from collections.abc import Sequence
+    from concurrent.futures import Executor
+    from contextlib import AbstractContextManager
 
-    Connection = psycopg.Connection[tuple[object, ...]]
-
-_PORTION = 50_000  # messages made and copied at a time
-_SETTINGS = [
-    "server_version",
-    "shared_buffers",
-    "max_wal_size",
-    "fsync",
-    "synchronous_commit",
-    "wal_compression",
-    "full_page_writes",
-]
-
-_QUEUE = """
-CREATE TABLE {} (
-    Id uuid PRIMARY KEY,
-    Expires timestamp,
-    Headers text NOT NULL,
-    Body bytea,
-    Seq serial NOT NULL UNIQUE)
-"""
+SECONDS = 3.0  # of the one-row loop
 
 
-_STORE = """
-CREATE UNLOGGED TABLE store (number int PRIMARY KEY, id uuid, headers text, body bytea)
-"""
-_FILL = """
-INSERT INTO {} (id, headers, body)
-SELECT id, headers, body FROM store WHERE number < {} ORDER BY number
-"""
-_SEND_ONE = """
-INSERT INTO {} (id, headers, body)
-SELECT gen_random_uuid(), headers, body FROM store LIMIT 1
-"""
+class Database(Protocol):
+    """A database of the bench's own, with a session that commits each statement."""
+
+    @property
+    def url(self) -> str:
+        """Where it is, as our options take it."""
+
+    @property
+    def jar(self) -> str:
+        """The JDBC driver's coordinates on Maven Central."""
+
+    @property
+    def seq(self) -> str:
+        """The column that orders a queue."""
+
+    @property
+    def rewriting(self) -> str:
+        """What at the end of a JDBC url lets the driver insert many rows at once."""
+
+    def jdbc(self) -> dict[str, str]:
+        """The same connection in the words of Spark's JDBC source."""
+
+    def prepare(self, queues: Sequence[str], messages: int) -> None:
+        """Make the queues, and the store of messages that `fill` copies from."""
+
+    def fill(self, queue: str, messages: int) -> None:
+        """Leave so many messages and fresh statistics."""
+
+    def settle(self, queue: str) -> None:
+        """Do now what the server would else do during the next measurement."""
+
+    def send_one(self, queue: str) -> None:
+        """Send a message, and commit."""
+
+    def count(self, queue: str) -> int:
+        """Count what waits in the queue."""
+
+    def bounds(self, queue: str) -> tuple[int, int]:
+        """Find the lowest seq, and the one after the highest."""
+
+    def settings(self) -> dict[str, str]:
+        """What a figure depends on."""
+
+    def loop(self) -> float:
+        """Receive one row of `orders` in one transaction after another. Messages/s."""
+
+    def limit(self, pool: Executor, cores: int) -> float:
+        """Delete `orders` by ranges on some connections, with a receipt each. Messages/s."""
 
 
-@contextmanager
-def fresh(server: str) -> Iterator[str]:
-    """Make a database on the server with this URI, yield its URI, and drop it afterwards."""
-    name = f"sqlq_bench_{secrets.token_hex(4)}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        try:
-            yield uri(server, name)
-        finally:
-            connection.execute(
-                sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
-            )
+def fresh(server: str) -> AbstractContextManager[Database]:
+    """Make a database on the server with this url, open it, and drop it afterwards."""
+    if server.lower().startswith("sqlserver:"):
+        from . import sqlserver  # noqa: PLC0415 its drivers may not be there
+
+        return sqlserver.opened(server)
+    from . import postgresql  # noqa: PLC0415 as above
+
+    return postgresql.opened(server)
 
 
-def uri(server: str, database: str) -> str:
-    """Name another database of the same server, as libpq reads it."""
-    parts = conninfo_to_dict(server) | {"dbname": database}
-    user, password, host, port = (
-        parts.pop(key, "") for key in ("user", "password", "host", "port")
-    )
-    return f"postgresql://{user}:{password}@{host}:{port or 5432}/{parts['dbname']}"
-
-
-def jdbc(url: str) -> dict[str, str]:
-    """Say the same connection in the words of Spark's JDBC source."""
-    parts = conninfo_to_dict(url)
-    return {
-        "url": f"jdbc:postgresql://{parts['host']}:{parts['port']}/{parts['dbname']}?stringtype=unspecified",
-        "user": str(parts["user"]),
-        "password": str(parts["password"]),
-        "driver": "org.postgresql.Driver",
-    }
+def edges(bounds: tuple[int, int], parts: int) -> list[int]:
+    """Cut seqs into even ranges."""
+    first, stop = bounds
+    return [first + (stop - first) * at // parts for at in range(parts + 1)]
 
 
 def install_state(url: str) -> None:
@@ -98,64 +92,3 @@ def install_state(url: str) -> None:
     command = [sys.executable, "-m", "sqlq_spark", "install"]
     environ = os.environ | {"SQLQUEUE_URL": url}  # not an argument: the password would show in `ps`
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environ)
-
-
-def prepare(connection: Connection, queues: tuple[str, ...], messages: int) -> None:
-    """Make the queues, and the store of messages that `fill` copies from."""
-    for queue in queues:
-        connection.execute(sql.SQL(_QUEUE).format(sql.Identifier(queue)))
-    connection.execute(_STORE)
-    for first in range(0, messages, _PORTION):
-        stop = min(first + _PORTION, messages)
-        with connection.cursor().copy("COPY store FROM STDIN") as copy:
-            columns = orders(first, stop).to_pydict()
-            for row in zip(range(first, stop), *columns.values(), strict=True):
-                copy.write_row(row)
-    connection.execute("VACUUM ANALYZE store")
-
-
-def fill(connection: Connection, queue: str, messages: int) -> None:
-    """
-    Leave so many messages, no dead rows and fresh statistics.
-
-    The checkpoint comes before the sends: a queue's rows live shorter than a checkpoint's cycle, so
-    receiving them seldom pays for the first touch of a page. (It did: 144 MB of WAL against 25.)
-    """
-    name = sql.Identifier(queue)
-    connection.execute(sql.SQL("TRUNCATE {}").format(name))
-    connection.execute("CHECKPOINT")
-    connection.execute(sql.SQL(_FILL).format(name, sql.Literal(messages)))
-    settle(connection, queue)
-
-
-def send_one(connection: Connection, queue: str) -> None:
-    """Send a message, and commit."""
-    connection.execute(sql.SQL(_SEND_ONE).format(sql.Identifier(queue)))
-
-
-def settle(connection: Connection, queue: str) -> None:
-    """Do now what autovacuum would else do during the next measurement."""
-    connection.execute(sql.SQL("VACUUM ANALYZE {}").format(sql.Identifier(queue)))
-
-
-def count(connection: Connection, queue: str) -> int:
-    """Count what waits in the queue."""
-    return _numbers(connection, "SELECT count(*) FROM {}", queue)[0]
-
-
-def bounds(connection: Connection, queue: str) -> tuple[int, int]:
-    """Find the lowest seq, and the one after the highest."""
-    first, stop = _numbers(connection, "SELECT min(seq), max(seq) + 1 FROM {}", queue)
-    return first, stop
-
-
-def settings(connection: Connection) -> dict[str, str]:
-    """Read what a figure depends on."""
-    query = "SELECT name, current_setting(name) FROM pg_settings WHERE name = ANY (%s)"
-    rows = connection.execute(query, [_SETTINGS]).fetchall()
-    return {str(name): str(value) for name, value in rows}
-
-
-def _numbers(connection: Connection, query: LiteralString, queue: str) -> list[int]:
-    row = connection.execute(sql.SQL(query).format(sql.Identifier(queue))).fetchone()
-    return [int(str(value)) for value in row or ()]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from . import database
 from .figures import durations, steady_rate
 from .stand import BATCHES
 
@@ -50,6 +49,16 @@ def queue_to_queue(stand: Stand) -> list[float]:
     )
     _expect(stand, "sent", stand.messages * BATCHES)
     return [rate]
+
+
+def write_a_few(stand: Stand) -> None:
+    """
+    Send ten messages, not measured.
+
+    Spark ends Python processes that idle for a minute; the next write pays 0.6 s for new ones.
+    """
+    frame = stand.frame.limit(10).write.format(stand.ours)
+    frame.option("url", stand.url).mode("append").save("sent")
 
 
 def write_exactly_once(stand: Stand) -> list[float]:
@@ -114,7 +123,7 @@ class _Arrivals(StreamingQueryListener):
 
 def _send_and_wait(stand: Stand, arrivals: _Arrivals) -> float:
     time.sleep(random.uniform(0.2, 0.2 + _PEEK_DELAY))  # any phase of the peek loop
-    database.send_one(stand.connection, "orders")
+    stand.database.send_one("orders")
     sent = time.time()
     return (arrivals.ends.get(timeout=_PATIENCE) - sent) * 1000
 
@@ -148,6 +157,6 @@ def _write(stand: Stand, delivery: str) -> float:
 
 
 def _expect(stand: Stand, queue: str, messages: int) -> None:
-    if (found := database.count(stand.connection, queue)) != messages:
+    if (found := stand.database.count(queue)) != messages:
         message = f"{queue} was to hold {messages} messages, holds {found}"
         raise RuntimeError(message)

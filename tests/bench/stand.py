@@ -18,11 +18,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psycopg
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from . import database
+from .database import fresh, install_state
 from .messages import orders
 
 if TYPE_CHECKING:
@@ -30,9 +29,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from .database import Database
+
 CORES = 2
 BATCHES = 4  # of one stream; the first warms up and does not count
-DRIVER = "org.postgresql:postgresql:42.7.14"
 QUEUES = ("orders", "shelf", "sent")
 
 
@@ -40,12 +40,16 @@ QUEUES = ("orders", "shelf", "sent")
 class Stand:
     """One bench, set up."""
 
-    url: str
+    database: Database
     messages: int  # in one batch, one read, one write
     folder: Path
-    connection: database.Connection
     pool: ProcessPoolExecutor  # for lines without Spark that need both cores
     _numbers: Iterator[int]
+
+    @property
+    def url(self) -> str:
+        """Where the database is."""
+        return self.database.url
 
     @cached_property
     def spark(self) -> SparkSession:
@@ -54,7 +58,7 @@ class Stand:
         spark: SparkSession = (
             SparkSession.builder.master(f"local[{CORES}]")
             .appName("sqlq_spark bench")
-            .config("spark.jars.packages", DRIVER)
+            .config("spark.jars.packages", self.database.jar)
             .config("spark.driver.memory", "3g")
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.driver.host", "127.0.0.1")
@@ -62,6 +66,8 @@ class Stand:
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.sql.shuffle.partitions", CORES)
             .config("spark.sql.streaming.numRecentProgressUpdates", 1000)
+            # over TCP every task of Python waits 40 ms for an acknowledgement that is delayed
+            .config("spark.python.unix.domain.socket.enabled", "true")
             .getOrCreate()
         )
         # A rate stream that is stopped logs its last task as an error; true ones are raised too.
@@ -74,7 +80,7 @@ class Stand:
         from sqlq_spark import register  # noqa: PLC0415 the yardsticks do without
 
         register(self.spark)
-        database.install_state(self.url)
+        install_state(self.url)
         return "sqlqueue"
 
     @cached_property
@@ -95,15 +101,14 @@ class Stand:
 
 @contextmanager
 def stand(server: str, messages: int) -> Iterator[Stand]:
-    """Set up on a PostgreSQL server, and clear away."""
+    """Set up on a server, and clear away."""
     with (
         tempfile.TemporaryDirectory(prefix="sqlq_bench") as folder,
-        database.fresh(server) as url,
-        psycopg.connect(url, autocommit=True) as connection,
+        fresh(server) as database,
         ProcessPoolExecutor(CORES, mp_context=get_context("spawn")) as pool,
     ):
-        database.prepare(connection, QUEUES, messages * BATCHES)
-        database.fill(connection, "shelf", messages)
-        yield Stand(url, messages, Path(folder), connection, pool, count())
+        database.prepare(QUEUES, messages * BATCHES)
+        database.fill("shelf", messages)
+        yield Stand(database, messages, Path(folder), pool, count())
         if active := SparkSession.getActiveSession():
             active.stop()

@@ -1,5 +1,5 @@
 """
-Two lines without Spark: the transport's loop, and the limit of what this server gives away.
+Two lines without Spark: the transport's loop, and the limit of what a PostgreSQL gives away.
 
 Both talk to the server through psycopg alone. The limit is a receive without Spark and without
 Arrow: two connections delete half the queue each, in COPY's binary form, keep a compressed receipt,
@@ -16,13 +16,10 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from . import database
-from .stand import CORES
+from .database import SECONDS, edges
 
 if TYPE_CHECKING:
-    from .stand import Stand
-
-_SECONDS = 3.0  # of the one-row loop
+    from concurrent.futures import Executor
 
 _RECEIVE = """
 DELETE FROM orders
@@ -40,34 +37,40 @@ COPY (DELETE FROM orders WHERE seq >= {} AND seq < {}
 """
 
 
-def loop(stand: Stand) -> list[float]:
+def loop(url: str) -> float:
     """
     Receive one row in one prepared transaction after another. Messages/s.
 
     Autocommit spares it the transport's BEGIN and COMMIT: measured, 10 to 50 % faster.
     """
-    with psycopg.connect(stand.url, autocommit=True) as connection:
+    with psycopg.connect(url, autocommit=True) as connection:
         taken, start = 0, time.perf_counter()
         while connection.execute(_RECEIVE, prepare=True).rowcount:
             taken += 1
-            if time.perf_counter() - start > _SECONDS:
+            if time.perf_counter() - start > SECONDS:
                 break
-        return [taken / (time.perf_counter() - start)]
+        return taken / (time.perf_counter() - start)
 
 
-def limit(stand: Stand) -> list[float]:
-    """Delete by ranges on two connections, with a receipt each. Messages/s."""
-    stand.connection.execute(_RECEIPTS)
-    first, stop = database.bounds(stand.connection, "orders")
-    edges = [first + (stop - first) * at // CORES for at in range(CORES + 1)]
+def limit(
+    url: str,
+    connection: psycopg.Connection[tuple[object, ...]],
+    bounds: tuple[int, int],
+    pool: Executor,
+    cores: int,
+) -> float:
+    """Delete by ranges on some connections, with a receipt each. Messages/s."""
+    connection.execute(_RECEIPTS)
+    first, stop = bounds
+    ends = edges(bounds, cores)
     start = time.perf_counter()
-    taken = sum(stand.pool.map(_take, [stand.url] * CORES, edges, edges[1:]))
+    taken = sum(pool.map(_take, [url] * cores, ends, ends[1:]))
     elapsed = time.perf_counter() - start
-    stand.connection.execute("TRUNCATE limit_receipt")
+    connection.execute("TRUNCATE limit_receipt")
     if taken != stop - first:
         message = f"the limit line took {taken} messages of {stop - first}"
         raise RuntimeError(message)
-    return [taken / elapsed]
+    return taken / elapsed
 
 
 @cache  # so that it stays open from round to round

@@ -1,17 +1,27 @@
-"""Spark's own JDBC source and sink, and its rate source: what a reader knows already."""
+"""What a reader knows already: Spark's JDBC and rate sources; a loop of one row, and a limit."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from . import database
 from .figures import durations
+from .stand import CORES
 
 if TYPE_CHECKING:
     from .stand import Stand
 
 _IDLE_BATCHES = 25
+
+
+def loop(stand: Stand) -> list[float]:
+    """One row a transaction, without Spark. Messages/s."""
+    return [stand.database.loop()]
+
+
+def limit(stand: Stand) -> list[float]:
+    """What the server gives away at most, without Spark. Messages/s."""
+    return [stand.database.limit(stand.pool, CORES)]
 
 
 def read_plain(stand: Stand) -> list[float]:
@@ -21,8 +31,12 @@ def read_plain(stand: Stand) -> list[float]:
 
 def read_tuned(stand: Stand) -> list[float]:
     """Two partitions by seq, 10,000 rows a fetch. Messages/s."""
-    first, stop = database.bounds(stand.connection, "shelf")
-    bounds = {"partitionColumn": "seq", "lowerBound": str(first), "upperBound": str(stop)}
+    first, stop = stand.database.bounds("shelf")
+    bounds = {
+        "partitionColumn": stand.database.seq,
+        "lowerBound": str(first),
+        "upperBound": str(stop),
+    }
     return [_read(stand, bounds | {"numPartitions": "2", "fetchsize": "10000"})]
 
 
@@ -33,7 +47,7 @@ def append_plain(stand: Stand) -> list[float]:
 
 def append_rewritten(stand: Stand) -> list[float]:
     """The driver joins the rows of a batch into INSERTs of many rows. Messages/s."""
-    return [_append(stand, "&reWriteBatchedInserts=true")]
+    return [_append(stand, stand.database.rewriting)]
 
 
 def rate_batch(stand: Stand) -> list[float]:
@@ -50,7 +64,7 @@ def rate_batch(stand: Stand) -> list[float]:
 
 
 def _read(stand: Stand, options: dict[str, str]) -> float:
-    connection = database.jdbc(stand.url)
+    connection = stand.database.jdbc()
     source = stand.spark.read.format("jdbc").options(**connection, **options)
     rows = source.option("dbtable", "shelf").load()
     start = time.perf_counter()
@@ -60,7 +74,7 @@ def _read(stand: Stand, options: dict[str, str]) -> float:
 
 def _append(stand: Stand, setting: str) -> float:
     frame = stand.frame
-    connection = database.jdbc(stand.url)
+    connection = stand.database.jdbc()
     connection["url"] += setting
     start = time.perf_counter()
     frame.write.format("jdbc").options(**connection).option("dbtable", "sent").mode("append").save()

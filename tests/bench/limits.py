@@ -1,0 +1,184 @@
+"""
+What a message costs the server, and what goes through one connection at a time, without Spark.
+
+The package's own classes do what Spark would call, on one connection after the other. Time on the
+server's processors is that of its backends, by the system's scheduler; WAL is what was inserted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from sqlq_spark import send
+from sqlq_spark.dialects import transaction
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.outgoing import Sender
+from sqlq_spark.peek import Peek
+from sqlq_spark.reader import INITIAL, Reader
+from sqlq_spark.receive import Origin, receive
+from sqlq_spark.sessions import Session
+
+from . import postgresql
+from .database import install_state
+from .figures import Figure
+from .messages import orders
+from .scaling import Point, Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import pyarrow as pa
+
+    from sqlq_spark.dialects import Connection
+
+    Costs = Mapping[str, float]
+
+_BATCHES = 4
+_TIMEOUT = 60.0  # seconds
+_BACKENDS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> %s"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A database of this part's own."""
+
+    url: str
+    connection: postgresql.Connection
+    batch: int
+
+    def spent(self) -> tuple[float, float]:
+        """Seconds of all other backends that are connected, and bytes of WAL, so far."""
+        own = self.connection.info.backend_pid
+        pids = [row[0] for row in self.connection.execute(_BACKENDS, [own]).fetchall()]
+        seconds = sum(
+            int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9 for pid in pids
+        )
+        row = self.connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchone()
+        return seconds, float(str(row[0] if row else 0))
+
+    def cost(self, before: tuple[float, float], messages: int) -> dict[str, float]:
+        """What each of so many messages has cost since."""
+        seconds, wal = (now - then for now, then in zip(self.spent(), before, strict=True))
+        return {"server us/message": seconds / messages * 1e6, "WAL bytes/message": wal / messages}
+
+
+def limits(url: str, trial: Trial) -> Iterator[Point]:
+    """Measure peek, receive, and both ways to send; a batch of each warms up."""
+    batch = 10_000 if trial.quick else 100_000
+    with postgresql.fresh(url) as own, psycopg.connect(own, autocommit=True) as connection:
+        install_state(own)
+        postgresql.prepare(connection, ("orders", "sent"), batch * _BATCHES)
+        bench = Bench(own, connection, batch)
+        samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for at in range(trial.rounds + 1):
+            for name, costs in _round(bench).items():
+                for unit, value in costs.items() if at else ():
+                    samples[name][unit].append(value)
+    for name, figures in samples.items():
+        found = {unit: Figure(values) for unit, values in figures.items()}
+        yield Point("limits", name, batch, found)
+
+
+def _round(bench: Bench) -> dict[str, Costs]:
+    return {
+        "receive": _receive(bench),
+        "copy": _copy(bench),
+        "atLeastOnce": _send_now(bench),
+        "exactlyOnce": _stage_and_dispatch(bench),
+    }
+
+
+def _receive(bench: Bench) -> Costs:
+    """Take batches by two tasks in turn, each with its receipt, and acknowledge them."""
+    postgresql.fill(bench.connection, "orders", bench.batch * _BATCHES)
+    raw = {"url": bench.url, "queue": "orders", "maxMessagesPerTrigger": str(bench.batch)}
+    options = SourceOptions.parse(raw | {"maxConcurrency": "2"})
+    reader, offset, taken = Reader(options, time.monotonic), INITIAL, 0
+    with Session(options, "limits") as session:
+        peek = _peek(options, session.open())
+        reader.freeze()
+        before = bench.spent()
+        while (following := reader.latest(offset)) != offset:
+            offset = following
+            for task in reader.tasks(offset):
+                origin = Origin(query_id="limits", query_batch=offset["batch"])
+                taken += receive(session.open(), task, timeout=_TIMEOUT, origin=origin).num_rows
+        costs = bench.cost(before, taken)
+    reader.close()
+    _expect("receive", taken, bench.batch * _BATCHES)
+    return costs | {"peek ms": peek}
+
+
+def _peek(options: SourceOptions, connection: Connection) -> float:
+    """Milliseconds to see a batch and where to cut it."""
+    peek = Peek(options, options.address, *options.names)
+    with transaction(connection, timeout=_TIMEOUT):
+        peek.freeze(connection)
+        start = time.perf_counter()
+        peek.look(connection, time.monotonic())
+        elapsed = time.perf_counter() - start
+    _expect("peek", peek.found.messages, options.max_messages)
+    return elapsed * 1000
+
+
+def _copy(bench: Bench) -> Costs:
+    """The COPY of a batch alone, on one connection, without begin and commit."""
+    options, parcels = _to_send(bench)
+    elapsed = 0.0
+    with Session(options, "limits") as session, transaction(session.open(), timeout=_TIMEOUT):
+        tables = [send.identified(send.expiring(session.open(), parcel)) for parcel in parcels]
+        before = bench.spent()
+        start = time.perf_counter()
+        for rows in tables:
+            session.open().load(send.destination(None, options), rows)
+        elapsed = time.perf_counter() - start
+        costs = bench.cost(before, bench.batch)
+    return costs | {"connection us/message": elapsed / bench.batch * 1e6}
+
+
+def _send_now(bench: Bench) -> Costs:
+    """A task's way to send at once."""
+    options, parcels = _to_send(bench)
+    with Session(options, "limits") as session:
+        session.open()
+        before, start = bench.spent(), time.perf_counter()
+        send.send_now(session, parcels, options)
+        elapsed = time.perf_counter() - start
+        costs = bench.cost(before, bench.batch)
+    _expect("send", postgresql.count(bench.connection, "sent"), bench.batch)
+    return costs | {"connection us/message": elapsed / bench.batch * 1e6}
+
+
+def _stage_and_dispatch(bench: Bench) -> Costs:
+    """A task's staging and the driver's dispatch, whose one connection is timed."""
+    options, parcels = _to_send(bench)
+    with Session(options, "limits") as session:
+        session.open()
+        before = bench.spent()
+        staged = send.stage(session, parcels, sink=send.nameless_sink(), batch=0)
+        start = time.perf_counter()
+        send.dispatch(session.open(), [staged], options)
+        elapsed = time.perf_counter() - start
+        costs = bench.cost(before, bench.batch)
+    _expect("dispatch", postgresql.count(bench.connection, "sent"), bench.batch)
+    return costs | {"connection us/message": elapsed / bench.batch * 1e6}
+
+
+def _to_send(bench: Bench) -> tuple[SinkOptions, list[pa.Table]]:
+    """An empty queue, and the parcels of a batch for it."""
+    postgresql.fill(bench.connection, "sent", 0)
+    options = SinkOptions.parse({"url": bench.url, "queue": "sent"})
+    frame = orders(0, bench.batch).to_batches()
+    return options, list(Sender(options=options, partition=0).parcels(frame))
+
+
+def _expect(what: str, found: int, expected: int) -> None:
+    if found != expected:
+        message = f"{what} was to move {expected} messages, moved {found}"
+        raise RuntimeError(message)

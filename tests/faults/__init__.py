@@ -1,0 +1,1 @@
+"""Faults: what is promised, while processes die, freeze, compete and leak."""

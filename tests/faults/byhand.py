@@ -1,0 +1,316 @@
+"""
+What Spark does with the package, by hand, so that it can die anywhere and is cheap to repeat.
+
+`Desk` is what one process holds: a reader and sessions. The deeds below it are the package's calls,
+made as datasource.py and cli.py make them; they travel to a process that is to be killed.
+`Stream` is a query of two or more micro-batches from a queue into two others, `write` a job that
+writes frames, `operate` an operator who brings back what a lost checkpoint has left. Each does what
+died again, as Spark or a user would, until all is done.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from functools import cached_property, partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sqlq_spark import dialects, pace, payload, receipts, retry, send, subscriptions
+from sqlq_spark import receive as receiving
+from sqlq_spark.dialects import transaction
+from sqlq_spark.errors import StaleTask
+from sqlq_spark.reader import INITIAL, Offset, Reader
+from sqlq_spark.receive import NO_STREAM, Origin, Task
+from sqlq_spark.sessions import Session
+
+from .books import TIMEOUT, Shop
+from .points import watching
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+
+    from sqlq_spark.options import SinkOptions
+    from sqlq_spark.send import Staged
+
+    from .books import Books
+    from .points import Point
+
+TRIES = 20  # more than one trip can need
+
+# So that a handful of messages makes two tasks of several steps, and some payloads have pages.
+SMALL = [
+    (pace, "MESSAGES_PER_TASK", 3),
+    (receiving, "STEP", 220),
+    (payload, "LARGE", 1400),
+    (payload, "PAGE", 500),
+]
+
+
+class Died(Exception):
+    """A process is gone, or what it was told to do failed with its session."""
+
+
+class Doing(Protocol):
+    """Does a deed, and may strike it."""
+
+    fell: Point | None  # where the last deed was struck
+
+    def __call__(self, name: str, work: Callable[..., Any], *args: Any) -> Any:
+        """Do `work` at a desk; raises Died, where it has to be done again by another process."""
+
+
+class Unharmed:
+    """Strikes nothing."""
+
+    fell: Point | None = None
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    def __call__(self, name: str, work: Callable[..., Any], *args: Any) -> Any:
+        """Do `work` at a desk."""
+        del name
+        return work(self.desk, *args)
+
+
+# ---------------------------------------------------------------- a process
+
+
+class Desk:
+    """What one process holds; nothing is connected until it is used."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.shop = shop
+        self.reader = self._new_reader()
+
+    def _new_reader(self) -> Reader:
+        # every look at the clock is a minute later: no pause lasts
+        return Reader(self.shop.source(), partial(next, count(0.0, 60.0)))
+
+    @cached_property
+    def tasks(self) -> Session:
+        """What executors receive by."""
+        return Session(self.shop.source(), "task", state=False)
+
+    @cached_property
+    def sends(self) -> Session:
+        """What is sent by."""
+        return Session(self.shop.sink(), "sink")
+
+    def restart(self) -> None:
+        """Be a new driver."""
+        self.reader.close()
+        self.reader = self._new_reader()
+
+    def close(self) -> None:
+        """End the sessions."""
+        self.reader.close()
+        self.tasks.close()
+        self.sends.close()
+
+
+def elsewhere(shop: Shop, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Do a deed in a process of its own, just forked."""
+    dialect: Any = dialects.of(shop.url)
+    dialect.connect = watching(shop.url, shop.mark)
+    for place, name, value in SMALL:
+        setattr(place, name, value)
+    work(Desk(shop), *args)
+
+
+# ---------------------------------------------------------------- deeds
+
+
+def latest(desk: Desk, start: Offset) -> Offset:
+    """Acknowledge, peek and plan."""
+    return desk.reader.latest(start)
+
+
+def receive(desk: Desk, task: Task, origin: Origin) -> pa.Table:
+    """Run the receive of a task."""
+    return desk.tasks.do(
+        lambda connection: receiving.receive(connection, task, timeout=TIMEOUT, origin=origin)
+    )
+
+
+def stage(desk: Desk, parcels: list[pa.Table], sink: str, batch: int, origin: Origin) -> Staged:
+    """Run the write of a task."""
+    return send.stage(desk.sends, parcels, sink=sink, batch=batch, origin=origin)
+
+
+def dispatch(desk: Desk, staged: list[Staged], options: SinkOptions) -> int:
+    """Commit a write."""
+    return desk.sends.do(lambda connection: send.dispatch(connection, staged, options))
+
+
+def discard(desk: Desk, sink: str, batch: int) -> None:
+    """Abort a micro-batch, or a write without a name, which is not tried again."""
+    final = sink.startswith("write:")
+    desk.sends.do(
+        lambda connection: send.discard(connection, sink, batch, final=final, timeout=TIMEOUT)
+    )
+
+
+def send_now(desk: Desk, parcels: list[pa.Table]) -> int:
+    """Run the write of a task with delivery=atLeastOnce."""
+    return send.send_now(desk.sends, parcels, desk.shop.sink(delivery="atLeastOnce"))
+
+
+def give_back(desk: Desk, reader: str, batch: int, task: int) -> int:
+    """Return a receipt."""
+    with transaction(desk.tasks.open(), timeout=TIMEOUT):
+        queue = desk.shop.address("orders")
+        return receipts.return_(desk.tasks.open(), reader, batch, task, queue)
+
+
+def return_to_source(desk: Desk) -> None:
+    """Return what has failed, two messages in a transaction."""
+    session, errors = desk.tasks, desk.shop.address("error")
+    planned = retry.plan(session.open(), errors, retry.Choice(), timeout=TIMEOUT)
+    for _ in retry.give_back(session, errors, planned, batch=2):
+        pass
+
+
+def drop(desk: Desk, reader: str, batch: int, task: int) -> int:
+    """Drop a receipt."""
+    with transaction(desk.tasks.open(), timeout=TIMEOUT):
+        return receipts.drop(desk.tasks.open(), reader, batch, task)
+
+
+# ---------------------------------------------------------------- a query
+
+
+class Stream:
+    """A query with a checkpoint: what is in its logs is all that a new driver knows."""
+
+    def __init__(self, desk: Desk, books: Books, do: Doing) -> None:
+        self.desk = desk
+        self.books = books
+        self.do = do
+        self.query = str(uuid.uuid4())
+        self.offsets: list[Offset] = []  # offsets/N
+        self.commits = 0  # how many batches the commit log has
+        self.failed = False  # the job of batch 2 fails once
+
+    def run(self) -> None:
+        """Run until nothing waits; a driver that dies is started again."""
+        for _ in range(TRIES):
+            with suppress(Died):
+                if not self.batch():
+                    return
+                continue
+            self.desk.restart()
+        message = f"the stream found no end: {self.offsets}"
+        raise AssertionError(message)
+
+    def batch(self) -> bool:
+        """Run a micro-batch, or the one that the offset log has and the commit log has not."""
+        if len(self.offsets) == self.commits:
+            start = self.offsets[-1] if self.offsets else INITIAL
+            end = self.do(f"latest {self.commits + 1}", latest, start)
+            if end == start:
+                return self.books.waiting()
+            self.offsets.append(end)
+        number, end = len(self.offsets), self.offsets[-1]
+        staged = [self.task(task, number) for task in self.desk.reader.tasks(end)]
+        sink = f"query:{self.query}"
+        if number == 2 and not self.failed:
+            self.failed = True
+            self.do(f"discard {number}", discard, sink, number)
+            raise Died
+        options = self.desk.shop.sink(transactionMode="sendsAtomicWithReceive")
+        self.do(f"dispatch+settle {number}", dispatch, staged, options)
+        self.commits = number
+        self.books.let_go()
+        return True
+
+    def task(self, task: Task, number: int) -> Staged:
+        """Run a task, its first one twice at once, until it is through."""
+        name, origin = f"{number}.{task.task}", Origin(query_id=self.query, query_batch=number - 1)
+        for _ in range(TRIES):
+            with suppress(Died):
+                rows = self.do(f"receive {name}", receive, task, origin)
+                if task.task == 0 and not rows.equals(
+                    self.do(f"replay {name}", receive, task, origin)
+                ):
+                    self.books.wrong.append(f"replay {name}: other rows")
+                parcels = [self.parcel(part) for part in (rows[:2], rows[2:]) if part.num_rows]
+                sink = f"query:{self.query}"
+                staged: Staged = self.do(f"stage {name}", stage, parcels, sink, number, origin)
+                return staged
+        message = f"task {name} found no end"
+        raise AssertionError(message)
+
+    def parcel(self, rows: pa.Table) -> pa.Table:
+        """What the query makes of messages."""
+        return self.books.parcel(rows["body"].to_pylist(), rows["headers"].to_pylist())
+
+
+# ---------------------------------------------------------------- a job that writes
+
+
+def write(desk: Desk, books: Books, do: Doing) -> None:
+    """Give one write up, send and publish one under a name, and one at least once."""
+    given_up(desk, books, do)
+    options = desk.shop.sink()
+    # a job of its own: nothing is remembered
+    subscriptions.remembered.forget(options.url, options.subscription_address)
+    parcels = [books.to_send(4), books.to_publish(2)]
+    for _ in range(TRIES):
+        staged = [stage(desk, [parcel], "app:bill", 7, NO_STREAM) for parcel in parcels]
+        with suppress(Died):
+            do("dispatch", dispatch, staged, options)
+            break
+    parcels = [books.to_send(3), books.to_publish(2)]
+    try:
+        do("send_now", send_now, parcels)
+        lost = do.fell.commits if do.fell and do.fell.moment == "after" else 0
+        books.twice(parcels[lost - 1 : lost] if lost else [])
+    except Died:
+        send_now(desk, parcels)
+        books.twice(parcels if do.fell is None else parcels[: do.fell.commits])
+
+
+def given_up(desk: Desk, books: Books, do: Doing) -> None:
+    """Abort a write without a name; a late task of it stages nothing, or nothing that lasts."""
+    sink = send.nameless_sink()
+    parcels = [books.parcel([books.message(None)] * 2, ["{}"] * 2)]
+    stage(desk, parcels, sink, 0, NO_STREAM)
+    with suppress(Died):
+        do("discard+final", discard, sink, 0)
+        stage(desk, parcels, sink, 0, NO_STREAM)
+        if books.state("outbox"):
+            books.wrong.append("a late task staged for a write that was given up")
+        return
+    stage(desk, parcels, sink, 0, NO_STREAM)
+    books.a_week_passes()
+
+
+# ---------------------------------------------------------------- an operator
+
+
+def operate(desk: Desk, books: Books, do: Doing) -> None:
+    """Return one receipt of a stream that is gone, drop the other, and receive again."""
+    end = latest(desk, INITIAL)
+    tasks = desk.reader.tasks(end)
+    kept, dropped = (receive(desk, task, Origin()) for task in tasks)
+    for name, work, at in (("return", give_back, 0), ("drop", drop, 1)):
+        for _ in range(TRIES):
+            with suppress(Died):
+                do(name, work, end["reader"], end["batch"], at)
+                break
+            desk.tasks.close()
+    books.dropped(dropped["body"].to_pylist())
+    with suppress(StaleTask):
+        books.wrong.append(f"{receive(desk, tasks[0], Origin())}: after {kept} were returned")
+    desk.restart()
+    Stream(desk, books, Unharmed(desk)).run()
+    books.fail(3)
+    for _ in range(TRIES):
+        with suppress(Died):
+            do("retry", return_to_source)
+            break
+        desk.tasks.close()

@@ -1,0 +1,306 @@
+"""
+The points where a process or its session dies: before each statement, and after each commit.
+
+A point's name is `receive 1.0/before:fence`: what was done, and the statement that was not run,
+with a running number where it comes again; `after:commit` is a commit whose answer nobody heeds.
+After any other statement is before the next. `sites` reads from the package's code which statements
+there are, so that one that nothing strikes is told.
+
+A process that is to be killed is forked by one that has imported everything and has no connection:
+about 50 ms, most of it for the connection.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import sys
+import traceback
+from collections import Counter
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import sqlq_spark
+from sqlq_spark import dialects
+from sqlq_spark.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from multiprocessing.connection import Connection as Pipe
+    from types import FrameType
+
+PACKAGE = Path(sqlq_spark.__file__).parent
+# of a Connection, those that run a statement
+OTHERS = {"printed", "parsed", "close"}
+METHODS = {name for name in vars(dialects.Connection) if name[0] != "_"} - OTHERS
+
+# Modules and functions whose statements are not struck, and why.
+ELSEWHERE = {
+    "browse": "reads only",
+    "checks": "reads only",
+    "dialects.rollback": "runs only after a failure, and where it fails the session is closed",
+    "inspect": "reads only",
+    "install": "touches no message",
+    "peek.freeze": "reads only",
+    "purge": "what it takes is meant to be lost",
+    "reader._own": "reads only",
+    "report": "reads only",
+    "retry.sources": "reads only",
+    "subscriptions.create": "touches no message",
+    "subscriptions.subscribe": "touches no message",
+    "watch": "reads only",
+}
+
+
+# ---------------------------------------------------------------- the code
+
+
+class Site(NamedTuple):
+    """A place in the package's code where a statement is run."""
+
+    module: str
+    function: str
+    statement: str
+    first: int  # of its lines
+    last: int
+
+    @property
+    def owners(self) -> tuple[str, str]:
+        """Its module and its function."""
+        return self.module, f"{self.module}.{self.function}"
+
+    def __str__(self) -> str:
+        """Say where it is."""
+        return f"{self.module}.{self.function}:{self.statement}"
+
+
+def module(path: Path) -> str:
+    """A module's name inside the package."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+def sources() -> dict[str, str]:
+    """The modules that speak to a connection, by name."""
+    paths = [*PACKAGE.glob("*.py"), PACKAGE / "dialects" / "__init__.py"]
+    texts = {module(path): path.read_text(encoding="utf-8") for path in paths}
+    return {name: text for name, text in texts.items() if "Connection" in text}
+
+
+def sites(texts: dict[str, str]) -> list[Site]:
+    """All places where a statement is run, but those that are accounted for ELSEWHERE."""
+    found = [site for name, text in texts.items() for site in calls(name, ast.parse(text))]
+    stale = ELSEWHERE.keys() - {name for site in found for name in site.owners}
+    assert not stale, f"ELSEWHERE names what is no more: {stale}"
+    return [site for site in found if ELSEWHERE.keys().isdisjoint(site.owners)]
+
+
+def calls(name: str, tree: ast.Module) -> Iterator[Site]:
+    """Calls of a connection's methods; one that names no statement goes by the method."""
+    owners: dict[ast.Call, str] = {}
+    for function in ast.walk(tree):  # outer functions come before inner ones
+        if isinstance(function, ast.FunctionDef):
+            found = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+            owners |= dict.fromkeys(found, function.name)
+    for call, owner in owners.items():
+        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if method in METHODS:
+            match call.args:
+                case [ast.Constant(value=str(statement)), *_]:
+                    pass
+                case _:
+                    statement = method
+            yield Site(name, owner, statement, call.lineno, call.end_lineno or call.lineno)
+
+
+def untouched(found: list[Site], struck: Iterable[Point]) -> list[str]:
+    """Where no kill fell."""
+    lines = {(point.module, point.line) for point in struck}
+    return [
+        str(site)
+        for site in found
+        if not any((site.module, line) in lines for line in range(site.first, site.last + 1))
+    ]
+
+
+# ---------------------------------------------------------------- the kill
+
+
+class Point(NamedTuple):
+    """Where a deed was struck."""
+
+    deed: str
+    moment: str  # before or after
+    statement: str
+    number: int
+    module: str
+    line: int
+    commits: int  # of the deed that went through
+
+    def within(self, deed: str) -> Point:
+        """The same point of another deed of its kind."""
+        return self._replace(deed=deed, commits=0)
+
+    def __str__(self) -> str:
+        """Its name."""
+        number = f" {self.number}" if self.number > 1 else ""
+        return f"{self.deed}/{self.moment}:{self.statement}{number}"
+
+
+class Strike:
+    """Kills at the first point of a deed that is not known yet."""
+
+    def __init__(self, order: Order, kill: Callable[[Watched, Point], None]) -> None:
+        """Begin."""
+        self.deed = order.deed
+        self.scope = order.scope
+        self.known = order.known
+        self.kill = kill
+        self.passed: Counter[tuple[str, str]] = Counter()
+        self.fell: Point | None = None
+
+    def passing(self, connection: Watched, moment: str, statement: str, code: FrameType) -> None:
+        """Come to a point; `code` is what runs the statement."""
+        self.passed[moment, statement] += 1
+        if self.fell is None:
+            point = Point(
+                self.deed,
+                moment,
+                statement,
+                self.passed[moment, statement],
+                module(Path(code.f_code.co_filename)),
+                code.f_lineno,
+                self.passed["after", "commit"],
+            )
+            if point.within(self.scope) not in self.known:
+                self.fell = point
+                self.kill(connection, point)
+
+
+class Watched:
+    """A connection that tells a strike where it is."""
+
+    strike: ClassVar[Strike | None] = None
+
+    def __init__(self, inner: Any, name: str) -> None:
+        self.inner = inner
+        self.name = name  # of the session, on the server
+
+    @property
+    def application(self) -> str:
+        """The same name, also while a transaction is open."""
+        return self.name
+
+    @application.setter
+    def application(self, _: str) -> None:
+        """Keep the name: by it the session is cut off."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        return partial(self._do, name, found) if name in METHODS else found
+
+    def _do(self, method: str, call: Any, *args: Any, **values: Any) -> Any:
+        statement = args[0] if isinstance(args[0], str) else method
+        code, strike = sys._getframe(1), Watched.strike  # noqa: SLF001
+        if strike is not None:
+            strike.passing(self, "before", statement, code)
+        done = call(*args, **values)
+        if strike is not None and statement == "commit":
+            strike.passing(self, "after", statement, code)
+        return done
+
+
+def watching(url: str, mark: str) -> Callable[..., Watched]:
+    """Give what connects to `url`; the sessions' names begin with `mark`."""
+    connect, number = dialects.of(url).connect, count()
+
+    def watched(url: str, *, application: str, timeout: float, state: str) -> Watched:
+        del application
+        name = f"{mark}-{os.getpid()}-{next(number)}."
+        return Watched(connect(url, application=name, timeout=timeout, state=state), name)
+
+    return watched
+
+
+def cut_off(terminate: Callable[[str], object], connection: Watched, point: Point) -> None:
+    """End the session on the server; a statement that was sent already loses only its answer."""
+    terminate(connection.name)
+    if point.moment == "after":
+        reason = "the answer was lost"
+        raise ConnectionLost(point.statement, reason)
+
+
+def die(said: int, _: Watched, point: Point) -> None:
+    """Tell the parent where, and be gone."""
+    os.write(said, json.dumps(point).encode())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ---------------------------------------------------------------- processes to kill
+
+
+class Order(NamedTuple):
+    """What is to be done, and not to be finished."""
+
+    deed: str
+    scope: str  # points of a deed of the same scope are the same,
+    known: frozenset[Point]  # and these were struck before
+    work: Callable[..., Any]
+
+
+@contextmanager
+def forge() -> Iterator[Callable[[Order], Point | None]]:
+    """Give what makes a process for an order; it returns where that one died, None if it lived."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+
+    def run(order: Order) -> Point | None:
+        ours.send(order)
+        code, said = ours.recv()
+        assert code in {0, -signal.SIGKILL}, said
+        assert (code == 0) == (said == ""), said
+        return Point(*json.loads(said)) if said else None
+
+    try:
+        yield run
+    finally:
+        ours.close()
+        process.join()
+
+
+def serve(orders: Pipe) -> None:
+    """Fork a process for each order that comes in, and answer how it ended."""
+    dialects.of("postgresql://")  # its driver is imported once
+    while True:
+        try:
+            order = orders.recv()
+        except EOFError:
+            return
+        read, write = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os._exit(obey(order, write))
+        os.close(write)
+        with os.fdopen(read) as said:
+            text = said.read()
+        _, status = os.waitpid(pid, 0)
+        orders.send((os.waitstatus_to_exitcode(status), text))
+
+
+def obey(order: Order, said: int) -> int:
+    """Do the work, to be killed in the middle of it; the exit code of one that lives."""
+    try:
+        Watched.strike = Strike(order, partial(die, said))
+        order.work()
+    except BaseException:  # noqa: BLE001 - the parent tells it
+        os.write(said, traceback.format_exc().encode())
+        return 1
+    return 0

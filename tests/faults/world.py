@@ -1,0 +1,333 @@
+"""Everyone who touches the queue: queries and their misfortunes, a competitor, an operator."""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from sqlq_spark import receipts, send
+from sqlq_spark.dialects import transaction
+from sqlq_spark.errors import ConnectionLost, Deadlock, ReceiptSettled
+from sqlq_spark.outgoing import PARCEL_ROW
+from sqlq_spark.sessions import Session
+
+from .ledger import Ledger, Lost
+from .model import TIMEOUT, Checkpoint, Driver, Job, Sink, expected
+from .steps import FIGURES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlq_spark.reader import Offset
+    from sqlq_spark.receipts import Move
+    from sqlq_spark.receive import Origin
+
+    from .model import Key, Kind, Receipt
+    from .steps import Order, Stage
+
+
+class World(Ledger):
+    """The database, all that was sent, and all who work."""
+
+    def __init__(self, stage: Stage, *ledger: Any) -> None:
+        super().__init__(*ledger)
+        self.stage = stage
+        self.rival = self.peer.consumer()
+
+    def begin(self) -> None:
+        """Forget everything, for a new example."""
+        super().begin()
+        ticks = count(1000.0, 2.0)  # a peek pauses for less
+        self.clock: Callable[[], float] = lambda: next(ticks)
+        self.jobs: list[Job] = []
+        self.drivers: list[Driver] = []
+        self.checkpoints: list[Checkpoint] = []
+        self.held: list[bytes] = []  # by the competitor, not committed
+        self.mending: set[str] = set()  # readers that an operator has in hand
+        self.planned: dict[tuple[str, int], set[int]] = defaultdict(set)
+
+    # ------------------------------------------------------------ processes
+
+    def spawn(self, name: str, call: Callable[[], Any], move: Move | None, **more: Any) -> Job:
+        """Start a process; it stands before its first statement."""
+        job = Job(self.stage.start(name, call), move, **more)
+        self.jobs.append(job)
+        return job
+
+    def step(self, job: Job, order: Order = "go") -> None:
+        """Let a process do one statement, then look at what became of everything."""
+        FIGURES[f"ordered: {order}"] += order != "go"
+        job.work.step(order)
+        if job.work.committed:
+            job.work.committed = False
+            self.observe(job)
+        self.stage.stir()
+        self.reap()
+
+    def run(self, job: Job) -> None:
+        """Let a process go to its end, or to where it must wait."""
+        while not job.work.done and not job.work.blocked:
+            self.step(job)
+
+    def through(self, driver: Driver, *, until: str) -> None:
+        """Let a driver, and what it starts, come to a phase."""
+        while driver.phase != until and driver.alive:
+            before = list(map(id, self.jobs))
+            driver.next()
+            for job in [each for each in self.jobs if id(each) not in before]:
+                self.run(job)
+
+    def reap(self) -> None:
+        """Hear those who have ended."""
+        for job in [each for each in self.jobs if each.work.done]:
+            if job in self.jobs:
+                self.jobs.remove(job)
+                if job.on_end:
+                    job.on_end()
+
+    def finish(self) -> None:
+        """Run all processes to their ends, in turn."""
+        while self.jobs:
+            for job in list(self.jobs):
+                if job in self.jobs:
+                    self.step(job)
+
+    def stage_rows(self, sink: Sink, bodies: list[bytes], origin: Origin) -> send.Staged:
+        """Put a task's messages into the outbox, a parcel for each two of them."""
+        assert sink.options is not None
+        rows = [{"headers": "{}", "body": body} for body in bodies]
+        parcels = [
+            pa.Table.from_pylist(rows[at : at + 2], PARCEL_ROW) for at in range(0, len(rows), 2)
+        ]
+        query, batch = origin.query_id, origin.query_batch
+        assert batch is not None
+        with Session(sink.options, "sink") as session:
+            return send.stage(session, parcels, sink=f"query:{query}", batch=batch, origin=origin)
+
+    def send(self, messages: int, kind: str = "plain") -> None:
+        """Send messages: plain, expired or poison."""
+        headers, lives = "[]" if kind == "poison" else "{}", -1000 if kind == "expired" else None
+        for _ in range(messages):
+            body = b"%s %d" % (kind.encode(), len(self.sent))
+            self.peer.send(self.source.address, headers, body, lives=lives)
+            self.sent[body] = kind
+        FIGURES["messages"] += messages
+
+    # ------------------------------------------------------------ the operator
+
+    def operate(self, key: Key, move: Literal["return_", "drop"]) -> Job:
+        """Return or drop a receipt, as the operator's command does."""
+        bodies = self.before[key].bodies if key in self.before else []
+
+        def run() -> None:
+            with Session(self.source, "operator", state=False) as session:
+                one = session.open()
+                with transaction(one, timeout=TIMEOUT):
+                    if move == "return_":
+                        receipts.return_(one, *key, self.source.address)
+                    else:
+                        receipts.drop(one, *key)
+
+        def committed(gone: dict[Key, Receipt]) -> None:
+            assert set(gone) <= {key}, gone
+            FIGURES[f"receipts: {move}"] += len(gone)
+            self.retired[key[0]] = max(self.retired.get(key[0], 0), key[1] if gone else 0)
+            self.forgotten += sum(each.expired for each in gone.values())
+            if gone and move == "drop":
+                self.dropped += [body for body in bodies if not self.sunk(body, key)]
+
+        def end() -> None:
+            self.mending.discard(key[0])
+            if isinstance(job.work.error, ReceiptSettled):
+                assert self.before[key].state == "settled"
+            else:
+                expected(job.work.error, ConnectionLost, Deadlock)
+
+        self.mending.add(key[0])
+        job = self.spawn(move, run, move, on_commit=committed, on_end=end)
+        return job
+
+    def may_operate(self, key: Key) -> bool:
+        """
+        Whether a careful operator would touch a receipt now.
+
+        With sendsAtomicWithReceive he may at any time. Otherwise only he can know that the sink has
+        not got the batch, and that no query will bring it there.
+        """
+        owner = self.owners[key[0]]
+        if key[0] in self.mending:
+            return False
+        if owner.sink.kind == "atomic" and owner.sources == 1:
+            return True
+        speaking = any(driver.alive and key[0] in driver.names for driver in self.drivers)
+        return not speaking and not self.bodies_of(key[:2])
+
+    # ------------------------------------------------------------ queries
+
+    def query(self, kind: Kind, sources: int = 1, sink: Sink | None = None) -> Checkpoint:
+        """Begin a query with an empty checkpoint."""
+        if sink is None:
+            named = [each for each in self.sinks if each.name == kind]
+            sink = named[0] if named else self._sink(kind)
+        checkpoint = Checkpoint(str(uuid.uuid4()), sink, sources)
+        self.checkpoints.append(checkpoint)
+        return checkpoint
+
+    def _sink(self, kind: Kind) -> Sink:
+        name = kind if kind != "table" else f"table {len(self.sinks)}"
+        sink = Sink(name, kind, self.targets.get(kind))
+        self.sinks.append(sink)
+        return sink
+
+    def drive(self, checkpoint: Checkpoint) -> Driver | None:
+        """Start a driver, unless an operator has the checkpoint's receipts in hand."""
+        if checkpoint.readers & self.mending and checkpoint.sink.kind != "atomic":
+            return None
+        driver = Driver(self, checkpoint)
+        self.drivers.append(driver)
+        FIGURES["drivers started"] += 1
+        return driver
+
+    def alive(self, checkpoint: Checkpoint | None = None) -> list[Driver]:
+        """The drivers that live, of one checkpoint or of all."""
+        self.drivers = [driver for driver in self.drivers if driver.alive]
+        return [each for each in self.drivers if checkpoint in {None, each.checkpoint}]
+
+    def heard(self, driver: Driver, end: Offset) -> None:
+        """Note who was given which plan; a second query is given one only as it takes over."""
+        self.owners[end["reader"]] = driver.checkpoint
+        queries = self.planned[end["reader"], end["batch"]]
+        if queries and id(driver.checkpoint) not in queries:
+            assert driver.latests == 1, "a plan went to a second query that had not just begun"
+            self.shared.add((end["reader"], end["batch"]))
+        queries.add(id(driver.checkpoint))
+
+    def spoken_for(self, driver: Driver) -> bool:
+        """Whether another driver speaks for a reader of this one's."""
+        text = f'SELECT driver FROM "{self.peer.state}".reader WHERE reader = %s'
+        return any(
+            self.peer.connection.execute(text.encode(), [start["reader"]]).fetchone()
+            != (reader.who.driver,)
+            for reader, start in zip(driver.readers, driver.start, strict=True)
+        )
+
+    def copy(self, checkpoint: Checkpoint, *, elsewhere: bool) -> Checkpoint:
+        """Copy a checkpoint; the second query writes the same sink, or a table of its own."""
+        FIGURES["checkpoints copied"] += 1
+        sink = checkpoint.sink
+        if elsewhere and sink.kind == "table":
+            sink = self._sink("table")
+        twin = Checkpoint(checkpoint.query, sink, checkpoint.sources)
+        twin.offsets, twin.commits = dict(checkpoint.offsets), set(checkpoint.commits)
+        self.checkpoints.append(twin)
+        last = max(twin.offsets, default=-1)
+        if last >= 0 and last not in twin.commits:
+            self.shared |= {(each["reader"], each["batch"]) for each in twin.offsets[last]}
+        for offsets in twin.offsets.values():
+            for each in offsets:
+                self.planned[each["reader"], each["batch"]].add(id(twin))
+        return twin
+
+    def roll_back(self, checkpoint: Checkpoint, entries: int, *, offsets: bool) -> None:
+        """
+        Lose the last entries of a checkpoint's logs: commits only, or the offsets with them.
+
+        The first offsets stay: with them Spark's query would forget its reader, but not its name.
+        """
+        for driver in self.alive(checkpoint):
+            driver.die()
+        for batch in sorted(checkpoint.offsets, reverse=True)[:entries]:
+            checkpoint.commits.discard(batch)
+            if offsets and batch > 0:
+                del checkpoint.offsets[batch]
+        FIGURES["checkpoints rolled back"] += 1
+
+    def lose(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Lose a checkpoint; its query begins anew, with another id, on the same sink."""
+        for driver in self.alive(checkpoint):
+            driver.die()
+        self.checkpoints.remove(checkpoint)
+        FIGURES["checkpoints lost"] += 1
+        return self.query(checkpoint.sink.kind, checkpoint.sources, checkpoint.sink)
+
+    # ------------------------------------------------------------ the competitor
+
+    def rival_takes(self) -> None:
+        """Receive one message as the transport does, in a transaction that stays open."""
+        if not self.held:
+            self.rival.connection.execute("BEGIN")
+        found = self.rival.receive(self.source.address)
+        if found is None and not self.held:
+            self.rival.connection.execute("ROLLBACK")
+        if found is not None:
+            assert found.body is not None
+            self.held.append(found.body)
+
+    def rival_ends(self, *, commit: bool) -> None:
+        """End the competitor's transaction."""
+        if not self.held:
+            return
+        self.rival.connection.execute("COMMIT" if commit else "ROLLBACK")
+        self.taken += self.held if commit else []
+        FIGURES["taken by the competitor"] += len(self.held) if commit else 0
+        self.held = []
+        self.observe(None)
+
+    # ------------------------------------------------------------ the end
+
+    def drain(self) -> None:
+        """Let everyone come to an end, until all messages are where they are to stay."""
+        self.rival_ends(commit=False)
+        for _ in range(20):
+            self.finish()
+            for checkpoint in list(self.checkpoints):
+                self._drain_query(checkpoint)
+            left = list(self.before)
+            for key in left:
+                sunk = bool(self.bodies_of(key[:2]) & {*self.before[key].bodies})
+                settled = self.before[key].state == "settled"
+                self.operate(key, "drop" if sunk or settled else "return_")
+                self.finish()
+            if not left and not self._waiting():
+                FIGURES["examples drained"] += 1
+                return
+        raise Lost(f"the queue does not get empty: {self.places()}")
+
+    def _waiting(self) -> bool:
+        name = f'"{self.source.address.schema}"."{self.source.address.table}"'
+        row = self.peer.connection.execute(f"SELECT count(*) FROM {name}".encode()).fetchone()
+        return bool(row and row[0])
+
+    def _drain_query(self, checkpoint: Checkpoint) -> None:
+        """Run a query until there is nothing more; one that cannot go on begins anew."""
+        for second in self.alive(checkpoint)[1:]:
+            second.die()
+        while True:
+            drivers = self.alive(checkpoint)
+            driver = drivers[0] if drivers else self.drive(checkpoint)
+            assert driver is not None
+            driver.idle = 0
+            # two peeks more: the first may look behind what others held
+            while driver.alive and (not driver.idle or (driver.idle < 3 and self._waiting())):
+                driver.next()
+                self.finish()
+            if driver.alive:
+                return
+            if driver.fresh and not drivers:
+                checkpoint = self.lose(checkpoint)
+
+    def close(self) -> None:
+        """End an example, whatever became of it: no process, no transaction, no session is left."""
+        if self.held:
+            self.rival.connection.execute("ROLLBACK")
+            self.held = []
+        for job in list(self.jobs):
+            job.work.step("die")
+            job.work.thread.join(10)
+        for driver in self.drivers:
+            for reader in driver.readers:
+                reader.close()
