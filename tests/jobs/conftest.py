@@ -1,0 +1,30 @@
+"""What the tests of jobs share: an installed queue, and a place to submit from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from spark.stand import Queue
+
+from jobs.submit import Desk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Place
+
+
+@pytest.fixture
+def queue(place: Place) -> Queue:
+    """Give an empty queue with its state tables."""
+    made = Queue(place, "orders")
+    made.install()
+    made.create()
+    return made
+
+
+@pytest.fixture
+def desk(tmp_path: Path, place: Place) -> Desk:
+    """Give a folder from which jobs are submitted, to the test's database."""
+    return Desk(tmp_path, {"SQLQUEUE_URL": place.url})

@@ -1,0 +1,86 @@
+"""delta_to_queue: killed in the middle and started again, every row is sent once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from jobs.submit import module
+from jobs.tables import append
+from sqlq_spark.job import BadSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spark.stand import Queue
+
+    from jobs.submit import Desk
+
+pytestmark = [pytest.mark.spark, pytest.mark.faults]
+
+
+def orders(table: Path, first: int, stop: int) -> None:
+    """Add orders to a table, as one commit."""
+    numbers = pa.array(range(first, stop), pa.int64())
+    names = pa.array([f"m-{number}" for number in range(first, stop)])
+    append(table, pa.table({"number": numbers, "name": names}))
+
+
+def test_killed_between_two_batches(queue: Queue, desk: Desk) -> None:
+    """The change feed, batch by batch; what came to the table since the kill is sent too."""
+    table = desk.folder / "orders"
+    for first in range(0, 600, 200):
+        orders(table, first, first + 200)
+    settings = {
+        "table": str(table),
+        "checkpoint": str(desk.folder / "checkpoint"),
+        "changes": "feed",
+        "queue": queue.name,
+        "columns": {
+            "body": "concat_ws(' ', number, _change_type, _commit_version)",
+            "id": "name",
+            "headers": "map('tenant', 'blue')",
+        },
+        "delta": {"startingVersion": 0, "maxFilesPerTrigger": 1},
+        "sink": {"stateSchema": queue.place.state, "messageType": "Shop.OrderChanged"},
+    }
+
+    desk.killed_when(queue.count, "delta_to_queue", settings)
+    before = queue.count()
+    orders(table, 600, 700)
+    ended = desk.run("delta_to_queue", settings)
+
+    rows = queue.rows()
+    assert ended.code == 0, ended
+    assert before < 600
+    assert ended.totals["messages"] <= 700
+    assert queue.state("outbox") == 0
+    assert sorted(body.decode() for _, body in rows) == sorted(
+        f"{number} insert {number // 200}" for number in range(700)
+    )
+    assert {headers["NServiceBus.MessageId"] for headers, _ in rows} == {
+        f"m-{number}" for number in range(700)
+    }
+    assert {headers["tenant"] for headers, _ in rows} == {"blue"}
+    assert {headers["NServiceBus.EnclosedMessageTypes"] for headers, _ in rows} == {
+        "Shop.OrderChanged"
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("ReadChangeFeed", 'give changes = "feed"'),
+        ("readChangeData", 'give changes = "feed"'),
+        ("ignoreChanges", "it sends rows again that were sent"),
+    ],
+)
+def test_an_option_that_sends_what_is_no_news_is_refused(option: str, told: str) -> None:
+    """What a row was before its change, and what another row's change wrote anew."""
+    kind = module("delta_to_queue").Settings
+    given = {"url": "postgresql:///", "table": "t", "checkpoint": "c", "queue": "q"}
+
+    with pytest.raises(BadSettings, match=f"setting {option} in .delta.: {told}"):
+        kind(**given, delta={option: "true"})

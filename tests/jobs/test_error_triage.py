@@ -1,0 +1,181 @@
+"""error_triage: killed while it collects and while it returns, each failure goes once each way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from spark.stand import Queue, until
+
+from jobs.submit import delta_rows, module
+from sqlq_spark import job, triage
+from sqlq_spark.headers import EXCEPTION_INFO, FAILED_Q, MESSAGE_ID, TIME_OF_FAILURE, dumps
+from sqlq_spark.job import BadSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from jobs.submit import Desk
+
+pytestmark = [pytest.mark.spark, pytest.mark.faults]
+
+FAILURES = 600
+STACK = "   at Shop.Handler.Handle(Order order) in /src/Handler.cs:line %d\n"
+
+
+@pytest.fixture
+def error(queue: Queue) -> Queue:
+    """Give an error queue: even numbers Late, odd ones Bad, one homeless, one elsewhere."""
+    made = Queue(queue.place, "error")
+    made.create()
+    queue.place.connection.cursor().executemany(
+        f"INSERT INTO {made.name} (id, headers, body) VALUES (gen_random_uuid(), %s, %s)".encode(),
+        [
+            *((failed(at, queue.name), b"%d" % at) for at in range(FAILURES)),
+            (dumps({MESSAGE_ID: "homeless"}), b""),
+            (failed(FAILURES, "nowhere"), b""),
+        ],
+    )
+    return made
+
+
+def failed(number: int, source: str) -> str:
+    """Headers of a message that failed."""
+    return dumps(
+        {
+            MESSAGE_ID: f"m-{number}",
+            "tenant": "a/b",
+            f"{EXCEPTION_INFO}ExceptionType": f"System.{('Late', 'Bad')[number % 2]}",
+            f"{EXCEPTION_INFO}Message": f"order {number}",
+            f"{EXCEPTION_INFO}StackTrace": STACK % number,
+            TIME_OF_FAILURE: "2026-06-30 17:05:39:000001 Z",
+            FAILED_Q: source,
+        }
+    )
+
+
+def settings(desk: Desk, error: Queue, **more: Any) -> dict[str, Any]:
+    """Settings of both modes."""
+    return {
+        "error_queue": error.name,
+        "table": str(desk.folder / "failures"),
+        "checkpoint": str(desk.folder / "checkpoint"),
+        "source": {"stateSchema": error.place.state, "maxMessagesPerTrigger": "250"},
+        "sink": {"stateSchema": error.place.state},
+        **more,
+    }
+
+
+def here(desk: Desk, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
+    """Run the job in this process, with the settings of the one that was killed; code, totals."""
+    triage = module("error_triage")
+    given = ["--settings", str(desk.folder / "error_triage.toml"), *words]
+    code = job.main(triage.__doc__, triage.Settings, triage.run, given)
+    printed = capsys.readouterr()
+    assert printed.out, printed.err
+    return code, json.loads(printed.out.splitlines()[-1])
+
+
+@pytest.fixture
+def quick(spark: SparkSession, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a job run in this process, on small tables."""
+    monkeypatch.setenv("SQLQUEUE_URL", queue.place.url)
+    spark.conf.set("spark.databricks.delta.snapshotPartitions", "2")
+
+
+@pytest.mark.usefixtures("quick")
+def test_killed_while_it_collects(
+    queue: Queue, error: Queue, desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each failure is in the table once, whole, and in its group."""
+    desk.killed_when(lambda: error.received(2), "error_triage", settings(desk, error))
+    code, totals = here(desk, capsys)
+
+    assert (code, totals["groups"]) == (0, 3)
+    assert error.count() == 0
+    rows = delta_rows(desk.folder / "failures")
+    assert sorted(row["seq"] for row in rows) == list(range(1, FAILURES + 3))
+    whole = next(row for row in rows if row["messageId"] == "m-7")
+    assert (whole["headers"], whole["body"]) == (failed(7, queue.name), b"7")
+    groups = delta_rows(desk.folder / "failures_groups")
+    counted = {row["exceptionType"]: row["failures"] for row in groups}
+    assert counted == {"System.Late": 301, "System.Bad": 300, None: 1}
+
+
+@pytest.mark.usefixtures("quick")
+def test_killed_between_a_return_and_its_mark(
+    queue: Queue, desk: Desk, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was sent is not sent again; what cannot be returned stays, with exit code 1."""
+    table = desk.folder / "failures"
+    sources = [*[queue.name] * 100, "nowhere"]
+    rows = [(f"row-{at}", failed(at, each), b"", at, "error") for at, each in enumerate(sources)]
+    kinds = "id string, headers string, body binary, seq bigint, queue string"
+    made = triage.failures(spark.createDataFrame(rows, kinds)).coalesce(1)
+    made.write.format("delta").save(str(table))
+    late = delta_rows(table)[0]["digest"]
+    given = settings(desk, Queue(queue.place, "error"), mode="retry", groups=[late])
+
+    desk.killed_when(queue.count, "error_triage", given)
+    between = delta_rows(table)
+    code, totals = here(desk, capsys, "--ids", "m-1")
+
+    assert sum(row["request"] is not None for row in between) == 50
+    assert not any(row["returned"] for row in between)
+    assert [totals["resumed"], totals["returned"], code] == [50, 1, 1]
+    assert [*totals["staying"].values()] == [1]
+    expected = sorted(["m-1", *(f"m-{number}" for number in range(0, 100, 2))])
+    assert sorted(row["messageId"] for row in delta_rows(table) if row["returned"]) == expected
+    assert sorted(queue.ids()) == expected
+    assert all([*headers] == [MESSAGE_ID, "tenant"] for headers, _ in queue.rows())
+    assert queue.state("outbox") == 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_that_runs_on_groups_after_each_batch(
+    error: Queue, desk: Desk, spark: SparkSession
+) -> None:
+    """Until it is told to end."""
+    made = module("error_triage")
+    source = {"stateSchema": error.place.state}  # all of it in one batch
+    given = settings(desk, error, trigger="1s", url=error.place.url, source=source)
+
+    def stop() -> None:
+        until(lambda: [*(desk.folder / "failures_groups" / "_delta_log").glob("*.json")], 120)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    totals = made.run(spark, made.Settings(**given))
+    stopper.join()
+
+    assert totals["groups"] == 3
+    assert error.count() == 0
+
+
+# ---------------------------------------------------------------- without Spark
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"checkpoint": None}, "setting checkpoint is missing"),
+        ({"groups": ("a",)}, "settings groups and ids are for --mode retry"),
+        ({"groups_table": "/t"}, "setting groups_table is '/t': expected another than table"),
+        ({"sink": {"asReceived": "true"}}, "asReceived in .sink. is the job's own"),
+        ({"sink": {"delivery": "atLeastOnce"}}, "delivery in .sink. is the job's own"),
+        ({"sink": {"txnAppId": "mine", "txnVersion": "7"}}, "txnAppId in .sink. is the job's own"),
+    ],
+)
+def test_settings_that_do_not_fit_are_told(more: dict[str, Any], told: str) -> None:
+    """Before Spark starts; none can take from a return that it is done once."""
+    kind = module("error_triage").Settings
+    given = {"url": "postgresql:///", "error_queue": "e", "table": "/t/", "checkpoint": "c"}
+    mode = "retry" if "sink" in more else "collect"
+
+    with pytest.raises(BadSettings, match=told):
+        kind(**given | {"mode": mode} | more).options()

@@ -1,0 +1,189 @@
+"""relay: killed in the middle and started again, every message is in the other database once."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+from conftest import Place
+from spark.stand import Queue
+
+from jobs.submit import module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jobs.submit import Desk
+
+pytestmark = [pytest.mark.spark, pytest.mark.faults]
+
+EXACT = (  # of several writers: escapes, white space, order, no message id
+    '{"NServiceBus.MessageId":"a\\/b","k":"\\u00E4 \\uD83D\\uDE80","n":null}',
+    ' { "NServiceBus.MessageId" : "spaced" , "x": "/" }',
+)
+
+
+@contextmanager
+def other_database(place: Place) -> Iterator[Place]:
+    """Give a place in another database of the server."""
+    name = f"other_{secrets.token_hex(6)}"
+    place.sql(f"CREATE DATABASE {name}")
+    url = urlunsplit(urlsplit(place.url)._replace(path=f"/{name}"))
+    try:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("CREATE SCHEMA sales")
+            yield Place(url=url, schema="sales", state="states", connection=connection)
+    finally:
+        place.sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def settings(desk: Desk, queue: Queue, error: Queue, **more: Any) -> dict[str, Any]:
+    """Settings from a queue into the same of another database."""
+    return {
+        "source_url": queue.place.url,
+        "queues": queue.name,
+        "error_queue": error.name,
+        "checkpoint": str(desk.folder / "checkpoint"),
+        "source": {"stateSchema": queue.place.state, "maxMessagesPerTrigger": "300"},
+        **more,
+    }
+
+
+@pytest.fixture
+def error(queue: Queue) -> Queue:
+    """Give an error queue beside the queue."""
+    made = Queue(queue.place, "error")
+    made.create()
+    return made
+
+
+def test_killed_between_two_databases(queue: Queue, error: Queue, desk: Desk) -> None:
+    """Headers byte for byte, message ids, bodies, what is left to live; poison stays behind."""
+    bills = Queue(queue.place, "bills")
+    bills.create()
+    hour = 3_600_000  # milliseconds
+    for headers in EXACT:
+        queue.peer.send(queue.address, headers, b"\x00\xff", lives=hour)
+    queue.put("{}", None)
+    queue.put("no json", b"poison")
+    queue.fill(0, 1000)
+    bills.fill(1000, 1200)
+    queue.peer.send(queue.address, EXACT[0].replace("a", "gone"), b"late", lives=-hour)
+    with other_database(queue.place) as place:
+        orders, invoices = Queue(place, "orders"), Queue(place, "Invoices")
+        orders.install()
+        orders.create()
+        invoices.create()
+        given = settings(
+            desk,
+            queue,
+            error,
+            target_url=place.url,
+            queues=f"{queue.name}, {bills.name}",
+            target_schema=place.schema,
+            targets={bills.name: invoices.name},
+            sink={"stateSchema": place.state},
+        )
+
+        desk.killed_when(lambda: orders.count() > 0, "relay", given)
+        between = orders.count()
+        ended = desk.run("relay", given)
+
+        assert 0 < between < 1003
+        assert (ended.code, ended.totals["job"]) == (0, "relay"), ended.log
+        found = place.sql(
+            "SELECT headers, body, extract(epoch FROM expires - now() AT TIME ZONE 'UTC')::int"
+            f" FROM {orders.name}"
+        )
+        texts = [row[0] for row in found]
+        ids = [json.loads(text)["NServiceBus.MessageId"] for text in texts]
+        assert len(set(ids)) == len(ids) == 1003
+        assert {f"m-{number}" for number in range(1000)} < set(ids)
+        assert set(EXACT) < set(texts)
+        assert sorted(invoices.ids()) == sorted(f"m-{number}" for number in range(1000, 1200))
+        lives = {text: (bytes(body), left) for text, body, left in found}
+        assert all(lives[text][0] == b"\x00\xff" for text in EXACT)
+        assert all(3000 < lives[text][1] <= 3600 for text in EXACT)
+        assert sum(left is None for _, _, left in found) == 1001
+        assert sum(bytes(body) == b"" for _, body, _ in found) == 1
+    assert [queue.count(), bills.count(), queue.state("receipt")] == [0, 0, 0]
+    assert [row[0] for row in queue.place.sql(f"SELECT headers FROM {error.name}")] == ["no json"]
+
+
+# ---------------------------------------------------------------- without Spark
+
+
+def check(queue: Queue, error: Queue, desk: Desk, **more: Any) -> None:
+    """Do what the job does before it receives."""
+    relay = module("relay")
+    given = {
+        "target_url": queue.place.url,
+        "sink": {"stateSchema": queue.place.state},
+        **settings(desk, queue, error, **more),
+    }
+    made = relay.Settings(**given)
+    made.options()
+    relay.check(made)
+
+
+def test_a_target_that_is_none_is_told_before_anything_is_received(
+    queue: Queue, error: Queue, desk: Desk
+) -> None:
+    """By its name."""
+    with pytest.raises(Exception, match=r'"public"\."absent" is no queue in'):
+        check(queue, error, desk, targets={queue.name: "absent"})
+
+
+def renamed(url: str) -> str:
+    """The same database by another name of its host."""
+    parts = urlsplit(url)
+    login, at, _ = parts.netloc.rpartition("@")
+    place = f"{login}{at}elsewhere:{parts.port or 5432}"
+    return urlunsplit(parts._replace(netloc=place, query=f"hostaddr={parts.hostname}"))
+
+
+def test_a_queue_is_not_relayed_into_itself(queue: Queue, error: Queue, desk: Desk) -> None:
+    """Also where the urls differ."""
+    place = queue.place
+    with pytest.raises(Exception, match="is read and sent to in one database"):
+        check(queue, error, desk, target_schema=place.schema)
+    with pytest.raises(Exception, match="is read and sent to in postgresql://"):
+        check(
+            queue,
+            error,
+            desk,
+            target_schema=place.schema,
+            target_url=f"{place.url}?connect_timeout=9",
+        )
+    with pytest.raises(Exception, match="is read and sent to in postgresql://"):
+        check(queue, error, desk, target_schema=place.schema, target_url=renamed(place.url))
+
+
+def test_settings_that_do_not_fit_are_told(queue: Queue, error: Queue, desk: Desk) -> None:
+    """A target of a queue that is not read, and one transaction in two databases."""
+    with pytest.raises(Exception, match=r"nobody in \[targets\] is none of the queues"):
+        check(queue, error, desk, targets={"nobody": "x"})
+    with other_database(queue.place) as place:
+        orders = Queue(place, "orders")
+        orders.install()
+        orders.create()
+        more = {"target_url": place.url, "target_schema": place.schema}
+        state = {"sink": {"stateSchema": place.state}}
+        check(queue, error, desk, **more, **state)
+        with pytest.raises(Exception, match="setting atomic is true: expected one database"):
+            check(queue, error, desk, **more, **state, atomic=True)
+
+
+def test_within_one_database_receive_and_send_may_commit_together(
+    queue: Queue, error: Queue, desk: Desk
+) -> None:
+    """As the transport's mode."""
+    bills = Queue(queue.place, "bills")
+    bills.create()
+
+    check(queue, error, desk, targets={queue.name: bills.name}, atomic=True)
