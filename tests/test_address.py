@@ -17,6 +17,7 @@ from sqlq_spark.address import (
     print_sqlserver,
     quote_postgresql,
     quote_sqlserver,
+    split_list,
 )
 from sqlq_spark.errors import BadAddress
 
@@ -355,3 +356,25 @@ def test_any_text_is_an_address_or_refused_with_its_reason(text: str) -> None:
             assert error.args[0] == text  # noqa: PT017
         else:
             assert replace(parse(write(address)), schema=None) == replace(address, schema=None)
+
+
+@given(st.lists(POSTGRESQL, min_size=1, max_size=5))
+def test_a_list_of_canonical_addresses_is_split_as_it_was_joined(
+    addresses: list[QueueAddress],
+) -> None:
+    """Whatever their names hold."""
+    names = [print_postgresql(address) for address in addresses]
+
+    assert split_list(", ".join(names)) == names
+
+
+@given(st.text(st.sampled_from('a", ')))
+def test_a_list_of_any_text_is_split_or_refused(text: str) -> None:
+    """No name is empty, and nothing but commas and blanks is lost."""
+    try:
+        names = split_list(text)
+    except BadAddress:
+        return
+
+    assert all(names)
+    assert ",".join(names).replace(" ", "") == text.replace(" ", "")

@@ -141,7 +141,7 @@ def test_the_rights_of_the_script_are_enough_to_receive_and_to_send(
     """A reader receives and diverts poison, a sender sends; neither owns a thing."""
     queue, errors = f'"{place.schema}"."Shop.Orders"', f'"{place.schema}"."Er""ror; --"'
     reader, sender = f"{place.schema}_r", f"{place.schema}_s"
-    words = ("--error-queue", errors, "--reader", reader, "--sender", sender)
+    words = ("--error", errors, "--reader", reader, "--sender", sender)
     text = run("script", queue, "--state-schema", place.state, *words)[1]
 
     try:
@@ -314,6 +314,28 @@ def test_stats_counts_what_waits_and_what_readers_hold(run: Any, orders: str, pl
     assert orders in table
 
 
+def test_stats_tells_of_each_queue_of_a_reader_of_several(
+    run: Any, orders: str, place: Place
+) -> None:
+    """Of one of them that reader too; a comma in a name does not make two of it."""
+    other = f'"{place.schema}"."Shop, Billing"'
+    run("create", other)
+    received(place, messages=1)
+    queues = f"{orders}, {other}"
+    place.sql(f'UPDATE "{place.state}".reader SET queue = %s', queues)
+
+    printed = [
+        json.loads(run("stats", *queue, "--json", "--state-schema", place.state)[1])
+        for queue in ((), (other,))
+    ]
+    _, held, _ = run("receipts", "list", orders, "--json", "--state-schema", place.state)
+
+    assert [each["queue"] for each in printed[0]["queues"]] == [other, orders]
+    assert [each["queue"] for each in printed[1]["queues"]] == [other]
+    assert [[each["queue"] for each in said["readers"]] for said in printed] == [[queues]] * 2
+    assert json.loads(held)["queue"] == orders
+
+
 def test_stats_needs_no_state_tables(run: Any, place: Place) -> None:
     """It says that there are none."""
     queue = f'"{place.schema}".q'
@@ -403,9 +425,14 @@ def test_drop_deletes_only_after_a_yes(run: Any, orders: str, place: Place) -> N
         (("stats", "nowhere"), 3, 'queue "public"."nowhere" was not found'),
         (("send", "nowhere", "--file", __file__), 3, 'queue "public"."nowhere" was not found'),
         (("receipts", "list", "--state-schema", "nowhere"), 3, "run `sqlqueue install` once"),
+        (("create", '"not there"."q"'), 3, 'schema "not there" does not exist; let a DBA make'),
         (("create", "x" * 56), 2, "56 UTF-8 bytes where 55 are the most"),
         (("create", ""), 2, "option queue is ''"),
-        (("send", "q", "--time-to-be-received", "soon"), 2, "option timeToBeReceived is 'soon'"),
+        (
+            ("send", "q", "--time-to-be-received", "soon"),
+            2,
+            "option --time-to-be-received is 'soon'",
+        ),
         (("send", "q", "--header", "novalue"), 2, "expected KEY=VALUE"),
         (("send", "q", "/nowhere"), 2, "No such file"),
         (("send", "q", "--file", "/nowhere"), 2, "No such file"),
@@ -434,7 +461,8 @@ def test_a_missing_url_is_asked_for(run: Any, monkeypatch: pytest.MonkeyPatch) -
 
     assert code == 2
     assert error == (
-        "option --url is missing: give postgresql://user@host:5432/database, or set SQLQUEUE_URL\n"
+        "option --url is missing: give postgresql://user@host:5432/database or "
+        "sqlserver://user@host:1433/database, or set SQLQUEUE_URL\n"
     )
 
 

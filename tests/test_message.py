@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqlq_spark import headers as wire
 from sqlq_spark import message
 from sqlq_spark.message import QUEUE_ROW, Headers
+from sqlq_spark.payload import packed, unpacked
 
 SCHEMA = pa.schema(
     [
@@ -92,6 +93,36 @@ def test_one_header_of_every_row() -> None:
     found = Headers(pa.array(texts, pa.string()))
 
     assert found.text("a").to_pylist() == ["1", None, None, None, None, "last"]
+
+
+# the name of a header, as JSON may write it, and names that are nearly it
+NAMES = [
+    r'"NServiceBus.CorrelationId"',
+    r'"NServiceBus.\u0043orrelationId"',
+    r'"NServiceBus\u002eCorrelationId"',
+    r'"x\"NServiceBus.CorrelationId"',
+    r'"\\\"NServiceBus.CorrelationId"',
+    r'"xNServiceBus.CorrelationId"',
+    r'"\u0022"',
+]
+VALUES = ['"c"', "null", r'"\"q\""', r'"\u00e4"', r'"\"NServiceBus.CorrelationId\":\"no\""']
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES)), max_size=3),
+    st.sampled_from([",", " , "]),
+)
+@settings(max_examples=300)
+def test_one_header_is_found_without_parsing_as_it_is_by_parsing(
+    members: list[tuple[str, str]], comma: str
+) -> None:
+    """However its name and its value are written, and whatever looks like it."""
+    text = "{" + comma.join(f"{name}:{value}" for name, value in members) + "}"
+    (batch,) = table([{"headers": text, "seq": 1}]).to_batches()
+
+    found = message.received(batch, pa.schema([SCHEMA.field("correlationId")]), queue="q")
+
+    assert found["correlationId"].to_pylist() == [wire.loads(text).get(wire.CORRELATION_ID)]
 
 
 # ----- received --------------------------------------------------------------------------------
@@ -176,7 +207,7 @@ def test_a_payload_is_unpacked_as_it_was_packed(rows: list[dict[str, object]]) -
     """Types, nulls and order."""
     whole = table(rows)
 
-    again = message.unpacked(message.packed(whole))
+    again = unpacked(packed(whole))
 
     assert again.schema.equals(QUEUE_ROW)
     assert again.equals(whole)
@@ -187,7 +218,7 @@ def test_like_messages_are_packed_small() -> None:
     row = {"headers": '{"a":"' + "header" * 80 + '"}', "body": b"body" * 200, "seq": 1}
     whole = table([row] * 2000)
 
-    assert len(message.packed(whole)) < whole.nbytes / 20
+    assert packed(whole).size < whole.nbytes / 20
 
 
 @given(st.lists(st.integers(-1000, 1000), unique=True, max_size=30))
@@ -262,3 +293,20 @@ def test_id_texts_are_those_of_uuid(ids: list[bytes | None], offset: int) -> Non
     assert [None if each is None else message.uuid_text(each) for each in ids[offset:]] == (
         message.id_texts(column).to_pylist()
     )
+
+
+# ---------------------------------------------------------------- peers of version 1
+
+
+def test_what_peers_of_version_1_read_stands_in_columns() -> None:
+    """As the headers say it; null where they do not, or where the column cannot hold it."""
+    texts = [
+        wire.dumps({wire.CORRELATION_ID: "a", wire.REPLY_TO_ADDRESS: "sales@[dbo]"}),
+        "{}",
+        wire.dumps({wire.CORRELATION_ID: "a" * 256, wire.REPLY_TO_ADDRESS: "bücher@[dbo]"}),
+    ]
+
+    found = message.with_legacy_columns(pa.table({"headers": texts}))
+
+    assert found["correlationid"].to_pylist() == ["a", None, None]
+    assert found["replytoaddress"].to_pylist() == ["sales@[dbo]", None, None]

@@ -1,4 +1,4 @@
-"""What README says is what the package does: its tables are held to the dataclasses."""
+"""What the documents say of options is what the package does: tables are held to dataclasses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from sqlq_spark.options import SinkOptions, SourceOptions
 if TYPE_CHECKING:
     from sqlq_spark.options import DatabaseOptions
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "sqlqueue.md").read_text(encoding="utf-8")
 
 
 def table(heading: str) -> dict[str, str]:
     """Option → default, from the table below a heading."""
-    section = README.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`.+?) \| (.+?) \|", section, flags=re.MULTILINE)
     return {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from conformance import sqlserver
+from wire import messages
 
-from spark.stand import Queue
+from spark.stand import Elsewhere, Queue
 
 if TYPE_CHECKING:
-    from conftest import Place
-    from pyspark.sql import SparkSession
+    from collections.abc import Iterator
 
-WIRE = Path(__file__).parent.parent / "wire"
+    from pyspark.sql import SparkSession
 
 
 @pytest.fixture(scope="session")
@@ -25,23 +25,26 @@ def spark(spark: SparkSession) -> SparkSession:
 
 
 @pytest.fixture
-def queue(place: Place) -> Queue:
-    """Give an empty queue with its state tables."""
-    made = Queue(place, "orders")
-    made.install()
-    made.create()
-    return made
+def queue(request: pytest.FixtureRequest, dialect: str) -> Iterator[Queue]:
+    """Give an empty queue with its state tables, on each database in turn."""
+    if dialect == "sqlserver":
+        with sqlserver.place(request.getfixturevalue("sqlserver_server")) as peer:
+            yield made(Queue(Elsewhere(peer), "orders"))
+        return
+    yield made(Queue(request.getfixturevalue("place"), "orders"))
+
+
+def made(queue: Queue) -> Queue:
+    """Make its tables."""
+    queue.install()
+    queue.create()
+    return queue
 
 
 @pytest.fixture(scope="session")
 def wire() -> list[tuple[str, bytes]]:
-    """Give headers and body of each file of tests/wire, by name; `#` begins a comment."""
-    rows = []
-    for path in sorted(WIRE.glob("*.txt")):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        headers, _, *body = (line for line in lines if not line.startswith("#"))
-        rows.append((headers, "\n".join(body).encode()))
-    return rows
+    """Give headers and body of the rows of tests/wire that any reader of JSON understands."""
+    return messages()
 
 
 @pytest.fixture(autouse=True)

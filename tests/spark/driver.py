@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,24 +58,10 @@ def wait(job: dict[str, Any]) -> None:
     time.sleep(600)
 
 
-def slowly(job: dict[str, Any], frame: DataFrame) -> DataFrame:
-    """Let each row take its time, where that is asked for."""
-    if not job.get("slow"):
-        return frame
-    pause = float(job["slow"])
-
-    @F.udf("binary", useArrow=False)  # the other kind needs pandas
-    def pass_on(body: bytes) -> bytes:
-        time.sleep(pause)
-        return body
-
-    return frame.withColumn("body", pass_on("body"))
-
-
 def main(job: dict[str, Any]) -> None:
     """Run the stream."""
     spark = session(job)
-    stream = slowly(job, spark.readStream.format("sqlqueue").options(**job["options"]).load())
+    stream = spark.readStream.format("sqlqueue").options(**job["options"]).load()
     if job["sink"] == "sqlqueue":
         stream = stream.drop("queue")  # else each message goes back to where it came from
     writer = stream.writeStream.option("checkpointLocation", job["checkpoint"])

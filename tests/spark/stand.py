@@ -1,4 +1,4 @@
-"""A queue of a test: filled and counted by psycopg, read and written by Spark."""
+"""A queue of a test: filled and counted by its peer, read and written by Spark."""
 
 from __future__ import annotations
 
@@ -8,21 +8,41 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import psycopg
+from conftest import Place
 
 from sqlq_spark import dialects, install
-from sqlq_spark.address import QueueAddress, print_postgresql
+from sqlq_spark.address import QueueAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from datetime import datetime
     from pathlib import Path
 
-    from conftest import Place
+    from conformance.dba import DBA
+    from conformance.peers import Peer
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 TIMEOUT = 30.0  # seconds, for every wait of these tests
+
+
+class Elsewhere(Place):
+    """A place of another database than PostgreSQL, where nothing is asked in SQL of that."""
+
+    def __init__(self, peer: Peer) -> None:
+        super().__init__(url=peer.url, schema=peer.schema, state=peer.state, connection=None)  # type: ignore[arg-type]
+        object.__setattr__(self, "_peer", peer)  # frozen
+
+    @property
+    def peer(self) -> Peer:
+        """An endpoint there, and its DBA."""
+        found: Peer = self.__dict__["_peer"]
+        return found
+
+    def sql(self, text: str, *args: object) -> list[tuple[Any, ...]]:
+        """Tell that a test must ask a verb of the DBA instead."""
+        raise NotImplementedError(text, args)
 
 
 @dataclass(frozen=True)
@@ -39,15 +59,29 @@ class Queue:
 
     @property
     def name(self) -> str:
-        """The canonical address, which is what SQL needs too."""
-        return print_postgresql(self.address)
+        """The canonical address; on PostgreSQL it is what SQL needs too."""
+        return dialects.of(self.place.url).printed(self.address)
+
+    @property
+    def peer(self) -> Peer:
+        """Who else uses the queue."""
+        return self.place.peer
+
+    @property
+    def dba(self) -> DBA:
+        """Who has all rights."""
+        return self.peer.dba
+
+    def beside(self, table: str) -> Queue:
+        """A queue of the same place, which may have to be created."""
+        return Queue(self.place, table)
 
     @property
     def options(self) -> dict[str, str]:
         """What a reader and a writer must be given."""
         return {"url": self.place.url, "stateSchema": self.place.state, "queue": self.name}
 
-    # ------------------------------------------------------------ by psycopg
+    # ------------------------------------------------------------ by others
 
     def _connected(self, work: Callable[[dialects.Connection], None]) -> None:
         url, state = self.place.url, self.place.state
@@ -59,40 +93,32 @@ class Queue:
         """Make the state tables."""
         self._connected(lambda c: install.install(c, state=self.place.state, timeout=TIMEOUT))
 
-    def create(self) -> None:
+    def create(self, *, body_string: bool = False) -> None:
         """Make the queue's table."""
-        self._connected(lambda c: install.create_queue(c, self.address, timeout=TIMEOUT))
+
+        def work(connection: dialects.Connection) -> None:
+            install.create_queue(connection, self.address, timeout=TIMEOUT, body_string=body_string)
+
+        self._connected(work)
 
     def fill(self, first: int, stop: int) -> None:
         """Send messages `m-<first>` … `m-<stop - 1>`, their numbers in the order of seq."""
-        self.place.sql(
-            f"""INSERT INTO {self.name} (id, headers, body)
-                SELECT gen_random_uuid(),
-                       '{{"NServiceBus.MessageId":"m-' || n || '",'
-                       || '"NServiceBus.MessageIntent":"Send",'
-                       || '"NServiceBus.ContentType":"application\\/json",'
-                       || '"NServiceBus.EnclosedMessageTypes":"Shop.PlaceOrder",'
-                       || '"NServiceBus.TimeSent":"2026-06-30 17:05:09:123456 Z"}}',
-                       convert_to('{{"number":' || n || '}}', 'UTF8')
-                  FROM generate_series(%s::int, %s::int - 1) AS n
-                 ORDER BY n""",
-            first,
-            stop,
-        )
+        self.dba.fill(self.address, first, stop)
 
-    def put(self, headers: str, body: bytes | None = b"{}", expires: str | None = None) -> None:
-        """Insert one row as it is given; `expires` is SQL."""
-        self.place.sql(
-            f"INSERT INTO {self.name} (id, headers, body, expires) "
-            f"VALUES (gen_random_uuid(), %s, %s, {expires or 'NULL'})",
-            headers,
-            body,
-        )
+    def put(
+        self, headers: str, body: bytes | None = b"{}", expires: datetime | None = None
+    ) -> None:
+        """Insert one row as it is given; `expires` in UTC."""
+        row = self.peer.send(self.address, headers, body)
+        if expires is not None:
+            self.dba.set_expires(self.address, row, expires)
 
     def rows(self) -> list[tuple[dict[str, str | None], bytes]]:
         """Headers and body of what waits, by seq."""
-        found = self.place.sql(f"SELECT headers, body FROM {self.name} ORDER BY seq")
-        return [(json.loads(headers or "{}"), body) for headers, body in found]
+        return [
+            (json.loads(row.headers or "{}"), row.body or b"")
+            for row in self.peer.rows(self.address)
+        ]
 
     def ids(self) -> list[str]:
         """Message ids of what waits, by seq."""
@@ -100,25 +126,22 @@ class Queue:
 
     def count(self) -> int:
         """How many wait."""
-        return int(self.place.sql(f"SELECT count(*) FROM {self.name}")[0][0])
+        return self.dba.count(self.address)
 
     def state(self, table: str) -> int:
         """How many rows one of the state tables has."""
-        return int(self.place.sql(f'SELECT count(*) FROM "{self.place.state}".{table}')[0][0])
+        return self.dba.count(QueueAddress(table, self.place.state))
 
     def received(self, batch: int) -> int:
         """How many messages lie in the receipts of a reader's batch; its first is 1."""
-        text = f'SELECT sum(messages)::int FROM "{self.place.state}".receipt WHERE batch = %s'
-        return int(self.place.sql(text, batch)[0][0] or 0)
+        rows = self.peer.state_rows("receipt", "batch, messages")
+        return sum(messages for found, messages in rows if found == batch)
 
     @contextlib.contextmanager
-    def held(self, where: str) -> Iterator[None]:
+    def held(self, seqs: Sequence[int]) -> Iterator[None]:
         """Hold rows locked, as a slow consumer does."""
-        with psycopg.connect(self.place.url) as other:
-            text = f"SELECT FROM {self.name} WHERE {where} FOR UPDATE"
-            other.execute(text.encode())
+        with self.peer.hold(self.address, seqs):
             yield
-            other.rollback()
 
     # ------------------------------------------------------------ by Spark
 

@@ -1,5 +1,7 @@
 """
-Kills: at whatever moment a process dies, every message is delivered once.
+Kills at chosen moments around a sink's commit: every message is delivered once.
+
+Kills at any moment are tests/faults.
 
 The driver runs in a process group of its own, which gets SIGKILL: driver, JVM and workers at once.
 The session of the tests then goes on from its checkpoint.
@@ -12,15 +14,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import psycopg
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructType
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
+
+OURS = "sqlqueue "  # in the name of every session of ours
 
 SCHEMA = StructType().add("id", StringType()).add("seq", LongType())
 START = 120.0  # seconds that a driver may need to come up on a busy machine
@@ -104,13 +105,6 @@ def killed_when(job: dict[str, Any], moment: Callable[[], object]) -> None:
         assert process.poll() is None, log.read_text(encoding="utf-8")[-3000:]
 
 
-def go_on(spark: SparkSession, job: dict[str, Any]) -> None:
-    """Finish on the same checkpoint."""
-    stream = spark.readStream.format("sqlqueue").options(**job["options"]).load()
-    writer = stream.writeStream.format(job["sink"]).option("path", job["table"])
-    finish(writer, Path(job["checkpoint"]))
-
-
 def landed(spark: SparkSession, job: dict[str, Any]) -> list[str]:
     """The message ids of the table."""
     kind = "delta" if job["sink"].startswith("delta") else job["sink"]
@@ -120,24 +114,6 @@ def landed(spark: SparkSession, job: dict[str, Any]) -> list[str]:
 def committed(job: dict[str, Any], batch: int) -> bool:
     """Whether Spark has a batch in its commit log."""
     return (Path(job["checkpoint"]) / "commits" / str(batch)).exists()
-
-
-def test_killed_between_receive_and_sink(
-    spark: SparkSession, queue: Queue, job: dict[str, Any]
-) -> None:
-    """The rows are in receipts, on their way to Parquet."""
-    queue.fill(0, 700)
-    job["slow"] = 0.005
-
-    killed_when(job, lambda: queue.received(2))
-    held, left = queue.received(2), queue.count()
-    assert committed(job, 0)
-    assert not committed(job, 1)
-    go_on(spark, job)
-
-    assert [held, left] == [200, 300]
-    assert landed(spark, job) == sorted(numbered(0, 700))
-    assert [queue.count(), queue.state("receipt")] == [0, 0]
 
 
 @pytest.mark.parametrize("stop", ["received", "written"])
@@ -165,60 +141,6 @@ def test_killed_around_a_write_to_delta(
     assert [queue.count(), queue.state("receipt")] == [0, 0]
 
 
-def test_killed_between_commit_and_ack(
-    spark: SparkSession, queue: Queue, job: dict[str, Any]
-) -> None:
-    """Spark has the batch in its commit log, and would acknowledge it an hour later."""
-    queue.fill(0, 500)
-
-    killed_when(job | {"every": "1 hour"}, lambda: committed(job, 0))
-    held = [queue.state("receipt"), queue.count()]
-    go_on(spark, job)
-
-    assert held == [1, 300]
-    assert landed(spark, job) == sorted(numbered(0, 500))
-    assert [queue.count(), queue.state("receipt")] == [0, 0]
-
-
-def test_killed_in_mid_stream_beside_competing_consumers(
-    spark: SparkSession, queue: Queue, job: dict[str, Any]
-) -> None:
-    """Two consumers take one row in a transaction, as the transport does; all is got once."""
-    total = 4000
-    queue.fill(0, total)
-    job["slow"] = 0.0005
-    job["options"] |= {"maxMessagesPerTrigger": "300", "maxConcurrency": "2"}
-    taken: list[str] = []
-    stop = threading.Event()
-
-    def consume() -> None:
-        until(lambda: committed(job, 0) or stop.is_set(), START)
-        with psycopg.connect(queue.place.url, autocommit=True) as connection:
-            while not stop.is_set():
-                row = connection.execute(
-                    f"DELETE FROM {queue.name} WHERE seq = (SELECT seq FROM {queue.name} "
-                    "ORDER BY seq LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING headers"
-                ).fetchone()
-                if row is not None:
-                    taken.append(json.loads(row[0])["NServiceBus.MessageId"])
-                time.sleep(0.01)
-
-    with ThreadPoolExecutor(2) as pool:
-        consumers = [pool.submit(consume) for _ in range(2)]
-        try:
-            killed_when(job, lambda: queue.received(4))
-            go_on(spark, job)
-        finally:
-            stop.set()
-        for each in consumers:
-            each.result()
-
-    mine = landed(spark, job)
-    assert len(taken) > 10
-    assert len(mine) > 600
-    assert sorted([*mine, *taken, *queue.ids()]) == sorted(numbered(0, total))
-
-
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_sink_killed_around_its_dispatch(
     spark: SparkSession, queue: Queue, job: dict[str, Any], moment: str
@@ -228,16 +150,13 @@ def test_sink_killed_around_its_dispatch(
     out.create()
     queue.fill(0, 500)
     job |= {"sink": "sqlqueue", "out": out.options, "every": "1 hour"}
-    locked = "SELECT" if moment == "after" else f"LOCK TABLE {out.name} IN SHARE MODE"
 
-    with psycopg.connect(queue.place.url) as other:
-        other.execute(locked)
-        if moment == "before":  # the dispatch waits for our lock
-            killed_when(job, lambda: queue.state("outbox") and waits(queue, out))
-        else:
-            killed_when(job, lambda: queue.state("dispatched"))
-            (Path(job["checkpoint"]) / "commits" / "0").unlink(missing_ok=True)
-        other.rollback()
+    if moment == "before":  # the dispatch waits for our lock
+        with queue.dba.closed(out.address):
+            killed_when(job, lambda: queue.state("outbox") and queue.peer.waiting(OURS))
+    else:
+        killed_when(job, lambda: queue.state("dispatched"))
+        (Path(job["checkpoint"]) / "commits" / "0").unlink(missing_ok=True)
     staged = queue.state("outbox")
     visible = out.count()
     stream = spark.readStream.format("sqlqueue").options(**job["options"]).load()
@@ -250,50 +169,6 @@ def test_sink_killed_around_its_dispatch(
         assert (staged, visible) == (0, 200)
     assert sorted(out.ids()) == sorted(numbered(0, 500))
     assert [queue.count(), queue.state("outbox"), queue.state("receipt")] == [0, 0, 0]
-
-
-def waits(queue: Queue, out: Queue) -> bool:
-    """Whether some session waits for a lock on a queue."""
-    found = queue.place.sql(
-        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = to_regclass(%s)", out.name
-    )
-    return bool(found[0][0])
-
-
-def test_killed_python_worker(spark: SparkSession, queue: Queue, job: dict[str, Any]) -> None:
-    """A worker dies in mid-task: Spark tries the task again, which hands out the same receipt."""
-    queue.fill(0, 600)
-    job |= {"slow": 0.01, "master": "local[2,4]", "log": "WARN"}
-
-    with driving(job) as process:
-        until(lambda: queue.received(2), START)
-        time.sleep(0.3)  # a quarter of what the rows take
-        victims = workers(process.pid)
-        for pid in victims:
-            os.kill(pid, signal.SIGKILL)
-        process.wait(START)
-        log = Path(job["checkpoint"]).with_name("driver.log").read_text(encoding="utf-8")
-
-    assert victims
-    assert process.returncode == 0, log[-3000:]
-    assert "Python worker exited unexpectedly" in log
-    assert landed(spark, job) == sorted(numbered(0, 600))
-    assert [queue.count(), queue.state("receipt")] == [0, 0]
-
-
-def workers(driver: int) -> list[int]:
-    """The forked Python workers of a driver: daemons of pyspark.worker whose parent is one too."""
-    kind = b"pyspark.daemon\0pyspark.worker"
-
-    def is_kind(pid: int) -> bool:
-        return kind in Path(f"/proc/{pid}/cmdline").read_bytes()
-
-    def parent(pid: int) -> int:
-        return int(
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
-        )
-
-    return [pid for pid in descendants(driver) if is_kind(pid) and is_kind(parent(pid))]
 
 
 # ---------------------------------------------------------------- attempts
@@ -317,11 +192,9 @@ def test_two_attempts_at_once_get_the_same(queue: Queue) -> None:
     end = reader.latestOffset({"v": 1, "reader": None, "batch": 0, "plan": []}, ReadMaxRows(500))
 
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        with psycopg.connect(queue.place.url) as other:
-            other.execute(f'SELECT FROM "{queue.place.state}".reader FOR UPDATE')
+        with queue.dba.holding_readers():
             attempts = [pool.submit(attempt, queue.options, end) for _ in range(2)]
-            until(lambda: waiting(queue) == 2)
-            other.rollback()
+            until(lambda: queue.peer.waiting_sessions(OURS) == 2)
         first, second = (each.result() for each in attempts)
 
     assert first == second
@@ -336,19 +209,10 @@ def test_an_attempt_after_the_ack_is_stale(queue: Queue) -> None:
     end = reader.latestOffset({"v": 1, "reader": None, "batch": 0, "plan": []}, ReadMaxRows(500))
     attempt(queue.options, end)
     reader.commit(end)
-    queue.place.sql(f'ALTER SEQUENCE {queue.name[:-1]}_seq_seq" RESTART')  # the range fills again
+    queue.dba.from_first(queue.address)  # the range fills again
     queue.fill(10, 20)
 
     with pytest.raises(StaleTask, match="came after the batch was acknowledged"):
         attempt(queue.options, end)
 
     assert queue.ids() == numbered(10, 20)
-
-
-def waiting(queue: Queue) -> int:
-    """How many sessions of tasks wait for a row's lock."""
-    found = queue.place.sql(
-        "SELECT count(*) FROM pg_stat_activity "
-        "WHERE wait_event_type = 'Lock' AND application_name LIKE 'sqlqueue %%'"
-    )
-    return int(found[0][0])

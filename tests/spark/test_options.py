@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-import secrets
 import socket
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
-from psycopg import sql
 from pyspark.errors import PySparkException, StreamingQueryException
+from servers import only
 
 from spark.stand import Queue, finish, message_ids, numbered, texts
+from sqlq_spark import install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,6 +162,7 @@ def moved(url: str, **parts: str) -> str:
     return urlunsplit(urlsplit(url)._replace(**parts))
 
 
+@only("postgresql", "sentences of that server and its driver")
 def test_server_not_reachable(spark: SparkSession, queue: Queue) -> None:
     """Nobody listens at that port."""
     with socket.socket() as free:
@@ -176,13 +177,14 @@ def test_server_not_reachable(spark: SparkSession, queue: Queue) -> None:
     assert "check host, port and firewall in the url" in found
 
 
+@only("postgresql", "sentences of that server and its driver")
 def test_wrong_password(spark: SparkSession, queue: Queue) -> None:
     """Of the url, or of the option, which wins."""
     place = urlsplit(queue.place.url)
     wrong = moved(queue.place.url, netloc=f"{place.username}:wrong@{place.hostname}:{place.port}")
     sentence = (
         f"refused the login: password authentication failed for user "
-        f'"{place.username}"; check the options user and password'
+        f'"{place.username}"; check user and password'
     )
 
     assert sentence in fails(spark, queue.options | {"url": wrong})
@@ -196,6 +198,7 @@ def test_wrong_password(spark: SparkSession, queue: Queue) -> None:
     )
 
 
+@only("postgresql", "sentences of that server and its driver")
 def test_absent_database(spark: SparkSession, queue: Queue) -> None:
     """The error names it."""
     found = fails(spark, queue.options | {"url": moved(queue.place.url, path="/absent")})
@@ -208,7 +211,7 @@ def test_absent_database(spark: SparkSession, queue: Queue) -> None:
 def test_absent_queue(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
     """For a frame, a stream and a sink."""
     absent = Queue(queue.place, "absent")
-    sentence = f"queue {absent.name} was not found in postgresql://"
+    sentence = f"queue {absent.name} was not found in {queue.peer.dialect}://"
     mend = (
         "create it with `sqlqueue create`, or grant USAGE on its schema; a table of another schema "
         'is written "schema"."table"'
@@ -238,7 +241,7 @@ def test_state_tables_not_installed(spark: SparkSession, queue: Queue, tmp_path:
         queue.send(spark.createDataFrame([("",)], "body string"), **options)
 
     for found in (str(streamed.value), str(sent.value)):
-        assert "the state tables were not found in schema not_there of postgresql://" in found
+        assert "the state tables were not found in schema not_there of " in found
         assert "run `sqlqueue install` once, name their schema in the option stateSchema" in found
     assert queue.ids() == numbered(0, 5)
 
@@ -247,7 +250,7 @@ def test_state_tables_of_a_newer_release(spark: SparkSession, queue: Queue, tmp_
     """The older release keeps its hands off."""
     queue.fill(0, 5)
     state = queue.place.state
-    queue.place.sql(f'UPDATE "{state}".version SET version = 99')
+    queue.dba.change("version", version=99)
     stream = queue.stream(spark).load().writeStream.format("noop")
 
     with pytest.raises(StreamingQueryException) as streamed:
@@ -256,8 +259,8 @@ def test_state_tables_of_a_newer_release(spark: SparkSession, queue: Queue, tmp_
         queue.send(spark.createDataFrame([("",)], "body string"))
 
     sentence = (
-        f"the state tables in schema {state} are of version 99, this release knows 1: "
-        "upgrade sqlq-spark here"
+        f"the state tables in schema {state} are of version 99, this release knows "
+        f"{install.VERSION}: upgrade sqlq-spark here"
     )
     assert sentence in str(streamed.value)
     assert sentence in str(sent.value)
@@ -267,17 +270,11 @@ def test_state_tables_of_a_newer_release(spark: SparkSession, queue: Queue, tmp_
 @pytest.fixture
 def clerk(queue: Queue) -> Iterator[dict[str, str]]:
     """Give a login that may enter both schemas, and nothing else."""
-    place, name = queue.place, f"clerk_{secrets.token_hex(4)}"
-    role = sql.Identifier(name)
-    place.connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'pencil'").format(role))
-    place.connection.execute(
-        sql.SQL("GRANT USAGE ON SCHEMA {}, {} TO {}").format(
-            sql.Identifier(place.schema), sql.Identifier(place.state), role
-        )
-    )
-    yield {"user": name, "password": "pencil"}
-    place.connection.execute(sql.SQL("DROP OWNED BY {0}").format(role))
-    place.connection.execute(sql.SQL("DROP ROLE {}").format(role))
+    login = queue.dba.login()
+    for schema in (queue.place.schema, queue.place.state):
+        queue.dba.admit(login, schema)
+    yield {"user": login.name, "password": login.password}
+    queue.dba.drop_login(login)
 
 
 def grant(queue: Queue, clerk: dict[str, str], said: str, granted: list[str]) -> str:
@@ -285,7 +282,7 @@ def grant(queue: Queue, clerk: dict[str, str], said: str, granted: list[str]) ->
     found = re.search(r"a DBA can mend it with: (GRANT [^\n]+? TO the_user)", said)
     assert found is not None, said
     assert found[1] not in granted, f"{found[1]} did not help: {said}"
-    queue.place.sql(found[1].replace("the_user", clerk["user"]))
+    queue.dba.run(found[1].replace("the_user", clerk["user"]))
     return found[1]
 
 
@@ -372,4 +369,5 @@ def test_a_plain_name_may_hold_dots(spark: SparkSession, queue: Queue) -> None:
     """`Shop.Orders` is a table of the default schema, not a table `Orders` of a schema `Shop`."""
     options = queue.options | texts({"queue": "Shop.Orders"})
 
-    assert 'queue "public"."Shop.Orders" was not found' in fails(spark, options)
+    default = {"postgresql": '"public"."Shop.Orders"', "sqlserver": "Shop.Orders@[dbo]"}
+    assert f"queue {default[queue.peer.dialect]} was not found" in fails(spark, options)

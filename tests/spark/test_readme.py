@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 QUEUES = ("Shop.Orders", "Shop.Billing")
+ASK = """
+INSERT INTO public."Shop.Orders" (id, headers, body) VALUES (gen_random_uuid(),
+    '{"NServiceBus.MessageId":"question","NServiceBus.ReplyToAddress":"Shop.Billing"}', '')
+"""
+ANSWERS = """
+SELECT count(*)::int FROM public."Shop.Billing"
+ WHERE headers::json ->> 'NServiceBus.RelatedTo' = 'question'
+"""
 
 
 def blocks(url: str, folder: Path) -> list[str]:
@@ -31,7 +39,7 @@ def blocks(url: str, folder: Path) -> list[str]:
 @pytest.mark.spark
 def test_the_code_of_the_readme_runs(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     """What is sent to one queue is there, and what waited in the other is in the table."""
-    receive, send = blocks(place.url, tmp_path)
+    receive, send, answer = blocks(place.url, tmp_path)
     given = {"url": place.url, "queue": QUEUES[0]}
     with Session(SourceOptions.parse(given), "test", state=False) as session:
         install(session.open(), state="sqlqueue", timeout=30)
@@ -47,7 +55,13 @@ def test_the_code_of_the_readme_runs(spark: SparkSession, place: Place, tmp_path
         billing = place.sql(
             "SELECT headers, body, expires > now() AT TIME ZONE 'UTC' FROM public.\"Shop.Billing\""
         )
+        place.sql(ASK)
+        exec(answer, names)  # noqa: S102
+        names["query"].processAllAvailable()  # type: ignore[attr-defined]
+        names["query"].stop()  # type: ignore[attr-defined]
+        answers = place.sql(ANSWERS)
 
+        assert answers == [(1,)]
         assert received.select("body").distinct().count() == 1000
         assert len({bytes(body) for _, body, _ in billing}) == 1000
         assert all(live for *_, live in billing)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import pytest
-from psycopg import sql
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from spark import driver
@@ -64,11 +63,8 @@ class Login:
 @pytest.fixture
 def login(queue: Queue) -> Iterator[Login]:
     """Give a login of its own to a test."""
-    user, password = f"clerk_{secrets.token_hex(4)}", f"pA55 &w%rd'@/:{secrets.token_hex(4)}"
-    role = sql.Identifier(user)
-    queue.place.connection.execute(
-        sql.SQL("CREATE ROLE {} SUPERUSER LOGIN PASSWORD {}").format(role, sql.Literal(password))
-    )
+    made = queue.dba.login(password=f"pA55 &w%rd'@/:{secrets.token_hex(4)}", all="yes")
+    user, password = made.name, made.password
     at = urlsplit(queue.place.url)
     where = f"{at.hostname}:{at.port}"
     known = f"{user}:{quote(password, safe='')}@{where}"
@@ -78,7 +74,7 @@ def login(queue: Queue) -> Iterator[Login]:
         urlunsplit(at._replace(netloc=known)),
         urlunsplit(at._replace(netloc=where)),
     )
-    queue.place.connection.execute(sql.SQL("DROP ROLE {}").format(role))
+    queue.dba.drop_login(made)
 
 
 @pytest.mark.parametrize("way", ["url", "query", "option"])
@@ -128,7 +124,7 @@ def test_errors(  # noqa: PLR0917 - two lists of cases
 ) -> None:
     """The sentence, the Python traceback and the JVM's, for what may go wrong on each side."""
     given = queue.options | login.ways[way]
-    queue.place.sql(f"DROP TABLE {queue.name}")
+    queue.dba.drop(queue.address)
     if wrong == "port":
         given["url"] = given["url"].replace(f":{urlsplit(queue.place.url).port}/", ":9/")
     elif wrong == "option":

@@ -86,7 +86,7 @@ def test_available_now_ends_though_others_hold_messages(
     table = str(tmp_path / "table")
     stream = queue.stream(spark, peekDelay="100ms").load()
 
-    with queue.held("seq <= 10 OR seq > 95"):
+    with queue.held([*range(1, 11), *range(96, 101)]):
         finish(stream.writeStream.format("parquet").option("path", table), tmp_path / "checkpoint")
 
     assert queue.ids() == [*numbered(0, 10), *numbered(95, 100)]
@@ -100,11 +100,7 @@ def test_available_now_gets_past_expired_and_poisoned_rows(
     """1,000 rows at the head that are not delivered do not look like the end of the queue."""
     errors = type(queue)(queue.place, "error")
     errors.create()
-    queue.place.sql(
-        f"INSERT INTO {queue.name} (id, expires, headers, body) SELECT gen_random_uuid(), "
-        "CASE WHEN n <= 1000 THEN timestamp '2026-01-01' END, '[\"poison\"]', '' "
-        "FROM generate_series(1, 1010) AS n ORDER BY n"
-    )
+    queue.dba.poison(queue.address, 1010, expired=1000)
     queue.fill(0, 50)
     table = str(tmp_path / "table")
 
@@ -168,12 +164,14 @@ def test_progress_tells_backlog_and_last_batch(
         "backlog": 250,
         "backlogIsEstimate": True,
         "tasks": 2,
+        "ramp": {"successes": 0, "failures": 0},
     }
     assert said[2] == {
         "queue": queue.name,
         "backlog": 50,
         "backlogIsEstimate": False,
         "tasks": 2,
+        "ramp": {"successes": 2, "failures": 0},
         "lastBatch": {
             "batch": 2,
             "tasks": 1,
@@ -259,7 +257,7 @@ def test_transaction_mode_none_leaves_no_receipt(
     spark: SparkSession, queue: Queue, tmp_path: Path
 ) -> None:
     """The delete is committed at once; no state tables are needed."""
-    queue.place.sql(f'DROP SCHEMA "{queue.place.state}" CASCADE')
+    queue.dba.drop_schema(queue.place.state)
     queue.fill(0, 250)
     table = str(tmp_path / "table")
 

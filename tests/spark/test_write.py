@@ -11,8 +11,12 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+from pyspark.sql.types import StructType
 
 from spark.stand import Queue, finish, message_ids, numbered
+from sqlq_spark.datasource import StreamWriter
+from sqlq_spark.errors import BadOption
+from sqlq_spark.options import SinkOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +45,8 @@ def other(queue: Queue, table: str) -> Queue:
 
 def outbox(queue: Queue) -> list[int]:
     """How many parcels are left, and how many sinks have sent; a given-up write is a row of 0."""
-    return [queue.state("outbox"), queue.state("dispatched WHERE messages > 0")]
+    sent = [messages for (messages,) in queue.peer.state_rows("dispatched", "messages") if messages]
+    return [queue.state("outbox"), len(sent)]
 
 
 @DELIVERIES
@@ -78,11 +83,8 @@ def test_a_frame_is_sent_with_the_headers_that_peers_need(
         "NServiceBus.ContentType": "application/json",
         "NServiceBus.TimeToBeReceived": "00:30:00",
     }
-    lasts = queue.place.sql(
-        f"SELECT DISTINCT expires - (now() AT TIME ZONE 'UTC') BETWEEN interval '29 min' "
-        f"AND interval '30 min' FROM {queue.name}"
-    )
-    assert lasts == [(True,)]
+    lasts = queue.dba.lifetimes(queue.address)
+    assert all(life is not None and 29 * 60 <= life <= 30 * 60 for life in lasts)
     assert outbox(queue) == [0, int(delivery == "exactlyOnce")]
 
 
@@ -104,8 +106,7 @@ def test_time_to_be_received_in_every_form(spark: SparkSession, queue: Queue, se
 
     said = [headers.get("NServiceBus.TimeToBeReceived") for headers, _ in queue.rows()]
     assert sorted(said, key=str) == ["00:00:30", None]
-    expires = queue.place.sql(f"SELECT count(expires) FROM {queue.name}")
-    assert expires == [(1,)]
+    assert [life is not None for life in queue.dba.lifetimes(queue.address)].count(True) == 1
 
 
 def test_headers_of_a_row_win_over_defaults(spark: SparkSession, queue: Queue) -> None:
@@ -120,7 +121,7 @@ def test_headers_of_a_row_win_over_defaults(spark: SparkSession, queue: Queue) -
     for headers, _ in queue.rows():
         assert own.items() <= headers.items()
         assert headers["NServiceBus.CorrelationId"] == "corr"
-    text = queue.place.sql(f"SELECT headers FROM {queue.name} ORDER BY seq DESC")[0][0]
+    text = queue.peer.rows(queue.address)[-1].headers or ""
     assert text.endswith("," + json.dumps(own)[1:])  # headers that come as text stay as they are
 
 
@@ -177,7 +178,7 @@ def test_a_missing_destination_sends_nothing(spark: SparkSession, queue: Queue) 
     second = other(queue, "second")
     frame = numbers(spark, 0, 100).withColumn(
         "queue",
-        F.when(F.col("id") == "m-99", F.lit(f'"{queue.place.schema}"."absent"')).otherwise(
+        F.when(F.col("id") == "m-99", F.lit(queue.beside("absent").name)).otherwise(
             F.lit(second.name)
         ),
     )
@@ -185,9 +186,7 @@ def test_a_missing_destination_sends_nothing(spark: SparkSession, queue: Queue) 
     with pytest.raises(PySparkException) as refused:
         queue.send(frame)
 
-    assert f'queue "{queue.place.schema}"."absent" was not found in postgresql://' in str(
-        refused.value
-    )
+    assert f"queue {queue.beside('absent').name} was not found in " in str(refused.value)
     assert "create it with `sqlqueue create`" in str(refused.value)
     assert [queue.count(), second.count(), *outbox(queue)] == [0, 0, 0, 0]
 
@@ -283,14 +282,14 @@ BAD_ROWS: list[tuple[str, str]] = [
     (
         "SELECT '' AS body, '25.00:00:00' AS timeToBeReceived",
         (
-            "timeToBeReceived: time to be received '25.00:00:00' is longer than "
+            "timeToBeReceived '25.00:00:00' is longer than "
             "24.20:31:23.6470000: expected [d.]hh:mm:ss[.fffffff], as 00:30:00 or 1.12:00:00"
         ),
     ),
     (
         "SELECT '' AS body, 'soon' AS timeToBeReceived",
         (
-            "timeToBeReceived: time to be received 'soon' cannot be read: "
+            "timeToBeReceived 'soon' cannot be read: "
             "expected [d.]hh:mm:ss[.fffffff], as 00:30:00 or 1.12:00:00"
         ),
     ),
@@ -359,6 +358,8 @@ def test_overwrite_is_refused(spark: SparkSession, queue: Queue) -> None:
     assert "option mode is 'overwrite': expected append: sending adds to a queue" in str(
         refused.value
     )
+    with pytest.raises(BadOption, match="option outputMode is 'complete': expected append"):
+        StreamWriter(SinkOptions.parse(queue.options), StructType(), overwrite=True)
     assert queue.ids() == numbered(0, 3)
 
 
@@ -374,7 +375,7 @@ def test_a_stream_is_sent(spark: SparkSession, queue: Queue, tmp_path: Path, del
 
     assert sorted(out.ids()) == sorted(numbered(0, 500))
     assert [queue.count(), queue.state("outbox")] == [0, 0]
-    ledger = queue.place.sql(f'SELECT batch FROM "{queue.place.state}".dispatched')
+    ledger = queue.peer.state_rows("dispatched", "batch")
     assert ledger == ([(2,)] if delivery == "exactlyOnce" else [])
 
 
@@ -454,7 +455,7 @@ def test_txn_version_inside_foreach_batch(
     finish(stream.writeStream.foreachBatch(send), tmp_path / "checkpoint")
 
     assert sorted(out.ids()) == sorted(numbered(0, 250))
-    ledger = queue.place.sql(f'SELECT sink, batch FROM "{queue.place.state}".dispatched')
+    ledger = queue.peer.state_rows("dispatched", "sink, batch")
     assert ledger == [("app:loader", 2)]
     assert queue.state("outbox") == 0
 
@@ -463,11 +464,9 @@ def test_parcels_of_a_killed_attempt_are_neither_sent_nor_kept(
     spark: SparkSession, queue: Queue
 ) -> None:
     """What an attempt staged that did not win is dropped with the batch's dispatch."""
-    queue.place.sql(
-        f'INSERT INTO "{queue.place.state}".outbox '
-        "(sink, batch, attempt, parcel, messages, payload) "
-        "VALUES ('app:loader', 6, 'older', 0, 9, ''), ('app:loader', 7, 'lost', 0, 9, '')"
-    )
+    row = {"sink": "app:loader", "parcel": 0, "messages": 9, "payload": b""}
+    queue.dba.insert("outbox", batch=6, attempt="older", **row)
+    queue.dba.insert("outbox", batch=7, attempt="lost", **row)
 
     queue.send(numbers(spark, 0, 10), txnAppId="loader", txnVersion=7)
 

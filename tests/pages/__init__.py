@@ -1,0 +1,1 @@
+"""The documents: every table and every block of code in them is held true here."""

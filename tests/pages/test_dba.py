@@ -1,0 +1,326 @@
+"""docs/dba.md: its locks are those that the server shows, its rights those of the script."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from sqlq_spark import browse, dialects, send
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.delayed import Mover
+from sqlq_spark.options import SinkOptions
+from sqlq_spark.outgoing import Sender
+from sqlq_spark.sessions import Session
+
+from . import locks
+from .page import blocks, read, tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .shop import Shop
+
+PAGE = "docs/dba.md"
+QUEUE = QueueAddress("Shop.Orders", "public")
+MESSAGE = pa.record_batch({"body": pa.array([b"{}"])})
+SCRIPT = [*["script", "Shop.Orders", "--delayed", "--error", "error"]]
+SCRIPT += ["--subscription-table", "SubscriptionRouting"]
+
+# how the page calls what the script grants on
+NAMES = {
+    "SCHEMA": "the schemas of queues and of the state tables",
+    '"public"."Shop.Orders"': "a queue that is read",
+    '"public"."error"': "the error queue",
+    '"public"."error_seq_seq"': "the error queue's sequence",
+    '"public"."Shop.Orders.Delayed"': "the delayed table",
+    '"public"."Shop.Orders_seq_seq"': "the queue's sequence",
+    '"public"."SubscriptionRouting"': "the table of subscriptions",
+}
+HELD = """
+SELECT c.relname, l.mode
+  FROM pg_locks AS l
+  JOIN pg_class AS c ON c.oid = l.relation
+  JOIN pg_stat_activity AS a ON a.pid = l.pid
+ WHERE a.application_name LIKE 'sqlqueue%' AND c.relkind = 'r' AND c.relname LIKE 'Shop%'
+   AND a.datname = current_database()
+"""
+# what stands in the catalogue, but for names that the server gives
+CATALOGUE = """
+SELECT 'relation', n.nspname || '.' || c.relname,
+       c.relkind::text || coalesce(c.reloptions::text, '')
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema'
+UNION ALL SELECT 'column', attrelid::regclass::text || '.' || attname, atttypid::regtype::text
+  FROM pg_attribute JOIN pg_class AS c ON c.oid = attrelid
+ WHERE c.relnamespace = 'public'::regnamespace AND attnum > 0
+UNION ALL SELECT 'schema', nspname, '' FROM pg_namespace WHERE nspname NOT LIKE 'pg\\_%'
+UNION ALL SELECT 'function', oid::text, '' FROM pg_proc WHERE oid >= 16384
+UNION ALL SELECT 'trigger', tgname, '' FROM pg_trigger WHERE NOT tgisinternal
+UNION ALL SELECT 'extension', extname, '' FROM pg_extension
+UNION ALL SELECT 'role', rolname, '' FROM pg_roles
+UNION ALL SELECT 'grant', c.relname, grantee::text || privilege_type
+  FROM pg_class AS c, aclexplode(c.relacl) WHERE grantee <> c.relowner
+UNION ALL SELECT 'grant', n.nspname, grantee::text || privilege_type
+  FROM pg_namespace AS n, aclexplode(n.nspacl) WHERE grantee <> n.nspowner
+ORDER BY 1, 2, 3
+"""
+
+
+class Watched:
+    """A connection whose owner looks at it just before each commit."""
+
+    def __init__(self, inner: dialects.Connection, look: Callable[[], object]) -> None:
+        self.inner = inner
+        self.look = look
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def run(self, statement: str, **values: Any) -> None:
+        """As Connection."""
+        if statement == "commit":
+            self.look()
+        self.inner.run(statement, **values)
+
+
+@pytest.fixture
+def held(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
+    """Give the modes in which tables are locked, noted before each commit of a session of ours."""
+    found: dict[str, set[str]] = {}
+    postgresql = dialects.of(shop.url)
+    connect = postgresql.connect
+
+    def look() -> None:
+        for table, mode in shop.sql(HELD):
+            found.setdefault(table, set()).add(mode)
+
+    monkeypatch.setattr(postgresql, "connect", lambda *a, **k: Watched(connect(*a, **k), look))
+    return found
+
+
+# ---------------------------------------------------------------- tables and locks
+
+
+def test_the_page_names_the_tables_that_are_installed(shop: Shop) -> None:
+    """All of them, and none else."""
+    [table] = tables(PAGE, "Tables")
+
+    found = shop.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'sqlqueue'")
+
+    assert {name.strip("`") for name in table.column()} == {name for (name,) in found}
+
+
+def test_the_locks_of_statements_are_those_of_their_comments() -> None:
+    """`python -m tests.pages.locks` prints the table anew."""
+    found = re.search("<!-- locks -->\n(.*)<!-- /locks -->", read(PAGE), flags=re.DOTALL)
+
+    assert found is not None
+    assert found[1] == locks.table()
+
+
+def test_the_modes_on_the_page_are_those_that_the_server_shows(
+    shop: Shop, held: dict[str, set[str]]
+) -> None:
+    """Of each kind of transaction, just before it commits."""
+    shop.fill('"Shop.Orders"', 10)
+    shop.sql("INSERT INTO \"Shop.Orders.Delayed\" (headers, body, due) VALUES ('', '', now())")
+    seen: dict[str, dict[str, set[str]]] = {}
+
+    def noted(what: str) -> None:
+        seen[what] = dict(held)
+        held.clear()
+
+    with closing(shop.stream()) as stream:
+        stream.reader.acknowledge(stream.offset)  # what is looked at once, at a start
+        held.clear()
+        stream.offset = stream.reader.latest(stream.offset)
+        noted("acknowledge and peek")
+        received = stream.received()
+        noted("a receive task")
+    sink = SinkOptions.parse({"url": shop.url, "queue": "Shop.Orders"})
+    with Session(sink, "sink") as session:
+        parcels = Sender(options=sink, partition=0).parcels([MESSAGE])
+        staged = send.stage(session, parcels, sink="dba", batch=0)
+        held.clear()
+        session.do(lambda connection: send.dispatch(connection, [staged], sink))
+        noted("a dispatch")
+        mover = Mover(QUEUE, zone=None, timeout=10)
+        moved = session.do(lambda connection: mover.move(connection, 10))
+        noted("moving what is due")
+        pages = browse.pages(session.open(), QUEUE, 0, 2**31, narrow=False, timeout=10)
+        shown = sum(page.num_rows for page in pages)
+        noted("a page of a browse")
+
+    table = tables(PAGE, "Locks")[0]
+    told = {
+        row[0]: {
+            name: set(re.findall(r"`(\w+)`", cell))
+            for name, cell in zip(("Shop.Orders", "Shop.Orders.Delayed"), row[1:], strict=True)
+            if "`" in cell
+        }
+        for row in table.rows
+    }
+    assert [each.num_rows for each in received] == [10]
+    assert (moved.messages, shown) == (1, 2)
+    assert told == seen
+
+
+def test_no_transaction_is_open_while_spark_works(shop: Shop) -> None:
+    """When a task hands out its rows, and until the next batch, no session of ours has any."""
+    shop.fill('"Shop.Orders"', 10)
+    with closing(shop.stream()) as stream:
+        received = stream.batch()
+
+        held = shop.sql(HELD)
+        opened = shop.sql(
+            "SELECT application_name FROM pg_stat_activity WHERE xact_start IS NOT NULL "
+            "AND application_name LIKE 'sqlqueue%' AND datname = current_database()"
+        )
+
+    assert sum(each.num_rows for each in received) == 10
+    assert (held, opened) == ([], [])
+
+
+# ---------------------------------------------------------------- rights
+
+
+def test_the_rights_on_the_page_are_those_that_the_script_grants(shop: Shop) -> None:
+    """By role; a row about what is read stands for the queue in general."""
+    text = shop.sqlqueue(*SCRIPT)
+    granted: set[tuple[str, str, str]] = set()
+    for rights, places, role in re.findall(
+        r"GRANT ([^;]+?)\s+ON ([^;]+?) TO \"sqlqueue_(\w+)\"", text
+    ):
+        for place in places.split(", "):
+            granted.add((role, rights, called(place)))
+
+    told = {
+        (row[0].partition(",")[0], row[1].strip("`"), each)
+        for row in rows()
+        for each in places_of(row)
+    }
+    assert told == granted
+
+
+def rows() -> list[list[str]]:
+    """Of the table of rights."""
+    return tables(PAGE, "Rights")[0].rows
+
+
+def places_of(row: list[str]) -> Iterator[str]:
+    """What a row's right is on, one by one."""
+    text = re.sub(r" \(.*\)$", "", row[2])
+    for each in text.split(", "):
+        named = each.strip("`")
+        yield "a queue that is read" if named in {"the queue", "a queue that is sent to"} else named
+
+
+def called(place: str) -> str:
+    """What the page calls an object of the script."""
+    bare = place.removeprefix("SEQUENCE ")
+    if bare.startswith("SCHEMA") or bare == '"sqlqueue"':
+        return NAMES["SCHEMA"]
+    return NAMES.get(bare) or bare.replace('"sqlqueue".', "").strip('"')
+
+
+def test_the_other_roles_can_do_their_work_with_what_the_page_gives_them(shop: Shop) -> None:
+    """An installer makes tables, a browser looks, an operator returns receipts."""
+    role = f"clerk_{secrets.token_hex(4)}"
+    shop.fill('"Shop.Orders"', 3)
+    stream = shop.stream()
+    stream.batch()
+    stream.close()
+    url = f"{shop.url}?options=-c%20role%3D{role}"
+    shop.sql(f"CREATE ROLE {role}")
+    try:
+        database = shop.sql("SELECT current_database()")[0][0]
+        shop.sql(f"GRANT CREATE ON DATABASE {database} TO {role}")
+        shop.sql(f"GRANT CREATE, USAGE ON SCHEMA public TO {role}")
+        shop.sqlqueue("install", "--url", url, "--state-schema", "another")
+        shop.sqlqueue("create", "Mine", "--url", url)
+        shop.sql(f'GRANT SELECT ON "Shop.Orders" TO {role}')
+        shop.sqlqueue("browse", "Shop.Orders", "--url", url)
+        text = shop.sqlqueue("script", "Shop.Orders", "--reader", role, "--sender", role)
+        shop.sql(text)
+        shop.sql(f"GRANT pg_read_all_stats TO {role}")
+        said = shop.sqlqueue("receipts", "return", "--reader", stream.id, "--yes", "--url", url)
+        looked = shop.sqlqueue("doctor", "Shop.Orders", "--url", url)
+    finally:
+        shop.sql(f"DROP OWNED BY {role}")
+        shop.sql(f"DROP ROLE {role}")
+
+    assert "3 messages returned" in said
+    assert "may not see" not in looked
+    assert shop.count('"Shop.Orders"') == 3
+
+
+# ---------------------------------------------------------------- watching, removing
+
+
+def test_what_the_page_watches_by_is_seen(shop: Shop) -> None:
+    """Each query of `Watch` answers, of a reader at work."""
+    shop.fill('"Shop.Orders"', 3)
+    stream = shop.stream()
+    stream.batch()
+    sessions, sizes, readers, seqs, pinned = blocks(PAGE, "Watch")
+    with shop.other() as other:
+        other.execute('SELECT pg_current_xact_id(), count(*) FROM "Shop.Orders"')
+        stream.reader.latest(stream.offset)
+        shop.run(sessions)
+        said = shop.rows
+        shop.run(pinned)
+        pins = shop.rows
+        other.rollback()
+    shop.run(sizes)
+    kept = {row[0] for row in shop.rows}
+    shop.run(readers)
+    [reader] = shop.rows
+    shop.run(seqs)
+    stream.close()
+
+    assert [row[1] for row in said] == ["sqlqueue driver Shop.Orders"]
+    assert len(pins) == 1
+    assert {"Shop.Orders", "reader", "receipt"} <= kept
+    assert reader[0] == stream.id
+    assert ('"Shop.Orders_seq_seq"', 3) in [row[:2] for row in shop.rows]
+
+
+def test_what_the_page_removes_leaves_no_trace(shop: Shop) -> None:
+    """The catalogue is as it was before us: relations, columns, grants, roles, all."""
+    roles = {f"sqlqueue_{each}": f"{each}_{secrets.token_hex(4)}" for each in ("reader", "sender")}
+    shop.sql("DROP SCHEMA sqlqueue CASCADE")
+    shop.sql('CREATE TABLE "SubscriptionRouting" (queueaddress varchar(200) NOT NULL, '
+             "endpoint varchar(200) NOT NULL, topic varchar(200) NOT NULL, "
+             "PRIMARY KEY (endpoint, topic)) WITH (fillfactor = 100)")  # fmt: skip
+    before = shop.sql(CATALOGUE)
+    words = (
+        part for kind in ("reader", "sender") for part in (f"--{kind}", roles[f"sqlqueue_{kind}"])
+    )
+    shop.sql(shop.sqlqueue(*SCRIPT, *words))
+    shop.sqlqueue("install")
+    shop.sqlqueue("create", "Lake")
+    shop.sqlqueue("subscribe", "Shop.OrderPlaced", "--endpoint", "Lake", "--queue", "Lake")
+    shop.fill('"Shop.Orders"', 10)
+    stream = shop.stream()
+    while stream.batch():
+        pass
+    stream.close()
+    during = shop.sql(CATALOGUE)
+    shop.words = roles
+
+    first, last = blocks(PAGE, "Remove it without trace")
+    shop.words = {}
+    shop.run(first)
+    said = shop.printed
+    shop.words = roles
+    shop.run(last)
+
+    assert "no receipts" in said
+    assert len(during) > len(before) + 20
+    assert shop.sql(CATALOGUE) == before
+    assert shop.count('"SubscriptionRouting"') == 0

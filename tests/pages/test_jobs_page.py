@@ -1,0 +1,82 @@
+"""docs/jobs.md: the jobs that are there, and settings that they read."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sqlq_spark import job_words
+
+from .page import ROOT, Block, blocks, read, tables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+PAGE = "docs/jobs.md"
+JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
+
+
+def loaded(name: str) -> ModuleType:
+    """A job's module, without running it."""
+    spec = importlib.util.spec_from_file_location(f"page_of_{name}", ROOT / "jobs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # a dataclass looks its own module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def filled(name: str, path: Path) -> Any:
+    """The settings that a job makes of a file."""
+    module = loaded(name)
+    words = job_words.parse_words("", module.Settings, ["--settings", str(path)])
+    return job_words.load(module.Settings, words, lambda *_: "secret")
+
+
+def test_the_page_lists_the_jobs_that_are_there() -> None:
+    """All of them, each with its settings' file."""
+    [jobs] = tables(PAGE, "Jobs")
+
+    assert sorted(cell.strip("`") for cell in jobs.column()) == JOBS
+    assert [name for name in JOBS if not (ROOT / "conf" / f"{name}.toml").exists()] == []
+    assert [name for name in JOBS if not loaded(name).__doc__] == []
+
+
+@pytest.mark.parametrize(
+    "block", [each for each in blocks(PAGE) if each.language == "toml"], ids=lambda each: each.text
+)
+def test_the_settings_on_the_page_are_read_by_their_job(block: Block, tmp_path: Path) -> None:
+    """Every name and value; the first line names the job."""
+    path = tmp_path / "settings.toml"
+    path.write_text(block.text, encoding="utf-8")
+    name = block.text.partition("\n")[0].removeprefix("# ")
+
+    settings = filled(name, path)
+
+    assert settings.options()
+    assert settings.table in settings.tables()
+
+
+def test_the_exit_codes_are_those_of_the_frame() -> None:
+    """By number, and none is left out."""
+    from sqlq_spark import job  # noqa: PLC0415 - it imports pyspark
+
+    [codes] = tables(PAGE, "Run one")
+
+    assert [int(each) for each in codes.column()] == [job.GOOD, job.FOUND, job.USAGE, job.FAILED]
+
+
+def test_a_setting_between_backticks_is_one_of_a_job() -> None:
+    """A name with an underscore, on this page."""
+    known = set(JOBS)
+    for name in JOBS:
+        known |= set(loaded(name).Settings.__dataclass_fields__)
+    named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", read(PAGE)))
+
+    assert named - known == set()

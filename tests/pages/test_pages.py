@@ -1,0 +1,220 @@
+"""No table and no block of code stands in the documents that nothing holds true."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from sqlq_spark import datasource, outgoing
+from sqlq_spark.dialects import sqlserver_url
+from sqlq_spark.errors import BadFrame, BadOption
+from sqlq_spark.options import SinkOptions, SourceOptions
+
+from . import programs
+from .page import PAGES, ROOT, Block, blocks, read, sections, tables
+from .proofs import FIGURES, PROSE, ROWS, TRIED, WHOLE
+from .shop import commands, parse
+
+TESTS = ROOT / "tests"
+ALL = ["README.md", "CONTRIBUTING.md", *PAGES]
+# languages that no test runs: C# is another team's, JSON and text are held by tests of their own
+SHOWN = {"csharp", "json", "text"}
+# page → the test file that runs its blocks, in the order of the page or runbook by runbook
+RUN = {
+    "README.md": "spark/test_readme.py",
+    "docs/dba.md": "pages/test_dba.py",
+    "docs/dotnet.md": "pages/test_spark_pages.py",
+    "docs/jobs.md": "pages/test_jobs_page.py",
+    "docs/migration.md": "pages/test_spark_pages.py",
+    "docs/operations.md": "pages/test_operations.py",
+    "docs/sqlqueue.md": "pages/test_spark_pages.py",
+    "docs/transactions.md": "pages/test_spark_pages.py",
+}
+# their commands start other programs, or a server of their own: they are parsed here
+PARSED = ["docs/commandline.md", "CONTRIBUTING.md", "docs/jobs.md"]
+
+
+def source(path: str) -> str:
+    """The text of a test file."""
+    return (TESTS / path).read_text(encoding="utf-8")
+
+
+def code() -> list[Block]:
+    """The blocks that are to be run."""
+    found = [each for page in ALL for each in blocks(page)]
+    return [each for each in found if each.language not in SHOWN and each.unrun is None]
+
+
+# ---------------------------------------------------------------- code
+
+
+def test_every_block_of_code_is_run() -> None:
+    """A new page, or a new runbook, fails here until a test runs it."""
+    lost = []
+    for each in code():
+        if each.page in PARSED and each.language == "sh":
+            continue
+        text = source(RUN[each.page]) if each.page in RUN else ""
+        by_runbook = f'runbook("{each.heading}")' in text or f'PAGE, "{each.heading}")' in text
+        whole = f'blocks("{each.page}")' in text or "in blocks(PAGE)" in text
+        if not (by_runbook or whole or each.page == "README.md"):
+            lost.append(each.name)
+
+    assert lost == []
+
+
+def test_python_that_is_not_run_is_parsed() -> None:
+    """Why it is not stands on the line before it; so it does of a shell's block."""
+    for each in (each for page in ALL for each in blocks(page)):
+        assert each.language, f"{each.name} has no language"
+        if each.unrun is not None and each.language == "python":
+            compile(each.text, each.name, "exec")
+
+
+@pytest.mark.parametrize("page", [page for page in (*PARSED, "README.md") if page in ALL])
+def test_commands_that_are_not_run_are_parsed(page: str) -> None:
+    """Their switches, files and extras are there; `sqlqueue …` is read by the command line."""
+    found = [each for each in blocks(page) if each.language == "sh"]
+    for line in (line for each in found for line in commands(each.text)):
+        words = programs.split(line)
+        if words[0].endswith("sqlqueue"):
+            parse(words)
+        else:
+            programs.check(words)
+
+    assert found
+
+
+@pytest.mark.parametrize("page", ALL)
+def test_commands_in_the_text_are_read_by_the_command_line(page: str) -> None:
+    """`sqlqueue …` between backticks: its commands and switches are known."""
+    text = re.sub(r"^```.*?^```$", "", read(page), flags=re.MULTILINE | re.DOTALL)
+    for line in re.findall(r"`sqlqueue ([a-z][^`…]*)`", text):
+        programs.known_words(line.split())
+
+
+# ---------------------------------------------------------------- tables
+
+
+def test_every_table_is_held() -> None:
+    """By a test for each row, by one for the whole, or it is told what it is."""
+    found = [
+        (page, heading, at)
+        for page in ALL
+        for heading, group in groupby(tables(page), key=lambda each: each.heading)
+        for at, _ in enumerate(group)
+    ]
+    by_row = {(page, heading, 0) for page, heading in ROWS}
+
+    assert by_row.isdisjoint(WHOLE)
+    assert set(found) == by_row | {each for each in WHOLE if each[0] in ALL}
+
+
+@pytest.mark.parametrize(("page", "heading"), ROWS)
+def test_every_row_has_its_test(page: str, heading: str) -> None:
+    """No row without one, no test for a row that is gone."""
+    assert tables(page, heading)[0].column() == list(ROWS[page, heading])
+
+
+def test_the_tests_that_are_named_are_there() -> None:
+    """By file and name, here and in the pages' own text."""
+    named = {each for rows in ROWS.values() for each in rows.values()}
+    named |= {each for (page, *_), each in WHOLE.items() if page in ALL}
+    gone = []
+    for each in named - {FIGURES, PROSE, TRIED}:
+        path, _, name = each.partition("::")
+        if not re.search(rf"^def {name}\(", source(path), flags=re.MULTILINE):
+            gone.append(each)
+    files = {name for page in ALL for name in re.findall(r"`(tests/[\w/]+\.py)`", read(page))}
+
+    assert gone == []
+    assert [each for each in files if not (ROOT / each).exists()] == []
+
+
+def test_the_columns_of_a_read_are_the_formats() -> None:
+    """Names and types, in their order."""
+    [table] = tables("docs/sqlqueue.md", "Columns of a read")
+    told = {row[0].strip("`"): row[1] for row in table.rows}
+
+    assert list(told.items()) == list((datasource.COLUMNS | {"bodyString": "string"}).items())
+
+
+def test_the_columns_of_a_write_are_those_that_are_taken() -> None:
+    """Each by its name; a wrong type is answered with the words of the page."""
+    [table] = tables("docs/sqlqueue.md", "Columns of a write")
+
+    assert {name.strip("`") for name in table.column()} == set(outgoing.WRITTEN)
+    for cell, kind, _ in table.rows:
+        with pytest.raises(BadFrame) as refused:
+            outgoing.check({"body": "binary", cell.strip("`"): "boolean"}, queue=True)
+        assert str(refused.value).endswith(f"expected {kind}")
+
+
+def test_options_are_called_what_they_are_called() -> None:
+    """A name between backticks, on any page, that is an option but for its case has its case."""
+    known = {
+        each.metadata["option"] for kind in (SourceOptions, SinkOptions) for each in fields(kind)
+    }
+    lower = {name.lower(): name for name in known}
+    for page in ALL:
+        for name in re.findall(r"`([a-z]+[A-Z]\w+)(?:=[^`]*)?`", read(page)):
+            assert lower.get(name.lower(), name) == name, f"{page}: {name}"
+
+
+def test_the_parameters_of_a_sql_server_url_are_known() -> None:
+    """None is missing, none is made up."""
+    [table] = tables("docs/sqlserver.md", "Connect")
+    told = {name for cell in table.column() for name in re.findall(r"`(\w+)`", cell)}
+
+    with pytest.raises(BadOption) as refused:
+        sqlserver_url.Target.parse("sqlserver://host/shop?nope=1")
+    assert told <= set(re.findall(r"\w+", str(refused.value)))
+
+
+def test_the_suites_are_there() -> None:
+    """Folders, and the variables that something reads."""
+    [table] = tables("CONTRIBUTING.md", "Suites")
+    for folder, _, switch in table.rows:
+        assert list(ROOT.glob(folder.strip("`"))), folder
+        for name in re.findall(r"`(SQLQ_\w+)`", switch):
+            programs.variable(name)
+    folders = {path.name for path in TESTS.iterdir() if path.is_dir() and path.name[0] not in "._"}
+
+    assert folders - {Path(cell.strip("`")).name for cell in table.column()} == set()
+
+
+def test_figures_that_are_told_twice_are_the_same() -> None:
+    """WAL of a message, and what a JDBC read and the transport's loop are compared with."""
+    growth, dba, readme = read("docs/growth.md"), read("docs/dba.md"), read("README.md")
+    [figures] = re.findall(r"\[(\d+) bytes .*?, ([\d,]+) sent .*?, ([\d,]+) exactly", dba)
+
+    assert all(f"| {each} bytes |" in growth for each in figures)
+    assert "browse, `json` | 238,200 | 0.97 of a JDBC read" in readme
+    assert "0.97 of the rate of a JDBC read" in read("docs/migration.md")
+    assert "36 times the transport's loop" in readme
+
+
+# ---------------------------------------------------------------- links
+
+
+def anchor(title: str) -> str:
+    """What a heading is called in a link."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", [*ALL, "CHANGELOG.md"])
+def test_every_link_leads_somewhere(page: str) -> None:
+    """To a file of the tree, and a heading of it."""
+    for target in re.findall(r"\]\(((?!https?:)[^)\s]+)\)", read(page)):
+        path, _, heading = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), f"{page}: {target}"
+        if heading:
+            titles = [
+                anchor(title) for title, _ in sections(file.resolve().relative_to(ROOT).as_posix())
+            ]
+            assert heading in titles, f"{page}: {target}"

@@ -1,0 +1,137 @@
+"""The code of the pages runs as it stands, with a real Spark session, in the order of the page."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from spark.stand import finish
+
+from .page import blocks, tables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from .shop import Shop
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    """Py4J tells every call at DEBUG, which pytest would keep."""
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+
+
+def create(shop: Shop, *queues: str) -> None:
+    """Make more queues."""
+    for each in queues:
+        shop.sqlqueue("create", each)
+
+
+def keys(value: Any) -> Any:
+    """What a JSON text says of its own shape."""
+    if isinstance(value, dict):
+        return {key: keys(each) for key, each in value.items()}
+    return [keys(each) for each in value[:1]] if isinstance(value, list) else None
+
+
+def test_the_code_of_the_page_of_the_format(
+    spark: SparkSession, shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every read and write of it, each with messages that wait for it."""
+    create(shop, "Shop.Billing", "Shop.Archive")
+    shop.names["spark"] = spark
+    for each in blocks("docs/sqlqueue.md"):
+        if each.language in {"python", "sh"}:
+            shop.fill('"Shop.Orders"', 10)
+            shop.fill('"Shop.Billing"', 5)
+            shop.run(each)
+
+    sent = shop.sql("SELECT headers FROM \"Shop.Billing\" WHERE headers LIKE '%OrderPlaced%'")
+    assert spark.read.parquet(str(shop.folder / "orders")).count() == 10
+    assert "Shop.PlaceOrder" in capsys.readouterr().out
+    assert len(sent) == 0  # they were passed on to the archive with all else
+    assert shop.count('"Shop.Archive"') > 50
+    assert shop.names["several"].columns == ["queue", "body"]
+
+
+def test_the_progress_on_the_page_has_the_keys_of_a_real_one(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    """Of the second micro-batch; and the table below it names all of what is ours."""
+    [sample] = [each for each in blocks("docs/sqlqueue.md") if each.language == "json"]
+    told = json.loads(sample.text)
+    shop.fill('"Shop.Orders"', 250, TimeSent="2026-06-30 17:05:09:123456 Z")
+    options = {"url": shop.url, "queue": "Shop.Orders", "maxMessagesPerTrigger": "100"}
+
+    stream = spark.readStream.format("sqlqueue").options(**options).load()
+    query = finish(stream.writeStream.format("noop"), tmp_path / "checkpoint")
+    real = json.loads(query.recentProgress[1].json)
+    real["sources"][0]["latestOffset"].setdefault("queues", [])  # only of several
+
+    [told_of] = tables("docs/sqlqueue.md", "Metrics")
+    assert keys(told) | {"sources": []} == keys(real) | {"sources": []}
+    theirs, ours = (keys(each["sources"][0]) for each in (told, real))
+    assert {name.strip("`") for name in told_of.column()} == ours["latestOffset"].keys()
+    del ours["latestOffset"]["queues"]
+    assert theirs == ours
+
+
+def test_the_code_of_the_page_for_the_net_team(spark: SparkSession, shop: Shop) -> None:
+    """Spark is sent to, hears, is heard and answers."""
+    create(shop, "Shop.Web")
+    shop.sqlqueue(
+        "subscribe", "Shop.Contracts.IOrderEvent", "--endpoint", "W", "--queue", "Shop.Web"
+    )
+    shop.names["spark"] = spark
+    shown, asked = [], False
+    for each in blocks("docs/dotnet.md"):
+        if each.language in {"python", "sh"}:
+            shop.run(each)
+            shown.append(shop.printed)
+        if "sqlqueue create Lake" in each.text and not asked:
+            shop.fill('"Lake"', 4, ReplyToAddress="Shop.Web")
+            asked = True
+
+    heard = [json.loads(row[0]) for row in shop.sql('SELECT headers FROM "Shop.Web" ORDER BY seq')]
+    types = [each["NServiceBus.EnclosedMessageTypes"] for each in heard]
+    assert '"public"."Lake"' in "".join(shown)
+    assert types[:3] == ["Shop.Contracts.OrderScored;Shop.Contracts.IOrderEvent"] * 3
+    assert types[3:] == ["Shop.Contracts.OrderArchived"] * 4
+    assert {each["NServiceBus.MessageIntent"] for each in heard} == {"Publish", "Reply"}
+    assert shop.count('"Lake"') == 0
+
+
+def test_the_code_of_the_page_of_migration(spark: SparkSession, shop: Shop) -> None:
+    """What a JDBC read loses is lost there, and the stream gets all."""
+    shop.names["spark"] = spark
+    shop.sqlqueue("subscribe", "Shop.OrderPlaced", "--endpoint", "Lake", "--queue", "Shop.Orders")
+    for each in blocks("docs/migration.md"):
+        if each.unrun is not None:
+            compile(each.text, each.name, "exec")
+        if each.language == "python" and each.unrun is None:
+            shop.fill('"Shop.Orders"', 10)
+        shop.run(each)
+        if each.language == "sql":
+            lost = shop.rows
+
+    assert lost == [(0,)]
+    assert spark.read.format("delta").load(str(shop.folder / "orders")).count() == 10
+    assert "no receipts" in shop.printed
+
+
+def test_the_code_of_the_page_of_transaction_modes(spark: SparkSession, shop: Shop) -> None:
+    """A batch that comes twice is written once."""
+    shop.names["spark"] = spark
+    for each in blocks("docs/transactions.md"):
+        shop.run(each)
+    into_delta = shop.names["into_delta"]
+    for batch in (0, 0, 1):
+        into_delta(spark.range(5), batch)
+
+    assert spark.read.format("delta").load(str(shop.folder / "orders")).count() == 10

@@ -1,0 +1,86 @@
+"""A stream of Spark and .NET endpoints on the same queues, to the end: everything comes once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from conformance import transport
+from conformance.endpoint import Endpoint, Incoming, Mode
+
+from spark.stand import Queue, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+HALF = 60
+SECONDS = 90.0  # for a wait; a first micro-batch starts workers
+
+
+def drained(endpoint: Endpoint) -> list[Incoming]:
+    """Let an endpoint handle all that waits."""
+    found: list[Incoming] = []
+    while endpoint.receive(found.append, Mode.RECEIVE_ONLY):
+        pass
+    return found
+
+
+def test_a_stream_between_endpoints_passes_every_message_on_once(
+    spark: SparkSession, queue: Queue, tmp_path: Path
+) -> None:
+    """One sends, one competes with the stream, and one receives what the stream's sink sent."""
+    out = Queue(queue.place, "out")
+    out.create()
+    database = transport.of(queue.peer.dialect, queue.place.url, queue.place.schema)
+    stream = queue.stream(spark, peekDelay="100ms", maxMessagesPerTrigger=60).load()
+    writer = (
+        stream.drop("queue")
+        .writeStream.format("sqlqueue")
+        .options(**out.options, transactionMode="sendsAtomicWithReceive")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(processingTime="100 milliseconds")
+    )
+
+    with (
+        Endpoint(database, "web", older=True) as web,
+        Endpoint(database, queue.table) as rival,
+        Endpoint(database, out.table) as billing,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        rival.install()
+        sent = [web.send(queue.name, b"%d" % at) for at in range(HALF)]
+        taken: list[Incoming] = []
+        while len(taken) < HALF // 4:
+            assert rival.receive(taken.append)
+
+        def compete() -> None:
+            for at in range(HALF, 2 * HALF):
+                sent.append(web.send(queue.name, b"%d" % at))
+                if at % 2:
+                    rival.receive(taken.append)
+
+        query = writer.start()
+        try:
+            until(out.count, SECONDS)
+            beside.submit(compete).result()
+            until(lambda: queue.count() == 0 and queue.state("receipt") == 0, SECONDS)
+        finally:
+            query.stop()
+        passed = drained(billing)
+        failed = rival.return_to_source()
+
+    assert query.exception() is None
+    assert failed is None
+    assert Counter(each.message_id for each in taken + passed) == Counter(
+        each["NServiceBus.MessageId"] for each in sent
+    )
+    given = {each["NServiceBus.MessageId"]: each for each in sent}
+    assert [each.headers for each in passed] == [given[each.message_id] for each in passed]
+    assert len(passed) >= HALF // 2
+    assert queue.state("outbox") == 0

@@ -1,0 +1,181 @@
+"""Jobs in the tests' own session: what need not be killed to be seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from jobs.submit import delta_rows, module
+
+from spark.stand import Queue, until
+from sqlq_spark import job
+from sqlq_spark.type_tables import table_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+PLACED = "Shop.Placed, Shop, Version=1.0.0.0;Shop.IEvent"
+ODD = "../../Shop`Placed"
+TYPES = [PLACED, "shop.placed", ODD, "Paid", "Paid"]  # of messages in turn
+
+
+def received(queue: Queue, folder: Path, **more: Any) -> Any:
+    """Settings of queue_to_delta, and its module."""
+    made = module("queue_to_delta")
+    settings = made.Settings(
+        url=queue.place.url,
+        queues=queue.name,
+        table=str(folder / "table"),
+        checkpoint=str(folder / "checkpoint"),
+        source={"stateSchema": queue.place.state},
+        **more,
+    )
+    return made, settings
+
+
+def numbers(table: Path) -> list[int]:
+    """The numbers in the bodies of a table, in their order."""
+    return sorted(int(row["body"][len('{"number":') : -1]) for row in delta_rows(table))
+
+
+def test_ended_between_two_tables(
+    spark: SparkSession, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that had their share of the batch are not given it again."""
+    made, settings = received(
+        queue, tmp_path, form="body", split=True, most_types=1, names={"Paid": "paid"}
+    )
+    queue.fill(0, 50)
+    queue.dba.retype(queue.address, TYPES)
+    append = made.Splitter.append
+
+    def failing(self: Any, rows: DataFrame, name: str, number: int) -> None:
+        append(self, rows, name, number)
+        reason = "the end"
+        raise RuntimeError(reason)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(made.Splitter, "append", failing)
+        with pytest.raises(Exception, match="the end"):
+            made.run(spark, settings)
+    totals = made.run(spark, settings)
+
+    tables = {each.name: numbers(each) for each in (tmp_path / "table").iterdir()}
+    assert totals["messages"] == 50
+    assert set(tables) == {"paid", "other", table_name(ODD)}
+    assert tables["paid"] == [each for each in range(50) if (each + 1) % 5 in {3, 4}]
+    assert sorted(chain(*tables.values())) == [*range(50)]
+
+
+def test_a_share_is_written_once_into_a_table_of_a_catalog(
+    spark: SparkSession, queue: Queue, tmp_path: Path
+) -> None:
+    """The write that makes it, too."""
+    made, settings = received(queue, tmp_path)
+    splitter = made.Splitter(replace(settings, table="default.split"))
+    splitter.query.set_result("a query")
+    rows = spark.range(3)
+
+    for _ in range(2):
+        splitter.append(rows, "paid", 0)
+
+    assert spark.table("default.split_paid").count() == 3
+    spark.sql("DROP TABLE default.split_paid")
+
+
+def test_a_form_with_more_columns_goes_on_in_the_same_table(
+    spark: SparkSession, queue: Queue, tmp_path: Path
+) -> None:
+    """Those that it had not are null in the rows before."""
+    for at, form in enumerate(["body", "json"]):
+        made, settings = received(queue, tmp_path, form=form)
+        queue.fill(at, at + 1)
+        made.run(spark, settings)
+
+    rows = sorted(delta_rows(tmp_path / "table"), key=lambda row: row["seq"])
+    assert "headers" not in rows[0]
+    assert json.loads(rows[1]["headers"])["NServiceBus.MessageId"] == "m-1"
+
+
+def test_a_stream_that_runs_on_ends_after_its_batch(
+    spark: SparkSession, queue: Queue, tmp_path: Path
+) -> None:
+    """By SIGTERM; its totals are those of the batches it did."""
+    made, settings = received(queue, tmp_path, trigger="100ms")
+    queue.fill(0, 10)
+    commits = tmp_path / "checkpoint" / "commits"
+
+    def end() -> None:
+        until((commits / "0").exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert threading.current_thread() is threading.main_thread()  # only it is told of signals
+    ending = threading.Thread(target=end)
+    ending.start()
+    totals = made.run(spark, settings)
+    ending.join()
+
+    assert totals == {"messages": 10, "batches": 1, "expired": 0, "diverted": 0}
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert len(delta_rows(tmp_path / "table")) == 10
+
+
+def test_rows_become_json(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+    """Where no column is named; only those asked for, and only new ones."""
+    made = module("delta_to_queue")
+    settings = made.Settings(
+        url=queue.place.url,
+        table=str(tmp_path / "table"),
+        checkpoint=str(tmp_path / "checkpoint"),
+        where="id % 2 = 0",
+        queue=queue.name,
+        sink={"stateSchema": queue.place.state},
+    )
+
+    for first in (0, 4):
+        spark.range(first, first + 4).write.format("delta").mode("append").save(settings.table)
+        made.run(spark, settings)
+
+    rows = queue.rows()
+    assert sorted(body for _, body in rows) == [b'{"id":%d}' % each for each in (0, 2, 4, 6)]
+    assert {headers["NServiceBus.ContentType"] for headers, _ in rows} == {"application/json"}
+
+
+def test_a_dry_run_finds_what_is_wrong(
+    spark: SparkSession, queue: Queue, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And leaves everything as it is."""
+    made, table = module("delta_to_queue"), str(tmp_path / "table")
+    spark.sql("SELECT 'a' AS name").write.format("delta").save(table)
+    given = {
+        "url": queue.place.url,
+        "table": table,
+        "queue": queue.name,
+        "columns": "id=name",
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "sink": f"stateSchema={queue.place.state}",
+    }
+    flags = ["--dry-run", *(word for name, text in given.items() for word in (f"--{name}", text))]
+
+    for words, code, said in [
+        ([], 0, "columns: body string, id string"),
+        (["--columns", "id=nmae"], 3, "nmae"),
+        (["--queue", "Shop.None"], 3, "Shop.None"),
+        (["--table", "/no/table"], 2, "table /no/table is not there"),
+        (["--columns", "bdoy=name"], 2, "setting bdoy in [columns]: expected one of body, id,"),
+    ]:
+        ended = job.main("", made.Settings, made.run, [*flags, *words])
+        out = capsys.readouterr()
+        assert (ended, said in out.out + out.err) == (code, True), out
+    assert queue.count() == 0
+    assert not (tmp_path / "checkpoint").exists()

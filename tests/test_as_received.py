@@ -1,0 +1,110 @@
+"""The option asReceived: what was read is passed on as it is."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from wire import cases
+
+from sqlq_spark import outgoing
+from sqlq_spark.errors import BadFrame, BadMessage, BadOption
+from sqlq_spark.headers import MESSAGE_ID
+from sqlq_spark.options import SinkOptions
+
+NOW = datetime(2026, 6, 30, 12, tzinfo=UTC)
+EXPIRES = pa.timestamp("us", "UTC")
+
+
+def sent(columns: dict[str, Any], **raw: str) -> list[dict[str, Any]]:
+    """The rows of the parcels that a frame makes; its sender stands at NOW."""
+    given = {"url": "postgresql:///", "queue": "q", "asReceived": "true", **raw}
+    options = SinkOptions.parse(given)
+    batch = pa.record_batch({"body": [b""] * len(next(iter(columns.values()))), **columns})
+    sender = outgoing.Sender(options=options, partition=0, sent=NOW)
+    return [row for parcel in sender.parcels([batch]) for row in parcel.to_pylist()]
+
+
+def test_headers_stay_byte_for_byte() -> None:
+    """Those of every writer, with the white space, escapes and order that they have."""
+    texts = [
+        case.headers
+        for case in cases()
+        if case.headers and MESSAGE_ID in case.headers and not case.poison
+    ]
+    texts.append(f' {{ "{MESSAGE_ID}" : "m" }}\n')
+    assert len(texts) >= 10
+
+    assert [row["headers"] for row in sent({"headers": texts})] == texts
+
+
+def test_a_message_without_an_id_gets_its_rows() -> None:
+    """By which it went, before all that it has."""
+    texts = ["{}", '{"a":"b\\/c"}', "", None, f'{{"{MESSAGE_ID}":null}}']
+    ids = [f"row-{at}" for at in range(5)]
+    columns = {"headers": texts, "id": ids, "correlationId": ["c"] * 5, "replyToAddress": ["r"] * 5}
+
+    found = [row["headers"] for row in sent(columns)]
+
+    assert found == [
+        f'{{"{MESSAGE_ID}":"row-0"}}',
+        f'{{"{MESSAGE_ID}":"row-1","a":"b\\/c"}}',
+        f'{{"{MESSAGE_ID}":"row-2"}}',
+        f'{{"{MESSAGE_ID}":"row-3"}}',
+        texts[4],
+    ]
+
+
+def test_maps_and_frames_without_headers_are_passed_on_too() -> None:
+    """Nothing but a message id is added."""
+    maps = pa.array([[("a", "b")], []], pa.map_(pa.string(), pa.string()))
+
+    assert [row["headers"] for row in sent({"headers": maps, "id": ["m", "n"]})] == [
+        f'{{"{MESSAGE_ID}":"m","a":"b"}}',
+        f'{{"{MESSAGE_ID}":"n"}}',
+    ]
+    (row,) = sent({"seq": [1]})
+    assert [*json.loads(row["headers"])] == [MESSAGE_ID]
+
+
+def test_poison_is_refused() -> None:
+    """No endpoint could read it."""
+    with pytest.raises(BadMessage, match="headers is no JSON object"):
+        sent({"headers": ["{}", "[]"]})
+
+
+def test_what_expires_lives_as_long_as_it_had_left() -> None:
+    """To the millisecond, be it longer than a header may say; what has expired stays expired."""
+    left = [timedelta(minutes=1, microseconds=1999), timedelta(0), timedelta(-1), timedelta(1000)]
+    left.append(datetime(9999, 12, 30, tzinfo=UTC) - NOW)
+    expires = pa.array([*(NOW + each for each in left), None], EXPIRES)
+
+    rows = sent({"expires": expires, "timeToBeReceived": ["00:00:07"] * 6})
+
+    years = outgoing.LONGEST_LEFT
+    assert [row["lifetime"] for row in rows] == [60_001, 0, 0, 86_400_000_000, years, 7000]
+    assert sent({"expires": expires}, asReceived="false")[0]["lifetime"] is None
+    assert sent({"seq": [1]})[0]["lifetime"] is None
+
+
+def test_a_frame_whose_expires_is_no_time_is_refused() -> None:
+    """Unless it is not looked at."""
+    types = {"body": "binary", "expires": "string"}
+
+    outgoing.check(types, queue=True)
+    with pytest.raises(BadFrame, match="column expires is string: expected timestamp"):
+        outgoing.check(types, queue=True, as_received=True)
+
+
+@pytest.mark.parametrize(
+    "option", ["messageType", "contentType", "originatingEndpoint", "replyToAddress"]
+)
+def test_options_that_state_headers_are_refused(option: str) -> None:
+    """They would do nothing."""
+    with pytest.raises(BadOption, match=r"asReceived is 'true'.*'said'\] here"):
+        sent({"seq": [1]}, **{option: "said"})
+    with pytest.raises(BadOption, match="7000 ms"):
+        sent({"seq": [1]}, timeToBeReceived="00:00:07")

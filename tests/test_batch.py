@@ -1,0 +1,69 @@
+"""The tasks of a batch, from its offset alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.batch import tasks_of
+from sqlq_spark.errors import BadAddress
+from sqlq_spark.options import SourceOptions
+from sqlq_spark.receive import CEILING
+
+MIB = 1 << 20
+
+
+def options(**raw: str) -> SourceOptions:
+    """Options of a reader of two queues."""
+    return SourceOptions.parse({"url": "postgresql://host/shop", "queues": "a, b", **raw})
+
+
+def offset(*parts: dict[str, Any]) -> dict[str, Any]:
+    """Give an offset of parts that lack what does not matter."""
+    part = {"queue": '"public"."a"', "messages": 10, "share": 5, "bytes": 100, "bounds": [1, 6, 11]}
+    return {"v": 1, "reader": "r", "batch": 3, "plan": [part | each for each in parts]}
+
+
+def test_tasks_are_numbered_over_all_queues() -> None:
+    """The receipt of a task is found by reader, batch and number."""
+    end = offset({}, {"queue": '"sales"."b, c"', "bounds": [7, 9], "share": 10}, {"bounds": [2, 3]})
+
+    found = tasks_of(end, options())
+
+    assert [each.key for each in found] == [("r", 3, at) for at in range(4)]
+    assert [(each.queue, each.first, each.stop, each.messages) for each in found] == [
+        (QueueAddress("a", "public"), 1, 6, 5),
+        (QueueAddress("a", "public"), 6, 11, 5),
+        (QueueAddress("b, c", "sales"), 7, 9, 10),
+        (QueueAddress("a", "public"), 2, 3, 5),
+    ]
+
+
+def test_the_bytes_of_a_batch_are_shared_by_what_was_expected() -> None:
+    """Between the queues by weight, between the tasks of one evenly."""
+    end = offset({}, {"messages": 3, "bytes": 1000, "bounds": [1, 2]})
+
+    assert [each.bytes for each in tasks_of(end, options())] == [CEILING] * 3
+    assert [each.bytes for each in tasks_of(end, options(maxBytesPerTrigger="8m"))] == [
+        MIB,
+        MIB,
+        6 * MIB,
+    ]
+    assert [each.bytes for each in tasks_of(end, options(maxBytesPerTrigger="1"))] == [1, 1, 1]
+    assert [each.bytes for each in tasks_of(offset({}), options(maxBytesPerTrigger="9"))] == [4, 4]
+
+
+@pytest.mark.parametrize("queue", ['"a', '"a"."b"."c"', "", "x" * 56])
+def test_a_queue_that_cannot_be_one_is_refused(queue: str) -> None:
+    """A checkpoint is read as a stranger's text is."""
+    with pytest.raises(BadAddress):
+        tasks_of(offset({"queue": queue}), options())
+
+
+def test_a_queues_name_never_leaves_its_quotes() -> None:
+    """A name without quotes is one table, whatever it holds."""
+    (task,) = tasks_of(offset({"queue": 'a"; DROP TABLE b; --', "bounds": [1, 2]}), options())
+
+    assert task.queue == QueueAddress('a"; DROP TABLE b; --')

@@ -1,0 +1,51 @@
+"""How long messages live by what they tell, and when a reader pauses longer than that."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from sqlq_spark.checks import lifetime, too_short
+
+EXPIRES = datetime(2026, 6, 30, 17, 5, 19, 500_000)  # noqa: DTZ001 - as the column has it
+SENT = "2026-06-30 17:05:09:000000 Z"
+
+
+@pytest.mark.parametrize(
+    ("sent", "lives", "seconds"),
+    [
+        (SENT, None, 10.5),
+        (SENT, "00:00:07", 7.0),
+        (None, "1.00:00:00", 86_400.0),
+        (None, None, None),
+        ("soon", None, None),
+        (SENT, "soon", None),
+        (SENT, "-00:00:07", None),
+    ],
+)
+def test_a_lifetime_is_what_the_headers_tell(
+    sent: str | None, lives: str | None, seconds: float | None
+) -> None:
+    """What cannot be read tells nothing: a header is a stranger's text."""
+    assert lifetime(EXPIRES, sent, lives) == seconds
+
+
+@pytest.mark.parametrize(
+    ("lives", "peek_delay", "told"),
+    [
+        ([], 1.0, []),
+        ([None], 1.0, []),
+        ([1.0], 1.0, []),
+        ([5.0, 0.9, None], 1.0, ["0.9"]),
+        ([0.0, -3.0, 20.0], 10.0, []),  # sent as expired: no reader is in time for it
+    ],
+)
+def test_only_a_life_shorter_than_the_pause_is_told(
+    lives: list[float | None], peek_delay: float, told: list[str]
+) -> None:
+    """By the shortest of them."""
+    found = list(too_short("orders", lives, peek_delay))
+
+    assert [each.found.split()[2] for each in found] == told
+    assert all((each.name, each.severity) == ("peek_delay", "warning") for each in found)

@@ -1,0 +1,43 @@
+"""What docs/commandline.md says is what the commands are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from test_cli_options import COMMANDS, options
+
+from sqlq_spark import cli_options
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "commandline.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_page_has_a_row_for_each_command() -> None:
+    """None is missing and none is made up; README names them too."""
+    rows = re.findall(r"^\| `([a-z -]+)` \|", PAGE, flags=re.MULTILINE)
+    told = r"^`sqlqueue --help` lists the commands: (.+)\.$"
+    (line,) = re.findall(told, README, flags=re.MULTILINE)
+
+    assert sorted(rows) == sorted(COMMANDS)
+    assert set(re.findall(r"`([a-z-]+)`", line)) == {name.partition(" ")[0] for name in COMMANDS}
+
+
+def test_the_page_has_a_row_for_each_exit_code() -> None:
+    """Those that the package ends with."""
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, flags=re.MULTILINE)}
+
+    found = cli_options
+    assert codes == {0, found.FOUND, found.USAGE, found.DATABASE, found.STOPPED}
+
+
+@pytest.mark.parametrize("line", re.findall(r"\bsqlqueue [a-z][^`\n]*", PAGE))
+def test_the_options_of_each_line_of_the_page_are_there(line: str) -> None:
+    """As the command has them."""
+    words = shlex.split(line)[1:]
+    name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
+
+    assert {word for word in words if word.startswith("--")} <= options(name)

@@ -1,0 +1,118 @@
+"""An endpoint's queues are named as the transport names them, or refused by the flag."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sqlq_spark.address import QueueAddress, parse_postgresql, print_postgresql
+from sqlq_spark.endpoint import Endpoint, endpoint, table_name
+from sqlq_spark.errors import BadOption
+
+URL = "postgresql://"
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        (("shop",), "shop"),
+        (("shop", "Retries"), "shop.Retries"),
+        (("shop", "", "web1"), "shop.web1"),
+        (("Shop.Sales", "Retries", "web1"), "Shop.Sales.Retries.web1"),
+    ],
+)
+def test_a_table_is_endpoint_qualifier_discriminator(parts: tuple[str, ...], name: str) -> None:
+    """Joined by dots, what is not there left out."""
+    assert table_name(*parts) == name
+
+
+def test_an_endpoint_has_all_queues_that_were_asked_for() -> None:
+    """In the order of the flags; its own lie in its schema, plain names in the default one."""
+    made = endpoint(
+        URL,
+        '"sales"."shop"',
+        instances=["web1", "web2"],
+        qualifiers=["Retries"],
+        error="error",
+        audit='"ops"."audit"',
+    )
+
+    assert made == Endpoint(
+        primary=QueueAddress("shop", "sales"),
+        instances=(QueueAddress("shop.web1", "sales"), QueueAddress("shop.web2", "sales")),
+        satellites=(QueueAddress("shop.Retries", "sales"),),
+        error=QueueAddress("error"),
+        audit=QueueAddress("audit", "ops"),
+    )
+    assert [each.table for each in made.queues] == [
+        "shop",
+        "shop.web1",
+        "shop.web2",
+        "shop.Retries",
+        "error",
+        "audit",
+    ]
+
+
+def test_an_address_is_taken_as_it_stands() -> None:
+    """So each queue may have a schema of its own."""
+    made = endpoint(
+        URL, "shop", instances=['"web"."shop.web1"'], qualifiers=['"plain"', '"a""b"."c.d"']
+    )
+
+    assert made.instances == (QueueAddress("shop.web1", "web"),)
+    assert made.satellites == (QueueAddress("plain"), QueueAddress("c.d", 'a"b'))
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"instances": [""]}, "option --instance is ''"),
+        ({"qualifiers": ["a\0b"]}, "NUL character"),
+        ({"qualifiers": ["\ud800"]}, "half of a surrogate pair"),
+        ({"instances": ["x" * 51]}, "a name that fits behind shop. (the table has 56 UTF-8 bytes"),
+        ({"instances": ["ü" * 26]}, "57 UTF-8 bytes where 55 are the most"),
+        ({"error": "x" * 56}, "option --error is"),
+        ({"audit": '"a"."b"."c"'}, "option --audit is"),
+        ({"instances": ["a", "a"]}, '"public"."shop.a"\': expected another queue'),
+        ({"instances": ["a"], "qualifiers": ["a"]}, "option --qualifier is"),
+        ({"error": "shop"}, "option --error is"),
+        ({"error": "e", "audit": '"public"."e"'}, "option --audit is"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused_by_its_flag(
+    flags: dict[str, list[str]], sentence: str
+) -> None:
+    """Empty, too long for a peer, twice the same: before anything is created."""
+    with pytest.raises(BadOption) as caught:
+        endpoint(URL, "shop", **flags)  # type: ignore[arg-type]
+
+    assert sentence in str(caught.value)
+
+
+def test_the_longest_name_fits() -> None:
+    """55 bytes in all."""
+    made = endpoint(URL, "shop", instances=["x" * 50])
+
+    assert len(made.instances[0].table) == 55
+
+
+@given(
+    name=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1),
+    suffix=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1),
+)
+def test_hostile_names_stay_what_they_are(name: str, suffix: str) -> None:
+    """Whatever is accepted reads back from its canonical address, and ends with what was asked."""
+    primary = print_postgresql(QueueAddress(name[:10], "s"))
+    try:
+        made = endpoint(URL, primary, instances=[suffix])
+    except BadOption:
+        return
+
+    (queue,) = made.instances
+    assert parse_postgresql(print_postgresql(queue)) == (
+        QueueAddress(queue.table, queue.schema or "public")
+    )
+    if not suffix.startswith('"'):
+        assert queue == QueueAddress(f"{name[:10]}.{suffix}", "s")

@@ -1,0 +1,163 @@
+"""conf/grants: what `sqlqueue script` prints, and enough for each role to do its work, no more."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from psycopg import sql
+from test_cli import READER, as_role, received, run
+from typer.testing import CliRunner
+
+from sqlq_spark import cli, receive, send
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.outgoing import Sender
+from sqlq_spark.sessions import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conftest import Place
+
+__all__ = ["run"]  # the fixture
+
+GRANTS = Path(__file__).parent.parent / "conf" / "grants"
+ROLES = ("reader", "sender", "operator", "installer")
+
+
+@pytest.fixture
+def granted(place: Place) -> Iterator[dict[str, str]]:
+    """Execute the PostgreSQL file, its names moved into the test's place; gives role → url."""
+    names = {
+        '"public"': f'"{place.schema}"',
+        '"sqlqueue"': f'"{place.state}"',
+        "sqlqueue_": f"{place.schema}_",
+    }
+    text = (GRANTS / "postgresql.sql").read_text(encoding="utf-8")
+    for name, own in names.items():
+        text = text.replace(name, own)
+    try:
+        for _ in range(2):  # it may be run again
+            place.connection.execute(text.encode())
+        yield {each: as_role(place.url, f"{place.schema}_{each}") for each in ROLES}
+    finally:
+        for each in ROLES:
+            role = sql.Identifier(f"{place.schema}_{each}")
+            place.connection.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(role))
+            place.connection.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+@pytest.fixture
+def queue(place: Place) -> str:
+    """Give the address of the queue that the file makes."""
+    return f'"{place.schema}"."Shop.Orders"'
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "sqlserver"])
+def test_the_file_is_what_the_command_in_it_prints(dialect: str) -> None:
+    """To mend it, run the command that its head names, and put what it prints below that head."""
+    head, _, body = (GRANTS / f"{dialect}.sql").read_text(encoding="utf-8").partition("\n\n")
+    _, *words = shlex.split(head.splitlines()[-1].removeprefix("-- "))
+
+    assert CliRunner().invoke(cli.app, words).stdout == body
+
+
+def test_a_reader_receives_and_diverts(place: Place, granted: dict[str, str], queue: str) -> None:
+    """From its queue, poison into the error queue; it may not purge what others subscribe to."""
+    put = f"INSERT INTO {queue} (id, headers, body) VALUES (gen_random_uuid(), %s, '')"
+    for headers in ("{}", "poison"):
+        place.sql(put, headers)
+    options = SourceOptions.parse(
+        {"url": granted["reader"], "queue": queue, "stateSchema": place.state}
+    )
+    with Session(options, "test") as session:
+        session.open().run("new_reader", reader=READER, queue_name=queue, driver="d")
+        task = receive.Task(
+            queue=options.address,
+            reader=READER,
+            batch=1,
+            task=0,
+            first=0,
+            stop=2**31,
+            messages=10,
+            errors=QueueAddress("error", place.schema),
+        )
+        got = receive.receive(session.open(), task, timeout=10, origin=receive.Origin())
+
+    assert got.num_rows == 1
+    assert place.sql(f'SELECT headers FROM "{place.schema}".error') == [("poison",)]
+
+
+def test_a_sender_sends_exactly_once_and_publishes(
+    place: Place, granted: dict[str, str], queue: str, run: Any
+) -> None:
+    """Through the outbox, to a queue and to a subscriber; it may not look at what waits."""
+    table = f'"{place.schema}"."SubscriptionRouting"'
+    place.sql(f"INSERT INTO {table} VALUES (%s, 'Lake', 'Shop.Placed')", queue)
+    given = {"url": granted["sender"], "stateSchema": place.state, "subscriptionTable": table}
+    batch = pa.RecordBatch.from_pydict({"body": [b"x"]})
+    for which, to in enumerate(({"queue": queue}, {"topics": "Shop.Placed"})):
+        options = SinkOptions.parse(given | to)
+        with Session(options, "sender") as session:
+            parcels = Sender(options=options, partition=0).parcels([batch])
+            staged = send.stage(session, parcels, sink=f"app:{which}", batch=0)
+            send.dispatch(session.open(), [staged], options)
+
+    assert place.sql(f"SELECT body FROM {queue}") == [(b"x",)] * 2
+    assert run("browse", queue, "--url", granted["sender"])[0] == 3
+
+
+def test_an_operator_may_run_the_commands(
+    place: Place, granted: dict[str, str], queue: str, run: Any
+) -> None:
+    """All but those that make tables."""
+    url = ("--url", granted["operator"])
+    state = ("--state-schema", place.state)
+    table = ("--subscription-table", f'"{place.schema}"."SubscriptionRouting"')
+    error = f'"{place.schema}"."error"'
+    assert run("send", error, *url, stdin='{"body": "1"}')[0] == 0
+    assert run("send", queue, *url, stdin='{"body": "1"}\n{"body": "2", "delay": 0}')[0] == 0
+    assert run("move-due", queue, *url)[0] == 0
+    received(place, messages=2)
+    returned = ("receipts", "return", "--reader", READER, "--yes")
+    topic = ("Shop.Placed", "--endpoint", "Lake")
+
+    ends = [
+        run(*words, *url)[0]
+        for words in (
+            ("stats", queue, *state),
+            ("browse", error),
+            ("receipts", "list", *state),
+            (*returned, *state),
+            ("purge-expired", queue),
+            ("purge", queue, "--yes"),
+            ("subscribe", *topic, "--queue", queue, *table),
+            ("unsubscribe", *topic, *table),
+            ("doctor", queue, error, *state),
+        )
+    ]
+
+    assert ends == [0] * len(ends)
+    assert run("create", f'"{place.schema}"."other"', *url)[0] == 3
+
+
+def test_an_installer_makes_queues_and_renews_the_state_tables(
+    place: Place, granted: dict[str, str], queue: str, run: Any
+) -> None:
+    """Beside those that are there; what waits is none of its business."""
+    url = ("--url", granted["installer"])
+    other = f'"{place.schema}"."other"'
+
+    for words in (
+        ("install", "--state-schema", place.state),
+        ("create", queue),
+        ("create", other, "--delayed", "--body-string"),
+        ("create", other, "--delayed", "--body-string"),
+    ):
+        code, _, error = run(*words, *url)
+        assert (code, error) == (0, "")
+    assert run("browse", queue, *url)[0] == 3

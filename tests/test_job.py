@@ -1,0 +1,395 @@
+"""A job's frame without Spark: settings, what is refused, what is blanked, exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sqlq_spark import job, job_settings, job_spark, job_words
+from sqlq_spark.errors import BadOption, QueueNotFound
+from sqlq_spark.options import SinkOptions, SourceOptions, count
+
+ROOT = Path(__file__).parent.parent
+URL = "postgresql://spark:s3cret@localhost:5432/shop"
+BARE = "postgresql://spark@localhost:5432/shop"
+FORMS = "postgresql://user@host:5432/shop or sqlserver://user@host:1433/shop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(job.DatabaseSettings):
+    """What the job of these tests takes."""
+
+    queues: str = job.setting("Which.")
+    names: tuple[str, ...] = job.setting("Several.", default=("a", "b"))
+    most: int = job.setting("How many.", default=5, read=count, expected="at least 1")
+    share: float = job.setting("Of 100%.", default=0.5)
+    split: bool = job.setting("Apart.", default=False)
+    trigger: str = job.trigger()
+    source: dict[str, str] = job.setting("More.", default={})
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No url and no password but the test's own."""
+    for name in ("SQLQUEUE_URL", "SQLQUEUE_PASSWORD", "PGPASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def loaded(*words: str, secret: dict[tuple[str, str], str] | None = None) -> Settings:
+    """The settings of a command line."""
+    found = job_words.parse_words("Do it.", Settings, words)
+    return job_words.load(Settings, found, lambda *name: (secret or {})[name])
+
+
+def file(folder: Path, text: str) -> str:
+    """A file of settings."""
+    path = folder / "job.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def refused(*words: str) -> str:
+    """What is said of a command line that is wrong."""
+    with pytest.raises(job.BadSettings) as error:
+        loaded(*words)
+    return str(error.value)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
+    """And what neither gives is the default."""
+    path = file(
+        tmp_path,
+        f'url = "{URL}"\nqueues = "a"\nnames = ["x"]\nmost = 7\nshare = 1\n[source]\n'
+        'peekDelay = "1s"\nmaxConcurrency = 3\nfailOnDataLoss = false\n',
+    )
+
+    made = loaded("--settings", path, "--queues", "b", "--split", "--names", "y, z")
+
+    assert (made.queues, made.names, made.most, made.share) == ("b", ("y", "z"), 7, 1.0)
+    assert (made.split, made.trigger, made.log_level) == (True, "availableNow", "FATAL")
+    assert made.source == {"peekDelay": "1s", "maxConcurrency": "3", "failOnDataLoss": "false"}
+
+
+def test_flags_alone_do() -> None:
+    """A table of the file is a flag that is repeated."""
+    made = loaded("--url", URL, "--queues=a", "--source", "peekDelay=2s", "--source", "queue=x=y")
+
+    assert made.source == {"peekDelay": "2s", "queue": "x=y"}
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    """Each by its name, with what was found and what would do."""
+    path = file(tmp_path, 'quues = "a"\nmost = 0\nshare = "much"\nnames = [1.5, []]\nsplit = 1\n')
+
+    said = refused("--settings", path, "--trigger", "soon")
+
+    assert said.splitlines() == [
+        "flag --trigger is 'soon': expected availableNow, or a time as 10s",
+        f"setting most in {path} is 0: expected at least 1",
+        f"setting names in {path} is [1.5, []]: expected a list of texts",
+        "setting queues is missing: give --queues: Which.",
+        f"setting quues in {path} is not known: did you mean queues?",
+        f"setting share in {path} is 'much': expected a number",
+        f"setting split in {path} is 1: expected true or false",
+        f"setting url is missing: give --url, or environment variable SQLQUEUE_URL: {FORMS}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--quues", "a"], "flag --quues is not known: did you mean --queues?"),
+        (["--password", "x"], "flag --password is not known: "),
+        (["--settings", "/none"], "flag --settings is '/none': expected a file to read (No such"),
+        (["--source", "peekDelay"], "flag --source is ['peekDelay']: expected a table of NAME = v"),
+        (["--most", "many"], "flag --most is 'many': expected at least 1"),
+        (["--share", "true"], "flag --share is 'true': expected a number"),
+        (["--split", "maybe"], "flag --split is 'maybe': expected true or false"),
+        (["--queues", " "], "flag --queues is ' ': expected text"),
+    ],
+)
+def test_a_flag_that_is_wrong(words: list[str], said: str) -> None:
+    """It is named."""
+    assert said in refused("--url", URL, *words)
+
+
+def test_a_file_that_is_no_toml(tmp_path: Path) -> None:
+    """It is named."""
+    path = file(tmp_path, "queues =")
+
+    assert refused("--settings", path).startswith(f"{path} is no TOML: ")
+
+
+# ---------------------------------------------------------------- secrets
+
+
+def test_where_a_password_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file, else the environment, ours first, else the secret scope."""
+    words = ["--url", BARE, "--queues", "a", "--secret-scope", "shop", "--secret-key", "db"]
+    scope = {("shop", "db"): "from the scope"}
+    path = file(tmp_path, 'password = "from the file"')
+
+    passwords = [loaded(*words, secret=scope).password]
+    for name in ("PGPASSWORD", "SQLQUEUE_PASSWORD"):
+        monkeypatch.setenv(name, f"from {name}")
+        passwords.append(loaded(*words, secret=scope).password)
+    passwords.append(loaded(*words, "--settings", path).password)
+
+    assert passwords == [
+        "from the scope",
+        "from PGPASSWORD",
+        "from SQLQUEUE_PASSWORD",
+        "from the file",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "variable", "password"),
+    [
+        (BARE, "PGPASSWORD", "x"),
+        (URL, "PGPASSWORD", None),
+        (f"{BARE}?password=y", "SQLQUEUE_PASSWORD", None),
+        ("sqlserver://spark@localhost:1433/shop", "PGPASSWORD", None),
+        ("sqlserver://spark@localhost:1433/shop", "SQLQUEUE_PASSWORD", "x"),
+    ],
+)
+def test_a_password_of_another_database(
+    url: str, variable: str, password: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One in the url wins over the environment; that of PostgreSQL goes nowhere else."""
+    monkeypatch.setenv(variable, "x")
+
+    assert loaded("--url", url, "--queues", "a").password == password
+
+
+def test_a_secret_scope_outside_databricks() -> None:
+    """It is refused, with what would do."""
+    with pytest.raises(job.BadSettings, match="in the environment variable SQLQUEUE_PASSWORD"):
+        job_spark.secret("shop", "db")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        URL,
+        "postgresql://spark@localhost:5432/shop?password=s3cret&sslmode=require",
+        "sqlserver://spark:s3cret@localhost:1433/shop?encrypt=yes",
+        "postgresql://spark:s3@cret/s3cret@localhost/shop",
+        "postgresql://spark:x\\ns3cret@localhost/shop",
+        "sqlserver://spark@localhost/shop?password={x;s3cret}&encrypt=yes",
+    ],
+)
+def test_no_secret_is_shown(url: str, tmp_path: Path) -> None:
+    """Not of the url, not of a table, not by repr."""
+    path = file(
+        tmp_path, f'password = "s3cret"\nurl = "{url}"\nqueues = "a"\n[source]\nx = "{url}"\n'
+    )
+    made = loaded("--settings", path)
+
+    said = json.dumps(job_settings.shown(made))
+
+    assert "s3cret" not in said
+    assert said.count("***") == 3
+    assert "localhost" in said
+    assert "s3cret" not in repr(replace(made, source={}))
+
+
+def test_a_bad_secret_is_not_told(tmp_path: Path) -> None:
+    """Only that it is bad."""
+    path = file(tmp_path, f'url = "{URL}"\nqueues = "a"\npassword = ["s3cret"]\n')
+
+    assert refused("--settings", path) == f"setting password in {path} is ***: expected text"
+
+
+def test_a_bad_url_is_told_without_its_password(tmp_path: Path) -> None:
+    """Also where it is one of a list."""
+    path = file(tmp_path, f'url = ["{URL}", [{{ url = "{URL}" }}]]\nqueues = "a"\n')
+
+    said = refused("--settings", path)
+
+    assert "s3cret" not in said
+    assert said.count("spark:***@localhost") == 2
+
+
+# ---------------------------------------------------------------- options of source and sink
+
+
+def test_what_is_passed_to_the_data_source() -> None:
+    """A job's own options and those of its table, as the data source spells them."""
+    table = {"PEEKDELAY": "2s", "maxMessagesPerTrigger": "10"}
+
+    raw = job.passed(
+        SourceOptions, table, url=URL, queues="a", errorQueue=None, failOnDataLoss=True
+    )
+
+    assert raw == {
+        "url": URL,
+        "queues": "a",
+        "failOnDataLoss": "true",
+        "peekDelay": "2s",
+        "maxMessagesPerTrigger": "10",
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "said"),
+    [
+        (SourceOptions, {"peekDelays": "1s"}, "setting peekDelays in [source] is not known: did"),
+        (SourceOptions, {"Queues": "b"}, "setting Queues in [source] is the job's own"),
+        (SourceOptions, {"password": "x"}, "setting password in [source] is the job's own"),
+        (SinkOptions, {"quue": "b"}, "setting quue in [sink] is not known: did you mean queue?"),
+        (SinkOptions, {"checkpointLocation": "b"}, "setting checkpointLocation in [sink] is not"),
+    ],
+)
+def test_an_option_that_is_not_passed(kind: Any, table: dict[str, str], said: str) -> None:
+    """It is named, with the table where it stands."""
+    with pytest.raises(job.BadSettings) as error:
+        job.passed(kind, table, url=URL, queues="a")
+
+    assert str(error.value).startswith(said)
+
+
+def test_a_bad_value_of_an_option() -> None:
+    """It is refused as by the data source, before Spark starts."""
+    with pytest.raises(BadOption, match="option peekDelay is '1': expected a time of at least"):
+        job.passed(SourceOptions, {"peekDelay": "1"}, url=URL, queues="a")
+
+
+# ---------------------------------------------------------------- how it ends
+
+
+def test_what_is_told_of_an_error() -> None:
+    """Ours in one sentence, also where only Spark's text of it is left; others by their name."""
+    ours = QueueNotFound('"public"."Orders"', "localhost")
+    spark = RuntimeError(
+        "[STREAM_FAILED] Query terminated: Traceback (most recent call last):\n"
+        f'  File "x.py", line 1\nsqlq_spark.errors.QueueNotFound: {ours}\n\n\tat org.apache.spark\n'
+    )
+    named = RuntimeError("see sqlq_spark.options.parse: it fails\nmore")
+
+    assert job.sentence(ours) == job.sentence(spark) == str(ours)
+    assert job.sentence(named) == "RuntimeError: see sqlq_spark.options.parse: it fails"
+    assert job.sentence(KeyError()) == "KeyError: no more is known"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--help"], 0, "Only in the file, the environment or a secret scope: password."),
+        ([], 2, "setting table is missing: give --table"),
+        (["--url", "ftp://x:s3cret@y", "--queues=a", "--table=b", "--checkpoint=c"], 2, "ftp://…"),
+    ],
+)
+def test_a_job_that_does_not_get_to_spark(words: list[str], code: int, said: str) -> None:
+    """It says why and ends by its code, without a trace."""
+    path = ROOT / "jobs" / "queue_to_delta.py"
+    ended = subprocess.run(
+        [sys.executable, str(path), *words], capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == code
+    assert said in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "s3cret" not in ended.stderr
+
+
+@pytest.mark.parametrize(("found", "code"), [(0, 0), (3, 1)])
+def test_the_totals_are_the_last_line(
+    found: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As JSON; a job that looks ends by 1 when it found something."""
+    monkeypatch.setattr(job_spark, "session", NoSpark)
+
+    ended = job.main("", Settings, lambda *_: {"found": found}, ["--url", URL, "--queues", "a"])
+
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert ended == code
+    assert said["found"] == found
+    assert said["seconds"] >= 0
+
+
+@pytest.fixture
+def _no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test's Spark is not ours."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import
+
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+
+
+@pytest.mark.usefixtures("_no_session")
+def test_without_java_a_job_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not that a gateway exited."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+    ended = job.main("", Settings, lambda *_: {}, ["--url", URL, "--queues", "a"])
+
+    assert ended == 2
+    assert f"JAVA_HOME is {tmp_path}, without bin/java: install" in capsys.readouterr().err
+
+
+class WithTable(Settings):
+    """Of a job that needs Delta."""
+
+    def tables(self) -> dict[str, bool]:
+        """One."""
+        return {"/lake/orders": False}
+
+
+@pytest.mark.usefixtures("_no_session")
+def test_without_delta_a_job_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before Spark starts, and before anything is received."""
+    monkeypatch.setattr(job_spark, "has_delta", lambda: False)
+
+    ended = job.main("", WithTable, lambda *_: {}, ["--url", URL, "--queues", "a"])
+
+    assert ended == 2
+    assert "give spark-submit --properties-file conf/spark-defaults.conf" in capsys.readouterr().err
+
+
+class NoSpark:
+    """Stands where a session would."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+# ---------------------------------------------------------------- conf/
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "jobs").glob("*.py")))
+def test_the_settings_in_conf_fit_their_job(name: str) -> None:
+    """Each of the job's settings stands there, be it as a comment, but login and log level."""
+    from jobs.submit import module  # noqa: PLC0415 - imports pyspark
+
+    path = ROOT / "conf" / f"{name}.toml"
+    kind = module(name).Settings
+    lines = path.read_text(encoding="utf-8").splitlines()
+    words = [re.match(r"(?:# )?\[?(\w+)(?: =|\])", line) for line in lines]
+
+    found = job_words.parse_words("", kind, ["--settings", str(path)])
+    made = job_words.load(kind, found, job_spark.secret)
+
+    assert made.options()
+    names = {each.name for each in fields(kind)} - {"log_level"}
+    told = {found[1] for found in words if found}
+    assert {name for name in names if not name.endswith(("user", "password"))} <= told

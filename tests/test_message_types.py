@@ -1,0 +1,91 @@
+"""Names of .NET types: whatever a header or a column holds, it is read in one pass."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sqlq_spark.message_types import full_name, join_types, split_names, split_types, unfit
+
+VERSION = "Version=1.0.0.0, Culture=neutral, PublicKeyToken=null"
+GENERIC = f"Shop.Changed`2[[Shop.Order, Shop, {VERSION}],[System.Int32[,], mscorlib]]"
+MARKED = st.text(alphabet="aB.+`,;[]\\ \n\0é🚀", max_size=40)
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("Shop.Placed", "Shop.Placed"),
+        ("Shop.Placed, Shop", "Shop.Placed"),
+        (f" Shop.Placed , Shop, {VERSION} ", "Shop.Placed"),
+        ("Shop.Outer+Inner, Shop", "Shop.Outer+Inner"),
+        (f"{GENERIC}, Shop, {VERSION}", GENERIC),
+        (GENERIC, GENERIC),
+        (r"Shop.Odd\,Name\[, Shop", r"Shop.Odd\,Name\["),
+        ("Placed]], Shop", "Placed]]"),
+        ("Placed[[Order, Shop", "Placed[[Order, Shop"),
+        ("", ""),
+        (",", ""),
+        ("\\", "\\"),
+    ],
+)
+def test_a_full_name_ends_at_the_first_comma_outside_brackets(name: str, full: str) -> None:
+    """The arguments of a generic type keep their assemblies, as in .NET."""
+    assert full_name(name) == full
+
+
+@given(MARKED)
+def test_a_full_name_is_its_own_full_name(name: str) -> None:
+    """Any text has one, and it is a beginning of the text."""
+    full = full_name(name)
+
+    assert name.lstrip().startswith(full)
+    assert full_name(full) == full
+
+
+def test_hostile_names_take_one_pass() -> None:
+    """A hundred thousand of any mark."""
+    begun = time.monotonic()
+
+    for text in ("[" * 10**5, "]" * 10**5, "[]" * 10**5, "\\" * 10**5, "," * 10**5):
+        full_name(text)
+
+    assert time.monotonic() - begun < 2
+
+
+@pytest.mark.parametrize(
+    ("header", "types"),
+    [
+        (None, []),
+        ("", []),
+        (" ; ;", []),
+        ("Shop.Placed", ["Shop.Placed"]),
+        (f"{GENERIC}, Shop; Shop.IEvent, Shop;", [f"{GENERIC}, Shop", "Shop.IEvent, Shop"]),
+    ],
+)
+def test_a_header_lists_types_most_derived_first(header: str | None, types: list[str]) -> None:
+    """Blank ones do not count."""
+    assert split_types(header) == types
+
+
+@given(st.lists(MARKED.map(str.strip).filter(lambda text: unfit(text) is None), max_size=5))
+def test_topics_that_fit_come_back_from_their_header(topics: list[str]) -> None:
+    """So that none of them can pass for two."""
+    assert split_types(join_types(topics)) == topics
+
+
+def test_names_in_an_option_are_separated_outside_brackets() -> None:
+    """Blank ones stay, to be refused."""
+    assert split_names(f"Shop.Placed, {GENERIC},,") == ["Shop.Placed", GENERIC, "", ""]
+
+
+@pytest.mark.parametrize(
+    ("topic", "why"), [("", "blank"), (" \n", "blank"), ("a;b", "';'"), ("a\0", "NUL")]
+)
+def test_what_can_be_no_topic_is_told(topic: str, why: str) -> None:
+    """And what can, is not."""
+    assert why in (unfit(topic) or "")
+    assert unfit("Shop.Placed, Shop") is None

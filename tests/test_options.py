@@ -1,0 +1,136 @@
+"""Options of a reader, without Spark: what several queues mean, and what cannot be meant."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.errors import BadOption, MissingOption
+from sqlq_spark.options import SourceOptions
+
+
+def parse(**raw: str) -> SourceOptions:
+    """Read options for a database that nothing connects to."""
+    return SourceOptions.parse({"url": "postgresql://host/shop", **raw})
+
+
+@pytest.mark.parametrize(
+    ("queues", "names"),
+    [
+        ("orders", ['"public"."orders"']),
+        ("orders,billing", ['"public"."orders"', '"public"."billing"']),
+        (" Shop.Orders ,\n\tbilling ", ['"public"."Shop.Orders"', '"public"."billing"']),
+        ('"sales"."a, b", c', ['"sales"."a, b"', '"public"."c"']),
+        ('"a""", """,b"', ['"public"."a"""', '"public".""",b"']),
+        ('say "a, b"!, c', ['"public"."say ""a, b""!"', '"public"."c"']),
+        ('" a "', ['"public"." a "']),
+    ],
+)
+def test_queues_are_separated_by_commas_outside_quotes(queues: str, names: list[str]) -> None:
+    """Blanks around a name are not part of it."""
+    assert parse(queues=queues).names == names
+
+
+def test_one_queue_is_a_list_of_one() -> None:
+    """A comma belongs to the name that stands alone."""
+    options = parse(queue="orders, billing")
+
+    assert options.addresses == (QueueAddress("orders, billing"),)
+    assert options.address == options.addresses[0]
+
+
+@pytest.mark.parametrize(
+    ("raw", "option", "sentence"),
+    [
+        (
+            {"queues": "a,,b"},
+            "queues",
+            "expected names of queues, separated by commas (a name is missing beside a comma)",
+        ),
+        ({"queues": "a,"}, "queues", "a name is missing beside a comma"),
+        ({"queues": ","}, "queues", "a name is missing beside a comma"),
+        ({"queues": " "}, "queues", "option queues is ' ': expected names of queues"),
+        ({"queues": '"a, b'}, "queues", "a double quote is not closed"),
+        ({"queues": '5" disk, b'}, "queues", "put a name that holds one in double quotes"),
+        ({"queues": '"a"x, b'}, "queues", "text follows the quote that closes"),
+        ({"queues": "a, " + "x" * 56}, "queues", "the table has 56 UTF-8 bytes where 55 are"),
+        (
+            {"queues": 'a, b, "public"."a"'},
+            "queues",
+            'expected each queue once, but "public"."a" is twice',
+        ),
+        ({"queues": "a, b", "queue": "a"}, "queues", "expected nothing beside the one queue 'a'"),
+        ({"queues": "a, b", "path": "c"}, "queues", "expected nothing beside the one queue 'c'"),
+        (
+            {"queues": "a, b", "errorQueue": '"public"."b"'},
+            "errorQueue",
+            "expected another queue than those read",
+        ),
+        (
+            {"queue": "a", "errorQueue": '"public"."a"'},
+            "errorQueue",
+            "expected another queue than the one read",
+        ),
+        (
+            {"queue": "a", "minConcurrency": "5", "maxConcurrency": "4"},
+            "minConcurrency",
+            "option minConcurrency is '5': expected at most 4, the maximum",
+        ),
+        (
+            {"queue": "a", "minConcurrency": "0"},
+            "minConcurrency",
+            "option minConcurrency is '0': expected a whole number of at least 1",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_named_with_what_would_do(
+    raw: dict[str, str], option: str, sentence: str
+) -> None:
+    """Before anything connects."""
+    with pytest.raises(BadOption) as refused:
+        parse(**raw)
+
+    assert refused.value.args[0] == option
+    assert sentence in str(refused.value)
+
+
+def test_a_queue_is_needed() -> None:
+    """One, or several."""
+    with pytest.raises(MissingOption) as missing:
+        parse()
+
+    assert str(missing.value) == (
+        "option queue is missing: give a queue's name, also as .load(name), or several in queues"
+    )
+
+
+def test_min_concurrency_raises_what_was_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine of few cores."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+
+    assert parse(queue="a").concurrency == 4
+    assert parse(queue="a", minConcurrency="9").concurrency == 9
+    assert parse(queue="a", minConcurrency="3", maxConcurrency="3").concurrency == 3
+
+
+@pytest.mark.parametrize(
+    ("raw", "most"),
+    [
+        ({"queues": "Shop, Shop.east1"}, [None, 1]),
+        ({"queues": 'Shop.Orders.east1, "public"."Shop.Orders", Shop'}, [1, 1, None]),
+        ({"queues": 'Shop, "sales"."Shop.east1", "sales"."Shop"'}, [None, 1, None]),
+        ({"queues": 'Shop, "sales"."Shop.east1"'}, [None, None]),
+        ({"queues": "Shop, Shopping, ShopX.east1, .Shop"}, [None] * 4),
+        ({"queues": "Shop, Shop.east1", "maxConcurrency": "8"}, [None, None]),
+        ({"queue": "Shop.east1"}, [None]),
+    ],
+)
+def test_an_instances_callbacks_are_read_by_one_task(
+    raw: dict[str, str], most: list[int | None]
+) -> None:
+    """A queue named as another of its schema, a dot and more; unless the user says how many."""
+    options = parse(**raw)
+
+    assert [options.most_tasks(each) for each in options.addresses] == most

@@ -1,0 +1,79 @@
+"""What libpq says when there is no connection, and what we make of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sqlq_spark import errors
+from sqlq_spark.dialects.postgresql import STATEMENTS, connect, redacted, refused
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("server closed the connection unexpectedly", errors.ConnectionLost),
+        ("terminating connection due to administrator command", errors.ConnectionLost),
+        ("the database system is starting up", errors.ConnectionLost),
+        ("the database system is shutting down", errors.ConnectionLost),
+        ("the database system is in recovery mode", errors.ConnectionLost),
+        ("the database system is not yet accepting connections", errors.ConnectionLost),
+        ('connection to server at "db" failed: Connection refused', errors.NotReachable),
+        ('could not translate host name "db" to address', errors.NotReachable),
+        ('password authentication failed for user "bo"', errors.LoginRefused),
+        ('role "bo" does not exist', errors.LoginRefused),
+        ('database "shop" does not exist', errors.DatabaseNotFound),
+    ],
+)
+def test_only_a_server_that_is_there_is_worth_another_try(
+    said: str, kind: type[errors.DatabaseFailure]
+) -> None:
+    """A connection lost while it was made is tried again; a wrong url is told at once."""
+    assert type(refused("postgresql://db/shop", said)) is kind
+
+
+@pytest.mark.parametrize("name", ["receive", "browse"])
+def test_a_statement_with_the_body_as_text_differs_by_nothing_else(name: str) -> None:
+    """Who changes one must change the other."""
+    text = STATEMENTS[f"{name}_body_string"]
+    for line in ("+ coalesce(octet_length(bodystring), 0)", "q.bodystring,", "bodystring,"):
+        text = text.replace(line, "")
+
+    assert text.split() == STATEMENTS[name].split()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://bo:s3cret/x@db/shop",
+        "postgresql://bo:x?s3cret@db/shop",
+        "postgresql://bo:s3cret@x@db/shop",
+        "postgresql://bo:s3cret x@db/shop",
+        "postgresql://bo:s3cret%zz@db/shop",
+        "postgresql://bo:s3cret%00@db/shop",
+        "postgresql://bo:s3cret@db:port/shop",
+        "postgresql://bo@db/shop?password=x&s3cret",
+        "postgresql://bo:s3cret\n@db/shop",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_not_told(url: str) -> None:
+    """The library would quote what may be of the password."""
+    with pytest.raises(errors.BadOption) as error:
+        connect(url, application="test", timeout=1, state="sqlqueue")
+
+    assert "s3cret" not in str(error.value)
+    assert "its parts percent-encoded" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("postgresql://bo:a%2Fb#c:d@db:5432/shop?a=b@c", "postgresql://db:5432/shop"),
+        ("postgres://db", "postgres://db"),
+        ("postgresql://bo@[::1]:5432,h2:1/shop", "postgresql://[::1]:5432,h2:1/shop"),
+        ("postgresql:///shop?host=%2Frun&user=bo", "postgresql://local socket/shop"),
+        ("postgresql://", "postgresql://local socket"),
+    ],
+)
+def test_an_error_tells_where_a_url_leads(url: str, place: str) -> None:
+    """Without login and parameters."""
+    assert redacted(url) == place

@@ -1,0 +1,300 @@
+"""
+The page of `sqlqueue report`: what is in it, that it runs nothing, how a browser shows it.
+
+SQLQ_TEST_PICTURES names a folder in which the browser's pictures are kept, to be looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import browser
+import pytest
+
+from sqlq_spark import history, page, report_page, watch
+from sqlq_spark.history import BadHistory, Point
+from sqlq_spark.inspect import Delayed, Depth, Reader
+from sqlq_spark.report import Failures, Group, QueueReport, Report, Sample, Sizes, histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NOW = datetime(2026, 6, 30, 12, tzinfo=UTC)
+HOSTILE = "\"><script>alert(1)</script><img src=x onerror='alert(2)'>"
+LONG = "Shop.Contracts." + "Sales." * 30 + "OrderPlaced"
+TAGS = {
+    *("html", "head", "meta", "title", "style", "body", "main", "section", "footer", "p"),
+    *("h1", "h2", "dl", "div", "dt", "dd", "figure", "figcaption", "strong", "ul", "li", "span"),
+    *("svg", "rect", "path", "table", "thead", "tbody", "tr", "th", "td", "details", "summary"),
+}
+
+
+def found(name: str = "Shop.Orders", *, messages: int = 5000) -> Report:
+    """Give figures in which every name is `name`, or hostile, or long."""
+    depth = Depth(name, messages, 3, 123_456_789, 1, messages)
+    look = watch.QueueLook(
+        at=NOW, depth=depth, given=messages, oldest=90_061.0, delayed=Delayed(7, 2, 9000)
+    )
+    moments = [NOW - timedelta(minutes=at) for at in range(600, 0, -1)]
+    begins, width, counts = histogram(moments)
+    sample = Sample(
+        read=600,
+        types=[(name, 300), (LONG, 200), *((f"Shop.T{at}", 5) for at in range(20))],
+        ages=[("under 1 min", 100), ("over 7 days", 400)],
+        sent=list(zip(begins, counts, strict=True)),
+        width=width,
+        unknown=100,
+    )
+    reader = Reader(name, name, 3, 100, 0, 0, NOW, NOW - timedelta(hours=3), 2, 40)
+    sizes = Sizes(80_000_000, 20_000_000, 23_456_789, 5000, 1200, NOW)
+    group = Group(name, 9, {name: 9}, NOW, NOW, f"{name} was not there")
+    return Report(
+        server="postgresql://127.0.0.1/shop",
+        look=watch.Look(at=NOW, queues=[look], readers=[reader]),
+        queues=[QueueReport(look, sizes, sample)],
+        failures=Failures(name, 10, 9, [group, Group(LONG, 1)]),
+    )
+
+
+def points(name: str) -> dict[str, list[Point]]:
+    """Give a history of two hours."""
+    return {
+        name: [
+            Point(NOW + timedelta(minutes=at), 10.0 * at, None if at == 0 else 120.0, 80.0 + at)
+            for at in range(120)
+        ]
+    }
+
+
+class Tags(HTMLParser):
+    """All tags of a page, and their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note it."""
+        self.names.add(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        """Note it."""
+        self.texts.append(data)
+
+
+def parsed(text: str) -> Tags:
+    """Read a page."""
+    tags = Tags()
+    tags.feed(text)
+    return tags
+
+
+# ---------------------------------------------------------------- what stands in it
+
+
+def test_a_page_has_no_script_and_fetches_nothing_whatever_the_names_are() -> None:
+    """A stranger's text is text; the page forbids itself the rest."""
+    tags = parsed(report_page.written(found(HOSTILE), points(HOSTILE)))
+
+    names = {name for name, _ in tags.attributes}
+    assert tags.names <= TAGS
+    assert not {"src", "href", "style", "srcset", "action"} & names
+    assert not any(name.startswith("on") for name in names)
+    assert ("content", page.POLICY) in tags.attributes
+    assert page.POLICY.startswith("default-src 'none'")
+    assert HOSTILE in tags.texts
+
+
+@pytest.mark.parametrize("text", ["\x1b[2J", "\u202egpj.exe", "\ud800", "\0", "a\nb"])
+def test_a_text_holds_nothing_that_is_not_seen(text: str) -> None:
+    """Neither control characters, nor those that turn a line round; a file can hold it."""
+    shown = page.text(text)
+
+    assert shown.isprintable()
+    shown.encode()
+
+
+def test_a_text_of_any_length_is_cut() -> None:
+    """A page stays small."""
+    assert len(page.text("<" * 10_000)) == 4 * page.LONGEST + 1
+
+
+def test_numbers_stand_beside_the_charts() -> None:
+    """Counts, shares, and what the charts show in words."""
+    texts = parsed(report_page.written(found(), points("Shop.Orders"))).texts
+
+    for told in (
+        "5,000",
+        "1 d 1 h",
+        "300 (50.0 %)",
+        "10 others",
+        "50 (8.3 %)",
+        "80 MB",
+        "9 (100.0 %)",
+        "From the history: 1,190 messages at most, 1,190 at the end.",
+        "From the history: in 120.0 and out 139.5 messages a second on average.",
+    ):
+        assert any(told in text for text in texts), told
+    assert any("5,000 live rows and 1,200 dead ones (19.4 %)" in text for text in texts)
+    assert any("of 600 messages of 5,000" in text for text in texts)
+
+
+def test_without_a_history_no_flow_is_drawn() -> None:
+    """Nor is any made up."""
+    text = report_page.written(found(), points("another queue"))
+
+    assert "over time" not in text
+    assert "Only of messages that still wait: what has gone is not in it." in text
+
+
+def test_an_empty_place_has_a_page_too() -> None:
+    """It says that there is nothing."""
+    empty = Report("server", watch.Look(at=NOW, queues=[], readers=None), [], None)
+
+    text = report_page.written(empty, {})
+
+    assert "No queue was named, and no reader has one." in text
+    assert "nothing is known of readers" in text
+
+
+@pytest.mark.parametrize(
+    ("most", "top"), [(0, 4), (1, 4), (4, 4), (5, 6), (9, 10), (10, 10), (101, 200), (2500, 4000)]
+)
+def test_an_axis_ends_at_a_round_number(most: float, top: float) -> None:
+    """At least at the highest value."""
+    assert page.nice(most) == top
+
+
+def test_a_line_is_broken_where_nothing_is_known() -> None:
+    """And begins anew behind it; a single point is a dot."""
+    assert page.path([(0, 0), (0.5, None), (1, 4)], 4) == "M0.00 100.00M100.00 0.00"
+    assert page.path([(0.5, 2)], 4) == "M50.00 50.00h0.01"
+
+
+# ---------------------------------------------------------------- history
+
+
+def line(**more: Any) -> bytes:
+    """Give a line as a watch writes it."""
+    queue = {"queue": "q", "messages": 5, "inPerSecond": 1.5, "outPerSecond": None} | more
+    return json.dumps({"at": NOW.isoformat(), "queues": [queue]}).encode()
+
+
+def test_a_history_is_read() -> None:
+    """Blank lines are passed over."""
+    assert history.read([line(), b"\n"]) == {"q": [Point(NOW, 5, 1.5, None)]}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"{",
+        b"[]",
+        b'{"queues": 1}',
+        b'{"queues": [], "at": "2026-06-30"}',
+        b'{"queues": [], "at": 1e999}',
+        line(queue=None),
+        line(messages=-1),
+        line(messages=float("nan")),
+        line(inPerSecond="1"),
+        line(outPerSecond=True),
+        b"[" * 100_000,
+        b"\xff",
+    ],
+)
+def test_a_line_that_is_no_look_is_named(bad: bytes) -> None:
+    """By its number."""
+    with pytest.raises(BadHistory, match=r"^line 2 of the history is no look at queues \("):
+        history.read([line(), bad])
+
+
+def test_a_long_history_is_drawn_with_few_points() -> None:
+    """Its end is kept, and what flowed on average."""
+    lines = [
+        json.dumps(
+            {
+                "at": (NOW + timedelta(seconds=at)).isoformat(),
+                "queues": [{"queue": "q", "messages": at, "inPerSecond": at % 2 * 2}],
+            }
+        ).encode()
+        for at in range(10_000)
+    ]
+
+    kept = history.read(lines)["q"]
+
+    assert len(kept) <= history.MOST
+    assert kept[-1].messages == 9_999
+    assert kept[-1].at == NOW + timedelta(seconds=9_999)
+    mean = sum(each.incoming or 0 for each in kept) / len(kept)
+    assert 0.9 < mean < 1.1
+
+
+# ---------------------------------------------------------------- in a browser
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[browser.Page, Path]]:
+    """Give a tab, and the file of a page with hostile names."""
+    program = browser.program()
+    if program is None:
+        pytest.skip("no browser: see the closing lines")
+    folder = tmp_path_factory.mktemp("browser")
+    file = folder / "report.html"
+    file.write_text(report_page.written(found(HOSTILE), points(HOSTILE)), encoding="utf-8")
+    with browser.page(program, folder / "profile") as tab:
+        yield tab, file
+
+
+SMALLEST = """Math.min(...[...document.querySelectorAll('main *')].filter(e =>
+ [...e.childNodes].some(n => n.nodeType == 3 && n.data.trim()) && !e.closest('svg'))
+ .map(e => parseFloat(getComputedStyle(e).fontSize)))"""
+CONTRASTS = """(() => {
+  const light = text => { const [r, g, b] = text.match(/[\\d.]+/g).map(v => v / 255).map(
+    v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b };
+  const against = (one, two) => { const [a, b] = [light(one), light(two)].sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05) };
+  const style = (kind, of) => getComputedStyle(document.querySelector(kind))[of];
+  const paper = style('body', 'backgroundColor');
+  return [against(style('body', 'color'), paper), against(style('figcaption', 'color'), paper),
+    against(style('rect.one', 'fill'), paper), against(style('path.two', 'stroke'), paper)] })()"""
+FLAT = """[...document.querySelectorAll('.plot svg, .bars svg')].filter(e => {
+  const box = e.getBoundingClientRect();
+  return box.width < 100 || box.height < 5 || box.left < 0 || box.right > innerWidth }).length"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_shows_the_page(
+    shown: tuple[browser.Page, Path], *, width: int, dark: bool
+) -> None:
+    """On a phone and a screen, by day and night: readable, and nothing else happens."""
+    tab, file = shown
+    tab.show(file, width=width, dark=dark)
+
+    assert tab.ask("innerWidth") == width
+    assert tab.ask("document.documentElement.scrollWidth") <= width
+    assert tab.ask("document.querySelectorAll('script, img').length") == 0
+    assert tab.ask(SMALLEST) >= 12
+    assert tab.ask("document.querySelectorAll('.plot svg').length") == 3
+    assert tab.ask(FLAT) == 0
+    body, faint, bar, second = tab.ask(CONTRASTS)
+    assert min(body, faint) >= 4.5  # text
+    assert min(bar, second) >= 3  # shapes
+    asked = [each for each in tab.events if each["method"] == "Network.requestWillBeSent"]
+    assert [each["params"]["request"]["url"] for each in asked] == [file.as_uri()]
+    methods = {each["method"] for each in tab.events}
+    assert not methods & {"Page.javascriptDialogOpening", "Log.entryAdded"}
+    picture = tab.picture()
+    assert picture.startswith(b"\x89PNG")
+    if folder := os.environ.get("SQLQ_TEST_PICTURES"):
+        name = f"report_{width}_{'dark' if dark else 'light'}.png"
+        Path(folder, name).write_bytes(picture)
