@@ -86,6 +86,11 @@ class Order:
             }
         )
 
+    def go(self) -> None:
+        """Let the tasks that hold go on."""
+        for stream in self.streams:
+            Path(stream["notes"], "go").touch()
+
     def witnesses(self, stream: int = 0) -> list[Witness]:
         """What each attempt saw so far, in the order of batch, partition and attempt."""
         found = []

@@ -6,8 +6,9 @@ every attempt of every task appends the message ids that it sees to a file of it
 there that rules strike:
 
     pause     seconds for each row
+    hold      the first attempt of each task waits at this row until the file `go` is there
     fail      the first attempt of each task raises at this row
-    stall     seconds that the first attempt of partition 0 sleeps at its tenth row
+    double    the first attempt of partition 0 waits at its tenth row until a second has begun
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -46,13 +49,14 @@ SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
 }
 EXECUTORS = 2
+PATIENCE = 90.0  # seconds; less than that of those who wait for us
 MESSAGE_ID = "headers['NServiceBus.MessageId']"
 
 
 def witnessed(stream: dict[str, Any], frame: DataFrame) -> DataFrame:
     """Let each row pass by the witness."""
     notes, pause = stream["notes"], float(stream.get("pause", 0))
-    fail, stall = stream.get("fail"), float(stream.get("stall", 0))
+    fail, hold, double = stream.get("fail"), stream.get("hold"), stream.get("double", False)
     open_notes: list[TextIO] = []
     rows = [0]
 
@@ -61,8 +65,8 @@ def witnessed(stream: dict[str, Any], frame: DataFrame) -> DataFrame:
         context = TaskContext.get()
         assert context is not None
         partition, attempt = context.partitionId(), context.attemptNumber()
+        batch = context.getLocalProperty("streaming.sql.batchId")
         if not open_notes:
-            batch = context.getLocalProperty("streaming.sql.batchId")
             host = os.environ["SPARK_LOCAL_IP"]  # of the worker that started our executor
             note = Path(f"{notes}/{batch} {partition} {attempt} {host} seen")
             open_notes.append(note.open("w", buffering=1, encoding="utf-8"))
@@ -71,23 +75,31 @@ def witnessed(stream: dict[str, Any], frame: DataFrame) -> DataFrame:
         if attempt == 0 and rows[0] == fail:
             text = "this attempt fails, as it was told to"
             raise RuntimeError(text)
-        if stall and (partition, attempt, rows[0]) == (0, 0, 10):
-            time.sleep(stall)
+        if attempt == 0 and rows[0] == hold:
+            wait_for(Path(f"{notes}/go").exists, "leave to go on")
+        if double and (partition, attempt, rows[0]) == (0, 0, 10):
+            wait_for(lambda: [*Path(notes).glob(f"{batch} 0 1 *")], "a second attempt")
         time.sleep(pause)
         return body
 
     return frame.withColumn("body", pass_on.asNondeterministic()(F.expr(MESSAGE_ID), "body"))
 
 
+def wait_for(true: Callable[[], object], what: str) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + PATIENCE
+    while not true():
+        if time.monotonic() > end:
+            text = f"expected {what} within {PATIENCE:.0f} s"
+            raise TimeoutError(text)
+        time.sleep(0.02)
+
+
 def gather(spark: SparkSession) -> None:
     """Wait for both executors: one that was lost comes again."""
     known = spark.sparkContext._jsc.sc()  # noqa: SLF001 - the only way from Python
-    end = time.monotonic() + 60
-    while known.getExecutorMemoryStatus().size() < EXECUTORS + 1:  # and the driver
-        if time.monotonic() > end:
-            text = "expected two executors within a minute"
-            raise TimeoutError(text)
-        time.sleep(0.05)
+    with_driver = EXECUTORS + 1
+    wait_for(lambda: known.getExecutorMemoryStatus().size() >= with_driver, "two executors")
 
 
 def start(spark: SparkSession, stream: dict[str, Any]) -> StreamingQuery:

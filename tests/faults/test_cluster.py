@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from spark.stand import Queue
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
+HOLD = 100  # of a task's 1,000 rows
 long = pytest.mark.skipif(
     os.environ.get("SQLQ_FAULTS_LONG") != "1", reason="SQLQ_FAULTS_LONG=1 runs it too"
 )
@@ -67,9 +69,27 @@ def replayed(order: Order, stream: int = 0) -> int:
     return sum(len(attempts) > 1 for attempts in tasks.values())
 
 
-def in_mid_task(order: Order) -> bool:
-    """Whether the second host's executor has seen some rows of a task, and has some way to go."""
-    return any(each.host == HOSTS[1] and 50 < len(each.ids) < 700 for each in order.witnesses())
+@contextmanager
+def held_in_mid_task(cluster: Cluster, order: Order) -> Iterator[int]:
+    """
+    Start an order with `hold=HOLD`; when the second host's executor stands there, give its pid.
+
+    Nothing goes on before the block's end: a cold executor would else lose its task to a
+    speculative attempt on the warm one before it has seen a row.
+    """
+    cluster.start(order)
+    cluster.until(lambda: order.answer.exists() or (HOSTS[1], HOLD) in held(order))
+    assert (HOSTS[1], HOLD) in held(order), order.answer.read_text()
+    (executor,) = cluster.executors(HOSTS[1])
+    try:
+        yield executor
+    finally:
+        order.go()
+
+
+def held(order: Order) -> list[tuple[str, int]]:
+    """Each attempt's host, and how many rows it has seen."""
+    return [(each.host, len(each.ids)) for each in order.witnesses()]
 
 
 def test_a_failed_attempt_is_tried_again_with_the_same_rows(cluster: Cluster, queue: Queue) -> None:
@@ -90,10 +110,10 @@ def test_a_failed_attempt_is_tried_again_with_the_same_rows(cluster: Cluster, qu
 def test_a_speculative_attempt_ends_with_the_same_rows(
     cluster: Cluster, queue: Queue, out: Queue, sink: str
 ) -> None:
-    """The first attempt is slow, so that Spark starts a second beside it; one of them counts."""
+    """The first attempt waits until Spark has started a second beside it; one of them counts."""
     queue.fill(0, 4000)
     order = cluster.order()
-    order.receive(queue, out if sink == "sqlqueue" else None, stall=4)
+    order.receive(queue, out if sink == "sqlqueue" else None, double=True)
 
     cluster.start(order)
     cluster.finish(order)
@@ -111,12 +131,10 @@ def test_an_executor_killed_in_mid_task(
     """SIGKILL: Spark starts another, and the task that was lost replays its receipt."""
     queue.fill(0, 2000)
     order = cluster.order()
-    order.receive(queue, out if sink == "sqlqueue" else None, pause=0.002)
+    order.receive(queue, out if sink == "sqlqueue" else None, hold=HOLD)
 
-    cluster.start(order)
-    cluster.until(lambda: in_mid_task(order))
-    (victim,) = cluster.executors(HOSTS[1])
-    os.kill(victim, signal.SIGKILL)
+    with held_in_mid_task(cluster, order) as victim:
+        os.kill(victim, signal.SIGKILL)
     cluster.finish(order)
 
     assert replayed(order) >= 1
@@ -150,12 +168,10 @@ def test_an_executor_decommissioned_in_mid_task(
     """SIGPWR: it takes no more tasks, ends the one it has, and goes."""
     queue.fill(0, 2000)
     order = cluster.order()
-    order.receive(queue, out if sink == "sqlqueue" else None, pause=0.002)
+    order.receive(queue, out if sink == "sqlqueue" else None, hold=HOLD, pause=0.002)
 
-    cluster.start(order)
-    cluster.until(lambda: in_mid_task(order))
-    (retired,) = cluster.executors(HOSTS[1])
-    os.kill(retired, signal.SIGPWR)
+    with held_in_mid_task(cluster, order) as retired:
+        os.kill(retired, signal.SIGPWR)
     cluster.finish(order)
 
     replayed(order)
@@ -170,14 +186,12 @@ def test_a_frozen_executor_that_comes_back(cluster: Cluster, queue: Queue) -> No
     """SIGSTOP: its tasks are done elsewhere; when it goes on, nobody wants its rows any more."""
     queue.fill(0, 4000)
     order = cluster.order()
-    order.receive(queue, pause=0.002)
+    order.receive(queue, hold=HOLD, pause=0.002)
 
-    cluster.start(order)
-    cluster.until(lambda: in_mid_task(order))
-    (frozen,) = cluster.executors(HOSTS[1])
-    pids = [frozen, *descendants(frozen)]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+    with held_in_mid_task(cluster, order) as frozen:
+        pids = [frozen, *descendants(frozen)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
     try:
         cluster.finish(order)
     finally:
