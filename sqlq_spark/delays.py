@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sqlq_spark import headers as wire
 
 if TYPE_CHECKING:
-    from sqlq_spark.outgoing import Frame
+    from sqlq_spark.frame import Frame
 
 # columns of a parcel whose frame delays rows; a row has the one, the other or none
 PARCEL_DELAYS = {

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from sqlq_spark.message_types import SEPARATOR, unfit
 
 if TYPE_CHECKING:
+    from sqlq_spark.frame import Frame
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.outgoing import Frame
 
 TOPICS = pa.list_(pa.string())
 PARCEL_TOPICS = pa.field("topics", TOPICS)  # of a parcel some of whose rows may be published

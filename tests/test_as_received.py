@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from wire import cases
 
-from sqlq_spark import outgoing
+from sqlq_spark import frame, outgoing
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption
 from sqlq_spark.headers import MESSAGE_ID
 from sqlq_spark.options import SinkOptions
@@ -84,7 +84,7 @@ def test_what_expires_lives_as_long_as_it_had_left() -> None:
 
     rows = sent({"expires": expires, "timeToBeReceived": ["00:00:07"] * 6})
 
-    years = outgoing.LONGEST_LEFT
+    years = frame.LONGEST_LEFT
     assert [row["lifetime"] for row in rows] == [60_001, 0, 0, 86_400_000_000, years, 7000]
     assert sent({"expires": expires}, asReceived="false")[0]["lifetime"] is None
     assert sent({"seq": [1]})[0]["lifetime"] is None
