@@ -118,6 +118,31 @@ def test_a_message_that_belongs_here_only_loses_the_header(post: Post) -> None:
     assert receipt(post) == [(4, 0, 0)]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NServiceBus.SqlServer.\\u0046orwardDestination",
+        "NServiceBus.SqlServer.ForwardDestinatio\\u006e",
+        "NServiceBus\\u002ESqlServer\\u002EForwardDestination",
+        "".join(f"\\u{ord(letter):04x}" for letter in FORWARD_DESTINATION),
+    ],
+)
+def test_a_destination_under_a_name_in_hex_is_one(post: Post, name: str) -> None:
+    """A foreign writer may spell any character so; its neighbours that only look alike stay."""
+    post.queue("billing")
+    other = '{"a":"caf\\u0065, List\\u00601"}'
+    post.bench.peer.send(post.bench.queue, other, b"here")
+    text = dumps({"n": post.printed("billing")}).replace('"n"', f'"{name}"')
+    post.bench.peer.send(post.bench.queue, text, b"forward")
+    post.send(post.printed("billing"), b"plain")
+
+    rows = post.receive()
+
+    assert rows["headers"].to_pylist() == [other]
+    assert [row.body for row in post.rows("billing")] == [b"forward", b"plain"]
+    assert [row.headers for row in post.rows("billing")] == ["{}", '{"a":"b"}']
+
+
 def test_a_replay_forwards_nothing_twice(post: Post) -> None:
     """It is handed the receipt."""
     post.queue("billing")
