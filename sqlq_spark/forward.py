@@ -172,6 +172,7 @@ class Forwarding:
         try:
             with attempt(self.connection):
                 self.connection.load(self.connection.parsed(destination), rows)
+                self.connection.rows("check_deferred")
         except (QueueNotFound, NotAQueue, RightMissing, StatementRefused) as error:
             return error
         self._leave_out(at)

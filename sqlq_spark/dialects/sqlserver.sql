@@ -42,6 +42,10 @@ SAVE TRANSACTION attempt
 -- name: release
 SET XACT_ABORT ON
 
+-- name: check_deferred
+-- Nothing: this database leaves no check until the commit.
+SELECT 1
+
 -- name: clock
 -- The clock that the peers compare Expires with.
 -- Returns: the server's UTC time, datetime

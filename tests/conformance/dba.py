@@ -129,6 +129,9 @@ class DBA(Protocol):
     def refuse(self, queue: QueueAddress) -> None:
         """Let the table refuse every message, saying `not today`."""
 
+    def refuse_late(self, queue: QueueAddress) -> None:
+        """Let the table refuse every message when it is committed; where that can be."""
+
     def no_queues(self, ledger: QueueAddress, view: QueueAddress, queue: QueueAddress) -> None:
         """Make a table that is no queue, and a view of a queue."""
 
@@ -334,6 +337,14 @@ class PostgreSQL:
         refuse = f'"{queue.schema}".refuse()'
         self._on(queue, f"CREATE FUNCTION {refuse} RETURNS trigger {does}")
         self._on(queue, f"CREATE TRIGGER t BEFORE INSERT ON {{queue}} EXECUTE FUNCTION {refuse}")
+
+    def refuse_late(self, queue: QueueAddress) -> None:
+        """As DBA."""
+        self.refuse(queue)
+        self._on(queue, "DROP TRIGGER t ON {queue}")
+        late = "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION"
+        refuse = f'"{queue.schema}".refuse()'
+        self._on(queue, f"CREATE CONSTRAINT TRIGGER t AFTER INSERT ON {{queue}} {late} {refuse}")
 
     def no_queues(self, ledger: QueueAddress, view: QueueAddress, queue: QueueAddress) -> None:
         """As DBA."""

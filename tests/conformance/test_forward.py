@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from servers import only
 
 from sqlq_spark.address import QueueAddress
 from sqlq_spark.errors import TimedOut
@@ -245,6 +246,25 @@ def test_without_an_error_queue_it_is_delivered_as_it_is(
     assert caplog.text.count("delivered here, as there is no errorQueue") == 1
     assert f"{len(reasons)} delayed messages cannot be forwarded" in caplog.text
     assert f"and {len(reasons) - 5} more destinations" in caplog.text
+
+
+@only("postgresql", "constraints that are checked at the commit")
+def test_a_destination_that_refuses_at_the_commit_goes_to_the_error_queue(post: Post) -> None:
+    """And does not fail the batch for ever."""
+    post.bench.peer.dba.refuse_late(post.queue("late"))
+    post.queue("billing")
+    post.send(post.printed("late"), b"refused")
+    post.send(post.printed("billing"), b"good")
+    post.send(post.printed("orders"), b"here")
+
+    rows = post.receive()
+
+    assert rows["body"].to_pylist() == [b"here"]
+    assert [row.body for row in post.rows("billing")] == [b"good"]
+    (failed,) = post.rows("error")
+    headers = json.loads(failed.headers or "")
+    assert headers[FAILED_Q] == post.printed("late")
+    assert "not today" in headers[f"{EXCEPTION_INFO}Message"]
 
 
 def test_hostile_names_are_only_names(post: Post) -> None:

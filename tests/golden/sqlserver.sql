@@ -27,6 +27,10 @@ GO
 SET XACT_ABORT ON;
 GO
 
+-- check_deferred
+SELECT 1;
+GO
+
 -- clock
 SELECT GETUTCDATE();
 GO
