@@ -111,6 +111,9 @@ class DBA(Protocol):
     def expires_index(self, queue: QueueAddress, *, there: bool) -> None:
         """Make an index on Expires, or take it away."""
 
+    def swell(self, queue: QueueAddress) -> None:
+        """Send so much that it is no small table any more; where that makes a difference."""
+
     def indexes(self, table: QueueAddress) -> list[tuple[str, str]]:
         """The indexes of a table but that of its key: name, first column in lower case."""
 
@@ -302,6 +305,13 @@ class PostgreSQL:
         if there:
             where = "WHERE expires > '-infinity'"
             self._on(queue, f"CREATE INDEX ON {{queue}} (expires) {where}")
+
+    def swell(self, queue: QueueAddress) -> None:
+        """As DBA; a message fills a page, and the server is told how many there are."""
+        self._on(queue, "ALTER TABLE {queue} SET (fillfactor = 10)")
+        rows = "SELECT gen_random_uuid(), '{}', repeat('x', 900)::bytea FROM generate_series(1, 8192)"
+        self._on(queue, f"INSERT INTO {{queue}} (id, headers, body) {rows}")
+        self._on(queue, "VACUUM {queue}")
 
     def indexes(self, table: QueueAddress) -> list[tuple[str, str]]:
         """As DBA."""

@@ -193,6 +193,9 @@ class DBA:
         """As DBA."""
         self._on(queue, _INDEX if there else _UNINDEX)
 
+    def swell(self, queue: QueueAddress) -> None:
+        """As DBA; any table without the index is told of."""
+
     def indexes(self, table: QueueAddress) -> list[tuple[str, str]]:
         """As DBA."""
         return [(name, column) for name, column in self._on(table, _INDEXES)]
