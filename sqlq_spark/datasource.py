@@ -292,7 +292,7 @@ def fixed(schema: StructType) -> bool:
 
 
 def look_ahead(options: SinkOptions) -> None:
-    """Fail on the driver, before a task computes anything, where what the options name is absent."""
+    """Fail on the driver, before a task runs, where what the options name is absent."""
     with Session(
         options, "look ahead", state=options.delivery == "exactlyOnce", worker=True
     ) as session:

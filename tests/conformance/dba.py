@@ -309,8 +309,8 @@ class PostgreSQL:
     def swell(self, queue: QueueAddress) -> None:
         """As DBA; a message fills a page, and the server is told how many there are."""
         self._on(queue, "ALTER TABLE {queue} SET (fillfactor = 10)")
-        rows = "SELECT gen_random_uuid(), '{}', repeat('x', 900)::bytea FROM generate_series(1, 8192)"
-        self._on(queue, f"INSERT INTO {{queue}} (id, headers, body) {rows}")
+        insert = "INSERT INTO {queue} (id, headers, body) SELECT gen_random_uuid(), '{}', "
+        self._on(queue, f"{insert} repeat('x', 900)::bytea FROM generate_series(1, 8192)")
         self._on(queue, "VACUUM {queue}")
 
     def indexes(self, table: QueueAddress) -> list[tuple[str, str]]:

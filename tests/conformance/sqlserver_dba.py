@@ -221,6 +221,10 @@ class DBA:
         """As DBA; a trigger would undo the whole transaction."""
         self._on(queue, "ALTER TABLE {queue} ADD CONSTRAINT [not today] CHECK (1 = 0)")
 
+    def refuse_late(self, queue: QueueAddress) -> None:
+        """As DBA; no constraint waits for the commit here."""
+        self.refuse(queue)
+
     def no_queues(self, ledger: QueueAddress, view: QueueAddress, queue: QueueAddress) -> None:
         """As DBA."""
         columns = "Id uniqueidentifier, Headers nvarchar(max), Body varbinary(max)"
