@@ -87,11 +87,17 @@ class DefaultSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
         """Send a frame."""
-        return BatchWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
+        made = BatchWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
+        if fixed(schema):
+            look_ahead(made.options)
+        return made
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001
         """Send the micro-batches of a stream."""
-        return StreamWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
+        made = StreamWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
+        if fixed(schema):
+            look_ahead_once(made.options)
+        return made
 
 
 def columns(options: SourceOptions) -> dict[str, str]:
@@ -278,6 +284,25 @@ def tell_of_legacy_columns() -> None:
         "legacyColumns=true fills nothing: queues of PostgreSQL have no columns CorrelationId and "
         "ReplyToAddress, as no version 1 peer reads them; both are in the headers"
     )
+
+
+def fixed(schema: StructType) -> bool:
+    """Whether the options alone say where all rows go."""
+    return {"queue", "topics", "delay", "deliverAt"}.isdisjoint(schema.names)
+
+
+def look_ahead(options: SinkOptions) -> None:
+    """Fail on the driver, before a task runs, where what the options name is absent."""
+    with Session(
+        options, "look ahead", state=options.delivery == "exactlyOnce", worker=True
+    ) as session:
+        session.do(lambda connection: send.look_ahead(connection, options))
+
+
+@cache
+def look_ahead_once(options: SinkOptions) -> None:
+    """Look ahead for a stream, whose writer is made anew for each micro-batch."""
+    look_ahead(options)
 
 
 @dataclass

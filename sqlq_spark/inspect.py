@@ -55,7 +55,8 @@ class Reader:
     batch: int  # the last that is acknowledged
     messages: int  # of all acknowledged batches
     expired: int
-    diverted: int
+    diverted: int  # to an error queue
+    forwarded: int
     created: datetime
     seen: datetime
     receipts: int

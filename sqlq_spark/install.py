@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from sqlq_spark.address import QueueAddress
     from sqlq_spark.dialects import Connection
 
-VERSION = 2  # of the state tables
+VERSION = 3  # of the state tables
 
 STATE = (
     "install_schema",
     "install_version",
     "install_version_row",
     "install_reader",
+    "install_reader_forwarded",
     "install_receipt",
+    "install_receipt_forwarded",
     "install_receipt_storage",
     "install_receipt_page",
     "install_receipt_page_storage",

@@ -253,11 +253,11 @@ def follow(query: StreamingQuery, source: SourceOptions | None = None) -> dict[s
 
     Args:
         query: as started.
-        source: of a stream from queues: expired and diverted messages are counted too, as far as
-            their batches are acknowledged.
+        source: of a stream from queues: what was not delivered is counted too, as far as its
+            batches are acknowledged.
 
     Returns:
-        `messages`, `batches`; of a `source` also `expired`, `diverted`.
+        `messages`, `batches`; of a `source` also `expired`, `diverted`, `forwarded`.
     """
     tally = Tally(query)
     before = {} if source is None else readers(source)
@@ -297,12 +297,8 @@ def dropped(
 ) -> dict[str, int]:
     """What a stream's reader did not deliver, between two looks."""
     now, was = after.get(reader or ""), before.get(reader or "")
-    if now is None:
-        return {"expired": 0, "diverted": 0}
-    return {
-        "expired": now.expired - (was.expired if was else 0),
-        "diverted": now.diverted - (was.diverted if was else 0),
-    }
+    names = ("expired", "diverted", "forwarded")
+    return {name: getattr(now, name, 0) - getattr(was, name, 0) for name in names}
 
 
 def reader_of(offset: Any) -> str | None:  # noqa: ANN401

@@ -49,7 +49,7 @@ class Outcome:
 
     tasks: int
     empty: int  # tasks that got nothing
-    got: int  # messages taken from the queue, expired and diverted among them
+    got: int  # messages taken from the queue, expired and forwarded among them
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,7 @@ def batch(last: Acknowledged) -> Said:
         "messages": last.messages,
         "expired": last.expired,
         "diverted": last.diverted,
+        "forwarded": last.forwarded,
     }
 
 

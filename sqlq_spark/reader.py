@@ -271,12 +271,13 @@ class Reader:
             if peek.name in acked.queues:
                 peek.learn(acked.queues[peek.name].outcome)
         log.info(
-            "%s: batch %d acknowledged: %d messages, %d expired, %d diverted",
+            "%s: batch %d acknowledged: %d messages, %d expired, %d diverted, %d forwarded",
             self.address,
             acked.batch,
             acked.messages,
             acked.expired,
             acked.diverted,
+            acked.forwarded,
         )
 
     @property

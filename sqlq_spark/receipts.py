@@ -85,7 +85,8 @@ class Acknowledged:
     outcome: Outcome
     messages: int = 0
     expired: int = 0
-    diverted: int = 0
+    diverted: int = 0  # to the error queue
+    forwarded: int = 0  # to other queues
     plan: str | None = None  # of the batch after it, where that was planned before
     queues: dict[str, Acknowledged] = field(default_factory=dict)  # the same of each queue
 
@@ -136,6 +137,7 @@ def acknowledge(
             messages=total.messages,
             expired=total.expired,
             diverted=total.diverted,
+            forwarded=total.forwarded,
         )
         connection.run("forget_receipts", reader=reader, batch=batch, acked=acked)
     following = plan if plan_batch == batch + 1 else None
@@ -144,13 +146,14 @@ def acknowledge(
 
 def counted(batch: int, counts: list[int]) -> Acknowledged:
     """What a batch had come to, by the numbers of a row of `outcome`; none are all 0."""
-    tasks, empty, messages, expired, diverted = counts or [0] * 5
+    tasks, empty, messages, expired, diverted, forwarded = counts or [0] * 6
     return Acknowledged(
         batch=batch,
-        outcome=Outcome(tasks, empty, messages + expired + diverted),
+        outcome=Outcome(tasks, empty, messages + expired + diverted + forwarded),
         messages=messages,
         expired=expired,
         diverted=diverted,
+        forwarded=forwarded,
     )
 
 

@@ -81,6 +81,16 @@ class Origin:
 NO_STREAM = Origin()
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a task delivers, and what became of the rest."""
+
+    rows: pa.Table  # of QUEUE_ROW
+    expired: int = 0
+    diverted: int = 0  # to the error queue
+    forwarded: int = 0  # to other queues
+
+
 def receive(connection: Connection, task: Task, *, timeout: float, origin: Origin) -> pa.Table:
     """
     Take what the task may take, or what an earlier attempt of it took.
@@ -101,15 +111,15 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
     """
     with transaction(connection, timeout=timeout):
         if not task.receipts:
-            return divert(connection, task, take(connection, task))[0]
+            return divert(connection, task, take(connection, task)).rows
         open_ = fence(connection, task)
         found = receipt(connection, task)
         if found is not None or not open_:
             return QUEUE_ROW.empty_table() if found is None else found
         taken = take(connection, task)
-        rows, expired, diverted = divert(connection, task, taken)
-        save(connection, task, rows, origin=origin, expired=expired, diverted=diverted)
-        return rows
+        kept = divert(connection, task, taken)
+        save(connection, task, kept, origin=origin)
+        return kept.rows
 
 
 def fence(connection: Connection, task: Task) -> bool:
@@ -188,22 +198,17 @@ def weigh(rows: pa.Table) -> int:
     return sum(pc.sum(pc.binary_length(rows[name])).as_py() or 0 for name in heavy)
 
 
-def divert(connection: Connection, task: Task, taken: pa.Table) -> tuple[pa.Table, int, int]:
-    """
-    Keep what is to be delivered.
-
-    Returns:
-        The rows of QUEUE_ROW, how many were expired, how many went to the error queue or another.
-    """
+def divert(connection: Connection, task: Task, taken: pa.Table) -> Kept:
+    """Keep what is to be delivered, and count what is not."""
     live = taken.drop_columns("expired")
     if pc.any(taken["expired"]).as_py():
         live = live.filter(pc.invert(taken["expired"]))
     expired = taken.num_rows - live.num_rows
     if not live.num_rows:
-        return live, expired, 0
+        return Kept(live, expired)
     good = live if task.errors is None else divert_poison(connection, task, live, task.errors)
     rest, forwarded, failed = forward(connection, task.queue, task.errors, good)
-    return rest, expired, live.num_rows - good.num_rows + forwarded + failed
+    return Kept(rest, expired, live.num_rows - good.num_rows + failed, forwarded)
 
 
 def divert_poison(
@@ -244,27 +249,20 @@ def divert_one(
     return bool(connection.rows("divert", tables={"errors": errors}, id=name, **values))
 
 
-def save(
-    connection: Connection,
-    task: Task,
-    rows: pa.Table,
-    *,
-    origin: Origin,
-    expired: int,
-    diverted: int,
-) -> None:
+def save(connection: Connection, task: Task, kept: Kept, *, origin: Origin) -> None:
     """Write the receipt, also where nothing was got: a replay must then get nothing again."""
-    payload = packed(rows)
+    payload = packed(kept.rows)
     connection.run(
         "save_receipt",
         reader=task.reader,
         batch=task.batch,
         task=task.task,
         queue_name=connection.printed(task.queue),
-        messages=rows.num_rows,
-        expired=expired,
-        diverted=diverted,
-        bytes=weigh(rows),
+        messages=kept.rows.num_rows,
+        expired=kept.expired,
+        diverted=kept.diverted,
+        forwarded=kept.forwarded,
+        bytes=weigh(kept.rows),
         query_id=origin.query_id,
         query_batch=origin.query_batch,
         payload=in_row(payload),

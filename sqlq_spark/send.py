@@ -314,6 +314,20 @@ def look_for(connection: Connection, queue: QueueAddress) -> None:
         raise NotAQueue(connection.printed(queue), f"it has no column {min(missing)}")
 
 
+def look_ahead(connection: Connection, options: SinkOptions) -> None:
+    """
+    Make sure that what the options send to is there; no transaction is open.
+
+    Raises:
+        QueueNotFound, NotAQueue, SubscriptionsNotFound.
+    """
+    with transaction(connection, timeout=options.query_timeout):
+        if options.topics is None:
+            look_for(connection, destination(None, options))
+        else:
+            subscriptions.look_for(connection, options.subscription_address)
+
+
 def expiring(connection: Connection, parcel: pa.Table) -> pa.Table:
     """The columns of a queue, but for ids; `expires` is the database's now plus the lifetime."""
     columns = {"headers": parcel["headers"], "body": parcel["body"]}

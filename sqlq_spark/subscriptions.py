@@ -146,6 +146,17 @@ def subscribers(
     return [Subscription(*row) for row in rows]
 
 
+def look_for(connection: Connection, table: QueueAddress) -> None:
+    """
+    Make sure that the table is there.
+
+    Raises:
+        SubscriptionsNotFound.
+    """
+    if not connection.columns(table):
+        raise SubscriptionsNotFound(connection.printed(table), connection.server)
+
+
 def _rows(
     connection: Connection, statement: str, table: QueueAddress, values: dict[str, str | None]
 ) -> list[dialects.Row]:

@@ -50,7 +50,7 @@ def found(name: str = "Shop.Orders", *, messages: int = 5000) -> Report:
         width=width,
         unknown=100,
     )
-    reader = Reader(name, name, 3, 100, 0, 0, NOW, NOW - timedelta(hours=3), 2, 40)
+    reader = Reader(name, name, 3, 100, 0, 0, 0, NOW, NOW - timedelta(hours=3), 2, 40)
     sizes = Sizes(80_000_000, 20_000_000, 23_456_789, 5000, 1200, NOW)
     group = Group(name, 9, {name: 9}, NOW, NOW, f"{name} was not there")
     return Report(

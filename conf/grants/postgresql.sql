@@ -44,8 +44,8 @@ CREATE TABLE IF NOT EXISTS "sqlqueue".version (
 );
 
 INSERT INTO "sqlqueue".version (version)
-SELECT 2::integer
- WHERE NOT EXISTS (SELECT FROM "sqlqueue".version WHERE version >= 2::integer);
+SELECT 3::integer
+ WHERE NOT EXISTS (SELECT FROM "sqlqueue".version WHERE version >= 3::integer);
 
 CREATE TABLE IF NOT EXISTS "sqlqueue".reader (
     reader      varchar(36) PRIMARY KEY,
@@ -57,9 +57,12 @@ CREATE TABLE IF NOT EXISTS "sqlqueue".reader (
     messages    bigint      NOT NULL DEFAULT 0,
     expired     bigint      NOT NULL DEFAULT 0,
     diverted    bigint      NOT NULL DEFAULT 0,
+    forwarded   bigint      NOT NULL DEFAULT 0,
     created     timestamptz NOT NULL DEFAULT now(),
     seen        timestamptz NOT NULL DEFAULT now()
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+
+ALTER TABLE "sqlqueue".reader ADD COLUMN IF NOT EXISTS forwarded bigint NOT NULL DEFAULT 0;
 
 CREATE TABLE IF NOT EXISTS "sqlqueue".receipt (
     reader      varchar(36) NOT NULL,
@@ -69,6 +72,7 @@ CREATE TABLE IF NOT EXISTS "sqlqueue".receipt (
     messages    bigint      NOT NULL CHECK (messages >= 0),
     expired     bigint      NOT NULL CHECK (expired >= 0),
     diverted    bigint      NOT NULL CHECK (diverted >= 0),
+    forwarded   bigint      NOT NULL DEFAULT 0 CHECK (forwarded >= 0),
     bytes       bigint      NOT NULL CHECK (bytes >= 0),
     query_id    varchar(36),
     query_batch bigint,
@@ -77,6 +81,9 @@ CREATE TABLE IF NOT EXISTS "sqlqueue".receipt (
     created     timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (reader, batch, task)
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+
+ALTER TABLE "sqlqueue".receipt
+  ADD COLUMN IF NOT EXISTS forwarded bigint NOT NULL DEFAULT 0 CHECK (forwarded >= 0);
 
 ALTER TABLE "sqlqueue".receipt ALTER COLUMN payload SET STORAGE EXTERNAL;
 
@@ -123,7 +130,7 @@ CREATE TABLE IF NOT EXISTS "sqlqueue".dispatched (
     dispatched timestamptz  NOT NULL DEFAULT now()
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
-DELETE FROM "sqlqueue".version WHERE version < 2::integer;
+DELETE FROM "sqlqueue".version WHERE version < 3::integer;
 
 -- Rights of a reader: GRANT "sqlqueue_reader" TO the login of its Spark job.
 

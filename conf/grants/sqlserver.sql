@@ -153,8 +153,8 @@ GO
 
 BEGIN TRANSACTION;
 INSERT INTO [sqlqueue].version (version)
-SELECT 2
- WHERE NOT EXISTS (SELECT 1 FROM [sqlqueue].version WHERE version >= 2);
+SELECT 3
+ WHERE NOT EXISTS (SELECT 1 FROM [sqlqueue].version WHERE version >= 3);
 COMMIT TRANSACTION;
 GO
 
@@ -171,6 +171,7 @@ BEGIN
         messages    bigint        NOT NULL DEFAULT 0,
         expired     bigint        NOT NULL DEFAULT 0,
         diverted    bigint        NOT NULL DEFAULT 0,
+        forwarded   bigint        NOT NULL DEFAULT 0,
         created     datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
         seen        datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
         CHECK (plan_batch > acked_batch),
@@ -179,6 +180,12 @@ BEGIN
     );
     ALTER TABLE [sqlqueue].reader SET (LOCK_ESCALATION = DISABLE);
 END;
+COMMIT TRANSACTION;
+GO
+
+BEGIN TRANSACTION;
+IF COL_LENGTH(N'[sqlqueue]' + N'.reader', N'forwarded') IS NULL
+    ALTER TABLE [sqlqueue].reader ADD forwarded bigint NOT NULL DEFAULT 0;
 COMMIT TRANSACTION;
 GO
 
@@ -193,6 +200,7 @@ BEGIN
         messages    bigint         NOT NULL CHECK (messages >= 0),
         expired     bigint         NOT NULL CHECK (expired >= 0),
         diverted    bigint         NOT NULL CHECK (diverted >= 0),
+        forwarded   bigint         NOT NULL DEFAULT 0 CHECK (forwarded >= 0),
         bytes       bigint         NOT NULL CHECK (bytes >= 0),
         query_id    nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
         query_batch bigint         NULL,
@@ -204,6 +212,12 @@ BEGIN
     );
     ALTER TABLE [sqlqueue].receipt SET (LOCK_ESCALATION = DISABLE);
 END;
+COMMIT TRANSACTION;
+GO
+
+BEGIN TRANSACTION;
+IF COL_LENGTH(N'[sqlqueue]' + N'.receipt', N'forwarded') IS NULL
+    ALTER TABLE [sqlqueue].receipt ADD forwarded bigint NOT NULL DEFAULT 0 CHECK (forwarded >= 0);
 COMMIT TRANSACTION;
 GO
 
@@ -317,7 +331,7 @@ COMMIT TRANSACTION;
 GO
 
 BEGIN TRANSACTION;
-DELETE FROM [sqlqueue].version WHERE version < 2;
+DELETE FROM [sqlqueue].version WHERE version < 3;
 COMMIT TRANSACTION;
 GO
 

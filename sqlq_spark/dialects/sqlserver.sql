@@ -42,6 +42,10 @@ SAVE TRANSACTION attempt
 -- name: release
 SET XACT_ABORT ON
 
+-- name: check_deferred
+-- Nothing: this database leaves no check until the commit.
+SELECT 1
+
 -- name: clock
 -- The clock that the peers compare Expires with.
 -- Returns: the server's UTC time, datetime
@@ -95,6 +99,7 @@ BEGIN
         messages    bigint        NOT NULL DEFAULT 0,
         expired     bigint        NOT NULL DEFAULT 0,
         diverted    bigint        NOT NULL DEFAULT 0,
+        forwarded   bigint        NOT NULL DEFAULT 0,
         created     datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
         seen        datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
         CHECK (plan_batch > acked_batch),
@@ -103,6 +108,11 @@ BEGIN
     );
     ALTER TABLE {state}.reader SET (LOCK_ESCALATION = DISABLE);
 END
+
+-- name: install_reader_forwarded
+-- For tables of before, which counted these as diverted.
+IF COL_LENGTH({state_text} + N'.reader', N'forwarded') IS NULL
+    ALTER TABLE {state}.reader ADD forwarded bigint NOT NULL DEFAULT 0
 
 -- name: install_receipt
 -- What one task took from a queue, in one commit with the delete. Written once, read back only
@@ -117,6 +127,7 @@ BEGIN
         messages    bigint         NOT NULL CHECK (messages >= 0),
         expired     bigint         NOT NULL CHECK (expired >= 0),
         diverted    bigint         NOT NULL CHECK (diverted >= 0),
+        forwarded   bigint         NOT NULL DEFAULT 0 CHECK (forwarded >= 0),
         bytes       bigint         NOT NULL CHECK (bytes >= 0),
         query_id    nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
         query_batch bigint         NULL,
@@ -128,6 +139,10 @@ BEGIN
     );
     ALTER TABLE {state}.receipt SET (LOCK_ESCALATION = DISABLE);
 END
+
+-- name: install_receipt_forwarded
+IF COL_LENGTH({state_text} + N'.receipt', N'forwarded') IS NULL
+    ALTER TABLE {state}.receipt ADD forwarded bigint NOT NULL DEFAULT 0 CHECK (forwarded >= 0)
 
 -- name: install_receipt_storage
 -- A payload never shares the page of its row: a list of receipts is read without it.
@@ -560,9 +575,10 @@ SELECT CAST(1 AS bit)
 
 -- name: save_receipt
 INSERT INTO {state}.receipt
-       (reader, batch, task, queue, messages, expired, diverted, bytes, query_id, query_batch, payload)
-VALUES (@reader, @batch, @task, @queue_name, @messages, @expired, @diverted, @bytes, @query_id,
-        @query_batch, @payload)
+       (reader, batch, task, queue, messages, expired, diverted, forwarded, bytes,
+        query_id, query_batch, payload)
+VALUES (@reader, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded, @bytes,
+        @query_id, @query_batch, @payload)
 
 -- ---------------------------------------------------------------- receipts
 
@@ -592,13 +608,16 @@ SELECT queue FROM {state}.reader WHERE reader = @reader
 
 -- name: outcome
 -- What the tasks of the batches up to this one got, a row for each queue.
--- Returns: queue; tasks, empty (tasks that took nothing), messages, expired, diverted; bigint
+-- Returns: queue; tasks, empty (tasks that took nothing), messages, expired, diverted,
+--          forwarded; bigint
 SELECT queue,
        COUNT_BIG(*) AS tasks,
-       CAST(SUM(CASE WHEN messages + expired + diverted = 0 THEN 1 ELSE 0 END) AS bigint) AS empty,
+       CAST(SUM(CASE WHEN messages + expired + diverted + forwarded = 0 THEN 1 ELSE 0 END)
+            AS bigint) AS empty,
        SUM(messages) AS messages,
        SUM(expired) AS expired,
-       SUM(diverted) AS diverted
+       SUM(diverted) AS diverted,
+       SUM(forwarded) AS forwarded
   FROM {state}.receipt
  WHERE reader = @reader AND batch BETWEEN @acked AND @batch
  GROUP BY queue
@@ -611,6 +630,7 @@ UPDATE {state}.reader
        messages    = messages + @messages,
        expired     = expired + @expired,
        diverted    = diverted + @diverted,
+       forwarded   = forwarded + @forwarded,
        seen        = SYSUTCDATETIME()
  WHERE reader = @reader
 
@@ -653,8 +673,9 @@ UPDATE {state}.reader
  WHERE reader = @reader
 
 -- name: readers
--- Returns: reader, queue, acked_batch, messages, expired, diverted, created, seen, receipts, held
-SELECT o.reader, o.queue, o.acked_batch, o.messages, o.expired, o.diverted,
+-- Returns: reader, queue, acked_batch, messages, expired, diverted, forwarded, created, seen,
+--          receipts, held
+SELECT o.reader, o.queue, o.acked_batch, o.messages, o.expired, o.diverted, o.forwarded,
        o.created AS created_utc, o.seen AS seen_utc, h.receipts, h.held
   FROM {state}.reader AS o
  CROSS APPLY (SELECT COUNT_BIG(*) AS receipts, ISNULL(SUM(r.messages), 0) AS held

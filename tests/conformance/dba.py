@@ -111,6 +111,9 @@ class DBA(Protocol):
     def expires_index(self, queue: QueueAddress, *, there: bool) -> None:
         """Make an index on Expires, or take it away."""
 
+    def swell(self, queue: QueueAddress) -> None:
+        """Send so much that it is no small table any more; where that makes a difference."""
+
     def indexes(self, table: QueueAddress) -> list[tuple[str, str]]:
         """The indexes of a table but that of its key: name, first column in lower case."""
 
@@ -128,6 +131,9 @@ class DBA(Protocol):
 
     def refuse(self, queue: QueueAddress) -> None:
         """Let the table refuse every message, saying `not today`."""
+
+    def refuse_late(self, queue: QueueAddress) -> None:
+        """Let the table refuse every message when it is committed; where that can be."""
 
     def no_queues(self, ledger: QueueAddress, view: QueueAddress, queue: QueueAddress) -> None:
         """Make a table that is no queue, and a view of a queue."""
@@ -300,6 +306,13 @@ class PostgreSQL:
             where = "WHERE expires > '-infinity'"
             self._on(queue, f"CREATE INDEX ON {{queue}} (expires) {where}")
 
+    def swell(self, queue: QueueAddress) -> None:
+        """As DBA; a message fills a page, and the server is told how many there are."""
+        self._on(queue, "ALTER TABLE {queue} SET (fillfactor = 10)")
+        insert = "INSERT INTO {queue} (id, headers, body) SELECT gen_random_uuid(), '{}', "
+        self._on(queue, f"{insert} repeat('x', 900)::bytea FROM generate_series(1, 8192)")
+        self._on(queue, "VACUUM {queue}")
+
     def indexes(self, table: QueueAddress) -> list[tuple[str, str]]:
         """As DBA."""
         text = """
@@ -334,6 +347,14 @@ class PostgreSQL:
         refuse = f'"{queue.schema}".refuse()'
         self._on(queue, f"CREATE FUNCTION {refuse} RETURNS trigger {does}")
         self._on(queue, f"CREATE TRIGGER t BEFORE INSERT ON {{queue}} EXECUTE FUNCTION {refuse}")
+
+    def refuse_late(self, queue: QueueAddress) -> None:
+        """As DBA."""
+        self.refuse(queue)
+        self._on(queue, "DROP TRIGGER t ON {queue}")
+        late = "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION"
+        refuse = f'"{queue.schema}".refuse()'
+        self._on(queue, f"CREATE CONSTRAINT TRIGGER t AFTER INSERT ON {{queue}} {late} {refuse}")
 
     def no_queues(self, ledger: QueueAddress, view: QueueAddress, queue: QueueAddress) -> None:
         """As DBA."""

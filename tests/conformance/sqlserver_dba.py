@@ -193,6 +193,9 @@ class DBA:
         """As DBA."""
         self._on(queue, _INDEX if there else _UNINDEX)
 
+    def swell(self, queue: QueueAddress) -> None:
+        """As DBA; any table without the index is told of."""
+
     def indexes(self, table: QueueAddress) -> list[tuple[str, str]]:
         """As DBA."""
         return [(name, column) for name, column in self._on(table, _INDEXES)]
@@ -217,6 +220,10 @@ class DBA:
     def refuse(self, queue: QueueAddress) -> None:
         """As DBA; a trigger would undo the whole transaction."""
         self._on(queue, "ALTER TABLE {queue} ADD CONSTRAINT [not today] CHECK (1 = 0)")
+
+    def refuse_late(self, queue: QueueAddress) -> None:
+        """As DBA; no constraint waits for the commit here."""
+        self.refuse(queue)
 
     def no_queues(self, ledger: QueueAddress, view: QueueAddress, queue: QueueAddress) -> None:
         """As DBA."""

@@ -92,11 +92,30 @@ def test_an_index_that_failed_to_build_is_no_index(bare: Bench) -> None:
     assert wrong(bare, "seq_index").severity == "error"
 
 
+@only("postgresql", "a transport that makes no index on Expires")
+def test_expiring_messages_in_a_queue_as_the_transport_makes_it_are_nothing_wrong(
+    bare: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That a purge would read the table is a note; a stream that starts says nothing."""
+    bare.peer.send(bare.queue, lives=3_600_000)
+    caplog.set_level(logging.WARNING, logger="sqlq_spark")
+
+    (found,) = checks.of_any_queue(bare.desk, bare.queue, timeout=TIMEOUT)
+    bare.drain(bare.reader(transactionMode="none"))
+
+    assert (found.name, found.severity) == ("expires_index", "note")
+    assert caplog.records == []
+    run(bare, found.mend)
+    bare.peer.send(bare.queue, lives=3_600_000)
+    assert checks.of_any_queue(bare.desk, bare.queue, timeout=TIMEOUT) == []
+
+
 def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
-    """Only where there are some."""
+    """Only where there are some; on PostgreSQL only in a table that takes a while to read."""
     bare.peer.dba.expires_index(bare.queue, there=False)
     assert look(bare) == []
     bare.peer.send(bare.queue, lives=3_600_000)
+    bare.peer.dba.swell(bare.queue)
 
     found = wrong(bare, "expires_index")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from servers import only
 
 from sqlq_spark.address import QueueAddress
 from sqlq_spark.errors import TimedOut
@@ -18,6 +19,7 @@ from sqlq_spark.headers import (
     dumps,
     parse_wire_time,
 )
+from sqlq_spark.reader import INITIAL
 from sqlq_spark.receive import Origin, receive
 
 from .test_install import HOSTILE
@@ -73,7 +75,7 @@ def post(bench: Bench) -> Post:
 
 def receipt(post: Post) -> list[tuple[Any, ...]]:
     """What the receipts say."""
-    return post.bench.peer.state_rows("receipt", "messages, expired, diverted")
+    return post.bench.peer.state_rows("receipt", "messages, expired, diverted, forwarded")
 
 
 @pytest.mark.parametrize("receipts", [True, False])
@@ -97,7 +99,7 @@ def test_a_message_for_another_queue_is_forwarded_with_the_receive(
     assert [(row.headers, row.expires) for row in found] == [('{"a":"b"}', None)] * 2
     assert before.isdisjoint(row.id for row in found)
     assert post.rows("orders") == post.rows("error") == []
-    assert receipt(post) == ([(2, 0, 2)] if receipts else [])
+    assert receipt(post) == ([(2, 0, 0, 2)] if receipts else [])
 
 
 def test_a_message_that_belongs_here_only_loses_the_header(post: Post) -> None:
@@ -115,7 +117,55 @@ def test_a_message_that_belongs_here_only_loses_the_header(post: Post) -> None:
 
     assert rows["body"].to_pylist() == [b"0", b"1", b"2", b"3"]
     assert rows["headers"].to_pylist() == ['{"a":"b"}'] * 4
-    assert receipt(post) == [(4, 0, 0)]
+    assert receipt(post) == [(4, 0, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NServiceBus.SqlServer.\\u0046orwardDestination",
+        "NServiceBus.SqlServer.ForwardDestinatio\\u006e",
+        "NServiceBus\\u002ESqlServer\\u002EForwardDestination",
+        "".join(f"\\u{ord(letter):04x}" for letter in FORWARD_DESTINATION),
+    ],
+)
+def test_a_destination_under_a_name_in_hex_is_one(post: Post, name: str) -> None:
+    """A foreign writer may spell any character so; its neighbours that only look alike stay."""
+    post.queue("billing")
+    other = '{"a":"caf\\u0065, List\\u00601"}'
+    post.bench.peer.send(post.bench.queue, other, b"here")
+    text = dumps({"n": post.printed("billing")}).replace('"n"', f'"{name}"')
+    post.bench.peer.send(post.bench.queue, text, b"forward")
+    post.send(post.printed("billing"), b"plain")
+
+    rows = post.receive()
+
+    assert rows["headers"].to_pylist() == [other]
+    assert [row.body for row in post.rows("billing")] == [b"forward", b"plain"]
+    assert [row.headers for row in post.rows("billing")] == ["{}", '{"a":"b"}']
+
+
+def test_what_is_forwarded_is_no_alarm(post: Post) -> None:
+    """It is counted by itself, and `diverted` is what went to the error queue."""
+    post.queue("billing")
+    post.send(post.printed("billing"))
+    post.send(post.printed("absent"))
+    post.bench.peer.send(post.bench.queue, "[]", b"poison")
+    reader = post.bench.reader(errorQueue=post.bench.address("error"))
+    end = reader.latest(INITIAL)
+    for task in reader.tasks(end):
+        post.bench.receive(task)
+
+    reader.latest(end)
+
+    last = reader.report()["lastBatch"]
+    assert {name: last[name] for name in ("messages", "diverted", "forwarded")} == {
+        "messages": 0,
+        "diverted": 2,
+        "forwarded": 1,
+    }
+    assert last["emptyTasks"] == 0
+    assert post.bench.peer.state_rows("reader", "diverted, forwarded") == [(2, 1)]
 
 
 def test_a_replay_forwards_nothing_twice(post: Post) -> None:
@@ -159,7 +209,7 @@ def test_an_expired_message_is_not_forwarded(post: Post) -> None:
     assert post.receive().num_rows == 0
 
     assert post.rows("billing") == []
-    assert receipt(post) == [(0, 1, 0)]
+    assert receipt(post) == [(0, 1, 0, 0)]
 
 
 def failing(post: Post) -> dict[str, str]:
@@ -201,7 +251,7 @@ def test_what_cannot_be_forwarded_goes_to_the_error_queue(post: Post) -> None:
         assert reason in headers[f"{EXCEPTION_INFO}Message"]
         assert headers[f"{EXCEPTION_INFO}ExceptionType"].startswith("sqlq_spark.errors.")
         parse_wire_time(headers[TIME_OF_FAILURE])
-    assert receipt(post) == [(1, 0, len(reasons) + 1)]
+    assert receipt(post) == [(1, 0, len(reasons), 1)]
 
 
 def test_without_an_error_queue_it_is_delivered_as_it_is(
@@ -220,6 +270,25 @@ def test_without_an_error_queue_it_is_delivered_as_it_is(
     assert caplog.text.count("delivered here, as there is no errorQueue") == 1
     assert f"{len(reasons)} delayed messages cannot be forwarded" in caplog.text
     assert f"and {len(reasons) - 5} more destinations" in caplog.text
+
+
+@only("postgresql", "constraints that are checked at the commit")
+def test_a_destination_that_refuses_at_the_commit_goes_to_the_error_queue(post: Post) -> None:
+    """And does not fail the batch for ever."""
+    post.bench.peer.dba.refuse_late(post.queue("late"))
+    post.queue("billing")
+    post.send(post.printed("late"), b"refused")
+    post.send(post.printed("billing"), b"good")
+    post.send(post.printed("orders"), b"here")
+
+    rows = post.receive()
+
+    assert rows["body"].to_pylist() == [b"here"]
+    assert [row.body for row in post.rows("billing")] == [b"good"]
+    (failed,) = post.rows("error")
+    headers = json.loads(failed.headers or "")
+    assert headers[FAILED_Q] == post.printed("late")
+    assert "not today" in headers[f"{EXCEPTION_INFO}Message"]
 
 
 def test_hostile_names_are_only_names(post: Post) -> None:

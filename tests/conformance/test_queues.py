@@ -636,7 +636,7 @@ def test_the_report_tells_of_each_queue_and_of_all(several: Several) -> None:
     assert [each["backlog"] for each in said["queues"]] == [30, 2, 0]
     assert [each["backlogIsEstimate"] for each in said["queues"]] == [True, False, False]
     assert (after["tasks"], after["ramp"]) == (4, {"successes": 2, "failures": 0})
-    last = {"batch": 1, "emptyTasks": 0, "diverted": 0}
+    last = {"batch": 1, "emptyTasks": 0, "diverted": 0, "forwarded": 0}
     assert after["lastBatch"] == last | {"tasks": 2, "messages": 9, "expired": 1}
     assert [each.get("lastBatch") for each in after["queues"]] == [
         last | {"tasks": 1, "messages": 8, "expired": 0},

@@ -749,6 +749,7 @@ def test_the_report_says_what_waits_and_what_was_got(bench: Bench) -> None:
         "messages": 1,
         "expired": 1,
         "diverted": 1,
+        "forwarded": 0,
     }
 
 

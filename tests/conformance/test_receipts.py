@@ -87,8 +87,8 @@ def test_an_ack_waits_for_a_running_task_and_takes_its_receipt_with_it(bench: Be
     receiving.fence(executor, task)
     ack = bench.thread(lambda: bench.ack(reader, 1, driver))
     bench.blocked("driver")
-    rows, _, _ = receiving.divert(executor, task, receiving.take(executor, task))
-    receiving.save(executor, task, rows, origin=Origin(), expired=0, diverted=0)
+    kept = receiving.divert(executor, task, receiving.take(executor, task))
+    receiving.save(executor, task, kept, origin=Origin())
     assert not ack.done()
     executor.run("commit")
 
@@ -273,14 +273,8 @@ def test_a_return_waits_for_a_running_task(bench: Bench) -> None:
 
     returning = bench.thread(work)
     bench.blocked("operator")
-    receiving.save(
-        executor,
-        task,
-        receiving.divert(executor, task, receiving.take(executor, task))[0],
-        origin=Origin(),
-        expired=0,
-        diverted=0,
-    )
+    kept = receiving.divert(executor, task, receiving.take(executor, task))
+    receiving.save(executor, task, kept, origin=Origin())
     executor.run("commit")
 
     assert returning.result(timeout=10) == 1

@@ -249,13 +249,13 @@ def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) 
     module.fence(connection, task)
     attempt = bench.thread(lambda: bench.receive(task, second))
     bench.blocked("second")
-    taken, _, _ = module.divert(connection, task, module.take(connection, task))
-    module.save(connection, task, taken, origin=Origin(), expired=0, diverted=0)
+    kept = module.divert(connection, task, module.take(connection, task))
+    module.save(connection, task, kept, origin=Origin())
     assert not attempt.done()
     connection.run("commit")
 
-    assert attempt.result(timeout=10).equals(taken)
-    assert taken.num_rows == 50
+    assert attempt.result(timeout=10).equals(kept.rows)
+    assert kept.rows.num_rows == 50
 
 
 def test_a_second_attempt_takes_over_when_the_first_dies(bench: Bench) -> None:
@@ -335,7 +335,9 @@ def test_a_zombie_that_waits_for_the_ack_is_stale_too(bench: Bench) -> None:
     reader, zombie, driver = bench.new_reader(), bench.open("zombie"), bench.open("driver")
     driver.run("begin")
     driver.rows("lock_reader", reader=reader)
-    driver.run("acknowledge", reader=reader, batch=1, messages=0, expired=0, diverted=0)
+    driver.run(
+        "acknowledge", reader=reader, batch=1, messages=0, expired=0, diverted=0, forwarded=0
+    )
     attempt = bench.thread(lambda: bench.receive(bench.task(reader), zombie))
     bench.blocked("zombie")
     driver.run("commit")

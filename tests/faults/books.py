@@ -259,12 +259,12 @@ class Books:
 
     # ------------------------------------------------------------ the count
 
-    def total(self, messages: int, expired: int, diverted: int) -> None:
-        """Expect the readers to have acknowledged so many."""
-        columns = "sum(messages), sum(expired), sum(diverted)"
+    def total(self, *expected: int) -> None:
+        """Expect the readers to say so many were delivered, expired, diverted, forwarded."""
+        columns = "sum(messages), sum(expired), sum(diverted), sum(forwarded)"
         found = self.peer.state_rows("reader", columns)[0]
-        if tuple(map(int, found)) != (messages, expired, diverted):
-            self.wrong.append(f"acknowledged {found}, not {(messages, expired, diverted)}")
+        if tuple(map(int, found)) != expected:
+            self.wrong.append(f"acknowledged {found}, not {expected}")
 
     def count(self) -> Count:
         """Compare what is due with what there is."""

@@ -53,6 +53,7 @@ ELSEWHERE = {
     "report": "reads only",
     "retry.sources": "reads only",
     "subscriptions.create": "touches no message",
+    "subscriptions.look_for": "reads only",
     "subscriptions.subscribe": "touches no message",
     "watch": "reads only",
 }

@@ -27,6 +27,10 @@ GO
 SET XACT_ABORT ON;
 GO
 
+-- check_deferred
+SELECT 1;
+GO
+
 -- clock
 SELECT GETUTCDATE();
 GO
@@ -78,6 +82,7 @@ BEGIN
         messages    bigint        NOT NULL DEFAULT 0,
         expired     bigint        NOT NULL DEFAULT 0,
         diverted    bigint        NOT NULL DEFAULT 0,
+        forwarded   bigint        NOT NULL DEFAULT 0,
         created     datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
         seen        datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
         CHECK (plan_batch > acked_batch),
@@ -86,6 +91,11 @@ BEGIN
     );
     ALTER TABLE [sqlqueue].reader SET (LOCK_ESCALATION = DISABLE);
 END;
+GO
+
+-- install_reader_forwarded
+IF COL_LENGTH(N'[sqlqueue]' + N'.reader', N'forwarded') IS NULL
+    ALTER TABLE [sqlqueue].reader ADD forwarded bigint NOT NULL DEFAULT 0;
 GO
 
 -- install_receipt
@@ -99,6 +109,7 @@ BEGIN
         messages    bigint         NOT NULL CHECK (messages >= 0),
         expired     bigint         NOT NULL CHECK (expired >= 0),
         diverted    bigint         NOT NULL CHECK (diverted >= 0),
+        forwarded   bigint         NOT NULL DEFAULT 0 CHECK (forwarded >= 0),
         bytes       bigint         NOT NULL CHECK (bytes >= 0),
         query_id    nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
         query_batch bigint         NULL,
@@ -110,6 +121,11 @@ BEGIN
     );
     ALTER TABLE [sqlqueue].receipt SET (LOCK_ESCALATION = DISABLE);
 END;
+GO
+
+-- install_receipt_forwarded
+IF COL_LENGTH(N'[sqlqueue]' + N'.receipt', N'forwarded') IS NULL
+    ALTER TABLE [sqlqueue].receipt ADD forwarded bigint NOT NULL DEFAULT 0 CHECK (forwarded >= 0);
 GO
 
 -- install_receipt_storage
@@ -511,9 +527,10 @@ GO
 
 -- save_receipt
 INSERT INTO [sqlqueue].receipt
-       (reader, batch, task, queue, messages, expired, diverted, bytes, query_id, query_batch, payload)
-VALUES (@reader, @batch, @task, @queue_name, @messages, @expired, @diverted, @bytes, @query_id,
-        @query_batch, @payload);
+       (reader, batch, task, queue, messages, expired, diverted, forwarded, bytes,
+        query_id, query_batch, payload)
+VALUES (@reader, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded, @bytes,
+        @query_id, @query_batch, @payload);
 GO
 
 -- new_reader
@@ -541,10 +558,12 @@ GO
 -- outcome
 SELECT queue,
        COUNT_BIG(*) AS tasks,
-       CAST(SUM(CASE WHEN messages + expired + diverted = 0 THEN 1 ELSE 0 END) AS bigint) AS empty,
+       CAST(SUM(CASE WHEN messages + expired + diverted + forwarded = 0 THEN 1 ELSE 0 END)
+            AS bigint) AS empty,
        SUM(messages) AS messages,
        SUM(expired) AS expired,
-       SUM(diverted) AS diverted
+       SUM(diverted) AS diverted,
+       SUM(forwarded) AS forwarded
   FROM [sqlqueue].receipt
  WHERE reader = @reader AND batch BETWEEN @acked AND @batch
  GROUP BY queue;
@@ -558,6 +577,7 @@ UPDATE [sqlqueue].reader
        messages    = messages + @messages,
        expired     = expired + @expired,
        diverted    = diverted + @diverted,
+       forwarded   = forwarded + @forwarded,
        seen        = SYSUTCDATETIME()
  WHERE reader = @reader;
 GO
@@ -602,7 +622,7 @@ UPDATE [sqlqueue].reader
 GO
 
 -- readers
-SELECT o.reader, o.queue, o.acked_batch, o.messages, o.expired, o.diverted,
+SELECT o.reader, o.queue, o.acked_batch, o.messages, o.expired, o.diverted, o.forwarded,
        o.created AS created_utc, o.seen AS seen_utc, h.receipts, h.held
   FROM [sqlqueue].reader AS o
  CROSS APPLY (SELECT COUNT_BIG(*) AS receipts, ISNULL(SUM(r.messages), 0) AS held

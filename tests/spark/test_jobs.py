@@ -125,7 +125,7 @@ def test_a_stream_that_runs_on_ends_after_its_batch(
     totals = made.run(spark, settings)
     ending.join()
 
-    assert totals == {"messages": 10, "batches": 1, "expired": 0, "diverted": 0}
+    assert totals == {"messages": 10, "batches": 1, "expired": 0, "diverted": 0, "forwarded": 0}
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert len(delta_rows(tmp_path / "table")) == 10
 

@@ -35,6 +35,29 @@ def shop(queue: Queue) -> tuple[dict[str, str], dict[str, Queue]]:
     return options | {"subscriptionTable": table.name}, queues
 
 
+def test_an_absent_table_of_subscriptions_is_told_before_a_task_runs(
+    spark: SparkSession, shop: tuple[dict[str, str], dict[str, Queue]]
+) -> None:
+    """Where the option names the topics."""
+    options, _ = shop
+    ran = spark.sparkContext.accumulator(0)
+
+    @F.udf("string", useArrow=False)
+    def counted(text: str) -> str:
+        ran.add(1)
+        return text
+
+    frame = spark.range(2).select(counted(F.col("id").cast("string")).alias("body"))
+    writer = frame.write.format("sqlqueue").mode("append").options(**options, topics=EVENT)
+
+    with pytest.raises(PySparkException) as refused:
+        writer.option("subscriptionTable", "absent").save()
+
+    assert "absent" in str(refused.value)
+    assert "sqlqueue subscribe" in str(refused.value)
+    assert ran.value == 0
+
+
 @pytest.mark.parametrize("delivery", ["exactlyOnce", "atLeastOnce"])
 def test_a_frame_is_published_to_three_subscribers(
     spark: SparkSession,

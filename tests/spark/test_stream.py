@@ -179,6 +179,7 @@ def test_progress_tells_backlog_and_last_batch(
             "messages": 100,
             "expired": 0,
             "diverted": 0,
+            "forwarded": 0,
         },
     }
     assert all(each >= 0 for each in waits)

@@ -192,6 +192,41 @@ def test_a_missing_destination_sends_nothing(spark: SparkSession, queue: Queue) 
 
 
 @DELIVERIES
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_missing_destination_is_told_before_a_task_runs(
+    spark: SparkSession, queue: Queue, tmp_path: Path, delivery: str, *, streaming: bool
+) -> None:
+    """Where the options name it: what the frame costs to compute is not spent in vain."""
+    ran = spark.sparkContext.accumulator(0)
+
+    @F.udf("string", useArrow=False)
+    def counted(text: str) -> str:
+        ran.add(1)
+        return text
+
+    absent = queue.beside("absent")
+    queue.fill(0, 10)
+    source = queue.stream(spark).load() if streaming else queue.reader(spark).load()
+    frame = source.select(counted(F.col("body").cast("string")).alias("body"))
+
+    def send() -> None:
+        if streaming:
+            writer = frame.writeStream.format("sqlqueue")
+            finish(writer.options(**absent.options, delivery=delivery), tmp_path / "checkpoint")
+        else:
+            absent.send(frame, delivery=delivery)
+
+    with pytest.raises(PySparkException) as refused:
+        send()
+
+    assert f"queue {absent.name} was not found in " in str(refused.value)
+    assert ran.value == 0
+    absent.create()
+    send()
+    assert [absent.count(), ran.value] == [10, 10]
+
+
+@DELIVERIES
 def test_a_failed_task_sends_nothing(spark: SparkSession, queue: Queue, delivery: str) -> None:
     """One partition raises after the other is done: nothing is sent, and no parcel is left."""
 
