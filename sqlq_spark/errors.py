@@ -10,7 +10,7 @@ What can go wrong, and what mends it.
     ├── MissingPackage · MissingDriver
     ├── DatabaseFailure      the server said no, or nothing
     │   ├── NotReachable · LoginRefused · DatabaseNotFound
-    │   ├── ConnectionLost · Deadlock · TimedOut (and LockTimedOut) · RightMissing
+    │   ├── ConnectionLost · Deadlock · TimedOut (and LockTimedOut) · Cancelled · RightMissing
     │   ├── QueueNotFound · SchemaNotFound · NotAQueue · BodyStringMissing
     │   ├── QueueNotWritable · QueueElsewhere · MessageChanged · TimeZoneNotFound
     │   ├── DelayedQueueNotFound · SubscriptionsNotFound · SubscriberUnreachable
@@ -197,6 +197,15 @@ class TimedOut(DatabaseFailure):
 
 class LockTimedOut(TimedOut):
     """The same of a wait for a lock alone, which may be over soon; it may be tried again."""
+
+
+class Cancelled(DatabaseFailure):
+    """A statement was ended before its time, by Ctrl-C or a DBA; what it did is undone."""
+
+    template = "{0} was cancelled, by Ctrl-C or by a DBA (pg_cancel_backend): {1}"
+
+    def __init__(self, statement: str, reason: str) -> None:
+        super().__init__(statement, reason)
 
 
 class RightMissing(DatabaseFailure):
