@@ -12,7 +12,8 @@ What can go wrong, and what mends it.
     │   ├── NotReachable · LoginRefused · DatabaseNotFound
     │   ├── ConnectionLost · Deadlock · TimedOut (and LockTimedOut) · Cancelled · RightMissing
     │   ├── QueueNotFound · SchemaNotFound · NotAQueue · BodyStringMissing
-    │   ├── QueueNotWritable · QueueElsewhere · MessageChanged · TimeZoneNotFound
+    │   ├── QueueNotWritable · QueueElsewhere · QueueUnquoted · MessageChanged
+    │   ├── TimeZoneNotFound
     │   ├── DelayedQueueNotFound · SubscriptionsNotFound · SubscriberUnreachable
     │   ├── StateNotInstalled · StateTooNew · DatabaseTooOld
     │   └── StatementFailed  and of its kind LogFull · StatementRefused
@@ -347,6 +348,18 @@ class QueueElsewhere(DatabaseFailure):
 
     def __init__(self, queue: str, errors: str) -> None:
         super().__init__(queue, errors)
+
+
+class QueueUnquoted(DatabaseFailure):
+    """A message cannot be returned: someone wrote a dotted name without quotes."""
+
+    template = (
+        "{0!r} is read as {1}, its schema and its table, which is no queue in {3} that this login "
+        "may insert into: a table whose name has a dot is written {2}, with its schema"
+    )
+
+    def __init__(self, text: str, read: str, meant: str, server: str) -> None:
+        super().__init__(text, read, meant, server)
 
 
 class MessageChanged(DatabaseFailure):
