@@ -3,7 +3,7 @@ What can go wrong, and what mends it.
 
     SqlQueueError
     ├── BadInput             something given to us: nothing was changed
-    │   ├── BadOption · UnknownOption · MissingOption
+    │   ├── BadOption · UnknownOption · MisplacedOption · MissingOption
     │   ├── BadAddress
     │   ├── BadFrame         a DataFrame's columns do not fit
     │   └── BadMessage       one row of a DataFrame does not fit
@@ -68,6 +68,15 @@ class UnknownOption(BadInput):
 
     def __init__(self, option: str, near: str) -> None:
         super().__init__(option, near)
+
+
+class MisplacedOption(BadInput):
+    """An option of a write is given to a read, or the other way round; it would do nothing."""
+
+    template = "option {0} does nothing on a {1}: give it on {2}"
+
+    def __init__(self, option: str, given: str, home: str) -> None:
+        super().__init__(option, given, home)
 
 
 class MissingOption(BadInput):
