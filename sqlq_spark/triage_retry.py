@@ -140,19 +140,15 @@ class Retry:
             How many failures are free again.
 
         Raises:
-            BadSettings: one is not pending; the others are let go.
+            BadSettings: one is not pending; none is let go.
         """
-        pending = self.pending()
-        freed = 0
-        for request in sorted({*requests} & {*pending}):
-            if self.ledger.give_up(request) == GIVEN_UP:
-                freed += self._free(request)
+        pending = self.pending() if requests else []
         if strange := sorted({*requests} - {*pending}):
             told = ", ".join(pending) or "none"
             raise BadSettings(
                 f"setting give_up names {strange[0]!r}: expected a request that is pending: {told}"
             )
-        return freed
+        return sum(self._free(each) for each in requests if self.ledger.give_up(each) == GIVEN_UP)
 
     def missing(self, *, groups: Sequence[str], ids: Sequence[str]) -> list[str]:
         """Those of some groups and ids that no failure of the table has."""
