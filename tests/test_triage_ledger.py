@@ -25,7 +25,7 @@ def ledger(place: Place) -> Ledger:
 
 def rows(place: Place) -> list[tuple[str, int]]:
     """All that the ledger holds."""
-    return place.sql(f"SELECT sink, batch FROM {place.state}.dispatched")  # type: ignore[return-value]
+    return place.sql(f"SELECT sink, batch FROM {place.state}.dispatched")
 
 
 def test_asking_changes_nothing(ledger: Ledger, place: Place) -> None:
