@@ -119,6 +119,7 @@ def operations(table: Path) -> list[str]:
     return [each["operation"] for each in told]
 
 
+@pytest.mark.timeout(900)  # four starts of Spark
 def test_killed_while_it_keeps_the_table_in_order(queue: Queue, desk: Desk) -> None:
     """After the rows are deleted, while files are packed, while unused ones go: rows stay whole."""
     table = desk.folder / "audit"
