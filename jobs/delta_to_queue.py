@@ -98,6 +98,7 @@ class Settings(job.DatabaseSettings):
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     """Send what is new."""
+    job.bind(spark, settings.checkpoint, SinkOptions.parse(settings.write()))
     writer = (
         settings.frame(spark)
         .writeStream.format("sqlqueue")

@@ -10,8 +10,9 @@ the groups anew: failures of one exception and one stack, by their digest.
 exactly once. It first writes a request into their rows, which fixes what it sends; then it sends
 them, in one transaction that enters the request into the database's ledger; then it marks them as
 returned. What was killed in between is finished by the next `retry`, whatever that is told to
-return: what the ledger knows is not sent again. What cannot be returned stays and is told, with
-exit code 1, and so is an id or group that is not in the table.
+return: what the ledger knows is not sent again, and a ledger that does not know the request is told
+to be another one. What cannot be returned stays and is told, with exit code 1, and so is an id or
+group that is not in the table. A request whose queue is gone for good is let go by `--give-up`.
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ class Settings(job.DatabaseSettings):
     )
     ids: tuple[str, ...] = job.setting(
         "To retry: ids of messages or failures, separated by commas.", default=()
+    )
+    give_up: tuple[str, ...] = job.setting(
+        "To retry: requests that cannot be finished, by the names that it told; what they did not "
+        "send can be chosen again.",
+        default=(),
     )
     checkpoint: str | None = job.setting(
         "To collect: the folder in which the stream remembers what is done.", default=None
@@ -87,8 +93,8 @@ class Settings(job.DatabaseSettings):
             return [source, SinkOptions.parse(self.write())]
         if self.checkpoint is None:
             raise job.BadSettings("setting checkpoint is missing: mode collect needs a folder")
-        if self.groups or self.ids:
-            raise job.BadSettings("settings groups and ids are for --mode retry")
+        if self.groups or self.ids or self.give_up:
+            raise job.BadSettings("settings groups, ids and give_up are for --mode retry")
         return [source]
 
     def tables(self) -> dict[str, bool]:
@@ -124,13 +130,18 @@ def collect(spark: SparkSession, settings: Settings) -> dict[str, Any]:
 def regroup(spark: SparkSession, settings: Settings) -> int:
     """Write the table of groups anew, in one commit; returns how many there are."""
     from sqlq_spark import triage  # noqa: PLC0415 - as above
+    from sqlq_spark.triage_retry import undisturbed  # noqa: PLC0415
 
     if not has_table(spark, settings.table):
         return 0
-    found = triage.groups(job.read_table(spark.read, settings.table))
-    writer = found.coalesce(1).write.format("delta").mode("overwrite")
     into = settings.groups_into
-    writer.save(into) if is_path(into) else writer.saveAsTable(into)
+
+    def overwrite() -> None:
+        found = triage.groups(job.read_table(spark.read, settings.table))
+        writer = found.coalesce(1).write.format("delta").mode("overwrite")
+        writer.save(into) if is_path(into) else writer.saveAsTable(into)
+
+    undisturbed(overwrite)
     return job.read_table(spark.read, into).count()
 
 
@@ -163,12 +174,19 @@ def give_back(spark: SparkSession, settings: Settings) -> dict[str, Any]:
 
     work = Retry(spark, settings.table, SourceOptions.parse(settings.read()), settings.write)
     asked = {"groups": settings.groups, "ids": settings.ids}
+    freed = work.give_up(settings.give_up)
     resumed, waiting = work.resume()
     returned, staying = work.do(**asked)
     missing = work.missing(**asked)
     regroup(spark, settings)
-    found = {"returned": returned, "resumed": resumed, "staying": waiting | staying}
-    return found | {"missing": missing, "found": bool(waiting or staying or missing)}
+    return {
+        "returned": returned,
+        "resumed": resumed,
+        "freed": freed,
+        "staying": waiting | staying,
+        "missing": missing,
+        "found": bool(waiting or staying or missing),
+    }
 
 
 if __name__ == "__main__" and (code := job.main(__doc__, Settings, run)):

@@ -190,6 +190,7 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     from sqlq_spark.functions import forward  # noqa: PLC0415
 
     check(settings)
+    job.bind(spark, settings.checkpoint, SinkOptions.parse(settings.write()))
     read = settings.read()
     received = spark.readStream.format("sqlqueue").options(**read).load()
     pairs = [F.lit(each) for pair in settings.routes().items() for each in pair]

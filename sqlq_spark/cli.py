@@ -33,12 +33,12 @@ from sqlq_spark import (
     screen,
 )
 from sqlq_spark.cli_options import (
+    CTRL_C,
     DATABASE,
     FOUND,
     STOPPED,
     USAGE,
     AsJson,
-    by_ctrl_c,
     spelt,
 )
 from sqlq_spark.demo_process import JobFailed
@@ -89,7 +89,7 @@ def main(words: Sequence[str] | None = None) -> None:
     try:
         app(words)
     except SqlQueueError as error:
-        if by_ctrl_c(error):
+        if isinstance(error, CTRL_C):
             sys.exit(STOPPED)
         say_error(spelt(str(error)))
         bad = isinstance(error, (BadInput, MissingPackage, NoJava))

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark import screen
-from sqlq_spark.cli_options import STOPPED, AsJson, Patience, Queue, Url, by_ctrl_c, given
+from sqlq_spark.cli_options import CTRL_C, STOPPED, AsJson, Patience, Queue, Url, given
 from sqlq_spark.delayed import BATCH, Moved, Mover, pause
-from sqlq_spark.errors import TimedOut
 from sqlq_spark.screen import say
 from sqlq_spark.screen_progress import progress
 from sqlq_spark.sessions import Session
@@ -68,9 +67,7 @@ def rounds(
     while not stop.is_set():
         try:
             moved = session.do(lambda connection: mover.move(connection, batch))
-        except (KeyboardInterrupt, TimedOut) as error:
-            if not by_ctrl_c(error):
-                raise
+        except CTRL_C:
             stop.set()  # what was under way is undone
             return
         yield moved

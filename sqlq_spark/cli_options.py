@@ -11,11 +11,14 @@ import typer
 
 from sqlq_spark.completion import queues
 from sqlq_spark.dialects import EXAMPLES
-from sqlq_spark.errors import BadOption, MissingOption, TimedOut
+from sqlq_spark.errors import BadOption, Cancelled, MissingOption
 from sqlq_spark.options import SourceOptions, with_password
 from sqlq_spark.screen import say, say_error
 
 FOUND, USAGE, DATABASE, STOPPED = 1, 2, 3, 130  # exit codes
+
+# what Ctrl-C becomes; while a statement runs the driver takes it for itself, and cancels
+CTRL_C = (KeyboardInterrupt, Cancelled)
 
 Url = Annotated[
     str | None,
@@ -97,14 +100,3 @@ def confirm(what: str, *, yes: bool, as_json: bool = False) -> None:
         hint = "" if answer else " (no answer can be read here: --yes does not ask)"
         say_error(f"nothing was done{hint}")
         raise typer.Exit(FOUND)
-
-
-def by_ctrl_c(error: BaseException) -> bool:
-    """
-    Whether an error is Ctrl-C.
-
-    While a statement runs the driver takes it for itself, and cancels; then only the server's
-    sentence tells it from a timeout.
-    """
-    cancelled = isinstance(error, TimedOut) and "user request" in str(error.args[2])
-    return cancelled or isinstance(error, KeyboardInterrupt)

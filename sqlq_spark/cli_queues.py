@@ -57,6 +57,9 @@ BodyString = Annotated[
 ]
 
 
+MORE = {"allow_extra_args": True}  # refused with a sentence, by one_endpoint
+
+
 @app.command("install")
 def install_(
     *,
@@ -77,8 +80,9 @@ def install_(
             say(f"the state tables are in schema {state_schema} of {connection.server}")
 
 
-@app.command()
+@app.command(context_settings=MORE)
 def create(
+    context: typer.Context,
     queue: Queue,
     *,
     instance: Instances = None,
@@ -98,6 +102,7 @@ def create(
     A name without a schema is in the default one; those of instances and
     satellites in QUEUE's.
     """
+    one_endpoint(context)
     options = given(url, queue=queue, queryTimeout=query_timeout)
     made = endpoint(
         options.url,
@@ -127,8 +132,9 @@ def create(
             print_json(its)
 
 
-@app.command("script")
+@app.command("script", context_settings=MORE)
 def script_(
+    context: typer.Context,
     queue: Queue,
     *,
     dialect: Annotated[str, typer.Option(help="postgresql or sqlserver")] = "postgresql",
@@ -153,6 +159,7 @@ def script_(
     state_schema: State = "sqlqueue",
 ) -> None:
     """Print the DDL and the GRANTs for a DBA: the queues, the state tables; connects to nothing."""
+    one_endpoint(context)
     if dialect not in WRITERS:
         raise BadOption("--dialect", dialect, " or ".join(WRITERS))
     options = given(f"{dialect}://", state_schema, queue=queue)
@@ -181,6 +188,16 @@ def script_(
         sys.stdout.write(text)
 
 
+def one_endpoint(context: typer.Context) -> None:
+    """Refuse a second QUEUE, and say how an endpoint's other queues are named."""
+    if context.args:
+        expected = (
+            "one QUEUE: name the endpoint's others by --error, --audit, --instance or "
+            "--qualifier, and another endpoint in a command of its own"
+        )
+        raise BadOption("QUEUE", " ".join(context.args), expected)
+
+
 @app.command("purge")
 def purge_(
     queue: Queue,
@@ -201,7 +218,8 @@ def purge_(
         connection = session.open()
         depth = measured(connection, options)
         what = f"delete {counted(depth.messages, 'message')} of {depth.queue} for good"
-        confirm(what, yes=yes, as_json=as_json)
+        if depth.messages:
+            confirm(what, yes=yes, as_json=as_json)
         batches = purge.purge_parts(
             connection, options.address, depth, timeout=options.query_timeout
         )

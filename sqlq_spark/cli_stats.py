@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark import checks, screen, screen_queues, watch
-from sqlq_spark.cli_options import AsJson, Patience, Queues, State, Url, by_ctrl_c, given, spelt
+from sqlq_spark.cli_options import CTRL_C, AsJson, Patience, Queues, State, Url, given, spelt
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import (
     BadOption,
@@ -155,7 +155,7 @@ def looks(
         try:
             found: Look | SqlQueueError = watch.look(session.open(), names, options)
         except PASSING as error:
-            if not reached or by_ctrl_c(error):
+            if not reached:
                 raise
             session.close()
             found = error
@@ -171,8 +171,7 @@ def until_stopped() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
-    except (KeyboardInterrupt, TimedOut) as error:
-        if not by_ctrl_c(error):
-            raise
+    except CTRL_C:
+        pass
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import time
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
@@ -344,9 +344,14 @@ class Writing:
         exactly_once = self.options.delivery == "exactlyOnce"
         name = f"{sink}/{batch}/{partition}"
         seed = None if exactly_once else hashlib.sha256(name.encode()).digest()[:16]
-        sender = outgoing.Sender(options=self.options, partition=partition, seed=seed)
-        parcels = sender.parcels(batches)
         with Session(self.options, f"sink {name}", state=exactly_once, worker=True) as session:
+            sender = outgoing.Sender(
+                options=self.options,
+                partition=partition,
+                seed=seed,
+                clock=partial(send.database_clock, session),
+            )
+            parcels = sender.parcels(batches)
             if not exactly_once:
                 return Written(None, send.send_now(session, parcels, self.options))
             staged = send.stage(session, parcels, sink=sink, batch=batch, origin=origin())

@@ -3,16 +3,17 @@ What can go wrong, and what mends it.
 
     SqlQueueError
     ├── BadInput             something given to us: nothing was changed
-    │   ├── BadOption · UnknownOption · MissingOption
+    │   ├── BadOption · UnknownOption · MisplacedOption · MissingOption
     │   ├── BadAddress
     │   ├── BadFrame         a DataFrame's columns do not fit
     │   └── BadMessage       one row of a DataFrame does not fit
     ├── MissingPackage · MissingDriver
     ├── DatabaseFailure      the server said no, or nothing
     │   ├── NotReachable · LoginRefused · DatabaseNotFound
-    │   ├── ConnectionLost · Deadlock · TimedOut (and LockTimedOut) · RightMissing
+    │   ├── ConnectionLost · Deadlock · TimedOut (and LockTimedOut) · Cancelled · RightMissing
     │   ├── QueueNotFound · SchemaNotFound · NotAQueue · BodyStringMissing
-    │   ├── QueueNotWritable · QueueElsewhere · MessageChanged · TimeZoneNotFound
+    │   ├── QueueNotWritable · QueueElsewhere · QueueUnquoted · MessageChanged
+    │   ├── TimeZoneNotFound
     │   ├── DelayedQueueNotFound · SubscriptionsNotFound · SubscriberUnreachable
     │   ├── StateNotInstalled · StateTooNew · DatabaseTooOld
     │   └── StatementFailed  and of its kind LogFull · StatementRefused
@@ -67,6 +68,15 @@ class UnknownOption(BadInput):
 
     def __init__(self, option: str, near: str) -> None:
         super().__init__(option, near)
+
+
+class MisplacedOption(BadInput):
+    """An option of a write is given to a read, or the other way round; it would do nothing."""
+
+    template = "option {0} does nothing on a {1}: give it on {2}"
+
+    def __init__(self, option: str, given: str, home: str) -> None:
+        super().__init__(option, given, home)
 
 
 class MissingOption(BadInput):
@@ -197,6 +207,15 @@ class TimedOut(DatabaseFailure):
 
 class LockTimedOut(TimedOut):
     """The same of a wait for a lock alone, which may be over soon; it may be tried again."""
+
+
+class Cancelled(DatabaseFailure):
+    """A statement was ended before its time, by Ctrl-C or a DBA; what it did is undone."""
+
+    template = "{0} was cancelled, by Ctrl-C or by a DBA (pg_cancel_backend): {1}"
+
+    def __init__(self, statement: str, reason: str) -> None:
+        super().__init__(statement, reason)
 
 
 class RightMissing(DatabaseFailure):
@@ -338,6 +357,18 @@ class QueueElsewhere(DatabaseFailure):
 
     def __init__(self, queue: str, errors: str) -> None:
         super().__init__(queue, errors)
+
+
+class QueueUnquoted(DatabaseFailure):
+    """A message cannot be returned: someone wrote a dotted name without quotes."""
+
+    template = (
+        "{0!r} is read as {1}, its schema and its table, which is no queue in {3} that this login "
+        "may insert into: a table whose name has a dot is written {2}, with its schema"
+    )
+
+    def __init__(self, text: str, read: str, meant: str, server: str) -> None:
+        super().__init__(text, read, meant, server)
 
 
 class MessageChanged(DatabaseFailure):

@@ -14,6 +14,7 @@ from sqlq_spark.options import addressed
 from sqlq_spark.own_headers import Own, OwnMaps, OwnTexts, default
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     from sqlq_spark.options import SinkOptions
@@ -72,12 +73,12 @@ class Frame:
             return pa.repeat(pa.scalar(default, pa.int64()), self.rows)
         return pc.coalesce(found, pa.scalar(default, pa.int64()))
 
-    def remaining(self, now: datetime) -> pa.Array:
+    def remaining(self, clock: Callable[[], datetime]) -> pa.Array:
         """Milliseconds from now until `expires`, none for what has expired; null for never."""
         expires = self.column("expires")
-        if expires is None:
+        if expires is None or expires.null_count == self.rows:
             return pa.nulls(self.rows, pa.int64())
-        left = pc.subtract(expires.cast(delays.MOMENT), pa.scalar(now, delays.MOMENT))
+        left = pc.subtract(expires.cast(delays.MOMENT), pa.scalar(clock(), delays.MOMENT))
         milliseconds = pc.divide(left.cast(pa.int64()), 1000)
         positive = pc.max_element_wise(milliseconds, 0, skip_nulls=False)
         return pc.min_element_wise(positive, LONGEST_LEFT, skip_nulls=False)

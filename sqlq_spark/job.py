@@ -32,6 +32,7 @@ from sqlq_spark.errors import (
     QueueNotWritable,
 )
 from sqlq_spark.java import NoJava
+from sqlq_spark.job_ledger import bind
 from sqlq_spark.job_settings import (
     BadSettings,
     DatabaseSettings,
@@ -59,6 +60,7 @@ __all__ = [
     "BadSettings",
     "DatabaseSettings",
     "Settings",
+    "bind",
     "checkpoint",
     "database_url",
     "follow",

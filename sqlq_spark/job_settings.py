@@ -169,7 +169,7 @@ def blanked(name: str, given: Any) -> Any:  # noqa: ANN401
         return {key: blanked(key, each) for key, each in given.items()}
     if isinstance(given, (list, tuple)):
         return type(given)(blanked(name, each) for each in given)
-    if "password" in name.lower() or "secret_value" in name.lower():
+    if given is not None and ("password" in name.lower() or "secret_value" in name.lower()):
         return BLANK
     if isinstance(given, str) and "://" in given:
         without = re.sub(r"(?s)(?<=://)([^/@:?]*):.*@", rf"\1:{BLANK}@", given)

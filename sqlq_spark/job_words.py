@@ -56,11 +56,18 @@ def parser(doc: str, kind: type[Settings]) -> argparse.ArgumentParser:
 def _add(made: argparse.ArgumentParser, each: Field[Any], kind: type) -> None:
     told, default = each.metadata["told"], each.default
     if default not in {MISSING, None, ()}:
-        told += f" Default: {','.join(default) if isinstance(default, tuple) else default}."
+        told += f" Default: {spoken(default)}."
     many = {"action": "append", "metavar": "NAME=VALUE"} if kind is dict else {}
     if kind is bool:
         many = {"nargs": "?", "const": "true", "metavar": "true|false"}
     made.add_argument(flag(each.name), dest=each.name, help=told.replace("%", "%%"), **many)  # type: ignore[arg-type]
+
+
+def spoken(default: Any) -> str:  # noqa: ANN401
+    """A default as a flag would say it."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return ",".join(default) if isinstance(default, tuple) else str(default)
 
 
 def flag(name: str) -> str:
@@ -87,9 +94,16 @@ def parse_words(doc: str, kind: type[Settings], words: Sequence[str]) -> argpars
     made = parser(doc, kind)
     found, rest = made.parse_known_args(words)
     if rest:
-        known = [flag(each.name) for each in fields(kind)] + ["--settings", "--dry-run"]
+        flags = {flag(each.name): each for each in fields(kind)}
         word = rest[0].partition("=")[0]
-        raise BadSettings(unknown(f"flag {word}", word, known))
+        if word in flags:
+            places = ", ".join(["the file", *flags[word].metadata["environment"]])
+            raise BadSettings(
+                f"there is no flag {word}, for everyone sees a command line: give it in {places} "
+                "or a secret scope"
+            )
+        known = [name for name, each in flags.items() if not each.metadata["secret"]]
+        raise BadSettings(unknown(f"flag {word}", word, [*known, "--settings", "--dry-run"]))
     return found
 
 

@@ -3,8 +3,8 @@ Options: text from Spark → frozen values.
 
 The only place that knows option names.
 Each field says its option's name, how to read it and what would do; its default is the option's.
-A name that is near one of ours is refused, because a misspelt limit would be silently no limit;
-other names belong to Spark and are left alone.
+A name that is near one of ours is refused, because a misspelt limit would be silently no limit, and
+so is one of the other side; other names belong to Spark and are left alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ from sqlq_spark.address import (
     split_list_sqlserver,
     table_postgresql,
 )
-from sqlq_spark.errors import BadAddress, BadOption, MissingOption, UnknownOption
+from sqlq_spark.errors import (
+    BadAddress,
+    BadOption,
+    MisplacedOption,
+    MissingOption,
+    UnknownOption,
+)
 from sqlq_spark.headers import parse_span
 from sqlq_spark.message_types import split_names, unfit
 
@@ -181,7 +187,7 @@ class DatabaseOptions:
                 raise BadOption(
                     "queue", queue, f"nothing beside .load or .save of {given['path']!r}"
                 )
-        refuse_near_misses(given, cls)
+        refuse_strays(given, cls)
         values = {}
         for each in fields(cls):
             public = each.metadata["option"]
@@ -490,21 +496,30 @@ def printed(url: str, address: QueueAddress) -> str:
     return PRINTED[dialects.kind(url)](address)
 
 
-def refuse_near_misses(given: Mapping[str, str], cls: type[DatabaseOptions]) -> None:
-    """Raise UnknownOption for a name that is nearly one of ours."""
-    known = {each.metadata["option"].lower(): each.metadata["option"] for each in fields(cls)}
+# a read and a write: what it is called, and where the options of the other are given
+SIDES: dict[type[DatabaseOptions], tuple[str, str]] = {
+    SourceOptions: ("read", "df.write or df.writeStream"),
+    SinkOptions: ("write", "spark.read or spark.readStream"),
+}
+STREAMS_OWN = {"checkpointlocation"}  # Spark's, which either side of a stream may be told
+
+
+def refuse_strays(given: Mapping[str, str], cls: type[DatabaseOptions]) -> None:
+    """Raise for a name that is nearly one of ours, or one that only the other side knows."""
+    known, all_known = names(cls), names(*SIDES)
+    if strays := (given.keys() & all_known.keys()) - known.keys() - STREAMS_OWN:
+        raise MisplacedOption(all_known[min(strays)], *SIDES[cls])
     known |= {"user": "user", "password": "password"}
-    others = {
-        each.metadata["option"].lower()
-        for kind in (SourceOptions, SinkOptions)
-        for each in fields(kind)
-    }
-    for key in given:
-        if key in known or key in others or key == "path":
-            continue
+    for key in given.keys() - known.keys() - all_known.keys() - {"path"}:
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
         if near:
             raise UnknownOption(key, known[near[0]])
+
+
+def names(*classes: type[DatabaseOptions]) -> dict[str, str]:
+    """All names of options, by themselves in lower case."""
+    listed = (each.metadata["option"] for cls in classes for each in fields(cls))
+    return {public.lower(): public for public in listed}
 
 
 def with_password(url: str, password: str | None) -> str:

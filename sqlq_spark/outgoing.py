@@ -119,6 +119,11 @@ def check(
         )
 
 
+def own_clock() -> datetime:
+    """This machine's."""
+    return datetime.now(UTC)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sender:
     """What all messages of one task share."""
@@ -127,6 +132,7 @@ class Sender:
     partition: int
     seed: bytes | None = None  # the same seed gives the same message ids again
     sent: datetime | None = None
+    clock: Callable[[], datetime] = own_clock  # by which what was received expires
 
     def parcels(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Messages in tables of PARCEL_ROW, each of about PARCEL_BYTES at most."""
@@ -149,7 +155,7 @@ class Sender:
         frame = Frame(batch, self.partition, row)
         lifetime = frame.lifetimes(self.options.time_to_be_received)
         if self.options.as_received:
-            lifetime = pc.coalesce(frame.remaining(self.sent or datetime.now(UTC)), lifetime)
+            lifetime = pc.coalesce(frame.remaining(self.clock), lifetime)
         queues = frame.text("queue")
         topics = publishing.of_rows(frame, queues, self.options)
         later = delays.of_rows(frame, lifetime)
@@ -173,7 +179,7 @@ class Sender:
         later: dict[str, pa.Array],
     ) -> pa.Array:
         """The header texts of a record batch; `topics` of rows to publish, `later` the delays."""
-        rows, sent = frame.rows, self.sent or datetime.now(UTC)
+        rows, sent = frame.rows, self.sent or own_clock()
         fresh = random_ids(2 * rows, seed=self.seed, first=2 * frame.row)
         if self.options.as_received:
             return frame.headers_as_received(id_texts(fresh[::2]))

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark import browse
+from sqlq_spark.address import QueueAddress
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import (
     BadAddress,
@@ -27,6 +28,7 @@ from sqlq_spark.errors import (
     QueueElsewhere,
     QueueNotFound,
     QueueNotWritable,
+    QueueUnquoted,
     RightMissing,
     SqlQueueError,
     StatementRefused,
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
-    from sqlq_spark.address import QueueAddress
     from sqlq_spark.dialects import Connection
     from sqlq_spark.sessions import Session
 
@@ -285,6 +286,9 @@ def sources(
             reasons[text] = ITS_OWN
         elif address not in there and (address.catalog is not None or foreign(text, own)):
             reasons[text] = str(QueueElsewhere(text, own))
+        elif address not in there and own.startswith('"') and "." in text and '"' not in text:
+            meant = connection.printed(QueueAddress(text))
+            reasons[text] = str(QueueUnquoted(text, name, meant, connection.server))
         elif address not in there:
             reasons[text] = str(QueueNotWritable(name, connection.server))
     return {text: at for text, at in parsed.items() if text not in reasons}, reasons

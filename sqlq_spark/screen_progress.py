@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sqlq_spark.cli_options import by_ctrl_c
-from sqlq_spark.errors import TimedOut
+from sqlq_spark.cli_options import CTRL_C
 from sqlq_spark.screen import counted, say_error
 
 if TYPE_CHECKING:
@@ -56,8 +55,8 @@ def progress(
                 bars.update(bar, completed=gone, count=f"{gone:,}{of}")
 
             yield advance
-    except (KeyboardInterrupt, TimedOut) as error:
-        if done is not None and by_ctrl_c(error):
+    except CTRL_C:
+        if done is not None:
             say_error(f"stopped: {counted(gone, what)}{of} {done}")
         raise
 

@@ -22,6 +22,7 @@ import time
 import uuid
 from collections import Counter
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,12 @@ class Staged:
     parcels: int
     messages: int
     origin: Origin = NO_STREAM  # the micro-batch, whose receipts may be settled
+
+
+def database_clock(session: Session) -> datetime:
+    """The database's time, by which messages expire."""
+    found: datetime = session.do(lambda connection: connection.rows("clock")[0][0])
+    return found.replace(tzinfo=UTC)
 
 
 def nameless_sink() -> str:

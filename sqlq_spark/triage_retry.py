@@ -1,22 +1,27 @@
 """
 Failures of a Delta table go back to the queues in which they failed, each exactly once.
 
-    choose   a request's name is written into the rows that it returns, in one commit of the table;
-             no other request takes these, so what it sends is fixed
-    send     in one transaction, which enters the request into the database's ledger (txnAppId)
+    open     the request's name is entered into the database's ledger
+    choose   it is written into the rows that it returns, in one commit of the table; no other
+             request takes these, so what it sends is fixed
+    send     in one transaction, which enters into the ledger that it was sent (txnAppId)
     mark     the rows are returned, in one commit of the table
 
 What is killed before `choose` has done nothing. After it the request is pending, and whoever comes
-next finishes it: it is sent, unless the ledger has it, and then marked. The gap between the send
-and the mark is the one in which the table does not know better; the ledger does. It keeps the
-request's name for ever: a name is never used again.
+next finishes it: it is sent, unless the ledger says that it was, and then marked. The gap between
+the send and the mark is the one in which the table does not know better; the ledger does. It keeps
+the request's name for ever: a name is never used again. A ledger that does not know a pending
+request is another one, of another database or stateSchema: nothing is sent then. A request that can
+never be sent, for its queue is gone for good, is given up, and its rows are free again.
 """
 
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import stamina
+from delta import exceptions
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
@@ -26,6 +31,7 @@ from sqlq_spark.functions import return_to_source
 from sqlq_spark.job_settings import BadSettings
 from sqlq_spark.job_spark import has_table, is_path, read_table
 from sqlq_spark.sessions import Session
+from sqlq_spark.triage_ledger import GIVEN_UP, SENT, UNKNOWN, Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +40,27 @@ if TYPE_CHECKING:
 
     from sqlq_spark.options import SourceOptions
 
+T = TypeVar("T")
+
+# another commit came first; what is asked anew is done, or finds that there is nothing to do
+CONFLICTS = (
+    exceptions.DeltaConcurrentModificationException,
+    exceptions.ConcurrentWriteException,
+    exceptions.MetadataChangedException,
+    exceptions.ProtocolChangedException,
+    exceptions.ConcurrentAppendException,
+    exceptions.ConcurrentDeleteReadException,
+    exceptions.ConcurrentDeleteDeleteException,
+    exceptions.ConcurrentTransactionException,
+)
+ATTEMPTS = 8  # to commit, with pauses of 8 s together
+
+ELSEWHERE = (
+    "the ledger here does not know it: it was begun in another database or stateSchema, and may "
+    "have been sent there"
+)
+GO_BACK = "Give the url and the [sink] that it was begun with"
+LET_GO = "Make the queue, or let go of the request by --give-up {}"
 HOMELESS = "it has no header NServiceBus.FailedQ, or corrupt headers"
 
 
@@ -41,12 +68,12 @@ class RequestStuck(SqlQueueError):
     """A request cannot be finished yet; all of it was sent, as the ledger knows, or nothing."""
 
     template = (
-        "request {0} of table {1} cannot be finished: {2}; the next run goes on with it, when that "
-        "is mended, and sends nothing twice"
+        "request {0} of table {1} cannot be finished: {2}. {3}; the next run then goes on with it, "
+        "and sends nothing twice"
     )
 
-    def __init__(self, request: str, table: str, reason: str, messages: int = 0) -> None:
-        super().__init__(request, table, reason)
+    def __init__(self, request: str, table: str, reason: str, mend: str, messages: int = 0) -> None:
+        super().__init__(request, table, reason, mend)
         self.messages = messages
 
 
@@ -78,6 +105,7 @@ class Retry:
         self.table = table
         self.source = source
         self.sink = sink
+        self.ledger = Ledger(sink)
 
     @property
     def rows(self) -> DataFrame:
@@ -103,6 +131,24 @@ class Retry:
             except RequestStuck as error:
                 waiting[str(error)] = error.messages
         return returned, waiting
+
+    def give_up(self, requests: Sequence[str]) -> int:
+        """
+        Let go of pending requests: what was not sent is free again; what was, is for `resume`.
+
+        Returns:
+            How many failures are free again.
+
+        Raises:
+            BadSettings: one is not pending; none is let go.
+        """
+        pending = self.pending() if requests else []
+        if strange := sorted({*requests} - {*pending}):
+            told = ", ".join(pending) or "none"
+            raise BadSettings(
+                f"setting give_up names {strange[0]!r}: expected a request that is pending: {told}"
+            )
+        return sum(self._free(each) for each in requests if self.ledger.give_up(each) == GIVEN_UP)
 
     def missing(self, *, groups: Sequence[str], ids: Sequence[str]) -> list[str]:
         """Those of some groups and ids that no failure of the table has."""
@@ -131,6 +177,7 @@ class Retry:
             return 0, staying
         request = str(uuid.uuid4())
         chosen = wanted & F.col("failedQueue").isin(*there)
+        self.ledger.open(request)
         self._update(chosen, {"request": F.lit(request)})
         return self.finish(request), staying
 
@@ -139,20 +186,39 @@ class Retry:
         Send the failures of a request, unless that was done, and mark them.
 
         Returns:
-            How many there are.
+            How many there are; none, if it was given up.
+
+        Raises:
+            RequestStuck: one of its queues has gone, or the ledger does not know it.
+        """
+        rows = self.rows.where(mine(request))
+        counted = by_queue(rows)
+        if not counted:
+            return 0
+        state = self.ledger.state(request)
+        if state == UNKNOWN:
+            raise RequestStuck(request, self.table, ELSEWHERE, GO_BACK, sum(counted.values()))
+        if state < SENT:
+            self.send(request, rows, counted)
+            state = self.ledger.state(request)
+        if state == GIVEN_UP:
+            self._free(request)
+            return 0
+        self._update(mine(request), {"returned": F.current_timestamp()})
+        return sum(counted.values())
+
+    def send(self, request: str, rows: DataFrame, counted: dict[str | None, int]) -> None:
+        """
+        Send the failures of a request, once, ever.
 
         Raises:
             RequestStuck: one of its queues has gone.
         """
-        mine = (F.col("request") == request) & F.col("returned").isNull()
-        rows = self.rows.where(mine)
-        counted = by_queue(rows)
-        if not counted:
-            return 0
         there, reasons = self.sources([str(text) for text in counted])
         if reasons:
             told = "; ".join(sorted(set(reasons.values())))
-            raise RequestStuck(request, self.table, told, sum(counted.values()))
+            mend = LET_GO.format(request)
+            raise RequestStuck(request, self.table, told, mend, sum(counted.values()))
         pairs = [F.lit(each) for pair in there.items() for each in pair]
         sent = rows.withColumnRenamed("failureId", "id").select(
             *return_to_source(json=True)[:-1],
@@ -160,8 +226,6 @@ class Retry:
         )
         options = self.sink(request)
         sent.write.format("sqlqueue").options(**options).mode("append").save()
-        self._update(mine, {"returned": F.current_timestamp()})
-        return sum(counted.values())
 
     def sources(self, texts: list[str]) -> tuple[dict[str, str], dict[str, str]]:
         """The canonical addresses of failed queues, and why others have none, by text."""
@@ -172,12 +236,31 @@ class Retry:
             )
             return {text: connection.printed(each) for text, each in there.items()}, reasons
 
+    def _free(self, request: str) -> int:
+        """Take a request that was given up from its rows; returns how many there are."""
+        rows = self.rows.where(mine(request)).count()
+        self._update(mine(request), {"request": F.lit(None)})
+        return rows
+
     def _update(self, which: Column, values: dict[str, Column]) -> None:
         name, spark = self.table, self.spark
         table = (
             DeltaTable.forPath(spark, name) if is_path(name) else DeltaTable.forName(spark, name)
         )
-        table.update(which, dict(values))
+        undisturbed(lambda: table.update(which, dict(values)))
+
+
+def undisturbed(work: Callable[[], T]) -> T:
+    """Do what is one commit of a table, and again where another commit came first."""
+    for attempt in stamina.retry_context(on=CONFLICTS, attempts=ATTEMPTS, timeout=None):
+        with attempt:
+            return work()
+    raise AssertionError  # pragma: no cover - stamina raises the last error itself
+
+
+def mine(request: str) -> Column:
+    """Failures of a request that is pending."""
+    return (F.col("request") == request) & F.col("returned").isNull()
 
 
 def free() -> Column:

@@ -123,6 +123,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     settings: dict[str, bool | float | int | str | None] = {
+        "spark.databricks.delta.snapshotPartitions": "2",  # of small tables, not 50
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "2g",

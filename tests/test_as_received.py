@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import BinaryType, StructType, TimestampType
+from spark.stand import Queue
 from wire import cases
 
 from sqlq_spark import frame, outgoing
+from sqlq_spark.datasource import BatchWriter
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption
 from sqlq_spark.headers import MESSAGE_ID
 from sqlq_spark.options import SinkOptions
+
+if TYPE_CHECKING:
+    from datetime import tzinfo
+
+    from conftest import Place
 
 NOW = datetime(2026, 6, 30, 12, tzinfo=UTC)
 EXPIRES = pa.timestamp("us", "UTC")
@@ -24,7 +32,7 @@ def sent(columns: dict[str, Any], **raw: str) -> list[dict[str, Any]]:
     given = {"url": "postgresql:///", "queue": "q", "asReceived": "true", **raw}
     options = SinkOptions.parse(given)
     batch = pa.record_batch({"body": [b""] * len(next(iter(columns.values()))), **columns})
-    sender = outgoing.Sender(options=options, partition=0, sent=NOW)
+    sender = outgoing.Sender(options=options, partition=0, clock=lambda: NOW)
     return [row for parcel in sender.parcels([batch]) for row in parcel.to_pylist()]
 
 
@@ -88,6 +96,34 @@ def test_what_expires_lives_as_long_as_it_had_left() -> None:
     assert [row["lifetime"] for row in rows] == [60_001, 0, 0, 86_400_000_000, years, 7000]
     assert sent({"expires": expires}, asReceived="false")[0]["lifetime"] is None
     assert sent({"seq": [1]})[0]["lifetime"] is None
+
+
+class Late(datetime):
+    """The clock of an executor that is two hours behind."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+        """Give a time that is over."""
+        return datetime.now(tz) - timedelta(hours=2)
+
+
+def test_what_is_left_of_a_life_is_by_the_databases_clock(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However wrong the executor's is: it would let messages live longer, or drop them."""
+    queue = Queue(place, "orders")
+    queue.create()
+    options = {**queue.options, "asReceived": "true", "delivery": "atLeastOnce"}
+    schema = StructType().add("body", BinaryType()).add("expires", TimestampType())
+    writer = BatchWriter(SinkOptions.parse(options), schema, overwrite=False)
+    hour = datetime.now(UTC) + timedelta(hours=1)
+    monkeypatch.setattr(outgoing, "datetime", Late)
+
+    columns = {"body": [b"{}"], "expires": pa.array([hour], EXPIRES)}
+    writer.write(iter([pa.record_batch(columns)]))
+
+    left = f"SELECT extract(epoch FROM expires - now() AT TIME ZONE 'UTC')::int FROM {queue.name}"
+    assert 3500 < place.sql(left)[0][0] <= 3600
 
 
 def test_a_frame_whose_expires_is_no_time_is_refused() -> None:

@@ -53,6 +53,16 @@ def test_create_makes_all_queues_of_an_endpoint(run: Any, place: Place) -> None:
     assert tables(place) == set(ALL)
 
 
+@pytest.mark.parametrize("command", ["create", "script"])
+def test_a_second_queue_is_told_its_option(run: Any, place: Place, command: str) -> None:
+    """Nothing is made."""
+    code, _, told = run(command, named(place, "error"), named(place, "audit"))
+
+    assert code == 2
+    assert "expected one QUEUE: name the endpoint's others by --error, --audit" in told
+    assert tables(place) == set()
+
+
 def test_create_adds_the_body_as_text_to_all_of_them(run: Any, place: Place) -> None:
     """Also to those that were there without."""
     run("create", named(place, "shop"))
@@ -162,7 +172,7 @@ def test_purge_deletes_only_after_a_yes(run: Any, place: Place, shop: str) -> No
     assert kept == 3
     assert done.endswith("3 messages deleted\n")
     assert left(place, shop) == 0
-    assert run("purge", shop, "--yes")[1].endswith("0 messages deleted\n")
+    assert run("purge", shop) == (0, "0 messages deleted\n", "")
 
 
 def test_purge_expired_leaves_what_lives(run: Any, place: Place, shop: str) -> None:

@@ -132,6 +132,19 @@ def test_what_stays_is_told_and_the_exit_code_is_1(run: Any, error: str, place: 
     assert len(ids(place, "error")) == 4
 
 
+def test_a_dotted_name_that_someone_wrote_is_told_how_it_is_written(
+    run: Any, error: str, place: Place
+) -> None:
+    """PostgreSQL reads its first part as a schema."""
+    put(place, error, "Shop.Sales", "Bad", 3)
+
+    code, _, told = run("retry", error, "m-3", "--yes")
+
+    assert code == 1
+    assert '\'Shop.Sales\' is read as "Shop"."Sales", its schema and its table' in told
+    assert 'a table whose name has a dot is written "public"."Shop.Sales", with its schema' in told
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

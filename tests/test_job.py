@@ -109,7 +109,11 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--quues", "a"], "flag --quues is not known: did you mean --queues?"),
-        (["--password", "x"], "flag --password is not known: "),
+        (
+            ["--password", "x"],
+            "there is no flag --password, for everyone sees a command line: give it in the file",
+        ),
+        (["--pasword", "x"], "flag --pasword is not known: expected one of --"),
         (["--settings", "/none"], "flag --settings is '/none': expected a file to read (No such"),
         (["--source", "peekDelay"], "flag --source is ['peekDelay']: expected a table of NAME = v"),
         (["--most", "many"], "flag --most is 'many': expected at least 1"),
@@ -202,6 +206,8 @@ def test_no_secret_is_shown(url: str, tmp_path: Path) -> None:
     assert said.count("***") == 3
     assert "localhost" in said
     assert "s3cret" not in repr(replace(made, source={}))
+    without = loaded("--url", "postgresql://localhost/shop", "--queues", "a")
+    assert job_settings.shown(without)["password"] is None
 
 
 def test_a_bad_secret_is_not_told(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from sqlq_spark.address import QueueAddress
-from sqlq_spark.errors import BadOption, MissingOption
-from sqlq_spark.options import SourceOptions
+from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption
+from sqlq_spark.options import SinkOptions, SourceOptions
 
 
 def parse(**raw: str) -> SourceOptions:
@@ -134,3 +134,22 @@ def test_an_instances_callbacks_are_read_by_one_task(
     options = parse(**raw)
 
     assert [options.most_tasks(each) for each in options.addresses] == most
+
+
+def test_an_option_of_the_other_side_is_refused() -> None:
+    """It would do nothing; what Spark passes on by itself, or both may have, is left alone."""
+    url = {"url": "postgresql://host/shop", "queue": "orders"}
+    with pytest.raises(MisplacedOption) as read:
+        SourceOptions.parse({**url, "MESSAGETYPE": "Shop.Placed"})
+    with pytest.raises(MisplacedOption) as write:
+        SinkOptions.parse({**url, "headersFormat": "json"})
+
+    told = "option {} does nothing on a {}: give it on {}"
+    assert str(read.value) == told.format("messageType", "read", "df.write or df.writeStream")
+    assert str(write.value) == told.format(
+        "headersFormat", "write", "spark.read or spark.readStream"
+    )
+    for kind in (SourceOptions, SinkOptions):
+        kind.parse(
+            {**url, "path": "orders", "paths": "[]", "checkpointLocation": "/c", "mergeSchema": "x"}
+        )

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from typing import TYPE_CHECKING
+
 import pytest
 
 from sqlq_spark import errors
+from sqlq_spark.dialects import transaction
 from sqlq_spark.dialects.postgresql import STATEMENTS, connect, redacted, refused
+
+if TYPE_CHECKING:
+    from conftest import Place
 
 
 @pytest.mark.parametrize(
@@ -77,3 +85,37 @@ def test_a_url_that_cannot_be_read_is_not_told(url: str) -> None:
 def test_an_error_tells_where_a_url_leads(url: str, place: str) -> None:
     """Without login and parameters."""
     assert redacted(url) == place
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_what_was_cancelled_did_not_time_out(place: Place, *, cancelled: bool) -> None:
+    """Told by the time that it took: in words the server's language tells it, and only that."""
+    ended = threading.Event()
+
+    def strike() -> None:
+        waiting = "application_name = 'struck' AND wait_event_type = 'Lock'"
+        while not ended.is_set():
+            place.sql(f"SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE {waiting}")
+            time.sleep(0.02)
+
+    first, second = (
+        connect(place.url, application="struck", timeout=30, state=place.state) for _ in range(2)
+    )
+    striker = threading.Thread(target=strike)
+    with transaction(first, timeout=30):
+        first.rows("task_lock", reader="r", batch=0, task=0)
+        if cancelled:
+            striker.start()
+        with (
+            pytest.raises(errors.Cancelled if cancelled else errors.TimedOut) as caught,
+            transaction(second, timeout=20 if cancelled else 0.2),
+        ):
+            second.rows("task_lock", reader="r", batch=0, task=0)
+    ended.set()
+    if cancelled:
+        striker.join()
+    first.close()
+    second.close()
+
+    told = "task_lock was cancelled, by Ctrl-C" if cancelled else "task_lock took longer than 0.2 s"
+    assert str(caught.value).startswith(told)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -63,6 +64,9 @@ GONE = (
 # of SQLSTATE: the message or the table is at fault, so that another attempt would fail as well
 LASTING = ("0A", "22", "23", "42", "44", "P0")
 
+# of the time that a statement may take: who ends sooner was cancelled; the SQLSTATE is the same
+SURELY = 0.95
+
 # statements after which a failure undoes what came since the savepoint, or the whole transaction
 SAVEPOINT = {"savepoint": True, "release": False, "begin": False}
 UNDO = {
@@ -111,7 +115,8 @@ class Connection:
         self, raw: dbapi.Connection, *, server: str, state: str, timeout: float, application: str
     ) -> None:
         self._raw = raw
-        self._timeout = timeout
+        self._limit = timeout  # seconds that a statement may take
+        self._began = time.monotonic()
         self._savepoint = False  # whether a failure undoes only what came since
         self.state = state
         self.server = server
@@ -130,6 +135,8 @@ class Connection:
         text, names = numbered(statement)
         bound = tuple(values[name] for name in names)
         table = self._execute(statement, named(text, self.state, tables or {}), bound, tables or {})
+        if statement == "timeouts":
+            self._limit = int(str(values["milliseconds"])) / 1000
         return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
     def arrow(
@@ -187,6 +194,7 @@ class Connection:
         self._raw.close()
 
     def _ingest(self, statement: str, target: str, schema: str, table: str, rows: pa.Table) -> None:
+        self._began = time.monotonic()
         try:
             with self._raw.cursor() as cursor:
                 cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema)
@@ -196,6 +204,7 @@ class Connection:
     def _execute(
         self, statement: str, text: str, values: tuple[Value, ...], tables: dict[str, QueueAddress]
     ) -> pa.Table:
+        self._began = time.monotonic()
         try:
             with self._raw.cursor() as cursor:
                 cursor.execute(f"/* sqlqueue:{statement} */ {text}", bound(values))
@@ -211,6 +220,7 @@ class Connection:
     ) -> errors.DatabaseFailure:
         """Our error for the driver's; a session that cannot even roll back is lost."""
         said, state = reason(error), sqlstate(error)
+        took = time.monotonic() - self._began
         undo, self._savepoint = UNDO[self._savepoint], False
         try:
             with self._raw.cursor() as cursor:
@@ -218,6 +228,8 @@ class Connection:
                     cursor.execute(text)
         except Error:
             return errors.ConnectionLost(statement, said)
+        if state == "57014" and took < SURELY * self._limit:
+            return errors.Cancelled(statement, said)
         return self._told(statement, target, said, state, role)
 
     def _told(
@@ -245,7 +257,7 @@ class Connection:
             case "40P01" | "40001":
                 found = errors.Deadlock(statement, said)
             case "57014" | "55P03" | "25P03":
-                found = errors.TimedOut(statement, self._timeout, said)
+                found = errors.TimedOut(statement, self._limit, said)
         return found
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs.submit import delta_rows, module
+from jobs.submit import delta_actions, delta_rows, module
 from sqlq_spark import job, job_words
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from spark.stand import Queue
 
     from jobs.submit import Desk
@@ -104,6 +108,58 @@ def test_killed_in_the_middle_each_audited_message_comes_once(queue: Queue, desk
     assert (failed["failed"], failed["bodySize"], failed["processingEnded"]) == (True, None, None)
     assert (poison["headers"], poison["corruptHeaders"]) == (None, "[]")
     assert all(row["date"] >= str(today) for row in (ahead, failed, poison))
+
+
+OLD = "2026-01-0{} 17:05:10:000000 Z"  # long before any retention
+
+
+def operations(table: Path) -> list[str]:
+    """What the commits of a table were, in their order."""
+    told = (action["commitInfo"] for action in delta_actions(table) if "commitInfo" in action)
+    return [each["operation"] for each in told]
+
+
+@pytest.mark.timeout(900)  # four starts of Spark
+def test_killed_while_it_keeps_the_table_in_order(queue: Queue, desk: Desk) -> None:
+    """After the rows are deleted, while files are packed, while unused ones go: rows stay whole."""
+    table = desk.folder / "audit"
+    table.mkdir()
+    for number in range(200):
+        old = {} if number % 2 else {"NServiceBus.ProcessingEnded": OLD.format(1 + number % 3)}
+        queue.put(json.dumps({"NServiceBus.MessageId": f"m-{number}", **old}))
+    kept = {f"m-{number}" for number in range(1, 200, 2)}
+    settings = {
+        "queue": queue.name,
+        "table": str(table),
+        "checkpoint": str(desk.folder / "checkpoint"),
+        "optimize": True,
+        "retention_days": 0.000001,
+        "vacuum_hours": 24,
+        "source": {"stateSchema": queue.place.state, "maxMessagesPerTrigger": 50},
+    }
+
+    def whole() -> list[set[str]]:
+        ids = [row["messageId"] for row in delta_rows(table)]
+        assert len(ids) == len(set(ids))
+        return [set(ids)]
+
+    desk.killed_when(lambda: "DELETE" in operations(table), "audit_to_delta", settings)
+    deleted = whole()
+    there = set(table.rglob("*.parquet"))
+    desk.killed_when(lambda: set(table.rglob("*.parquet")) - there, "audit_to_delta", settings)
+    packed = whole()
+    unused = [table / f"unused-{number}.parquet" for number in range(5000)]
+    for each in unused:
+        each.touch()
+        os.utime(each, (time.time() - 90_000,) * 2)
+    desk.killed_when(lambda: not all(each.exists() for each in unused), "audit_to_delta", settings)
+    vacuumed = whole()
+    done = desk.run("audit_to_delta", settings)
+
+    assert done.code == 0, done.log
+    assert deleted + packed + vacuumed + whole() == [kept] * 4
+    assert not any(each.exists() for each in unused)
+    assert [queue.count(), done.totals["vacuums"]] == [0, 1]
 
 
 # ---------------------------------------------------------------- without Spark

@@ -54,6 +54,7 @@ def test_killed_between_two_batches(queue: Queue, desk: Desk) -> None:
 
     rows = queue.rows()
     assert ended.code == 0, ended
+    assert (desk.folder / "checkpoint" / "sqlqueue_ledger").exists()
     assert before < 600
     assert ended.totals["messages"] <= 700
     assert queue.state("outbox") == 0

@@ -164,7 +164,7 @@ def test_one_that_runs_on_groups_after_each_batch(
     ("more", "told"),
     [
         ({"checkpoint": None}, "setting checkpoint is missing"),
-        ({"groups": ("a",)}, "settings groups and ids are for --mode retry"),
+        ({"groups": ("a",)}, "settings groups, ids and give_up are for --mode retry"),
         ({"groups_table": "/t"}, "setting groups_table is '/t': expected another than table"),
         ({"sink": {"asReceived": "true"}}, "asReceived in .sink. is the job's own"),
         ({"sink": {"delivery": "atLeastOnce"}}, "delivery in .sink. is the job's own"),

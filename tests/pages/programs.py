@@ -124,7 +124,9 @@ def submit(words: list[str]) -> None:
     if job.startswith("jobs/"):
         text = (ROOT / job).read_text(encoding="utf-8")
         for word in rest:
-            assert not word.startswith("--") or word in {"--dry-run", "--help"} or word in text
+            field = f"\n    {word.removeprefix('--').replace('-', '_')}: "
+            frames = {"--dry-run", "--help", "--settings"}
+            assert not word.startswith("--") or word in frames or field in text, word
             assert not word.startswith("conf/") or (ROOT / word).exists(), word
 
 

@@ -116,6 +116,9 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "a statement or a lock takes longer than `queryTimeout`": (
             f"{RECEIVE}::test_a_wait_longer_than_query_timeout_ends"
         ),
+        "a DBA cancels a statement": (
+            "test_postgresql.py::test_what_was_cancelled_did_not_time_out"
+        ),
         "a right is missing": RIGHT,
         "the queue's table is dropped": f"{OPERATIONS}::test_a_dropped_queue",
         "the state tables are dropped": f"{OPERATIONS}::test_the_state_tables_are_dropped",

@@ -60,7 +60,7 @@ def test_the_settings_on_the_page_are_read_by_their_job(block: Block, tmp_path: 
     settings = filled(name, path)
 
     assert settings.options()
-    assert settings.table in settings.tables()
+    assert [*settings.tables()][:1] == ([] if name == "relay" else [settings.table])
 
 
 def test_the_exit_codes_are_those_of_the_frame() -> None:

@@ -15,6 +15,7 @@ from jobs.submit import delta_rows, module
 
 from spark.stand import Queue, until
 from sqlq_spark import job
+from sqlq_spark.options import SinkOptions
 from sqlq_spark.type_tables import table_name
 
 if TYPE_CHECKING:
@@ -179,3 +180,30 @@ def test_a_dry_run_finds_what_is_wrong(
         assert (ended, said in out.out + out.err) == (code, True), out
     assert queue.count() == 0
     assert not (tmp_path / "checkpoint").exists()
+
+
+def test_an_open_batch_is_not_sent_by_way_of_another_ledger(
+    spark: SparkSession, queue: Queue, tmp_path: Path
+) -> None:
+    """It may have been sent; after a run that ended well the target may be changed."""
+    checkpoint = tmp_path / "checkpoint"
+    first, second = (
+        SinkOptions.parse({**queue.options, "stateSchema": state})
+        for state in (queue.place.state, f"{queue.place.state}_2")
+    )
+    replace(queue, place=replace(queue.place, state=second.state_schema)).install()
+
+    job.bind(spark, str(checkpoint), first)
+    for log in ("offsets", "commits"):
+        (checkpoint / log).mkdir()
+    (checkpoint / "offsets" / "10").touch()
+    (checkpoint / "commits" / "9").touch()
+    job.bind(spark, str(checkpoint), first)
+    with pytest.raises(job.BadSettings, match=f"batch 10 is open.*Schema {first.state_schema};"):
+        job.bind(spark, str(checkpoint), second)
+    job.bind(spark, str(checkpoint), replace(second, delivery="atLeastOnce"))
+    (checkpoint / "commits" / "10").touch()
+    job.bind(spark, str(checkpoint), second)
+
+    noted = (checkpoint / "sqlqueue_ledger").read_text(encoding="utf-8")
+    assert noted.endswith(f", stateSchema {second.state_schema}")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark import triage
 from sqlq_spark.headers import FAILED_Q, MESSAGE_ID, dumps
+from sqlq_spark.job_settings import BadSettings
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.triage_retry import RequestStuck, Retry
 
@@ -42,9 +46,14 @@ def failures(spark: SparkSession, queue: Queue, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def retry(spark: SparkSession, queue: Queue, failures: str) -> Callable[[], Retry]:
+def options(queue: Queue) -> dict[str, str]:
+    """Where messages are returned to, and the ledger is; may be changed between two runs."""
+    return {"url": queue.place.url, "stateSchema": queue.place.state}
+
+
+@pytest.fixture
+def retry(spark: SparkSession, options: dict[str, str], failures: str) -> Callable[[], Retry]:
     """Give what returns them, as a fresh process has it."""
-    options = {"url": queue.place.url, "stateSchema": queue.place.state}
 
     def sink(request: str) -> dict[str, str]:
         once = {"txnAppId": f"triage:{request}", "txnVersion": "0"}
@@ -63,7 +72,7 @@ def state(made: Retry) -> list[tuple[Any, ...]]:
 def dying(made: Retry, gap: str, monkeypatch: pytest.MonkeyPatch) -> Retry:
     """Let it die before it sends, or between the send and its mark."""
     if gap == "before the send":
-        monkeypatch.setattr(made, "finish", struck)
+        monkeypatch.setattr(made, "send", struck)
     else:
         update = made._update  # noqa: SLF001 - the gap is before its second call
 
@@ -76,7 +85,7 @@ def dying(made: Retry, gap: str, monkeypatch: pytest.MonkeyPatch) -> Retry:
     return made
 
 
-def struck(_: str) -> int:
+def struck(*_: Any) -> int:
     """End it."""
     raise Killed
 
@@ -143,3 +152,81 @@ def test_a_request_whose_queue_has_gone_waits_for_it(
     queue.create()
     assert made.resume() == (1, {})
     assert queue.ids() == ["m-1"]
+
+
+def test_another_ledger_is_not_taken_for_one_that_sent_nothing(
+    retry: Callable[[], Retry],
+    queue: Queue,
+    options: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request that was sent, and not marked, is not sent again by way of another stateSchema."""
+    with pytest.raises(Killed):
+        dying(retry(), "before the mark", monkeypatch).do(groups=(), ids=["m-1"])
+    was = dict(options)
+    options["stateSchema"] += "_2"
+    replace(queue, place=replace(queue.place, state=options["stateSchema"])).install()
+    returned, waiting = retry().resume()
+    (request,) = retry().pending()
+    freed = retry().give_up([request])
+    options.update(was)
+
+    assert (returned, [*waiting.values()], freed) == (0, [1], 0)
+    (told,) = waiting
+    assert "the ledger here does not know it" in told
+    assert "Give the url and the [sink] that it was begun with" in told
+    assert retry().resume() == (1, {})
+    assert queue.ids() == ["m-1"]
+
+
+@pytest.mark.parametrize("gap", ["before the send", "before the mark"])
+def test_a_request_that_is_let_go_is_never_sent_by_itself(
+    retry: Callable[[], Retry], queue: Queue, gap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its failures are free again, unless they were sent: then they are marked."""
+    with pytest.raises(Killed):
+        dying(retry(), gap, monkeypatch).do(groups=(), ids=["m-1", "m-2"])
+    asleep, made = retry(), retry()
+    (request,) = made.pending()
+    rows = asleep.rows.where("request IS NOT NULL")
+
+    freed = made.give_up([request])
+    asleep.send(request, rows, {queue.name: 2})
+    resumed = made.resume()
+
+    sent = gap == "before the mark"
+    assert (freed, resumed) == ((0, (2, {})) if sent else (2, (0, {})))
+    assert len(queue.ids()) == (2 if sent else 0)
+    assert made.do(groups=(), ids=["m-1", "m-2"]) == (0 if sent else 2, {})
+    assert sorted(queue.ids()) == ["m-1", "m-2"]
+    with pytest.raises(BadSettings, match=f"names '{request}': .* that is pending: none"):
+        made.give_up([request])
+
+
+def test_one_that_is_killed_while_it_lets_go_is_done_by_the_next(
+    retry: Callable[[], Retry], queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger says that it was given up, and the rows do not yet."""
+    with pytest.raises(Killed):
+        dying(retry(), "before the send", monkeypatch).do(groups=(), ids=["m-1"])
+    made = retry()
+    (request,) = made.pending()
+    made.ledger.give_up(request)
+
+    assert made.resume() == (0, {})
+    assert made.pending() == []
+    assert not any(request or returned for _, request, returned in state(made))
+    assert queue.ids() == []
+
+
+def test_a_commit_that_came_first_is_no_failure(retry: Callable[[], Retry]) -> None:
+    """Runs that mark at once, each its own rows of one file: each is done on what others left."""
+    runs = [retry() for _ in range(4)]
+
+    def mark(at: int) -> None:
+        runs[at]._update(F.col("seq") == at, {"returned": F.current_timestamp()})  # noqa: SLF001
+
+    with ThreadPoolExecutor(len(runs)) as pool:
+        list(pool.map(mark, range(len(runs))))
+
+    assert [row[2] for row in state(retry())] == [True, True, True, True, False]
