@@ -75,8 +75,9 @@ class Gate:
     def close(self) -> None:
         """End all connections."""
         self.over.set()
-        self._listening.shutdown(socket.SHUT_RDWR)  # wakes who accepts
         for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)  # wakes who reads or accepts
             each.close()
 
 
