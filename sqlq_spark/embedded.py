@@ -38,6 +38,7 @@ _ACCOUNT = "pgserver"  # the name that the wheel's own code takes too
 _SOCKET_PATH_LIMIT = 60  # bytes for the folder; the whole path may have about 100
 _USER_EXISTS = 9  # useradd's answer, when another owner was quicker
 _MIB = 1 << 20
+_PORTS = 15_000, 32_000  # Linux gives clients those from 32768 on, other systems higher ones
 
 # Runs until the owner's end of the pipe closes. Only a server whose postmaster.pid names our socket
 # folder is ours to stop: a kept data folder may be in use by another owner.
@@ -274,7 +275,9 @@ def _password(path: Path, account: str | None) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that no one has; not of those that the system hands to clients while we start."""
+    while True:
+        port = _PORTS[0] + secrets.randbelow(_PORTS[1] - _PORTS[0])
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

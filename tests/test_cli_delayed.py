@@ -7,11 +7,11 @@ import os
 import re
 import signal
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import test_cli
+from waiting import until
 
 from sqlq_spark.headers import DELIVER_AT, FORWARD_DESTINATION
 
@@ -186,10 +186,10 @@ def test_a_watch_goes_on_until_it_is_stopped(
     store(place, "soon", 1)
 
     def stop() -> None:
-        until = time.monotonic() + 20
-        while len(bodies(place, orders)) < 2 and time.monotonic() < until:
-            time.sleep(0.01)
-        os.kill(os.getpid(), number)
+        try:
+            until(lambda: bodies(place, orders), ["due", "soon"])
+        finally:
+            os.kill(os.getpid(), number)
 
     stopper = threading.Thread(target=stop)
     stopper.start()

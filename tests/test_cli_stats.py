@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from test_cli import orders, run
+from waiting import PATIENCE
 
 from sqlq_spark import cli_stats, history
 from sqlq_spark.errors import ConnectionLost, NotReachable
@@ -48,7 +49,7 @@ def test_a_watch_without_a_terminal_prints_lines(run: Any, orders: str, place: P
     first, second = text.splitlines()
     assert (code, error) == (0, "")
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", first)
-    assert f" {orders}: backlog 1, oldest 0." in first
+    assert re.search(rf" {re.escape(orders)}: backlog 1, oldest \d", first)
     assert "in/s -, out/s -, expired 0, delayed -, due -, receipts 0, held 0" in first
     assert "in/s 0.0, out/s 0.0" in second
 
@@ -146,7 +147,7 @@ def test_stats_tells_what_is_delayed(run: Any, orders: str, place: Place) -> Non
 
 def follow(leader: int, said: bytearray, until: bytes) -> None:
     """Read what a terminal shows until something is there."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     while until not in said:
         assert time.monotonic() < end, said
         said += os.read(leader, 4096)
@@ -174,7 +175,7 @@ def test_the_live_screen_ends_with_ctrl_c_and_leaves_the_terminal_well(
         follow(leader, said, b"backlog")
         follow(leader, said, b"0.0")  # the second look has a flow
         process.send_signal(signal.SIGINT)
-        code = process.wait(20)
+        code = process.wait(PATIENCE)
         follow(leader, said, b"\x1b[?1049l")
         follow(leader, said, b"\x1b[?25h")
     after = termios.tcgetattr(follower)

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 from test_cli import READER, orders, received, run
+from waiting import PATIENCE, until
 
 if TYPE_CHECKING:
     from conftest import Place
@@ -43,7 +43,7 @@ def test_ctrl_c_at_a_question_is_130(run: Any, orders: str, place: Place) -> Non
         while "[y/N]" not in said:
             said += os.read(leader, 1000).decode()
         os.write(leader, b"\x03")
-        code = process.wait(20)
+        code = process.wait(PATIENCE)
     os.close(leader)
 
     assert code == 130
@@ -53,19 +53,14 @@ def test_ctrl_c_at_a_question_is_130(run: Any, orders: str, place: Place) -> Non
 def interrupted(place: Place) -> threading.Thread:
     """Send this process a Ctrl-C as soon as a session of ours waits for a lock."""
     waiting = (
-        "SELECT count(*) FROM pg_stat_activity"
+        "SELECT application_name FROM pg_stat_activity"
         " WHERE application_name LIKE 'sqlqueue %' AND wait_event_type = 'Lock'"
     )
 
     def strike() -> None:
         with psycopg.connect(place.url, autocommit=True) as other:
-            until = time.monotonic() + 20
-            while time.monotonic() < until:
-                found = other.execute(waiting).fetchone()
-                if found is not None and found[0]:
-                    break
-                time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+            until(lambda: other.execute(waiting).fetchall())
+        os.kill(os.getpid(), signal.SIGINT)  # else the command has ended, and we would
 
     thread = threading.Thread(target=strike)
     thread.start()

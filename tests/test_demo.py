@@ -9,11 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from waiting import PATIENCE, until
 
 from sqlq_spark import demo_job, embedded, install, screen
 from sqlq_spark.demo import Result
@@ -21,7 +21,7 @@ from sqlq_spark.options import SourceOptions
 from sqlq_spark.sessions import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
 
@@ -45,14 +45,6 @@ def marked(mark: str) -> dict[int, str]:
                 found[int(place.name)] = line
         except OSError:
             continue  # it has ended
-    return found
-
-
-def until(seen: Callable[[], object], seconds: float) -> object:
-    """Wait for something to be true."""
-    end = time.monotonic() + seconds
-    while not (found := seen()) and time.monotonic() < end:
-        time.sleep(0.05)
     return found
 
 
@@ -109,28 +101,27 @@ def test_nothing_stays_behind_when_the_demo_is_stopped(ending: signal.Signals, c
         text=True,
         start_new_session=True,
     ) as process:
-        jvm = until(lambda: [line for line in marked(mark).values() if "SparkSubmit" in line], 60)
+        until(lambda: [line for line in marked(mark).values() if "SparkSubmit" in line])
         (home,) = {
             found[1]
             for line in marked(mark).values()
             if (found := re.search(r'"folder": "([^"]+)/demo"', line))
         }
-        assert jvm
         assert Path(home).exists()
         process.send_signal(ending)
-        assert process.wait(20) == code
+        assert process.wait(PATIENCE) == code
         assert process.stderr is not None
         assert process.stderr.read() == ""
 
-    assert until(lambda: not marked(mark), 10), marked(mark)
-    assert until(lambda: not Path(home).exists(), 30)
-    assert not servers_of(home)
+    until(lambda: marked(mark), {})
+    until(Path(home).exists, False)  # noqa: FBT003 - what is to be seen
+    assert lines_with(home) == []
 
 
-def servers_of(home: str) -> list[str]:
-    """PostgreSQL servers whose data lies below a folder."""
-    lines = (place.joinpath("cmdline") for place in PROC.glob("[0-9]*"))
-    return [str(line) for line in lines if line.exists() and home.encode() in line.read_bytes()]
+def lines_with(home: str) -> list[str]:
+    """The command lines that name a folder, as that of a PostgreSQL whose data lies there."""
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    return [line for line in listed.stdout.splitlines() if home in line]
 
 
 def test_without_java_one_sentence_says_what_to_install(tmp_path: Path) -> None:

@@ -47,13 +47,13 @@ def test_a_full_name_is_its_own_full_name(name: str) -> None:
 
 
 def test_hostile_names_take_one_pass() -> None:
-    """A hundred thousand of any mark."""
-    begun = time.monotonic()
+    """A hundred thousand of any mark; a pass over the rest at each would take hours."""
+    begun = time.process_time()  # what others do on the machine does not count
 
     for text in ("[" * 10**5, "]" * 10**5, "[]" * 10**5, "\\" * 10**5, "," * 10**5):
         full_name(text)
 
-    assert time.monotonic() - begun < 2
+    assert time.process_time() - begun < 20
 
 
 @pytest.mark.parametrize(

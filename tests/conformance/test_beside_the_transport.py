@@ -27,7 +27,7 @@ from .endpoint import FAULTS, FORWARD, Endpoint, HandlerFailed, Incoming, Mode
 from .transport import Busy, Database, of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sized
 
     from sqlq_spark.dialects import Connection
 
@@ -578,7 +578,7 @@ def test_nothing_of_ours_waits_for_a_message_in_an_endpoints_hands(
     got: list[bytes] = []
 
     def slow(_: Incoming) -> None:
-        (page,) = browse.pages(bench.desk, bench.queue, 1, 99, narrow=False, timeout=1)
+        (page,) = browse.pages(bench.desk, bench.queue, 1, 99, narrow=False, timeout=TIMEOUT)
         shown.extend(page["body"].to_pylist())
         got.extend(row["body"] for row in received(bench, reader))
         raise HandlerFailed
@@ -594,7 +594,8 @@ class Contest:
     """
     Who got what, from many threads; it ends when all was got.
 
-    Half of everything is sent before any thread receives, so that each gets something.
+    Half of everything is sent before any thread receives, and none receives a second time before
+    each has got something.
     """
 
     def __init__(self, bench: Bench, expected: int, *, failing: set[bytes]) -> None:
@@ -602,8 +603,9 @@ class Contest:
         self.expected = expected
         self.failing = failing  # bodies that fail where they are first handled
         self.got: list[tuple[str, bytes]] = []
-        self.until = time.monotonic() + TIMEOUT
+        self.until = time.monotonic() + 2 * TIMEOUT
         self.start = threading.Barrier(1)
+        self.fed = threading.Barrier(1)
 
     @property
     def open(self) -> bool:
@@ -622,15 +624,17 @@ class Contest:
 
         with endpoint:
             self.start.wait(TIMEOUT)
+            fed = False
             while self.open:
                 if not endpoint.peek() or not endpoint.receive(handle, mode):
                     time.sleep(0.002)
                 self.got += mine  # after the commit
+                fed = fed or self._first(mine)
                 mine.clear()
 
     def stream(self, name: str, reader: str, connection: Connection) -> None:
         """Receive batch after batch, as a stream's task and driver do."""
-        batch = 0
+        batch, fed = 0, False
         self.start.wait(TIMEOUT)
         while self.open:
             batch += 1
@@ -638,6 +642,13 @@ class Contest:
             rows = self.bench.receive(task, connection)
             self.bench.ack(reader, batch, connection)
             self.got += [(name, body) for body in rows["body"].to_pylist()]
+            fed = fed or self._first(rows)
+
+    def _first(self, got: Sized) -> bool:
+        """Wait for the others with what is the first that one got, if it is something."""
+        if len(got):
+            self.fed.wait(TIMEOUT)
+        return len(got) > 0
 
     def send(self, endpoint: Endpoint, bodies: list[bytes]) -> None:
         """Send one by one, as an endpoint does."""
@@ -675,8 +686,9 @@ def test_every_message_comes_to_exactly_one_of_endpoints_and_streams(
         partial(contest.sink, bodies[120:]),
     ]
     contest.start = threading.Barrier(len(works))
+    contest.fed = threading.Barrier(len(modes) + len(streams))
     for done in [bench.thread(work) for work in works]:
-        done.result(timeout=2 * TIMEOUT)
+        done.result(timeout=3 * TIMEOUT)
 
     assert Counter(body for _, body in contest.got) == Counter(bodies)
     assert {name for name, _ in contest.got} == {*streams, *(mode.name for mode in Mode)}

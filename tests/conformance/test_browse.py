@@ -30,8 +30,7 @@ def test_an_empty_queue_has_no_ranges(bench: Bench) -> None:
 
 @settings(
     max_examples=15,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(gone=st.sets(st.integers(0, 39)), parts=st.integers(1, 9), sizes=st.integers(0, 3000))
 def test_the_ranges_together_hold_every_message_once_and_by_seq(

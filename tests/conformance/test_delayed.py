@@ -262,14 +262,14 @@ def test_what_is_due_is_moved_in_the_order_of_due_times(desk: Desk) -> None:
     ids = {at: uuid.uuid4() for at in (1, 2, 3)}
     for at in (2, 3, 1):
         desk.satellite.store(desk.table, f'{{"n":"{at}"}}', b"%d" % at, delay=at - 9, row=ids[at])
-    desk.satellite.store(desk.table, body=b"later", delay=100)
-    desk.satellite.store(desk.table, body=b"much later", delay=1000)
+    desk.satellite.store(desk.table, body=b"later", delay=1000)
+    desk.satellite.store(desk.table, body=b"much later", delay=2000)
 
     moved = desk.move()
 
     assert moved.messages == 3
     assert moved.next_due is not None
-    assert 90 < moved.next_due <= 100
+    assert 900 < moved.next_due <= 1000
     rows = desk.bench.peer.rows(desk.bench.queue)
     assert [row.body for row in rows] == [b"1", b"2", b"3"]
     kept = [row.id for row in rows] == [ids[1], ids[2], ids[3]]
@@ -357,7 +357,7 @@ def test_movers_of_both_kinds_at_once_lose_and_double_nothing(desk: Desk) -> Non
         return moved
 
     threads = [desk.bench.thread(work) for work in (ours, ours, theirs)]
-    moved = [thread.result(timeout=30) for thread in threads]
+    moved = [thread.result(timeout=TIMEOUT) for thread in threads]
 
     assert sum(moved) == 200
     assert sorted(row or b"" for row in desk.bench.bodies()) == sorted(bodies)
@@ -424,20 +424,20 @@ def test_a_stream_moves_what_is_due_before_it_peeks(desk: Desk) -> None:
     """What becomes due later comes at its time, though the queue was left alone until then."""
     clock = Clock()
     desk.satellite.store(desk.table, body=b"due", delay=-1)
-    desk.satellite.store(desk.table, body=b"soon", delay=5)
+    desk.satellite.store(desk.table, body=b"soon", delay=500)
     desk.bench.watched = True
-    reader = desk.bench.reader(clock, delayedDelivery="true", peekDelay="10s")
+    reader = desk.bench.reader(clock, delayedDelivery="true", peekDelay="1000s")
 
     end, tables = desk.bench.batch(reader)
     assert [table["body"].to_pylist() for table in tables] == [[b"due"]]
     turns = desk.bench.said.count("move_due")
     assert reader.latest(end) == end
-    clock.now += 4
+    clock.now += 400
     assert reader.latest(end) == end
     assert desk.bench.said.count("move_due") == turns == 1
 
-    desk.bench.peer.dba.make_due(desk.table, 5)
-    clock.now += 1
+    desk.bench.peer.dba.make_due(desk.table, 500)
+    clock.now += 100
     end, tables = desk.bench.batch(reader, end)
     assert [table["body"].to_pylist() for table in tables] == [[b"soon"]]
 

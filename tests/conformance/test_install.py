@@ -75,7 +75,7 @@ def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
         install.create_queue(connection, queue, timeout=TIMEOUT)
 
     for done in [bare.thread(partial(work, f"installer {at}")) for at in range(4)]:
-        done.result(timeout=20)
+        done.result(timeout=TIMEOUT)
 
     assert bare.peer.state_rows("version", "version") == [(install.VERSION,)]
     assert bare.peer.rows(queue) == []

@@ -212,8 +212,7 @@ def test_a_competing_peer_and_a_held_queue_cost_nothing(several: Several) -> Non
 
 @settings(
     max_examples=8,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     waiting=st.tuples(*[st.integers(0, 12)] * 3),

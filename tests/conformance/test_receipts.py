@@ -92,7 +92,7 @@ def test_an_ack_waits_for_a_running_task_and_takes_its_receipt_with_it(bench: Be
     assert not ack.done()
     executor.run("commit")
 
-    assert ack.result(timeout=10).messages == 1
+    assert ack.result(timeout=TIMEOUT).messages == 1
     assert bench.peer.state_rows("receipt", ROWS) == []
     with pytest.raises(StaleTask):
         bench.receive(task)
@@ -277,7 +277,7 @@ def test_a_return_waits_for_a_running_task(bench: Bench) -> None:
     receiving.save(executor, task, kept, origin=Origin())
     executor.run("commit")
 
-    assert returning.result(timeout=10) == 1
+    assert returning.result(timeout=TIMEOUT) == 1
     assert len(bench.seqs()) == 1
     assert bench.peer.state_rows("receipt", ROWS) == []
 

@@ -181,7 +181,7 @@ def test_two_drivers_at_once_send_a_batch_once(bench: Bench) -> None:
     send.send_parcels(first, [staged], bench.sink())
     first.run("commit")
 
-    assert other.result(timeout=10) == 0
+    assert other.result(timeout=TIMEOUT) == 0
     assert bench.bodies() == [b"once"]
 
 

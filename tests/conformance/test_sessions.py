@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
+from waiting import until
 
 from sqlq_spark import sessions
 from sqlq_spark.address import QueueAddress
@@ -25,6 +25,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give a process that keeps nothing yet; close what it kept."""
     kept = sessions.Idle()
     monkeypatch.setattr(sessions, "idle", kept)
+    monkeypatch.setattr(sessions, "IDLE", 600.0)  # none is closed in the middle of a test
     yield
     for connection, timer in list(kept._kept.values()):  # noqa: SLF001 - they must end with the test
         timer.cancel()
@@ -49,11 +50,8 @@ def connection(session: Session) -> Connection:
 
 def settled(bench: Bench) -> int:
     """How many sessions stay, when those that are ending have ended."""
-    until = time.monotonic() + 10
-    while (found := bench.peer.sessions(mine(bench))) > kept():
-        assert time.monotonic() < until, f"{found} sessions are left, {kept()} are kept"
-        time.sleep(0.02)
-    return found
+    until(lambda: bench.peer.sessions(mine(bench)) <= kept())
+    return bench.peer.sessions(mine(bench))
 
 
 def kept() -> int:
@@ -126,13 +124,14 @@ def test_a_connection_that_no_one_takes_is_closed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that has nothing to do holds no session of the database for long."""
+    first = connection(worker(bench))
+    assert settled(bench) == kept() == 1
+
     monkeypatch.setattr(sessions, "IDLE", 0.2)
-    connection(worker(bench))
-    assert bench.peer.sessions(mine(bench)) == kept() == 1
+    assert connection(worker(bench)) is first
 
-    time.sleep(0.3)
-
-    assert settled(bench) == kept() == 0
+    until(kept, 0)
+    assert settled(bench) == 0
 
 
 def test_other_sessions_keep_nothing(bench: Bench) -> None:

@@ -125,7 +125,7 @@ def test_the_table_may_be_made_by_two_at_once(bare: Bench, table: QueueAddress) 
         made = bare.thread(partial(subscriptions.create, first, table, timeout=TIMEOUT))
         bare.blocked("first")
 
-    made.result(timeout=10)
+    made.result(timeout=TIMEOUT)
 
     subscribe(bare, table)
     assert bare.peer.subscribers(table, PLACED) == [bare.printed]

@@ -12,7 +12,7 @@ from servers import only
 from sqlq_spark import checks, inspect, install, purge, report, send, watch
 from sqlq_spark.address import QueueAddress
 from sqlq_spark.dialects import transaction
-from sqlq_spark.errors import DelayedQueueNotFound, TimedOut
+from sqlq_spark.errors import ConnectionLost, DelayedQueueNotFound
 from sqlq_spark.headers import dumps, wire_time
 
 from .conftest import TIMEOUT, Bench
@@ -243,14 +243,19 @@ def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
 
 
 def test_a_purge_in_batches_waits_for_consumers(bare: Bench) -> None:
-    """The batches before are gone, the one that waits is whole; it may be done again."""
+    """The batches before are gone, the one that waits, and dies, is whole; it is done again."""
     bare.peer.send_many(bare.queue, [b"x"] * 20)
     with transaction(bare.desk, timeout=TIMEOUT):
         depth = inspect.depth(bare.desk, bare.queue)
 
-    held = bare.seqs()[-1]
-    with bare.peer.hold(bare.queue, [held]), pytest.raises(TimedOut):
-        list(purge.purge_parts(bare.desk, bare.queue, depth, timeout=0.1, batch=10))
+    held, connection = bare.seqs()[-1], bare.open("purge")
+    batches = purge.purge_parts(connection, bare.queue, depth, timeout=TIMEOUT, batch=10)
+    with bare.peer.hold(bare.queue, [held]):
+        waits = bare.thread(lambda: list(batches))
+        bare.blocked("purge")
+        bare.peer.kill(f"{bare.name} purge")
+        with pytest.raises(ConnectionLost):
+            waits.result(timeout=TIMEOUT)
 
     assert len(bare.seqs()) == 10
     assert sum(purge.purge_parts(bare.desk, bare.queue, depth, timeout=TIMEOUT)) == 10

@@ -131,7 +131,7 @@ class PostgreSQL:
 
     url: str
     schema: str
-    patience: float = 5.0  # seconds to wait for a lock; a transport waits for none
+    patience: float = 60.0  # seconds to wait for a lock; a transport waits for none
 
     def connect(self) -> Connection:
         """Open a session; its transactions are begun and committed by whoever uses it."""

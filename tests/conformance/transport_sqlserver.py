@@ -176,7 +176,7 @@ class SQLServer:
 
     url: str
     schema: str
-    patience: float = 5.0  # seconds to wait for a lock; a transport waits for none
+    patience: float = 60.0  # seconds to wait for a lock; a transport waits for none
 
     def connect(self) -> Session:
         """Open a session."""

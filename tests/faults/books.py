@@ -38,7 +38,7 @@ TOPIC = "Shop.Billed"
 DELAYED = "orders.Delayed"  # where messages wait
 STATE = ("receipt", "receipt_page", "outbox", "outbox_page", "reader", "dispatched")
 LIFE = 10**8  # milliseconds
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 HEADERS = '{"NServiceBus.MessageId":"%s","Shop.Note":"%s"}'
 
 _POST = """
@@ -129,7 +129,7 @@ class Books:
         self.peer = peer
         self.shop = shop
         self.own = own  # how the names of this process's sessions begin
-        self.patience = 5.0  # seconds that the server may take to notice the dead
+        self.patience = 20.0  # seconds that the server may take to notice the dead
         self.numbers = count()
         self.rivals = [psycopg.connect(peer.url) for _ in range(2)]
         self.open()

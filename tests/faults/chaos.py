@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SINKS = ("parquet", "delta", "queue", "atomic")
 HARMING = 45.0  # seconds of a round
 _INSIST = 6.0  # seconds that a harm waits for its victim
-DRAINING = 90.0  # seconds until the drain counts as stuck
+DRAINING = 300.0  # seconds until the drain counts as stuck
 
 # What a checkpoint that is damaged must be answered with: never with a guess.
 _REFUSED = re.compile(
@@ -160,7 +160,7 @@ class Round:
         self.scene.thaw()
         for event in self.driving.news():
             if event["event"] == "failed":
-                self._heed(event["error"], event["time"])
+                self._heed(event["error"], event["begun"])
         if not self.driving.alive:
             self.note("driver starts")
             self.driving.start()
@@ -169,15 +169,15 @@ class Round:
             if user.failure is not None:
                 raise user.failure
 
-    def _heed(self, error: str, when: float) -> None:
-        """Sort a query's error; where a damaged checkpoint was refused, mend that."""
+    def _heed(self, error: str, begun: float) -> None:
+        """Sort the error of a query begun then; where a damaged checkpoint was refused, mend it."""
         refused = _REFUSED.search(error)
         if refused and self.scene.removed:
             self.result.refused += 1
             self.note("refused, put back", error=refused[0], files=self.scene.put_back())
             self._mended = time.time()
             return
-        if refused and when < self._mended + 1.0:  # refused again before that
+        if refused and begun < self._mended:  # it may have read what was there before
             return
         if refused:
             self.result.wrong.append(f"a checkpoint that was whole was refused: {refused[0]}")

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyspark
-from spark.stand import Queue, until
+from spark.stand import Queue
+from waiting import until
 
 from . import cluster_driver
 
@@ -37,7 +38,8 @@ HOSTS = ("127.0.0.1", "127.0.0.2")
 DEPLOY = "org.apache.spark.deploy"
 # Whoever ran the tests may have been killed: then its end of the pipe closes, and the JVM goes too.
 WATCHED = ["/bin/sh", "-c", '"$@" & cat >/dev/null; kill -9 $!', "sqlq-watched"]
-PATIENCE = 120.0  # seconds, for a start or an order on a busy machine
+MASTER = rf"spark://{HOSTS[0]}:\d+"  # in its log, with the port that it got
+PATIENCE = 300.0  # seconds, for a start or an order on a busy machine
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,12 @@ class Cluster:
         """Wait until something is so, while the driver lives."""
         assert self.driver is not None
         driver = self.driver
-        until(lambda: true() or driver.poll() is not None, PATIENCE)
-        assert driver.poll() is None, (self.folder / "driver.log").read_text()[-3000:]
+
+        def said() -> str:
+            return (self.folder / "driver.log").read_text(encoding="utf-8")[-3000:]
+
+        until(lambda: true() or driver.poll() is not None, seconds=PATIENCE, told=said)
+        assert driver.poll() is None, said()
 
     def executors(self, host: str) -> list[int]:
         """The executors' JVMs on one host."""
@@ -155,17 +161,17 @@ class Cluster:
 def running(folder: Path) -> Iterator[Cluster]:
     """Run a cluster as long as the block."""
     made = Cluster(folder)
-    with socket.socket() as probe:
-        probe.bind((HOSTS[0], 0))
-        port = str(probe.getsockname()[1])
-    url = f"spark://{HOSTS[0]}:{port}"
     with ExitStack() as stack:
 
         def start(name: str, words: list[str], host: str) -> subprocess.Popen[bytes]:
             return stack.enter_context(_process(folder / f"{name}.log", words, host))
 
-        master = ["--host", HOSTS[0], "--port", port, "--webui-port", "0"]
+        master = ["--host", HOSTS[0], "--port", "0", "--webui-port", "0"]
         start("master", [*WATCHED, _spark_class(), f"{DEPLOY}.master.Master", *master], HOSTS[0])
+        log = folder / "master.log"
+        found = until(lambda: re.search(MASTER, log.read_text()), seconds=PATIENCE)
+        assert found is not None
+        url = found[0]
         for host in HOSTS:
             worker = ["--host", host, "--port", "0", "--webui-port", "0", "--cores", "1"]
             worker += ["--memory", "512m", "-d", str(folder / host), url]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[2]
-_COME_UP = 120.0  # seconds that a driver may need on a busy machine
+_COME_UP = 300.0  # seconds that a driver may need on a busy machine
 
 
 class Driving:
@@ -96,7 +96,7 @@ class Driving:
             for pid in victims:
                 send(pid, sign)
         if self._process is not None:
-            self._process.wait(30.0)
+            self._process.wait(_COME_UP)
         return victims
 
     def end(self) -> None:

@@ -35,7 +35,7 @@ UNGATED = {
     *("peek", "sample", "outcome", "receipts", "receipt_pages"),
     *("parcels", "parcel", "parcel_pages", "discard_abandoned", "forget_abandoned"),
 }
-LONGEST = 30.0  # seconds that one statement may take
+LONGEST = 60.0  # seconds that one statement may take
 GLANCE = 0.004  # seconds before a statement that has not answered is looked at
 
 _HERE = threading.local()

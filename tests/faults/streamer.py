@@ -86,11 +86,13 @@ def _keep_running(
     All from one thread: Spark finds a Python sink only where a session is active in the thread.
     """
     queries: dict[int, StreamingQuery] = {}
+    begun: dict[int, float] = {}  # when each was last about to start
     while not until():
         for at in range(len(orders["streams"])):
             try:
                 query = queries.pop(at, None)
                 if query is None:
+                    begun[at] = time.time()
                     queries[at] = _writer(spark, orders, at).trigger(**trigger).start()
                     _say(orders, event="started", stream=at, trigger=next(iter(trigger)))
                 elif query.isActive:
@@ -99,7 +101,7 @@ def _keep_running(
                     query.awaitTermination()  # raises what it ended with
                     _say(orders, event="ended", stream=at, rows=_rows(query))
             except Exception as error:  # noqa: BLE001 - that it ends is what we are here for
-                _say(orders, event="failed", stream=at, error=str(error))
+                _say(orders, event="failed", stream=at, error=str(error), begun=begun[at])
                 _leave_without_java(spark)
         time.sleep(_PAUSE)
     for query in queries.values():

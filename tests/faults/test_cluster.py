@@ -110,7 +110,7 @@ def test_a_failed_attempt_is_tried_again_with_the_same_rows(cluster: Cluster, qu
 def test_a_speculative_attempt_ends_with_the_same_rows(
     cluster: Cluster, queue: Queue, out: Queue, sink: str
 ) -> None:
-    """The first attempt waits until Spark has started a second beside it; one of them counts."""
+    """Each waits until Spark has started the other beside it; one of them counts."""
     queue.fill(0, 4000)
     order = cluster.order()
     order.receive(queue, out if sink == "sqlqueue" else None, double=True)

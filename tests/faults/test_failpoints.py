@@ -201,7 +201,7 @@ def walker(place: Place, shop: Shop) -> Iterator[Callable[[str], Walk]]:
         yield walk
 
 
-@pytest.mark.timeout(240 * ROUNDS)
+@pytest.mark.timeout(900 * ROUNDS)
 @pytest.mark.parametrize("kind", ["killed", "cut off"])
 def test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing(
     walker: Callable[[str], Walk], kind: str, capsys: pytest.CaptureFixture[str]

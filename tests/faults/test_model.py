@@ -43,7 +43,6 @@ EXAMPLES = int(os.environ.get("SQLQ_MODEL_EXAMPLES", "60"))
 SETTINGS = settings(
     max_examples=EXAMPLES,
     stateful_step_count=60,
-    deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),
     print_blob=True,

@@ -37,14 +37,13 @@ def ground(server: str) -> Iterator[measuring.Ground]:
 def test_a_pinned_snapshot_does_not_slow_a_stream(
     ground: measuring.Ground, spark: SparkSession, tmp_path: Path, pin: str
 ) -> None:
-    """The last batches are about as quick as the first, and each entry is read a few times."""
+    """Each entry is read a few times, however many died; seconds are measured by the command."""
     sizes = {"messages": MESSAGES, "batch": BATCH, "notes": 3}
     run = pinned.run(ground, spark, tmp_path, pin=pin, **sizes)
 
     assert run.whole
     # else nothing was pinned; the server's statistics may not know of the last batches yet
     assert run.dead >= 0.9 * MESSAGES
-    assert run.ratio >= 0.5
     # a peek, a receive, and a few from the very beginning; walking over the dead: 50 and more
     assert run.read["orders_seq_key"] < 6
 

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +23,11 @@ from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 import pyspark
-from spark.stand import until
+from waiting import until
 
 from sqlq_spark.demo_process import members
+
+from . import gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +37,7 @@ SPARK_HOME = Path(pyspark.__file__).parent
 # of the jars that Delta's package names, those that are used here
 JARS = ("io.delta_*.jar", "io.unitycatalog_*.jar")
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
-TIMEOUT = 120.0  # seconds for a whole job, on a busy machine
+TIMEOUT = 300.0  # seconds for a whole job, on a busy machine
 SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -100,7 +102,12 @@ class Running:
 
     def until(self, moment: Callable[[], object]) -> None:
         """Wait until something is so; the job must still be at work then."""
-        until(lambda: moment() or self.process.poll() is not None, TIMEOUT)
+        log = self.folder / "log"
+        until(
+            lambda: moment() or self.process.poll() is not None,
+            seconds=TIMEOUT,
+            told=lambda: log.read_text(encoding="utf-8", errors="replace")[-3000:],
+        )
         assert self.process.poll() is None, self.ended()
 
 
@@ -143,9 +150,16 @@ class Desk:
     def killed_when(
         self, moment: Callable[[], object], job: str, settings: dict[str, Any], **conf: str
     ) -> None:
-        """Run a job up to a moment, and kill it there."""
-        with self.running(job, settings, conf=conf) as running:
-            running.until(moment)
+        """Run a job up to a moment, and kill it there; a gate keeps it from running past it."""
+        url = self.environment["SQLQUEUE_URL"]
+        with gate.opened(url, moment) as way:
+            given, environment = (
+                {name: way.url if each == url else each for name, each in some.items()}
+                for some in (settings, self.environment)
+            )
+            desk = replace(self, environment=environment)
+            with desk.running(job, given, conf=conf) as running:
+                running.until(moment)
 
 
 def command(conf: dict[str, str], folder: Path) -> list[str]:

@@ -9,7 +9,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from spark.stand import Queue, until
+from spark.stand import Queue
+from waiting import until
 
 from jobs.submit import delta_rows, module
 from sqlq_spark import job, triage
@@ -145,7 +146,8 @@ def test_one_that_runs_on_groups_after_each_batch(
     given = settings(desk, error, trigger="1s", url=error.place.url, source=source)
 
     def stop() -> None:
-        until(lambda: [*(desk.folder / "failures_groups" / "_delta_log").glob("*.json")], 120)
+        log = desk.folder / "failures_groups" / "_delta_log"
+        until(lambda: [*log.glob("*.json")])
         os.kill(os.getpid(), signal.SIGTERM)
 
     stopper = threading.Thread(target=stop)

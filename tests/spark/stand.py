@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
-TIMEOUT = 30.0  # seconds, for every wait of these tests
+TIMEOUT = 60.0  # seconds, for every statement of these tests
 
 
 class Elsewhere(Place):
@@ -172,14 +171,6 @@ def finish(writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:
     finally:
         query.stop()
     return query
-
-
-def until(true: Callable[[], object], seconds: float = TIMEOUT) -> None:
-    """Wait until something is so."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 def message_ids(rows: Iterable[Any]) -> list[str]:

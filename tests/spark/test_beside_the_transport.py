@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from conformance import transport
 from conformance.endpoint import Endpoint, Incoming, Mode
+from waiting import until
 
-from spark.stand import Queue, until
+from spark.stand import Queue
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 HALF = 60
-SECONDS = 90.0  # for a wait; a first micro-batch starts workers
 
 
 def drained(endpoint: Endpoint) -> list[Incoming]:
@@ -67,9 +67,9 @@ def test_a_stream_between_endpoints_passes_every_message_on_once(
 
         query = writer.start()
         try:
-            until(out.count, SECONDS)
+            until(out.count, told=query.exception)
             beside.submit(compete).result()
-            until(lambda: queue.count() == 0 and queue.state("receipt") == 0, SECONDS)
+            until(lambda: [queue.count(), queue.state("receipt")], [0, 0], told=query.exception)
         finally:
             query.stop()
         passed = drained(billing)

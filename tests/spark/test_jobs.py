@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from jobs.submit import delta_rows, module
+from waiting import until
 
-from spark.stand import Queue, until
 from sqlq_spark import job
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.type_tables import table_name
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from spark.stand import Queue
 
 pytestmark = pytest.mark.spark
 

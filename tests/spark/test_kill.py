@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructType
+from waiting import until
 
 from spark import driver
-from spark.stand import Queue, finish, message_ids, numbered, until
+from spark.stand import Queue, finish, message_ids, numbered
 from sqlq_spark.datasource import DefaultSource
 from sqlq_spark.errors import StaleTask
 
@@ -40,7 +41,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.faults]
 OURS = "sqlqueue "  # in the name of every session of ours
 
 SCHEMA = StructType().add("id", StringType()).add("seq", LongType())
-START = 120.0  # seconds that a driver may need to come up on a busy machine
+START = 300.0  # seconds that a driver may need to come up on a busy machine
 
 
 @pytest.fixture
@@ -99,10 +100,14 @@ def descendants(pid: int) -> list[int]:
 
 def killed_when(job: dict[str, Any], moment: Callable[[], object]) -> None:
     """Run a driver up to a moment."""
+    log = Path(job["checkpoint"]).with_name("driver.log")
+
+    def said() -> str:
+        return log.read_text(encoding="utf-8")[-3000:]
+
     with driving(job) as process:
-        until(lambda: moment() or process.poll() is not None, START)
-        log = Path(job["checkpoint"]).with_name("driver.log")
-        assert process.poll() is None, log.read_text(encoding="utf-8")[-3000:]
+        until(lambda: moment() or process.poll() is not None, seconds=START, told=said)
+        assert process.poll() is None, said()
 
 
 def landed(spark: SparkSession, job: dict[str, Any]) -> list[str]:
@@ -188,13 +193,14 @@ def attempt(options: dict[str, str], end: dict[str, Any]) -> list[tuple[int, str
 def test_two_attempts_at_once_get_the_same(queue: Queue) -> None:
     """Both begin together; one receives, the other waits for it and replays."""
     queue.fill(0, 500)
-    reader = DefaultSource(queue.options).streamReader(SCHEMA)
+    options = queue.options | {"queryTimeout": f"{START:g}s"}  # the first waits for the second
+    reader = DefaultSource(options).streamReader(SCHEMA)
     end = reader.latestOffset({"v": 1, "reader": None, "batch": 0, "plan": []}, ReadMaxRows(500))
 
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         with queue.dba.holding_readers():
-            attempts = [pool.submit(attempt, queue.options, end) for _ in range(2)]
-            until(lambda: queue.peer.waiting_sessions(OURS) == 2)
+            attempts = [pool.submit(attempt, options, end) for _ in range(2)]
+            until(lambda: queue.peer.waiting_sessions(OURS), 2, seconds=START)
         first, second = (each.result() for each in attempts)
 
     assert first == second

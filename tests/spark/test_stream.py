@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chispa import assert_df_equality
+from waiting import until
 
-from spark.stand import finish, message_ids, numbered, until
+from spark.stand import finish, message_ids, numbered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,9 +138,9 @@ def test_a_running_stream_takes_what_comes(
         query = writer.start()
         try:
             queue.fill(first, first + 50)
-            until(lambda: queue.count() == 0)
+            until(queue.count, 0, told=query.exception)
             queue.fill(first + 50, first + 100)
-            until(lambda: queue.count() == 0 and queue.state("receipt") == 0)
+            until(lambda: [queue.count(), queue.state("receipt")], [0, 0], told=query.exception)
         finally:
             query.stop()
         assert query.exception() is None
@@ -277,28 +278,32 @@ def test_min_messages_waits_for_so_many_or_so_long(
     spark: SparkSession, queue: Queue, tmp_path: Path
 ) -> None:
     """A batch smaller than minMessagesPerTrigger is held back until maxTriggerDelay is over."""
-    stream = queue.stream(
-        spark, minMessagesPerTrigger=20, maxTriggerDelay="2s", peekDelay="100ms"
-    ).load()
-    query = (
-        stream.writeStream.format("noop")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(processingTime="50 milliseconds")
-        .start()
-    )
+
+    def start(longest: str) -> StreamingQuery:
+        stream = queue.stream(
+            spark, minMessagesPerTrigger=20, maxTriggerDelay=longest, peekDelay="100ms"
+        ).load()
+        writer = stream.writeStream.format("noop").trigger(processingTime="50 milliseconds")
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    queue.fill(0, 5)
+    many = start("1h")
     try:
-        queue.fill(0, 5)
-        until(lambda: any(each.numInputRows == 0 for each in query.recentProgress))
+        until(lambda: [each.numInputRows for each in many.recentProgress], [0], told=many.exception)
         held = queue.count()
         queue.fill(5, 25)
-        until(lambda: queue.count() == 0)
-        queue.fill(25, 28)
-        until(lambda: sum(batches(query)) == 28)
+        until(lambda: batches(many), [25], told=many.exception)
     finally:
-        query.stop()
+        many.stop()
+    queue.fill(25, 28)
+    long = start("1s")
+    try:
+        until(lambda: batches(long), [3], told=long.exception)
+    finally:
+        long.stop()
 
     assert held == 5
-    assert batches(query) == [25, 3]
+    assert long.recentProgress[0].numInputRows == 0  # the first look was too early
 
 
 def test_purge_on_startup_purges_once(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
@@ -313,9 +318,9 @@ def test_purge_on_startup_purges_once(spark: SparkSession, queue: Queue, tmp_pat
         .start()
     )
     try:
-        until(lambda: queue.count() == 0)
+        until(queue.count, 0, told=query.exception)
         queue.fill(20, 30)
-        until(lambda: len(got) == 10)
+        until(lambda: got, numbered(20, 30), told=query.exception)
     finally:
         query.stop()
 

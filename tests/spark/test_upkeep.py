@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+from waiting import until
 
-from spark.stand import until
 from sqlq_spark.job_upkeep import Upkeep
 
 if TYPE_CHECKING:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +15,7 @@ from chispa import assert_df_equality
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 from pyspark.sql.types import StructType
+from waiting import until
 
 from spark.stand import Queue, finish, message_ids, numbered
 from sqlq_spark.datasource import StreamWriter
@@ -19,8 +23,6 @@ from sqlq_spark.errors import BadOption
 from sqlq_spark.options import SinkOptions
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
@@ -227,20 +229,33 @@ def test_a_missing_destination_is_told_before_a_task_runs(
 
 
 @DELIVERIES
-def test_a_failed_task_sends_nothing(spark: SparkSession, queue: Queue, delivery: str) -> None:
+def test_a_failed_task_sends_nothing(
+    spark: SparkSession, queue: Queue, tmp_path: Path, delivery: str
+) -> None:
     """One partition raises after the other is done: nothing is sent, and no parcel is left."""
+    done = str(tmp_path / "done")
 
     @F.udf("string", useArrow=False)
     def checked(name: str) -> str:
         if name == "m-75":
-            time.sleep(2)
+            end = time.monotonic() + 60
+            while not os.path.exists(done):  # noqa: PTH110 - a worker imports nothing of ours
+                assert time.monotonic() < end, f"expected {done} within a minute"
+                time.sleep(0.02)
             raise ValueError("no such order")
         return name
 
+    def watch() -> None:
+        until(queue.count if delivery == "atLeastOnce" else lambda: queue.state("outbox"))
+        Path(done).touch()
+
     frame = numbers(spark, 0, 100).withColumn("id", checked("id"))
 
-    with pytest.raises(PySparkException, match="no such order"):
-        queue.send(frame, delivery=delivery)
+    with ThreadPoolExecutor(1) as beside:
+        watched = beside.submit(watch)
+        with pytest.raises(PySparkException, match="no such order"):
+            queue.send(frame, delivery=delivery)
+    watched.result()
 
     # atLeastOnce has sent the other task's parcel, whole
     assert queue.count() == (0 if delivery == "exactlyOnce" else 50)
@@ -257,7 +272,8 @@ def test_tasks_that_end_after_a_failed_write_leave_nothing(
 
     with pytest.raises(PySparkException, match="no such order"):
         queue.send(frame)
-    time.sleep(3)  # longer than that task works
+    tracker = spark.sparkContext._jsc.sc().statusTracker()  # noqa: SLF001 - Python's has no tasks
+    until(lambda: sum(each.numRunningTasks() for each in tracker.getExecutorInfos()), 0)
 
     assert [queue.count(), *outbox(queue)] == [0, 0, 0]
 
