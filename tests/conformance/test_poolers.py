@@ -23,7 +23,7 @@ POOLED = only("postgresql", "poolers of PostgreSQL lend sessions for a transacti
 
 @POOLED
 def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> None:
-    """To receive, send, look, subscribe and install; what was prepared could be gone, or another."""
+    """To receive, send, look, subscribe and install; what is prepared might be gone by then."""
     timeout, topics = TIMEOUT, QueueAddress("SubscriptionRouting", bench.peer.schema)
     bench.peer.send_many(bench.queue, [b"1", b"2", b"3"])
 
