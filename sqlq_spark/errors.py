@@ -19,7 +19,8 @@ What can go wrong, and what mends it.
     │   ├── StateNotInstalled · StateTooNew · ServerTooOld · DatabaseTooOld · StatementPooling
     │   └── StatementFailed  and of its kind LogFull · StatementRefused
     ├── CheckpointFailure    the checkpoint and the reader's row disagree
-    │   ├── CheckpointRolledBack · ReaderNotFound · ReaderOfOtherQueue · ReaderTakenOver
+    │   ├── CheckpointRolledBack · DatabaseRolledBack
+    │   ├── ReaderNotFound · ReaderOfOtherQueue · ReaderTakenOver
     │   └── StaleTask
     ├── ParcelsMissing
     ├── NothingToSettle
@@ -509,6 +510,21 @@ class CheckpointRolledBack(CheckpointFailure):
 
     def __init__(self, reader: str, start: int, acked: int) -> None:
         super().__init__(reader, start, acked)
+
+
+class DatabaseRolledBack(CheckpointFailure):
+    """The reader's row stands before a batch that Spark has in its commit log."""
+
+    template = (
+        "the checkpoint of reader {0} stands at batch {1}, but {3} has acknowledged {2} and knows "
+        "nothing of what followed: it went back in time, by a standby that was behind when it took "
+        "over, or by a backup that was restored. What was received since is in the queue again, "
+        "and what was sent since may be gone. failOnDataLoss=false goes on, and hands those "
+        "messages out a second time; the sink's own ledger and tables tell which they are"
+    )
+
+    def __init__(self, reader: str, start: int, acked: int, server: str) -> None:
+        super().__init__(reader, start, acked, server)
 
 
 class ReaderNotFound(CheckpointFailure):
