@@ -274,7 +274,7 @@ class Connection:
                 found = errors.BodyStringMissing(target, filled("add_body_string", queue=target))
             case "42703" if target != self.state:
                 found = errors.NotAQueue(target, said)
-            case "42501":
+            case "42501" if "row-level security" not in said:
                 mend = grant(statement, target, said, role)
                 found = errors.RightMissing(statement, said, mend)
             case "22023" if statement == "peer_zone":

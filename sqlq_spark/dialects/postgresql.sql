@@ -965,6 +965,11 @@ SELECT law.name, law.severity, law.found, law.mend
                         WHEN 'm' THEN 'a materialized view'
                         ELSE 'a table of several partitions or descendants' END),
      'name the queue''s own table, in the database that holds it; it must be one plain table'),
+    ('row_security', 'error',
+     row_security_active(f.oid),
+     format('row security is on for login %s: nothing can be sent, and what a policy hides is not '
+            'received', f.login),
+     format('ALTER TABLE %s DISABLE ROW LEVEL SECURITY', f.named)),
     -- the transport makes none: of a small table all is read in no time
     ('expires_index', CASE WHEN f.mebibytes < 64 THEN 'note' ELSE 'warning' END,
      :expiring::boolean AND NOT EXISTS (SELECT FROM indexes WHERE first_column = 'expires'),
