@@ -114,10 +114,10 @@ def connect(url: str, *, application: str, timeout: float, state: str) -> Connec
         raw = dbapi.connect(url + ("&" if "?" in url else "?") + query, autocommit=True)
     except Error as error:
         raise refused(server, reason(error)) from None
-    version = str(raw.adbc_get_info()["vendor_version"])  # 180006, told while connecting
-    if int(version) < OLDEST * 10_000:
+    major, minor = divmod(int(raw.adbc_get_info()["vendor_version"]), 10_000)  # of 180006
+    if major < OLDEST:
         raw.close()
-        raise errors.ServerTooOld(server, version, OLDEST)
+        raise errors.ServerTooOld(server, f"{major}.{minor}", OLDEST)
     return Connection(raw, server=server, state=state, timeout=timeout, application=application)
 
 
