@@ -275,6 +275,7 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
 
     Raises:
         BodyStringMissing: the tasks would fail.
+        NotAQueue: it is no plain table, and a receipt not all that holds its rows.
     """
     with transaction(connection, timeout=options.query_timeout):
         found = of_server(connection)
@@ -289,5 +290,7 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
     for one in found:
         if one.name == "body_string":
             raise BodyStringMissing(one.where, one.mend)
+        if one.name == "table_kind":
+            raise NotAQueue(one.where, one.found)
         if one.wrong:
             log.warning("%s: %s; this mends it: %s", one.where, one.found, one.mend)

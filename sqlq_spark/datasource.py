@@ -229,7 +229,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Receive on an executor, or hand out again what an earlier attempt received."""
         task, options = partition.task, self.options
         name = f"{task.reader} {task.batch}/{task.task}"
-        with Session(options, name, state=False, worker=True) as session:
+        with Session(options, name, state=False, worker=True, reached=True) as session:
             rows = session.do(
                 lambda connection: receive(
                     connection, task, timeout=options.query_timeout, origin=origin()
@@ -344,7 +344,10 @@ class Writing:
         exactly_once = self.options.delivery == "exactlyOnce"
         name = f"{sink}/{batch}/{partition}"
         seed = None if exactly_once else hashlib.sha256(name.encode()).digest()[:16]
-        with Session(self.options, f"sink {name}", state=exactly_once, worker=True) as session:
+        known = batch > 0  # of a stream, by the batches before
+        with Session(
+            self.options, f"sink {name}", state=exactly_once, worker=True, reached=known
+        ) as session:
             sender = outgoing.Sender(
                 options=self.options,
                 partition=partition,
@@ -361,7 +364,8 @@ class Writing:
         """Send what all tasks staged, in one transaction."""
         staged = self._staged(messages)
         if staged:
-            with Session(self.options, f"dispatch {staged[0].sink}", worker=True) as session:
+            name = f"dispatch {staged[0].sink}"
+            with Session(self.options, name, worker=True, reached=True) as session:
                 session.do(lambda connection: send.dispatch(connection, staged, self.options))
 
     def discard(self, sink: str, batch: int, *, final: bool) -> None:

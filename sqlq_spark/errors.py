@@ -10,15 +10,17 @@ What can go wrong, and what mends it.
     ├── MissingPackage · MissingDriver
     ├── DatabaseFailure      the server said no, or nothing
     │   ├── NotReachable · LoginRefused · DatabaseNotFound
-    │   ├── ConnectionLost · Deadlock · TimedOut (and LockTimedOut) · Cancelled · RightMissing
+    │   ├── ConnectionLost (and ReadOnly) · Deadlock · TimedOut (and LockTimedOut) · Cancelled
+    │   ├── RightMissing
     │   ├── QueueNotFound · SchemaNotFound · NotAQueue · BodyStringMissing
     │   ├── QueueNotWritable · QueueElsewhere · QueueUnquoted · MessageChanged
     │   ├── TimeZoneNotFound
     │   ├── DelayedQueueNotFound · SubscriptionsNotFound · SubscriberUnreachable
-    │   ├── StateNotInstalled · StateTooNew · DatabaseTooOld
+    │   ├── StateNotInstalled · StateTooNew · ServerTooOld · DatabaseTooOld · StatementPooling
     │   └── StatementFailed  and of its kind LogFull · StatementRefused
     ├── CheckpointFailure    the checkpoint and the reader's row disagree
-    │   ├── CheckpointRolledBack · ReaderNotFound · ReaderOfOtherQueue · ReaderTakenOver
+    │   ├── CheckpointRolledBack · DatabaseRolledBack
+    │   ├── ReaderNotFound · ReaderOfOtherQueue · ReaderTakenOver
     │   └── StaleTask
     ├── ParcelsMissing
     ├── NothingToSettle
@@ -185,6 +187,16 @@ class ConnectionLost(DatabaseFailure):
 
     def __init__(self, statement: str, reason: str) -> None:
         super().__init__(statement, reason)
+
+
+class ReadOnly(ConnectionLost):
+    """The server takes no writes: a standby, or a primary no more; another may be found instead."""
+
+    template = (
+        "{0} was refused: {1}; that is a standby, or the database is kept read-only, as some "
+        "services do when a disk is full. A url of several hosts with "
+        "target_session_attrs=read-write finds the primary among them"
+    )
 
 
 class Deadlock(DatabaseFailure):
@@ -430,6 +442,15 @@ class StateTooNew(DatabaseFailure):
         super().__init__(schema, found, known)
 
 
+class ServerTooOld(DatabaseFailure):
+    """A server of a version that lacks what the statements use; nothing was changed."""
+
+    template = "{0} is PostgreSQL {1}, and {2} or later is needed: let a DBA upgrade it"
+
+    def __init__(self, server: str, found: str, needed: int) -> None:
+        super().__init__(server, found, needed)
+
+
 class DatabaseTooOld(DatabaseFailure):
     """A database of SQL Server is kept at a level that has no JSON."""
 
@@ -441,6 +462,19 @@ class DatabaseTooOld(DatabaseFailure):
 
     def __init__(self, server: str, found: int, needed: int) -> None:
         super().__init__(server, found, needed)
+
+
+class StatementPooling(DatabaseFailure):
+    """A pooler lends its sessions for one statement at a time; nothing was changed."""
+
+    template = (
+        "a pooler in front of {0} lends a session for one statement only ({1}), and everything "
+        "here works in transactions: give this database pool_mode=transaction or session there, or "
+        "a url that goes past the pooler"
+    )
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(server, reason)
 
 
 class StatementFailed(DatabaseFailure):
@@ -476,6 +510,21 @@ class CheckpointRolledBack(CheckpointFailure):
 
     def __init__(self, reader: str, start: int, acked: int) -> None:
         super().__init__(reader, start, acked)
+
+
+class DatabaseRolledBack(CheckpointFailure):
+    """The reader's row stands before a batch that Spark has in its commit log."""
+
+    template = (
+        "the checkpoint of reader {0} stands at batch {1}, but {3} has acknowledged {2} and knows "
+        "nothing of what followed: it went back in time, by a standby that was behind when it took "
+        "over, or by a backup that was restored. What was received since is in the queue again, "
+        "and what was sent since may be gone. failOnDataLoss=false goes on, and hands those "
+        "messages out a second time; the sink's own ledger and tables tell which they are"
+    )
+
+    def __init__(self, reader: str, start: int, acked: int, server: str) -> None:
+        super().__init__(reader, start, acked, server)
 
 
 class ReaderNotFound(CheckpointFailure):

@@ -249,7 +249,8 @@ class Reader:
         if reader is None:
             return replace(NOTHING, batch=batch)
         claim = self._claimed != reader
-        closed = receipts.acknowledge(connection, reader, batch, self.who, claim=claim)
+        tasks = sum(len(part["bounds"]) - 1 for part in end["plan"])
+        closed = receipts.acknowledge(connection, reader, batch, self.who, claim=claim, tasks=tasks)
         self._heed(closed)
         return closed
 

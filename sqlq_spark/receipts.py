@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from sqlq_spark.address import split_canonical
 from sqlq_spark.errors import (
+    CheckpointFailure,
     CheckpointRolledBack,
+    DatabaseRolledBack,
     ReaderNotFound,
     ReaderOfOtherQueue,
     ReaderTakenOver,
@@ -31,6 +33,13 @@ if TYPE_CHECKING:
     from sqlq_spark.dialects import Connection
 
 log = logging.getLogger("sqlq_spark")
+
+# a sink may read some of a batch only; what it has not read waits for the next one
+MISSING = (
+    "%s: batch %d had %d tasks and left %d receipts: its sink did not read all of it, or the "
+    "database has lost commits (a standby that was behind took over); in that case messages that "
+    "the sink has come again"
+)
 
 State: TypeAlias = Literal["none", "held", "settled"]
 Move: TypeAlias = Literal["save", "replay", "settle", "acknowledge", "return_", "drop"]
@@ -97,7 +106,7 @@ def create(connection: Connection, reader: str, who: Driver) -> None:
 
 
 def acknowledge(
-    connection: Connection, reader: str, batch: int, who: Driver, *, claim: bool
+    connection: Connection, reader: str, batch: int, who: Driver, *, claim: bool, tasks: int = 0
 ) -> Acknowledged:
     """
     Close all batches up to `batch` and forget their receipts, in the transaction that is open.
@@ -110,9 +119,11 @@ def acknowledge(
         batch: Spark has it in its commit log.
         who: this driver.
         claim: take the reader over from the driver before (at the first call of a process).
+        tasks: how many the batch was planned for; fewer receipts are warned of.
 
     Raises:
-        ReaderNotFound, ReaderOfOtherQueue, ReaderTakenOver, CheckpointRolledBack.
+        ReaderNotFound, ReaderOfOtherQueue, ReaderTakenOver, CheckpointRolledBack,
+        DatabaseRolledBack.
     """
     row = connection.rows("lock_reader", reader=reader)
     if not row:
@@ -124,11 +135,16 @@ def acknowledge(
     elif driver != who.driver:
         raise ReaderTakenOver(reader)
     if acked > batch:
-        rolled_back(reader, batch, acked, who)
+        rolled_back(CheckpointRolledBack(reader, batch, acked), who)
         return Acknowledged(batch=acked, outcome=Outcome(0, 0, 0), plan=plan)
     rows = connection.rows("outcome", reader=reader, batch=batch, acked=acked)
+    # a batch's plan is committed before Spark has its offset, and it follows the one acknowledged
+    if acked < batch - 1 or (acked < batch and plan_batch != batch and not rows):
+        rolled_back(DatabaseRolledBack(reader, batch, acked, connection.server), who)
     queues = {queue: counted(batch, counts) for queue, *counts in rows}
     total = counted(batch, [sum(column) for column in list(zip(*rows, strict=True))[1:]])
+    if acked < batch and total.outcome.tasks < tasks:
+        log.warning(MISSING, who.queue, batch, tasks, total.outcome.tasks)
     if rows or acked < batch:
         connection.run(
             "acknowledge",
@@ -157,9 +173,8 @@ def counted(batch: int, counts: list[int]) -> Acknowledged:
     )
 
 
-def rolled_back(reader: str, batch: int, acked: int, who: Driver) -> None:
-    """Refuse a checkpoint that is behind its reader, unless the user accepts the gap."""
-    error = CheckpointRolledBack(reader, batch, acked)
+def rolled_back(error: CheckpointFailure, who: Driver) -> None:
+    """Refuse a checkpoint and a reader's row of different times, unless the user accepts that."""
     if who.fail_on_data_loss:
         raise error
     log.warning("going on after data loss, as failOnDataLoss=false asks for: %s", error)

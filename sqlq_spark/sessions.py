@@ -95,6 +95,7 @@ class Session:
         *,
         state: bool = True,
         worker: bool = False,
+        reached: bool = False,
     ) -> None:
         """
         Begin; nothing is connected yet.
@@ -105,13 +106,15 @@ class Session:
             state: make sure, after connecting, that the state tables are there.
             worker: many sessions follow one another in this process: keep the connection for the
                 next one, if the `with` block ends well, which it must with no transaction open.
+            reached: others were there a moment ago, by the same url: one that is gone now, as while
+                a standby takes over, is waited for like a connection that breaks.
         """
         self.options = options
         self.application = application
         self._state = state
         self._worker = worker
         self._connection: Connection | None = None
-        self._reached = False
+        self._reached = reached
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,11 @@ PostgreSQL, by its ADBC driver: rows come and go as Arrow, without a Python obje
 Measured, 2 connections, 1.2 kB rows: DELETE … RETURNING into Arrow 170k rows/s, psycopg's rows
 113-180k/s before they are Arrow.
 Transactions are begun by statement, so the driver stays in its autocommit mode throughout.
+
+The driver prepares a statement and runs it by separate messages. A pooler that lends a session for
+a transaction (PgBouncer) may hand the second of them to another session, which has not prepared it,
+or has prepared another one. So every statement runs in a transaction, if need be in one of its own,
+and what begins and ends a transaction is sent whole, in one message.
 """
 
 from __future__ import annotations
@@ -37,6 +42,7 @@ STATEMENTS = Statements.load("postgresql")
 IDENTIFIER = re.compile(r"\{([a-z]+)\}")
 PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
+OLDEST = 13  # gen_random_uuid; what is older is not tried
 STORED = 500  # pages of a payload, 4 MB, that are on their way at a time
 
 KINDS = {
@@ -67,12 +73,14 @@ LASTING = ("0A", "22", "23", "42", "44", "P0")
 # of the time that a statement may take: who ends sooner was cancelled; the SQLSTATE is the same
 SURELY = 0.95
 
-# statements after which a failure undoes what came since the savepoint, or the whole transaction
-SAVEPOINT = {"savepoint": True, "release": False, "begin": False}
-UNDO = {
-    True: ("ROLLBACK TO SAVEPOINT attempt", "RELEASE SAVEPOINT attempt"),
-    False: ("ROLLBACK",),
-}
+# statements after which a failure undoes what came since the savepoint, or the whole transaction,
+# or nothing; each is sent in one message
+OPEN = {"begin": 1, "savepoint": 2, "release": 1, "commit": 0, "rollback": 0}
+UNDO = (
+    ("ROLLBACK",),  # which tells at least whether the session is alive
+    ("ROLLBACK",),
+    ("ROLLBACK TO SAVEPOINT attempt", "RELEASE SAVEPOINT attempt"),
+)
 
 printed = print_postgresql
 
@@ -91,6 +99,7 @@ def connect(url: str, *, application: str, timeout: float, state: str) -> Connec
         BadOption: the url cannot be read.
         NotReachable, LoginRefused, DatabaseNotFound: in the server's words.
         ConnectionLost: the server is there, and went away or is not ready yet.
+        ServerTooOld: it lacks what the statements use.
     """
     server = redacted(url)
     extra = {
@@ -105,6 +114,10 @@ def connect(url: str, *, application: str, timeout: float, state: str) -> Connec
         raw = dbapi.connect(url + ("&" if "?" in url else "?") + query, autocommit=True)
     except Error as error:
         raise refused(server, reason(error)) from None
+    major, minor = divmod(int(raw.adbc_get_info()["vendor_version"]), 10_000)  # of 180006
+    if major < OLDEST:
+        raw.close()
+        raise errors.ServerTooOld(server, f"{major}.{minor}", OLDEST)
     return Connection(raw, server=server, state=state, timeout=timeout, application=application)
 
 
@@ -117,7 +130,7 @@ class Connection:
         self._raw = raw
         self._limit = timeout  # seconds that a statement may take
         self._began = time.monotonic()
-        self._savepoint = False  # whether a failure undoes only what came since
+        self._open = 0  # 1 in a transaction, 2 behind its savepoint
         self.state = state
         self.server = server
         self.application = application
@@ -205,14 +218,22 @@ class Connection:
         self, statement: str, text: str, values: tuple[Value, ...], tables: dict[str, QueueAddress]
     ) -> pa.Table:
         self._began = time.monotonic()
+        text = f"/* sqlqueue:{statement} */ {text}"
         try:
             with self._raw.cursor() as cursor:
-                cursor.execute(f"/* sqlqueue:{statement} */ {text}", bound(values))
+                if statement in OPEN:
+                    cursor.executemany(text, None)
+                    self._open = OPEN[statement]
+                    return pa.table({})
+                if not self._open:
+                    cursor.executemany(STATEMENTS["begin"], None)
+                cursor.execute(text, bound(values))
                 found = cursor.fetch_arrow_table() if cursor.description else pa.table({})
+                if not self._open:
+                    cursor.executemany(STATEMENTS["commit"], None)
         except Error as error:
             role, target = blamed(tables, reason(error)) if tables else ("", self.state)
             raise self._failure(statement, target, error, role) from None
-        self._savepoint = SAVEPOINT.get(statement, self._savepoint)
         return found
 
     def _failure(
@@ -221,13 +242,17 @@ class Connection:
         """Our error for the driver's; a session that cannot even roll back is lost."""
         said, state = reason(error), sqlstate(error)
         took = time.monotonic() - self._began
-        undo, self._savepoint = UNDO[self._savepoint], False
+        if "statement pooling" in said:
+            return errors.StatementPooling(self.server, said)
+        undo, self._open = UNDO[self._open], max(0, self._open - 1)
         try:
             with self._raw.cursor() as cursor:
                 for text in undo:
-                    cursor.execute(text)
+                    cursor.executemany(text, None)
         except Error:
             return errors.ConnectionLost(statement, said)
+        if state == "25006":
+            return errors.ReadOnly(statement, said)
         if state == "57014" and took < SURELY * self._limit:
             return errors.Cancelled(statement, said)
         return self._told(statement, target, said, state, role)
@@ -249,7 +274,7 @@ class Connection:
                 found = errors.BodyStringMissing(target, filled("add_body_string", queue=target))
             case "42703" if target != self.state:
                 found = errors.NotAQueue(target, said)
-            case "42501":
+            case "42501" if "row-level security" not in said:
                 mend = grant(statement, target, said, role)
                 found = errors.RightMissing(statement, said, mend)
             case "22023" if statement == "peer_zone":

@@ -9,12 +9,15 @@
 BEGIN ISOLATION LEVEL READ COMMITTED
 
 -- name: timeouts
--- And the name that the DBA sees.
+-- And the name that the DBA sees. A commit is on disk when it is answered, also for a login that does
+-- without: Spark has the rows by then, and after a crash they would be in the queue again.
 -- For this transaction only, so that a pooler's next client is not surprised.
 -- Returns: one row
 SELECT set_config('statement_timeout', :milliseconds, true),
        set_config('lock_timeout', :milliseconds, true),
        set_config('idle_in_transaction_session_timeout', :milliseconds, true),
+       set_config('synchronous_commit',
+                  coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true),
        set_config('application_name', left(:application, 63), true)
 
 -- name: commit
@@ -875,6 +878,7 @@ WITH queue AS (
     SELECT c.oid,
            c.relname,
            c.relpages * current_setting('block_size')::bigint >> 20 AS mebibytes,
+           c.relkind AS kind,
            c.reltoastrelid AS toast,
            n.oid AS schema,
            quote_ident(n.nspname) AS schema_name,
@@ -883,7 +887,7 @@ WITH queue AS (
       FROM parse_ident(:table_name::text) AS asked (name)
       JOIN pg_catalog.pg_namespace AS n ON n.nspname = asked.name[1]
       JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = asked.name[2]
-     WHERE c.relkind IN ('r', 'p')
+     WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm')
 ), columns AS (
     SELECT a.attname AS name,
            a.attnum AS at,
@@ -954,6 +958,18 @@ SELECT law.name, law.severity, law.found, law.mend
      f.delayed,
      'a table of delayed messages, and no queue',
      'name its queue; `sqlqueue move-due` moves what is due into that'),
+    ('table_kind', 'error',
+     f.kind <> 'r' OR EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = f.oid),
+     format('it is %s: what is received could be lost, or come twice',
+            CASE f.kind WHEN 'f' THEN 'a foreign table' WHEN 'v' THEN 'a view'
+                        WHEN 'm' THEN 'a materialized view'
+                        ELSE 'a table of several partitions or descendants' END),
+     'name the queue''s own table, in the database that holds it; it must be one plain table'),
+    ('row_security', 'error',
+     row_security_active(f.oid),
+     format('row security is on for login %s: nothing can be sent, and what a policy hides is not '
+            'received', f.login),
+     format('ALTER TABLE %s DISABLE ROW LEVEL SECURITY', f.named)),
     -- the transport makes none: of a small table all is read in no time
     ('expires_index', CASE WHEN f.mebibytes < 64 THEN 'note' ELSE 'warning' END,
      :expiring::boolean AND NOT EXISTS (SELECT FROM indexes WHERE first_column = 'expires'),

@@ -23,7 +23,7 @@ from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import ConnectionLost
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.reader import INITIAL, Offset, Reader
-from sqlq_spark.receipts import Acknowledged, Driver, acknowledge, create
+from sqlq_spark.receipts import Acknowledged, Driver, acknowledge, create, store_plan
 from sqlq_spark.receive import Origin, Task, receive
 from sqlq_spark.sessions import Session
 
@@ -237,9 +237,15 @@ class Bench:
         reader, connection = str(uuid.uuid4()), self.desk
         with transaction(connection, timeout=TIMEOUT):
             create(connection, reader, self.who)
-        if acked:
-            self.ack(reader, acked)
+        for batch in range(1, acked + 1):
+            self.plan(reader, batch)
+            self.ack(reader, batch)
         return reader
+
+    def plan(self, reader: str, batch: int) -> None:
+        """Give a batch a plan without tasks."""
+        with transaction(self.desk, timeout=TIMEOUT):
+            store_plan(self.desk, reader, batch, "[]", self.who)
 
     @property
     def who(self) -> Driver:

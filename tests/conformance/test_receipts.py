@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from servers import only
@@ -12,6 +13,7 @@ from sqlq_spark import receive as receiving
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import (
     CheckpointRolledBack,
+    DatabaseRolledBack,
     ReaderNotFound,
     ReaderOfOtherQueue,
     ReaderTakenOver,
@@ -111,6 +113,45 @@ def test_an_ack_behind_the_reader_is_a_rolled_back_checkpoint(bench: Bench) -> N
     )
     assert "failOnDataLoss=false" in str(caught.value)
     assert bench.peer.state_rows("receipt", ROWS) == [(reader, 6, 0)]
+
+
+@pytest.mark.parametrize("start", [3, 4])
+def test_an_ack_ahead_of_the_reader_is_a_database_that_went_back(
+    bench: Bench, caplog: pytest.LogCaptureFixture, start: int
+) -> None:
+    """A standby that was behind, a backup: what was received since would come again, unsaid."""
+    reader = bench.new_reader(acked=2)
+
+    with pytest.raises(DatabaseRolledBack) as caught:
+        bench.ack(reader, start)
+
+    assert str(caught.value).startswith(
+        f"the checkpoint of reader {reader} stands at batch {start}, but {bench.desk.server} has "
+        "acknowledged 2 and knows nothing of what followed: "
+    )
+    assert bench.peer.state_rows("reader", "acked_batch") == [(2,)]
+    accepting = replace(bench.who, fail_on_data_loss=False)
+    with transaction(bench.desk, timeout=TIMEOUT):
+        receipts.acknowledge(bench.desk, reader, start, accepting, claim=False)
+    assert bench.peer.state_rows("reader", "acked_batch") == [(start,)]
+    assert "going on after data loss" in caplog.text
+
+
+def test_what_a_takeover_lost_of_a_batch_that_is_there_is_no_error(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its plan alone, and its tasks ran after; or its receipts alone, which is warned of."""
+    reader = bench.new_reader()
+    received(bench, reader)
+    bench.ack(reader, 1)
+    assert "receipts" not in caplog.text
+    bench.plan(reader, 2)
+
+    with transaction(bench.desk, timeout=TIMEOUT):
+        receipts.acknowledge(bench.desk, reader, 2, bench.who, claim=False, tasks=3)
+
+    assert "batch 2 had 3 tasks and left 0 receipts: " in caplog.text
+    assert bench.peer.state_rows("reader", "acked_batch") == [(2,)]
 
 
 def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None:

@@ -25,7 +25,11 @@ OPTIONS = "spark/test_options.py"
 OPERATIONS = "pages/test_operations.py"
 DBA = "pages/test_dba.py"
 SPARK = "pages/test_spark_pages.py"
+SETTINGS = "conformance/test_server_settings.py"
+KINDS = "conformance/test_table_kinds.py"
 
+WENT_BACK = f"{RECEIPTS}::test_an_ack_ahead_of_the_reader_is_a_database_that_went_back"
+READ_ONLY = f"{SETTINGS}::test_a_server_that_takes_no_writes_is_told_and_may_be_browsed"
 GAP = f"{FAILPOINTS}::test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing"
 HARMED = f"{CHAOS}::test_nothing_is_lost_or_repeated_whatever_is_harmed"
 PEERS = "spark/test_beside_the_transport.py"
@@ -124,12 +128,40 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "the state tables are dropped": f"{OPERATIONS}::test_the_state_tables_are_dropped",
         "the checkpoint is lost": f"{OPERATIONS}::test_checkpoint_lost",
         "the checkpoint is rolled back": ROLLED_BACK,
+        "a standby takes over that was behind, or a backup is restored": WENT_BACK,
+        "the server is read-only: a standby, or a full disk": READ_ONLY,
         "a second query runs on the checkpoint": TWO_DRIVERS,
         "an endpoint cannot handle a message": f"{OPERATIONS}::test_messages_that_failed",
         "headers that cannot be read": f"{OPERATIONS}::test_poison",
         "the seqs come to an end": f"{OPERATIONS}::test_the_seqs_come_to_an_end",
         "the server's disk is full": HARMED,
         "a subscriber's queue is missing": UNREACHED,
+    },
+    ("docs/dba.md", "Poolers, standbys and settings"): {
+        "PgBouncer, `pool_mode=session` or `transaction`": (
+            "conformance/test_poolers.py::test_between_transactions_only_whole_statements_are_sent"
+        ),
+        "PgBouncer, `pool_mode=statement`": f"{SETTINGS}::test_statement_pooling_is_refused",
+        "several hosts and `target_session_attrs=read-write` in the url": (
+            f"{SETTINGS}::test_a_server_that_is_gone_is_waited_for_where_others_were_there"
+        ),
+        "a synchronous standby that takes over": GAP,
+        "a standby that was behind when it took over, a backup": (WENT_BACK),
+        "a standby, `default_transaction_read_only`": (READ_ONLY),
+        "`synchronous_commit=off`": f"{SETTINGS}::test_what_was_received_outlives_a_crash",
+        "isolation, `search_path`, `lock_timeout`, `bytea_output`, styles, time zone, "
+        "`standard_conforming_strings` of a login": (
+            f"{SETTINGS}::test_what_a_login_sets_changes_nothing"
+        ),
+        "a queue that is partitioned, inherited from, a view": (
+            f"{KINDS}::test_a_stream_on_what_is_no_plain_table_ends_at_once"
+        ),
+        "a queue that is a foreign table": (
+            f"{KINDS}::test_a_queue_that_is_no_plain_table_is_found"
+        ),
+        "row security on a queue": (
+            f"{KINDS}::test_row_security_is_found_and_no_grant_is_asked_for"
+        ),
     },
     ("docs/dba.md", "What grows"): {
         "a queue's dead rows": (
@@ -211,6 +243,7 @@ WHOLE: dict[tuple[str, str, int], str] = {
         0,
     ): f"{DBA}::test_the_modes_on_the_page_are_those_that_the_server_shows",
     ("docs/dba.md", "Locks", 1): f"{DBA}::test_the_locks_of_statements_are_those_of_their_comments",
+    ("docs/dba.md", "PostgreSQL versions", 0): TRIED,
     (
         "docs/dba.md",
         "Rights",

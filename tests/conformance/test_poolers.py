@@ -1,0 +1,58 @@
+"""Behind a pooler that lends a session for a transaction: no statement is torn apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pooler import relayed
+from servers import only
+
+from sqlq_spark import checks, install, subscriptions, watch
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.errors import StateNotInstalled
+
+from .conftest import TIMEOUT
+from .test_send import dispatch, parcel, stage
+
+if TYPE_CHECKING:
+    from .conftest import Bench
+
+POOLED = only("postgresql", "poolers of PostgreSQL lend sessions for a transaction")
+
+
+@POOLED
+def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> None:
+    """To receive, send, look, subscribe and install; what is prepared might be gone by then."""
+    timeout, topics = TIMEOUT, QueueAddress("SubscriptionRouting", bench.peer.schema)
+    bench.peer.send_many(bench.queue, [b"1", b"2", b"3"])
+
+    with relayed(bench.peer.url) as (url, relay):
+        pooled = bench.open("pooled", url=url)
+        install.install(pooled, state=bench.peer.state, timeout=timeout)
+        install.create_queue(pooled, bench.queue, timeout=timeout, body_string=True)
+        install.create_delayed(pooled, bench.queue, timeout=timeout)
+        names = {"topic": "Shop.Placed", "endpoint": "Lake", "queue": bench.queue}
+        subscriptions.subscribe(pooled, topics, timeout=timeout, **names)  # type: ignore[arg-type]
+        got = bench.drain(bench.reader(url=url, delayedDelivery="true"))
+        sent = dispatch(bench, stage(bench, parcel(b"4"), batch=1), connection=pooled)
+        found = checks.everything(pooled, [bench.queue], timeout=timeout)
+        look = watch.look(pooled, [bench.printed], bench.source(url=url))
+
+    assert (got, sent, look.queues[0].depth.messages) == ([b"1", b"2", b"3"], 1, 1)
+    assert [each for each in found if each.wrong] == []
+    assert relay.torn == []
+    assert relay.whole > 20
+
+
+@POOLED
+def test_a_statement_that_fails_outside_a_transaction_leaves_none_open(bench: Bench) -> None:
+    """The pooler would keep its session for us, and the next statement find it aborted."""
+    with relayed(bench.peer.url) as (url, relay):
+        pooled = bench.open("pooled", url=url, stateSchema="nowhere")
+        with pytest.raises(StateNotInstalled):
+            pooled.rows("version")
+        found = pooled.rows("clock")
+
+    assert len(found) == 1
+    assert relay.torn == []

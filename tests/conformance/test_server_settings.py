@@ -1,0 +1,149 @@
+"""Servers, logins and poolers as they are found: right whatever they set, or refused by name."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from pooler import relayed
+from servers import only
+
+from sqlq_spark import checks, embedded, install
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.dialects import postgresql, transaction
+from sqlq_spark.errors import NotReachable, ReadOnly, ServerTooOld, StatementPooling
+from sqlq_spark.options import SourceOptions
+from sqlq_spark.reader import INITIAL, Reader
+from sqlq_spark.receive import NO_STREAM, receive
+from sqlq_spark.sessions import ATTEMPTS, Session
+
+from .conftest import TIMEOUT
+from .test_send import dispatch, parcel, stage
+
+if TYPE_CHECKING:
+    from .conftest import Bench
+
+ALONE = only("postgresql", "settings that the other has not")
+SETTINGS = [
+    "default_transaction_isolation=serializable",
+    "default_transaction_isolation=repeatable\\ read",
+    "synchronous_commit=off",
+    "lock_timeout=1",
+    "search_path=nowhere",
+    "standard_conforming_strings=off",
+    "bytea_output=escape",
+    "DateStyle=SQL,DMY",
+    "IntervalStyle=sql_standard",
+    "TimeZone=Asia/Kathmandu",
+    "row_security=off",
+]
+
+
+def with_setting(url: str, setting: str) -> str:
+    """The url of a session that begins with a setting, as one of a role that has it."""
+    return f"{url}{'&' if '?' in url else '?'}options={quote(f'-c {setting}')}"
+
+
+@ALONE
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_what_a_login_sets_changes_nothing(bench: Bench, setting: str) -> None:
+    """Isolation, names, texts and times are said in the statements, where they matter."""
+    url = with_setting(bench.peer.url, setting)
+    odd = bench.open("odd", url=url)
+    dispatch(
+        bench, stage(bench, parcel("é".encode(), lives=60_000), parcel(b"\x00\\")), connection=odd
+    )
+
+    got = bench.drain(bench.reader(url=url))
+
+    assert got == ["é".encode(), b"\x00\\"]
+    assert [each for each in checks.of_table(odd, bench.queue) if each.wrong] == []
+
+
+def test_what_was_received_outlives_a_crash() -> None:
+    """Also of a server that need not wait for its disk: the rows must not be in the queue again."""
+    with embedded.server() as server:
+        url = with_setting(server.url, "synchronous_commit=off")
+        queue = QueueAddress("orders", "public")
+        options = SourceOptions.parse({"url": url, "queue": "orders"})
+        with Session(options, "test", state=False) as session:
+            install.install(session.open(), state="sqlqueue", timeout=TIMEOUT)
+            install.create_queue(session.open(), queue, timeout=TIMEOUT)
+            with psycopg.connect(server.url, autocommit=True) as peer:
+                # the server's own writer comes seldom enough to lose the race
+                peer.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+        server.stop()
+        server.start()
+        with psycopg.connect(server.url) as peer:
+            peer.execute("INSERT INTO orders VALUES (gen_random_uuid(), NULL, '{}', 'x')")
+        with Session(options, "test") as session:
+            reader = Reader(options, time.monotonic)
+            end = reader.latest(INITIAL)
+            (task,) = reader.tasks(end)
+            got = receive(session.open(), task, timeout=TIMEOUT, origin=NO_STREAM)
+            server.stop("immediate")
+        server.start()
+        with psycopg.connect(server.url) as peer:
+            left = peer.execute("SELECT count(*) FROM orders").fetchone()
+            held = peer.execute("SELECT messages FROM sqlqueue.receipt").fetchall()
+
+    assert (got.num_rows, left, held) == (1, (0,), [(1,)])
+
+
+@ALONE
+def test_a_server_that_takes_no_writes_is_told_and_may_be_browsed(bench: Bench) -> None:
+    """A standby, or a primary no more: the session is opened again, for there may be another."""
+    url = with_setting(bench.peer.url, "default_transaction_read_only=on")
+    bench.peer.send(bench.queue)
+    odd = bench.open("odd", url=url)
+
+    with pytest.raises(ReadOnly, match="target_session_attrs=read-write"):
+        dispatch(bench, stage(bench, parcel(b"1")), connection=odd)
+
+    with transaction(odd, timeout=TIMEOUT):
+        assert odd.rows("top", tables={"queue": bench.queue}) == [(1, 1)]
+
+
+@ALONE
+def test_an_older_server_is_refused(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says which would do."""
+    monkeypatch.setattr(postgresql, "OLDEST", 99)
+
+    with pytest.raises(ServerTooOld, match=r" is PostgreSQL \d+\.\d+, and 99 or later is needed"):
+        bare.open()
+
+
+@ALONE
+def test_statement_pooling_is_refused(bench: Bench) -> None:
+    """At once, and with what would do."""
+    with relayed(bench.peer.url, begins=False) as (url, _):
+        session = bench.session(url=url)
+        with pytest.raises(StatementPooling, match="pool_mode=transaction or session"):
+            session.do(lambda connection: connection.rows("clock"))
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("reached", [False, True])
+def test_a_server_that_is_gone_is_waited_for_where_others_were_there(*, reached: bool) -> None:
+    """A standby may be taking over; a url that led nowhere yet is told at once."""
+    options = SourceOptions.parse({"url": "postgresql://127.0.0.1:1/shop", "queue": "orders"})
+    tried: list[int] = []
+
+    def work(_: object) -> None:
+        raise AssertionError
+
+    with Session(options, "test", reached=reached) as session:
+        connect = session._connect  # noqa: SLF001 - how often it is tried shows nowhere else
+
+        def counted() -> object:
+            tried.append(1)
+            return connect()
+
+        session._connect = counted  # type: ignore[method-assign,assignment] # noqa: SLF001
+        with pytest.raises(NotReachable):
+            session.do(work)
+
+    assert len(tried) == (ATTEMPTS if reached else 1)

@@ -1,0 +1,87 @@
+"""Tables that are no queue of their own: told by the doctor, refused by a stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from servers import only
+
+from sqlq_spark import checks
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.errors import NotAQueue, StatementRefused
+
+from .conftest import TIMEOUT
+from .test_checks import login
+from .test_send import dispatch, parcel, stage
+
+if TYPE_CHECKING:
+    from .conftest import Bench
+
+COLUMNS = "id uuid, expires timestamp, headers text NOT NULL, body bytea, seq serial UNIQUE"
+KINDS = {
+    "a view": "CREATE TABLE {0}.kept ({1}); CREATE VIEW {0}.odd AS SELECT * FROM {0}.kept",
+    "a materialized view": (
+        "CREATE TABLE {0}.kept ({1});CREATE MATERIALIZED VIEW {0}.odd AS SELECT * FROM {0}.kept"
+    ),
+    "a table of several partitions": "CREATE TABLE {0}.odd ({1}) PARTITION BY HASH (seq)",
+    "a table of several partitions or descendants": (
+        "CREATE TABLE {0}.odd ({1}); CREATE TABLE {0}.child () INHERITS ({0}.odd)"
+    ),
+    "a foreign table": (
+        "CREATE FOREIGN DATA WRAPPER {0}; CREATE SERVER {0} FOREIGN DATA WRAPPER {0};"
+        "CREATE FOREIGN TABLE {0}.odd (headers text) SERVER {0}"
+    ),
+}
+
+
+def make(bench: Bench, kind: str) -> QueueAddress:
+    """Make a table of a kind."""
+    bench.peer.dba.run(KINDS[kind].format(bench.peer.schema, COLUMNS))
+    return QueueAddress("odd", bench.peer.schema)
+
+
+@only("postgresql", "kinds of tables that the other has not")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_queue_that_is_no_plain_table_is_found(bare: Bench, kind: str) -> None:
+    """A row's place is known within one table only, and a foreign one has commits of its own."""
+    odd = make(bare, kind)
+
+    found = {each.name: each for each in checks.of_table(bare.desk, odd)}
+    if kind == "a foreign table":
+        bare.peer.dba.run(f"DROP FOREIGN DATA WRAPPER {bare.peer.schema} CASCADE")
+
+    assert found["table_kind"].severity == "error"
+    assert f"it is {kind}" in found["table_kind"].found
+
+
+@only("postgresql", "kinds of tables that the other has not")
+@pytest.mark.parametrize("kind", [each for each in KINDS if each != "a foreign table"])
+def test_a_stream_on_what_is_no_plain_table_ends_at_once(bench: Bench, kind: str) -> None:
+    """Before anything is received."""
+    make(bench, kind)
+    reader = bench.reader(queue=bench.address("odd"))
+
+    with pytest.raises(NotAQueue, match=f"it is {kind}"):
+        bench.batch(reader)
+
+
+@only("postgresql", "policies that COPY is refused under")
+def test_row_security_is_found_and_no_grant_is_asked_for(bench: Bench) -> None:
+    """What refuses to send is told in the server's words; the doctor's mend mends it."""
+    state, everything = bench.peer.state, "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA"
+    with login(bench, "SELECT, INSERT, UPDATE, DELETE") as (role, connection):
+        bench.peer.dba.run(
+            f"GRANT USAGE ON SCHEMA {state}, {bench.peer.schema} TO {role};"
+            f"GRANT {everything} {state} TO {role};"
+            f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {bench.peer.schema} TO {role}"
+        )
+        bench.peer.dba.on(bench.queue, "ALTER TABLE {queue} ENABLE ROW LEVEL SECURITY")
+        staged = stage(bench, parcel(b"1"))
+        with pytest.raises(StatementRefused, match="row-level security"):
+            dispatch(bench, staged, connection=connection)
+
+        (found,) = checks.of_any_queue(connection, bench.queue, timeout=TIMEOUT)
+        assert (found.name, found.severity) == ("row_security", "error")
+        bench.peer.dba.run(found.mend)
+        assert dispatch(bench, staged, connection=connection) == 1
