@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from pyspark.sql import functions
 
@@ -24,7 +23,6 @@ from sqlq_spark.receive import CEILING
 from sqlq_spark.sessions import Session
 
 from . import memory, postgresql
-from . import stand as stands
 from .figures import Figure, steady_rate
 from .messages import orders
 from .stand import BATCHES, CORES, stand
@@ -81,8 +79,8 @@ class Trial:
 def tasks(cores: int, url: str, trial: Trial) -> Iterator[Point]:
     """Receive with so many tasks, on a Spark with so many threads for them."""
     messages = 20_000 if trial.quick else _BATCH
-    # Stand reads CORES when it starts; a Spark context of its own in the one JVM.
-    with patch.object(stands, "CORES", cores), stand(url, messages) as bench:
+    # a Spark context of its own in the one JVM
+    with stand(url, messages, cores) as bench:
         run = partial(_receive, bench, messages * BATCHES, messages)
         run(CORES)
         run(CORES)  # the JVM still compiles during the first

@@ -44,6 +44,7 @@ class Stand:
     messages: int  # in one batch, one read, one write
     folder: Path
     pool: ProcessPoolExecutor  # for lines without Spark that need both cores
+    cores: int  # of Spark
     _numbers: Iterator[int]
 
     @property
@@ -56,7 +57,7 @@ class Stand:
         """Start Spark with its JDBC driver, and make our format known to it."""
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         spark: SparkSession = (
-            SparkSession.builder.master(f"local[{CORES}]")
+            SparkSession.builder.master(f"local[{self.cores}]")
             .appName("sqlq_spark bench")
             .config("spark.jars.packages", self.database.jar)
             .config("spark.driver.memory", "3g")
@@ -64,7 +65,7 @@ class Stand:
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.sql.shuffle.partitions", CORES)
+            .config("spark.sql.shuffle.partitions", self.cores)
             .config("spark.sql.streaming.numRecentProgressUpdates", 1000)
             # over TCP every task of Python waits 40 ms for an acknowledgement that is delayed
             .config("spark.python.unix.domain.socket.enabled", "true")
@@ -88,11 +89,11 @@ class Stand:
         """Hold the messages to write (id, headers, body) in memory, a partition for each core."""
         path = self.folder / "frame"
         path.mkdir()
-        share = -(-self.messages // CORES)
+        share = -(-self.messages // self.cores)
         for first in range(0, self.messages, share):
             part = orders(first, min(first + share, self.messages))
             pq.write_table(part, path / f"{first}.parquet")
-        return self.spark.read.parquet(str(path)).repartition(CORES).cache()
+        return self.spark.read.parquet(str(path)).repartition(self.cores).cache()
 
     def checkpoint(self) -> str:
         """Name a checkpoint folder that no one has used."""
@@ -100,15 +101,15 @@ class Stand:
 
 
 @contextmanager
-def stand(server: str, messages: int) -> Iterator[Stand]:
+def stand(server: str, messages: int, cores: int = CORES) -> Iterator[Stand]:
     """Set up on a server, and clear away."""
     with (
         tempfile.TemporaryDirectory(prefix="sqlq_bench") as folder,
         fresh(server) as database,
-        ProcessPoolExecutor(CORES, mp_context=get_context("spawn")) as pool,
+        ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool,
     ):
         database.prepare(QUEUES, messages * BATCHES)
         database.fill("shelf", messages)
-        yield Stand(database, messages, Path(folder), pool, count())
+        yield Stand(database, messages, Path(folder), pool, cores, count())
         if active := SparkSession.getActiveSession():
             active.stop()
