@@ -81,7 +81,8 @@ class Shop:
         """Its name for an option."""
         return dialects.of(self.url).printed(self.address(table))
 
-    def _raw(self) -> dict[str, str]:
+    def raw(self) -> dict[str, str]:
+        """What all options have in common."""
         return {"url": self.url, "stateSchema": self.state, "queryTimeout": f"{TIMEOUT:g}s"}
 
     def source(self) -> SourceOptions:
@@ -89,7 +90,7 @@ class Shop:
         limits = {"maxMessagesPerTrigger": "10", "maxConcurrency": "2"}
         queues = {"queue": self.printed("orders"), "errorQueue": self.printed("error")}
         moves = {"delayedDelivery": "true"}
-        return SourceOptions.parse({**self._raw(), **queues, **limits, **moves})
+        return SourceOptions.parse({**self.raw(), **queues, **limits, **moves})
 
     def sink(self, **raw: str) -> SinkOptions:
         """Options of a writer; its rows name their queues, are published, or wait in our table."""
@@ -97,7 +98,7 @@ class Shop:
             "subscriptionTable": self.printed("SubscriptionRouting"),
             "delayedQueue": self.printed(DELAYED),
         }
-        return SinkOptions.parse({**self._raw(), **tables, **raw})
+        return SinkOptions.parse({**self.raw(), **tables, **raw})
 
 
 @dataclass

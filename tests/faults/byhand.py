@@ -23,6 +23,7 @@ from sqlq_spark.errors import StaleTask
 from sqlq_spark.reader import INITIAL, Offset, Reader
 from sqlq_spark.receive import NO_STREAM, Origin, Task
 from sqlq_spark.sessions import Session
+from sqlq_spark.triage_ledger import SENT, Ledger
 
 from .books import TIMEOUT, Shop
 from .points import watching
@@ -292,8 +293,44 @@ def given_up(desk: Desk, books: Books, do: Doing) -> None:
 # ---------------------------------------------------------------- an operator
 
 
+def request_opened(desk: Desk, request: str) -> None:
+    """Enter a return that is about to be chosen."""
+    ledger(desk).open(request)
+
+
+def request_given_up(desk: Desk, request: str) -> int:
+    """See to it that a return is never sent."""
+    return ledger(desk).give_up(request)
+
+
+def ledger(desk: Desk) -> Ledger:
+    """Of returns."""
+    return Ledger(lambda request: desk.shop.raw() | {"txnAppId": request, "txnVersion": str(SENT)})
+
+
+def let_go(desk: Desk, books: Books, do: Doing) -> None:
+    """Give up a return while an attempt of it is under way: that sends nothing any more."""
+    request = str(uuid.uuid4())
+    parcels = [books.parcel([books.message(None)] * 2, ["{}"] * 2)]
+    until_done(do, "open", request_opened, request)
+    staged = stage(desk, parcels, f"app:{request}", SENT, NO_STREAM)
+    until_done(do, "give_up", request_given_up, request)
+    late = stage(desk, parcels, f"app:{request}", SENT, NO_STREAM)
+    if sent := sum(dispatch(desk, [each], desk.shop.sink()) for each in (staged, late)):
+        books.wrong.append(f"{sent} messages sent of a return that was given up")
+
+
+def until_done(do: Doing, name: str, work: Callable[..., Any], *args: Any) -> None:
+    """Do it again until nobody dies of it."""
+    for _ in range(TRIES):
+        with suppress(Died):
+            do(name, work, *args)
+            break
+
+
 def operate(desk: Desk, books: Books, do: Doing) -> None:
     """Return one receipt of a stream that is gone, drop the other, and receive again."""
+    let_go(desk, books, do)
     end = latest(desk, INITIAL)
     tasks = desk.reader.tasks(end)
     kept, dropped = (receive(desk, task, Origin()) for task in tasks)

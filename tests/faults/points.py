@@ -52,6 +52,7 @@ ELSEWHERE = {
     "reader._own": "reads only",
     "report": "reads only",
     "retry.sources": "reads only",
+    "send.database_clock": "reads only",
     "subscriptions.create": "touches no message",
     "subscriptions.look_for": "reads only",
     "subscriptions.subscribe": "touches no message",
