@@ -3,16 +3,20 @@ The ledger that a stream's checkpoint goes with.
 
 A batch that was sent, and whose end did not reach the checkpoint, is done again by the next run:
 the sink's ledger knows that it was sent, and that of another database or stateSchema does not. So
-the checkpoint keeps, in a file beside Spark's own, where it last sent to, and while it has an open
-batch it is sent nowhere else. After a run that ended well the target may be changed.
+an id is entered into the ledger and kept in a file of the checkpoint, beside Spark's own. While a
+batch is open, it is sent only where the id is known, by whatever host name that is reached; after a
+run that ended well the target may be changed.
 """
 
 from __future__ import annotations
 
+import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.job_settings import BadSettings
 from sqlq_spark.sessions import Session
+from sqlq_spark.triage_ledger import OPEN, UNKNOWN, enter, last
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,24 +35,26 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
     """
     if sink.delivery != "exactlyOnce":
         return
-    with Session(sink, "job") as session:
-        here = f"{session.open().server}, stateSchema {sink.state_schema}"
     jvm: Any = spark._jvm  # noqa: SLF001 - checkpoints lie wherever Hadoop reaches
     folder = jvm.org.apache.hadoop.fs.Path(checkpoint)
     files = folder.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
     note = jvm.org.apache.hadoop.fs.Path(folder, FILE)
-    was = noted(jvm, files, note)
-    if was == here:
-        return
-    batch, done = (newest(jvm, files, folder, each) for each in ("offsets", "commits"))
-    if was and batch > done:
-        raise BadSettings(
-            f"setting checkpoint is {checkpoint!r}: its batch {batch} is open, and may have been "
-            f"sent to {was}; {here} would not know that, and send it again. Let a run with the "
-            f"former target end well first; if both are one, delete {note}"
-        )
+    known, _, was = noted(jvm, files, note).partition("\n")
+    with Session(sink, "job") as session:
+        here = f"{session.open().server}, stateSchema {sink.state_schema}"
+        if known and session.do(partial(last, known, sink.query_timeout)) != UNKNOWN:
+            return
+        batch, done = (newest(jvm, files, folder, each) for each in ("offsets", "commits"))
+        if known and batch > done:
+            raise BadSettings(
+                f"setting checkpoint is {checkpoint!r}: its batch {batch} is open, and may have "
+                f"been sent to {was}; {here} does not know of it, and would send it again. Let a "
+                f"run with the former target end well first; or, if it was not sent, delete {note}"
+            )
+        fresh = f"job:{uuid.uuid4()}"
+        session.do(partial(enter, fresh, sink.query_timeout, OPEN))
     stream = files.create(note, True)  # noqa: FBT003 - a Java call
-    stream.write(bytearray(here, "utf-8"))
+    stream.write(bytearray(f"{fresh}\n{here}", "utf-8"))
     stream.close()
 
 
