@@ -44,7 +44,7 @@ SET XACT_ABORT ON
 
 -- name: check_deferred
 -- Nothing: this database leaves no check until the commit.
-SELECT 1
+SELECT 0 AS deferred
 
 -- name: clock
 -- The clock that the peers compare Expires with.

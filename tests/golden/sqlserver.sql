@@ -28,7 +28,7 @@ SET XACT_ABORT ON;
 GO
 
 -- check_deferred
-SELECT 1;
+SELECT 0 AS deferred;
 GO
 
 -- clock
