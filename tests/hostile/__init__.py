@@ -1,0 +1,1 @@
+"""Attacks by ordinary logins and by messages; each test is one attack that must fail."""
