@@ -171,6 +171,19 @@ class LoginRefused(DatabaseFailure):
         super().__init__(server, reason)
 
 
+class ServerNotVerified(DatabaseFailure):
+    """The server has no certificate that this machine trusts for the host's name."""
+
+    template = (
+        "{0} was not verified, so nothing was sent to it: {1}; write the host as its certificate "
+        "names it, and name the file with its issuer's certificate by sslrootcert in the url, or "
+        "choose a weaker sslmode there (see docs/security.md)"
+    )
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(server, reason)
+
+
 class DatabaseNotFound(DatabaseFailure):
     """The server has no database of this name."""
 

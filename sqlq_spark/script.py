@@ -169,7 +169,7 @@ def _postgresql(known: Statements, steps: Sequence[Step], state: str) -> str:
             words |= _named(name, table)
         parts.append(_filled(known[step.statement], words))
     body = "\n\n".join(parts)
-    return f"BEGIN;\n\n{body}\n\nCOMMIT;\n"
+    return f"{known['begin']};\n\n{body}\n\nCOMMIT;\n"
 
 
 def _named(name: str, table: QueueAddress) -> dict[str, str]:

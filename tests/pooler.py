@@ -21,18 +21,27 @@ if TYPE_CHECKING:
 WHOLE = b"QX"  # a query in one message; good-bye
 # what a pooler says to a begin that lends its sessions for a statement only, and is gone
 REFUSED = b"SFATAL\0C08P01\0Mtransaction blocks not allowed in statement pooling mode\0\0"
+# what PgBouncer says to a client that brings settings of its own
+STRANGE = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
 IDLE = b"I"  # of ReadyForQuery: no transaction is open
 
 
 class Relay:
     """Passes messages on, and keeps the kinds of those that a pooler would tear apart."""
 
-    def __init__(self, host: str, port: int, *, begins: bool) -> None:
-        """Listen; the server is at `host`. Without `begins` a session is lent for a statement."""
+    def __init__(self, host: str, port: int, *, begins: bool, options: bool) -> None:
+        """
+        Listen; the server is at `host`.
+
+        Without `begins` a session is lent for a statement; without `options` clients may bring
+        none.
+        """
+        self.refused = 0  # clients that brought options
         self.torn: list[bytes] = []
         self.whole = 0  # messages between transactions that are as they should be
         self._server = host, port
         self._begins = begins
+        self._options = options
         self._door = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._door.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
@@ -57,8 +66,13 @@ class Relay:
         back = threading.Thread(target=answer, args=(server, client, state), daemon=True)
         back.start()
         with client, server, client.makefile("rb") as asked:
-            server.sendall(message(asked))  # the first one has no kind
-            while kind := asked.read(1):
+            start = message(asked)  # the first one has no kind
+            if not self._options and b"\0options\0" in start:
+                self.refused += 1
+                client.sendall(b"E" + (len(STRANGE) + 4).to_bytes(4) + STRANGE)
+                start = b""
+            server.sendall(start)
+            while start and (kind := asked.read(1)):
                 text = message(asked)
                 if state[0] == IDLE:
                     self.whole += kind in WHOLE
@@ -88,10 +102,10 @@ def message(stream: BufferedReader) -> bytes:
 
 
 @contextmanager
-def relayed(url: str, *, begins: bool = True) -> Iterator[tuple[str, Relay]]:
+def relayed(url: str, *, begins: bool = True, options: bool = True) -> Iterator[tuple[str, Relay]]:
     """Give the url of a relay in front of a server over TCP, and the relay."""
     parts = urlsplit(url)
-    relay = Relay(parts.hostname or "127.0.0.1", parts.port or 5432, begins=begins)
+    relay = Relay(parts.hostname or "127.0.0.1", parts.port or 5432, begins=begins, options=options)
     login = parts.netloc.rpartition("@")[0]
     plain = "&".join(filter(None, (parts.query, "sslmode=disable", "gssencmode=disable")))
     there = parts._replace(netloc=f"{login}@127.0.0.1:{relay.port}", query=plain)

@@ -9,7 +9,7 @@
 -- For queues of your own, and for a job that reads the error or the audit queue, print another one:
 -- sqlqueue script Shop.Orders --error error --audit audit --delayed --subscription-table SubscriptionRouting --operator sqlqueue_operator --installer sqlqueue_installer
 
-BEGIN;
+BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_temp;
 
 -- Tables. The login that runs this owns them.
 

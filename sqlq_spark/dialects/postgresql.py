@@ -14,6 +14,8 @@ and what begins and ends a transaction is sent whole, in one message.
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
 import time
 from functools import cache
@@ -33,10 +35,12 @@ from sqlq_spark.address import (
     print_postgresql,
     quote_postgresql,
 )
-from sqlq_spark.dialects import Row, Statements, Value
+from sqlq_spark.dialects import Row, Statements, Value, postgresql_url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+log = logging.getLogger("sqlq_spark")
 
 STATEMENTS = Statements.load("postgresql")
 IDENTIFIER = re.compile(r"\{([a-z]+)\}")
@@ -66,6 +70,18 @@ UNCODED = re.compile(r"%(?:00|(?![0-9A-Fa-f]{2}))")
 GONE = (
     r"terminat|closed the connection|reset by peer|is (?:starting|shutting|not yet)|recovery mode"
 )
+
+# of a client that trusts no such certificate, or a server that has none
+UNVERIFIED = (
+    r"certificate verify failed|[Ss]erver certificate for|root certificate|"
+    r"does not support SSL, but SSL was required|could not get server's host name|"
+    r"host name must be specified for a verified"
+)
+
+# of a pooler that takes no settings when a session starts: PgBouncer, RDS Proxy
+NO_OPTIONS = r"unsupported startup parameter|command-line options"
+WITHOUT_OPTIONS: set[str] = set()  # servers that said so to this process
+SEARCH_PATH = "-c search_path=pg_catalog,pg_temp"
 
 # of SQLSTATE: the message or the table is at fault, so that another attempt would fail as well
 LASTING = ("0A", "22", "23", "42", "44", "P0")
@@ -99,26 +115,59 @@ def connect(url: str, *, application: str, timeout: float, state: str) -> Connec
         BadOption: the url cannot be read.
         NotReachable, LoginRefused, DatabaseNotFound: in the server's words.
         ConnectionLost: the server is there, and went away or is not ready yet.
+        ServerNotVerified: it has no certificate for that host name that is trusted here.
         ServerTooOld: it lacks what the statements use.
     """
     server = redacted(url)
+    raw = opened(url, server, application, timeout)
+    major, minor = divmod(int(raw.adbc_get_info()["vendor_version"]), 10_000)  # of 180006
+    if major < OLDEST:
+        raw.close()
+        raise errors.ServerTooOld(server, f"{major}.{minor}", OLDEST)
+    return Connection(raw, server=server, state=state, timeout=timeout, application=application)
+
+
+def opened(url: str, server: str, application: str, timeout: float) -> dbapi.Connection:
+    """
+    Open the driver's connection.
+
+    The driver reads the catalogue before we can send anything, so the search path is a parameter of
+    the start, too. A pooler may refuse that, which costs an attempt, once for each process.
+    """
+    target = postgresql_url.Target.parse(url, os.environ)
+    weak = target.weakness()
+    if weak is not None:
+        warn_once(target.hosts, *weak)
     extra = {
         "application_name": application[:63],
         "client_encoding": "UTF8",
         "connect_timeout": str(max(2, int(timeout))),
         # a peer that vanished is noticed as soon as a statement that takes too long
         "tcp_user_timeout": str(int(timeout * 1000)),
+        **target.verification(),
     }
-    query = "&".join(f"{name}={quote(value)}" for name, value in extra.items())
-    try:
-        raw = dbapi.connect(url + ("&" if "?" in url else "?") + query, autocommit=True)
-    except Error as error:
-        raise refused(server, reason(error)) from None
-    major, minor = divmod(int(raw.adbc_get_info()["vendor_version"]), 10_000)  # of 180006
-    if major < OLDEST:
-        raw.close()
-        raise errors.ServerTooOld(server, f"{major}.{minor}", OLDEST)
-    return Connection(raw, server=server, state=state, timeout=timeout, application=application)
+    ways = [extra, extra | {"options": target.options(SEARCH_PATH)}]
+    while True:
+        way = ways[-1] if server not in WITHOUT_OPTIONS else ways[0]
+        query = "&".join(f"{name}={quote(value)}" for name, value in way.items())
+        try:
+            return dbapi.connect(url + ("&" if "?" in url else "?") + query, autocommit=True)
+        except Error as error:
+            said = reason(error)
+            if way is ways[0] or not re.search(NO_OPTIONS, said):
+                raise refused(server, said) from None
+            WITHOUT_OPTIONS.add(server)
+
+
+@cache
+def warn_once(hosts: str, mode: str, consequence: str) -> None:
+    """Log how a connection is less protected than it would be by default."""
+    log.warning(
+        "sslmode=%s for %s: %s; sslmode=verify-full, the default, prevents this",
+        mode,
+        hosts,
+        consequence,
+    )
 
 
 class Connection:
@@ -360,6 +409,8 @@ def refused(server: str, said: str) -> errors.DatabaseFailure:
     """Why there is no connection; libpq tells it in words only."""
     if re.search(GONE, said):
         return errors.ConnectionLost("connect", said)
+    if re.search(UNVERIFIED, said):
+        return errors.ServerNotVerified(server, said)
     if "does not exist" in said and "database" in said:
         return errors.DatabaseNotFound(server, said)
     if re.search(r"authentication|password|role .* does not exist|pg_hba", said):

@@ -6,7 +6,10 @@
 
 -- name: begin
 -- Isolation is said explicitly: the receipt protocol reads, after a lock, what others committed.
-BEGIN ISOLATION LEVEL READ COMMITTED
+-- So is where names are looked up: a function or an operator that another login defined in a schema
+-- of the session's search_path could match our arguments better, and would run as this login.
+-- For this transaction only, as a pooler may share the session.
+BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_temp
 
 -- name: timeouts
 -- And the name that the DBA sees. A commit is on disk when it is answered, also for a login that does

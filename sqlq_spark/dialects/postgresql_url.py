@@ -1,0 +1,175 @@
+"""
+What a libpq URI leads to, with the service file and the environment, and how that is protected.
+
+A server on another machine is verified unless someone writes otherwise: libpq's own default,
+`prefer`, accepts any server, and one without encryption.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+# libpq's variables, by the parameter that they are the default of
+VARIABLES = {
+    "host": "PGHOST",
+    "hostaddr": "PGHOSTADDR",
+    "options": "PGOPTIONS",
+    "service": "PGSERVICE",
+    "servicefile": "PGSERVICEFILE",
+    "sslmode": "PGSSLMODE",
+    "sslrootcert": "PGSSLROOTCERT",
+}
+
+# modes that do not verify → what may happen with them
+WEAK = {
+    "disable": "nothing is encrypted, neither the password's proof nor messages",
+    "allow": "the connection may be unencrypted, and any server that answers is accepted",
+    "prefer": "the connection may be unencrypted, and any server that answers is accepted",
+    "require": "the connection is encrypted, but any server that answers is accepted",
+}
+
+# the driver's OpenSSL looks for trusted issuers in these (Debian, Alpine, macOS, Fedora) …
+SYSTEM = ("/etc/ssl/cert.pem", "/etc/ssl/certs/ca-certificates.crt")
+# … and not in those of other systems (RHEL, SUSE)
+BUNDLES = (
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/var/lib/ca-certificates/ca-bundle.pem",
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The parameters that libpq will find, as far as they matter here."""
+
+    given: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, url: str, environ: Mapping[str, str]) -> Self:
+        """Read a url that libpq can read; a service goes before `environ`, the url before both."""
+        written = dict(_written(url))
+        defaults = {
+            name: environ[variable] for name, variable in VARIABLES.items() if variable in environ
+        }
+        found = defaults | _service(defaults | written, environ) | written
+        return cls({name: text for name, text in found.items() if name in VARIABLES})
+
+    @property
+    def remote(self) -> bool:
+        """Whether the server, or one of several, may be on another machine."""
+        places = [self.given[name] for name in ("host", "hostaddr") if name in self.given]
+        if not places:
+            return "service" in self.given  # one that only libpq finds
+        return not all(_local(each) for place in places for each in place.split(","))
+
+    @property
+    def hosts(self) -> str:
+        """The hosts by the names that their certificates must have; empty for a local socket."""
+        return self.given.get("host") or self.given.get("hostaddr", "")
+
+    @property
+    def mode(self) -> str | None:
+        """The sslmode that someone has written."""
+        return self.given.get("sslmode")
+
+    def verification(self) -> dict[str, str]:
+        """The parameters to add, so that another machine's certificate is verified."""
+        mode = self.mode or ("verify-full" if self.remote else None)
+        found = {} if self.mode or mode is None else {"sslmode": mode}
+        if mode == "verify-full" and not self._has_root:
+            found["sslrootcert"] = trusted()
+        return found
+
+    def weakness(self) -> tuple[str, str] | None:
+        """The written sslmode and what may happen with it; None where nothing is to be feared."""
+        # with a root certificate libpq treats `require` as `verify-ca`
+        verified = self.mode == "require" and self._has_root
+        if self.mode not in WEAK or verified or not self.remote:
+            return None
+        return self.mode, WEAK[self.mode]
+
+    def options(self, last: str) -> str:
+        """The options for the server's session, `last` behind those that are there."""
+        return f"{self.given.get('options', '')} {last}".strip()
+
+    @property
+    def _has_root(self) -> bool:
+        return "sslrootcert" in self.given or (_home() / ".postgresql" / "root.crt").exists()
+
+
+def trusted() -> str:
+    """
+    Where the issuers are that this machine trusts: `system`, or a file.
+
+    `system` is what the driver's OpenSSL takes for that, and what SSL_CERT_FILE and SSL_CERT_DIR
+    name.
+    """
+    named = os.environ.keys() & {"SSL_CERT_FILE", "SSL_CERT_DIR"}
+    if named or any(Path(each).exists() for each in SYSTEM):
+        return "system"
+    return next((each for each in BUNDLES if Path(each).exists()), "system")
+
+
+def _home() -> Path:
+    return Path("~").expanduser()
+
+
+def _local(host: str) -> bool:
+    if not host or host.startswith(("/", "@")) or host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _written(url: str) -> Iterator[tuple[str, str]]:
+    """The parameters of a url, decoded, in the order in which libpq reads them: the last counts."""
+    place, _, query = url.partition("://")[2].partition("?")
+    hosts = place.partition("/")[0].rpartition("@")[2]
+    if names := ",".join(_host(each) for each in hosts.split(",")):
+        yield "host", names
+    for pair in filter(None, query.split("&")):
+        name, value = map(unquote, pair.partition("=")[::2])
+        yield ("sslmode", "require") if (name, value) == ("ssl", "true") else (name, value)
+
+
+def _host(text: str) -> str:
+    """A host without its port, and without the brackets of an IPv6 address."""
+    name = text[1:].partition("]") if text.startswith("[") else text.partition(":")
+    return unquote(name[0])
+
+
+def _service(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The parameters of the service that is named, from the first file that has it."""
+    name = given.get("service")
+    if name is None:
+        return {}
+    files = [Path(given.get("servicefile", _home() / ".pg_service.conf"))]
+    if "PGSYSCONFDIR" in environ:
+        files.append(Path(environ["PGSYSCONFDIR"], "pg_service.conf"))
+    return next(filter(None, (_section(each, name) for each in files)), {})
+
+
+def _section(file: Path, name: str) -> dict[str, str]:
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    found: dict[str, str] = {}
+    inside = False
+    for line in map(str.strip, lines):
+        if line.startswith("["):
+            inside = line == f"[{name}]"
+        elif inside and "=" in line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            found.setdefault(key.strip(), value.strip())
+    return found
