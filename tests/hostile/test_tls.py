@@ -1,0 +1,230 @@
+"""Who answers for a server on another machine: without its certificate nothing is sent to it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import trustme
+from tls import HOST, door, through
+
+from sqlq_spark import errors
+from sqlq_spark.dialects import postgresql
+from sqlq_spark.dialects.postgresql import connect
+from sqlq_spark.dialects.postgresql_url import WEAK, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+VARIABLES = ("PGSSLMODE", "PGSSLROOTCERT", "PGSERVICE", "PGSERVICEFILE", "PGHOST", "PGHOSTADDR")
+UNVERIFIED = "was not verified, so nothing was sent to it"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give an empty home directory and no variables of libpq's; nothing was warned of yet."""
+    for name in (*VARIABLES, "PGSYSCONFDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    postgresql.warn_once.cache_clear()
+    yield tmp_path
+    postgresql.warn_once.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    """Give an issuer that this machine does not trust."""
+    return trustme.CA()
+
+
+@pytest.fixture
+def issuer(authority: trustme.CA, tmp_path: Path) -> str:
+    """Give the file with its certificate."""
+    file = tmp_path / "issuer.pem"
+    authority.cert_pem.write_to_path(file)
+    return str(file)
+
+
+def answer(url: str) -> int:
+    """Connect and ask for something."""
+    with closing(connect(url, application="test", timeout=10, state="sqlqueue")) as connection:
+        return len(connection.rows("clock"))
+
+
+def test_a_server_that_is_verified_is_used(server: str, authority: trustme.CA, issuer: str) -> None:
+    """By default, with the issuer's certificate in a file."""
+    with door(server, authority, HOST) as made:
+        assert answer(through(server, made, f"sslrootcert={issuer}")) == 1
+
+    assert (made.encrypted > 0, made.plain) == (True, 0)
+
+
+def test_an_address_is_verified_too(server: str, authority: trustme.CA, issuer: str) -> None:
+    """It stands in the certificate instead of a name."""
+    with door(server, authority, "203.0.113.7") as made:
+        url = through(server, made, f"sslrootcert={issuer}", host="203.0.113.7")
+        assert answer(url) == 1
+
+
+def test_issuers_that_the_machine_trusts_are_trusted(
+    server: str, authority: trustme.CA, issuer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a word in the url, where it names no file."""
+    monkeypatch.setenv("SSL_CERT_FILE", issuer)
+
+    with door(server, authority, HOST) as made:
+        assert answer(through(server, made)) == 1
+        assert answer(through(server, made, "sslmode=verify-full")) == 1
+
+
+def test_a_certificate_in_the_home_directory_is_used(
+    server: str, authority: trustme.CA, issuer: str, home: Path
+) -> None:
+    """As libpq does."""
+    (home / ".postgresql").mkdir()
+    Path(issuer).rename(home / ".postgresql" / "root.crt")
+
+    with door(server, authority, HOST) as made:
+        assert answer(through(server, made)) == 1
+
+
+@pytest.mark.parametrize("attack", ["issuer", "name", "plain"])
+def test_a_server_that_is_not_verified_gets_nothing(
+    server: str, authority: trustme.CA, issuer: str, attack: str
+) -> None:
+    """One of another issuer, of another name, or without TLS: no login, no message."""
+    theirs = {"issuer": trustme.CA(), "name": authority, "plain": None}[attack]
+    name = "other.example" if attack == "name" else HOST
+    with door(server, theirs, name) as made, pytest.raises(errors.ServerNotVerified) as caught:
+        answer(through(server, made, f"sslrootcert={issuer}"))
+
+    assert UNVERIFIED in str(caught.value)
+    assert HOST in str(caught.value)
+    assert "sslrootcert" in str(caught.value)
+    assert (made.encrypted, made.plain) == (0, 0)
+
+
+@pytest.fixture(params=["url", "variable", "service"])
+def write(
+    request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], list[str]]:
+    """Give a way to write a mode somewhere; it returns what to put into the url."""
+
+    def write(mode: str) -> list[str]:
+        if request.param == "url":
+            return [f"sslmode={mode}"]
+        if request.param == "variable":
+            monkeypatch.setenv("PGSSLMODE", mode)
+            return []
+        text = f"[other]\nsslmode=verify-full\n[shop]\nsslmode={mode}\n"
+        (home / ".pg_service.conf").write_text(text)
+        return ["service=shop"]
+
+    return write
+
+
+@pytest.mark.parametrize("mode", ["require", "prefer", "allow", "disable"])
+def test_less_is_allowed_where_it_is_written_with_one_warning(
+    server: str,
+    write: Callable[[str], list[str]],
+    caplog: pytest.LogCaptureFixture,
+    mode: str,
+) -> None:
+    """It names the mode, the host and what may happen; the next connection repeats nothing."""
+    with door(server, trustme.CA(), HOST) as made:
+        url = through(server, made, *write(mode))
+        assert [answer(url), answer(url)] == [1, 1]
+
+    (warned,) = [record.getMessage() for record in caplog.records]
+    assert warned.startswith(f"sslmode={mode} for {HOST}: {WEAK[mode]}")
+
+
+def test_a_server_on_this_machine_needs_no_certificate(
+    server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is there a warning."""
+    assert answer(server) == 1
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("url", "remote"),
+    [
+        ("postgresql:///shop", False),
+        ("postgresql://", False),
+        ("postgresql://bo@localhost/shop", False),
+        ("postgresql://LOCALHOST", False),
+        ("postgresql://127.0.0.1:5432", False),
+        ("postgresql://127.9.9.9", False),
+        ("postgresql://[::1]:5432/shop", False),
+        ("postgresql://%2Frun%2Fpostgresql/shop", False),
+        ("postgresql://%40abstract/shop", False),
+        ("postgresql:///shop?host=%2Frun", False),
+        ("postgresql:///shop?host=", False),
+        ("postgresql://localhost,127.0.0.1,[::1]/shop", False),
+        ("postgresql://db.example/shop", True),
+        ("postgresql://bo:p%40ss@db.example/shop", True),
+        ("postgresql://10.0.0.7", True),
+        ("postgresql://0.0.0.0", True),
+        ("postgresql://[2001:db8::1]:5432/shop", True),
+        ("postgresql://localhost:1,db.example:2/shop", True),
+        ("postgresql://localhost/shop?host=db.example", True),
+        ("postgresql://localhost/shop?%68ost=db.example", True),
+        ("postgresql://db.example/shop?host=localhost", False),
+        ("postgresql://localhost/shop?hostaddr=10.0.0.7", True),
+        ("postgresql://db.example/shop?hostaddr=127.0.0.1", True),
+        ("postgresql:///shop?hostaddr=127.0.0.1", False),
+        ("postgresql://localhost.example", True),
+        ("postgresql:///shop?service=elsewhere", True),
+    ],
+)
+def test_what_another_machine_is(url: str, *, remote: bool) -> None:
+    """Any host but this machine's loopback addresses and sockets; several, if one of them is."""
+    target = Target.parse(url, {})
+
+    assert target.remote is remote
+    assert ("sslmode" in target.verification()) is remote
+
+
+def test_the_environment_may_name_the_host() -> None:
+    """Where the url names none."""
+    assert Target.parse("postgresql:///shop", {"PGHOST": "db.example"}).remote
+    assert Target.parse("postgresql:///shop", {"PGHOSTADDR": "10.0.0.7"}).remote
+    assert not Target.parse("postgresql://localhost", {"PGHOST": "db.example"}).remote
+
+
+def test_a_service_may_name_host_mode_and_options(tmp_path: Path) -> None:
+    """It goes before the environment, and the url before it."""
+    file = tmp_path / "services"
+    file.write_text("# of tests\n[shop]\nhost = db.example\nsslmode=require\noptions=-c a=b\n")
+    environ = {"PGSERVICEFILE": str(file), "PGSERVICE": "shop", "PGSSLMODE": "prefer"}
+
+    found = Target.parse("postgresql:///shop", environ)
+    own = Target.parse("postgresql://localhost/shop?sslmode=verify-full&options=-c%20x=y", environ)
+
+    assert (found.remote, found.mode, found.options("-c c=d")) == (
+        True,
+        "require",
+        "-c a=b -c c=d",
+    )
+    assert (own.remote, own.mode, own.options("-c c=d")) == (False, "verify-full", "-c x=y -c c=d")
+
+
+@pytest.mark.parametrize("mode", ["verify-ca", "verify-full"])
+def test_a_mode_that_verifies_is_left_as_it_is(mode: str) -> None:
+    """Its issuers are the user's, or this machine's where none are named."""
+    target = Target.parse(f"postgresql://db/shop?sslmode={mode}&sslrootcert=a.pem", {})
+
+    assert (target.verification(), target.weakness()) == ({}, None)
+
+
+def test_the_parameter_of_jdbc_is_a_mode_that_is_written() -> None:
+    """`ssl=true` is `sslmode=require` to libpq."""
+    assert Target.parse("postgresql://db/shop?ssl=true", {}).mode == "require"
+
+
+def test_no_password_stays_in_what_was_read() -> None:
+    """An error's frames may be printed with their values."""
+    assert "s3cret" not in repr(Target.parse("postgresql://a:s3cret@db/?password=s3cret", {}))
