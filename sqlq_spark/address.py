@@ -7,8 +7,10 @@ transports' own parsers, which we follow except that we refuse what they would s
 """
 
 import re
-from collections.abc import Callable, Sequence
+from bisect import bisect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from sqlq_spark.errors import BadAddress
 
@@ -53,7 +55,8 @@ LABELS = ("table", "schema", "catalog")
 LISTED = re.compile(r'(?:"[^"]*"|[^",])*')  # a doubled quote inside quotes is two quoted runs
 # a bracket opens only where a part begins; a double quote is a character like others
 BRACKETS = r"\[(?:[^\]]|\]\])*\]"
-LISTED_SQLSERVER = re.compile(rf"\s*(?:{BRACKETS})?[^,@]*(?:@(?:{BRACKETS})?[^,@]*)*")
+OPENING_OR_COMMA = re.compile(r"(?:(?:\A|,)\s*|@)\[|,")
+CLOSING = re.compile(r"(?<!\])\](?:\]\])*(?!\])")  # of a run of brackets, pairs belong to the name
 # addresses as we write them: PostgreSQL's ends with a quote, SQL Server's with a bracket
 QUOTED = r'"(?:[^"]|"")*"'
 CANONICAL = re.compile(
@@ -192,17 +195,36 @@ def split_list_sqlserver(text: str) -> list[str]:
     Raises:
         BadAddress: there is nothing beside a comma.
     """
-    return _listed(text, LISTED_SQLSERVER)
+    cuts = [-1, *_commas(text), len(text)]
+    return _complete(text, [text[one + 1 : two] for one, two in pairwise(cuts)])
+
+
+def _commas(text: str) -> Iterator[int]:
+    """The commas outside brackets; each character is looked at a few times, however many open."""
+    closing = [found.end() for found in CLOSING.finditer(text)]
+    at = 0
+    while found := OPENING_OR_COMMA.search(text, at):
+        if found[0].startswith(","):
+            yield found.start()
+        at = found.end()
+        if found[0].endswith("[") and (place := bisect(closing, at)) < len(closing):
+            at = closing[place]
 
 
 def _listed(text: str, one: re.Pattern[str]) -> list[str]:
     found, at = [], 0
     while at <= len(text) and (name := one.match(text, at)) is not None:
-        found.append(name[0].strip())
+        found.append(name[0])
         at = name.end() + 1
-    if not all(found):
+    return _complete(text, found)
+
+
+def _complete(text: str, found: Sequence[str]) -> list[str]:
+    """The names without the blanks around them, each of which must be there."""
+    names = [each.strip() for each in found]
+    if not all(names):
         raise BadAddress(text, "a name is missing beside a comma")
-    return found
+    return names
 
 
 def split_canonical(text: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -85,20 +84,16 @@ def kept(path: Path) -> dict[str, list[Point]]:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file whole, or leave what was there."""
+    """
+    Write a file whole, or leave what was there; only its owner may read it.
+
+    The page names queues, logins and what failed, and the folder may be one that all may read.
+    """
     try:
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", errors="replace", dir=path.parent, delete=False
         ) as file:
             file.write(text)
-        Path(file.name).chmod(0o666 & ~umask())
         Path(file.name).replace(path)
     except OSError as error:
         raise BadOption("--html", str(path), f"a file to write ({error.strerror})") from None
-
-
-def umask() -> int:
-    """What this process leaves out of the rights of its files."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -15,7 +15,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlq_spark.errors import BadInput
-from sqlq_spark.options import SinkOptions, SourceOptions, duration, one_of
+from sqlq_spark.options import SinkOptions, SourceOptions, duration, encoded, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 LEVELS = ("OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG")
 BLANK = "***"
+# parameters of a url whose values are secrets, as they are and as part of a longer name
+SECRET = "|".join(map(encoded, ("password", "pwd", "secret", "scram_client_key")))
+SECRETS = re.compile(rf"(?i)((?:{SECRET})\s*=)[^&]*")
 
 
 class BadSettings(BadInput):
@@ -173,7 +176,7 @@ def blanked(name: str, given: Any) -> Any:  # noqa: ANN401
         return BLANK
     if isinstance(given, str) and "://" in given:
         without = re.sub(r"(?s)(?<=://)([^/@:?]*):.*@", rf"\1:{BLANK}@", given)
-        return re.sub(r"(?i)((?:password|pwd)\s*=)[^&]*", rf"\1{BLANK}", without)
+        return SECRETS.sub(rf"\1{BLANK}", without)
     return given
 
 

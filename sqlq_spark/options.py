@@ -43,6 +43,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+
+def encoded(word: str) -> str:
+    """A pattern of a word of which a url may percent-encode each letter; for use without case."""
+    return "".join(f"(?:{each}|%{ord(each):x}|%{ord(each.upper()):x})" for each in word)
+
+
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 INT64 = 2**63 - 1
@@ -57,7 +63,7 @@ ANY_TABLE = NAMED | {"postgresql": table_postgresql}
 # how a list of names is split
 LISTED = {"postgresql": split_list, "sqlserver": split_list_sqlserver}
 # a password in a url, before the host or in the query
-OWN_PASSWORD = re.compile(r"(?i)://[^/?@:]*:[^/?]*@|[?&]password=")
+OWN_PASSWORD = re.compile(rf"(?i)://[^/?@:]*:[^/?]*@|[?&]{encoded('password')}=")
 # whose queues have columns for the peers of version 1
 WITH_LEGACY_COLUMNS = {"sqlserver"}
 

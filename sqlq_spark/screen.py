@@ -67,9 +67,10 @@ def say_error(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """One JSON line; times as ISO 8601."""
+    """One JSON line; times as ISO 8601, what a terminal would obey as escapes of JSON's."""
+    text = json.dumps(value, ensure_ascii=False, default=lambda at: at.isoformat())
     sys.stdout.write(
-        json.dumps(value, ensure_ascii=False, default=lambda at: at.isoformat()) + "\n"
+        "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text) + "\n"
     )
 
 

@@ -18,6 +18,7 @@ from sqlq_spark.address import (
     quote_postgresql,
     quote_sqlserver,
     split_list,
+    split_list_sqlserver,
 )
 from sqlq_spark.errors import BadAddress
 
@@ -378,3 +379,32 @@ def test_a_list_of_any_text_is_split_or_refused(text: str) -> None:
 
     assert all(names)
     assert ",".join(names).replace(" ", "") == text.replace(" ", "")
+
+
+# the rule in one pattern, which takes quadratic time where brackets are not closed
+LISTED_BY_RULE = re.compile(
+    r"\s*(?:\[(?:[^\]]|\]\])*\])?[^,@]*(?:@(?:\[(?:[^\]]|\]\])*\])?[^,@]*)*"
+)
+
+
+@given(st.text(alphabet="[]@, a", max_size=14))
+def test_a_list_of_sqlserver_is_split_by_the_rule(text: str) -> None:
+    """At the commas outside brackets, which open where a name begins and behind an at sign."""
+    expected, at = [], 0
+    while at <= len(text) and (found := LISTED_BY_RULE.match(text, at)) is not None:
+        expected.append(found[0].strip())
+        at = found.end() + 1
+
+    if all(expected):
+        assert split_list_sqlserver(text) == expected
+    else:
+        with pytest.raises(BadAddress):
+            split_list_sqlserver(text)
+
+
+@pytest.mark.parametrize("part", ["@[", "a,[", "]]", "[", "@[]]", "a, @[]", " ", "x,"])
+def test_a_long_list_of_sqlserver_takes_time_in_proportion(part: str) -> None:
+    """Of a million characters, where the square would be beyond the time of a suite."""
+    text = "[" + part * (1_000_000 // len(part)) + "x"
+
+    assert len(split_list_sqlserver(text)) >= 1

@@ -123,3 +123,20 @@ def test_send_of_a_file_shows_on_a_terminal_how_far_it_is(
     assert "140 of 140" in shown
     assert "10 of 10" in shown
     assert quiet == ""
+
+
+def test_json_holds_nothing_that_a_terminal_obeys(run: Any, orders: str) -> None:
+    """C1 controls, bidirectional ones and tags are escapes, which a program reads as they were."""
+    body = "a\x9b31mb\u202ec\u2066d\u200be\x7ff\U000e0041g ä 😀"
+    headers = {"k\u202e": "\x85\u2028"}
+    line = json.dumps({"body": body, "headers": headers})
+    assert run("send", orders, stdin=line)[0] == 0
+
+    code, out, _ = run("browse", orders, "--json")
+
+    assert code == 0
+    assert out.removesuffix("\n").isprintable()
+    assert "ä 😀" in out
+    found = json.loads(out)
+    assert found["body"] == body
+    assert found["headers"].items() >= headers.items()

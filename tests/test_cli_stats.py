@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -197,3 +198,16 @@ def test_a_line_of_bars_tells_how_the_backlog_went() -> None:
     assert sparkline([0, 1, 4, 8]) == "▁▂▅█"
     assert sparkline([0, 0]) == "▁▁"
     assert sparkline([7]) == "█"
+
+
+def test_only_its_owner_may_read_the_page(run: Any, orders: str, tmp_path: Path) -> None:
+    """A new one, and one that was there and that all could read."""
+    page = tmp_path / "page.html"
+    page.write_text("before")
+    page.chmod(0o644)
+
+    assert run("report", orders, "--html", str(page))[0] == 0
+    assert run("report", orders, "--html", str(tmp_path / "new.html"))[0] == 0
+
+    assert [stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()] == [0o600] * 2
+    assert "before" not in page.read_text(encoding="utf-8")

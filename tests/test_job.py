@@ -163,6 +163,7 @@ def test_where_a_password_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (BARE, "PGPASSWORD", "x"),
         (URL, "PGPASSWORD", None),
         (f"{BARE}?password=y", "SQLQUEUE_PASSWORD", None),
+        (f"{BARE}?%70assword=y", "SQLQUEUE_PASSWORD", None),
         ("sqlserver://spark@localhost:1433/shop", "PGPASSWORD", None),
         ("sqlserver://spark@localhost:1433/shop", "SQLQUEUE_PASSWORD", "x"),
     ],
@@ -191,6 +192,10 @@ def test_a_secret_scope_outside_databricks() -> None:
         "postgresql://spark:s3@cret/s3cret@localhost/shop",
         "postgresql://spark:x\\ns3cret@localhost/shop",
         "sqlserver://spark@localhost/shop?password={x;s3cret}&encrypt=yes",
+        "postgresql://spark@localhost/shop?%70assword=s3cret",
+        "postgresql://spark@localhost/shop?p%61%73sw%6FrD=s3cret&sslmode=require",
+        "postgresql://spark@localhost/shop?sslpassword=s3cret",
+        "postgresql://spark@localhost/shop?oauth_client_secret=s3cret",
     ],
 )
 def test_no_secret_is_shown(url: str, tmp_path: Path) -> None:
