@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "SQLQ_TEST_SQLSERVER"  # a url, sqlserver://…
 NONE = "none"
-IMAGE = "mcr.microsoft.com/mssql/server:2022-latest"
+IMAGE = "mcr.microsoft.com/mssql/server:2022-CU26-ubuntu-22.04"
 PATIENCE = 0.4  # seconds for a Docker engine to answer
 SOCKET = "unix:///var/run/docker.sock"
 ONLY = "one_database"  # the marker of tests that no other database can run

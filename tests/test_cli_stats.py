@@ -29,6 +29,8 @@ from sqlq_spark.sessions import Session
 from sqlq_spark.watch import Look
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from conftest import Place
 
 __all__ = ["orders", "run"]  # the fixtures

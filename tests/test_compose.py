@@ -41,6 +41,14 @@ def test_a_server_is_reached_from_this_machine_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVERS)
+def test_an_image_is_named_by_its_version(name: str) -> None:
+    """One that moves would change what the suites ran with."""
+    tag = SERVICES[name]["image"].rpartition(":")[2]
+
+    assert re.fullmatch(r"2022-CU\d+-ubuntu-22\.04|\d+\.\d+", tag)
+
+
+@pytest.mark.parametrize("name", SERVERS)
 def test_a_server_says_when_it_is_ready_and_keeps_its_data(name: str) -> None:
     """`up --wait` waits for the check; a volume of its own outlives the container."""
     service = SERVICES[name]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sqlq_spark import errors
+from sqlq_spark.address import QueueAddress
 from sqlq_spark.dialects import transaction
 from sqlq_spark.dialects.postgresql import STATEMENTS, connect, redacted, refused
 
@@ -30,6 +33,10 @@ if TYPE_CHECKING:
         ('password authentication failed for user "bo"', errors.LoginRefused),
         ('role "bo" does not exist', errors.LoginRefused),
         ('database "shop" does not exist', errors.DatabaseNotFound),
+        ("SSL error: certificate verify failed", errors.ServerNotVerified),
+        ('server certificate for "a" does not match host name "b"', errors.ServerNotVerified),
+        ("server does not support SSL, but SSL was required", errors.ServerNotVerified),
+        ('root certificate file "/root.crt" does not exist', errors.ServerNotVerified),
     ],
 )
 def test_only_a_server_that_is_there_is_worth_another_try(
@@ -119,3 +126,27 @@ def test_what_was_cancelled_did_not_time_out(place: Place, *, cancelled: bool) -
 
     told = "task_lock was cancelled, by Ctrl-C" if cancelled else "task_lock took longer than 0.2 s"
     assert str(caught.value).startswith(told)
+
+
+def test_what_a_trigger_misses_is_not_the_queue(place: Place) -> None:
+    """Its function runs with our search path; the server's words name what it does not find."""
+    queue = QueueAddress("orders", place.schema)
+    at = f'"{place.schema}".'
+    place.sql(f"CREATE TABLE {at}orders (id uuid, expires timestamp, headers text, body bytea)")
+    place.sql(
+        f"CREATE FUNCTION {at}noted() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN INSERT INTO notes VALUES (1); RETURN NEW; END'"
+    )
+    place.sql(
+        f"CREATE TRIGGER noted AFTER INSERT ON {at}orders FOR EACH ROW EXECUTE FUNCTION {at}noted()"
+    )
+    values = {"id": str(uuid.uuid4()), "headers": "{}", "body": b""}
+    missing = QueueAddress("nowhere", place.schema)
+
+    with closing(
+        connect(place.url, application="test", timeout=10, state=place.state)
+    ) as connection:
+        with pytest.raises(errors.StatementRefused, match='"notes" does not exist'):
+            connection.rows("divert", tables={"errors": queue}, **values)
+        with pytest.raises(errors.QueueNotFound):
+            connection.rows("divert", tables={"errors": missing}, **values)

@@ -315,7 +315,9 @@ class Connection:
         match state:
             case "42P01" | "3F000" if target == self.state:
                 found = errors.StateNotInstalled(self.state, self.server)
-            case "42P01" | "3F000" if not statement.startswith("create"):
+            case "42P01" | "3F000" if not statement.startswith("create") and spoken_of(
+                target, said
+            ):
                 found = errors.QueueNotFound(target, self.server)
             case "3F000":
                 found = errors.SchemaNotFound(target, self.server, said)
@@ -377,6 +379,11 @@ def blamed(tables: dict[str, QueueAddress], said: str) -> tuple[str, str]:
     spoken = (at for at in others if said.endswith(tuple(end.format(at[1].table) for end in ends)))
     role, address = next(spoken, first)
     return role, printed(address)
+
+
+def spoken_of(target: str, said: str) -> bool:
+    """Whether the server misses the queue itself, or its schema, not what a trigger of it names."""
+    return any(name.strip('"').replace('""', '"') in said for name in target.split('"."'))
 
 
 def bound(values: tuple[Value, ...]) -> pa.RecordBatch | None:

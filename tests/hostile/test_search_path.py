@@ -88,7 +88,7 @@ def login_of(place: Place, name: str, *rights: str) -> str:
     role = sql.Identifier(login)
     place.connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'secret'").format(role))
     for right in rights:
-        text = sql.SQL("GRANT " + right + " TO {}")  # type: ignore[arg-type]
+        text = sql.SQL("GRANT " + right + " TO {}")
         place.connection.execute(text.format(role))
     return as_login(place.url, login, "secret").url
 

@@ -90,6 +90,7 @@ def check(words: list[str]) -> None:
         "databricks": len,
         "venv-pack": len,
         "twine": len,
+        "uv": len,
         "sqlqueue": known_words,
     }
     assert words[0] in known, f"nothing checks {words[0]!r}"

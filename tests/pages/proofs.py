@@ -272,6 +272,8 @@ WHOLE: dict[tuple[str, str, int], str] = {
     ("docs/migration.md", "From an endpoint that copies to a lake", 0): (
         "pages/test_pages.py::test_options_are_called_what_they_are_called"
     ),
+    ("docs/security.md", "Who can do what", 0): PROSE,
+    ("docs/security.md", "TLS", 0): "pages/test_pages.py::test_the_modes_of_tls_are_libpqs",
     ("docs/sqlqueue.md", "Columns of a read", 0): (
         "pages/test_pages.py::test_the_columns_of_a_read_are_the_formats"
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sqlq_spark import datasource, outgoing
-from sqlq_spark.dialects import sqlserver_url
+from sqlq_spark.dialects import postgresql_url, sqlserver_url
 from sqlq_spark.errors import BadFrame, BadOption
 from sqlq_spark.options import SinkOptions, SourceOptions
 
@@ -173,6 +173,21 @@ def test_the_parameters_of_a_sql_server_url_are_known() -> None:
     with pytest.raises(BadOption) as refused:
         sqlserver_url.Target.parse("sqlserver://host/shop?nope=1")
     assert told <= set(re.findall(r"\w+", str(refused.value)))
+
+
+def test_the_modes_of_tls_are_libpqs() -> None:
+    """With a warning for those that verify nothing, and the default for none."""
+    [table] = tables("docs/security.md", "TLS")
+    told = {
+        mode: row[3] for row in table.rows for mode in (re.findall(r"`([\w-]+)`", row[0]) or [None])
+    }
+
+    assert set(told) == {None, "verify-full", "verify-ca", *postgresql_url.WEAK}
+    for mode, does in told.items():
+        url = "postgresql://db.example/shop" + (f"?sslmode={mode}" if mode else "")
+        target = postgresql_url.Target.parse(url, {})
+        assert ("warning" in does) == (target.weakness() is not None)
+        assert target.verification().get("sslmode") == (None if mode else "verify-full")
 
 
 def test_the_suites_are_there() -> None:
