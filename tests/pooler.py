@@ -59,20 +59,23 @@ class Relay:
             threading.Thread(target=self._session, args=(client,), daemon=True).start()
 
     def _session(self, client: socket.socket) -> None:
-        state = [b""]  # the server's, as it said last
-        server = socket.create_connection(self._server)
-        for end in (client, server):
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        back = threading.Thread(target=answer, args=(server, client, state), daemon=True)
-        back.start()
-        with client, server, client.makefile("rb") as asked:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with client, client.makefile("rb") as asked:
             start = message(asked)  # the first one has no kind
-            if not self._options and b"\0options\0" in start:
+            if self._options or b"\0options\0" not in start:
+                self._lend(client, asked, start)
+            else:
                 self.refused += 1
                 client.sendall(b"E" + (len(STRANGE) + 4).to_bytes(4) + STRANGE)
-                start = b""
+
+    def _lend(self, client: socket.socket, asked: BufferedReader, start: bytes) -> None:
+        state = [b""]  # the server's, as it said last
+        with socket.create_connection(self._server) as server:
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            back = threading.Thread(target=answer, args=(server, client, state), daemon=True)
+            back.start()
             server.sendall(start)
-            while start and (kind := asked.read(1)):
+            while kind := asked.read(1):
                 text = message(asked)
                 if state[0] == IDLE:
                     self.whole += kind in WHOLE

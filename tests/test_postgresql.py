@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -140,7 +140,7 @@ def test_what_a_trigger_misses_is_not_the_queue(place: Place) -> None:
     place.sql(
         f"CREATE TRIGGER noted AFTER INSERT ON {at}orders FOR EACH ROW EXECUTE FUNCTION {at}noted()"
     )
-    values = {"id": str(uuid.uuid4()), "headers": "{}", "body": b""}
+    values: dict[str, Any] = {"id": str(uuid.uuid4()), "headers": "{}", "body": b""}
     missing = QueueAddress("nowhere", place.schema)
 
     with closing(
