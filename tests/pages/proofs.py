@@ -45,8 +45,20 @@ WATCHED = f"{DBA}::test_what_the_page_watches_by_is_seen"
 MIGRATED = f"{SPARK}::test_the_code_of_the_page_of_migration"
 NET = f"{SPARK}::test_the_code_of_the_page_for_the_net_team"
 
+COMMANDS = "test_commandline_page.py::test_the_page_has_a_row_for_each_command"
+CODES = "test_commandline_page.py::test_the_page_has_a_row_for_each_exit_code"
+FIGURES = "figures of a run of tests.bench, which no test repeats"
+TRIED = "what ran once on a server that no test has"
+PROSE = "prose: each row says what another table or page proves"
+
 # page, table → row → tests
 ROWS: dict[tuple[str, str], dict[str, str]] = {
+    ("README.md", "comparison"): {
+        "deletes": MIGRATED,
+        "killed": f"{KILL}::test_killed_around_a_write_to_delta",
+        "shared": BESIDE,
+        "rate": "pages/test_pages.py::test_figures_that_are_repeated_are_those_of_the_bench",
+    },
     ("docs/sqlqueue.md", "promises"): {
         "task-dies": GAP,
         "executor-lost": f"{CLUSTER}::test_an_executor_killed_in_mid_task",
@@ -131,7 +143,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "receipts": "faults/test_leaks.py::test_nothing_grows_from_batch_to_batch",
         "staging": "faults/test_leaks.py::test_nothing_grows_from_batch_to_batch",
         "streams-and-log": "faults/test_leaks.py::test_nothing_grows_from_batch_to_batch",
-        "wal": "pages/test_pages.py::test_figures_that_are_told_twice_are_the_same",
+        "wal": "pages/test_pages.py::test_figures_that_are_repeated_are_those_of_the_bench",
         "seq": f"{OPERATIONS}::test_seq_nearly_used_up",
     },
     ("docs/dotnet.md", "questions"): {
@@ -170,15 +182,9 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
     },
 }
 
-COMMANDS = "test_commandline_page.py::test_the_page_has_a_row_for_each_command"
-CODES = "test_commandline_page.py::test_the_page_has_a_row_for_each_exit_code"
-FIGURES = "figures of a run of tests.bench, which no test repeats"
-TRIED = "what ran once on a server that no test has"
-PROSE = "prose: each row says what another table or page proves"
-
 # page, table → the test that holds it, or what it is
 WHOLE: dict[tuple[str, str], str] = {
-    ("README.md", "speed"): FIGURES,
+    ("docs/growth.md", "speed"): FIGURES,
     ("README.md", "links"): "pages/test_pages.py::test_every_link_leads_somewhere",
     ("docs/commandline.md", "commands"): COMMANDS,
     ("docs/commandline.md", "exit-codes"): CODES,

@@ -20,13 +20,15 @@ from .shop import commands, parse
 
 TESTS = ROOT / "tests"
 ALL = ["README.md", "CONTRIBUTING.md", *PAGES]
-# languages that no test runs: C# is another team's, JSON and text are held by tests of their own
-SHOWN = {"csharp", "json", "text"}
+# languages that no test runs: C# is another team's, JSON and text are held by tests of their own,
+# and mermaid is a drawing
+SHOWN = {"csharp", "json", "mermaid", "text"}
 # page → the test file that runs its blocks, in the order of the page or group by group
 RUN = {
     "README.md": "spark/test_readme.py",
     "docs/dba.md": "pages/test_dba.py",
     "docs/dotnet.md": "pages/test_spark_pages.py",
+    "docs/functions.md": "spark/test_readme.py",
     "docs/jobs.md": "pages/test_jobs_page.py",
     "docs/migration.md": "pages/test_spark_pages.py",
     "docs/operations.md": "pages/test_operations.py",
@@ -34,7 +36,7 @@ RUN = {
     "docs/transactions.md": "pages/test_spark_pages.py",
 }
 # their commands start other programs, or a server of their own: they are parsed here
-PARSED = ["docs/commandline.md", "CONTRIBUTING.md", "docs/jobs.md"]
+PARSED = ["README.md", "CONTRIBUTING.md", "docs/commandline.md", "docs/jobs.md"]
 
 
 def source(path: str) -> str:
@@ -86,7 +88,7 @@ def test_python_that_is_not_run_is_parsed() -> None:
             compile(each.text, each.name, "exec")
 
 
-@pytest.mark.parametrize("page", [page for page in (*PARSED, "README.md") if page in ALL])
+@pytest.mark.parametrize("page", PARSED)
 def test_commands_that_are_not_run_are_parsed(page: str) -> None:
     """Their switches, files and extras are there; `sqlqueue …` is read by the command line."""
     found = [each for each in blocks(page) if each.language == "sh"]
@@ -193,15 +195,25 @@ def test_the_suites_are_there() -> None:
     assert folders - {Path(cell.strip("`")).name for cell in suites.column()} == set()
 
 
-def test_figures_that_are_told_twice_are_the_same() -> None:
-    """WAL of a message, and what a JDBC read and the transport's loop are compared with."""
-    growth, dba, readme = read("docs/growth.md"), read("docs/dba.md"), read("README.md")
-    [figures] = re.findall(r"\[(\d+) bytes .*?, ([\d,]+) sent .*?, ([\d,]+) exactly", dba)
+def figures(text: str) -> set[str]:
+    """The numbers of a text, as they are written."""
+    return set(re.findall(r"\d[\d,.]*\d|\d", text))
 
-    assert all(f"| {each} bytes |" in growth for each in figures)
-    assert "browse, `json` | 238,200 | 0.97 of a JDBC read" in readme
-    assert "0.97 of the rate of a JDBC read" in read("docs/migration.md")
-    assert "36 times the transport's loop" in readme
+
+def test_figures_that_are_repeated_are_those_of_the_bench() -> None:
+    """The speed in README and on other pages, and the WAL of a message, are those of growth.md."""
+    speed, limits = (table("docs/growth.md", each) for each in ("speed", "limits"))
+    measured = figures("".join(text for title, text in sections("docs/growth.md")[:3]))
+    [repeated] = [text for title, text in sections("README.md") if title == "Speed"]
+    [receive] = re.findall(r"([\d.]+) of a JDBC read; (\d+) times", speed.row("receive-json")[2])
+    rate, _, loop = re.findall(r"\d[\d.]*", " ".join(table("README.md", "comparison").row("rate")))
+    [browse] = re.findall(r"([\d.]+) of a JDBC read", speed.row("browse-json")[2])
+    wal = table("docs/dba.md", "growth").row("wal")[1]
+
+    assert figures(repeated) <= measured
+    assert (rate, loop) == (receive[0], f"{float(receive[0]) / int(receive[1]):.3f}")
+    assert browse in read("docs/migration.md")
+    assert figures(wal) == figures(" ".join(limits.column(2)))
 
 
 # ---------------------------------------------------------------- links
