@@ -246,5 +246,6 @@ WHOLE: dict[tuple[str, str], str] = {
         "test_sqlserver.py::test_the_script_gives_the_rights_that_the_wire_lists"
     ),
     ("docs/sqlserver.md", "babelfish"): TRIED,
+    ("docs/sqlserver.md", "open-questions"): PROSE,
     ("docs/transactions.md", "modes"): PROSE,
 }
