@@ -223,7 +223,10 @@ WHOLE: dict[tuple[str, str], str] = {
     ("docs/migration.md", "endpoint-parts"): (
         "pages/test_pages.py::test_options_are_called_what_they_are_called"
     ),
-    ("docs/operations.md", "new-checkpoint"): PROSE,
+    ("docs/operations.md", "new-checkpoint"): (
+        "spark/test_old_batch_numbers.py"
+        "::test_a_file_sink_skips_batches_of_a_new_checkpoint_in_an_old_folder"
+    ),
     ("docs/operations.md", "backlog"): f"{OPERATIONS}::test_backlog_grows",
     ("docs/sqlqueue.md", "read-columns"): (
         "pages/test_pages.py::test_the_columns_of_a_read_are_the_formats"
