@@ -74,7 +74,7 @@ def sentences(page: str) -> list[str]:
 
 def words(sentence: str) -> int:
     """How many words a sentence has."""
-    return len(re.findall(r"[\w'’.,/%-]*\w[\w'’%]*", sentence))
+    return len(re.findall(r"[\w'.,/%-]*\w[\w'%]*", sentence))
 
 
 def report() -> str:

@@ -228,6 +228,7 @@ WHOLE: dict[tuple[str, str], str] = {
         "::test_a_file_sink_skips_batches_of_a_new_checkpoint_in_an_old_folder"
     ),
     ("docs/operations.md", "backlog"): f"{OPERATIONS}::test_backlog_grows",
+    ("docs/sqlqueue.md", "terms"): PROSE,
     ("docs/sqlqueue.md", "read-columns"): (
         "pages/test_pages.py::test_the_columns_of_a_read_are_the_formats"
     ),
