@@ -7,28 +7,25 @@ import shlex
 from pathlib import Path
 
 import pytest
+from pages.page import table
 from test_cli_options import COMMANDS, options
 
 from sqlq_spark import cli_options
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "commandline.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_page_has_a_row_for_each_command() -> None:
-    """None is missing and none is made up; README names them too."""
-    rows = re.findall(r"^\| `([a-z -]+)` \|", PAGE, flags=re.MULTILINE)
-    told = r"^`sqlqueue --help` lists the commands: (.+)\.$"
-    (line,) = re.findall(told, README, flags=re.MULTILINE)
+    """None is missing and none is made up."""
+    rows = [name.strip("`") for name in table("docs/commandline.md", "commands").column()]
 
     assert sorted(rows) == sorted(COMMANDS)
-    assert set(re.findall(r"`([a-z-]+)`", line)) == {name.partition(" ")[0] for name in COMMANDS}
 
 
 def test_the_page_has_a_row_for_each_exit_code() -> None:
     """Those that the package ends with."""
-    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, flags=re.MULTILINE)}
+    codes = {int(code) for code in table("docs/commandline.md", "exit-codes").column()}
 
     found = cli_options
     assert codes == {0, found.FOUND, found.USAGE, found.DATABASE, found.STOPPED}

@@ -1,7 +1,13 @@
 """
-A page of the documents, read: its blocks of code and its tables, each below its heading.
+A page of the documents, parsed: its blocks of code and its tables, each with its id.
 
-A block is run by the page's test, unless the line before it is `<!-- not run: why -->`.
+Ids are comments, which a reader does not see. Rewording a heading, a cell or a sentence changes
+none of them.
+
+    <!-- table: promises -->            on the line before a table
+    | <!-- id: task-dies --> a task …   at the start of a row's first cell
+    <!-- block: poison/find -->         on the line before a block of code; `poison` is its group
+    <!-- not run: why -->               on the line before a block that no test runs
 """
 
 from __future__ import annotations
@@ -17,6 +23,20 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
 
+BLOCK = re.compile(
+    r"(?:^<!-- block: (?P<id>[\w/-]+) -->\n)?"
+    r"(?:^<!-- not run: (?P<unrun>.+?) -->\n)?"
+    r"^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    flags=re.MULTILINE | re.DOTALL,
+)
+TABLE = re.compile(
+    r"(?:^<!-- table: (?P<id>[\w-]+) -->\n)?"
+    r"(?:^<!-- .+? -->\n)*"  # such as the marks of a table that is generated
+    r"(?P<text>(?:^\|.*\|\n?)+)",
+    flags=re.MULTILINE,
+)
+ROW_ID = re.compile(r"<!-- id: ([\w:-]+) --> ?")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
@@ -26,6 +46,7 @@ class Block:
     heading: str
     language: str
     text: str
+    id: str | None = None
     unrun: str | None = None  # why it is not run
 
     @property
@@ -33,14 +54,21 @@ class Block:
         """Where it stands, and how it begins."""
         return f"{self.page}, {self.heading}: {self.text.splitlines()[0]}"
 
+    @property
+    def group(self) -> str | None:
+        """The part of its id that it shares with the other blocks of its section."""
+        return self.id and self.id.partition("/")[0]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table, its cells as they stand."""
+    """A table: the text of its cells, and the ids of its rows."""
 
     page: str
     heading: str
-    rows: list[list[str]]  # without the head and the line below it
+    id: str | None
+    ids: list[str | None]
+    rows: list[list[str]]  # without the head and the line below it, and without the ids
 
     @property
     def name(self) -> str:
@@ -51,40 +79,62 @@ class Table:
         """One of its columns."""
         return [row[at] for row in self.rows]
 
+    def row(self, row_id: str) -> list[str]:
+        """The cells of one row."""
+        return self.rows[self.ids.index(row_id)]
+
 
 def read(page: str) -> str:
     """The text of a page."""
     return (ROOT / page).read_text(encoding="utf-8")
 
 
-def blocks(page: str, heading: str | None = None) -> list[Block]:
-    """The blocks of a page, or of what stands below one of its headings."""
-    return [each for each in _blocks(page) if heading in {None, each.heading}]
+def blocks(page: str, group: str | None = None) -> list[Block]:
+    """The blocks of a page, or of one group, in their order."""
+    return [each for each in _blocks(page) if group in {None, each.group}]
 
 
 def _blocks(page: str) -> Iterator[Block]:
     for title, section in sections(page):
-        pattern = r"(?:^<!-- not run: (.+?) -->\n)?^```(\w*)\n(.*?)^```$"
-        for unrun, language, text in re.findall(pattern, section, flags=re.MULTILINE | re.DOTALL):
-            yield Block(page=page, heading=title, language=language, text=text, unrun=unrun or None)
+        for found in BLOCK.finditer(section):
+            yield Block(page=page, heading=title, **found.groupdict())
 
 
-def tables(page: str, heading: str | None = None) -> list[Table]:
-    """The tables of a page, or of what stands below one of its headings."""
-    return [each for each in _tables(page) if heading in {None, each.heading}]
+def tables(page: str) -> list[Table]:
+    """The tables of a page, in their order."""
+    return list(_tables(page))
+
+
+def table(page: str, table_id: str) -> Table:
+    """One table of a page."""
+    [found] = [each for each in _tables(page) if each.id == table_id]
+    return found
 
 
 def _tables(page: str) -> Iterator[Table]:
     for title, section in sections(page):
         bare = re.sub(r"^```.*?^```$", "", section, flags=re.MULTILINE | re.DOTALL)
-        for text in re.findall(r"(?:^\|.*\|\n?)+", bare, flags=re.MULTILINE):
-            _, _, *lines = text.splitlines()
-            yield Table(page=page, heading=title, rows=[cells(line) for line in lines])
+        for found in TABLE.finditer(bare):
+            _, _, *lines = found["text"].splitlines()
+            yield Table(
+                page=page,
+                heading=title,
+                id=found["id"],
+                ids=[row_id(line) for line in lines],
+                rows=[cells(line) for line in lines],
+            )
+
+
+def row_id(line: str) -> str | None:
+    """The id at the start of a row's first cell."""
+    found = re.match(rf"\|\s*{ROW_ID.pattern}", line)
+    return found and found[1]
 
 
 def cells(line: str) -> list[str]:
     """The cells of a row; a bar inside a cell is written with a backslash."""
-    return [each.strip().replace(r"\|", "|") for each in re.split(r"(?<!\\)\|", line)[1:-1]]
+    bare = ROW_ID.sub("", line)
+    return [each.strip().replace(r"\|", "|") for each in re.split(r"(?<!\\)\|", bare)[1:-1]]
 
 
 def sections(page: str) -> list[tuple[str, str]]:

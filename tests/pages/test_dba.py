@@ -19,7 +19,7 @@ from sqlq_spark.outgoing import Sender
 from sqlq_spark.sessions import Session
 
 from . import locks
-from .page import blocks, read, tables
+from .page import blocks, read, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,15 +32,15 @@ MESSAGE = pa.record_batch({"body": pa.array([b"{}"])})
 SCRIPT = [*["script", "Shop.Orders", "--delayed", "--error", "error"]]
 SCRIPT += ["--subscription-table", "SubscriptionRouting"]
 
-# how the page calls what the script grants on
-NAMES = {
-    "SCHEMA": "the schemas of queues and of the state tables",
-    '"public"."Shop.Orders"': "a queue that is read",
-    '"public"."error"': "the error queue",
-    '"public"."error_seq_seq"': "the error queue's sequence",
-    '"public"."Shop.Orders.Delayed"': "the delayed table",
-    '"public"."Shop.Orders_seq_seq"': "the queue's sequence",
-    '"public"."SubscriptionRouting"': "the table of subscriptions",
+# what the script grants on → the second part of the ids of the page's rows, as in `reader:error`
+PLACES = {
+    "SCHEMA": "schemas",
+    '"public"."Shop.Orders"': "queue",
+    '"public"."error"': "error",
+    '"public"."error_seq_seq"': "error-sequence",
+    '"public"."Shop.Orders.Delayed"': "delayed",
+    '"public"."Shop.Orders_seq_seq"': "queue-sequence",
+    '"public"."SubscriptionRouting"': "subscriptions",
 }
 HELD = """
 SELECT c.relname, l.mode
@@ -97,8 +97,8 @@ def held(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
     connect = postgresql.connect
 
     def look() -> None:
-        for table, mode in shop.sql(HELD):
-            found.setdefault(table, set()).add(mode)
+        for name, mode in shop.sql(HELD):
+            found.setdefault(name, set()).add(mode)
 
     monkeypatch.setattr(postgresql, "connect", lambda *a, **k: Watched(connect(*a, **k), look))
     return found
@@ -109,11 +109,11 @@ def held(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
 def test_the_page_names_the_tables_that_are_installed(shop: Shop) -> None:
     """All of them, and none else."""
-    [table] = tables(PAGE, "Tables")
+    told = table(PAGE, "state-tables").column()
 
     found = shop.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'sqlqueue'")
 
-    assert {name.strip("`") for name in table.column()} == {name for (name,) in found}
+    assert {name.strip("`") for name in told} == {name for (name,) in found}
 
 
 def test_the_locks_of_statements_are_those_of_their_comments() -> None:
@@ -140,31 +140,31 @@ def test_the_modes_on_the_page_are_those_that_the_server_shows(
         stream.reader.acknowledge(stream.offset)  # what is looked at once, at a start
         held.clear()
         stream.offset = stream.reader.latest(stream.offset)
-        noted("acknowledge and peek")
+        noted("acknowledge")
         received = stream.received()
-        noted("a receive task")
+        noted("receive")
     sink = SinkOptions.parse({"url": shop.url, "queue": "Shop.Orders"})
     with Session(sink, "sink") as session:
         parcels = Sender(options=sink, partition=0).parcels([MESSAGE])
         staged = send.stage(session, parcels, sink="dba", batch=0)
         held.clear()
         session.do(lambda connection: send.dispatch(connection, [staged], sink))
-        noted("a dispatch")
+        noted("dispatch")
         mover = Mover(QUEUE, zone=None, timeout=10)
         moved = session.do(lambda connection: mover.move(connection, 10))
-        noted("moving what is due")
+        noted("move")
         pages = browse.pages(session.open(), QUEUE, 0, 2**31, narrow=False, timeout=10)
         shown = sum(page.num_rows for page in pages)
-        noted("a page of a browse")
+        noted("browse")
 
-    table = tables(PAGE, "Locks")[0]
+    page = table(PAGE, "locks")
     told = {
-        row[0]: {
+        row_id: {
             name: set(re.findall(r"`(\w+)`", cell))
             for name, cell in zip(("Shop.Orders", "Shop.Orders.Delayed"), row[1:], strict=True)
             if "`" in cell
         }
-        for row in table.rows
+        for row_id, row in zip(page.ids, page.rows, strict=True)
     }
     assert [each.num_rows for each in received] == [10]
     assert (moved.messages, shown) == (1, 2)
@@ -191,7 +191,7 @@ def test_no_transaction_is_open_while_spark_works(shop: Shop) -> None:
 
 
 def test_the_rights_on_the_page_are_those_that_the_script_grants(shop: Shop) -> None:
-    """By role; a row about what is read stands for the queue in general."""
+    """By role, right and place; a row's id names the role and the place."""
     text = shop.sqlqueue(*SCRIPT)
     granted: set[tuple[str, str, str]] = set()
     for rights, places, role in re.findall(
@@ -200,33 +200,30 @@ def test_the_rights_on_the_page_are_those_that_the_script_grants(shop: Shop) -> 
         for place in places.split(", "):
             granted.add((role, rights, called(place)))
 
+    page = table(PAGE, "rights")
     told = {
-        (row[0].partition(",")[0], row[1].strip("`"), each)
-        for row in rows()
-        for each in places_of(row)
+        (role.partition("-")[0], row[1].strip("`"), each)
+        for row_id, row in zip(page.ids, page.rows, strict=True)
+        for role, _, place in [str(row_id).partition(":")]
+        for each in places_of(place, row)
     }
     assert told == granted
 
 
-def rows() -> list[list[str]]:
-    """Of the table of rights."""
-    return tables(PAGE, "Rights")[0].rows
-
-
-def places_of(row: list[str]) -> Iterator[str]:
-    """What a row's right is on, one by one."""
-    text = re.sub(r" \(.*\)$", "", row[2])
-    for each in text.split(", "):
-        named = each.strip("`")
-        yield "a queue that is read" if named in {"the queue", "a queue that is sent to"} else named
+def places_of(place: str, row: list[str]) -> Iterator[str]:
+    """What a row's right is on: the place in its id, or the state tables that it names."""
+    if place in {"state", "version"}:
+        yield from re.findall(r"`(\w+)`", row[2])
+    else:
+        yield place
 
 
 def called(place: str) -> str:
-    """What the page calls an object of the script."""
+    """The name in the ids of the page for an object of the script."""
     bare = place.removeprefix("SEQUENCE ")
     if bare.startswith("SCHEMA") or bare == '"sqlqueue"':
-        return NAMES["SCHEMA"]
-    return NAMES.get(bare) or bare.replace('"sqlqueue".', "").strip('"')
+        return PLACES["SCHEMA"]
+    return PLACES.get(bare) or bare.replace('"sqlqueue".', "").strip('"')
 
 
 def test_the_other_roles_can_do_their_work_with_what_the_page_gives_them(shop: Shop) -> None:
@@ -268,7 +265,7 @@ def test_what_the_page_watches_by_is_seen(shop: Shop) -> None:
     shop.fill('"Shop.Orders"', 3)
     stream = shop.stream()
     stream.batch()
-    sessions, sizes, readers, seqs, pinned = blocks(PAGE, "Watch")
+    sessions, sizes, readers, seqs, pinned = blocks(PAGE, "watch")
     with shop.other() as other:
         other.execute('SELECT pg_current_xact_id(), count(*) FROM "Shop.Orders"')
         stream.reader.latest(stream.offset)
@@ -317,7 +314,7 @@ def test_what_the_page_removes_leaves_no_trace(shop: Shop) -> None:
     during = shop.sql(CATALOGUE)
     shop.words = roles
 
-    first, last = blocks(PAGE, "Remove it without trace")
+    first, last = blocks(PAGE, "remove")
     shop.words = {}
     shop.run(first)
     said = shop.printed

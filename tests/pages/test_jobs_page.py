@@ -11,7 +11,7 @@ import pytest
 
 from sqlq_spark import job_words
 
-from .page import ROOT, Block, blocks, read, tables
+from .page import ROOT, Block, blocks, read, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ def filled(name: str, path: Path) -> Any:
 
 def test_the_page_lists_the_jobs_that_are_there() -> None:
     """All of them, each with its settings' file."""
-    [jobs] = tables(PAGE, "Jobs")
+    jobs = table(PAGE, "jobs")
 
     assert sorted(cell.strip("`") for cell in jobs.column()) == JOBS
     assert [name for name in JOBS if not (ROOT / "conf" / f"{name}.toml").exists()] == []
@@ -67,7 +67,7 @@ def test_the_exit_codes_are_those_of_the_frame() -> None:
     """By number, and none is left out."""
     from sqlq_spark import job  # noqa: PLC0415 - it imports pyspark
 
-    [codes] = tables(PAGE, "Run one")
+    codes = table(PAGE, "exit-codes")
 
     assert [int(each) for each in codes.column()] == [job.GOOD, job.FOUND, job.USAGE, job.FAILED]
 

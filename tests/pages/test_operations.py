@@ -17,7 +17,7 @@ from sqlq_spark.errors import (
     StateNotInstalled,
 )
 
-from .page import blocks, tables
+from .page import blocks, table
 
 if TYPE_CHECKING:
     from .page import Block
@@ -28,15 +28,15 @@ READER = "8f14e45f-ceea-467f-a0d9-0d3f6d3b2c11"
 MESSAGE = "8f14e45f-ceea-467f-a0d9-0d3f6d3b2c12"
 
 
-def runbook(heading: str) -> list[Block]:
+def runbook(group: str) -> list[Block]:
     """The blocks of a runbook, in their order."""
-    return blocks(PAGE, heading)
+    return blocks(PAGE, group)
 
 
 def test_the_errors_that_the_table_names_are_ours() -> None:
     """A name that is not in errors.py would send an operator astray."""
-    [table] = tables(PAGE, "Which failure leads to what")
-    named = {word for row in table.rows for word in re.findall(r"`([A-Z][a-z]+[A-Z]\w+)`", row[1])}
+    rows = table(PAGE, "failures").rows
+    named = {word for row in rows for word in re.findall(r"`([A-Z][a-z]+[A-Z]\w+)`", row[1])}
 
     assert len(named) >= 10
     assert [each for each in named if not hasattr(errors, each)] == []
@@ -48,7 +48,7 @@ def test_what_is_looked_at_first_answers(shop: Shop) -> None:
     with closing(shop.stream()) as stream:
         stream.batch()
 
-    first, kept = runbook("Look first")
+    first, kept = runbook("look-first")
     shop.run(first)
     assert stream.id in shop.printed
 
@@ -62,7 +62,7 @@ def test_checkpoint_lost(shop: Shop) -> None:
     with closing(shop.stream()) as lost:
         lost.batch()
     shop.words = {READER: lost.id}
-    listed, asked, returned, dropped, deleted = runbook("Checkpoint lost")
+    listed, asked, returned, dropped, deleted = runbook("checkpoint-lost")
 
     shop.run(listed, asked)
     assert lost.id in shop.printed
@@ -86,7 +86,7 @@ def test_receipts_left(shop: Shop) -> None:
     shop.fill('"Shop.Orders"', 3)
     with closing(shop.stream()) as stream:
         first = stream.bodies()
-    shop.run(*runbook("Receipts left"))
+    shop.run(*runbook("receipts-left"))
     assert stream.id in shop.printed
 
     with closing(stream.again()) as restarted:
@@ -94,13 +94,13 @@ def test_receipts_left(shop: Shop) -> None:
         after = restarted.batch()
 
     assert (again, after) == (first, [])
-    shop.run(*runbook("Receipts left"))
+    shop.run(*runbook("receipts-left"))
     assert "no receipts" in shop.printed
 
 
 def test_poison(shop: Shop) -> None:
     """It is found where it waits; from the error queue it comes back mended."""
-    found, mended = runbook("Poison")
+    found, mended = runbook("poison")
     shop.sql(
         f"INSERT INTO \"Shop.Orders\" (id, headers, body) VALUES ('{MESSAGE}', '[oops', 'x'), "
         "(gen_random_uuid(), '', 'good'), (gen_random_uuid(), '{}', 'good')"
@@ -125,7 +125,7 @@ def test_messages_that_failed(shop: Shop) -> None:
             **{"ExceptionInfo.ExceptionType": exception},
         )
 
-    shop.run(*runbook("Messages that failed"))
+    shop.run(*runbook("failed"))
 
     assert "2 messages returned" in shop.printed
     assert (shop.count('"Shop.Orders"'), shop.count("error")) == (2, 2)
@@ -137,7 +137,7 @@ def test_backlog_grows(shop: Shop) -> None:
     shop.sql("UPDATE \"Shop.Orders\" SET expires = '2020-01-01' WHERE seq <= 2")
     shop.sql('CREATE INDEX ON "Shop.Orders" (expires) WHERE expires IS NOT NULL')
 
-    looked, purged = runbook("Backlog grows")
+    looked, purged = runbook("backlog")
     shop.run(looked, purged)
 
     assert "2 expired messages deleted" in shop.printed
@@ -147,7 +147,7 @@ def test_backlog_grows(shop: Shop) -> None:
 def test_seq_nearly_used_up(shop: Shop) -> None:
     """Doctor tells, prints the statements of the page, and is content after them."""
     shop.sql("SELECT setval('public.\"Shop.Orders_seq_seq\"', 2000000000)")
-    told, mended, well = runbook("Seq nearly used up")
+    told, mended, well = runbook("seq")
 
     said = shop.sqlqueue("doctor", "Shop.Orders", code=1)
     for line in mended.text.strip().splitlines():
@@ -163,7 +163,7 @@ def test_seq_nearly_used_up(shop: Shop) -> None:
 
 def test_snapshot_pinned(shop: Shop) -> None:
     """The session that pins is shown, and ended."""
-    shown, ended = runbook("Snapshot pinned")
+    shown, ended = runbook("snapshot")
     with shop.other() as other:
         other.execute("SET application_name = 'forgotten'")
         other.execute('SELECT pg_current_xact_id(), count(*) FROM "Shop.Orders"')
@@ -181,7 +181,7 @@ def test_disk_full_commands(shop: Shop) -> None:
     shop.fill('"Shop.Orders"', 100)
     shop.sql("UPDATE \"Shop.Orders\" SET expires = '2020-01-01'")
 
-    sizes, purged, vacuumed = runbook("Disk full")
+    sizes, purged, vacuumed = runbook("disk-full")
     shop.run(sizes)
     named = [row[0] for row in shop.rows]
     shop.run(purged, vacuumed)
@@ -200,7 +200,7 @@ def test_reader_taken_over(shop: Shop) -> None:
             second.batch()
             with pytest.raises(ReaderTakenOver):
                 first.batch()
-            shop.run(*runbook("Reader taken over"))
+            shop.run(*runbook("taken-over"))
             shown = shop.rows
     with closing(second.again()) as restarted:
         assert len(restarted.bodies()) == 1
@@ -217,7 +217,7 @@ def test_a_dropped_queue(shop: Shop) -> None:
         with pytest.raises(QueueNotFound):
             stream.reader.latest(shop.stream().offset)
 
-    shop.run(*runbook("A dropped queue"))
+    shop.run(*runbook("dropped-queue"))
     shop.fill('"Shop.Orders"', 2)
     with closing(stream.again()) as restarted:
         again = [body for table in restarted.received() for body in table["body"].to_pylist()]

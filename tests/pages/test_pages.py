@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,21 @@ from sqlq_spark.errors import BadFrame, BadOption
 from sqlq_spark.options import SinkOptions, SourceOptions
 
 from . import programs
-from .page import PAGES, ROOT, Block, blocks, read, sections, tables
+from .page import PAGES, ROOT, Block, blocks, read, sections, table, tables
 from .proofs import FIGURES, PROSE, ROWS, TRIED, WHOLE
 from .shop import commands, parse
 
 TESTS = ROOT / "tests"
 ALL = ["README.md", "CONTRIBUTING.md", *PAGES]
-# languages that no test runs: C# is another team's, JSON and text are held by tests of their own
-SHOWN = {"csharp", "json", "text"}
-# page → the test file that runs its blocks, in the order of the page or runbook by runbook
+# languages that no test runs: C# is another team's, JSON and text are held by tests of their own,
+# and mermaid is a drawing
+SHOWN = {"csharp", "json", "mermaid", "text"}
+# page → the test file that runs its blocks, in the order of the page or group by group
 RUN = {
     "README.md": "spark/test_readme.py",
     "docs/dba.md": "pages/test_dba.py",
     "docs/dotnet.md": "pages/test_spark_pages.py",
+    "docs/functions.md": "spark/test_readme.py",
     "docs/jobs.md": "pages/test_jobs_page.py",
     "docs/migration.md": "pages/test_spark_pages.py",
     "docs/operations.md": "pages/test_operations.py",
@@ -35,7 +36,7 @@ RUN = {
     "docs/transactions.md": "pages/test_spark_pages.py",
 }
 # their commands start other programs, or a server of their own: they are parsed here
-PARSED = ["docs/commandline.md", "CONTRIBUTING.md", "docs/jobs.md"]
+PARSED = ["README.md", "CONTRIBUTING.md", "docs/commandline.md", "docs/jobs.md"]
 
 
 def source(path: str) -> str:
@@ -53,18 +54,30 @@ def code() -> list[Block]:
 
 
 def test_every_block_of_code_is_run() -> None:
-    """A new page, or a new runbook, fails here until a test runs it."""
+    """A new page, or a new group of blocks, fails here until a test runs it."""
     lost = []
     for each in code():
         if each.page in PARSED and each.language == "sh":
             continue
         text = source(RUN[each.page]) if each.page in RUN else ""
-        by_runbook = f'runbook("{each.heading}")' in text or f'PAGE, "{each.heading}")' in text
+        by_group = f'runbook("{each.group}")' in text or f'PAGE, "{each.group}")' in text
+        by_id = f'"{each.id}"' in text
         whole = f'blocks("{each.page}")' in text or "in blocks(PAGE)" in text
-        if not (by_runbook or whole or each.page == "README.md"):
+        if not (by_group or by_id or whole):
             lost.append(each.name)
 
     assert lost == []
+
+
+@pytest.mark.parametrize("page", ALL)
+def test_no_id_is_given_twice(page: str) -> None:
+    """Each block, table and row of a table has its own."""
+    given = [[each.id for each in blocks(page)], [each.id for each in tables(page)]]
+    given += [each.ids for each in tables(page)]
+
+    for ids in given:
+        known = [each for each in ids if each]
+        assert sorted(set(known)) == sorted(known)
 
 
 def test_python_that_is_not_run_is_parsed() -> None:
@@ -75,7 +88,7 @@ def test_python_that_is_not_run_is_parsed() -> None:
             compile(each.text, each.name, "exec")
 
 
-@pytest.mark.parametrize("page", [page for page in (*PARSED, "README.md") if page in ALL])
+@pytest.mark.parametrize("page", PARSED)
 def test_commands_that_are_not_run_are_parsed(page: str) -> None:
     """Their switches, files and extras are there; `sqlqueue …` is read by the command line."""
     found = [each for each in blocks(page) if each.language == "sh"]
@@ -102,28 +115,23 @@ def test_commands_in_the_text_are_read_by_the_command_line(page: str) -> None:
 
 def test_every_table_is_held() -> None:
     """By a test for each row, by one for the whole, or it is told what it is."""
-    found = [
-        (page, heading, at)
-        for page in ALL
-        for heading, group in groupby(tables(page), key=lambda each: each.heading)
-        for at, _ in enumerate(group)
-    ]
-    by_row = {(page, heading, 0) for page, heading in ROWS}
+    found = [each for page in ALL for each in tables(page)]
 
-    assert by_row.isdisjoint(WHOLE)
-    assert set(found) == by_row | {each for each in WHOLE if each[0] in ALL}
+    assert [each.name for each in found if each.id is None] == []
+    assert ROWS.keys().isdisjoint(WHOLE)
+    assert {(each.page, each.id) for each in found} == ROWS.keys() | WHOLE.keys()
 
 
-@pytest.mark.parametrize(("page", "heading"), ROWS)
-def test_every_row_has_its_test(page: str, heading: str) -> None:
-    """No row without one, no test for a row that is gone."""
-    assert tables(page, heading)[0].column() == list(ROWS[page, heading])
+@pytest.mark.parametrize(("page", "table_id"), ROWS)
+def test_every_row_has_its_test(page: str, table_id: str) -> None:
+    """No row without an id, no id without a test, no test for a row that is gone."""
+    assert set(table(page, table_id).ids) == ROWS[page, table_id].keys()
 
 
 def test_the_tests_that_are_named_are_there() -> None:
     """By file and name, here and in the pages' own text."""
     named = {each for rows in ROWS.values() for each in rows.values()}
-    named |= {each for (page, *_), each in WHOLE.items() if page in ALL}
+    named |= set(WHOLE.values())
     gone = []
     for each in named - {FIGURES, PROSE, TRIED}:
         path, _, name = each.partition("::")
@@ -137,18 +145,18 @@ def test_the_tests_that_are_named_are_there() -> None:
 
 def test_the_columns_of_a_read_are_the_formats() -> None:
     """Names and types, in their order."""
-    [table] = tables("docs/sqlqueue.md", "Columns of a read")
-    told = {row[0].strip("`"): row[1] for row in table.rows}
+    rows = table("docs/sqlqueue.md", "read-columns").rows
+    told = {row[0].strip("`"): row[1] for row in rows}
 
     assert list(told.items()) == list((datasource.COLUMNS | {"bodyString": "string"}).items())
 
 
 def test_the_columns_of_a_write_are_those_that_are_taken() -> None:
     """Each by its name; a wrong type is answered with the words of the page."""
-    [table] = tables("docs/sqlqueue.md", "Columns of a write")
+    columns = table("docs/sqlqueue.md", "write-columns")
 
-    assert {name.strip("`") for name in table.column()} == set(outgoing.WRITTEN)
-    for cell, kind, _ in table.rows:
+    assert {name.strip("`") for name in columns.column()} == set(outgoing.WRITTEN)
+    for cell, kind, _ in columns.rows:
         with pytest.raises(BadFrame) as refused:
             outgoing.check({"body": "binary", cell.strip("`"): "boolean"}, queue=True)
         assert str(refused.value).endswith(f"expected {kind}")
@@ -167,8 +175,8 @@ def test_options_are_called_what_they_are_called() -> None:
 
 def test_the_parameters_of_a_sql_server_url_are_known() -> None:
     """None is missing, none is made up."""
-    [table] = tables("docs/sqlserver.md", "Connect")
-    told = {name for cell in table.column() for name in re.findall(r"`(\w+)`", cell)}
+    cells = table("docs/sqlserver.md", "url-parameters").column()
+    told = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
     with pytest.raises(BadOption) as refused:
         sqlserver_url.Target.parse("sqlserver://host/shop?nope=1")
@@ -177,9 +185,10 @@ def test_the_parameters_of_a_sql_server_url_are_known() -> None:
 
 def test_the_modes_of_tls_are_libpqs() -> None:
     """With a warning for those that verify nothing, and the default for none."""
-    [table] = tables("docs/security.md", "TLS")
     told = {
-        mode: row[3] for row in table.rows for mode in (re.findall(r"`([\w-]+)`", row[0]) or [None])
+        mode: row[3]
+        for row in table("docs/security.md", "tls").rows
+        for mode in (re.findall(r"`([\w-]+)`", row[0]) or [None])
     }
 
     assert set(told) == {None, "verify-full", "verify-ca", *postgresql_url.WEAK}
@@ -192,25 +201,35 @@ def test_the_modes_of_tls_are_libpqs() -> None:
 
 def test_the_suites_are_there() -> None:
     """Folders, and the variables that something reads."""
-    [table] = tables("CONTRIBUTING.md", "Suites")
-    for folder, _, switch in table.rows:
+    suites = table("CONTRIBUTING.md", "suites")
+    for folder, _, switch in suites.rows:
         assert list(ROOT.glob(folder.strip("`"))), folder
         for name in re.findall(r"`(SQLQ_\w+)`", switch):
             programs.variable(name)
     folders = {path.name for path in TESTS.iterdir() if path.is_dir() and path.name[0] not in "._"}
 
-    assert folders - {Path(cell.strip("`")).name for cell in table.column()} == set()
+    assert folders - {Path(cell.strip("`")).name for cell in suites.column()} == set()
 
 
-def test_figures_that_are_told_twice_are_the_same() -> None:
-    """WAL of a message, and what a JDBC read and the transport's loop are compared with."""
-    growth, dba, readme = read("docs/growth.md"), read("docs/dba.md"), read("README.md")
-    [figures] = re.findall(r"\[(\d+) bytes .*?, ([\d,]+) sent .*?, ([\d,]+) exactly", dba)
+def figures(text: str) -> set[str]:
+    """The numbers of a text, as they are written."""
+    return set(re.findall(r"\d[\d,.]*\d|\d", text))
 
-    assert all(f"| {each} bytes |" in growth for each in figures)
-    assert "browse, `json` | 238,200 | 0.97 of a JDBC read" in readme
-    assert "0.97 of the rate of a JDBC read" in read("docs/migration.md")
-    assert "36 times the transport's loop" in readme
+
+def test_figures_that_are_repeated_are_those_of_the_bench() -> None:
+    """The speed in README and on other pages, and the WAL of a message, are those of growth.md."""
+    speed, limits = (table("docs/growth.md", each) for each in ("speed", "limits"))
+    measured = figures("".join(text for title, text in sections("docs/growth.md")[:3]))
+    [repeated] = [text for title, text in sections("README.md") if title == "Speed"]
+    [receive] = re.findall(r"([\d.]+) of a JDBC read; (\d+) times", speed.row("receive-json")[2])
+    rate, _, loop = re.findall(r"\d[\d.]*", " ".join(table("README.md", "comparison").row("rate")))
+    [browse] = re.findall(r"([\d.]+) of a JDBC read", speed.row("browse-json")[2])
+    wal = table("docs/dba.md", "growth").row("wal")[1]
+
+    assert figures(repeated) <= measured
+    assert (rate, loop) == (receive[0], f"{float(receive[0]) / int(receive[1]):.3f}")
+    assert {browse, receive[1]} <= figures(read("docs/migration.md"))
+    assert figures(wal) == figures(" ".join(limits.column(2)))
 
 
 # ---------------------------------------------------------------- links

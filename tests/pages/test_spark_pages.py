@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from spark.stand import finish
 
-from .page import blocks, tables
+from .page import blocks, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,7 @@ def test_the_progress_on_the_page_has_the_keys_of_a_real_one(
     spark: SparkSession, shop: Shop, tmp_path: Path
 ) -> None:
     """Of the second micro-batch; and the table below it names all of what is ours."""
-    [sample] = [each for each in blocks("docs/sqlqueue.md") if each.language == "json"]
+    [sample] = blocks("docs/sqlqueue.md", "progress")
     told = json.loads(sample.text)
     shop.fill('"Shop.Orders"', 250, TimeSent="2026-06-30 17:05:09:123456 Z")
     options = {"url": shop.url, "queue": "Shop.Orders", "maxMessagesPerTrigger": "100"}
@@ -74,7 +74,7 @@ def test_the_progress_on_the_page_has_the_keys_of_a_real_one(
     real = json.loads(query.recentProgress[1].json)
     real["sources"][0]["latestOffset"].setdefault("queues", [])  # only of several
 
-    [told_of] = tables("docs/sqlqueue.md", "Metrics")
+    told_of = table("docs/sqlqueue.md", "metrics")
     assert keys(told) | {"sources": []} == keys(real) | {"sources": []}
     theirs, ours = (keys(each["sources"][0]) for each in (told, real))
     assert {name.strip("`") for name in told_of.column()} == ours["latestOffset"].keys()
