@@ -69,7 +69,6 @@ def divert_poison(
     if not pc.any(poison).as_py():
         return rows
     bad = live.filter(poison).select(["id", "headers", "body"])  # an expiry may be beyond Python
-    connection.rows("undecoded")
     under_some_ids(
         connection, errors, lambda renamed: load(connection, errors, bad, renamed=renamed)
     )

@@ -11,6 +11,8 @@ BEGIN ISOLATION LEVEL READ COMMITTED
 -- name: timeouts
 -- And the name that the DBA sees. A commit is on disk when it is answered, also for a login that does
 -- without: Spark has the rows by then, and after a crash they would be in the queue again.
+-- A database of SQL_ASCII holds any bytes as text; it gives and takes them as they are where the client
+-- says that it does so too, and fails otherwise.
 -- For this transaction only, so that a pooler's next client is not surprised.
 -- Returns: one row
 SELECT set_config('statement_timeout', :milliseconds, true),
@@ -18,7 +20,10 @@ SELECT set_config('statement_timeout', :milliseconds, true),
        set_config('idle_in_transaction_session_timeout', :milliseconds, true),
        set_config('synchronous_commit',
                   coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true),
-       set_config('application_name', left(:application, 63), true)
+       set_config('application_name', left(:application, 63), true),
+       set_config('client_encoding',
+                  CASE WHEN getdatabaseencoding() = 'SQL_ASCII' THEN 'SQL_ASCII'
+                       ELSE current_setting('client_encoding') END, true)
 
 -- name: commit
 COMMIT
@@ -449,14 +454,6 @@ moved AS (
       FROM gone
      WHERE NOT expired)
 SELECT count(*) FILTER (WHERE NOT expired), count(*) FILTER (WHERE expired) FROM gone
-
--- name: undecoded
--- Before texts are stored that may not be UTF-8: a database of SQL_ASCII holds any bytes, and takes
--- them as they are from a client that says so. Until the end of the transaction.
--- Returns: one row
-SELECT set_config('client_encoding',
-                  CASE WHEN getdatabaseencoding() = 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END,
-                  true)
 
 -- name: save_receipt
 INSERT INTO {state}.receipt

@@ -610,6 +610,7 @@ OPTION (MAXDOP 1)
 -- are dropped. @seqs is a list, as JSON. @renamed: a queue may hold an id twice, but not one to which
 -- a DBA gave a unique index.
 -- {recoverable}, {one}: the column Recoverable and its value, where the table has it.
+-- {fits}: refuses headers that a varchar would keep with question marks.
 -- Locks:   an update lock for each, until commit; find_large has them already.
 -- Index:   Index_RowVersion, a seek for each.
 -- Returns: moved bigint, expired bigint
@@ -630,7 +631,7 @@ OUTPUT deleted.Id, deleted.Headers, deleted.Body, deleted.RowVersion,
        CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END
   INTO @gone (Id, Headers, Body, seq, expired)
 OPTION (LOOP JOIN, MAXDOP 1);
-INSERT INTO {errors} (Id, {recoverable}Headers, Body)
+{fits}INSERT INTO {errors} (Id, {recoverable}Headers, Body)
 SELECT CASE WHEN @renamed = 1 THEN NEWID() ELSE Id END, {one}Headers, ISNULL(Body, 0x)
   FROM @gone
  WHERE expired = 0
@@ -638,11 +639,6 @@ SELECT CASE WHEN @renamed = 1 THEN NEWID() ELSE Id END, {one}Headers, ISNULL(Bod
 SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS moved,
        ISNULL(SUM(CASE WHEN expired = 1 THEN CAST(1 AS bigint) END), 0) AS expired
   FROM @gone
-
--- name: undecoded
--- Before texts are stored that may not be UTF-8; here all can be decoded.
--- Returns: one row
-SELECT CAST(1 AS bit)
 
 -- name: save_receipt
 INSERT INTO {state}.receipt

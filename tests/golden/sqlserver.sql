@@ -583,10 +583,6 @@ SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS moved
   FROM @gone;
 GO
 
--- undecoded
-SELECT CAST(1 AS bit);
-GO
-
 -- save_receipt
 INSERT INTO [sqlqueue].receipt
        (reader, batch, task, queue, messages, expired, diverted, forwarded, bytes,
