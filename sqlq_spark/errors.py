@@ -361,12 +361,13 @@ class TimeZoneNotFound(DatabaseFailure):
 
 
 class MessageTooLarge(DatabaseFailure):
-    """A message is larger than maxMessageBytes, and there is no error queue; nothing was received."""
+    """A message is larger than maxMessageBytes, there is no error queue."""
 
     template = (
-        "queue {0}: the message with seq {1} has {2} bytes, more than maxMessageBytes ({3}): set the "
-        "option errorQueue, where the server moves it unread; or raise maxMessageBytes, at most to "
-        "1000m, which a task must then hold in memory several times; or delete the message"
+        "queue {0}: the message with seq {1} has {2} bytes, more than maxMessageBytes ({3}): set "
+        "the option errorQueue, where the server moves it unread; or raise maxMessageBytes, "
+        "at most to 1000m, which a task must hold in memory several times; or delete the message. Nothing "
+        "was received"
     )
 
     def __init__(self, queue: str, seq: int, size: int, largest: int) -> None:
@@ -608,7 +609,8 @@ class PayloadRefused(SqlQueueError):
     template = (
         "the payload of {0} in the state tables cannot be used: {1}. None of it was delivered or "
         "sent. A login that may write the state tables has changed it, or the database is damaged: "
-        "restore that row from a backup, or drop it (`sqlqueue receipts drop`) and lose its messages"
+        "restore that row from a backup, or drop a receipt with `sqlqueue receipts drop` and lose "
+        "its messages. A receipt that was written with a larger maxMessageBytes needs that again"
     )
 
     def __init__(self, where: str, reason: str) -> None:

@@ -1,10 +1,10 @@
 """
 What a task cannot deliver: messages that cannot be read, and those too large to be looked at.
 
-Poison is a row whose headers are no JSON object of texts, or no UTF-8 (a database of SQL_ASCII holds
-any bytes). It goes to the error queue byte for byte, all of a task at once. A message that is larger
-than maxMessageBytes is moved there by the server and never comes here. No header is added to either:
-the headers may be what is too large, or what cannot be read. The log says why.
+Poison is a row whose headers are no JSON object of texts, or no UTF-8 (a database of SQL_ASCII
+holds any bytes). It goes to the error queue byte for byte, all of a task at once. A message that is
+larger than maxMessageBytes is moved there by the server and never comes here. No header is added to
+either: the headers may be what is too large, or what cannot be read. The log says why.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
     if not found:
         return 0, 0
     if task.errors is None:
-        raise MessageTooLarge(name, *found[0], task.largest)
+        seq, size = found[0]
+        raise MessageTooLarge(name, seq, size, task.largest)
     counts = [(0, 0)]
     for group in groups(found):
         counts.append(move(connection, task, task.errors, [seq for seq, _ in group]))

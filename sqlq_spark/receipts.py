@@ -25,10 +25,10 @@ from sqlq_spark.errors import (
     ReceiptSettled,
 )
 from sqlq_spark.message import dated
-from sqlq_spark.pace import Outcome
 from sqlq_spark.options import LARGEST_MESSAGE
-from sqlq_spark.payload import unpacked
+from sqlq_spark.pace import Outcome
 from sqlq_spark.receive import expected_receipt, most_bytes
+from sqlq_spark.unpack import unpacked
 
 if TYPE_CHECKING:
     from sqlq_spark.address import QueueAddress

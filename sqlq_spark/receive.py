@@ -27,12 +27,13 @@ from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import ReaderNotFound, StaleTask
 from sqlq_spark.forward import forward
 from sqlq_spark.message import BODY_STRING, QUEUE_ROW, by_seq
-from sqlq_spark.payload import RECEIPT_KEY, Expected, in_row, packed, pages, unpacked
+from sqlq_spark.payload import RECEIPT_KEY, in_row, packed, pages
 from sqlq_spark.poison import divert_large, divert_poison
+from sqlq_spark.unpack import Expected, unpacked
 
 if TYPE_CHECKING:
     from sqlq_spark.address import QueueAddress
-    from sqlq_spark.dialects import Connection
+    from sqlq_spark.dialects import Connection, Row
 
 log = logging.getLogger("sqlq_spark")
 
@@ -153,8 +154,9 @@ def receipt(connection: Connection, task: Task) -> pa.Table | None:
     if not found:
         return None
     payload, messages, size = found[0]
-    named = {"reader": reader, "batch": batch, "task": at}
-    stored = [] if payload else connection.rows("receipt_pages", **named)
+    stored: list[Row] = []
+    if not payload:
+        stored = connection.rows("receipt_pages", reader=reader, batch=batch, task=at)
     most = most_bytes(task.messages, task.largest)
     expected = expected_receipt(*task.key, messages=messages, size=size, most=most)
     return unpacked(payload, stored, expected)

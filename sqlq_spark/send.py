@@ -24,7 +24,7 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,9 +42,10 @@ from sqlq_spark.errors import (
 from sqlq_spark.message import rising_ids, with_legacy_columns
 from sqlq_spark.options import addressed
 from sqlq_spark.outgoing import PARCEL_ROW
-from sqlq_spark.payload import PARCEL_KEY, Expected, Packed, Seal, in_row, packed, pages, unpacked
+from sqlq_spark.payload import PARCEL_KEY, Packed, Seal, in_row, packed, pages
 from sqlq_spark.receive import NO_STREAM, Origin
 from sqlq_spark.topics import PARCEL_TOPICS
+from sqlq_spark.unpack import Expected, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -219,7 +220,7 @@ def parcel(connection: Connection, key: tuple[str, int, str, int], seal: Seal) -
         PayloadRefused: it is not the one that the task wrote.
     """
     sink, batch, attempt, number = key
-    named = {"sink": sink, "batch": batch, "attempt": attempt, "parcel": number}
+    named: dict[str, Any] = {"sink": sink, "batch": batch, "attempt": attempt, "parcel": number}
     ((payload,),) = connection.rows("parcel", **named)
     stored = [] if payload else connection.rows("parcel_pages", **named)
     expected = Expected(

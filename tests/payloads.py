@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import orjson
-import pyarrow as pa
 
 from sqlq_spark.message import BODY_STRING, QUEUE_ROW
-from sqlq_spark.payload import ZSTD, Expected, Packed, unpacked
+from sqlq_spark.payload import ZSTD, Packed
+from sqlq_spark.unpack import Expected, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import pyarrow as pa
 
 
 def reread(payload: Packed, schema: pa.Schema, *optional: pa.Field) -> pa.Table:

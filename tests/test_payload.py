@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import orjson
@@ -16,8 +17,9 @@ from payloads import forged, of_receipt, reread, sealed
 from sqlq_spark.errors import PayloadRefused
 from sqlq_spark.message import BODY_STRING, QUEUE_ROW
 from sqlq_spark.outgoing import PARCEL_ROW
-from sqlq_spark.payload import LARGE, PAGE, RECEIPT_KEY, Expected, in_row, packed, pages, unpacked
+from sqlq_spark.payload import LARGE, PAGE, RECEIPT_KEY, in_row, packed, pages
 from sqlq_spark.topics import PARCEL_TOPICS, TOPICS
+from sqlq_spark.unpack import Expected, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,7 +101,7 @@ def test_rows_of_any_slice_and_any_chunks_come_back(
     arrays = [*columns, [None] * len(rows), pa.array([row[3] for row in rows], TOPICS)]
     whole = pa.table(arrays, schema=schema)
     ends = sorted({0, *(min(cut, len(rows)) for cut in cuts), len(rows)})
-    slices = [whole.slice(a, b - a) for a, b in zip(ends, ends[1:], strict=False)]
+    slices = [whole.slice(a, b - a) for a, b in pairwise(ends)]
     found = pa.concat_tables([whole.slice(0, 0), *slices]).slice(first)
 
     again = reread(packed(found), PARCEL_ROW, PARCEL_TOPICS)
@@ -130,7 +132,7 @@ def stream() -> bytes:
     table = of_receipt(forged([(2, GOOD)]))
     with pa.ipc.new_stream(sink, QUEUE_ROW) as writer:
         writer.write_table(table)
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue())
 
 
 FORGED = {
@@ -224,7 +226,7 @@ def test_what_was_stored_with_it_must_be_what_it_holds(what: str, value: int) ->
     given = {"where": "receipt r/1/0", "schema": QUEUE_ROW, "most": 1000, what: value}
 
     with pytest.raises(PayloadRefused, match="receipt r/1/0"):
-        unpacked(forged([(2, GOOD)]), (), Expected(**given))  # type: ignore[arg-type]
+        unpacked(forged([(2, GOOD)]), (), Expected(**given))
 
 
 def test_another_payload_than_the_one_that_was_sealed_is_refused() -> None:
