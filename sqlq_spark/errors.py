@@ -366,8 +366,8 @@ class MessageTooLarge(DatabaseFailure):
     template = (
         "queue {0}: the message with seq {1} has {2} bytes, more than maxMessageBytes ({3}): set "
         "the option errorQueue, where the server moves it unread; or raise maxMessageBytes, "
-        "at most to 1000m, which a task must hold in memory several times; or delete the message. Nothing "
-        "was received"
+        "at most to 1000m, which a task must hold in memory several times; or delete the message. "
+        "Nothing was received"
     )
 
     def __init__(self, queue: str, seq: int, size: int, largest: int) -> None:
