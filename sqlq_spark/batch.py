@@ -41,6 +41,7 @@ def tasks_of(end: dict[str, Any], options: SourceOptions) -> list[Task]:
                 messages=max(1, min(share, messages - at * share)),
                 bytes=ceiling,
                 bytes_each=part["bytes"],
+                largest=options.max_message_bytes,
                 errors=options.error_address,
                 receipts=end["reader"] is not None,
                 body_string=options.include_body_string,

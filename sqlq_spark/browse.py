@@ -6,12 +6,14 @@ A page is a short transaction of its own, so that a slow reader holds no snapsho
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sqlq_spark.dialects import transaction
-from sqlq_spark.message import BODY_STRING, QUEUE_ROW
+from sqlq_spark.message import BODY_STRING, QUEUE_ROW, undecodable, with_texts
 from sqlq_spark.pace import apportion
 
 if TYPE_CHECKING:
@@ -20,9 +22,13 @@ if TYPE_CHECKING:
     from sqlq_spark.address import QueueAddress
     from sqlq_spark.dialects import Connection
 
-PAGE_BYTES = 8 << 20
+log = logging.getLogger("sqlq_spark")
+
+PAGE_BYTES = 8 << 20  # of a page; one message at least
+LARGEST = 256 << 20  # bytes of a message that is shown, if the caller does not say
 FIRST_PAGE = 50  # rows; later ones grow to PAGE_BYTES by what the rows before weighed
 LARGEST_PAGE = 20_000
+NAMED = 20  # seqs in a warning
 
 
 def parts(
@@ -77,6 +83,7 @@ def pages(
     *,
     narrow: bool,
     body_string: bool = False,
+    largest: int = LARGEST,
     timeout: float,
 ) -> Iterator[pa.Table]:
     """
@@ -89,10 +96,11 @@ def pages(
         stop: the seq behind the range.
         narrow: without headers and bodies, which are null then.
         body_string: also BODY_STRING, which the table must have.
+        largest: bytes of a message; a larger one is left out, with a warning.
         timeout: seconds for each page.
 
     Returns:
-        Tables of QUEUE_ROW by seq.
+        Tables of QUEUE_ROW by seq, U+FFFD in the place of what is no UTF-8.
     """
     rows = LARGEST_PAGE if narrow else FIRST_PAGE
     statement = "browse_seq" if narrow else "browse_body_string" if body_string else "browse"
@@ -105,13 +113,31 @@ def pages(
                 first=first,
                 stop=stop,
                 messages=rows,
+                bytes=PAGE_BYTES,
+                largest=largest,
             )
         if not page.num_rows:
             return
-        yield whole(page, schema)
+        yield whole(fetched(page, connection.printed(queue), largest), schema)
         first = page["seq"][-1].as_py() + 1
         each = max(1, page.nbytes // page.num_rows)
         rows = max(1, min(LARGEST_PAGE, rows * 8, PAGE_BYTES // each))
+
+
+def fetched(page: pa.Table, queue: str, largest: int) -> pa.Table:
+    """The messages of a page that were not too large, their texts readable."""
+    if "large" not in page.column_names:
+        return page
+    large = page["large"].is_valid()
+    if pc.any(large).as_py():
+        log.warning(
+            "%s: messages larger than %d bytes are left out: seq %s",
+            queue,
+            largest,
+            ", ".join(map(str, page["seq"].filter(large)[:NAMED].to_pylist())),
+        )
+        page = page.filter(pc.invert(large))
+    return with_texts(page, undecodable(page["headers"]))
 
 
 def whole(page: pa.Table, schema: pa.Schema) -> pa.Table:

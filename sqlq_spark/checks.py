@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 
 OLD_TRANSACTION = 600.0  # seconds
+LONG_HEADERS = 1 << 20  # bytes
 FORGOTTEN = 86_400.0  # seconds since a reader that holds receipts was seen
 
 Severity: TypeAlias = Literal["error", "warning", "note"]  # a note is nothing wrong
@@ -84,11 +85,12 @@ def of_queue(
         QueueNotFound, RightMissing, NotAQueue: it cannot be read; `of_table` tells more.
     """
     rows = connection.rows("check_rows", tables={"queue": queue})
-    lives = [lifetime(*row[1:]) for row in rows if row[1] is not None]
+    lives = [lifetime(*row[1:4]) for row in rows if row[1] is not None]
     found = of_table(
         connection, queue, last=rows[0][0], expiring=bool(lives), body_string=body_string
     )
-    return [*found, *too_short(connection.printed(queue), lives, peek_delay)]
+    where = connection.printed(queue)
+    return [*found, *too_short(where, lives, peek_delay), *too_long(where, *rows[0][4:])]
 
 
 def of_table(
@@ -162,6 +164,19 @@ def too_short(where: str, lives: Sequence[float | None], peek_delay: float) -> I
             "come too late for them",
             mend=f"option peekDelay: less than {shortest:g} s (100ms is the least), "
             "or a longer time to be received",
+        )
+
+
+def too_long(where: str, seq: int | None, size: int | None) -> Iterator[Finding]:
+    """Report headers that are larger than any endpoint writes; they cost every reader memory."""
+    if seq is not None and size is not None and size > LONG_HEADERS:
+        yield Finding(
+            where=where,
+            name="long_headers",
+            severity="warning",
+            found=f"the headers of the message with seq {seq} have {size} bytes",
+            mend="find its sender, whose data belongs into the body; a stream with errorQueue and "
+            f"a maxMessageBytes below {size} moves such messages there unread",
         )
 
 

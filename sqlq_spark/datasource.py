@@ -177,6 +177,7 @@ class BrowseReader(DataSourceReader):
                 partition.stop,
                 narrow=not HEAVY & set(schema.names),
                 body_string="bodyString" in schema.names,
+                largest=options.max_message_bytes,
                 timeout=options.query_timeout,
             )
             for page in pages:

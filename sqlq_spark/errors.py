@@ -14,7 +14,7 @@ What can go wrong, and what mends it.
     │   ├── RightMissing
     │   ├── QueueNotFound · SchemaNotFound · NotAQueue · BodyStringMissing
     │   ├── QueueNotWritable · QueueElsewhere · QueueUnquoted · MessageChanged
-    │   ├── TimeZoneNotFound
+    │   ├── TimeZoneNotFound · MessageTooLarge
     │   ├── DelayedQueueNotFound · SubscriptionsNotFound · SubscriberUnreachable
     │   ├── StateNotInstalled · StateTooNew · ServerTooOld · DatabaseTooOld · StatementPooling
     │   └── StatementFailed  and of its kind LogFull · StatementRefused
@@ -23,6 +23,7 @@ What can go wrong, and what mends it.
     │   ├── ReaderNotFound · ReaderOfOtherQueue · ReaderTakenOver
     │   └── StaleTask
     ├── ParcelsMissing
+    ├── PayloadRefused       a receipt or parcel is not as it was written
     ├── NothingToSettle
     └── ReceiptSettled
 
@@ -372,6 +373,20 @@ class TimeZoneNotFound(DatabaseFailure):
         super().__init__(statement, reason)
 
 
+class MessageTooLarge(DatabaseFailure):
+    """A message is larger than maxMessageBytes, there is no error queue."""
+
+    template = (
+        "queue {0}: the message with seq {1} has {2} bytes, more than maxMessageBytes ({3}): set "
+        "the option errorQueue, where the server moves it unread; or raise maxMessageBytes, "
+        "at most to 1000m, which a task must hold in memory several times; or delete the message. "
+        "Nothing was received"
+    )
+
+    def __init__(self, queue: str, seq: int, size: int, largest: int) -> None:
+        super().__init__(queue, seq, size, largest)
+
+
 class QueueElsewhere(DatabaseFailure):
     """A message cannot be returned: it failed in another database."""
 
@@ -599,6 +614,20 @@ class ParcelsMissing(SqlQueueError):
 
     def __init__(self, sink: str, batch: int, staged: int, found: int) -> None:
         super().__init__(sink, batch, staged, found)
+
+
+class PayloadRefused(SqlQueueError):
+    """What lies in a receipt or a parcel is not as it was written; none of it was used."""
+
+    template = (
+        "the payload of {0} in the state tables cannot be used: {1}. None of it was delivered or "
+        "sent. A login that may write the state tables has changed it, or the database is damaged: "
+        "restore that row from a backup, or drop a receipt with `sqlqueue receipts drop` and lose "
+        "its messages. A receipt that was written with a larger maxMessageBytes needs that again"
+    )
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(where, reason)
 
 
 class NothingToSettle(SqlQueueError):

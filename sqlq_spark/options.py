@@ -52,6 +52,7 @@ def encoded(word: str) -> str:
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 INT64 = 2**63 - 1
+LARGEST_MESSAGE = 1000 << 20  # PostgreSQL sends no row of 1 GB
 ZONE = "the time zone in which the .NET endpoints' sessions work, as Europe/Berlin"
 
 # how a user's name for a queue is read, by the dialect
@@ -105,6 +106,14 @@ def size(text: str) -> int:
     if not found or int(found[1]) < 1:
         raise Unreadable
     return min(int(found[1]) * BYTES[found[2]], INT64)
+
+
+def message_size(text: str) -> int:
+    """Read bytes as `size`, at most LARGEST_MESSAGE."""
+    found = size(text)
+    if found > LARGEST_MESSAGE:
+        raise Unreadable
+    return found
 
 
 def flag(text: str) -> bool:
@@ -231,6 +240,12 @@ class SourceOptions(DatabaseOptions):
     )
     max_bytes: int | None = option(
         "maxBytesPerTrigger", size, "bytes, at least 1, as 67108864 or 64m", default=None
+    )
+    max_message_bytes: int = option(
+        "maxMessageBytes",
+        message_size,
+        "bytes, at least 1 and at most 1000m, as 268435456 or 256m",
+        default=256 << 20,
     )
     min_messages: int | None = option(
         "minMessagesPerTrigger", count, "a whole number of at least 1", default=None

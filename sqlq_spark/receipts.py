@@ -25,14 +25,18 @@ from sqlq_spark.errors import (
     ReceiptSettled,
 )
 from sqlq_spark.message import dated
+from sqlq_spark.options import LARGEST_MESSAGE
 from sqlq_spark.pace import Outcome
-from sqlq_spark.payload import unpacked
+from sqlq_spark.receive import expected_receipt, most_bytes
+from sqlq_spark.unpack import unpacked
 
 if TYPE_CHECKING:
     from sqlq_spark.address import QueueAddress
     from sqlq_spark.dialects import Connection
 
 log = logging.getLogger("sqlq_spark")
+
+MOST_MESSAGES = 10_000_000  # of a receipt, for its bound: that of an operator's has no plan
 
 # a sink may read some of a batch only; what it has not read waits for the next one
 MISSING = (
@@ -220,9 +224,11 @@ def return_(connection: Connection, reader: str, batch: int, task: int, queue: Q
     found = _remove(connection, "return_", reader, batch, task)
     if found is None:
         return 0
-    messages, payload = found
+    messages, payload, size = found
     if messages:
-        rows = dated(unpacked(payload)).select(["id", "expires", "headers", "body"])
+        most = most_bytes(min(messages, MOST_MESSAGES), LARGEST_MESSAGE)
+        expected = expected_receipt(reader, batch, task, messages=messages, size=size, most=most)
+        rows = dated(unpacked(payload, (), expected)).select(["id", "expires", "headers", "body"])
         connection.load(queue, rows)
     return messages
 
@@ -235,16 +241,16 @@ def drop(connection: Connection, reader: str, batch: int, task: int) -> int:
 
 def _remove(
     connection: Connection, move: Move, reader: str, batch: int, task: int
-) -> tuple[int, bytes] | None:
+) -> tuple[int, bytes, int] | None:
     """Delete a receipt and close its batch; the reader's lock waits for running tasks."""
     connection.rows("lock_reader", reader=reader)
     pages = connection.rows("receipt_pages", reader=reader, batch=batch, task=task)
     row = connection.rows("drop_receipt", reader=reader, batch=batch, task=task)
     if not row:
         return None
-    messages, settled, payload = row[0][1:]
+    messages, settled, payload, size = row[0][1:]
     state: State = "settled" if settled else "held"
     if (state, move) not in MOVES:
         raise ReceiptSettled(reader, batch, task)
     connection.run("retire_reader", reader=reader, batch=batch)
-    return messages, payload or b"".join(page for (page,) in pages)
+    return messages, payload or b"".join(page for (page,) in pages), size

@@ -5,8 +5,8 @@ One receive task: a database transaction that takes messages and leaves a receip
     task_lock     one attempt at a time
     find_receipt  another attempt was here: hand out what it got, and receive nothing more
     receive       delete what no one else holds, step by step, up to the ceiling
-    divert        expired rows are counted and gone; poison goes to the error queue, what was
-                  delayed for another queue is forwarded there
+    divert        expired rows are counted and gone; poison, and what is too large to be fetched,
+                  goes to the error queue, what was delayed for another queue is forwarded there
     save_receipt  the rest, in the same commit
 
 The rows go to Spark only after the commit.
@@ -17,22 +17,23 @@ again: either nothing had happened, or the receipt is there.
 from __future__ import annotations
 
 import logging
-import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.dialects import transaction
-from sqlq_spark.errors import ReaderNotFound, StaleTask, StatementFailed
+from sqlq_spark.errors import ReaderNotFound, StaleTask
 from sqlq_spark.forward import forward
-from sqlq_spark.message import BODY_STRING, QUEUE_ROW, Headers, by_seq
-from sqlq_spark.payload import RECEIPT_KEY, in_row, packed, pages, unpacked
+from sqlq_spark.message import BODY_STRING, QUEUE_ROW, by_seq
+from sqlq_spark.payload import RECEIPT_KEY, in_row, packed, pages
+from sqlq_spark.poison import divert_large, divert_poison
+from sqlq_spark.unpack import Expected, unpacked
 
 if TYPE_CHECKING:
     from sqlq_spark.address import QueueAddress
-    from sqlq_spark.dialects import Connection
+    from sqlq_spark.dialects import Connection, Row
 
 log = logging.getLogger("sqlq_spark")
 
@@ -40,8 +41,9 @@ log = logging.getLogger("sqlq_spark")
 CEILING = 64 << 20
 STEP = 16 << 20
 
-# why a row with a fresh id can be there already
-BEHIND = "its sequence gives seqs that are taken; let it go on behind the highest seq"
+LARGEST = 256 << 20  # bytes of a message that a task fetches, if the option does not say
+# in a receipt: bytes of a row beside headers and body; a text may grow so many times as UTF-8
+ROW, GROWTH = 64, 3
 
 TAKEN = QUEUE_ROW.append(pa.field("expired", pa.bool_()))
 
@@ -59,6 +61,7 @@ class Task:
     messages: int  # at most
     bytes: int = CEILING  # at most, but one message at least
     bytes_each: float = 1024.0  # what one is thought to weigh
+    largest: int = LARGEST  # bytes of a message; a larger one is not fetched
     errors: QueueAddress | None = None
     receipts: bool = True  # False: transactionMode none
     body_string: bool = False  # also the column BodyString
@@ -150,9 +153,32 @@ def receipt(connection: Connection, task: Task) -> pa.Table | None:
     found = connection.rows("find_receipt", reader=reader, batch=batch, task=at)
     if not found:
         return None
-    if payload := found[0][0]:
-        return unpacked(payload)
-    return unpacked(b"", connection.rows("receipt_pages", reader=reader, batch=batch, task=at))
+    payload, messages, size = found[0]
+    stored: list[Row] = []
+    if not payload:
+        stored = connection.rows("receipt_pages", reader=reader, batch=batch, task=at)
+    most = most_bytes(task.messages, task.largest)
+    expected = expected_receipt(*task.key, messages=messages, size=size, most=most)
+    return unpacked(payload, stored, expected)
+
+
+def most_bytes(messages: int, largest: int) -> int:
+    """What a receipt may hold unpacked: the ceiling, a step and one message beyond it, and rows."""
+    return CEILING + GROWTH * (STEP + largest) + ROW * messages
+
+
+def expected_receipt(
+    reader: str, batch: int, task: int, *, messages: int, size: int, most: int
+) -> Expected:
+    """What the payload of a receipt must be; `messages` and `size` as stored with it."""
+    return Expected(
+        where=f"receipt {reader}/{batch}/{task}",
+        schema=QUEUE_ROW,
+        optional=(BODY_STRING,),
+        most=most,
+        size=size,
+        rows=messages,
+    )
 
 
 def take(connection: Connection, task: Task) -> pa.Table:
@@ -179,6 +205,7 @@ def take(connection: Connection, task: Task) -> pa.Table:
             stop=task.stop,
             messages=min(messages, int(room / each) + 1),
             bytes=room,
+            largest=task.largest,
         )
         if not step.num_rows:
             break
@@ -200,53 +227,17 @@ def weigh(rows: pa.Table) -> int:
 
 def divert(connection: Connection, task: Task, taken: pa.Table) -> Kept:
     """Keep what is to be delivered, and count what is not."""
+    short = taken.num_rows < task.messages and weigh(taken) < task.bytes
+    large, gone = divert_large(connection, task, short=short)
     live = taken.drop_columns("expired")
     if pc.any(taken["expired"]).as_py():
         live = live.filter(pc.invert(taken["expired"]))
-    expired = taken.num_rows - live.num_rows
+    expired = taken.num_rows - live.num_rows + gone
     if not live.num_rows:
-        return Kept(live, expired)
-    good = live if task.errors is None else divert_poison(connection, task, live, task.errors)
+        return Kept(live, expired, large)
+    good = divert_poison(connection, task.queue, task.errors, live)
     rest, forwarded, failed = forward(connection, task.queue, task.errors, good)
-    return Kept(rest, expired, live.num_rows - good.num_rows + failed, forwarded)
-
-
-def divert_poison(
-    connection: Connection, task: Task, live: pa.Table, errors: QueueAddress
-) -> pa.Table:
-    """
-    Put poison into the error queue; returns the other rows.
-
-    Raises:
-        StatementFailed: the error queue took a row under no id; nothing was received.
-    """
-    poison = Headers(live["headers"].combine_chunks()).poison()
-    bad = live.filter(poison)
-    # not its expiry, which may be a time that Python has not
-    for row in bad.select(["id", "headers", "body"]).to_pylist():
-        taken = any(
-            divert_one(connection, errors, row, name)
-            for name in (row["id"].hex(), uuid.uuid4().hex)
-        )
-        if not taken:
-            name = connection.printed(errors)
-            raise StatementFailed("divert", "duplicate", f"{name} refuses a fresh id: {BEHIND}")
-    if not bad.num_rows:
-        return live
-    log.warning(
-        "%s: %d poison messages moved to the error queue",
-        connection.printed(task.queue),
-        bad.num_rows,
-    )
-    return live.filter(pc.invert(poison))
-
-
-def divert_one(
-    connection: Connection, errors: QueueAddress, row: dict[str, Any], name: str
-) -> bool:
-    """Put a poison row, as it was, into the error queue; False where the id is there already."""
-    values = {"headers": row["headers"], "body": row["body"]}
-    return bool(connection.rows("divert", tables={"errors": errors}, id=name, **values))
+    return Kept(rest, expired, live.num_rows - good.num_rows + failed + large, forwarded)
 
 
 def save(connection: Connection, task: Task, kept: Kept, *, origin: Origin) -> None:
@@ -265,6 +256,7 @@ def save(connection: Connection, task: Task, kept: Kept, *, origin: Origin) -> N
         bytes=weigh(kept.rows),
         query_id=origin.query_id,
         query_batch=origin.query_batch,
-        payload=in_row(payload),
+        unpacked=payload.size,
+        payload=in_row(payload.bytes),
     )
-    connection.store("receipt_page", pages(payload, RECEIPT_KEY, task.key))
+    connection.store("receipt_page", pages(payload.bytes, RECEIPT_KEY, task.key))

@@ -20,7 +20,7 @@ from sqlq_spark import headers as wire
 from sqlq_spark import inspect, watch
 from sqlq_spark.browse import cut
 from sqlq_spark.dialects import transaction
-from sqlq_spark.message import quick_text
+from sqlq_spark.message import quick_text, undecodable, with_texts
 from sqlq_spark.message_types import full_name, split_types
 from sqlq_spark.options import addressed
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sqlq_spark.dialects import Connection
     from sqlq_spark.options import SourceOptions
 
-PAGE = 2_000  # rows of headers at a time
+PAGE = 1_000  # rows of headers at a time; 64 MB at most, for each is cut at 65,536 characters
 SPREAD = 40  # places in a deep queue where a sample is taken
 NAMES = 200  # message types, or exceptions, that are told apart; the rest are one
 LONGEST = 500  # characters of a stranger's text that are kept
@@ -223,7 +223,7 @@ def pages(
                 )
             if not page.num_rows:
                 break
-            yield page["headers"].to_pylist()
+            yield with_texts(page, undecodable(page["headers"]))["headers"].to_pylist()
             at, left = page["seq"][-1].as_py() + 1, left - page.num_rows
 
 

@@ -24,12 +24,13 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark import delayed, subscriptions
+from sqlq_spark.delays import PARCEL_DELAYS
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import (
     MissingOption,
@@ -40,8 +41,11 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.message import rising_ids, with_legacy_columns
 from sqlq_spark.options import addressed
-from sqlq_spark.payload import PARCEL_KEY, in_row, packed, pages, unpacked
+from sqlq_spark.outgoing import PARCEL_ROW
+from sqlq_spark.payload import PARCEL_KEY, Packed, Seal, in_row, packed, pages
 from sqlq_spark.receive import NO_STREAM, Origin
+from sqlq_spark.topics import PARCEL_TOPICS
+from sqlq_spark.unpack import Expected, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,6 +70,7 @@ class Staged:
     attempt: str
     parcels: int
     messages: int
+    seals: tuple[Seal, ...] = ()  # one for each parcel; they do not pass through the database
     origin: Origin = NO_STREAM  # the micro-batch, whose receipts may be settled
 
 
@@ -98,22 +103,24 @@ def stage(
         batch: the sink's batch.
         origin: Spark's names for the micro-batch that runs.
     """
-    attempt, count, messages = str(uuid.uuid4()), 0, 0
+    attempt, messages = str(uuid.uuid4()), 0
+    seals: list[Seal] = []
     for parcel in parcels:
-        session.do(partial(_stage, parcel, (sink, batch, attempt, count), session.options))
-        count += 1
+        payload, key = packed(parcel), (sink, batch, attempt, len(seals))
+        session.do(partial(_stage, payload, parcel.num_rows, key, session.options))
+        seals.append(payload.seal)
         messages += parcel.num_rows
-    return Staged(sink, batch, attempt, count, messages, origin)
+    return Staged(sink, batch, attempt, len(seals), messages, tuple(seals), origin)
 
 
 def _stage(
-    parcel: pa.Table,
+    payload: Packed,
+    messages: int,
     key: tuple[str, int, str, int],
     options: DatabaseOptions,
     connection: Connection,
 ) -> None:
     sink, batch, attempt, number = key
-    payload = packed(parcel)
     with transaction(connection, timeout=options.query_timeout):
         connection.rows("sink_open", sink=sink)
         staged = connection.rows(
@@ -122,11 +129,11 @@ def _stage(
             batch=batch,
             attempt=attempt,
             parcel=number,
-            messages=parcel.num_rows,
-            payload=in_row(payload),
+            messages=messages,
+            payload=in_row(payload.bytes),
         )
         if staged:
-            connection.store("outbox_page", pages(payload, PARCEL_KEY, key))
+            connection.store("outbox_page", pages(payload.bytes, PARCEL_KEY, key))
 
 
 def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> int:
@@ -190,31 +197,41 @@ def send_parcels(
         Of `insert`.
     """
     sink, batch = staged[0].sink, staged[0].batch
-    wanted = [(each.attempt, parcel) for each in staged for parcel in range(each.parcels)]
+    wanted = {
+        (each.attempt, number): seal for each in staged for number, seal in enumerate(each.seals)
+    }
     there = set(connection.rows("parcels", sink=sink, batch=batch))
-    missing = [parcel for parcel in wanted if parcel not in there]
+    missing = wanted.keys() - there
     if missing:
         raise ParcelsMissing(sink, batch, len(wanted), len(wanted) - len(missing))
     known: set[QueueAddress] = set()
     unheard: Counter[str] = Counter()
-    for attempt, number in wanted:
-        rows = parcel(connection, (sink, batch, attempt, number))
+    for (attempt, number), seal in wanted.items():
+        rows = parcel(connection, (sink, batch, attempt, number), seal)
         unheard += insert(connection, rows, options, known)
     return unheard
 
 
-def parcel(connection: Connection, key: tuple[str, int, str, int]) -> pa.Table:
-    """One parcel of the outbox."""
+def parcel(connection: Connection, key: tuple[str, int, str, int], seal: Seal) -> pa.Table:
+    """
+    One parcel of the outbox.
+
+    Raises:
+        PayloadRefused: it is not the one that the task wrote.
+    """
     sink, batch, attempt, number = key
-    payload = connection.rows("parcel", sink=sink, batch=batch, attempt=attempt, parcel=number)[0][
-        0
-    ]
-    if payload:
-        return unpacked(payload)
-    return unpacked(
-        b"",
-        connection.rows("parcel_pages", sink=sink, batch=batch, attempt=attempt, parcel=number),
+    named: dict[str, Any] = {"sink": sink, "batch": batch, "attempt": attempt, "parcel": number}
+    ((payload,),) = connection.rows("parcel", **named)
+    stored = [] if payload else connection.rows("parcel_pages", **named)
+    expected = Expected(
+        where=f"staged parcel {number} of attempt {attempt}, batch {batch} of sink {sink}",
+        schema=PARCEL_ROW,
+        optional=(*PARCEL_DELAYS.values(), PARCEL_TOPICS),
+        most=seal.size,
+        size=seal.size,
+        seal=seal,
     )
+    return unpacked(payload, stored, expected)
 
 
 def send_now(session: Session, parcels: Iterable[pa.Table], options: SinkOptions) -> int:

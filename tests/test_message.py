@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from payloads import reread
 
 from sqlq_spark import headers as wire
 from sqlq_spark import message
 from sqlq_spark.message import QUEUE_ROW, Headers
-from sqlq_spark.payload import packed, unpacked
+from sqlq_spark.payload import packed
 
 SCHEMA = pa.schema(
     [
@@ -207,7 +208,7 @@ def test_a_payload_is_unpacked_as_it_was_packed(rows: list[dict[str, object]]) -
     """Types, nulls and order."""
     whole = table(rows)
 
-    again = unpacked(packed(whole))
+    again = reread(packed(whole), QUEUE_ROW)
 
     assert again.schema.equals(QUEUE_ROW)
     assert again.equals(whole)
@@ -218,7 +219,7 @@ def test_like_messages_are_packed_small() -> None:
     row = {"headers": '{"a":"' + "header" * 80 + '"}', "body": b"body" * 200, "seq": 1}
     whole = table([row] * 2000)
 
-    assert packed(whole).size < whole.nbytes / 20
+    assert packed(whole).bytes.size < whole.nbytes / 20
 
 
 @given(st.lists(st.integers(-1000, 1000), unique=True, max_size=30))

@@ -1,19 +1,41 @@
-"""Payloads: what is packed comes back, in its row or in pages."""
+"""Payloads: what is packed comes back, in its row or in pages; what someone forged never does."""
 
 from __future__ import annotations
 
 import random
+import struct
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import orjson
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from payloads import forged, of_receipt, reread, sealed
 
-from sqlq_spark.payload import LARGE, PAGE, RECEIPT_KEY, in_row, packed, pages, unpacked
+from sqlq_spark.errors import PayloadRefused
+from sqlq_spark.message import BODY_STRING, QUEUE_ROW
+from sqlq_spark.outgoing import PARCEL_ROW
+from sqlq_spark.payload import LARGE, PAGE, RECEIPT_KEY, in_row, packed, pages
+from sqlq_spark.topics import PARCEL_TOPICS, TOPICS
+from sqlq_spark.unpack import Expected, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 KEY = ("reader", 7, 1)
+ONE = pa.schema([pa.field("body", pa.binary())])
+
+# two rows of QUEUE_ROW, buffer by buffer
+IDS, TIMES, SEQS = b"i" * 32, struct.pack("<2q", 0, 0), struct.pack("<2q", 1, 2)
+HEADER_ENDS, HEADER_TEXT = struct.pack("<3i", 0, 2, 4), b"{}{}"
+BODY_ENDS, BODY_BYTES = struct.pack("<3i", 0, 1, 3), b"abb"
+NONE_EXPIRES = b"\x00"
+GOOD = [
+    *(None, IDS, NONE_EXPIRES, TIMES),
+    *(None, HEADER_ENDS, HEADER_TEXT, None, BODY_ENDS, BODY_BYTES, None, SEQS),
+]
 
 
 def noise(size: int) -> pa.Table:
@@ -23,7 +45,7 @@ def noise(size: int) -> pa.Table:
 
 def stored(rows: pa.Table) -> tuple[bytes, Sequence[tuple[bytes]]]:
     """What the two tables would hold."""
-    payload = packed(rows)
+    payload = packed(rows).bytes
     found = pages(payload, RECEIPT_KEY, KEY)
     return in_row(payload), [(page,) for page in found["payload"].to_pylist()]
 
@@ -35,13 +57,14 @@ def test_a_payload_of_any_size_comes_back(size: int) -> None:
 
     inside, outside = stored(rows)
 
+    expected = Expected(where="a test", schema=ONE, most=size + 8, size=size + 8, rows=1)
     assert bool(inside) != bool(outside)
-    assert unpacked(inside, outside).equals(rows)
+    assert unpacked(inside, outside, expected).equals(rows)
 
 
 def test_a_page_is_a_row_of_its_own_under_the_key() -> None:
     """Numbered from 0, all but the last of the same size."""
-    found = pages(packed(noise(LARGE + 2 * PAGE)), RECEIPT_KEY, KEY).to_pylist()
+    found = pages(packed(noise(LARGE + 2 * PAGE)).bytes, RECEIPT_KEY, KEY).to_pylist()
 
     assert [row["page"] for row in found] == list(range(len(found)))
     assert {(row["reader"], row["batch"], row["task"]) for row in found} == {KEY}
@@ -51,8 +74,225 @@ def test_a_page_is_a_row_of_its_own_under_the_key() -> None:
 
 def test_a_small_payload_has_no_pages() -> None:
     """But the columns of the table, with its types."""
-    found = pages(packed(noise(10)), RECEIPT_KEY, KEY)
+    found = pages(packed(noise(10)).bytes, RECEIPT_KEY, KEY)
 
     assert found.num_rows == 0
     kinds = [*RECEIPT_KEY.values(), pa.int32(), pa.binary()]
     assert found.schema.types == kinds
+
+
+TEXTS = st.none() | st.text(max_size=5)
+LISTS = st.none() | st.lists(TEXTS, max_size=4)
+
+
+@given(
+    rows=st.lists(st.tuples(TEXTS, TEXTS, st.binary(max_size=5), LISTS), max_size=20),
+    cuts=st.lists(st.integers(0, 20), max_size=3),
+    first=st.integers(0, 20),
+)
+def test_rows_of_any_slice_and_any_chunks_come_back(
+    rows: list[tuple[str | None, str | None, bytes, list[str | None] | None]],
+    cuts: list[int],
+    first: int,
+) -> None:
+    """Nulls, lists and empty ones, from wherever in a larger table they are cut."""
+    schema = PARCEL_ROW.append(PARCEL_TOPICS)
+    columns = [[row[at] for row in rows] for at in (0, 1, 2)]
+    arrays = [*columns, [None] * len(rows), pa.array([row[3] for row in rows], TOPICS)]
+    whole = pa.table(arrays, schema=schema)
+    ends = sorted({0, *(min(cut, len(rows)) for cut in cuts), len(rows)})
+    slices = [whole.slice(a, b - a) for a, b in pairwise(ends)]
+    found = pa.concat_tables([whole.slice(0, 0), *slices]).slice(first)
+
+    again = reread(packed(found), PARCEL_ROW, PARCEL_TOPICS)
+
+    assert again.schema.equals(schema)
+    assert again.to_pylist() == found.to_pylist()
+
+
+# ----- what someone forged ---------------------------------------------------------------------
+
+
+def test_a_good_payload_written_by_hand_is_read() -> None:
+    """So that each of the forged ones below fails for what is wrong with it."""
+    assert of_receipt(forged([(2, GOOD)])).to_pylist() == [
+        {"id": b"i" * 16, "expires": None, "headers": "{}", "body": b"a", "seq": 1},
+        {"id": b"i" * 16, "expires": None, "headers": "{}", "body": b"bb", "seq": 2},
+    ]
+
+
+def changed(at: int, buffer: bytes | None) -> bytes:
+    """A payload with one other buffer."""
+    return forged([(2, [*GOOD[:at], buffer, *GOOD[at + 1 :]])])
+
+
+def stream() -> bytes:
+    """Arrow's own format, packed."""
+    sink = pa.BufferOutputStream()
+    table = of_receipt(forged([(2, GOOD)]))
+    with pa.ipc.new_stream(sink, QUEUE_ROW) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+FORGED = {
+    "offsets outside": changed(8, struct.pack("<3i", 0, 1, 4000)),
+    "negative offsets": changed(8, struct.pack("<3i", 0, -4000, 3)),
+    "offsets that fall": changed(8, struct.pack("<3i", 0, 3, 1)),
+    "offsets that begin below 0": changed(8, struct.pack("<3i", -100, 0, 3)),
+    "offsets too short": changed(8, struct.pack("<2i", 0, 3)),
+    "no offsets": changed(8, None),
+    "no values": changed(9, None),
+    "ids too short": changed(1, b"i" * 16),
+    "seqs too long": changed(11, SEQS + SEQS),
+    "validity too long": changed(2, b"\x00" * 9),
+    "headers that are no UTF-8": changed(6, b"\xff\xfe{}"),
+    "a buffer too many": forged([(2, [*GOOD, b"x"])]),
+    "a buffer too few": forged([(2, GOOD[:-1])]),
+    "more rows than there are": forged([(3, GOOD)]),
+    "2,000,000,000 rows": forged([(2_000_000_000, GOOD)]),
+    "no rows": forged([(0, GOOD)]),
+    "rows below 0": forged([(-1, GOOD)]),
+    "rows that are true": forged([(True, GOOD)]),
+    "a size too small": forged([(2, GOOD)], claims={9: [2, 12]}),
+    "a size too large": forged([(2, GOOD)], claims={9: [4000, 12]}),
+    "a size below 0": forged([(2, GOOD)], claims={9: [-3, 12]}),
+    "a packed size too large": forged([(2, GOOD)], claims={9: [3, 2**40]}),
+    "a size that is a text": forged([(2, GOOD)], claims={9: ["3", 12]}),
+    "another column": forged([(2, GOOD)], columns=["id", "expires", "headers", "text", "seq"]),
+    "columns in another order": forged([(2, GOOD)], columns=[*QUEUE_ROW.names[::-1]]),
+    "a column twice": forged([(2, GOOD)], columns=[*QUEUE_ROW.names, "seq"]),
+    "a column that is no text": forged([(2, GOOD)], columns=[{}, [], 1, None, True]),
+    "nothing": b"",
+    "a list and no buffers": sealed(b"", {"columns": QUEUE_ROW.names, "batches": [[1]]}),
+    "bytes behind the buffers": sealed(b"x", {"columns": QUEUE_ROW.names, "batches": []}),
+    "a list that is deep": sealed(b"", b"[" * 100_000),
+    "a list that is longer than all": b"{}" + (10**6).to_bytes(4, "little"),
+    "a list of 2 GB": b"{}" + b"\xff\xff\xff\x7f",
+    "cut off": forged([(2, GOOD)])[:-9],
+    "Arrow's own stream": stream(),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_what_is_forged_is_refused(name: str) -> None:
+    """With an error that names where it lies; nothing outside of the payload is ever read."""
+    with pytest.raises(PayloadRefused, match="the payload of a test in the state tables"):
+        of_receipt(FORGED[name])
+
+
+@pytest.mark.parametrize(
+    "ends", [(0, 1, 9), (0, 9, 1), (0, -1, 1), (-1, 0, 1), (0, 0, -5), (0, 1, 2**31 - 1)]
+)
+def test_lists_that_reach_outside_are_refused(ends: tuple[int, ...]) -> None:
+    """The topics of a staged message, whose inner values have buffers of their own."""
+    schema = pa.schema([PARCEL_TOPICS])
+    lists = [None, struct.pack("<3i", *ends), None, struct.pack("<2i", 0, 1), b"x"]
+    payload = forged([(2, lists)], columns=["topics"])
+
+    with pytest.raises(PayloadRefused):
+        unpacked(payload, (), Expected(where="a test", schema=schema, most=1000))
+
+
+def test_no_more_is_unpacked_than_was_stored() -> None:
+    """200 kB that would become gigabytes, whether the list says so or not."""
+    bomb, before = b"\0" * (64 << 20), pa.total_allocated_bytes()
+    honest = forged([(2, [*GOOD[:9], bomb, *GOOD[10:]])])
+    lying = forged([(2, [*GOOD[:9], bomb, *GOOD[10:]])], claims={9: [3, len(honest)]})
+    size = sum(len(each) for each in GOOD if each)
+    expected = Expected(where="a test", schema=QUEUE_ROW, most=1 << 20, size=size)
+
+    for payload in (honest, lying):
+        with pytest.raises(PayloadRefused):
+            unpacked(payload, (), expected)
+
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+def test_a_frame_that_holds_more_than_its_list_says_is_not_unpacked() -> None:
+    """The size in the list is the room, and not a wish."""
+    whole = forged([(2, [*GOOD[:9], b"\0" * (64 << 20), *GOOD[10:]])])
+    length = int.from_bytes(whole[-4:], "little")
+    listed = orjson.loads(whole[-4 - length : -4])
+    listed["batches"][0]["buffers"][9][0] = 3
+
+    with pytest.raises(PayloadRefused, match="too small"):
+        of_receipt(sealed(whole[: -4 - length], listed))
+
+
+@pytest.mark.parametrize(("what", "value"), [("size", 3), ("rows", 3), ("most", 10)])
+def test_what_was_stored_with_it_must_be_what_it_holds(what: str, value: int) -> None:
+    """The bytes, the rows, and no more than a task could have received."""
+    given = {"where": "receipt r/1/0", "schema": QUEUE_ROW, "most": 1000, what: value}
+
+    with pytest.raises(PayloadRefused, match="receipt r/1/0"):
+        unpacked(forged([(2, GOOD)]), (), Expected(**given))
+
+
+def test_another_payload_than_the_one_that_was_sealed_is_refused() -> None:
+    """A good one too."""
+    mine, other = packed(of_receipt(forged([(2, GOOD)]))), packed(noise(3))
+    expected = Expected(where="a test", schema=QUEUE_ROW, most=1000, seal=other.seal)
+
+    with pytest.raises(PayloadRefused, match="not the one that the task wrote"):
+        unpacked(mine.bytes.to_pybytes(), (), expected)
+
+
+WHOLE = forged([(2, [*GOOD, None, HEADER_ENDS, b"text"])], columns=[*QUEUE_ROW.names, "bodystring"])
+
+
+@settings(max_examples=500)
+@given(
+    changes=st.lists(
+        st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=4
+    ),
+    cut=st.integers(0, 3),
+)
+def test_random_changes_give_an_error_or_a_valid_table(
+    changes: list[tuple[int, int]], cut: int
+) -> None:
+    """Never a crash, and never a value from outside."""
+    payload = bytearray(WHOLE)
+    for at, value in changes:
+        payload[at] = value
+
+    try:
+        found = of_receipt(bytes(payload[: len(payload) - cut]))
+    except PayloadRefused:
+        return
+
+    found.validate(full=True)
+    assert found.schema in {QUEUE_ROW, QUEUE_ROW.append(BODY_STRING)} or found.num_rows == 0
+    assert found.nbytes < 1000
+    assert len(found.to_pylist()) == found.num_rows
+
+
+BUFFERS = st.none() | st.binary(max_size=40) | st.sampled_from([each for each in GOOD if each])
+
+
+@settings(max_examples=300)
+@given(
+    rows=st.integers(0, 5),
+    buffers=st.lists(BUFFERS, min_size=10, max_size=13),
+    changes=st.lists(st.tuples(st.integers(0, 11), BUFFERS), max_size=2),
+    good=st.booleans(),
+)
+def test_any_buffers_give_an_error_or_a_valid_table(
+    *,
+    rows: int,
+    buffers: list[bytes | None],
+    changes: list[tuple[int, bytes | None]],
+    good: bool,
+) -> None:
+    """Also where each buffer is packed as it should be."""
+    chosen = [*GOOD] if good else [*buffers]
+    for at, buffer in changes:
+        chosen[at % len(chosen)] = buffer
+
+    try:
+        found = of_receipt(forged([(rows, chosen)]))
+    except PayloadRefused:
+        return
+
+    found.validate(full=True)
+    assert len(found.to_pylist()) == rows

@@ -233,13 +233,13 @@ def test_what_is_sent_is_what_a_peer_would_send() -> None:
         "SELECT Headers, Body, Expires, Id, 1 FROM OPENJSON(@rows)"
     )
     assert "Recoverable" not in sqlserver_calls.insertion(["headers", "body", "id"], {"id": ""})
-    divert = plain(TEXTS["divert"])
-    assert divert.startswith("INSERT INTO [dbo].[error] (Id, Recoverable, Headers, Body) VALUES")
+    divert = plain(TEXTS["divert_large"])
+    assert "INSERT INTO [dbo].[error] (Id, Recoverable, Headers, Body) SELECT CASE" in divert
     without = sqlserver_calls.named(
-        sqlserver.STATEMENTS["divert"], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
+        sqlserver.STATEMENTS["divert_large"], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
     )
     assert "Recoverable" not in without
-    assert "1, @headers" not in plain(without)
+    assert "1, Headers" not in plain(without)
 
 
 def test_the_columns_of_version_1_are_filled_where_the_table_has_them() -> None:

@@ -620,11 +620,13 @@ def test_a_statement_is_data_and_each_value_has_a_type(
 
 def test_no_null_is_ever_bound(raw: Recorder, connection: sqlserver.Connection) -> None:
     """A driver asks the server for the type of one, and may lose what was done before by that."""
-    connection.rows("divert", tables={"errors": QUEUE}, id="0" * 32, headers="x" * 5000, body=None)
+    connection.rows("subscribers", tables={"subscriptions": QUEUE}, topic=None)
+    connection.run("store_plan", reader="r", batch=1, plan="x" * 5000)
 
+    assert raw.sent[-2][0].endswith("@topic = NULL")
     sql, (_, types, *values) = raw.sent[-1]
-    assert sql.endswith("@id = ?, @headers = ?, @body = NULL")
-    assert types == "@id nvarchar(4000), @headers nvarchar(max), @body varbinary(max)"
+    assert sql.endswith("@reader = ?, @batch = ?, @plan = ?")
+    assert types == "@reader nvarchar(4000), @batch bigint, @plan nvarchar(max)"
     assert None not in values
 
 
@@ -821,16 +823,18 @@ def test_characters_that_a_varchar_cannot_hold_are_refused(
     raw.ready["queue_columns"] = [(["name", "type"], columns)]
 
     connection.load(QUEUE, pa.table({"body": [b""], "headers": ["{}"]}))
-    connection.rows("divert", tables={"errors": QUEUE}, id="0" * 32, headers="x", body=None)
+    tables = {"queue": QUEUE, "errors": QUEUE}
+    connection.rows("divert_large", tables=tables, seqs="[1]", renamed=False)
 
+    (divert,) = [text for text in raw.inner() if "sqlqueue:divert_large" in text]
     (load,) = [text for text in raw.inner() if "sqlqueue:load" in text]
-    (divert,) = [text for text in raw.inner() if "sqlqueue:divert" in text]
     assert (
         "IF EXISTS (SELECT 1 FROM OPENJSON(@rows) WITH (Headers nvarchar(max) '$[2]') WHERE "
         f"{kept.format('Headers', 'Headers')}) BEGIN; THROW 51901, "
     ) in load
     assert load.index("THROW 51901") < load.index("INSERT INTO")
-    assert f"IF {kept.format('@headers', '@headers')} BEGIN; THROW 51901, " in divert
+    assert f"FROM @gone WHERE {kept.format('Headers', 'Headers')}) BEGIN; THROW 51901, " in divert
+    assert divert.index("THROW 51901") < divert.index("INSERT INTO")
 
 
 def test_a_bulk_insert_into_an_absent_queue_is_told(
@@ -924,12 +928,11 @@ def test_a_transaction_that_vanished_is_done_again(
 
 def test_an_attempt_is_undone_alone(raw: Recorder, connection: sqlserver.Connection) -> None:
     """XACT_ABORT is off for it, and on again after."""
-    raw.fails["sqlqueue:divert"] = odbc("42S02", 208, "Invalid object name 'dbo.orders'.")
-    values: dict[str, dialects.Value] = {"id": "0" * 32, "headers": "{}", "body": b""}
+    raw.fails["sqlqueue:top"] = odbc("42S02", 208, "Invalid object name 'dbo.orders'.")
 
     with transaction(connection, timeout=1):
         with pytest.raises(errors.QueueNotFound), dialects.attempt(connection):
-            connection.rows("divert", tables={"errors": QUEUE}, **values)
+            connection.rows("top", tables={"queue": QUEUE})
         connection.rows("clock")
 
     inner = raw.inner()

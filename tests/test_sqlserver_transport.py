@@ -166,9 +166,9 @@ BESIDE = {
     "undo": sqlserver.UNDO,
     "guard": sqlserver_calls.GUARD,
     "a call": sqlserver_calls.call(
-        "divert",
-        sqlserver.STATEMENTS["divert"],
-        {"id": "0" * 32, "headers": "{}", "body": None},
+        "divert_large",
+        sqlserver.STATEMENTS["divert_large"],
+        {"seqs": "[1]", "renamed": False},
         guarded=True,
     )[0],
     "a call without values": sqlserver_calls.call("clock", "SELECT 1", {}, guarded=True)[0],
@@ -186,7 +186,7 @@ BESIDE = {
                 sqlserver.STATEMENTS[name], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
             )
         )
-        for name in ("divert", "move_due")
+        for name in ("divert_large", "move_due")
     },
 }
 

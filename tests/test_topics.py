@@ -8,13 +8,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from payloads import reread
 
 from sqlq_spark import headers as wire
 from sqlq_spark import outgoing
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption, UnknownOption
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.outgoing import PARCEL_ROW, Sender
-from sqlq_spark.payload import packed, unpacked
+from sqlq_spark.payload import packed
 from sqlq_spark.topics import PARCEL_TOPICS, TOPICS
 
 URL = "postgresql://host/shop"
@@ -124,7 +125,7 @@ def test_topics_come_through_a_parcel_whatever_slice_they_are_of(
     """Staged and read again: row by row the same; an empty list is none."""
     parcel = sender(queue="orders").messages(frame(lists).slice(offset), 0)
 
-    back = unpacked(packed(parcel).to_pybytes())
+    back = reread(packed(parcel), PARCEL_ROW, PARCEL_TOPICS)
 
     assert back["topics"].to_pylist() == [each or None for each in lists[offset:]]
 

@@ -36,6 +36,7 @@ from sqlq_spark.address import (
     quote_postgresql,
 )
 from sqlq_spark.dialects import Row, Statements, Value, postgresql_url
+from sqlq_spark.message import readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -199,7 +200,7 @@ class Connection:
         table = self._execute(statement, named(text, self.state, tables or {}), bound, tables or {})
         if statement == "timeouts":
             self._limit = int(str(values["milliseconds"])) / 1000
-        return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        return list(zip(*map(values_of, table.columns), strict=True))
 
     def arrow(
         self, statement: str, *, tables: dict[str, QueueAddress], **numbers: int | list[int]
@@ -337,6 +338,15 @@ class Connection:
         return found
 
 
+def values_of(column: pa.ChunkedArray) -> list[Any]:
+    """The values of a column; in a database of SQL_ASCII a text may be no UTF-8."""
+    try:
+        found: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        found = readable(column).to_pylist()
+    return found
+
+
 @cache
 def numbered(statement: str) -> tuple[str, tuple[str, ...]]:
     """A statement with `$1 …` for `:name`, and the names in the order of their numbers."""
@@ -468,7 +478,9 @@ RIGHTS = {
     "receive": "SELECT, DELETE, UPDATE (seq)",
     "take": "SELECT, DELETE, UPDATE (seq)",
     "purge": "SELECT, DELETE",
-    "divert": "INSERT",
+    "find_large": "SELECT, DELETE, UPDATE (seq)",
+    "divert_large": "SELECT, DELETE, UPDATE (seq)",
+    "divert_large errors": "INSERT",
     "subscribe": "SELECT, INSERT, UPDATE",
     "unsubscribe": "SELECT, DELETE",
     "load": "INSERT",

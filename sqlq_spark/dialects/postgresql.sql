@@ -14,6 +14,8 @@ BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_tem
 -- name: timeouts
 -- And the name that the DBA sees. A commit is on disk when it is answered, also for a login that does
 -- without: Spark has the rows by then, and after a crash they would be in the queue again.
+-- A database of SQL_ASCII holds any bytes as text; it gives and takes them as they are where the client
+-- says that it does so too, and fails otherwise.
 -- For this transaction only, so that a pooler's next client is not surprised.
 -- Returns: one row
 SELECT set_config('statement_timeout', :milliseconds, true),
@@ -21,7 +23,10 @@ SELECT set_config('statement_timeout', :milliseconds, true),
        set_config('idle_in_transaction_session_timeout', :milliseconds, true),
        set_config('synchronous_commit',
                   coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true),
-       set_config('application_name', left(:application, 63), true)
+       set_config('application_name', left(:application, 63), true),
+       set_config('client_encoding',
+                  CASE WHEN getdatabaseencoding() = 'SQL_ASCII' THEN 'SQL_ASCII'
+                       ELSE current_setting('client_encoding') END, true)
 
 -- name: commit
 COMMIT
@@ -105,6 +110,7 @@ CREATE TABLE IF NOT EXISTS {state}.receipt (
     query_id    varchar(36),
     query_batch bigint,
     settled     boolean     NOT NULL DEFAULT false,
+    unpacked    bigint      NOT NULL CHECK (unpacked >= 0),
     payload     bytea       NOT NULL,
     created     timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (reader, batch, task)
@@ -245,15 +251,17 @@ SELECT cardinality(seqs)::bigint,
 
 -- name: sample
 -- What the lowest messages weigh, since when the lowest waits, and how far the queue reaches.
+-- A weight is known without reading a value, and of headers no more than their beginning is read:
+-- a pattern would need 4 bytes for each character, and fails where that is more than 1 GB.
 -- Index:   the unique index on seq.
 -- Returns: bytes double precision, sent text (the TimeSent header of the lowest), span bigint
-SELECT (SELECT avg(coalesce(octet_length(headers), 0) + coalesce(octet_length(body), 0))
+SELECT (SELECT avg(coalesce(octet_length(headers), 0)::bigint + coalesce(octet_length(body), 0))
           FROM (SELECT headers, body
                   FROM {queue}
                  WHERE seq >= :first::bigint
                  ORDER BY seq
                  LIMIT 50) AS lowest)::float8,
-       (SELECT substring(headers FROM '"NServiceBus.TimeSent":"([^"]{1,40})"')
+       (SELECT substring(left(headers, 16384) FROM '"NServiceBus.TimeSent":"([^"]{1,40})"')
           FROM {queue}
          WHERE seq = :first::bigint),
        (SELECT max(seq) FROM {queue})::bigint - :first::bigint + 1
@@ -278,8 +286,8 @@ SELECT pg_advisory_xact_lock(
     hashtextextended(:reader::text || '/' || :batch::bigint || '/' || :task::bigint, 0))
 
 -- name: find_receipt
--- Returns: payload bytea; empty where it is in pages
-SELECT payload
+-- Returns: payload bytea; empty where it is in pages; messages, unpacked (bytes) bigint
+SELECT payload, messages, unpacked
   FROM {state}.receipt
  WHERE reader = :reader::text AND batch = :batch::bigint AND task = :task::bigint
 
@@ -292,7 +300,8 @@ SELECT payload
 
 -- name: receive
 -- Take the lowest messages of a range that no one else holds, up to a count and a weight;
--- at least one, however heavy. The weight of a toasted value is known without reading it.
+-- at least one, however heavy, but none larger than :largest.
+-- The weight of a toasted value is known without reading it.
 -- The rows come to the window as they are locked, by seq: to sort them again would cost 4 %. If ever
 -- they came in another order, a heavy step would leave some of them for the next batch.
 -- Locks:   a row lock for each looked at, until commit. Never waits.
@@ -306,11 +315,13 @@ DELETE FROM {queue}
                        sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) - bytes AS before
                   FROM (SELECT ctid AS place,
                                seq,
-                               coalesce(octet_length(headers), 0)
+                               coalesce(octet_length(headers), 0)::bigint
                                + coalesce(octet_length(body), 0) AS bytes
                           FROM {queue}
                          WHERE seq >= :first::bigint
                            AND seq < :stop::bigint
+                           AND coalesce(octet_length(headers), 0)::bigint
+                               + coalesce(octet_length(body), 0) <= :largest::bigint
                          ORDER BY seq
                          LIMIT :messages::bigint
                            FOR UPDATE SKIP LOCKED) AS locked) AS weighed
@@ -332,12 +343,15 @@ DELETE FROM {queue}
                        sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) - bytes AS before
                   FROM (SELECT ctid AS place,
                                seq,
-                               coalesce(octet_length(headers), 0)
+                               coalesce(octet_length(headers), 0)::bigint
                                + coalesce(octet_length(body), 0)
                                + coalesce(octet_length(bodystring), 0) AS bytes
                           FROM {queue}
                          WHERE seq >= :first::bigint
                            AND seq < :stop::bigint
+                           AND coalesce(octet_length(headers), 0)::bigint
+                               + coalesce(octet_length(body), 0)
+                               + coalesce(octet_length(bodystring), 0) <= :largest::bigint
                          ORDER BY seq
                          LIMIT :messages::bigint
                            FOR UPDATE SKIP LOCKED) AS locked) AS weighed
@@ -385,21 +399,72 @@ SELECT t.place
                AND a.attname IN ('id', 'expires', 'headers', 'body', 'seq')
                AND NOT a.attisdropped)
 
--- name: divert
--- A poison row, as it was, into the error queue, unless its id is there already.
--- Returns: one row where it was inserted. No arbiter is named: the right to INSERT is enough.
-INSERT INTO {errors} (id, headers, body)
-VALUES (:id::text::uuid, :headers::text, :body::bytea)
-    ON CONFLICT DO NOTHING
-RETURNING true
+-- name: find_large
+-- The lowest messages of a range that are larger than a limit and that no one else holds. Asked only
+-- where the sample weighed so much, and the task got less than was planned.
+-- Locks:   a row lock for each, until commit. Never waits.
+-- Index:   the unique index on seq.
+-- Returns: seq bigint, bytes bigint
+SELECT seq::bigint,
+       coalesce(octet_length(headers), 0)::bigint
+       + coalesce(octet_length(body), 0) AS bytes
+  FROM {queue}
+ WHERE seq >= :first::bigint
+   AND seq < :stop::bigint
+   AND coalesce(octet_length(headers), 0)::bigint
+       + coalesce(octet_length(body), 0)
+       > :largest::bigint
+ ORDER BY seq
+ LIMIT :messages::bigint
+   FOR UPDATE SKIP LOCKED
+
+-- name: find_large_body_string
+-- As find_large, from a table that has the column, which is weighed too.
+SELECT seq::bigint,
+       coalesce(octet_length(headers), 0)::bigint
+       + coalesce(octet_length(body), 0)
+       + coalesce(octet_length(bodystring), 0) AS bytes
+  FROM {queue}
+ WHERE seq >= :first::bigint
+   AND seq < :stop::bigint
+   AND coalesce(octet_length(headers), 0)::bigint
+       + coalesce(octet_length(body), 0)
+       + coalesce(octet_length(bodystring), 0)
+       > :largest::bigint
+ ORDER BY seq
+ LIMIT :messages::bigint
+   FOR UPDATE SKIP LOCKED
+
+-- name: divert_large
+-- Chosen messages into the error queue, as they are, without going through the client, which could not
+-- hold them; the server sends no row of 1 GB. Expired ones are dropped. :seqs is a JSON array.
+-- Locks:   a row lock for each, until commit; find_large has them already.
+-- Index:   the unique index on seq.
+-- Returns: moved bigint, expired bigint
+WITH gone AS (
+    DELETE FROM {queue}
+     WHERE seq = ANY (ARRAY (
+            SELECT text::bigint FROM json_array_elements_text(:seqs::text::json) AS each (text)))
+    RETURNING id,
+              headers,
+              body,
+              coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired),
+moved AS (
+    INSERT INTO {errors} (id, headers, body)
+    SELECT CASE WHEN :renamed::boolean THEN gen_random_uuid() ELSE id END,
+           headers,
+           coalesce(body, '')
+      FROM gone
+     WHERE NOT expired)
+SELECT count(*) FILTER (WHERE NOT expired), count(*) FILTER (WHERE expired) FROM gone
 
 -- name: save_receipt
 INSERT INTO {state}.receipt
        (reader, batch, task, queue, messages, expired, diverted, forwarded, bytes,
-        query_id, query_batch, payload)
+        query_id, query_batch, unpacked, payload)
 VALUES (:reader::text, :batch::bigint, :task::bigint, :queue_name::text, :messages::bigint,
         :expired::bigint, :diverted::bigint, :forwarded::bigint, :bytes::bigint,
-        :query_id::text, :query_batch::bigint, :payload::bytea)
+        :query_id::text, :query_batch::bigint, :unpacked::bigint, :payload::bytea)
 
 -- ---------------------------------------------------------------- receipts
 
@@ -477,13 +542,13 @@ SELECT r.reader, r.queue, r.batch, r.task::bigint, r.messages, r.bytes, r.settle
  ORDER BY r.created, r.reader, r.batch, r.task
 
 -- name: drop_receipt
--- Returns: queue, messages, settled, payload of the receipt dropped
+-- Returns: queue, messages, settled, payload, unpacked of the receipt dropped
 WITH pages AS (
     DELETE FROM {state}.receipt_page
      WHERE reader = :reader::text AND batch = :batch::bigint AND task = :task::bigint)
 DELETE FROM {state}.receipt
  WHERE reader = :reader::text AND batch = :batch::bigint AND task = :task::bigint
-RETURNING queue, messages, settled, payload
+RETURNING queue, messages, settled, payload, unpacked
 
 -- name: retire_reader
 -- Its receipts were returned or dropped: a checkpoint that comes back must not receive again.
@@ -706,36 +771,57 @@ SELECT extract(epoch FROM min(due) - (now() AT TIME ZONE 'UTC' AT TIME ZONE :zon
 -- ---------------------------------------------------------------- inspection
 
 -- name: browse
--- A page of a range, deleting and locking nothing.
+-- A page of a range, deleting and locking nothing: up to a count and a weight, at least one message.
+-- Of one that is larger than :largest nothing is read but its weight.
 -- Index:   the unique index on seq; the order is by the column, not by the bigint of its name.
--- Returns: as receive, by seq
-SELECT q.id,
-       q.expires,
-       coalesce(q.expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
-       q.headers,
-       q.body,
-       q.seq::bigint AS seq
-  FROM {queue} AS q
- WHERE q.seq >= :first::bigint
-   AND q.seq < :stop::bigint
- ORDER BY q.seq
- LIMIT :messages::bigint
+-- Returns: as receive, by seq; and large bigint, the bytes of a message that is too large, whose
+--          headers and body are null
+SELECT id,
+       expires,
+       coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
+       CASE WHEN bytes <= :largest::bigint THEN headers END AS headers,
+       CASE WHEN bytes <= :largest::bigint THEN body END AS body,
+       seq::bigint AS seq,
+       CASE WHEN bytes > :largest::bigint THEN bytes END AS large
+  FROM (SELECT *,
+               sum(CASE WHEN bytes <= :largest::bigint THEN bytes ELSE 0 END)
+                   OVER (ROWS UNBOUNDED PRECEDING) AS up_to
+          FROM (SELECT q.id, q.expires, q.headers, q.body, q.seq,
+                       coalesce(octet_length(q.headers), 0)::bigint
+                       + coalesce(octet_length(q.body), 0) AS bytes
+                  FROM {queue} AS q
+                 WHERE q.seq >= :first::bigint
+                   AND q.seq < :stop::bigint
+                 ORDER BY q.seq
+                 LIMIT :messages::bigint) AS lowest) AS weighed
+ WHERE up_to - bytes < :bytes::bigint
+ ORDER BY weighed.seq
 
 -- name: browse_body_string
 -- As browse, from a table that has the column.
 -- Returns: also bodystring text
-SELECT q.id,
-       q.expires,
-       coalesce(q.expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
-       q.headers,
-       q.body,
-       q.bodystring,
-       q.seq::bigint AS seq
-  FROM {queue} AS q
- WHERE q.seq >= :first::bigint
-   AND q.seq < :stop::bigint
- ORDER BY q.seq
- LIMIT :messages::bigint
+SELECT id,
+       expires,
+       coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
+       CASE WHEN bytes <= :largest::bigint THEN headers END AS headers,
+       CASE WHEN bytes <= :largest::bigint THEN body END AS body,
+       CASE WHEN bytes <= :largest::bigint THEN bodystring END AS bodystring,
+       seq::bigint AS seq,
+       CASE WHEN bytes > :largest::bigint THEN bytes END AS large
+  FROM (SELECT *,
+               sum(CASE WHEN bytes <= :largest::bigint THEN bytes ELSE 0 END)
+                   OVER (ROWS UNBOUNDED PRECEDING) AS up_to
+          FROM (SELECT q.id, q.expires, q.headers, q.body, q.bodystring, q.seq,
+                       coalesce(octet_length(q.headers), 0)::bigint
+                       + coalesce(octet_length(q.body), 0)
+                       + coalesce(octet_length(q.bodystring), 0) AS bytes
+                  FROM {queue} AS q
+                 WHERE q.seq >= :first::bigint
+                   AND q.seq < :stop::bigint
+                 ORDER BY q.seq
+                 LIMIT :messages::bigint) AS lowest) AS weighed
+ WHERE up_to - bytes < :bytes::bigint
+ ORDER BY weighed.seq
 
 -- name: browse_seq
 -- The same page without headers and bodies.
@@ -747,10 +833,10 @@ SELECT q.id, q.expires, q.seq::bigint AS seq
  LIMIT :messages::bigint
 
 -- name: browse_headers
--- A page of a range without bodies, for what headers tell. Locks nothing.
+-- A page of a range without bodies, for what headers tell: the beginning of each. Locks nothing.
 -- Index:   the unique index on seq.
 -- Returns: headers text, seq bigint; by seq
-SELECT q.headers, q.seq::bigint AS seq
+SELECT left(q.headers, 65536) AS headers, q.seq::bigint AS seq
   FROM {queue} AS q
  WHERE q.seq >= :first::bigint
    AND q.seq < :stop::bigint
@@ -859,16 +945,24 @@ SELECT c.relname::text
 -- ---------------------------------------------------------------- checks
 
 -- name: check_rows
--- What the lowest messages tell: how long they live, and how far seq has come. Locks nothing.
+-- What the lowest messages tell: how long they live, how large headers are, and how far seq has
+-- come. Locks nothing. Of headers only the beginning is read.
 -- Index:   the unique index on seq.
 -- Returns: last bigint (null where the queue is empty), and of each of the lowest 50 that expires:
 --          expires timestamp (within the years 1900 to 9999, for the client: it may be infinite),
---          sent text, lives text (its headers, null where absent)
-SELECT top.last, lowest.expires, lowest.sent, lowest.lives
+--          sent text, lives text (its headers, null where absent); in each row the seq and the
+--          bytes of the largest headers among the lowest 50, bigint
+SELECT top.last, lowest.expires, lowest.sent, lowest.lives, heaviest.seq, heaviest.bytes
   FROM (SELECT max(seq)::bigint AS last FROM {queue}) AS top
+  LEFT JOIN (SELECT seq::bigint AS seq, octet_length(headers)::bigint AS bytes
+               FROM (SELECT seq, headers FROM {queue} ORDER BY seq LIMIT 50) AS first_rows
+              ORDER BY octet_length(headers) DESC NULLS LAST
+              LIMIT 1) AS heaviest ON true
   LEFT JOIN (SELECT least(greatest(expires, timestamp '1900-01-01'), timestamp '9999-12-31') AS expires,
-                    substring(headers FROM '"NServiceBus.TimeSent":"([^"]{1,40})"') AS sent,
-                    substring(headers FROM '"NServiceBus.TimeToBeReceived":"([^"]{1,40})"') AS lives
+                    substring(left(headers, 16384)
+                              FROM '"NServiceBus.TimeSent":"([^"]{1,40})"') AS sent,
+                    substring(left(headers, 16384)
+                              FROM '"NServiceBus.TimeToBeReceived":"([^"]{1,40})"') AS lives
                FROM (SELECT expires, headers FROM {queue} ORDER BY seq LIMIT 50) AS first_rows
               WHERE expires IS NOT NULL) AS lowest ON true
 

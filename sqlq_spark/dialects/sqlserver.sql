@@ -132,6 +132,7 @@ BEGIN
         query_id    nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
         query_batch bigint         NULL,
         settled     bit            NOT NULL DEFAULT 0,
+        unpacked    bigint         NOT NULL CHECK (unpacked >= 0),
         payload     varbinary(max) NOT NULL,
         created     datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
         PRIMARY KEY (reader, batch, task),
@@ -409,6 +410,7 @@ SELECT MAX(place) AS messages,
 
 -- name: sample
 -- What the lowest messages weigh, since when the lowest waits, and how far the queue reaches.
+-- Of headers no more than their beginning is read.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: bytes float, sent (the TimeSent header of the lowest), span bigint
@@ -421,10 +423,11 @@ SELECT (SELECT AVG(CAST(bytes AS float))
                  ORDER BY RowVersion) AS lowest) AS bytes,
        (SELECT TOP (1)
                CASE WHEN p.found > 0 AND e.stop - p.found - 24 BETWEEN 1 AND 40
-                    THEN SUBSTRING(q.Headers, p.found + 24, e.stop - p.found - 24) END
+                    THEN SUBSTRING(h.start, p.found + 24, e.stop - p.found - 24) END
           FROM {queue} AS q WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
-         CROSS APPLY (SELECT CHARINDEX(N'"NServiceBus.TimeSent":"', q.Headers) AS found) AS p
-         CROSS APPLY (SELECT CHARINDEX(N'"', q.Headers, p.found + 24) AS stop) AS e
+         CROSS APPLY (SELECT LEFT(CAST(q.Headers AS nvarchar(max)), 16384) AS start) AS h
+         CROSS APPLY (SELECT CHARINDEX(N'"NServiceBus.TimeSent":"', h.start) AS found) AS p
+         CROSS APPLY (SELECT CHARINDEX(N'"', h.start, p.found + 24) AS stop) AS e
          WHERE q.RowVersion = @first) AS sent,
        (SELECT MAX(RowVersion)
           FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) - @first + 1 AS span
@@ -460,8 +463,8 @@ BEGIN
 END
 
 -- name: find_receipt
--- Returns: payload varbinary; empty where it is in pages
-SELECT payload
+-- Returns: payload varbinary; empty where it is in pages; messages, unpacked (bytes) bigint
+SELECT payload, messages, unpacked
   FROM {state}.receipt
  WHERE reader = @reader AND batch = @batch AND task = @task
 
@@ -474,7 +477,7 @@ SELECT payload
 
 -- name: receive
 -- Take the lowest messages of a range that no one else holds, up to a count and a weight;
--- at least one, however heavy. Headers are weighed by their UTF-16 units: a byte each, mostly.
+-- at least one, however heavy, but none larger than @largest. Headers are weighed by their UTF-16 units: a byte each, mostly.
 -- Locks:   an update lock for each looked at, until commit. Never waits for a row.
 -- Index:   Index_RowVersion, clustered or not; FORCESEEK, or stale statistics may choose a scan that
 --          locks the whole range.
@@ -487,6 +490,8 @@ WITH lowest AS (
            + ISNULL(DATALENGTH(Body), 0) AS bytes
       FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE RowVersion >= @first AND RowVersion < @stop
+       AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0) <= @largest
      ORDER BY RowVersion
 ), message AS (
     SELECT Id, Expires, Headers, Body, RowVersion,
@@ -514,6 +519,9 @@ WITH lowest AS (
            + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
       FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE RowVersion >= @first AND RowVersion < @stop
+       AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0)
+           + ISNULL(DATALENGTH(BodyString) / 2, 0) <= @largest
      ORDER BY RowVersion
 ), message AS (
     SELECT Id, Expires, Headers, Body, BodyString, RowVersion,
@@ -563,22 +571,81 @@ SELECT w.place
    AND COL_LENGTH(w.name, N'Body') IS NOT NULL
    AND COL_LENGTH(w.name, N'RowVersion') IS NOT NULL
 
--- name: divert
--- A poison row, as it was, into the error queue. A queue of SQL Server may hold an id twice.
+-- name: find_large
+-- The lowest messages of a range that are larger than a limit and that no one else holds. Asked only
+-- where the sample weighed so much, and the task got less than was planned.
+-- Locks:   an update lock for each looked at, until commit. Never waits for a row.
+-- Index:   Index_RowVersion.
+-- Returns: seq bigint, bytes bigint
+SELECT TOP (@messages)
+       RowVersion AS seq,
+       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0) AS bytes
+  FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+   AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0)
+       > @largest
+ ORDER BY RowVersion
+OPTION (MAXDOP 1)
+
+-- name: find_large_body_string
+-- As find_large, from a table that has the column, which is weighed too.
+SELECT TOP (@messages)
+       RowVersion AS seq,
+       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0)
+       + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
+  FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+   AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0)
+       + ISNULL(DATALENGTH(BodyString) / 2, 0)
+       > @largest
+ ORDER BY RowVersion
+OPTION (MAXDOP 1)
+
+-- name: divert_large
+-- Chosen messages into the error queue, as they are, without going through the client. Expired ones
+-- are dropped. @seqs is a list, as JSON. @renamed: a queue may hold an id twice, but not one to which
+-- a DBA gave a unique index.
 -- {recoverable}, {one}: the column Recoverable and its value, where the table has it.
 -- {fits}: refuses headers that a varchar would keep with question marks.
--- Returns: one row
+-- Locks:   an update lock for each, until commit; find_large has them already.
+-- Index:   Index_RowVersion, a seek for each.
+-- Returns: moved bigint, expired bigint
+DECLARE @gone TABLE (
+    Id      uniqueidentifier NOT NULL,
+    Headers nvarchar(max)    NULL,
+    Body    varbinary(max)   NULL,
+    seq     bigint           NOT NULL,
+    expired bit              NOT NULL
+);
+WITH message AS (
+    SELECT Id, Expires, Headers, Body, RowVersion
+      FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion IN (SELECT CAST(value AS bigint) FROM OPENJSON(@seqs))
+)
+DELETE FROM message
+OUTPUT deleted.Id, deleted.Headers, deleted.Body, deleted.RowVersion,
+       CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END
+  INTO @gone (Id, Headers, Body, seq, expired)
+OPTION (LOOP JOIN, MAXDOP 1);
 {fits}INSERT INTO {errors} (Id, {recoverable}Headers, Body)
-VALUES (CAST(STUFF(STUFF(STUFF(STUFF(@id, 21, 0, N'-'), 17, 0, N'-'), 13, 0, N'-'), 9, 0, N'-')
-             AS uniqueidentifier), {one}@headers, @body);
-SELECT CAST(1 AS bit)
+SELECT CASE WHEN @renamed = 1 THEN NEWID() ELSE Id END, {one}Headers, ISNULL(Body, 0x)
+  FROM @gone
+ WHERE expired = 0
+ ORDER BY seq;
+SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS moved,
+       ISNULL(SUM(CASE WHEN expired = 1 THEN CAST(1 AS bigint) END), 0) AS expired
+  FROM @gone
 
 -- name: save_receipt
 INSERT INTO {state}.receipt
        (reader, batch, task, queue, messages, expired, diverted, forwarded, bytes,
-        query_id, query_batch, payload)
+        query_id, query_batch, unpacked, payload)
 VALUES (@reader, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded, @bytes,
-        @query_id, @query_batch, @payload)
+        @query_id, @query_batch, @unpacked, @payload)
 
 -- ---------------------------------------------------------------- receipts
 
@@ -657,11 +724,11 @@ SELECT r.reader, r.queue, r.batch, CAST(r.task AS bigint) AS task, r.messages, r
  ORDER BY r.created, r.reader, r.batch, r.task
 
 -- name: drop_receipt
--- Returns: queue, messages, settled, payload of the receipt dropped
+-- Returns: queue, messages, settled, payload, unpacked of the receipt dropped
 DELETE FROM {state}.receipt_page
  WHERE reader = @reader AND batch = @batch AND task = @task;
 DELETE FROM {state}.receipt
-OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload
+OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload, deleted.unpacked
  WHERE reader = @reader AND batch = @batch AND task = @task
 
 -- name: retire_reader
@@ -894,33 +961,67 @@ SELECT CAST(DATEDIFF_BIG(millisecond, GETUTCDATE(), MIN(Due)) AS float) / 1000 A
 -- ---------------------------------------------------------------- inspection
 
 -- name: browse
--- A page of a range, deleting nothing and keeping no lock; what others hold is passed over.
+-- A page of a range, deleting nothing and keeping no lock; what others hold is passed over. Up to a
+-- count and a weight, at least one message. Of one that is larger than @largest nothing is read but
+-- its weight.
 -- Index:   Index_RowVersion.
--- Returns: as receive, by seq
-SELECT TOP (@messages)
-       CAST(Id AS binary(16)) AS id,
+-- Returns: as receive, by seq; and large bigint, the bytes of a message that is too large, whose
+--          headers and body are null
+WITH lowest AS (
+    SELECT TOP (@messages)
+           Id, Expires, Headers, Body, RowVersion,
+           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0) AS bytes
+      FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion >= @first AND RowVersion < @stop
+     ORDER BY RowVersion
+), weighed AS (
+    SELECT *,
+           SUM(CASE WHEN bytes <= @largest THEN bytes ELSE 0 END)
+               OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) AS up_to
+      FROM lowest
+)
+SELECT CAST(Id AS binary(16)) AS id,
        Expires AS expires,
        CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
-       CAST(CAST(Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
-       Body AS body,
-       RowVersion AS seq
-  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
- WHERE RowVersion >= @first AND RowVersion < @stop
+       CAST(CASE WHEN bytes <= @largest THEN CAST(Headers AS nvarchar(max)) END AS varbinary(max))
+           AS headers,
+       CASE WHEN bytes <= @largest THEN Body END AS body,
+       RowVersion AS seq,
+       CASE WHEN bytes > @largest THEN bytes END AS large
+  FROM weighed
+ WHERE up_to - bytes < @bytes
  ORDER BY RowVersion
 
 -- name: browse_body_string
 -- As browse, from a table that has the column.
 -- Returns: also bodystring as UTF-16 bytes
-SELECT TOP (@messages)
-       CAST(Id AS binary(16)) AS id,
+WITH lowest AS (
+    SELECT TOP (@messages)
+           Id, Expires, Headers, Body, BodyString, RowVersion,
+           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0)
+           + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
+      FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion >= @first AND RowVersion < @stop
+     ORDER BY RowVersion
+), weighed AS (
+    SELECT *,
+           SUM(CASE WHEN bytes <= @largest THEN bytes ELSE 0 END)
+               OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) AS up_to
+      FROM lowest
+)
+SELECT CAST(Id AS binary(16)) AS id,
        Expires AS expires,
        CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
-       CAST(CAST(Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
-       Body AS body,
-       CAST(BodyString AS varbinary(max)) AS bodystring,
-       RowVersion AS seq
-  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
- WHERE RowVersion >= @first AND RowVersion < @stop
+       CAST(CASE WHEN bytes <= @largest THEN CAST(Headers AS nvarchar(max)) END AS varbinary(max))
+           AS headers,
+       CASE WHEN bytes <= @largest THEN Body END AS body,
+       CAST(CASE WHEN bytes <= @largest THEN BodyString END AS varbinary(max)) AS bodystring,
+       RowVersion AS seq,
+       CASE WHEN bytes > @largest THEN bytes END AS large
+  FROM weighed
+ WHERE up_to - bytes < @bytes
  ORDER BY RowVersion
 
 -- name: browse_seq
@@ -931,12 +1032,13 @@ SELECT TOP (@messages) CAST(Id AS binary(16)) AS id, Expires AS expires, RowVers
  ORDER BY RowVersion
 
 -- name: browse_headers
--- A page of a range without bodies, for what headers tell; what others hold is passed over.
+-- A page of a range without bodies, for what headers tell: the beginning of each; what others hold
+-- is passed over.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: headers as UTF-16 bytes, seq bigint; by seq
 SELECT TOP (@messages)
-       CAST(CAST(Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
+       CAST(LEFT(CAST(Headers AS nvarchar(max)), 65536) AS varbinary(max)) AS headers,
        RowVersion AS seq
   FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE RowVersion >= @first AND RowVersion < @stop
@@ -1050,13 +1152,17 @@ SELECT TOP (1000) t.name
 -- ---------------------------------------------------------------- checks
 
 -- name: check_rows
--- What the lowest messages tell: how long they live, and how far RowVersion has come.
+-- What the lowest messages tell: how long they live, how large headers are, and how far RowVersion
+-- has come. Of headers only the beginning is read.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: last bigint (null where the queue is empty), and of each of the lowest 50 that expires:
---          expires datetime, sent, lives (its headers, null where absent)
+--          expires datetime, sent, lives (its headers, null where absent); in each row the
+--          RowVersion and the size of the largest headers among the lowest 50, bigint
 WITH lowest AS (
-    SELECT TOP (50) RowVersion, Expires, CAST(Headers AS nvarchar(max)) AS Headers
+    SELECT TOP (50) RowVersion, Expires,
+           LEFT(CAST(Headers AS nvarchar(max)), 16384) AS Headers,
+           DATALENGTH(CAST(Headers AS nvarchar(max))) / 2 AS bytes
       FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
      ORDER BY RowVersion
 ), expiring AS (
@@ -1072,9 +1178,11 @@ WITH lowest AS (
      CROSS APPLY (SELECT CHARINDEX(N'"', q.Headers, l.found + 32) AS stop) AS t
      WHERE q.Expires IS NOT NULL
 )
-SELECT ends.last, e.expires, e.sent, e.lives
+SELECT ends.last, e.expires, e.sent, e.lives, heaviest.seq, heaviest.bytes
   FROM (SELECT MAX(RowVersion) AS last
           FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS ends
+  LEFT JOIN (SELECT TOP (1) RowVersion AS seq, bytes FROM lowest ORDER BY bytes DESC) AS heaviest
+    ON 1 = 1
   LEFT JOIN expiring AS e ON 1 = 1
 
 -- name: check_queue

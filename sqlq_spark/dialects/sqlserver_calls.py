@@ -156,9 +156,9 @@ def unfit(headers: str, shape: dict[str, str]) -> str:
 
 
 def fits(shape: dict[str, str]) -> str:
-    """What refuses the parameter @headers that a queue cannot hold; empty where it holds all."""
-    condition = unfit("@headers", shape)
-    return f"IF {condition} {UNFIT}\n" if condition else ""
+    """What refuses rows of @gone whose headers a queue cannot hold; empty where it holds all."""
+    condition = unfit("Headers", shape)
+    return f"IF EXISTS (SELECT 1 FROM @gone WHERE {condition}) {UNFIT}\n" if condition else ""  # noqa: S608
 
 
 def insertion(names: list[str], shape: dict[str, str]) -> str:

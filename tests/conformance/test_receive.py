@@ -650,7 +650,7 @@ def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again
         if bench.strike.fell is not None and not after:
             struck.append(bench.strike.fell)
 
-    wanted = "fence task_lock find_receipt receive divert save_receipt commit"
+    wanted = "fence task_lock find_receipt receive savepoint load release save_receipt commit"
     assert set(wanted.split()) <= set(struck)
 
 

@@ -41,6 +41,9 @@ LIFE = 10**8  # milliseconds
 TIMEOUT = 60.0
 HEADERS = '{"NServiceBus.MessageId":"%s","Shop.Note":"%s"}'
 
+FATES = {"expired": None, "poison": "error", "large": "error"}  # where; the others are sold
+NOTES = {"heavy": 1500, "large": 15_000}  # half of the characters of a header
+
 _POST = """
 INSERT INTO {} (Id, Expires, Headers, Body)
 SELECT gen_random_uuid(), (now() AT TIME ZONE 'UTC') - make_interval(secs => late), headers, body
@@ -87,7 +90,7 @@ class Shop:
 
     def source(self) -> SourceOptions:
         """Options of the stream."""
-        limits = {"maxMessagesPerTrigger": "10", "maxConcurrency": "2"}
+        limits = {"maxMessagesPerTrigger": "10", "maxConcurrency": "2", "maxMessageBytes": "20k"}
         queues = {"queue": self.printed("orders"), "errorQueue": self.printed("error")}
         moves = {"delayedDelivery": "true"}
         return SourceOptions.parse({**self.raw(), **queues, **limits, **moves})
@@ -166,11 +169,11 @@ class Books:
         return body.encode()
 
     def post(self, fates: Sequence[str]) -> list[bytes]:
-        """Send messages of some fates into the queue: good, heavy, expired, poison."""
+        """Send messages of some fates into the queue: good, heavy, expired, poison, large."""
         late, headers, bodies = [], [], []
         for fate in fates:
-            body = self.message({"expired": None, "poison": "error"}.get(fate, "sold"))
-            note = secrets.token_hex(1500) if fate == "heavy" else "x" * 40
+            body = self.message(FATES.get(fate, "sold"))
+            note = secrets.token_hex(NOTES[fate]) if fate in NOTES else "x" * 40
             text = HEADERS % (body.decode(), note)
             late.append(60.0 if fate == "expired" else -float(LIFE))
             headers.append("[]" if fate == "poison" else text)

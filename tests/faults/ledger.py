@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from sqlq_spark.payload import unpacked
+from payloads import of_receipt
+
 from sqlq_spark.receipts import MOVES
 
 from .model import Receipt
@@ -175,7 +176,7 @@ class Ledger:
         return {
             (reader, batch, task): Receipt(
                 "settled" if settled else "held",
-                unpacked(payload)["body"].to_pylist(),
+                of_receipt(payload)["body"].to_pylist(),
                 expired,
                 closed,
             )

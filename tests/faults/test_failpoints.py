@@ -52,7 +52,7 @@ pytestmark = pytest.mark.faults
 
 ROUNDS = int(os.environ.get("SQLQ_FAULT_ROUNDS", "1"))
 FIRST = ["heavy", "expired", "good", "poison", "good", "good", "expired", "poison", "good", "good"]
-SECOND = ["good", "good", "poison", "expired", "good", "heavy"]
+SECOND = ["good", "large", "poison", "expired", "good", "heavy"]
 
 
 class Walk:
@@ -146,7 +146,7 @@ def stream(walk: Walk) -> None:
     books.hold(bodies[4], bodies[8])
     books.post(SECOND)
     Stream(walk.desk, books, walk).run()
-    books.total(10, 3, 4, 1)
+    books.total(9, 3, 5, 1)
     walk.desk.restart()
 
 

@@ -114,6 +114,7 @@ BEGIN
         query_id    nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
         query_batch bigint         NULL,
         settled     bit            NOT NULL DEFAULT 0,
+        unpacked    bigint         NOT NULL CHECK (unpacked >= 0),
         payload     varbinary(max) NOT NULL,
         created     datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
         PRIMARY KEY (reader, batch, task),
@@ -393,10 +394,11 @@ SELECT (SELECT AVG(CAST(bytes AS float))
                  ORDER BY RowVersion) AS lowest) AS bytes,
        (SELECT TOP (1)
                CASE WHEN p.found > 0 AND e.stop - p.found - 24 BETWEEN 1 AND 40
-                    THEN SUBSTRING(q.Headers, p.found + 24, e.stop - p.found - 24) END
+                    THEN SUBSTRING(h.start, p.found + 24, e.stop - p.found - 24) END
           FROM [sales].[Shop.Orders] AS q WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
-         CROSS APPLY (SELECT CHARINDEX(N'"NServiceBus.TimeSent":"', q.Headers) AS found) AS p
-         CROSS APPLY (SELECT CHARINDEX(N'"', q.Headers, p.found + 24) AS stop) AS e
+         CROSS APPLY (SELECT LEFT(CAST(q.Headers AS nvarchar(max)), 16384) AS start) AS h
+         CROSS APPLY (SELECT CHARINDEX(N'"NServiceBus.TimeSent":"', h.start) AS found) AS p
+         CROSS APPLY (SELECT CHARINDEX(N'"', h.start, p.found + 24) AS stop) AS e
          WHERE q.RowVersion = @first) AS sent,
        (SELECT MAX(RowVersion)
           FROM [sales].[Shop.Orders] WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) - @first + 1 AS span;
@@ -426,7 +428,7 @@ END;
 GO
 
 -- find_receipt
-SELECT payload
+SELECT payload, messages, unpacked
   FROM [sqlqueue].receipt
  WHERE reader = @reader AND batch = @batch AND task = @task;
 GO
@@ -446,6 +448,8 @@ WITH lowest AS (
            + ISNULL(DATALENGTH(Body), 0) AS bytes
       FROM [sales].[Shop.Orders] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE RowVersion >= @first AND RowVersion < @stop
+       AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0) <= @largest
      ORDER BY RowVersion
 ), message AS (
     SELECT Id, Expires, Headers, Body, RowVersion,
@@ -472,6 +476,9 @@ WITH lowest AS (
            + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
       FROM [sales].[Shop.Orders] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE RowVersion >= @first AND RowVersion < @stop
+       AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0)
+           + ISNULL(DATALENGTH(BodyString) / 2, 0) <= @largest
      ORDER BY RowVersion
 ), message AS (
     SELECT Id, Expires, Headers, Body, BodyString, RowVersion,
@@ -518,19 +525,70 @@ SELECT w.place
    AND COL_LENGTH(w.name, N'RowVersion') IS NOT NULL;
 GO
 
--- divert
+-- find_large
+SELECT TOP (@messages)
+       RowVersion AS seq,
+       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0) AS bytes
+  FROM [sales].[Shop.Orders] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+   AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0)
+       > @largest
+ ORDER BY RowVersion
+OPTION (MAXDOP 1);
+GO
+
+-- find_large_body_string
+SELECT TOP (@messages)
+       RowVersion AS seq,
+       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0)
+       + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
+  FROM [sales].[Shop.Orders] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+   AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0)
+       + ISNULL(DATALENGTH(BodyString) / 2, 0)
+       > @largest
+ ORDER BY RowVersion
+OPTION (MAXDOP 1);
+GO
+
+-- divert_large
+DECLARE @gone TABLE (
+    Id      uniqueidentifier NOT NULL,
+    Headers nvarchar(max)    NULL,
+    Body    varbinary(max)   NULL,
+    seq     bigint           NOT NULL,
+    expired bit              NOT NULL
+);
+WITH message AS (
+    SELECT Id, Expires, Headers, Body, RowVersion
+      FROM [sales].[Shop.Orders] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion IN (SELECT CAST(value AS bigint) FROM OPENJSON(@seqs))
+)
+DELETE FROM message
+OUTPUT deleted.Id, deleted.Headers, deleted.Body, deleted.RowVersion,
+       CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END
+  INTO @gone (Id, Headers, Body, seq, expired)
+OPTION (LOOP JOIN, MAXDOP 1);
 INSERT INTO [dbo].[error] (Id, Recoverable, Headers, Body)
-VALUES (CAST(STUFF(STUFF(STUFF(STUFF(@id, 21, 0, N'-'), 17, 0, N'-'), 13, 0, N'-'), 9, 0, N'-')
-             AS uniqueidentifier), 1, @headers, @body);
-SELECT CAST(1 AS bit);
+SELECT CASE WHEN @renamed = 1 THEN NEWID() ELSE Id END, 1, Headers, ISNULL(Body, 0x)
+  FROM @gone
+ WHERE expired = 0
+ ORDER BY seq;
+SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS moved,
+       ISNULL(SUM(CASE WHEN expired = 1 THEN CAST(1 AS bigint) END), 0) AS expired
+  FROM @gone;
 GO
 
 -- save_receipt
 INSERT INTO [sqlqueue].receipt
        (reader, batch, task, queue, messages, expired, diverted, forwarded, bytes,
-        query_id, query_batch, payload)
+        query_id, query_batch, unpacked, payload)
 VALUES (@reader, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded, @bytes,
-        @query_id, @query_batch, @payload);
+        @query_id, @query_batch, @unpacked, @payload);
 GO
 
 -- new_reader
@@ -609,7 +667,7 @@ GO
 DELETE FROM [sqlqueue].receipt_page
  WHERE reader = @reader AND batch = @batch AND task = @task;
 DELETE FROM [sqlqueue].receipt
-OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload
+OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload, deleted.unpacked
  WHERE reader = @reader AND batch = @batch AND task = @task;
 GO
 
@@ -807,29 +865,60 @@ SELECT CAST(DATEDIFF_BIG(millisecond, GETUTCDATE(), MIN(Due)) AS float) / 1000 A
 GO
 
 -- browse
-SELECT TOP (@messages)
-       CAST(Id AS binary(16)) AS id,
+WITH lowest AS (
+    SELECT TOP (@messages)
+           Id, Expires, Headers, Body, RowVersion,
+           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0) AS bytes
+      FROM [sales].[Shop.Orders] WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion >= @first AND RowVersion < @stop
+     ORDER BY RowVersion
+), weighed AS (
+    SELECT *,
+           SUM(CASE WHEN bytes <= @largest THEN bytes ELSE 0 END)
+               OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) AS up_to
+      FROM lowest
+)
+SELECT CAST(Id AS binary(16)) AS id,
        Expires AS expires,
        CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
-       CAST(CAST(Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
-       Body AS body,
-       RowVersion AS seq
-  FROM [sales].[Shop.Orders] WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
- WHERE RowVersion >= @first AND RowVersion < @stop
+       CAST(CASE WHEN bytes <= @largest THEN CAST(Headers AS nvarchar(max)) END AS varbinary(max))
+           AS headers,
+       CASE WHEN bytes <= @largest THEN Body END AS body,
+       RowVersion AS seq,
+       CASE WHEN bytes > @largest THEN bytes END AS large
+  FROM weighed
+ WHERE up_to - bytes < @bytes
  ORDER BY RowVersion;
 GO
 
 -- browse_body_string
-SELECT TOP (@messages)
-       CAST(Id AS binary(16)) AS id,
+WITH lowest AS (
+    SELECT TOP (@messages)
+           Id, Expires, Headers, Body, BodyString, RowVersion,
+           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0)
+           + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
+      FROM [sales].[Shop.Orders] WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion >= @first AND RowVersion < @stop
+     ORDER BY RowVersion
+), weighed AS (
+    SELECT *,
+           SUM(CASE WHEN bytes <= @largest THEN bytes ELSE 0 END)
+               OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) AS up_to
+      FROM lowest
+)
+SELECT CAST(Id AS binary(16)) AS id,
        Expires AS expires,
        CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
-       CAST(CAST(Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
-       Body AS body,
-       CAST(BodyString AS varbinary(max)) AS bodystring,
-       RowVersion AS seq
-  FROM [sales].[Shop.Orders] WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
- WHERE RowVersion >= @first AND RowVersion < @stop
+       CAST(CASE WHEN bytes <= @largest THEN CAST(Headers AS nvarchar(max)) END AS varbinary(max))
+           AS headers,
+       CASE WHEN bytes <= @largest THEN Body END AS body,
+       CAST(CASE WHEN bytes <= @largest THEN BodyString END AS varbinary(max)) AS bodystring,
+       RowVersion AS seq,
+       CASE WHEN bytes > @largest THEN bytes END AS large
+  FROM weighed
+ WHERE up_to - bytes < @bytes
  ORDER BY RowVersion;
 GO
 
@@ -842,7 +931,7 @@ GO
 
 -- browse_headers
 SELECT TOP (@messages)
-       CAST(CAST(Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
+       CAST(LEFT(CAST(Headers AS nvarchar(max)), 65536) AS varbinary(max)) AS headers,
        RowVersion AS seq
   FROM [sales].[Shop.Orders] WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE RowVersion >= @first AND RowVersion < @stop
@@ -940,7 +1029,9 @@ GO
 
 -- check_rows
 WITH lowest AS (
-    SELECT TOP (50) RowVersion, Expires, CAST(Headers AS nvarchar(max)) AS Headers
+    SELECT TOP (50) RowVersion, Expires,
+           LEFT(CAST(Headers AS nvarchar(max)), 16384) AS Headers,
+           DATALENGTH(CAST(Headers AS nvarchar(max))) / 2 AS bytes
       FROM [sales].[Shop.Orders] WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
      ORDER BY RowVersion
 ), expiring AS (
@@ -956,9 +1047,11 @@ WITH lowest AS (
      CROSS APPLY (SELECT CHARINDEX(N'"', q.Headers, l.found + 32) AS stop) AS t
      WHERE q.Expires IS NOT NULL
 )
-SELECT ends.last, e.expires, e.sent, e.lives
+SELECT ends.last, e.expires, e.sent, e.lives, heaviest.seq, heaviest.bytes
   FROM (SELECT MAX(RowVersion) AS last
           FROM [sales].[Shop.Orders] WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS ends
+  LEFT JOIN (SELECT TOP (1) RowVersion AS seq, bytes FROM lowest ORDER BY bytes DESC) AS heaviest
+    ON 1 = 1
   LEFT JOIN expiring AS e ON 1 = 1;
 GO
 

@@ -11,6 +11,7 @@ REPLAY = "spark/test_replay.py"
 CLUSTER = "faults/test_cluster.py"
 CHAOS = "faults/test_chaos.py"
 FAILPOINTS = "faults/test_failpoints.py"
+LARGE = "conformance/test_large.py"
 RECEIVE = "conformance/test_receive.py"
 READER = "conformance/test_reader.py"
 RECEIPTS = "conformance/test_receipts.py"
@@ -91,6 +92,9 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "mover-dies": f"{DELAYED}::test_movers_of_both_kinds_at_once_lose_and_double_nothing",
         "forward-fails": f"{FORWARD}::test_what_cannot_be_forwarded_goes_to_the_error_queue",
         "subscriber-missing": UNREACHED,
+        "large-message": (
+            f"{LARGE}::test_large_messages_go_to_the_error_queue_and_the_others_are_received"
+        ),
         "poison-and-expired": f"{STREAM}::test_available_now_gets_past_expired_and_poisoned_rows",
     },
     ("docs/sqlqueue.md", "triggers"): {
@@ -117,6 +121,10 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "two-queries": TWO_DRIVERS,
         "endpoint-fails": f"{OPERATIONS}::test_messages_that_failed",
         "poison": f"{OPERATIONS}::test_poison",
+        "large-message": f"{LARGE}::test_without_an_error_queue_nothing_is_taken",
+        "payload-rewritten": (
+            "hostile/test_payloads.py::test_a_forged_receipt_is_refused_by_its_task_and_by_a_return"
+        ),
         "seq-used-up": f"{OPERATIONS}::test_the_seqs_come_to_an_end",
         "disk-full": HARMED,
         "subscriber-missing": UNREACHED,

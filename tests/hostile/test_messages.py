@@ -1,0 +1,248 @@
+"""One message is one loss: large, unreadable or many, none stops a stream with an error queue."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from conformance.conftest import TIMEOUT, Bench
+from conformance.peers import PostgreSQL
+from conftest import placed
+from psycopg import sql
+
+from sqlq_spark import browse, checks, inspect, install, report, watch
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.errors import MessageTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from conftest import Place
+
+TYPED = (
+    '{"NServiceBus.EnclosedMessageTypes":"Shop.Order",'
+    '"NServiceBus.TimeSent":"2026-01-01 00:00:00:000000 Z"'
+)
+HUGE = "repeat('x', 270000000)"
+
+
+def bench_at(place: Place) -> Bench:
+    """Give a queue, an error queue and state tables there."""
+    peer = PostgreSQL.at(place)
+    queue, errors = (QueueAddress(name, place.schema) for name in ("orders", "error"))
+    bench = Bench(peer, queue, errors, name=secrets.token_hex(4))
+    peer.create(queue)
+    peer.create(errors)
+    install.install(bench.desk, state=place.state, timeout=TIMEOUT)
+    return bench
+
+
+@pytest.fixture
+def bench(place: Place) -> Iterator[Bench]:
+    """Give a queue, an error queue and state tables."""
+    made = bench_at(place)
+    yield made
+    made.close()
+
+
+def put(place: Place, headers: str, body: str, table: str = "orders", late: str = "NULL") -> None:
+    """Insert a message whose headers and body are made on the server."""
+    place.sql(
+        f'INSERT INTO "{place.schema}"."{table}" (id, expires, headers, body) '
+        f"VALUES (gen_random_uuid(), {late}, {headers}, {body})"
+    )
+
+
+def drain(bench: Bench) -> list[bytes]:
+    """Run a stream with an error queue until nothing waits."""
+    return bench.drain(bench.reader(errorQueue=bench.address("error")))
+
+
+# ----- large headers ---------------------------------------------------------------------------
+
+
+def test_headers_of_270_million_characters_stop_nothing(place: Place, bench: Bench) -> None:
+    """3 MB on disk: stats, report, doctor and a stream's look read their beginning alone."""
+    put(place, f"'{TYPED},\"a\":\"' || {HUGE} || '\"}}'", "''", late="now() + interval '1 day'")
+    put(place, f"'{TYPED}}}'", "'next'")
+    options = bench.source(errorQueue=bench.address("error"))
+
+    look = watch.look(bench.desk, [bench.printed], options)
+    found = report.report(bench.desk, [bench.printed], options, errors=bench.queue, most=100)
+    doctor = checks.everything(bench.desk, [bench.queue], timeout=TIMEOUT)
+
+    assert look.queues[0].oldest is not None
+    assert found.queues[0].sample.types == [("Shop.Order", 2)]
+    assert [each.where for each in doctor if each.name == "long_headers"] == [bench.printed]
+    assert drain(bench) == [b"next"]
+    assert place.sql(f'SELECT octet_length(headers) > 270000000 FROM "{place.schema}".error') == [
+        (True,)
+    ]
+
+
+# ----- large rows ------------------------------------------------------------------------------
+
+
+def test_a_row_that_the_server_cannot_send_goes_to_the_error_queue(
+    place: Place, bench: Bench
+) -> None:
+    """540 MB of headers and 540 MB of body: no client ever gets a row of more than 1 GB."""
+    text = f"""
+        CREATE TEMPORARY TABLE packed (value bytea);
+        INSERT INTO packed SELECT convert_to(repeat('x', 540000000), 'UTF8');
+        BEGIN;
+        CREATE CAST (bytea AS text) WITHOUT FUNCTION;  -- to compress it once
+        INSERT INTO "{place.schema}".orders (id, headers, body)
+        SELECT gen_random_uuid(), value::text, value FROM packed;
+        DROP CAST (bytea AS text);
+        COMMIT;
+    """
+    place.sql(text)
+    put(place, "'{}'", "'next'")
+
+    assert drain(bench) == [b"next"]
+    assert place.sql(
+        f'SELECT octet_length(headers), octet_length(body) FROM "{place.schema}".error'
+    ) == [(540_000_000, 540_000_000)]
+
+
+def test_without_an_error_queue_a_large_row_is_an_error_that_names_it(
+    place: Place, bench: Bench
+) -> None:
+    """Queue, seq, size and what to do; nothing leaves the queue."""
+    put(place, "'{}'", "convert_to(repeat('y', 2000), 'UTF8')")
+
+    with pytest.raises(MessageTooLarge) as caught:
+        bench.drain(bench.reader(maxMessageBytes="1k"))
+
+    told = f"queue {bench.printed}: the message with seq 1 has 2002 bytes"
+    assert str(caught.value).startswith(f"{told}, more than maxMessageBytes (1024): set the option")
+    assert bench.seqs() == [1]
+
+
+def test_a_browse_leaves_out_what_is_too_large(
+    place: Place, bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a warning that names it; the others come, page by page."""
+    for body in ("'1'", "convert_to(repeat('y', 2000), 'UTF8')", "'3'"):
+        put(place, "'{}'", body)
+
+    pages = browse.pages(bench.desk, bench.queue, 1, 4, narrow=False, largest=1000, timeout=TIMEOUT)
+
+    assert [body for page in pages for body in page["body"].to_pylist()] == [b"1", b"3"]
+    assert "messages larger than 1000 bytes are left out: seq 2" in caplog.text
+
+
+def test_what_one_statement_returns_is_bounded(place: Place, bench: Bench) -> None:
+    """A page of a browse ends with the message that reaches its weight, however light the last."""
+    for body in ("''", *["convert_to(repeat('y', 5000000), 'UTF8')"] * 4):
+        put(place, "'{}'", body)
+
+    pages = browse.pages(bench.desk, bench.queue, 1, 6, narrow=False, timeout=TIMEOUT)
+
+    assert [page.num_rows for page in pages] == [3, 2]
+
+
+# ----- bytes that are no text ------------------------------------------------------------------
+
+
+@pytest.fixture
+def ascii_place(server: str) -> Iterator[AbstractContextManager[Place]]:
+    """Give a place in a database that takes any bytes for text."""
+    name = f"ascii_{secrets.token_hex(4)}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        text = (
+            "CREATE DATABASE {} TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
+        )
+        connection.execute(sql.SQL(text).format(sql.Identifier(name)))
+        url = psycopg.conninfo.conninfo_to_dict(server)
+        login = f"{url['user']}:{url.get('password', '')}@{url['host']}:{url.get('port', 5432)}"
+        yield placed(f"postgresql://{login}/{name}")
+        text = "DROP DATABASE {} WITH (FORCE)"
+        connection.execute(sql.SQL(text).format(sql.Identifier(name)))
+
+
+def raw_rows(place: Place, table: str) -> list[tuple[bytes, bytes]]:
+    """Headers and bodies as the table holds them."""
+    columns = "convert_to(headers, 'SQL_ASCII'), body"
+    return place.sql(f'SELECT {columns} FROM "{place.schema}".{table} ORDER BY seq')
+
+
+def put_bytes(place: Place, headers: bytes, body: str) -> None:
+    """Insert a message whose headers are any bytes."""
+    text = f'INSERT INTO "{place.schema}".orders (id, headers, body) '
+    place.sql(text + "VALUES (gen_random_uuid(), convert_from(%s, 'SQL_ASCII'), %s)", headers, body)
+
+
+BAD = b'{"a":"\xff\xfe"}'
+
+
+def test_headers_that_are_no_utf_8_are_poison_byte_for_byte(
+    ascii_place: AbstractContextManager[Place],
+) -> None:
+    """The next message is fine, and so are the looks at the queue."""
+    with ascii_place as place:
+        bench = bench_at(place)
+        for headers, body in ((BAD, "bad"), (b'{"a":"\xc3\xa9"}', "good"), (b"[]", "poison")):
+            put_bytes(place, headers, body)
+        put_bytes(place, b'{"NServiceBus.TimeSent":"\xff"}', "sent")
+        options = bench.source()
+        watch.look(bench.desk, [bench.printed], options)
+        report.report(bench.desk, [bench.printed], options, errors=bench.queue, most=100)
+        checks.everything(bench.desk, [bench.queue], timeout=TIMEOUT)
+        shown = [*inspect.messages(bench.desk, bench.queue, limit=9, timeout=TIMEOUT)]
+
+        got = drain(bench)
+
+        assert [each.headers for each in shown[:2]] == [{"a": "\ufffd\ufffd"}, {"a": "é"}]
+        assert got == [b"good"]
+        bad = [(BAD, b"bad"), (b"[]", b"poison"), (b'{"NServiceBus.TimeSent":"\xff"}', b"sent")]
+        assert raw_rows(place, "error") == bad
+        bench.close()
+
+
+def test_without_an_error_queue_they_come_with_a_mark_for_what_cannot_be_read(
+    ascii_place: AbstractContextManager[Place],
+) -> None:
+    """U+FFFD; and a replay of the receipt is the same."""
+    with ascii_place as place:
+        bench = bench_at(place)
+        put_bytes(place, BAD, "bad")
+        put_bytes(place, b'{"a":"\xc3\xa9"}', "good")
+        task = bench.task(bench.new_reader())
+
+        rows = bench.receive(task)
+
+        assert rows["headers"].to_pylist() == ['{"a":"\ufffd\ufffd"}', '{"a":"é"}']
+        assert bench.receive(task).equals(rows)
+        bench.close()
+
+
+# ----- many ------------------------------------------------------------------------------------
+
+
+def test_20_000_poison_messages_are_one_load(place: Place, bench: Bench) -> None:
+    """Under their ids; where one is in the error queue already, all under fresh ones."""
+    place.sql(
+        f'INSERT INTO "{place.schema}".orders (id, headers, body) '
+        "SELECT gen_random_uuid(), '[]', at::text::bytea FROM generate_series(1, 20000) AS at"
+    )
+    ids = place.sql(f'SELECT id, body FROM "{place.schema}".orders ORDER BY seq')
+    bench.watched = True
+    task = bench.task(bench.new_reader(), errors=bench.errors)
+
+    assert bench.receive(task).num_rows == 0
+    assert place.sql(f'SELECT id, body FROM "{place.schema}".error ORDER BY seq') == ids
+
+    place.sql(
+        f'INSERT INTO "{place.schema}".orders (id, headers, body) '
+        f"(SELECT id, '[]', 'again'::bytea FROM \"{place.schema}\".error LIMIT 1) "
+        "UNION ALL SELECT gen_random_uuid(), '[]', 'new' FROM generate_series(1, 100)"
+    )
+    bench.receive(bench.task(bench.new_reader(), errors=bench.errors))
+    assert place.sql(f'SELECT count(*), count(DISTINCT id) FROM "{place.schema}".error') == [
+        (20_101, 20_101)
+    ]

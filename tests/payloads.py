@@ -1,0 +1,63 @@
+"""Payloads for tests: read as the package reads them, and forged ones of any list and buffers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from sqlq_spark.message import BODY_STRING, QUEUE_ROW
+from sqlq_spark.payload import ZSTD, Packed
+from sqlq_spark.unpack import Expected, unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+
+def reread(payload: Packed, schema: pa.Schema, *optional: pa.Field) -> pa.Table:
+    """Read a payload that was just packed."""
+    where, size = "a test", payload.size
+    expected = Expected(where=where, schema=schema, optional=optional, most=size, size=size)
+    return unpacked(payload.bytes.to_pybytes(), (), expected)
+
+
+def of_receipt(payload: bytes) -> pa.Table:
+    """Read the payload of a receipt, whatever its size."""
+    optional = (BODY_STRING,)
+    expected = Expected(where="a test", schema=QUEUE_ROW, optional=optional, most=1 << 30)
+    return unpacked(payload, (), expected)
+
+
+def forged(
+    batches: Sequence[tuple[int, Sequence[bytes | None]]],
+    *,
+    columns: Sequence[object] = tuple(QUEUE_ROW.names),
+    claims: dict[int, Any] | None = None,
+) -> bytes:
+    """
+    A payload of any buffers.
+
+    Args:
+        batches: rows, and the buffers of all columns, plain.
+        columns: what the list names.
+        claims: the place of a buffer → what the list says of it instead.
+    """
+    parts: list[bytes] = []
+    listed: list[dict[str, Any]] = []
+    for rows, buffers in batches:
+        pairs: list[Any] = []
+        for at, buffer in enumerate(buffers):
+            small = b"" if buffer is None else ZSTD.compress(buffer, asbytes=True)
+            parts.append(small)
+            pair = None if buffer is None else [len(buffer), len(small)]
+            pairs.append((claims or {}).get(at, pair))
+        listed.append({"rows": rows, "buffers": pairs})
+    return sealed(b"".join(parts), {"columns": [*columns], "batches": listed})
+
+
+def sealed(buffers: bytes, listed: object) -> bytes:
+    """Packed buffers with any list behind them."""
+    text = listed if isinstance(listed, bytes) else orjson.dumps(listed)
+    return buffers + text + len(text).to_bytes(4, "little")
