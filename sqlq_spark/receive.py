@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sqlq_spark.destinations import Destinations
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import ReaderNotFound, StaleTask, StatementFailed
 from sqlq_spark.forward import forward
@@ -60,6 +61,7 @@ class Task:
     bytes: int = CEILING  # at most, but one message at least
     bytes_each: float = 1024.0  # what one is thought to weigh
     errors: QueueAddress | None = None
+    allowed: tuple[QueueAddress, ...] = ()  # the option allowedDestinations
     receipts: bool = True  # False: transactionMode none
     body_string: bool = False  # also the column BodyString
     fail_on_data_loss: bool = True
@@ -207,7 +209,9 @@ def divert(connection: Connection, task: Task, taken: pa.Table) -> Kept:
     if not live.num_rows:
         return Kept(live, expired)
     good = live if task.errors is None else divert_poison(connection, task, live, task.errors)
-    rest, forwarded, failed = forward(connection, task.queue, task.errors, good)
+    rest, forwarded, failed = forward(
+        connection, task.queue, task.errors, good, allowed=task.allowed
+    )
     return Kept(rest, expired, live.num_rows - good.num_rows + failed, forwarded)
 
 
@@ -219,9 +223,13 @@ def divert_poison(
 
     Raises:
         StatementFailed: the error queue took a row under no id; nothing was received.
+        DestinationRefused: the error queue would run code of an owner that is not trusted.
     """
     poison = Headers(live["headers"].combine_chunks()).poison()
     bad = live.filter(poison)
+    known = Destinations(connection, task.allowed, source=task.queue)
+    if bad.num_rows:
+        known.look_for([errors])
     # not its expiry, which may be a time that Python has not
     for row in bad.select(["id", "headers", "body"]).to_pylist():
         taken = any(
@@ -233,6 +241,7 @@ def divert_poison(
             raise StatementFailed("divert", "duplicate", f"{name} refuses a fresh id: {BEHIND}")
     if not bad.num_rows:
         return live
+    known.confirm()
     log.warning(
         "%s: %d poison messages moved to the error queue",
         connection.printed(task.queue),
