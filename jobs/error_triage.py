@@ -58,6 +58,11 @@ class Settings(job.DatabaseSettings):
     checkpoint: str | None = job.setting(
         "To collect: the folder in which the stream remembers what is done.", default=None
     )
+    allowed_destinations: str | None = job.setting(
+        "Tables that messages may be returned to, whoever owns them: names, separated by commas; "
+        "* and ? stand for any text.",
+        default=None,
+    )
     trigger: str = job.trigger()
     source: dict[str, str] = job.setting("Options of the data source.", default={})
     sink: dict[str, str] = job.setting("Options of the sink.", default={})
@@ -70,6 +75,7 @@ class Settings(job.DatabaseSettings):
     def read(self) -> dict[str, str]:
         """Options of the data source."""
         own = self.login | {"queue": self.error_queue, "headersFormat": "json"}
+        own |= {"allowedDestinations": self.allowed_destinations}
         return job.passed(SourceOptions, self.source, **own)
 
     def write(self, request: str | None = None) -> dict[str, str]:
@@ -77,6 +83,7 @@ class Settings(job.DatabaseSettings):
         name, version = (None, None) if request is None else (f"triage:{request}", "0")
         own = {"asReceived": "true", "delivery": "exactlyOnce", "transactionMode": None}
         own |= {"queue": None, "topics": None, "txnAppId": name, "txnVersion": version}
+        own |= {"allowedDestinations": self.allowed_destinations}
         return job.passed(SinkOptions, self.sink, **self.login, **own)
 
     def __post_init__(self) -> None:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import job
 from sqlq_spark.address import QueueAddress
+from sqlq_spark.destinations import check_writable
 from sqlq_spark.dialects import transaction
-from sqlq_spark.errors import QueueNotWritable, TimedOut
+from sqlq_spark.errors import TimedOut
 from sqlq_spark.options import SinkOptions, SourceOptions, addressed, printed
 from sqlq_spark.sessions import Session
 
@@ -162,6 +163,7 @@ def check(settings: Settings) -> None:
 
     Raises:
         QueueNotWritable: a target is no queue, or this login may not send to it.
+        DestinationRefused: it would run code of an owner that is not trusted.
         BadSettings: the databases do not fit the settings.
     """
     source = SourceOptions.parse(settings.read())
@@ -178,9 +180,7 @@ def check(settings: Settings) -> None:
             )
         queues = [connection.parsed(each) for each in dict.fromkeys(routes.values())]
         with transaction(connection, timeout=target.query_timeout):
-            missing = [each for each in queues if each not in connection.writable(queues)]
-        if missing:
-            raise QueueNotWritable(connection.printed(missing[0]), connection.server)
+            check_writable(connection, queues, target.allowed)
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:

@@ -52,6 +52,9 @@ def _utf16_units(text: str) -> int:
 
 
 LABELS = ("table", "schema", "catalog")
+# characters of an address; the longest that a database can hold, all quoted and doubled, has 783
+LONGEST_ADDRESS = 1000
+SHOWN = 200  # characters of one that is refused
 LISTED = re.compile(r'(?:"[^"]*"|[^",])*')  # a doubled quote inside quotes is two quoted runs
 # a bracket opens only where a part begins; a double quote is a character like others
 BRACKETS = r"\[(?:[^\]]|\]\])*\]"
@@ -106,6 +109,7 @@ def parse_postgresql(text: str) -> QueueAddress:
     Raises:
         BadAddress: an empty or unclosed part, more than two, or a name PostgreSQL cannot hold.
     """
+    _bounded(text)
     return _address(_split(text, POSTGRESQL), text, POSTGRESQL)
 
 
@@ -120,6 +124,7 @@ def parse_sqlserver(text: str) -> QueueAddress:
     Raises:
         BadAddress: an empty or unclosed part, more than three, or a name SQL Server cannot hold.
     """
+    _bounded(text)
     return _address(_split(text, SQLSERVER), text, SQLSERVER)
 
 
@@ -136,6 +141,7 @@ def name_postgresql(text: str) -> QueueAddress:
     """
     if text.startswith('"'):
         return parse_postgresql(text)
+    _bounded(text)
     return _address([text], text, POSTGRESQL)
 
 
@@ -146,6 +152,7 @@ def table_postgresql(text: str) -> QueueAddress:
     Raises:
         BadAddress: as `parse_postgresql`, but for a table of up to 63 bytes.
     """
+    _bounded(text)
     notation = replace(POSTGRESQL, longest_table=POSTGRESQL.longest)
     parts = _split(text, notation) if text.startswith('"') else [text]
     return _address(parts, text, notation)
@@ -163,7 +170,15 @@ def name_sqlserver(text: str) -> QueueAddress:
     """
     if text.startswith("[") or "@" in text:
         return parse_sqlserver(text)
+    _bounded(text)
     return _address([text], text, SQLSERVER)
+
+
+def _bounded(text: str) -> None:
+    """Refuse, before it is read, an address that no database can hold."""
+    if len(text) > LONGEST_ADDRESS:
+        most = f"it has {len(text)} characters where {LONGEST_ADDRESS} are the most"
+        raise BadAddress(text[:SHOWN] + "…", most)
 
 
 def split_list(text: str) -> list[str]:

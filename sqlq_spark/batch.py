@@ -26,6 +26,7 @@ def tasks_of(end: dict[str, Any], options: SourceOptions) -> list[Task]:
         BadAddress: a queue that cannot be one.
     """
     ceilings = shared(end["plan"], options.max_bytes)
+    allowed = options.allowed
     found: list[Task] = []
     for part, ceiling in zip(end["plan"], ceilings, strict=True):
         queue = NAMED[dialects.kind(options.url)](part["queue"])
@@ -43,6 +44,7 @@ def tasks_of(end: dict[str, Any], options: SourceOptions) -> list[Task]:
                 bytes_each=part["bytes"],
                 largest=options.max_message_bytes,
                 errors=options.error_address,
+                allowed=allowed,
                 receipts=end["reader"] is not None,
                 body_string=options.include_body_string,
                 fail_on_data_loss=options.fail_on_data_loss,

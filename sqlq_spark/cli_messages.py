@@ -13,6 +13,7 @@ import typer
 
 from sqlq_spark import delayed, inspect, lines, screen, screen_queues, send, subscriptions
 from sqlq_spark.cli_options import AsJson, Patience, Queue, QueueToSend, Url, given, location
+from sqlq_spark.destinations import Destinations
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.options import SinkOptions, printed
@@ -94,9 +95,11 @@ def send_(
             progress("message", sent.messages, quiet=as_json) as advance,
             transaction(connection, timeout=options.query_timeout),
         ):
+            known = Destinations(connection, options.allowed)
             for parcel in parcels:
-                sent.unheard += send.insert(connection, parcel, options, set())
+                sent.unheard += send.insert(connection, parcel, options, known)
                 advance(parcel.num_rows)
+            known.confirm()
     if as_json:
         screen.print_json(sent.shown())
     else:

@@ -54,6 +54,10 @@ def retry_(
     since: Annotated[str | None, typer.Option(help="Those that failed then or later.")] = None,
     until: Annotated[str | None, typer.Option(help="Those that failed before.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Messages in a transaction.")] = retry.BATCH,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="Also to this table, whoever owns it; * and ? stand for any text."),
+    ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
@@ -68,7 +72,12 @@ def retry_(
     then.
     """
     answerable(yes=yes, as_json=as_json)
-    options = given(url, queue=queue, queryTimeout=query_timeout)
+    options = given(
+        url,
+        queue=queue,
+        queryTimeout=query_timeout,
+        allowedDestinations=", ".join(allow) if allow else None,
+    )
     choice = chosen(
         options,
         ids=ids or (),
@@ -82,14 +91,22 @@ def retry_(
     with Session(options, "retry", state=False) as session:
         connection = session.open()
         name = connection.printed(options.address)
-        planned = retry.plan(connection, options.address, choice, timeout=options.query_timeout)
+        planned = retry.plan(
+            connection,
+            options.address,
+            choice,
+            timeout=options.query_timeout,
+            allowed=options.allowed,
+        )
         if not as_json:
             show_plan(planned)
         if planned.messages:
             queues = counted(len(planned.returning), "queue")
             messages = counted(planned.messages, "message")
             confirm(f"return {messages} of {name} to {queues}", yes=yes, as_json=as_json)
-        batches = retry.give_back(session, options.address, planned, batch=batch)
+        batches = retry.give_back(
+            session, options.address, planned, batch=batch, allowed=options.allowed
+        )
         done = follow(batches, planned.messages, quiet=as_json)
         refused = {connection.printed(each.destination): each for each in done if each.reason}
     tell(name, planned, done, refused, as_json=as_json)

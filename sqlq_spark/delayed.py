@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.delays import MOMENT, PARCEL_DELAYS
+from sqlq_spark.destinations import DELAYED, Destinations
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import (
     BadOption,
@@ -35,6 +36,8 @@ from sqlq_spark.install import delayed_of
 from sqlq_spark.options import ZONE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlq_spark.address import QueueAddress
     from sqlq_spark.dialects import Connection
     from sqlq_spark.options import SinkOptions, SourceOptions
@@ -89,7 +92,7 @@ def store_delayed(
     parcel: pa.Table,
     chosen: dict[QueueAddress, pa.ChunkedArray],
     options: SinkOptions,
-    known: set[QueueAddress],
+    known: Destinations,
 ) -> None:
     """
     Insert delayed messages into the tables where they wait, Due by the database's clock.
@@ -102,10 +105,10 @@ def store_delayed(
         parcel: of PARCEL_ROW and PARCEL_DELAYS; each row is delayed.
         chosen: which rows are for which queue.
         options: the sink's.
-        known: tables seen in this run; grows.
+        known: tables sent to in this transaction; grows.
 
     Raises:
-        DelayedQueueNotFound, BadOption, MissingOption.
+        DelayedQueueNotFound, DestinationRefused, BadOption, MissingOption.
     """
     rows = pa.table(
         {
@@ -116,19 +119,20 @@ def store_delayed(
     )
     for queue, own in chosen.items():
         table = options.delayed_address or delayed_of(queue)
-        if table not in known:
-            look_for(connection, table, queue)
-            known.add(table)
+        look_for(known, table, queue)
         mine = rows if len(chosen) == 1 else rows.filter(own)
         headers = addressed(mine["headers"], connection.printed(queue))
         connection.load(table, mine.set_column(0, "headers", headers))
 
 
-def look_for(connection: Connection, table: QueueAddress, queue: QueueAddress) -> None:
+def look_for(known: Destinations, table: QueueAddress, queue: QueueAddress) -> None:
     """Make sure that messages can wait in a table."""
-    if not {"headers", "body", "due"} <= connection.columns(table).keys():
+    try:
+        known.look_for([table], DELAYED)
+    except (QueueNotFound, NotAQueue):
+        connection = known.connection
         names = connection.printed(table), connection.printed(queue)
-        raise DelayedQueueNotFound(*names, connection.server)
+        raise DelayedQueueNotFound(*names, connection.server) from None
 
 
 def dues(connection: Connection, parcel: pa.Table, zone: str) -> pa.ChunkedArray:
@@ -173,7 +177,14 @@ class Moved:
 class Mover:
     """Moves what is due for a queue's owner into that queue; remembers the zone of its peers."""
 
-    def __init__(self, queue: QueueAddress, *, zone: str | None, timeout: float) -> None:
+    def __init__(
+        self,
+        queue: QueueAddress,
+        *,
+        zone: str | None,
+        timeout: float,
+        allowed: Sequence[QueueAddress] = (),
+    ) -> None:
         """
         Begin.
 
@@ -181,8 +192,10 @@ class Mover:
             queue: whose table of delayed messages it is.
             zone: the option peerTimeZone.
             timeout: seconds for each statement and wait.
+            allowed: the option allowedDestinations.
         """
         self.queue = queue
+        self.allowed = allowed
         self.delayed = delayed_of(queue)
         self.timeout = timeout
         self._told = zone
@@ -200,11 +213,12 @@ class Mover:
         message; should it be a copy indeed, its MessageId still tells a receiver.
 
         Raises:
-            DelayedQueueNotFound, QueueNotFound, BadOption, MissingOption.
+            DelayedQueueNotFound, QueueNotFound, DestinationRefused, BadOption, MissingOption.
         """
         tables = {"delayed": self.delayed, "queue": self.queue}
         try:
             with transaction(connection, timeout=self.timeout):
+                self._check(connection)
                 zone = self._zone or peer_zone(connection, self._told)
                 moved, renamed = connection.rows(
                     "move_due", tables=tables, zone=zone, messages=most
@@ -223,6 +237,12 @@ class Mover:
                 renamed,
             )
         return Moved(moved, next_due)
+
+    def _check(self, connection: Connection) -> None:
+        """Make sure that what leaves the delayed table runs no code of an untrusted owner."""
+        known = Destinations(connection, self.allowed, source=self.queue)
+        for reason in known.look([self.delayed], DELAYED).values():
+            raise reason
 
     def move_all(self, connection: Connection, most: int | None = None) -> Moved:
         """Move all that is due, or at most so many messages, a batch in a transaction."""
@@ -257,7 +277,12 @@ class Satellite:
     def __init__(self, options: SourceOptions, queue: QueueAddress) -> None:
         """Begin; nothing is done without the option delayedDelivery."""
         self.options = options
-        self.mover = Mover(queue, zone=options.peer_time_zone, timeout=options.query_timeout)
+        self.mover = Mover(
+            queue,
+            zone=options.peer_time_zone,
+            timeout=options.query_timeout,
+            allowed=options.allowed,
+        )
         self._next = -1e9 if options.delayed_delivery else 1e18
 
     def turn(self, connection: Connection, now: float) -> bool:

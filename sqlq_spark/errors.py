@@ -14,6 +14,7 @@ What can go wrong, and what mends it.
     │   ├── RightMissing
     │   ├── QueueNotFound · SchemaNotFound · NotAQueue · BodyStringMissing
     │   ├── QueueNotWritable · QueueElsewhere · QueueUnquoted · MessageChanged
+    │   ├── DestinationRefused (and DestinationOfOther) · DestinationLocked · DestinationChanged
     │   ├── TimeZoneNotFound · MessageTooLarge
     │   ├── DelayedQueueNotFound · SubscriptionsNotFound · SubscriberUnreachable
     │   ├── StateNotInstalled · StateTooNew · ServerTooOld · DatabaseTooOld · StatementPooling
@@ -362,6 +363,52 @@ class QueueNotWritable(DatabaseFailure):
             sqlserver="INSERT on it",
         )
         return self.template.format(queue, server, mend)
+
+
+class DestinationRefused(DatabaseFailure):
+    """A table runs code of an owner that is not trusted; nothing was inserted."""
+
+    template = (
+        "{0} of owner {1} is refused as a destination: {2}. What an INSERT into it runs has the "
+        "rights of this login. To trust the table, list it in the option allowedDestinations"
+    )
+
+    def __init__(self, queue: str, owner: str, found: str) -> None:
+        super().__init__(queue, owner, found)
+
+
+class DestinationOfOther(DestinationRefused):
+    """A message's header directs it to a table of another owner; nothing was inserted."""
+
+    template = (
+        "{0} is refused as a destination: it belongs to {1}, and {2} to another owner. A header "
+        "alone directs messages only to tables of the same owner. To allow the table, list it in "
+        "the option allowedDestinations"
+    )
+
+
+class DestinationLocked(DatabaseFailure):
+    """Another session locks a destination, so that messages cannot be forwarded to it now."""
+
+    template = (
+        "{0} was locked by another session, and all destinations together are waited for no longer "
+        "than {1:g} s. Return the message with `sqlqueue retry` when the lock is gone"
+    )
+
+    def __init__(self, queue: str, seconds: float) -> None:
+        super().__init__(queue, seconds)
+
+
+class DestinationChanged(DatabaseFailure):
+    """A destination became another table while it was inserted into; nothing was sent."""
+
+    template = (
+        "{0} was replaced or altered while messages were sent to it: nothing was sent. Find out "
+        "who renames its schema or alters it"
+    )
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(queue)
 
 
 class TimeZoneNotFound(DatabaseFailure):

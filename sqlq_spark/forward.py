@@ -6,8 +6,8 @@ same transaction, without the header and without expiry. Where it belongs here, 
 goes. A message that cannot be sent on goes to the error queue, from where it can be returned;
 without one it is delivered here as it is. Nothing of it happens twice, or without the receive.
 
-The addresses were written by strangers: they are parsed, looked up all at once without harm, and
-what still fails is undone by itself.
+The addresses are untrusted: they are parsed, looked up all at once without harm, and go only where
+destinations.py allows. Whatever else fails for one destination is undone alone.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ from __future__ import annotations
 import logging
 import time
 from datetime import UTC, datetime
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sqlq_spark.address import LONGEST_ADDRESS
+from sqlq_spark.destinations import PATIENCE, RETURNED, Destinations, without_server
 from sqlq_spark.dialects import attempt
 from sqlq_spark.errors import (
     BadAddress,
-    NotAQueue,
-    QueueNotFound,
-    QueueNotWritable,
-    RightMissing,
+    Cancelled,
+    ConnectionLost,
+    DatabaseFailure,
+    DestinationLocked,
+    DestinationRefused,
     SqlQueueError,
-    StatementRefused,
+    TimedOut,
 )
 from sqlq_spark.headers import (
     EXCEPTION_INFO,
@@ -43,6 +46,8 @@ from sqlq_spark.headers import (
 from sqlq_spark.message import NAMED_IN_HEX, flat, opened, rising_ids
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from sqlq_spark.address import QueueAddress
     from sqlq_spark.dialects import Connection
 
@@ -59,7 +64,12 @@ Text = dict[str, str | None]
 
 
 def forward(
-    connection: Connection, queue: QueueAddress, errors: QueueAddress | None, rows: pa.Table
+    connection: Connection,
+    queue: QueueAddress,
+    errors: QueueAddress | None,
+    rows: pa.Table,
+    *,
+    allowed: Sequence[QueueAddress] = (),
 ) -> tuple[pa.Table, int, int]:
     """
     Send on what belongs elsewhere.
@@ -69,16 +79,21 @@ def forward(
         queue: where they come from.
         errors: where goes what cannot be sent on; None: it stays here.
         rows: of QUEUE_ROW, none expired.
+        allowed: the option allowedDestinations.
 
     Returns:
         The rows to deliver here, how many were forwarded, how many went to the error queue.
+
+    Raises:
+        DestinationRefused: a table is not trusted, and there is no error queue.
     """
     texts = rows["headers"]
     found = [pc.match_substring_regex(texts, mark) for mark in MARKS if mentioned(mark, texts)]
     if not found:
         return rows, 0, 0
     marked = pc.fill_null(reduce(pc.or_, found), fill_value=False)
-    return Forwarding(connection, queue, errors, rows.filter(marked)).done(rows, marked)
+    destinations = Destinations(connection, allowed, source=queue, by_header=True)
+    return Forwarding(destinations, queue, errors, rows.filter(marked)).done(rows, marked)
 
 
 def mentioned(mark: str, texts: pa.ChunkedArray) -> bool:
@@ -99,13 +114,15 @@ class Forwarding:
 
     def __init__(
         self,
-        connection: Connection,
+        destinations: Destinations,
         queue: QueueAddress,
         errors: QueueAddress | None,
         rows: pa.Table,
     ) -> None:
-        self.connection = connection
-        self.own = connection.printed(queue)
+        self.destinations = destinations
+        self.connection = destinations.connection
+        self.own = self.connection.printed(queue)
+        self.patience = PATIENCE
         self.errors = errors
         self.rows = rows
         self.texts: list[str | None] = rows["headers"].to_pylist()
@@ -114,14 +131,21 @@ class Forwarding:
     def done(self, rows: pa.Table, marked: pa.ChunkedArray) -> tuple[pa.Table, int, int]:
         """Do it; `rows` are all rows of the task, `marked` says which are ours."""
         away = self._elsewhere()
-        reasons = self._unusable(away)
+        there, reasons = self._usable(away)
         forwarded = failed = 0
-        for destination, at in away.items():
-            reason = reasons.get(destination) or self._send(destination, at)
-            if reason is None:
-                forwarded += len(at)
-            else:
-                reasons[destination] = reason
+        if there:
+            self.connection.patience(self.patience)
+            reasons |= self._held(there)
+            for destination, address in there.items():
+                if destination in reasons:
+                    continue
+                reason = self._send(address, away[destination])
+                if reason is None:
+                    forwarded += len(away[destination])
+                else:
+                    reasons[destination] = reason
+            self.destinations.confirm()
+            self.connection.patience(None)
         if reasons:
             failed = self._give_up({name: away[name] for name in reasons}, reasons)
         if forwarded:
@@ -150,8 +174,10 @@ class Forwarding:
         except BadAddress:
             return None
 
-    def _unusable(self, away: dict[str, list[int]]) -> dict[str, SqlQueueError]:
-        """Why some destinations cannot be sent to, looked up all at once."""
+    def _usable(
+        self, away: dict[str, list[int]]
+    ) -> tuple[dict[str, QueueAddress], dict[str, SqlQueueError]]:
+        """Which destinations may be sent to, looked up all at once, and why the others may not."""
         found: dict[str, QueueAddress] = {}
         reasons: dict[str, SqlQueueError] = {}
         for text in away:
@@ -159,23 +185,61 @@ class Forwarding:
                 found[text] = self.connection.parsed(text)
             except BadAddress as error:
                 reasons[text] = error
-        there = self.connection.writable([*found.values()]) if found else set()
-        for text, address in found.items():
-            if address not in there:
-                name = self.connection.printed(address)
-                reasons[text] = QueueNotWritable(name, self.connection.server)
+        refused = self.destinations.look(found.values(), RETURNED)
+        there = {text: address for text, address in found.items() if address not in refused}
+        reasons |= {text: refused[at] for text, at in found.items() if at in refused}
+        return there, self._trusted(reasons)
+
+    def _trusted(self, reasons: dict[str, SqlQueueError]) -> dict[str, SqlQueueError]:
+        """Fail for want of an error queue where a table is not trusted; the reasons as they are."""
+        for reason in reasons.values() if self.errors is None else ():
+            if isinstance(reason, DestinationRefused):
+                raise reason
         return reasons
 
-    def _send(self, destination: str, at: list[int]) -> SqlQueueError | None:
-        """Send some rows on; why not, if another attempt would fail as well."""
+    def _held(self, there: dict[str, QueueAddress]) -> dict[str, SqlQueueError]:
+        """Lock destinations and decide about them; why some cannot be sent to."""
+        failed: dict[QueueAddress, SqlQueueError] = {}
+        for address in dict.fromkeys(there.values()):
+            reason = self._tried(partial(self.destinations.lock, address))
+            if isinstance(reason, TimedOut):
+                reason = DestinationLocked(self.connection.printed(address), PATIENCE)
+            if reason is not None:
+                failed[address] = reason
+        locked = [address for address in there.values() if address not in failed]
+        failed |= self.destinations.hold(locked, RETURNED)
+        return self._trusted({text: failed[at] for text, at in there.items() if at in failed})
+
+    def _send(self, destination: QueueAddress, at: list[int]) -> SqlQueueError | None:
+        """Send some rows on; why not, if that fails."""
         rows = self._to_send(at, [dumps(self.headers[row]) for row in at])
+
+        def load() -> None:
+            self.connection.load(destination, rows)
+            self.connection.rows("check_deferred")
+
+        reason = self._tried(load)
+        if reason is None:
+            self._leave_out(at)
+        return reason
+
+    def _tried(self, work: Callable[[], None]) -> SqlQueueError | None:
+        """
+        Do something to a destination, or undo that alone; why it failed.
+
+        All destinations that are locked are waited for no longer than PATIENCE together.
+        """
+        begun = time.monotonic()
         try:
             with attempt(self.connection):
-                self.connection.load(self.connection.parsed(destination), rows)
-                self.connection.rows("check_deferred")
-        except (QueueNotFound, NotAQueue, RightMissing, StatementRefused) as error:
+                work()
+        except (ConnectionLost, Cancelled):
+            raise
+        except DatabaseFailure as error:
+            if isinstance(error, TimedOut):
+                self.patience = max(0.0, self.patience - (time.monotonic() - begun))
+                self.connection.patience(self.patience)
             return error
-        self._leave_out(at)
         return None
 
     def _give_up(self, away: dict[str, list[int]], reasons: dict[str, SqlQueueError]) -> int:
@@ -195,11 +259,26 @@ class Forwarding:
         )
         if self.errors is None:
             return 0
+        known = Destinations(
+            self.connection, self.destinations.allowed, source=self.destinations.source
+        )
+        known.look_for([self.errors])
         at = sorted(rows)
-        texts = [dumps(self.headers[row] | fault(rows[row], reasons[rows[row]])) for row in at]
+        faults = {name: self._fault(name, reason) for name, reason in reasons.items()}
+        texts = [dumps(self.headers[row] | faults[rows[row]]) for row in at]
         self.connection.load(self.errors, self._to_send(at, texts))
+        known.confirm()
         self._leave_out(at)
         return len(at)
+
+    def _fault(self, destination: str, reason: SqlQueueError) -> Text:
+        """Headers of a message in the error queue; it is returned to where it should have gone."""
+        return {
+            f"{EXCEPTION_INFO}ExceptionType": f"sqlq_spark.errors.{type(reason).__name__}",
+            f"{EXCEPTION_INFO}Message": without_server(reason, self.connection)[:LONGEST_REASON],
+            TIME_OF_FAILURE: wire_time(datetime.now(UTC)),
+            FAILED_Q: destination[:LONGEST_ADDRESS],
+        }
 
     def _leave_out(self, at: list[int]) -> None:
         for row in at:
@@ -234,13 +313,3 @@ def told(reasons: list[SqlQueueError]) -> str:
     shown = "; ".join(ascii(str(each)[:300]) for each in reasons[:TOLD])
     more = len(reasons) - TOLD
     return shown + (f"; and {more} more destinations" if more > 0 else "")
-
-
-def fault(destination: str, reason: SqlQueueError) -> Text:
-    """The headers of a message in the error queue; it is returned to where it should have gone."""
-    return {
-        f"{EXCEPTION_INFO}ExceptionType": f"sqlq_spark.errors.{type(reason).__name__}",
-        f"{EXCEPTION_INFO}Message": str(reason)[:LONGEST_REASON],
-        TIME_OF_FAILURE: wire_time(datetime.now(UTC)),
-        FAILED_Q: destination,
-    }

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sqlq_spark import errors, job_settings, job_spark, job_words
+from sqlq_spark.destinations import check_writable
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import (
     BadInput,
     MissingDelta,
     MissingPackage,
     QueueNotFound,
-    QueueNotWritable,
 )
 from sqlq_spark.java import NoJava
 from sqlq_spark.job_ledger import bind
@@ -202,8 +202,7 @@ def reached(options: SourceOptions | SinkOptions) -> list[str]:
                     raise QueueNotFound(connection.printed(queue), connection.server)
                 told.append(f"queue {connection.printed(queue)}: there")
             if writes is not None:
-                if writes not in connection.writable([writes]):
-                    raise QueueNotWritable(connection.printed(writes), connection.server)
+                check_writable(connection, [writes], options.allowed)
                 told.append(f"queue {connection.printed(writes)}: may be sent to")
     return told
 

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from sqlq_spark import dialects
 from sqlq_spark.address import (
+    SHOWN,
     QueueAddress,
     name_postgresql,
     name_sqlserver,
@@ -61,6 +62,8 @@ NAMED = {"postgresql": name_postgresql, "sqlserver": name_sqlserver}
 PRINTED = {"postgresql": print_postgresql, "sqlserver": print_sqlserver}
 # the same for a table that is there, whether peers take its name or not
 ANY_TABLE = NAMED | {"postgresql": table_postgresql}
+# in which schema a name without one is
+DEFAULT_SCHEMAS = {"postgresql": "public", "sqlserver": "dbo"}
 # how a list of names is split
 LISTED = {"postgresql": split_list, "sqlserver": split_list_sqlserver}
 # a password in a url, before the host or in the query
@@ -182,6 +185,9 @@ class DatabaseOptions:
     query_timeout: float = option(
         "queryTimeout", duration(1, 86400), "a time from 1s to 1d, as 30s", default=30.0
     )
+    allowed_destinations: str | None = option(
+        "allowedDestinations", words, "names of tables, in which * and ? may stand", default=None
+    )
 
     @classmethod
     def parse(cls, raw: Mapping[str, str]) -> Self:
@@ -219,6 +225,20 @@ class DatabaseOptions:
     def __post_init__(self) -> None:
         """Refuse a url that no dialect speaks, before anything uses it."""
         dialects.kind(self.url)
+        _ = self.allowed
+
+    @property
+    def allowed(self) -> tuple[QueueAddress, ...]:
+        """
+        Tables that are trusted as destinations, whoever owns them.
+
+        `*` and `?` in a part stand for any text and any character; a schema is always there.
+        """
+        if self.allowed_destinations is None:
+            return ()
+        public, schema = "allowedDestinations", DEFAULT_SCHEMAS[dialects.kind(self.url)]
+        found = listed(public, self.url, self.allowed_destinations, ANY_TABLE)
+        return tuple(each if each.schema else replace(each, schema=schema) for each in found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,12 +330,7 @@ class SourceOptions(DatabaseOptions):
         """The queues to read, one at least."""
         if self.queues is None:
             return (addressed("queue", self.url, str(self.queue)),)
-        try:
-            names = LISTED[dialects.kind(self.url)](self.queues)
-        except BadAddress as error:
-            expected = f"names of queues, separated by commas ({error.args[1]})"
-            raise BadOption("queues", self.queues, expected) from None
-        return tuple(addressed("queues", self.url, each) for each in names)
+        return tuple(listed("queues", self.url, self.queues))
 
     @property
     def names(self) -> list[str]:
@@ -509,7 +524,22 @@ def addressed(
     try:
         return named[dialects.kind(url)](text)
     except BadAddress as error:
-        raise BadOption(public, text, f"a queue's name ({error.args[1]})") from None
+        raise BadOption(public, text[:SHOWN], f"a queue's name ({error.args[1]})") from None
+
+
+def listed(
+    public: str,
+    url: str,
+    text: str,
+    named: Mapping[str, Callable[[str], QueueAddress]] = NAMED,
+) -> list[QueueAddress]:
+    """Read names of queues that commas separate."""
+    try:
+        names = LISTED[dialects.kind(url)](text)
+    except BadAddress as error:
+        expected = f"names of queues, separated by commas ({error.args[1]})"
+        raise BadOption(public, text, expected) from None
+    return [addressed(public, url, each, named) for each in names]
 
 
 def printed(url: str, address: QueueAddress) -> str:

@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 import logging
 import time
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sqlq_spark.destinations import Destinations
 from sqlq_spark.dialects import attempt
 from sqlq_spark.errors import MessageTooLarge, StatementFailed, StatementRefused
 from sqlq_spark.message import Headers, rising_ids, undecodable, with_texts
@@ -46,21 +48,22 @@ MOST_BYTES = 1 << 30  # bytes; one message at least. The others wait for the nex
 # ---------------------------------------------------------------- what cannot be read
 
 
-def divert_poison(
-    connection: Connection, queue: QueueAddress, errors: QueueAddress | None, live: pa.Table
-) -> pa.Table:
+def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Table:
     """
-    Put poison into the error queue.
+    Put poison into the error queue; without one it is delivered, its invalid UTF-8 as U+FFFD.
 
     Args:
         connection: in the transaction that received the rows.
-        queue: where they come from.
-        errors: where poison goes; None: it is delivered, U+FFFD in the place of what is no UTF-8.
+        task: from which queue, and which error queue.
         live: of QUEUE_ROW; its texts may be any bytes.
 
     Returns:
         The other rows, all texts valid.
+
+    Raises:
+        DestinationRefused: the error queue would run code of an owner that is not trusted.
     """
+    errors = task.errors
     unread = undecodable(live["headers"])
     rows = with_texts(live, unread)
     if errors is None:
@@ -69,15 +72,30 @@ def divert_poison(
     if not pc.any(poison).as_py():
         return rows
     bad = live.filter(poison).select(["id", "headers", "body"])  # an expiry may be beyond Python
-    under_some_ids(
-        connection, errors, lambda renamed: load(connection, errors, bad, renamed=renamed)
-    )
+    with trusted(connection, task, errors):
+        under_some_ids(
+            connection, errors, lambda renamed: load(connection, errors, bad, renamed=renamed)
+        )
     log.warning(
         "%s: %d poison messages moved to the error queue",
-        connection.printed(queue),
+        connection.printed(task.queue),
         bad.num_rows,
     )
     return rows.filter(pc.invert(poison))
+
+
+@contextmanager
+def trusted(connection: Connection, task: Task, errors: QueueAddress) -> Iterator[None]:
+    """
+    Send to the error queue in the block, if that runs no code of an owner that is not trusted.
+
+    Raises:
+        DestinationRefused, DestinationChanged.
+    """
+    destinations = Destinations(connection, task.allowed, source=task.queue)
+    destinations.look_for([errors])
+    yield
+    destinations.confirm()
 
 
 def load(connection: Connection, errors: QueueAddress, rows: pa.Table, *, renamed: bool) -> None:
@@ -193,5 +211,6 @@ def move(
         listed = json.dumps(seqs)
         return connection.rows("divert_large", tables=tables, seqs=listed, renamed=renamed)[0]
 
-    found, expired = under_some_ids(connection, errors, moved)
+    with trusted(connection, task, errors):
+        found, expired = under_some_ids(connection, errors, moved)
     return found, expired

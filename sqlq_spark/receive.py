@@ -63,6 +63,7 @@ class Task:
     bytes_each: float = 1024.0  # what one is thought to weigh
     largest: int = LARGEST  # bytes of a message; a larger one is not fetched
     errors: QueueAddress | None = None
+    allowed: tuple[QueueAddress, ...] = ()  # the option allowedDestinations
     receipts: bool = True  # False: transactionMode none
     body_string: bool = False  # also the column BodyString
     fail_on_data_loss: bool = True
@@ -235,8 +236,10 @@ def divert(connection: Connection, task: Task, taken: pa.Table) -> Kept:
     expired = taken.num_rows - live.num_rows + gone
     if not live.num_rows:
         return Kept(live, expired, large)
-    good = divert_poison(connection, task.queue, task.errors, live)
-    rest, forwarded, failed = forward(connection, task.queue, task.errors, good)
+    good = divert_poison(connection, task, live)
+    rest, forwarded, failed = forward(
+        connection, task.queue, task.errors, good, allowed=task.allowed
+    )
     return Kept(rest, expired, live.num_rows - good.num_rows + failed + large, forwarded)
 
 

@@ -20,9 +20,11 @@ import pyarrow.compute as pc
 
 from sqlq_spark import browse
 from sqlq_spark.address import QueueAddress
+from sqlq_spark.destinations import RETURNED, Destinations
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import (
     BadAddress,
+    DestinationRefused,
     MessageChanged,
     NotAQueue,
     QueueElsewhere,
@@ -61,6 +63,16 @@ LONGEST = 200  # characters of an address that a reason shows
 CORRUPT = "its headers are corrupt"
 HOMELESS = f"it has no header {FAILED_Q}, so it is not known where it failed"
 ITS_OWN = f"its header {FAILED_Q} names the error queue itself"
+
+# what another attempt would meet as well
+REFUSALS = (
+    QueueNotFound,
+    NotAQueue,
+    QueueNotWritable,
+    DestinationRefused,
+    RightMissing,
+    StatementRefused,
+)
 
 Text = dict[str, str | None]
 
@@ -164,7 +176,14 @@ class Returned:
 # ---------------------------------------------------------------- to look
 
 
-def plan(connection: Connection, errors: QueueAddress, choice: Choice, *, timeout: float) -> Plan:
+def plan(
+    connection: Connection,
+    errors: QueueAddress,
+    choice: Choice,
+    *,
+    timeout: float,
+    allowed: Sequence[QueueAddress] = (),
+) -> Plan:
     """
     Find what is chosen, and whether it can be returned; locks and changes nothing.
 
@@ -173,6 +192,7 @@ def plan(connection: Connection, errors: QueueAddress, choice: Choice, *, timeou
         errors: the error queue.
         choice: of its messages.
         timeout: seconds for each page.
+        allowed: the option allowedDestinations.
 
     Raises:
         QueueNotFound, NotAQueue, RightMissing: of the error queue.
@@ -189,7 +209,12 @@ def plan(connection: Connection, errors: QueueAddress, choice: Choice, *, timeou
                     seen |= {failed.id, failed.message_id}
                     _sort(failed, chosen, found)
     found.missing = sorted(choice.ids - seen)
-    _settle(connection, errors, chosen, found, timeout=timeout)
+    there, reasons = sources(connection, errors, [*chosen], timeout=timeout, allowed=allowed)
+    for text, some in chosen.items():
+        if text in there:
+            found.returning.setdefault(there[text], []).extend(some)
+        else:
+            found.stay(reasons[text], some)
     return found
 
 
@@ -235,25 +260,13 @@ def _sort(failed: Failed, chosen: dict[str, list[Failed]], found: Plan) -> None:
         chosen.setdefault(failed.failed_queue, []).append(failed)
 
 
-def _settle(
+def sources(
     connection: Connection,
     errors: QueueAddress,
-    chosen: dict[str, list[Failed]],
-    found: Plan,
+    texts: Sequence[str],
     *,
     timeout: float,
-) -> None:
-    """Find out which of the failed queues can be returned to."""
-    there, reasons = sources(connection, errors, [*chosen], timeout=timeout)
-    for text, some in chosen.items():
-        if text in there:
-            found.returning.setdefault(there[text], []).extend(some)
-        else:
-            found.stay(reasons[text], some)
-
-
-def sources(
-    connection: Connection, errors: QueueAddress, texts: Sequence[str], *, timeout: float
+    allowed: Sequence[QueueAddress] = (),
 ) -> tuple[dict[str, QueueAddress], dict[str, str]]:
     """
     Find the queues in which messages failed, all at once; strangers wrote the addresses.
@@ -263,6 +276,7 @@ def sources(
         errors: the error queue, to which nothing is returned.
         texts: values of the header FailedQ.
         timeout: seconds.
+        allowed: the option allowedDestinations.
 
     Returns:
         The queues that can be sent to, and why the others cannot, by text.
@@ -276,21 +290,27 @@ def sources(
         except BadAddress as error:
             bad = BadAddress(text[:LONGEST], error.args[1])
             reasons[text] = str(QueueElsewhere(text[:LONGEST], own) if foreign(text, own) else bad)
-    there: set[QueueAddress] = set()
+    refused: dict[QueueAddress, SqlQueueError] = {}
     if parsed:
         with transaction(connection, timeout=timeout):
-            there = connection.writable([*parsed.values()])
+            refused = Destinations(connection, allowed, source=errors, by_header=True).look(
+                parsed.values(), RETURNED
+            )
     for text, address in parsed.items():
         name = connection.printed(address)
         if name == own:
             reasons[text] = ITS_OWN
-        elif address not in there and (address.catalog is not None or foreign(text, own)):
+        elif address not in refused:
+            continue
+        elif isinstance(refused[address], DestinationRefused):
+            reasons[text] = str(refused[address])
+        elif address.catalog is not None or foreign(text, own):
             reasons[text] = str(QueueElsewhere(text, own))
-        elif address not in there and own.startswith('"') and "." in text and '"' not in text:
+        elif own.startswith('"') and "." in text and '"' not in text:
             meant = connection.printed(QueueAddress(text))
             reasons[text] = str(QueueUnquoted(text, name, meant, connection.server))
-        elif address not in there:
-            reasons[text] = str(QueueNotWritable(name, connection.server))
+        else:
+            reasons[text] = str(refused[address])
     return {text: at for text, at in parsed.items() if text not in reasons}, reasons
 
 
@@ -305,7 +325,12 @@ def foreign(text: str, own: str) -> bool:
 
 
 def give_back(
-    session: Session, errors: QueueAddress, planned: Plan, *, batch: int = BATCH
+    session: Session,
+    errors: QueueAddress,
+    planned: Plan,
+    *,
+    batch: int = BATCH,
+    allowed: Sequence[QueueAddress] = (),
 ) -> Iterator[Returned]:
     """
     Return what can be returned, each batch in one transaction; a lost answer is asked for again.
@@ -317,6 +342,7 @@ def give_back(
         errors: the error queue.
         planned: see `plan`.
         batch: messages in one transaction, at most.
+        allowed: the option allowedDestinations, as in `plan`.
 
     Returns:
         What became of each batch, after its commit. A destination that takes none, for a reason
@@ -336,6 +362,7 @@ def give_back(
                         destination=destination,
                         chosen=part,
                         timeout=session.options.query_timeout,
+                        allowed=allowed,
                     )
                 )
             except Refused as error:
@@ -374,6 +401,7 @@ def return_batch(
     destination: QueueAddress,
     chosen: Sequence[Failed],
     timeout: float,
+    allowed: Sequence[QueueAddress] = (),
 ) -> int:
     """
     Move messages from the error queue to where they failed, in one transaction.
@@ -395,10 +423,13 @@ def return_batch(
                 raise MessageChanged(uuid_text(row), connection.printed(errors))
         if taken.num_rows:
             rows = to_source(connection, errors, destination, taken)
+            known = Destinations(connection, allowed, source=errors, by_header=True)
             try:
+                known.look_for([destination], RETURNED)
                 connection.load(destination, rows)
-            except (QueueNotFound, NotAQueue, RightMissing, StatementRefused) as error:
+            except REFUSALS as error:
                 raise Refused(error) from None
+            known.confirm()
     return int(taken.num_rows)
 
 

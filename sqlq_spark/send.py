@@ -31,13 +31,12 @@ import pyarrow.compute as pc
 
 from sqlq_spark import delayed, subscriptions
 from sqlq_spark.delays import PARCEL_DELAYS
+from sqlq_spark.destinations import Destinations
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import (
     MissingOption,
-    NotAQueue,
     NothingToSettle,
     ParcelsMissing,
-    QueueNotFound,
 )
 from sqlq_spark.message import rising_ids, with_legacy_columns
 from sqlq_spark.options import addressed
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-COLUMNS = {"id", "expires", "headers", "body"}  # that a queue has in every database
 ABANDONED = 7 * 86400.0  # seconds after which nothing is kept of a nameless write
 
 
@@ -149,8 +147,8 @@ def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions)
         How many messages were sent now; 0 where the batch was sent before.
 
     Raises:
-        ParcelsMissing, QueueNotFound, SubscriberUnreachable, SubscriptionsNotFound,
-        NothingToSettle: nothing was sent.
+        ParcelsMissing, QueueNotFound, DestinationRefused, SubscriberUnreachable,
+        SubscriptionsNotFound, NothingToSettle: nothing was sent.
     """
     if not staged:
         return 0
@@ -204,11 +202,12 @@ def send_parcels(
     missing = wanted.keys() - there
     if missing:
         raise ParcelsMissing(sink, batch, len(wanted), len(wanted) - len(missing))
-    known: set[QueueAddress] = set()
+    known = Destinations(connection, options.allowed)
     unheard: Counter[str] = Counter()
     for (attempt, number), seal in wanted.items():
         rows = parcel(connection, (sink, batch, attempt, number), seal)
         unheard += insert(connection, rows, options, known)
+    known.confirm()
     return unheard
 
 
@@ -246,7 +245,10 @@ def send_now(session: Session, parcels: Iterable[pa.Table], options: SinkOptions
 
 def _send(connection: Connection, parcel: pa.Table, options: SinkOptions) -> Counter[str]:
     with transaction(connection, timeout=options.query_timeout):
-        return insert(connection, parcel, options, set())
+        known = Destinations(connection, options.allowed)
+        unheard = insert(connection, parcel, options, known)
+        known.confirm()
+        return unheard
 
 
 def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeout: float) -> None:
@@ -268,7 +270,7 @@ def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeo
 
 
 def insert(
-    connection: Connection, parcel: pa.Table, options: SinkOptions, known: set[QueueAddress]
+    connection: Connection, parcel: pa.Table, options: SinkOptions, known: Destinations
 ) -> Counter[str]:
     """
     Insert a parcel's messages into their queues, Expires by the database's clock.
@@ -278,7 +280,7 @@ def insert(
         parcel: of PARCEL_ROW, with `topics` where some are published, and PARCEL_DELAYS where some
             are delayed: those are stored, due by the database's clock too.
         options: the sink's.
-        known: queues seen in this run; grows.
+        known: tables sent to in this transaction; grows.
 
     Returns:
         Topics that no one is subscribed to, with how many messages went nowhere.
@@ -291,10 +293,7 @@ def insert(
     if options.fills_legacy_columns:
         rows = with_legacy_columns(rows)
     chosen = by_queue(parcel, options)
-    for queue in chosen:
-        if queue not in known:
-            look_for(connection, queue)
-            known.add(queue)
+    known.look_for(chosen)
     topics, unheard = subscriptions.topics_of(parcel), Counter[str]()
     if topics is not None:
         copied, unheard = subscriptions.fan_out(connection, topics, options, known)
@@ -329,25 +328,18 @@ def destination(name: str | None, options: SinkOptions) -> QueueAddress:
     return addressed("queue (column)", options.url, name)
 
 
-def look_for(connection: Connection, queue: QueueAddress) -> None:
-    """Make sure that a queue is there, by the name that was asked for, which is a stranger's."""
-    columns = connection.columns(queue)
-    if not columns:
-        raise QueueNotFound(connection.printed(queue), connection.server)
-    if missing := COLUMNS - columns.keys():
-        raise NotAQueue(connection.printed(queue), f"it has no column {min(missing)}")
-
-
 def look_ahead(connection: Connection, options: SinkOptions) -> None:
     """
     Make sure that what the options send to is there; no transaction is open.
 
     Raises:
-        QueueNotFound, NotAQueue, SubscriptionsNotFound.
+        QueueNotFound, NotAQueue, DestinationRefused, SubscriptionsNotFound.
     """
     with transaction(connection, timeout=options.query_timeout):
         if options.topics is None:
-            look_for(connection, destination(None, options))
+            queue = destination(None, options)
+            for reason in Destinations(connection, options.allowed).look([queue]).values():
+                raise reason
         else:
             subscriptions.look_for(connection, options.subscription_address)
 

@@ -21,6 +21,7 @@ from sqlq_spark import dialects
 from sqlq_spark.errors import (
     ConnectionLost,
     Deadlock,
+    DestinationChanged,
     LockTimedOut,
     LogFull,
     NotReachable,
@@ -41,7 +42,7 @@ T = TypeVar("T")
 
 ATTEMPTS = 7
 LONGEST_PAUSE = 5.0  # seconds; all pauses together are about 10
-TRANSIENT = (ConnectionLost, Deadlock, LockTimedOut, LogFull)
+TRANSIENT = (ConnectionLost, Deadlock, DestinationChanged, LockTimedOut, LogFull)
 IDLE = 20.0  # seconds after which a connection that no session takes is closed
 
 

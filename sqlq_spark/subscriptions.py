@@ -36,9 +36,10 @@ from sqlq_spark.message_types import full_name, split_types, unfit
 from sqlq_spark.topics import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from sqlq_spark.address import QueueAddress
+    from sqlq_spark.destinations import Destinations
     from sqlq_spark.dialects import Connection
     from sqlq_spark.options import SinkOptions
 
@@ -201,7 +202,7 @@ remembered = Remembered()
 
 
 def fan_out(
-    connection: Connection, topics: pa.ChunkedArray, options: SinkOptions, known: set[QueueAddress]
+    connection: Connection, topics: pa.ChunkedArray, options: SinkOptions, known: Destinations
 ) -> tuple[dict[QueueAddress, pa.ChunkedArray], Counter[str]]:
     """
     Which rows of a parcel are copied into which queue.
@@ -210,7 +211,7 @@ def fan_out(
         connection: in the transaction that sends; reads the table unless it is remembered.
         topics: a list of each row; null where it is not published.
         options: the sink's.
-        known: queues seen in this run; grows.
+        known: tables sent to in this transaction; grows.
 
     Returns:
         For each queue which rows, as booleans, and the lists of topics that no one is subscribed
@@ -239,60 +240,71 @@ def fan_out(
 
 
 def _audience(
-    connection: Connection, lists: list[str], options: SinkOptions, known: set[QueueAddress]
+    connection: Connection, lists: list[str], options: SinkOptions, known: Destinations
 ) -> dict[QueueAddress, list[str]]:
     """Which lists of topics each queue gets; what is remembered is read anew before it fails."""
     url, table = options.url, options.subscription_address
-    reach = partial(_queue, connection, parse=PARSED[dialects.kind(url)], known=known)
+    reach = partial(_queues, known, parse=PARSED[dialects.kind(url)])
     try:
-        return _reached(remembered.of(connection, url, table), lists, reach)
+        found = _reached(remembered.of(connection, url, table), lists, reach)
     except SubscriberUnreachable:
         remembered.forget(url, table)
-        return _reached(remembered.of(connection, url, table), lists, reach)
+        found = _reached(remembered.of(connection, url, table), lists, reach)
+    known.look_for(found)
+    return found
 
 
 def _reached(
     found: dict[str, list[Subscription]],
     lists: list[str],
-    reach: Callable[[Subscription], QueueAddress],
+    reach: Callable[[Iterable[Subscription]], dict[Subscription, QueueAddress]],
 ) -> dict[QueueAddress, list[str]]:
     """Each list once in each queue, however many of its topics lead there."""
-    queues: dict[Subscription, QueueAddress] = {}
+    heard = {
+        text: [each for topic in map(full_name, split_types(text)) for each in found.get(topic, ())]
+        for text in lists
+    }
+    queues = reach(dict.fromkeys(each for those in heard.values() for each in those))
     audience: dict[QueueAddress, dict[str, None]] = {}
-    for text in lists:
-        for topic in map(full_name, split_types(text)):
-            for each in found.get(topic, ()):
-                if each not in queues:
-                    queues[each] = reach(each)
-                audience.setdefault(queues[each], {})[text] = None
+    for text, those in heard.items():
+        for each in those:
+            audience.setdefault(queues[each], {})[text] = None
     return {queue: list(texts) for queue, texts in audience.items()}
 
 
-def _queue(
-    connection: Connection,
-    subscription: Subscription,
+def _queues(
+    known: Destinations,
+    subscriptions: Iterable[Subscription],
     *,
     parse: Callable[[str], QueueAddress],
-    known: set[QueueAddress],
-) -> QueueAddress:
+) -> dict[Subscription, QueueAddress]:
     """
-    A subscriber's queue, its schema always said, so that two spellings of it are one.
+    The subscribers' queues, the schema always said, so that two spellings of one are one.
 
     Raises:
-        SubscriberUnreachable: an address that cannot be read, or a queue that is not there.
+        SubscriberUnreachable: an address that cannot be read, a queue that is not there, or a table
+            that is not trusted.
     """
-    try:
-        queue = parse(connection.printed(parse(subscription.address)))
-    except BadAddress as error:
-        reason = f"is no address ({error.args[1]})"
-    else:
-        if queue in known or connection.columns(queue):
-            known.add(queue)
-            return queue
-        reason = f"was not found in {connection.server}"
-    raise SubscriberUnreachable(
-        subscription.endpoint, subscription.topic, subscription.address, reason
-    )
+    connection = known.connection
+    queues: dict[Subscription, QueueAddress] = {}
+    for each in subscriptions:
+        try:
+            queues[each] = parse(connection.printed(parse(each.address)))
+        except BadAddress as error:
+            raise unreachable(each, f"is no address ({error.args[1]})") from None
+    reasons = known.look(known.new(queues.values()))
+    for each, queue in queues.items():
+        if isinstance(reasons.get(queue), QueueNotFound):
+            raise unreachable(each, f"was not found in {connection.server}")
+        if queue in reasons:
+            raise unreachable(each, f"cannot be sent to ({reasons[queue]})")
+    return queues
+
+
+def unreachable(subscription: Subscription, reason: str) -> SubscriberUnreachable:
+    """The error for a subscriber."""
+    named = subscription.endpoint, subscription.topic, subscription.address
+    return SubscriberUnreachable(*named, reason)
 
 
 def told(unheard: Counter[str]) -> str:

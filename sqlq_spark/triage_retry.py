@@ -232,7 +232,11 @@ class Retry:
         with Session(self.source, "triage", state=False) as session:
             connection = session.open()
             there, reasons = retry.sources(
-                connection, self.source.address, texts, timeout=self.source.query_timeout
+                connection,
+                self.source.address,
+                texts,
+                timeout=self.source.query_timeout,
+                allowed=self.source.allowed,
             )
             return {text: connection.printed(each) for text, each in there.items()}, reasons
 

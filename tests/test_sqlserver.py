@@ -110,6 +110,10 @@ def test_both_dialects_take_the_same_values() -> None:
         *((name, "table_name") for name in ("stats_delayed", "seq_given", "table_sizes")),
         ("check_delayed", "table_name"),
         ("timeouts", "milliseconds"),  # written out
+        ("patience", "milliseconds"),
+        *((name, "source_table") for name in ("destinations", "destination_code")),  # in @source
+        *((name, "source_schema") for name in ("destinations", "destination_code")),
+        ("destination_locks", "places"),
         ("timeouts", "application"),
         *((name, "zone") for name in ("peer_zone", "dues", "move_due", "next_due")),
         *((name, "zone") for name in ("browse_delayed", "stats_delayed")),

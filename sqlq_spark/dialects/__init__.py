@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.resources import files
 from itertools import zip_longest
@@ -31,6 +32,25 @@ Row: TypeAlias = "tuple[Any, ...]"
 # the url's scheme → the dialect's module
 SCHEMES = {"postgresql": "postgresql", "postgres": "postgresql", "sqlserver": "sqlserver"}
 EXAMPLES = "postgresql://user@host:5432/database or sqlserver://user@host:1433/database"
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A table that messages are to go to, as the database knows it."""
+
+    identity: int  # while it exists
+    catalog: str | None
+    here: bool  # in the database of the connection
+    schema: str
+    table: str
+    missing: str | None  # the first column that it lacks
+    may_insert: bool
+    owner: str
+    same_owner: bool  # as the queue that is read
+    settled: bool  # once it is locked, no untrusted owner can put another table in its place
+    plain: bool  # an INSERT runs nothing that would have to be looked at
+    code: str | None = None  # else the first thing of an untrusted owner that it would run
+    locks: str | None = None  # what this transaction locks under the same name; None: not asked
 
 
 class Connection(Protocol):
@@ -70,8 +90,20 @@ class Connection(Protocol):
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         """A queue's columns in lower case → type; empty where the table is absent."""
 
-    def writable(self, queues: Sequence[QueueAddress]) -> set[QueueAddress]:
-        """Which of these are queues that this login may insert into; fails for none of them."""
+    def destinations(
+        self, queues: Sequence[QueueAddress], columns: Sequence[str], source: QueueAddress | None
+    ) -> dict[QueueAddress, Destination]:
+        """
+        What is known of tables that messages are to go to; fails for none of them.
+
+        `columns` are those that each must have, `source` is the queue that is read, if one is.
+        """
+
+    def locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
+        """By identity: whether this transaction has locked it, and what else of the same name."""
+
+    def patience(self, seconds: float | None) -> None:
+        """Wait so long for locks, in the transaction that is open; None: as long as it said."""
 
     def printed(self, address: QueueAddress) -> str:
         """The canonical address, as it stands in messages."""

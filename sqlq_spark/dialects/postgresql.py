@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import time
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -35,7 +36,7 @@ from sqlq_spark.address import (
     print_postgresql,
     quote_postgresql,
 )
-from sqlq_spark.dialects import Row, Statements, Value, postgresql_url
+from sqlq_spark.dialects import Destination, Row, Statements, Value, postgresql_url
 from sqlq_spark.message import readable
 
 if TYPE_CHECKING:
@@ -236,13 +237,45 @@ class Connection:
         """A queue's columns in lower case → type; empty where the table is absent."""
         return dict(self.rows("queue_columns", table_name=quote_postgresql(queue)))
 
-    def writable(self, queues: Sequence[QueueAddress]) -> set[QueueAddress]:
-        """Which of these are queues that this login may insert into; fails for none of them."""
+    def destinations(
+        self, queues: Sequence[QueueAddress], columns: Sequence[str], source: QueueAddress | None
+    ) -> dict[QueueAddress, Destination]:
+        """What is known of tables that messages are to go to; fails for none of them."""
         tables = [
-            {"place": at, "schema_name": queue.schema or "public", "table_name": queue.table}
+            {
+                "place": at,
+                "schema_name": queue.schema or "public",
+                "table_name": queue.table,
+                "columns": list(columns),
+            }
             for at, queue in enumerate(queues)
         ]
-        return {queues[at] for (at,) in self.rows("writable", places=json.dumps(tables))}
+        read = (None, None) if source is None else (source.schema or "public", source.table)
+        rows = self._destinations("destinations", tables, read)
+        found = {queues[at]: Destination(*facts) for at, *facts in rows}
+        odd = [each.identity for each in found.values() if not each.plain]
+        if not odd:
+            return found
+        code = dict(self._destinations("destination_code", odd, read))
+        return {at: replace(each, code=code.get(each.identity)) for at, each in found.items()}
+
+    def _destinations(
+        self, statement: str, places: list[Any], read: tuple[str | None, str | None]
+    ) -> list[Any]:
+        places_ = json.dumps(places)
+        return self.rows(statement, places=places_, source_schema=read[0], source_table=read[1])
+
+    def locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
+        """By identity: whether this transaction has locked it, and what else of the same name."""
+        places = json.dumps([each.identity for each in found])
+        return {
+            at: (kept, text) for at, kept, text in self.rows("destination_locks", places=places)
+        }
+
+    def patience(self, seconds: float | None) -> None:
+        """Wait so long for locks, in the transaction that is open; None: as long as it said."""
+        limit = self._limit if seconds is None else seconds
+        self.rows("patience", milliseconds=str(max(1, int(limit * 1000))))
 
     def printed(self, address: QueueAddress) -> str:
         """The canonical address, as it stands in messages."""
@@ -484,6 +517,7 @@ RIGHTS = {
     "subscribe": "SELECT, INSERT, UPDATE",
     "unsubscribe": "SELECT, DELETE",
     "load": "INSERT",
+    "lock_destination": "INSERT",
     "move_due": "SELECT, DELETE, UPDATE (due)",
     "move_due queue": "INSERT, SELECT (id)",
 }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
@@ -22,7 +23,14 @@ from sqlq_spark.address import (
     print_sqlserver,
     quote_sqlserver,
 )
-from sqlq_spark.dialects import Row, Statements, Value, sqlserver_drivers, sqlserver_errors
+from sqlq_spark.dialects import (
+    Destination,
+    Row,
+    Statements,
+    Value,
+    sqlserver_drivers,
+    sqlserver_errors,
+)
 from sqlq_spark.dialects.sqlserver_calls import blamed, call, fits, insertion, named
 from sqlq_spark.dialects.sqlserver_errors import Place
 from sqlq_spark.dialects.sqlserver_rows import json_rows, plain, shown, table_of
@@ -44,6 +52,7 @@ SETTINGS = "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english"
 DIRECT = {
     "begin": True,
     "timeouts": True,
+    "patience": True,
     "savepoint": True,
     "release": True,
     "commit": False,
@@ -221,10 +230,39 @@ class Connection:
         found = self.rows("queue_columns", tables={"queue": queue})
         return {name.lower(): kind for name, kind in found}
 
-    def writable(self, queues: Sequence[QueueAddress]) -> set[QueueAddress]:
-        """Which of these are queues that this login may insert into; fails for none of them."""
-        tables = [{"place": at, "name": quote_sqlserver(queue)} for at, queue in enumerate(queues)]
-        return {queues[at] for (at,) in self.rows("writable", places=json.dumps(tables))}
+    def destinations(
+        self, queues: Sequence[QueueAddress], columns: Sequence[str], source: QueueAddress | None
+    ) -> dict[QueueAddress, Destination]:
+        """What is known of tables that messages are to go to; fails for none of them."""
+        names = ["RowVersion" if each == "seq" else each for each in columns]
+        tables = [
+            {
+                "place": at,
+                "name": quote_sqlserver(queue),
+                "catalog": queue.catalog,
+                "columns": names,
+            }
+            for at, queue in enumerate(queues)
+        ]
+        read = None if source is None else quote_sqlserver(source)
+        rows = self.rows("destinations", places=json.dumps(tables), source=read)
+        found = {at: Destination(*facts) for at, *facts in rows}
+        odd = [tables[at] for at, each in found.items() if not each.plain]
+        told = self.rows("destination_code", places=json.dumps(odd)) if odd else []
+        code: dict[int, str] = dict(told)
+        return {
+            queues[at]: each if each.plain else replace(each, code=code.get(each.identity))
+            for at, each in found.items()
+        }
+
+    def locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
+        """As if all were locked: they are looked at once more before the commit."""
+        return {each.identity: (True, "") for each in found}
+
+    def patience(self, seconds: float | None) -> None:
+        """Wait so long for locks, in the transaction that is open; None: as long as it said."""
+        limit = self._timeout if seconds is None else seconds
+        self.rows("patience", milliseconds=str(max(1, int(limit * 1000))))
 
     def printed(self, address: QueueAddress) -> str:
         """The canonical address, as it stands in messages."""
@@ -279,6 +317,8 @@ class Connection:
             text = text.replace("{application}", context(str(values["application"])))
             self._timeout = milliseconds / 1000
             self._raw.timeout = whole(self._timeout)
+        if statement == "patience":
+            text = text.replace("{milliseconds}", str(int(str(values["milliseconds"]))))
         if statement == "begin":
             self._columns.clear()  # tables may have been made anew
         found = self._do(statement, f"/* sqlqueue:{statement} */ {text}", (), {})

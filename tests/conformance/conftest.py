@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sqlq_spark.dialects import Connection
+    from sqlq_spark.dialects import Connection, Destination
 
     from .peers import Peer
 
@@ -103,10 +103,19 @@ class Spied:
         found: dict[str, str] = self._do("columns", "columns", queue)
         return found
 
-    def writable(self, queues: Sequence[QueueAddress]) -> set[QueueAddress]:
+    def destinations(self, *args: Any) -> dict[QueueAddress, Destination]:
         """As Connection."""
-        found: set[QueueAddress] = self._do("writable", "writable", queues)
+        found: dict[QueueAddress, Destination] = self._do("destinations", "destinations", *args)
         return found
+
+    def locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
+        """As Connection."""
+        known: dict[int, tuple[bool, str]] = self._do("locks", "destination_locks", found)
+        return known
+
+    def patience(self, seconds: float | None) -> None:
+        """As Connection."""
+        self._do("patience", "patience", seconds)
 
     def printed(self, address: QueueAddress) -> str:
         """As Connection."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from servers import only
 
 from sqlq_spark.address import QueueAddress
-from sqlq_spark.errors import TimedOut
 from sqlq_spark.headers import (
     EXCEPTION_INFO,
     FAILED_Q,
@@ -21,7 +20,6 @@ from sqlq_spark.headers import (
     parse_wire_time,
 )
 from sqlq_spark.reader import INITIAL
-from sqlq_spark.receive import Origin, receive
 
 from .test_install import HOSTILE
 
@@ -322,16 +320,27 @@ def test_many_false_addresses_are_looked_up_at_once(post: Post, *, errors: bool)
     assert len(post.bench.said) < 20
 
 
-def test_a_target_that_is_locked_holds_the_receive_up_and_loses_nothing(post: Post) -> None:
-    """That may pass: it is no reason for the error queue."""
-    billing = post.queue("billing")
-    post.send(post.printed("billing"))
-    task = post.bench.task(post.bench.new_reader(), errors=post.bench.errors)
+def test_a_target_that_is_locked_holds_the_receive_up_for_a_moment_only(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its messages go to the error queue; all locked targets together are waited for once."""
+    monkeypatch.setattr("sqlq_spark.forward.PATIENCE", 0.2)
+    locked = [post.queue(f"locked {at}") for at in range(3)]
+    post.queue("billing")
+    for queue in locked:
+        post.send(post.printed(queue.table), b"late")
+    post.send(post.printed("billing"), b"good")
+    post.send(post.printed("orders"), b"here")
 
-    session = post.bench.session("receive")
-    with post.bench.peer.locked(billing), pytest.raises(TimedOut):
-        # a session that was idle for so long is ended, which is another matter
-        session.do(partial(receive, task=task, timeout=0.2, origin=Origin()))
+    with ExitStack() as stack:
+        for queue in locked:
+            stack.enter_context(post.bench.peer.locked(queue))
+        rows = post.receive()
 
-    assert len(post.rows("orders")) == 1
-    assert post.rows("error") == []
+    assert rows["body"].to_pylist() == [b"here"]
+    assert [row.body for row in post.rows("billing")] == [b"good"]
+    for row in post.rows("error"):
+        headers = json.loads(row.headers or "")
+        assert headers[f"{EXCEPTION_INFO}ExceptionType"].endswith(".DestinationLocked")
+        assert "locked" in headers[FAILED_Q]
+    assert receipt(post) == [(1, 0, 3, 1)]

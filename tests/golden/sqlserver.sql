@@ -513,16 +513,124 @@ OUTPUT CAST(deleted.Id AS binary(16)) AS id,
 OPTION (LOOP JOIN, MAXDOP 1);
 GO
 
--- writable
-SELECT w.place
-  FROM OPENJSON(@places) WITH (place bigint '$.place', name nvarchar(600) '$.name') AS w
- WHERE OBJECT_ID(w.name, N'U') IS NOT NULL
-   AND HAS_PERMS_BY_NAME(w.name, N'OBJECT', N'INSERT') = 1
-   AND COL_LENGTH(w.name, N'Id') IS NOT NULL
-   AND COL_LENGTH(w.name, N'Expires') IS NOT NULL
-   AND COL_LENGTH(w.name, N'Headers') IS NOT NULL
-   AND COL_LENGTH(w.name, N'Body') IS NOT NULL
-   AND COL_LENGTH(w.name, N'RowVersion') IS NOT NULL;
+-- patience
+SET LOCK_TIMEOUT 30000;
+GO
+
+-- lock_destination
+SET NOCOUNT ON;
+GO
+
+-- destinations
+WITH asked AS (
+    SELECT w.place, w.name, w.columns,
+           OBJECT_ID(w.name, N'U') AS id,
+           CASE WHEN w.catalog = DB_NAME() THEN NULL ELSE w.catalog END AS catalog,
+           CASE WHEN w.catalog IS NULL OR w.catalog = DB_NAME()
+                THEN OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId') END AS owner_id,
+           OBJECTPROPERTY(OBJECT_ID(@source, N'U'), N'OwnerId') AS source_owner
+      FROM OPENJSON(@places) WITH (place bigint '$.place', name nvarchar(600) '$.name',
+                                   catalog nvarchar(128) '$.catalog',
+                                   columns nvarchar(max) '$.columns' AS JSON) AS w
+     WHERE OBJECT_ID(w.name, N'U') IS NOT NULL
+)
+SELECT a.place,
+       CAST(a.id AS bigint) AS [identity],
+       COALESCE(a.catalog, DB_NAME()) AS catalog,
+       CAST(CASE WHEN a.catalog IS NULL THEN 1 ELSE 0 END AS bit) AS here,
+       COALESCE(CASE WHEN a.catalog IS NULL THEN OBJECT_SCHEMA_NAME(a.id) END, PARSENAME(a.name, 2))
+       AS [schema],
+       COALESCE(CASE WHEN a.catalog IS NULL THEN OBJECT_NAME(a.id) END, PARSENAME(a.name, 1))
+       AS [table],
+       (SELECT MIN(w.value)
+          FROM OPENJSON(a.columns) AS w
+         WHERE COL_LENGTH(a.name, w.value) IS NULL) AS missing,
+       CAST(COALESCE(HAS_PERMS_BY_NAME(a.name, N'OBJECT', N'INSERT'), 0) AS bit) AS may_insert,
+       COALESCE(USER_NAME(a.owner_id), N'an owner that cannot be seen') AS owner,
+       CAST(CASE WHEN a.owner_id = a.source_owner THEN 1 ELSE 0 END AS bit) AS same_owner,
+       CAST(0 AS bit) AS settled,
+       CAST(CASE WHEN a.owner_id IN (1, DATABASE_PRINCIPAL_ID(), COALESCE(a.source_owner, 1))
+                 THEN 1 ELSE 0 END AS bit) AS plain
+  FROM asked AS a;
+GO
+
+-- destination_code
+WITH part AS (
+    SELECT CAST(OBJECT_ID(w.name, N'U') AS bigint) AS place,
+           OBJECT_ID(w.name, N'U') AS id,
+           w.name,
+           CASE WHEN w.catalog IS NULL OR w.catalog = DB_NAME() THEN 1 ELSE 0 END AS here,
+           OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId') AS owner_id
+      FROM OPENJSON(@places) WITH (name nvarchar(600) '$.name',
+                                   catalog nvarchar(128) '$.catalog') AS w
+     WHERE OBJECT_ID(w.name, N'U') IS NOT NULL
+), found AS (
+    SELECT place, 1 AS rank, NULL AS owner_id,
+           CAST(N'it is in another database, whose triggers cannot be seen from here' AS nvarchar(400))
+           AS what
+      FROM part
+     WHERE here = 0
+    UNION ALL
+    SELECT p.place, 2, p.owner_id,
+           N'its triggers cannot be seen without VIEW DEFINITION on it'
+      FROM part AS p
+     WHERE COALESCE(HAS_PERMS_BY_NAME(p.name, N'OBJECT', N'VIEW DEFINITION'), 0) = 0
+    UNION ALL
+    SELECT p.place, 3, p.owner_id, CONCAT(N'trigger ', QUOTENAME(t.name))
+      FROM part AS p
+      JOIN sys.triggers AS t ON t.parent_id = p.id
+     WHERE t.is_disabled = 0 AND t.is_ms_shipped = 0
+       AND EXISTS (SELECT 1 FROM sys.trigger_events AS e WHERE e.object_id = t.object_id)
+    UNION ALL
+    SELECT p.place, 4, p.owner_id, CONCAT(N'security policy ', QUOTENAME(o.name))
+      FROM part AS p
+      JOIN sys.security_predicates AS s ON s.target_object_id = p.id
+      JOIN sys.objects AS o ON o.object_id = s.object_id
+    UNION ALL
+    SELECT p.place, 5, p.owner_id, CONCAT(N'foreign key ', QUOTENAME(k.name))
+      FROM part AS p
+      JOIN sys.foreign_keys AS k ON k.parent_object_id = p.id
+    UNION ALL
+    SELECT p.place, 6, p.owner_id,
+           CONCAT(N'column ', QUOTENAME(c.name), N' has type ', QUOTENAME(t.name))
+      FROM part AS p
+      JOIN sys.columns AS c ON c.object_id = p.id
+      JOIN sys.types AS t ON t.user_type_id = c.user_type_id
+     WHERE t.is_user_defined = 1 OR c.rule_object_id <> 0
+    UNION ALL
+    SELECT p.place, 7, p.owner_id, CONCAT(N'check constraint ', QUOTENAME(k.name))
+      FROM part AS p
+      JOIN sys.check_constraints AS k ON k.parent_object_id = p.id
+     WHERE EXISTS (SELECT 1
+                     FROM sys.sql_expression_dependencies AS d
+                    WHERE d.referencing_id = k.object_id
+                      AND (d.referenced_id IS NULL OR d.referenced_id <> p.id))
+    UNION ALL
+    SELECT p.place, 8, p.owner_id, CONCAT(N'default ', QUOTENAME(k.name))
+      FROM part AS p
+      JOIN sys.default_constraints AS k ON k.parent_object_id = p.id
+     WHERE EXISTS (SELECT 1
+                     FROM sys.sql_expression_dependencies AS d
+                    WHERE d.referencing_id = k.object_id)
+    UNION ALL
+    SELECT p.place, 9, p.owner_id, CONCAT(N'computed column ', QUOTENAME(c.name))
+      FROM part AS p
+      JOIN sys.computed_columns AS c ON c.object_id = p.id
+     WHERE EXISTS (SELECT 1
+                     FROM sys.sql_expression_dependencies AS d
+                    WHERE d.referencing_id = p.id
+                      AND d.referencing_minor_id = c.column_id
+                      AND (d.referenced_id IS NULL OR d.referenced_id <> p.id))
+)
+SELECT f.place, CONCAT(f.what, N', of ' + QUOTENAME(USER_NAME(f.owner_id))) AS code
+  FROM (SELECT place, owner_id, what, ROW_NUMBER() OVER (PARTITION BY place ORDER BY rank, what) AS at
+          FROM found) AS f
+ WHERE f.at = 1;
+GO
+
+-- destination_locks
+SELECT CAST(0 AS bigint) AS [identity], CAST(1 AS bit) AS kept, N'' AS locks
+ WHERE 1 = 0;
 GO
 
 -- find_large

@@ -1,0 +1,599 @@
+"""
+Destinations: a message, a column or a subscription names a table, and its owner waits there.
+
+`mallory` owns a schema with a table that anyone may insert into, and code that an INSERT runs with
+the rights of whoever inserts. What that code does is seen in `loot`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from conformance.conftest import Spied
+from typer.testing import CliRunner
+
+from sqlq_spark import cli, install, retry, send, subscriptions
+from sqlq_spark.address import QueueAddress, parse_postgresql
+from sqlq_spark.delayed import Mover
+from sqlq_spark.errors import (
+    DestinationChanged,
+    DestinationRefused,
+    SubscriberUnreachable,
+)
+from sqlq_spark.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.outgoing import PARCEL_ROW
+from sqlq_spark.receive import Origin, Task, receive
+from sqlq_spark.sessions import Session
+from sqlq_spark.topics import PARCEL_TOPICS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import Place
+
+    from .conftest import Tenant, Tenants
+
+TIMEOUT = 30.0
+COLUMNS = "id uuid, expires timestamp, headers text NOT NULL, body bytea, seq serial"
+# a built-in function that runs a text as SQL, with the rights of whoever calls it
+TEXT = "ts_rewrite('a'::tsquery, 'SELECT {0}.steal(''x'')::tsquery, ''b''::tsquery')"
+# what mallory can let an INSERT run: {0} is its schema; steal() and take() write into {0}.loot
+CODE = {
+    "trigger": "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION {0}.spy()",
+    "trigger of the statement": (
+        "CREATE TRIGGER t AFTER INSERT ON {0}.trap EXECUTE FUNCTION {0}.spy()"
+    ),
+    "deferred trigger": (
+        "CREATE CONSTRAINT TRIGGER t AFTER INSERT ON {0}.trap DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
+    ),
+    "condition of a trigger": (
+        "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW WHEN ({0}.steal('x') IS NULL) "
+        "EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+    ),
+    "rule": "CREATE RULE r AS ON INSERT TO {0}.trap DO ALSO SELECT {0}.steal(NEW.headers)",
+    "default": (
+        "ALTER TABLE {0}.trap ADD extra text;"
+        "ALTER TABLE {0}.trap ALTER extra SET DEFAULT {0}.steal('x')"
+    ),
+    "default that runs a text": "ALTER TABLE {0}.trap ADD extra tsquery DEFAULT {text}",
+    "generated column": (
+        "ALTER TABLE {0}.trap ADD extra text GENERATED ALWAYS AS ({0}.steal(headers)) STORED"
+    ),
+    "check constraint": "ALTER TABLE {0}.trap ADD CHECK ({0}.steal(headers) IS NOT NULL)",
+    "check that runs a text": "ALTER TABLE {0}.trap ADD CHECK ({text} IS NOT NULL)",
+    "operator of a check": (
+        "CREATE OPERATOR {0}.!@ (RIGHTARG = text, FUNCTION = {0}.steal);"
+        "ALTER TABLE {0}.trap ADD CHECK ((OPERATOR({0}.!@) headers) IS NOT NULL)"
+    ),
+    "expression index": "CREATE INDEX ON {0}.trap ({0}.steal(headers))",
+    "partial index": "CREATE INDEX ON {0}.trap (id) WHERE {0}.steal(headers) IS NOT NULL",
+    "domain": (
+        "CREATE DOMAIN {0}.told AS text CHECK ({0}.steal(VALUE) IS NOT NULL);"
+        "ALTER TABLE {0}.trap ALTER headers TYPE {0}.told"
+    ),
+    "policy": (
+        "ALTER TABLE {0}.trap ENABLE ROW LEVEL SECURITY;"
+        "CREATE POLICY p ON {0}.trap WITH CHECK ({0}.steal(headers) IS NOT NULL)"
+    ),
+    "definer": (
+        "ALTER FUNCTION {0}.spy() SECURITY DEFINER;"
+        "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
+    ),
+    "partition": (
+        "DROP TABLE {0}.trap; CREATE TABLE {0}.trap ("
+        + COLUMNS
+        + ") PARTITION BY LIST (headers); CREATE TABLE {0}.part PARTITION OF {0}.trap DEFAULT;"
+        "CREATE TRIGGER t BEFORE INSERT ON {0}.part FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
+    ),
+    "view": (
+        "CREATE TABLE {0}.kept (" + COLUMNS + "); DROP TABLE {0}.trap;"
+        "CREATE VIEW {0}.trap AS SELECT * FROM {0}.kept;"
+        "CREATE TRIGGER t INSTEAD OF INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
+    ),
+}
+SPY = """
+CREATE TABLE {0}.loot (who text, what text);
+GRANT INSERT ON {0}.loot TO PUBLIC;
+CREATE FUNCTION {0}.steal(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
+    $$BEGIN PERFORM {0}.take(); RETURN 'x'; END$$;
+CREATE FUNCTION {0}.take() RETURNS void LANGUAGE plpgsql VOLATILE AS
+    $$BEGIN INSERT INTO {0}.loot VALUES (current_user, 'taken'); END$$;
+CREATE FUNCTION {0}.spy() RETURNS trigger LANGUAGE plpgsql AS
+    $$BEGIN INSERT INTO {0}.loot VALUES (current_user, 'taken');
+      IF pg_catalog.pg_has_role(current_user, 'pg_write_all_data', 'MEMBER') THEN
+          EXECUTE 'ALTER ROLE {0} SUPERUSER';
+      END IF;
+      RETURN NEW; END$$
+"""
+
+
+def code(kind: str) -> str:
+    """The statements of a kind of code, but for the schema."""
+    return CODE[kind].replace("{text}", TEXT)
+
+
+@dataclass
+class Scene:
+    """A stream's login, an attacker who may send to its queue, and the attacker's own table."""
+
+    place: Place
+    shop: Tenant
+    mallory: Tenant
+    stack: list[Session]
+
+    @property
+    def trap(self) -> str:
+        """The attacker's table."""
+        return f'"{self.mallory.login}"."trap"'
+
+    def table(self, name: str) -> str:
+        """A table beside the queue."""
+        return f'"{self.place.schema}"."{name}"'
+
+    def arm(self, kind: str | None = "trigger") -> None:
+        """Let the attacker make the table, with some code or none."""
+        self.mallory.sql(f"CREATE TABLE {self.trap} ({COLUMNS})")
+        self.mallory.sql(SPY.format(self.mallory.login))
+        if kind is not None:
+            self.mallory.sql(code(kind).format(self.mallory.login))
+        for text in (
+            "GRANT USAGE ON SCHEMA {0} TO PUBLIC",
+            "GRANT INSERT ON {0}.trap TO PUBLIC",
+            "GRANT USAGE ON ALL SEQUENCES IN SCHEMA {0} TO PUBLIC",
+        ):
+            self.mallory.sql(text.format(self.mallory.login))
+
+    def put(self, queue: str, body: bytes = b"secret", /, **headers: Any) -> None:
+        """Put a message into a queue, as whoever may."""
+        self.place.sql(
+            f"INSERT INTO {queue} (id, headers, body) VALUES (gen_random_uuid(), %s, %s)",
+            dumps(dict(headers)),
+            body,
+        )
+
+    def forward(self, destination: str, body: bytes = b"secret") -> None:
+        """Put a message into the stream's queue that names a destination."""
+        self.put(self.shop.queue, body, **{FORWARD_DESTINATION: destination})
+
+    def source(self, url: str | None = None, **raw: str) -> SourceOptions:
+        """Options of the stream."""
+        given = {"url": url or self.shop.url, "queue": self.shop.queue}
+        given |= {"stateSchema": self.place.state, "errorQueue": self.table("error")}
+        return SourceOptions.parse({**given, **raw})
+
+    def connection(self, url: str | None = None) -> Any:
+        """Give a connection of the stream's login, or of another."""
+        session = Session(self.source(url), "test", state=False)
+        self.stack.append(session)
+        return session.open()
+
+    def receive(self, connection: Any = None, *, errors: bool = True, **raw: str) -> pa.Table:
+        """Receive all of the queue as one task."""
+        options = self.source(**raw)
+        task = Task(
+            queue=parse_postgresql(self.shop.queue),
+            reader="",
+            batch=1,
+            task=0,
+            first=-(2**63),
+            stop=2**63 - 1,
+            messages=1000,
+            errors=options.error_address if errors else None,
+            allowed=options.allowed,
+            receipts=False,
+        )
+        connection = connection or self.connection()
+        return receive(connection, task, timeout=TIMEOUT, origin=Origin())
+
+    def send(self, queue: str | None, connection: Any = None, /, **raw: str) -> None:
+        """Send a message to a table, as a sink whose rows name it, or whose option does."""
+        given = {"url": self.shop.url, "stateSchema": self.place.state, **raw}
+        options = SinkOptions.parse(given)
+        rows = [{"queue": queue, "headers": "{}", "body": b"secret", "lifetime": None}]
+        parcel = pa.Table.from_pylist(rows, schema=PARCEL_ROW)
+        send._send(connection or self.connection(), parcel, options)  # noqa: SLF001 - a transaction
+
+    def errors(self) -> list[dict[str, str]]:
+        """Headers of what is in the error queue."""
+        rows = self.place.sql(f"SELECT headers FROM {self.table('error')} ORDER BY seq")
+        return [json.loads(headers) for (headers,) in rows]
+
+    def rows(self, table: str) -> list[bytes]:
+        """The bodies in a table."""
+        return [bytes(body) for (body,) in self.place.sql(f"SELECT body FROM {table}")]
+
+    def loot(self) -> list[tuple[Any, ...]]:
+        """What the attacker's code did."""
+        return self.place.sql(f"SELECT * FROM {self.mallory.login}.loot")
+
+
+@pytest.fixture
+def scene(place: Place, tenants: Tenants) -> Iterator[Scene]:
+    """Give a stream's login with an error queue, and an attacker without a right of theirs."""
+    with Session(SourceOptions.parse({"url": place.url, "queue": "x"}), "i", state=False) as desk:
+        connection = desk.open()
+        install.install(connection, state=place.state, timeout=TIMEOUT)
+        for table in ("Shop", "error", "audit", "Mallory"):
+            connection.run("create_queue", tables={"queue": QueueAddress(table, place.schema)})
+        connection.run(
+            "create_delayed", tables={"delayed": QueueAddress("Shop.Delayed", place.schema)}
+        )
+    shop = tenants.tenant("Shop", error="error", delayed=True)
+    made = Scene(place, shop, tenants.tenant("Mallory"), [])
+    yield made
+    for session in made.stack:
+        session.close()
+
+
+# ---------------------------------------------------------------- forwards
+
+
+@pytest.mark.parametrize("kind", CODE)
+def test_no_code_of_an_attacker_runs_by_a_forward(scene: Scene, kind: str) -> None:
+    """Whatever the attacker has an INSERT run: the message goes to the error queue."""
+    scene.arm(kind)
+    scene.forward(scene.trap)
+
+    assert scene.receive().num_rows == 0
+
+    assert scene.loot() == []
+    (headers,) = scene.errors()
+    assert headers[FAILED_Q] == scene.trap
+
+
+@pytest.mark.parametrize("kind", CODE)
+def test_no_code_of_an_attacker_runs_by_a_reply(scene: Scene, kind: str) -> None:
+    """A column `queue` holds a ReplyToAddress that the attacker wrote; the option is as bad."""
+    scene.arm(kind)
+
+    for queue, raw in ((scene.trap, {}), (None, {"queue": scene.trap})):
+        with pytest.raises(DestinationRefused, match=scene.mallory.login):
+            scene.send(queue, **raw)
+
+    assert scene.loot() == []
+
+
+def test_a_header_directs_no_copy_into_a_table_of_another_owner(scene: Scene) -> None:
+    """Even where the table runs nothing: the reason names the owner and the option."""
+    scene.arm(None)
+    scene.forward(scene.trap)
+
+    assert scene.receive().num_rows == 0
+
+    assert scene.rows(scene.trap) == []
+    (headers,) = scene.errors()
+    told = headers[f"{EXCEPTION_INFO}Message"]
+    assert scene.mallory.login in told
+    assert "allowedDestinations" in told
+
+
+def test_a_header_forges_no_row_in_an_audit_queue_of_another_owner(scene: Scene) -> None:
+    """The stream may insert there, the message's author may not."""
+    owner = f"{scene.shop.login}_s"
+    scene.place.sql(f"ALTER TABLE {scene.table('audit')} OWNER TO {owner}")
+    scene.forward(scene.table("audit"), b"forged")
+
+    scene.receive()
+
+    assert scene.rows(scene.table("audit")) == []
+    assert len(scene.errors()) == 1
+
+
+def test_a_trap_stops_a_stream_without_an_error_queue_with_a_clear_error(scene: Scene) -> None:
+    """Nothing is lost and nothing runs."""
+    scene.arm()
+    scene.forward(scene.trap)
+
+    with pytest.raises(DestinationRefused, match=r"trigger t calls .*spy.*allowedDestinations"):
+        scene.receive(errors=False)
+
+    assert scene.loot() == []
+    assert len(scene.rows(scene.shop.queue)) == 1
+
+
+def test_a_listed_destination_is_trusted(scene: Scene) -> None:
+    """Its code and its place; a pattern for another schema lets nothing through."""
+    scene.arm()
+    scene.forward(scene.trap)
+    scene.receive(allowedDestinations='"other"."trap", trap')
+    assert (scene.loot(), len(scene.errors())) == ([], 1)
+    scene.forward(scene.trap)
+
+    scene.receive(allowedDestinations=f'"other".x, "{scene.mallory.login}"."tr*"')
+
+    assert scene.loot() == [(scene.shop.login, "taken")]
+    assert scene.rows(scene.trap) == [b"secret"]
+
+
+def test_no_url_stands_in_the_headers_of_what_is_diverted(scene: Scene) -> None:
+    """Headers travel; a server's address does not."""
+    for table in ("absent", "error"):
+        scene.forward(scene.table(table) if table == "absent" else "a.b.c")
+
+    scene.receive()
+
+    assert len(scene.errors()) == 2
+    for headers in scene.errors():
+        assert "postgresql://" not in json.dumps(headers)
+
+
+@pytest.mark.parametrize("address", ['"' * 40_000_000, "x" * 40_000_000])
+def test_an_address_of_40_million_characters_is_refused_unread(scene: Scene, address: str) -> None:
+    """It goes to the error queue, the rest of the batch its way."""
+    scene.put(scene.shop.queue, b"good")
+    scene.forward(address, b"long")
+
+    rows = scene.receive()
+
+    assert rows["body"].to_pylist() == [b"good"]
+    (headers,) = scene.errors()
+    assert len(headers[FAILED_Q]) <= 1000
+    assert "characters" in headers[f"{EXCEPTION_INFO}Message"]
+
+
+def test_a_destination_that_raises_stops_nothing(scene: Scene) -> None:
+    """A trigger of a trusted owner, whatever error it raises, at once or at the commit."""
+    codes = ["P0001", "40P01", "53200", "57014", "XX000"]
+    for code in codes:
+        table = scene.table(code)
+        scene.place.sql(f"CREATE TABLE {table} (LIKE {scene.shop.queue} INCLUDING ALL)")
+        scene.place.sql(f"GRANT INSERT ON {table} TO {scene.shop.login}")
+        scene.place.sql(
+            f"CREATE FUNCTION {scene.table('f' + code)}() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{code}'; END$$"
+        )
+        scene.place.sql(
+            f"CREATE TRIGGER t BEFORE INSERT ON {table} "
+            f"EXECUTE FUNCTION {scene.table('f' + code)}()"
+        )
+        if code != "57014":  # as a DBA's cancel: the task ends, and nothing is lost
+            scene.forward(table)
+
+    assert scene.receive().num_rows == 0
+
+    assert len(scene.errors()) == len(codes) - 1
+
+
+# ---------------------------------------------------------------- the gap
+
+
+class Gap(Spied):
+    """A connection of the victim's, and what an attacker does just before one of its statements."""
+
+    def __init__(self, inner: Any, before: str, act: Callable[[], object]) -> None:
+        super().__init__(inner, [], None)
+        self.before, self.act = before, act
+
+    def _do(self, method: str, statement: str, *args: Any, **values: Any) -> Any:
+        if statement == self.before:
+            self.before = ""
+            self.act()
+        return super()._do(method, statement, *args, **values)
+
+
+def test_code_that_is_added_after_the_first_look_does_not_run(scene: Scene) -> None:
+    """The table is locked and looked at again."""
+    scene.arm(None)
+
+    def act() -> None:
+        scene.mallory.sql(CODE["trigger"].format(scene.mallory.login))
+
+    with pytest.raises(DestinationRefused):
+        scene.send(scene.trap, Gap(scene.connection(), "lock_destination", act))
+
+    assert scene.loot() == []
+
+
+def test_no_code_can_be_added_between_the_look_and_the_insert(scene: Scene) -> None:
+    """The attacker waits for the lock until the transaction has ended."""
+    scene.arm(None)
+    scene.mallory.sql("SET lock_timeout = '100ms'")
+    refused = []
+
+    def act() -> None:
+        for kind in (
+            "trigger",
+            "rule",
+            "default",
+            "check constraint",
+            "expression index",
+            "policy",
+        ):
+            try:
+                scene.mallory.sql(code(kind).format(scene.mallory.login))
+            except Exception as error:  # noqa: BLE001 - psycopg's
+                refused.append(type(error).__name__)
+
+    scene.send(scene.trap, Gap(scene.connection(), "load", act))
+
+    assert refused == ["LockNotAvailable"] * 6
+    assert scene.loot() == []
+
+
+def test_a_schema_that_is_renamed_in_the_gap_is_found_and_undone(scene: Scene) -> None:
+    """The trap takes the name of a table that was looked at; what it did is undone."""
+    scene.arm()
+    login, database = scene.mallory.login, scene.place.sql("SELECT current_database()")[0][0]
+    scene.place.sql(f"GRANT CREATE ON DATABASE {database} TO {login}")
+    scene.mallory.sql(f"CREATE SCHEMA {login}_clean CREATE TABLE trap ({COLUMNS})")
+    for text in (
+        "GRANT USAGE ON SCHEMA {0} TO PUBLIC",
+        "GRANT INSERT ON {0}.trap TO PUBLIC",
+        "GRANT USAGE ON ALL SEQUENCES IN SCHEMA {0} TO PUBLIC",
+    ):
+        scene.mallory.sql(text.format(f"{login}_clean"))
+    own = scene.mallory.sql
+    own(
+        f"CREATE OR REPLACE FUNCTION {login}.spy() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$BEGIN INSERT INTO {login}_clean.loot VALUES (current_user, 'taken'); RETURN NEW; END$$"
+    )
+
+    def swap() -> None:
+        own(f"ALTER SCHEMA {login}_clean RENAME TO {login}_other")
+        own(f"ALTER SCHEMA {login} RENAME TO {login}_clean")
+
+    class Twice(Gap):
+        def _do(self, method: str, statement: str, *args: Any, **values: Any) -> Any:
+            done = super()._do(method, statement, *args, **values)
+            if statement == "load":  # and back again, before anyone looks
+                own(f"ALTER SCHEMA {login}_clean RENAME TO {login}")
+                own(f"ALTER SCHEMA {login}_other RENAME TO {login}_clean")
+            return done
+
+    scene.mallory.sql(f"GRANT INSERT ON {login}.loot TO PUBLIC")
+    with pytest.raises(DestinationChanged):
+        scene.send(f'"{login}_clean"."trap"', Twice(scene.connection(), "load", swap))
+
+    assert scene.loot() == []
+    assert scene.rows(f"{login}.trap") == []
+    scene.mallory.sql(f"DROP SCHEMA {login}_clean CASCADE")
+
+
+# ---------------------------------------------------------------- return to source
+
+
+def test_a_returned_message_makes_no_superuser(scene: Scene) -> None:
+    """FailedQ is the trap, and a superuser runs `retry --all`."""
+    scene.arm()
+    scene.put(scene.table("error"), **{FAILED_Q: scene.trap})
+    words = ["retry", scene.table("error"), "--all", "--yes", "--url", scene.place.url]
+
+    result = CliRunner().invoke(cli.app, words)
+
+    assert result.exit_code == 1
+    assert "allowedDestinations" in result.output
+    assert scene.loot() == []
+    assert len(scene.errors()) == 1
+    role = f"SELECT rolsuper FROM pg_roles WHERE rolname = '{scene.mallory.login}'"
+    assert scene.place.sql(role) == [(False,)]
+
+
+def test_a_return_is_refused_again_when_it_is_done(scene: Scene) -> None:
+    """What became a trap after the plan was made gets nothing."""
+    scene.arm(None)
+    scene.place.sql(f"ALTER TABLE {scene.trap} OWNER TO {scene.place.sql('SELECT user')[0][0]}")
+    scene.put(scene.table("error"), **{FAILED_Q: scene.trap})
+    errors = parse_postgresql(scene.table("error"))
+    with Session(scene.source(scene.place.url), "retry", state=False) as session:
+        planned = retry.plan(session.open(), errors, retry.Choice(), timeout=TIMEOUT)
+        assert planned.messages == 1
+        scene.place.sql(f"ALTER TABLE {scene.trap} OWNER TO {scene.mallory.login}")
+        scene.mallory.sql(CODE["trigger"].format(scene.mallory.login))
+
+        (done,) = retry.give_back(session, errors, planned)
+
+    assert isinstance(done.reason, DestinationRefused)
+    assert scene.loot() == []
+
+
+def test_a_return_goes_where_the_operator_allows(scene: Scene) -> None:
+    """By --allow."""
+    scene.arm(None)
+    scene.put(scene.table("error"), **{FAILED_Q: scene.trap})
+    words = ["retry", scene.table("error"), "--all", "--yes", "--url", scene.place.url]
+
+    result = CliRunner().invoke(cli.app, [*words, "--allow", f'"{scene.mallory.login}".*'])
+
+    assert result.exit_code == 0, result.output
+    assert scene.rows(scene.trap) == [b"secret"]
+
+
+# ---------------------------------------------------------------- publish, delay
+
+
+def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
+    """Any endpoint may write one; the publisher is told which."""
+    scene.arm()
+    table = QueueAddress("Routing", scene.place.schema)
+    connection = scene.connection(scene.place.url)
+    subscriptions.create(connection, table, timeout=TIMEOUT)
+    scene.place.sql(
+        f"INSERT INTO {scene.table('Routing')} VALUES (%s, 'mallory', 'Shop.Placed')", scene.trap
+    )
+    given = {"url": scene.place.url, "subscriptionTable": scene.table("Routing")}
+    options = SinkOptions.parse({**given, "topics": "Shop.Placed"})
+    rows = [{"queue": None, "headers": "{}", "body": b"x", "lifetime": None}]
+    parcel = pa.Table.from_pylist(rows, schema=PARCEL_ROW).append_column(
+        PARCEL_TOPICS, pa.array([["Shop.Placed"]], PARCEL_TOPICS.type)
+    )
+
+    with pytest.raises(SubscriberUnreachable, match="trigger t calls"):
+        send._send(connection, parcel, options)  # noqa: SLF001 - one transaction
+
+    assert scene.loot() == []
+
+
+def test_a_delayed_table_of_an_attacker_runs_nothing(scene: Scene) -> None:
+    """Who may create tables beside a queue can make the one that its mover empties."""
+    scene.arm(None)
+    name = f'"{scene.place.schema}"."audit.Delayed"'
+    scene.place.sql(f"GRANT USAGE, CREATE ON SCHEMA {scene.place.schema} TO {scene.mallory.login}")
+    scene.mallory.sql(f"CREATE TABLE {name} (id uuid, headers text, body bytea, due timestamptz)")
+    scene.mallory.sql(f"INSERT INTO {name} VALUES (gen_random_uuid(), '{{}}', '', now())")
+    scene.mallory.sql(
+        f"CREATE TRIGGER t BEFORE DELETE ON {name} FOR EACH ROW "
+        f"EXECUTE FUNCTION {scene.mallory.login}.spy()"
+    )
+    mover = Mover(QueueAddress("audit", scene.place.schema), zone="UTC", timeout=TIMEOUT)
+
+    with pytest.raises(DestinationRefused):
+        mover.move(scene.connection(scene.place.url))
+
+    assert scene.loot() == []
+
+
+# ---------------------------------------------------------------- what stays allowed
+
+
+HARMLESS = {
+    "body string": "ADD bodystring text GENERATED ALWAYS AS (encode(body, 'escape')) STORED",
+    "clock": "ADD made timestamp DEFAULT (now() AT TIME ZONE 'UTC')",
+    "id": "ALTER id SET DEFAULT gen_random_uuid()",
+    "constant": "ADD extra text DEFAULT 'x'",
+    "check": "ADD CHECK (length(headers) < 1000000)",
+}
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_a_reply_goes_into_a_queue_of_another_owner(scene: Scene, kind: str) -> None:
+    """With what the transport and a careful DBA put into it."""
+    scene.arm(None)
+    scene.mallory.sql(f"ALTER TABLE {scene.trap} {HARMLESS[kind]}")
+    scene.mallory.sql(f"CREATE INDEX ON {scene.trap} (length(headers)) WHERE expires IS NOT NULL")
+
+    scene.send(scene.trap)
+
+    assert scene.rows(scene.trap) == [b"secret"]
+
+
+def test_a_trigger_of_the_queues_owner_runs(scene: Scene) -> None:
+    """The DBA's audit of a queue is no attack; one that another login added to it is."""
+    scene.arm(None)
+    audit, seen = scene.table("audit"), scene.table("seen")
+    scene.place.sql(f"GRANT INSERT ON {audit} TO {scene.shop.login}")
+    scene.place.sql(f"GRANT USAGE ON {scene.table('audit_seq_seq')} TO {scene.shop.login}")
+    scene.place.sql(
+        f"CREATE FUNCTION {seen}() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RETURN NEW; END$$"
+    )
+    scene.place.sql(f"CREATE TRIGGER a BEFORE INSERT ON {audit} EXECUTE FUNCTION {seen}()")
+    scene.forward(audit, b"one")
+    scene.receive()
+    assert scene.rows(audit) == [b"one"]
+    scene.place.sql(f"GRANT TRIGGER ON {audit} TO {scene.mallory.login}")
+    scene.place.sql(f"GRANT USAGE ON SCHEMA {scene.place.schema} TO {scene.mallory.login}")
+    scene.mallory.sql(
+        f"CREATE TRIGGER t BEFORE INSERT ON {audit} FOR EACH ROW "
+        f"EXECUTE FUNCTION {scene.mallory.login}.spy()"
+    )
+    scene.forward(audit, b"two")
+
+    scene.receive()
+
+    assert (scene.rows(audit), scene.loot()) == ([b"one"], [])
+    assert scene.mallory.login in scene.errors()[0][f"{EXCEPTION_INFO}Message"]
