@@ -111,8 +111,9 @@ def test_both_dialects_take_the_same_values() -> None:
         ("check_delayed", "table_name"),
         ("timeouts", "milliseconds"),  # written out
         ("patience", "milliseconds"),
-        *((name, "source_table") for name in ("destinations", "destination_code")),  # in @source
-        *((name, "source_schema") for name in ("destinations", "destination_code")),
+        ("destinations", "source_schema"),  # in the name
+        ("destination_code", "source_schema"),
+        ("destination_code", "source_table"),  # it is asked of what is not trusted
         ("destination_locks", "places"),
         ("timeouts", "application"),
         *((name, "zone") for name in ("peer_zone", "dues", "move_due", "next_due")),

@@ -245,7 +245,7 @@ class Connection:
             for at, queue in enumerate(queues)
         ]
         read = None if source is None else quote_sqlserver(source)
-        rows = self.rows("destinations", places=json.dumps(tables), source=read)
+        rows = self.rows("destinations", places=json.dumps(tables), source_table=read)
         found = {at: Destination(*facts) for at, *facts in rows}
         odd = [tables[at] for at, each in found.items() if not each.plain]
         told = self.rows("destination_code", places=json.dumps(odd)) if odd else []

@@ -528,7 +528,7 @@ WITH asked AS (
            CASE WHEN w.catalog = DB_NAME() THEN NULL ELSE w.catalog END AS catalog,
            CASE WHEN w.catalog IS NULL OR w.catalog = DB_NAME()
                 THEN OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId') END AS owner_id,
-           OBJECTPROPERTY(OBJECT_ID(@source, N'U'), N'OwnerId') AS source_owner
+           OBJECTPROPERTY(OBJECT_ID(@source_table, N'U'), N'OwnerId') AS source_owner
       FROM OPENJSON(@places) WITH (place bigint '$.place', name nvarchar(600) '$.name',
                                    catalog nvarchar(128) '$.catalog',
                                    columns nvarchar(max) '$.columns' AS JSON) AS w
