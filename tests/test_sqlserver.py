@@ -66,8 +66,8 @@ def test_the_parser_finds_faults(parser: Linter) -> None:
         assert faults(parser, broken)
 
 
-def test_the_texts_are_those_that_were_reviewed() -> None:
-    """A change shows in tests/golden/sqlserver.sql, which sqlserver_texts.py writes anew."""
+def test_the_riskiest_statements_are_as_they_were_reviewed() -> None:
+    """A change shows in tests/golden/sqlserver.sql; sqlserver_texts.py writes that file."""
     assert sqlserver_texts.golden() == GOLDEN.read_text(encoding="utf-8")
 
 
@@ -368,7 +368,11 @@ def made(**more: str) -> str:
         queues,
         state="sqlqueue",
         subscriptions=QueueAddress("SubscriptionRouting"),
-        roles=Roles(reader=more.get("reader", "sqlqueue_reader")),
+        roles=Roles(
+            reader=more.get("reader", "sqlqueue_reader"),
+            operator="sqlqueue_operator",
+            installer="sqlqueue_installer",
+        ),
         body_string=True,
         delayed=True,
         dialect="sqlserver",
@@ -392,7 +396,8 @@ def test_the_script_parses_batch_by_batch(parser: Linter) -> None:
 
 def test_the_script_can_be_run_again() -> None:
     """Whatever it makes is looked for first; grants may be given twice."""
-    for batch in made().split("\nGO\n"):
+    for whole in made().split("\nGO\n"):
+        batch = re.sub(r"^GRANT .*$", "", whole, flags=re.MULTILINE)
         if "CREATE " in batch or " ADD " in batch.replace("ADD MEMBER", ""):
             assert re.search(
                 r"\bIF (?:NOT EXISTS|OBJECT_ID|SCHEMA_ID|COL_LENGTH|DATABASE_PR)", batch
