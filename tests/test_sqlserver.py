@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import sqlserver_texts
-from conformance import sqlserver as peer
 from sqlfluff.core import Linter
 from typer.testing import CliRunner
 
@@ -124,18 +123,6 @@ def test_both_dialects_take_the_same_values() -> None:
 
         assert expected - found <= {value for at, value in unused if at == name}, name
         assert found - expected <= LOCAL, name
-
-
-PEER = {name: text for name, text in vars(peer).items() if name.startswith("_") and name.isupper()}
-
-
-@pytest.mark.parametrize("name", PEER)
-def test_the_peers_statements_parse_as_well(parser: Linter, name: str) -> None:
-    """Those of the conformance suite, which wait for a server too."""
-    words = {"queue": "[dbo].[orders]", "text": "[dbo].[orders]", "schema": "s", "state": "t"}
-    text = PEER[name].format(**words, expires="NULL", headers="?", body="?")
-
-    assert faults(parser, re.sub(r"(?<=\W)\?(?=\W)", "@value", text)) == []
 
 
 # ---------------------------------------------------------------- as the transport has it

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlserver_texts
 from bench import sqlserver as bench
-from conformance import satellites, shapes, sqlserver_dba, transport_sqlserver
+from conformance import shapes, sqlserver, sqlserver_dba, transport_sqlserver
 from test_sqlserver import UNKNOWN, faults, parser, plain
 
 from sqlq_spark import dialects
-from sqlq_spark.dialects import sqlserver, sqlserver_calls
+from sqlq_spark.dialects import sqlserver as dialect
+from sqlq_spark.dialects import sqlserver_calls
 
 if TYPE_CHECKING:
     from sqlfluff.core import Linter
@@ -37,26 +38,30 @@ WORDS = {
     "there": f"OBJECT_ID(N'{LITERAL}', N'U') IS NOT NULL",
     "lock": f"[shop].{LITERAL}_lock",
     "make": "SELECT 1",
-    "most": "100",
     "messages": "100",
     "first": "1",
     "stop": "9",
-    "delay": "5000",
-    "expires": "NULL",
-    "headers": "?",
-    "body": "?",
-    "bodies": "0x00",
     "recoverable": "Recoverable, ",
     "one": "1, ",
     "column": "Headers",
     "expired": "3",
     "numbers": "(SELECT 1 AS n)",
 }
+VALUES = {
+    **dict.fromkeys(("row", "headers", "body", "endpoint", "address", "topic"), "x"),
+    "lives": None,
+    "most": 100,
+    "delay": 5000,
+    "seqs": [1],
+    "bodies": [b"x"],
+    "topics": ["t"],
+}
 
 
 def filled(text: str) -> str:
     """A text of the transport with its words put in, its question marks as parameters."""
-    named = re.sub(r"\{(\w+)\}", lambda match: WORDS[match[1]], text)
+    marked = transport_sqlserver.parameters(text, VALUES)[0]
+    named = re.sub(r"\{(\w+)\}", lambda match: WORDS[match[1]], marked)
     named = named.replace("{{", "{").replace("}}", "}")
     return re.sub(r"(?<=\W)\?(?=\W|$)", "@value", named)
 
@@ -66,17 +71,14 @@ def installer(make: str) -> str:
     return transport_sqlserver._INSTALL.replace("{make}", make)  # noqa: SLF001
 
 
-T = transport_sqlserver
+TRANSPORT = transport_sqlserver.SQLServer.texts
 THEIRS = {
-    "receive": T._RECEIVE,  # noqa: SLF001
-    "peek": T._PEEK,  # noqa: SLF001
-    "purge_expired": T._PURGE_EXPIRED,  # noqa: SLF001
-    "move_due": T._MOVE,  # noqa: SLF001
-    "load": T._SEND,  # noqa: SLF001
-    "subscribe": T._SUBSCRIBE,  # noqa: SLF001
-    "create_queue": installer(T._QUEUE),  # noqa: SLF001
-    "create_delayed": installer(T._DELAYED),  # noqa: SLF001
-    "create_subscriptions": installer(T._SUBSCRIPTIONS),  # noqa: SLF001
+    **{name: TRANSPORT[name] for name in ("receive", "peek", "purge_expired", "subscribe")},
+    "move_due": TRANSPORT["move"],
+    "load": TRANSPORT["send"],
+    "create_queue": installer(TRANSPORT["create"]),
+    "create_delayed": installer(TRANSPORT["create_delayed"]),
+    "create_subscriptions": installer(TRANSPORT["create_subscriptions"]),
 }
 # what both say, in this order
 INSTALL = (
@@ -162,12 +164,12 @@ def test_no_statement_is_hidden_from_the_parser() -> None:
 
 # what is sent beside the statements of the file
 BESIDE = {
-    "settings": sqlserver.SETTINGS,
-    "undo": sqlserver.UNDO,
+    "settings": dialect.SETTINGS,
+    "undo": dialect.UNDO,
     "guard": sqlserver_calls.GUARD,
     "a call": sqlserver_calls.call(
         "divert_large",
-        sqlserver.STATEMENTS["divert_large"],
+        dialect.STATEMENTS["divert_large"],
         {"seqs": "[1]", "renamed": False},
         guarded=True,
     )[0],
@@ -183,7 +185,7 @@ BESIDE = {
     **{
         f"{name} without Recoverable": sqlserver_texts.filled(
             sqlserver_calls.named(
-                sqlserver.STATEMENTS[name], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
+                dialect.STATEMENTS[name], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
             )
         )
         for name in ("divert_large", "move_due")
@@ -197,14 +199,13 @@ def test_what_is_sent_beside_the_file_parses_too(parser: Linter, name: str) -> N
     assert faults(parser, re.sub(r"(?<=\W)\?(?=\W|$)", "@value", BESIDE[name])) == []
 
 
-PEERS = {
+PEERS = {f"transport.{name}": text for name, text in TRANSPORT.items()} | {
     f"{module.__name__.rpartition('.')[2]}.{name}": text
-    for module in (transport_sqlserver, satellites, sqlserver_dba, bench)
+    for module in (transport_sqlserver, sqlserver, sqlserver_dba, bench)
     for name, text in vars(module).items()
     if name.startswith("_")
     and name.isupper()
     and isinstance(text, str)
-    and (module is not satellites or name.endswith("_T_SQL"))
     and name not in {"_BEFORE", "_AFTER", "_NUMBERS", "_SESSION"}
 }
 
@@ -282,8 +283,8 @@ def test_a_subscription_is_entered_as_the_transports_merge_enters_it() -> None:
 
 def test_row_counts_are_off_and_no_one_elses_setting_is_touched() -> None:
     """The transport saves NOCOUNT and puts it back; our sessions are our own, and it stays on."""
-    assert "(512 & @@OPTIONS) = 512" in T._BEFORE  # noqa: SLF001
-    assert "SET NOCOUNT ON" in sqlserver.SETTINGS
+    assert "(512 & @@OPTIONS) = 512" in transport_sqlserver._BEFORE  # noqa: SLF001
+    assert "SET NOCOUNT ON" in dialect.SETTINGS
     assert "SET NOCOUNT ON" in OURS["begin"]
     assert not [name for name, text in OURS.items() if "NOCOUNT OFF" in text]
 
@@ -302,7 +303,7 @@ def test_the_installers_lock_has_the_transports_name(name: str, table: str) -> N
         f"DECLARE @name nvarchar(255) = LEFT(QUOTENAME(DB_NAME()) + N'.' + N'{table}_lock', 255)"
     )
 
-    assert "@Resource = N'{lock}'" in T._INSTALL  # noqa: SLF001
+    assert "@Resource = N'{lock}'" in transport_sqlserver._INSTALL  # noqa: SLF001
     assert expected in plain(OURS[name])
     assert "@Resource = @name" in plain(OURS[name])
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psycopg
+from conformance.transport import PostgreSQL as Transport
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
@@ -38,16 +39,6 @@ _SETTINGS = [
     "wal_compression",
     "full_page_writes",
 ]
-
-_QUEUE = """
-CREATE TABLE {} (
-    Id uuid PRIMARY KEY,
-    Expires timestamp,
-    Headers text NOT NULL,
-    Body bytea,
-    Seq serial NOT NULL UNIQUE)
-"""
-
 
 _STORE = """
 CREATE UNLOGGED TABLE store (number int PRIMARY KEY, id uuid, headers text, body bytea)
@@ -99,7 +90,7 @@ def jdbc(url: str) -> dict[str, str]:
 def prepare(connection: Connection, queues: Sequence[str], messages: int) -> None:
     """Make the queues, and the store of messages that `fill` copies from."""
     for queue in queues:
-        connection.execute(sql.SQL(_QUEUE).format(sql.Identifier(queue)))
+        Transport("", "public").create(connection, f'"public"."{queue}"')
     connection.execute(_STORE)
     for first in range(0, messages, _PORTION):
         stop = min(first + _PORTION, messages)

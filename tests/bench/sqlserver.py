@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+from conformance.transport_sqlserver import SQLServer as Transport
 
 from sqlq_spark.dialects import sqlserver_drivers
 from sqlq_spark.dialects.sqlserver_url import Target
@@ -63,15 +64,7 @@ _SEND_ONE = """
 INSERT INTO {queue} (Id, Recoverable, Headers, Body)
 SELECT TOP (1) NEWID(), 1, headers, body FROM store
 """
-_RECEIVE = """
-SET NOCOUNT ON;
-WITH message AS (
-    SELECT TOP(1) * FROM orders WITH (UPDLOCK, READPAST, ROWLOCK) ORDER BY RowVersion)
-DELETE FROM message
-OUTPUT deleted.Id,
-       CASE WHEN deleted.Expires IS NULL OR deleted.Expires > GETUTCDATE() THEN 0 ELSE 1 END,
-       deleted.Headers, deleted.Body
-"""
+_RECEIVE = f"SET NOCOUNT ON;{Transport.texts['receive'].format(queue='orders')}"
 _RECEIPTS = """
 IF OBJECT_ID(N'limit_receipt', N'U') IS NULL
     CREATE TABLE limit_receipt (

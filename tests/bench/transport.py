@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pyarrow as pa
+from conformance.transport import PostgreSQL
 from psycopg import sql
 
 from .database import SECONDS, edges
@@ -21,11 +22,7 @@ from .database import SECONDS, edges
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-_RECEIVE = """
-DELETE FROM orders
- WHERE id = (SELECT id FROM orders ORDER BY seq LIMIT 1 FOR UPDATE SKIP LOCKED)
-RETURNING id, expires < now() AT TIME ZONE 'UTC' AS expired, headers, body
-"""
+_RECEIVE = PostgreSQL.texts["receive"].format(queue="orders").encode()
 _RECEIPTS = """
 CREATE TABLE IF NOT EXISTS limit_receipt (batch serial PRIMARY KEY, payload bytea NOT NULL);
 ALTER TABLE limit_receipt ALTER payload SET STORAGE EXTERNAL
