@@ -20,7 +20,7 @@ import psycopg
 import pytest
 import servers
 from conformance.peers import PostgreSQL
-from faults.steps import FIGURES
+from faults.model.steps import FIGURES
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 

@@ -1,5 +1,5 @@
 """
-The driver that is made to suffer: `python -m tests.faults.streamer '{"sink": …}'`.
+The driver that is made to suffer: `python -m tests.faults.chaos.driver '{"sink": …}'`.
 
 It keeps its streaming queries alive: one that ends by an error is started again in the same JVM.
 When the file `drain` appears it runs each with AvailableNow until the file `finish` appears, then

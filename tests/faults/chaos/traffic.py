@@ -19,7 +19,7 @@ from conformance.transport import PostgreSQL
 if TYPE_CHECKING:
     from random import Random
 
-    from .ground import Place
+    from .server import Place
 
 _PAD = " " * 7000  # a batch of a few hundred is worth two tasks; the database keeps it in 100 bytes
 _MOST = 4000  # messages that wait; the producer pauses above that
