@@ -28,9 +28,6 @@ from sqlq_spark.receipts import Acknowledged, Driver, acknowledge, create, store
 from sqlq_spark.receive import Origin, Task, receive
 from sqlq_spark.sessions import Session
 
-from . import sqlserver
-from .peers import PostgreSQL
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
@@ -254,16 +251,6 @@ class Bench:
     def bodies(self) -> list[bytes | None]:
         """The bodies of what waits."""
         return [row.body for row in self.peer.rows(self.queue)]
-
-
-@pytest.fixture
-def peer(request: pytest.FixtureRequest, dialect: str) -> Iterator[Peer]:
-    """Give an endpoint in a place of its own."""
-    if dialect == "sqlserver":
-        with sqlserver.place(request.getfixturevalue("sqlserver_server")) as found:
-            yield found
-        return
-    yield PostgreSQL.at(request.getfixturevalue("place"))
 
 
 @pytest.fixture
