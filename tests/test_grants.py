@@ -10,9 +10,8 @@ from psycopg import sql
 from test_cli import READER, as_role, received, run
 from typer.testing import CliRunner
 
-from sqlq_spark import cli, receive, send
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark import cli, send
+from sqlq_spark.options import SinkOptions
 from sqlq_spark.outgoing import Sender
 from sqlq_spark.sessions import Session
 
@@ -64,24 +63,10 @@ def test_a_reader_receives_and_diverts(place: Place, granted: dict[str, str], qu
     put = f"INSERT INTO {queue} (id, headers, body) VALUES (gen_random_uuid(), %s, '')"
     for headers in ("{}", "poison"):
         place.sql(put, headers)
-    options = SourceOptions.parse(
-        {"url": granted["reader"], "queue": queue, "stateSchema": place.state}
-    )
-    with Session(options, "test") as session:
-        session.open().run("new_reader", reader=READER, queue_name=queue, driver="d")
-        task = receive.Task(
-            queue=options.address,
-            reader=READER,
-            batch=1,
-            task=0,
-            first=0,
-            stop=2**31,
-            messages=10,
-            errors=QueueAddress("error", place.schema),
-        )
-        got = receive.receive(session.open(), task, timeout=10, origin=receive.Origin())
 
-    assert got.num_rows == 1
+    got = received(place, messages=10, url=granted["reader"], errors="error")
+
+    assert len(got) == 1
     assert place.sql(f'SELECT headers FROM "{place.schema}".error') == [("poison",)]
 
 

@@ -22,6 +22,8 @@ from sqlq_spark.dialects import sqlserver as dialect
 from sqlq_spark.dialects import sqlserver_calls
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sqlfluff.core import Linter
 
 __all__ = ["parser"]  # the fixture
@@ -81,11 +83,6 @@ THEIRS = {
     "create_subscriptions": installer(TRANSPORT["create_subscriptions"]),
 }
 # what both say, in this order
-INSTALL = (
-    *("OBJECT_ID(N'", "sp_getapplock", "@Resource", "@LockMode", "'Exclusive'"),
-    *("BEGIN TRY", "CREATE TABLE", "{}", "END TRY", "BEGIN CATCH", "sp_releaseapplock", "THROW"),
-    *("END CATCH", "sp_releaseapplock"),
-)
 PARTS = {
     "receive": (
         *("WITH", "SELECT TOP", "UPDLOCK, READPAST, ROWLOCK", "ORDER BY RowVersion"),
@@ -101,35 +98,10 @@ PARTS = {
     ),
     "load": ("INSERT INTO [sales].[Shop.Orders] (",),
     "subscribe": ("HOLDLOCK", "QueueAddress"),
-    "create_queue": (
-        *("Id uniqueidentifier NOT NULL", "CorrelationId varchar(255)"),
-        *("ReplyToAddress varchar(255)", "Recoverable bit NOT NULL", "Expires datetime"),
-        *("Headers nvarchar(max) NOT NULL", "Body varbinary(max)"),
-        *("RowVersion bigint IDENTITY(1,1) NOT NULL", "NONCLUSTERED INDEX Index_RowVersion"),
-        *("(RowVersion ASC)", "NONCLUSTERED INDEX Index_Expires", "(Expires)"),
-        "INCLUDE (Id, RowVersion) WHERE Expires IS NOT NULL",
-    ),
-    "create_delayed": (
-        *("Headers nvarchar(max) NOT NULL", "Body varbinary(max)", "Due datetime NOT NULL"),
-        *("RowVersion bigint IDENTITY(1,1) NOT NULL", "NONCLUSTERED INDEX Index_Due", "(Due)"),
-    ),
-    "create_subscriptions": (
-        *("QueueAddress nvarchar(200) NOT NULL", "Endpoint nvarchar(200) NOT NULL"),
-        *("Topic nvarchar(200) NOT NULL", "PRIMARY KEY CLUSTERED (Endpoint, Topic)"),
-    ),
 }
 
 
-def parts_of(name: str) -> list[str]:
-    """What a statement must say, in its order."""
-    inner = list(PARTS[name])
-    if not name.startswith("create"):
-        return inner
-    at = INSTALL.index("{}")
-    return [*INSTALL[:at], *inner, *INSTALL[at + 1 :]]
-
-
-def first_missing(text: str, parts: list[str]) -> str | None:
+def first_missing(text: str, parts: Iterable[str]) -> str | None:
     """The first part that is not found behind the ones before it."""
     text, at = plain(text), 0
     for part in parts:
@@ -234,27 +206,25 @@ def test_statements_of_the_dbas_shapes_parse(parser: Linter, kind: str) -> None:
 # ---------------------------------------------------------------- part by part
 
 
-@pytest.mark.parametrize("name", THEIRS)
+@pytest.mark.parametrize("name", PARTS)
 def test_ours_says_what_the_transports_says(name: str) -> None:
     """The parts that are facts of the wire, in their order, on both sides."""
-    assert first_missing(filled(THEIRS[name]), parts_of(name)) is None
+    assert first_missing(filled(THEIRS[name]), PARTS[name]) is None
     ours = OURS[name].replace("Shop.Orders.Delayed", "Delayed")
-    assert first_missing(ours, parts_of(name)) is None
+    assert first_missing(ours, PARTS[name]) is None
 
 
 def test_a_part_that_is_missing_would_be_found() -> None:
-    """A hint, a column, the order of two indexes."""
+    """A hint, an order, a column."""
     for name, part in (
         ("receive", "READPAST, "),
         ("receive", "ORDER BY RowVersion"),
-        ("create_queue", "Recoverable    bit              NOT NULL,"),
-        ("create_queue", "sp_releaseapplock"),
         ("move_due", "NEWID(), "),
     ):
         broken = OURS[name].replace(part, "")
 
         assert broken != OURS[name]
-        assert first_missing(broken, parts_of(name)) is not None, part
+        assert first_missing(broken, PARTS[name]) is not None, part
 
 
 @pytest.mark.parametrize("name", ["receive", "move_due", "purge_expired", "peek"])
@@ -289,23 +259,51 @@ def test_row_counts_are_off_and_no_one_elses_setting_is_touched() -> None:
     assert not [name for name, text in OURS.items() if "NOCOUNT OFF" in text]
 
 
-@pytest.mark.parametrize(
-    ("name", "table"),
-    [
-        ("create_queue", "[sales].[Shop.Orders]"),
-        ("create_delayed", "[sales].[Shop.Orders.Delayed]"),
-        ("create_subscriptions", "[dbo].[SubscriptionRouting]"),
-    ],
-)
-def test_the_installers_lock_has_the_transports_name(name: str, table: str) -> None:
-    """The table with its database, then `_lock`: another name would be another lock."""
-    expected = (
-        f"DECLARE @name nvarchar(255) = LEFT(QUOTENAME(DB_NAME()) + N'.' + N'{table}_lock', 255)"
-    )
+TABLES = {
+    "create_queue": "[sales].[Shop.Orders]",
+    "create_delayed": "[sales].[Shop.Orders.Delayed]",
+    "create_subscriptions": "[dbo].[SubscriptionRouting]",
+}
+
+
+def made_by(create: str, table: str) -> tuple[list[str], list[str]]:
+    """The columns and the indexes of a table, as a statement makes them."""
+    text = plain(create).replace(table, "T")
+    (columns,) = re.findall(r"CREATE TABLE T \( ?(.*?) ?\);", text)
+    indexes = re.findall(r"CREATE NONCLUSTERED INDEX .*?;", text)
+    return re.split(r", (?![^(]*\))", columns), indexes
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_made_as_the_transport_makes_it(name: str) -> None:
+    """With its columns in their order, and with its indexes under the names that it looks for."""
+    theirs, their_indexes = made_by(filled(THEIRS[name]), QUEUE)
+    ours, our_indexes = made_by(OURS[name], TABLES[name])
+
+    assert len(theirs) >= 4
+    assert [re.sub("(?<!NOT) NULL$", "", column) for column in ours] == theirs
+    assert all(column.endswith(("NULL", "(Endpoint, Topic)")) for column in ours)
+    assert our_indexes == their_indexes
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_creator_waits_for_the_transports_installer(name: str) -> None:
+    """The same lock, under which it looks again; the lock is given back also after an error."""
+    lock = f"LEFT(QUOTENAME(DB_NAME()) + N'.' + N'{TABLES[name]}_lock', 255)"
+    ours = plain(OURS[name])
 
     assert "@Resource = N'{lock}'" in transport_sqlserver._INSTALL  # noqa: SLF001
-    assert expected in plain(OURS[name])
-    assert "@Resource = @name" in plain(OURS[name])
+    assert f"DECLARE @name nvarchar(255) = {lock}" in ours
+    assert "@Resource = @name" in ours
+    for text in (plain(THEIRS[name].replace("{there}", "OBJECT_ID(N'")), ours):
+        assert text.count("OBJECT_ID(N'") == 2
+        assert "'Exclusive'" in text
+        assert (
+            first_missing(text, ("sp_getapplock", "BEGIN TRY", "CREATE TABLE", "END TRY")) is None
+        )
+        caught = text.partition("BEGIN CATCH")[2]
+        assert "sp_releaseapplock" in caught.partition("THROW;")[0]
+        assert "sp_releaseapplock" in caught.partition("END CATCH;")[2]
 
 
 def test_what_we_insert_is_what_the_transports_send_inserts() -> None:
