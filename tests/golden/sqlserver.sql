@@ -1,0 +1,201 @@
+-- fence
+SELECT acked_batch
+  FROM [sqlqueue].reader WITH (REPEATABLEREAD, ROWLOCK)
+ WHERE reader = @reader;
+GO
+
+-- task_lock
+DECLARE @name nvarchar(255) = CONCAT(N'sqlqueue task ', @reader, N'/', @batch, N'/', @task),
+        @got int, @number int, @said nvarchar(100);
+EXEC @got = sys.sp_getapplock
+     @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
+IF @got < 0
+BEGIN
+    SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
+    THROW @number, @said, 1;
+END;
+GO
+
+-- receive
+WITH lowest AS (
+    SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
+           Id, Expires, Headers, Body, RowVersion,
+           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0) AS bytes
+      FROM [sales].[Shop.Orders] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion >= @first AND RowVersion < @stop
+       AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0) <= @largest
+     ORDER BY RowVersion
+), message AS (
+    SELECT Id, Expires, Headers, Body, RowVersion,
+           SUM(bytes) OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) - bytes AS before
+      FROM lowest
+)
+DELETE FROM message
+OUTPUT CAST(deleted.Id AS binary(16)) AS id,
+       deleted.Expires AS expires,
+       CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
+       CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
+       deleted.Body AS body,
+       deleted.RowVersion AS seq
+ WHERE before < @bytes
+OPTION (MAXDOP 1);
+GO
+
+-- take
+WITH message AS (
+    SELECT Id, Expires, Headers, Body, RowVersion
+      FROM [sales].[Shop.Orders] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion IN (SELECT CAST(value AS bigint) FROM OPENJSON(@seqs))
+)
+DELETE FROM message
+OUTPUT CAST(deleted.Id AS binary(16)) AS id,
+       deleted.Expires AS expires,
+       CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
+       CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
+       deleted.Body AS body,
+       deleted.RowVersion AS seq
+OPTION (LOOP JOIN, MAXDOP 1);
+GO
+
+-- divert_large
+DECLARE @gone TABLE (
+    Id      uniqueidentifier NOT NULL,
+    Headers nvarchar(max)    NULL,
+    Body    varbinary(max)   NULL,
+    seq     bigint           NOT NULL,
+    expired bit              NOT NULL
+);
+WITH message AS (
+    SELECT Id, Expires, Headers, Body, RowVersion
+      FROM [sales].[Shop.Orders] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion IN (SELECT CAST(value AS bigint) FROM OPENJSON(@seqs))
+)
+DELETE FROM message
+OUTPUT deleted.Id, deleted.Headers, deleted.Body, deleted.RowVersion,
+       CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END
+  INTO @gone (Id, Headers, Body, seq, expired)
+OPTION (LOOP JOIN, MAXDOP 1);
+INSERT INTO [dbo].[error] (Id, Recoverable, Headers, Body)
+SELECT CASE WHEN @renamed = 1 THEN NEWID() ELSE Id END, 1, Headers, ISNULL(Body, 0x)
+  FROM @gone
+ WHERE expired = 0
+ ORDER BY seq;
+SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS moved,
+       ISNULL(SUM(CASE WHEN expired = 1 THEN CAST(1 AS bigint) END), 0) AS expired
+  FROM @gone;
+GO
+
+-- save_receipt
+INSERT INTO [sqlqueue].receipt
+       (reader, batch, task, queue, messages, expired, diverted, forwarded, bytes,
+        query_id, query_batch, unpacked, payload)
+VALUES (@reader, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded, @bytes,
+        @query_id, @query_batch, @unpacked, @payload);
+GO
+
+-- lock_reader
+UPDATE [sqlqueue].reader WITH (REPEATABLEREAD, ROWLOCK)
+   SET driver = driver
+OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan]
+ WHERE reader = @reader;
+GO
+
+-- acknowledge
+UPDATE [sqlqueue].reader
+   SET acked_batch = @batch,
+       plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
+       [plan]      = CASE WHEN plan_batch > @batch THEN [plan] END,
+       messages    = messages + @messages,
+       expired     = expired + @expired,
+       diverted    = diverted + @diverted,
+       forwarded   = forwarded + @forwarded,
+       seen        = SYSUTCDATETIME()
+ WHERE reader = @reader;
+GO
+
+-- forget_receipts
+DELETE FROM [sqlqueue].receipt_page
+ WHERE reader = @reader AND batch BETWEEN @acked AND @batch;
+DELETE FROM [sqlqueue].receipt
+ WHERE reader = @reader AND batch BETWEEN @acked AND @batch;
+GO
+
+-- sink_close
+DECLARE @name nvarchar(255) = N'sqlqueue sink ' + @sink,
+        @got int, @number int, @said nvarchar(100);
+EXEC @got = sys.sp_getapplock
+     @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
+IF @got < 0
+BEGIN
+    SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
+    THROW @number, @said, 1;
+END;
+GO
+
+-- advance
+INSERT INTO [sqlqueue].dispatched (sink, batch, messages)
+OUTPUT inserted.batch
+SELECT @sink, @batch, @messages
+ WHERE NOT EXISTS (
+        SELECT 1 FROM [sqlqueue].dispatched WITH (UPDLOCK, HOLDLOCK, ROWLOCK) WHERE sink = @sink);
+IF ROWCOUNT_BIG() = 0
+    UPDATE [sqlqueue].dispatched
+       SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME()
+    OUTPUT inserted.batch
+     WHERE sink = @sink AND batch < @batch;
+GO
+
+-- settle
+DECLARE @open TABLE (
+    reader nvarchar(36) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY, acked bigint NOT NULL);
+INSERT INTO @open (reader, acked)
+SELECT o.reader, o.acked_batch
+  FROM [sqlqueue].reader AS o WITH (REPEATABLEREAD, ROWLOCK)
+ WHERE o.reader IN (
+        SELECT r.reader
+          FROM [sqlqueue].receipt AS r
+         WHERE r.query_id = @query_id AND r.query_batch = @query_batch);
+UPDATE r
+   SET settled = 1
+OUTPUT CAST(1 AS bit)
+  FROM [sqlqueue].receipt AS r
+  JOIN @open AS o ON o.reader = r.reader
+ WHERE r.query_id = @query_id AND r.query_batch = @query_batch AND r.batch > o.acked;
+GO
+
+-- load
+INSERT INTO [sales].[Shop.Orders] (Headers, Body, Expires, Id, Recoverable) SELECT Headers, Body, Expires, Id, 1 FROM OPENJSON(@rows) WITH (place int '$[0]', Headers nvarchar(max) '$[1]', Body varbinary(max) '$[2]', Expires datetime2(6) '$[3]', Id uniqueidentifier '$[4]') AS sent ORDER BY place;
+GO
+
+-- move_due
+DECLARE @now datetime = GETUTCDATE();
+WITH message AS (
+    SELECT TOP (@messages) Headers, Body, Due
+      FROM [sales].[Shop.Orders.Delayed] WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE Due <= @now
+     ORDER BY Due
+)
+DELETE FROM message
+OUTPUT NEWID(), 1, deleted.Headers, ISNULL(deleted.Body, 0x)
+  INTO [sales].[Shop.Orders] (Id, Recoverable, Headers, Body);
+SELECT ROWCOUNT_BIG() AS moved, CAST(0 AS bigint) AS renamed;
+GO
+
+-- purge_expired
+DECLARE @gone bigint = 0, @taken bigint = 1;
+WHILE @taken > 0 AND @gone < @messages
+BEGIN
+    WITH message AS (
+        SELECT TOP (CASE WHEN @messages - @gone < 2000 THEN @messages - @gone ELSE 2000 END)
+               RowVersion
+          FROM [sales].[Shop.Orders] WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+         WHERE Expires <= GETUTCDATE()
+    )
+    DELETE FROM message;
+    SET @taken = ROWCOUNT_BIG();
+    SET @gone = @gone + @taken;
+END;
+SELECT @gone AS messages;
+GO
