@@ -1,5 +1,9 @@
 """
-What every test may ask for: a PostgreSQL server, a place of its own on it, a Spark session.
+The fixtures of all suites, each made from the one before: server, place, peer; and Spark.
+
+`server` is a PostgreSQL, `place` a schema of the test's own there. `peer` is the endpoint and the
+DBA of a place, on each `dialect` in turn. A queue comes next: `bench` in tests/conformance, `queue`
+in tests/spark. `spark` is a Spark session.
 
 SQLQ_TEST_POSTGRES names another server by a libpq URI; without it an embedded one is started.
 Tests that ask for a `dialect` are also run against a SQL Server, where servers.py finds one.
@@ -19,8 +23,9 @@ import browser
 import psycopg
 import pytest
 import servers
+from conformance import sqlserver
 from conformance.peers import PostgreSQL
-from faults.steps import FIGURES
+from faults.model.steps import FIGURES
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 
@@ -120,6 +125,16 @@ def place(server: str) -> Iterator[Place]:
     """Give a new place to one test."""
     with placed(server) as made:
         yield made
+
+
+@pytest.fixture
+def peer(request: pytest.FixtureRequest, dialect: str) -> Iterator[Peer]:
+    """Give an endpoint in a place of its own."""
+    if dialect == "sqlserver":
+        with sqlserver.place(request.getfixturevalue("sqlserver_server")) as found:
+            yield found
+        return
+    yield PostgreSQL.at(request.getfixturevalue("place"))
 
 
 @pytest.fixture(scope="session")

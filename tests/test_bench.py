@@ -13,7 +13,7 @@ URL = "sqlserver://sa:s%7Dcret@db:1444/shop?encrypt=no&trustServerCertificate=ye
 
 def test_jdbc_is_told_the_same_connection_and_the_password_apart() -> None:
     """Spark shows a url, and hides a password."""
-    found = sqlserver.SQLServer(URL, connection=None).jdbc()
+    found = sqlserver.SQLServer(URL, connection=None).jdbc()  # type: ignore[arg-type]
 
     assert found == {
         "url": (

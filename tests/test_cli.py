@@ -56,10 +56,12 @@ def orders(place: Place, run: Any) -> str:
     return queue
 
 
-def received(place: Place, *, messages: int, batch: int = 1) -> None:
-    """Receive as a task does, and never acknowledge."""
+def received(
+    place: Place, *, messages: int, batch: int = 1, url: str = "", errors: str | None = None
+) -> list[bytes]:
+    """Receive as a task does, as a login with an error queue, and never acknowledge; the bodies."""
     options = SourceOptions.parse(
-        {"url": place.url, "queue": "x", "stateSchema": place.state, "queryTimeout": "10s"}
+        {"url": url or place.url, "queue": "x", "stateSchema": place.state, "queryTimeout": "10s"}
     )
     queue = QueueAddress("Shop.Orders", place.schema)
     with Session(options, "test") as session:
@@ -75,8 +77,11 @@ def received(place: Place, *, messages: int, batch: int = 1) -> None:
             first=0,
             stop=2**31,
             messages=messages,
+            errors=QueueAddress(errors, place.schema) if errors else None,
         )
-        receive.receive(connection, task, timeout=10, origin=receive.Origin())
+        rows = receive.receive(connection, task, timeout=10, origin=receive.Origin())
+        bodies: list[bytes] = rows["body"].to_pylist()
+        return bodies
 
 
 def rows(place: Place) -> list[tuple[Any, ...]]:
@@ -152,24 +157,9 @@ def test_the_rights_of_the_script_are_enough_to_receive_and_to_send(
         monkeypatch.setenv("SQLQUEUE_URL", as_role(place.url, sender))
         assert run("send", queue, stdin='{"body": "1"}')[0] == 0
         assert run("browse", queue)[0] == 3
-        as_reader = SourceOptions.parse(
-            {"url": as_role(place.url, reader), "queue": queue, "stateSchema": place.state}
-        )
-        with Session(as_reader, "test") as session:
-            session.open().run("new_reader", reader=READER, queue_name=queue, driver="d")
-            task = receive.Task(
-                queue=as_reader.address,
-                reader=READER,
-                batch=1,
-                task=0,
-                first=0,
-                stop=2**31,
-                messages=10,
-                errors=QueueAddress('Er"ror; --', place.schema),
-            )
-            got = receive.receive(session.open(), task, timeout=10, origin=receive.Origin())
 
-        assert got["body"].to_pylist() == [b"1"]
+        url = as_role(place.url, reader)
+        assert received(place, messages=10, url=url, errors='Er"ror; --') == [b"1"]
         assert place.sql(f"SELECT headers FROM {errors}") == [("poison",)]
     finally:
         drop_roles(place)

@@ -1,9 +1,7 @@
-"""conf/grants: what `sqlqueue script` prints, and enough for each role to do its work, no more."""
+"""The script that `sqlqueue script` prints: enough for each role to do its work, and no more."""
 
 from __future__ import annotations
 
-import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,9 +10,8 @@ from psycopg import sql
 from test_cli import READER, as_role, received, run
 from typer.testing import CliRunner
 
-from sqlq_spark import cli, receive, send
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark import cli, send
+from sqlq_spark.options import SinkOptions
 from sqlq_spark.outgoing import Sender
 from sqlq_spark.sessions import Session
 
@@ -25,19 +22,23 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]  # the fixture
 
-GRANTS = Path(__file__).parent.parent / "conf" / "grants"
+SCRIPT = [
+    *("script", "Shop.Orders", "--error", "error", "--audit", "audit", "--delayed"),
+    *("--subscription-table", "SubscriptionRouting"),
+    *("--operator", "sqlqueue_operator", "--installer", "sqlqueue_installer"),
+]
 ROLES = ("reader", "sender", "operator", "installer")
 
 
 @pytest.fixture
 def granted(place: Place) -> Iterator[dict[str, str]]:
-    """Execute the PostgreSQL file, its names moved into the test's place; gives role → url."""
+    """Execute the script, its names moved into the test's place; gives role → url."""
     names = {
         '"public"': f'"{place.schema}"',
         '"sqlqueue"': f'"{place.state}"',
         "sqlqueue_": f"{place.schema}_",
     }
-    text = (GRANTS / "postgresql.sql").read_text(encoding="utf-8")
+    text = CliRunner().invoke(cli.app, SCRIPT).stdout
     for name, own in names.items():
         text = text.replace(name, own)
     try:
@@ -53,17 +54,8 @@ def granted(place: Place) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def queue(place: Place) -> str:
-    """Give the address of the queue that the file makes."""
+    """Give the address of the queue that the script makes."""
     return f'"{place.schema}"."Shop.Orders"'
-
-
-@pytest.mark.parametrize("dialect", ["postgresql", "sqlserver"])
-def test_the_file_is_what_the_command_in_it_prints(dialect: str) -> None:
-    """To mend it, run the command that its head names, and put what it prints below that head."""
-    head, _, body = (GRANTS / f"{dialect}.sql").read_text(encoding="utf-8").partition("\n\n")
-    _, *words = shlex.split(head.splitlines()[-1].removeprefix("-- "))
-
-    assert CliRunner().invoke(cli.app, words).stdout == body
 
 
 def test_a_reader_receives_and_diverts(place: Place, granted: dict[str, str], queue: str) -> None:
@@ -71,24 +63,10 @@ def test_a_reader_receives_and_diverts(place: Place, granted: dict[str, str], qu
     put = f"INSERT INTO {queue} (id, headers, body) VALUES (gen_random_uuid(), %s, '')"
     for headers in ("{}", "poison"):
         place.sql(put, headers)
-    options = SourceOptions.parse(
-        {"url": granted["reader"], "queue": queue, "stateSchema": place.state}
-    )
-    with Session(options, "test") as session:
-        session.open().run("new_reader", reader=READER, queue_name=queue, driver="d")
-        task = receive.Task(
-            queue=options.address,
-            reader=READER,
-            batch=1,
-            task=0,
-            first=0,
-            stop=2**31,
-            messages=10,
-            errors=QueueAddress("error", place.schema),
-        )
-        got = receive.receive(session.open(), task, timeout=10, origin=receive.Origin())
 
-    assert got.num_rows == 1
+    got = received(place, messages=10, url=granted["reader"], errors="error")
+
+    assert len(got) == 1
     assert place.sql(f'SELECT headers FROM "{place.schema}".error') == [("poison",)]
 
 

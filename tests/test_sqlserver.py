@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import sqlserver_texts
-from conformance import sqlserver as peer
 from sqlfluff.core import Linter
 from typer.testing import CliRunner
 
@@ -66,8 +65,8 @@ def test_the_parser_finds_faults(parser: Linter) -> None:
         assert faults(parser, broken)
 
 
-def test_the_texts_are_those_that_were_reviewed() -> None:
-    """A change shows in tests/golden/sqlserver.sql, which sqlserver_texts.py writes anew."""
+def test_the_riskiest_statements_are_as_they_were_reviewed() -> None:
+    """A change shows in tests/golden/sqlserver.sql; sqlserver_texts.py writes that file."""
     assert sqlserver_texts.golden() == GOLDEN.read_text(encoding="utf-8")
 
 
@@ -127,85 +126,7 @@ def test_both_dialects_take_the_same_values() -> None:
         assert found - expected <= LOCAL, name
 
 
-PEER = {name: text for name, text in vars(peer).items() if name.startswith("_") and name.isupper()}
-
-
-@pytest.mark.parametrize("name", PEER)
-def test_the_peers_statements_parse_as_well(parser: Linter, name: str) -> None:
-    """Those of the conformance suite, which wait for a server too."""
-    words = {"queue": "[dbo].[orders]", "text": "[dbo].[orders]", "schema": "s", "state": "t"}
-    text = PEER[name].format(**words, expires="NULL", headers="?", body="?")
-
-    assert faults(parser, re.sub(r"(?<=\W)\?(?=\W)", "@value", text)) == []
-
-
 # ---------------------------------------------------------------- as the transport has it
-
-
-def columns_of(create: str) -> list[str]:
-    """The columns in a CREATE TABLE."""
-    inside = re.search(r"CREATE TABLE [^(]+\((.*?)\n +\);", create, flags=re.DOTALL)
-    assert inside
-    return [plain(line).rstrip(",") for line in inside[1].strip().splitlines()]
-
-
-def test_a_queue_is_made_with_the_transports_columns_in_their_order() -> None:
-    """A peer that inserts without naming them, or reads by place, finds each."""
-    assert columns_of(TEXTS["create_queue"]) == [
-        "Id uniqueidentifier NOT NULL",
-        "CorrelationId varchar(255) NULL",
-        "ReplyToAddress varchar(255) NULL",
-        "Recoverable bit NOT NULL",
-        "Expires datetime NULL",
-        "Headers nvarchar(max) NOT NULL",
-        "Body varbinary(max) NULL",
-        "RowVersion bigint IDENTITY(1,1) NOT NULL",
-    ]
-
-
-def test_a_queue_has_the_transports_indexes() -> None:
-    """By their names, which its checks look for."""
-    text = plain(TEXTS["create_queue"])
-
-    table = "[sales].[Shop.Orders]"
-    assert f"CREATE NONCLUSTERED INDEX Index_RowVersion ON {table} (RowVersion ASC);" in text
-    assert (
-        f"CREATE NONCLUSTERED INDEX Index_Expires ON {table} (Expires) "
-        "INCLUDE (Id, RowVersion) WHERE Expires IS NOT NULL;" in text
-    )
-
-
-def test_delayed_messages_lie_as_the_transport_lays_them() -> None:
-    """Without an id; Due is a datetime."""
-    assert columns_of(TEXTS["create_delayed"]) == [
-        "Headers nvarchar(max) NOT NULL",
-        "Body varbinary(max) NULL",
-        "Due datetime NOT NULL",
-        "RowVersion bigint IDENTITY(1,1) NOT NULL",
-    ]
-    assert "NONCLUSTERED INDEX Index_Due ON" in TEXTS["create_delayed"]
-
-
-def test_subscriptions_lie_as_the_transport_lays_them() -> None:
-    """The key begins with the endpoint."""
-    assert columns_of(TEXTS["create_subscriptions"]) == [
-        "QueueAddress nvarchar(200) NOT NULL",
-        "Endpoint nvarchar(200) NOT NULL",
-        "Topic nvarchar(200) NOT NULL",
-        "PRIMARY KEY CLUSTERED (Endpoint, Topic)",
-    ]
-
-
-@pytest.mark.parametrize("name", ["create_queue", "create_delayed", "create_subscriptions"])
-def test_a_creator_waits_for_the_transports_installer(name: str) -> None:
-    """The same lock, looked again under it, given back also after an error."""
-    text = plain(TEXTS[name])
-
-    assert re.search(r"QUOTENAME\(DB_NAME\(\)\) \+ N'\.' \+ N'\[\w+\]\.\[[\w.]+\]_lock'", text)
-    assert text.count("IF OBJECT_ID(N'") == 2
-    caught = text.partition("BEGIN CATCH")[2]
-    assert "sp_releaseapplock" in caught.partition("THROW;")[0]
-    assert "sp_releaseapplock" in caught.partition("END CATCH;")[2]
 
 
 @pytest.mark.parametrize(
@@ -369,7 +290,11 @@ def made(**more: str) -> str:
         queues,
         state="sqlqueue",
         subscriptions=QueueAddress("SubscriptionRouting"),
-        roles=Roles(reader=more.get("reader", "sqlqueue_reader")),
+        roles=Roles(
+            reader=more.get("reader", "sqlqueue_reader"),
+            operator="sqlqueue_operator",
+            installer="sqlqueue_installer",
+        ),
         body_string=True,
         delayed=True,
         dialect="sqlserver",
@@ -393,7 +318,8 @@ def test_the_script_parses_batch_by_batch(parser: Linter) -> None:
 
 def test_the_script_can_be_run_again() -> None:
     """Whatever it makes is looked for first; grants may be given twice."""
-    for batch in made().split("\nGO\n"):
+    for whole in made().split("\nGO\n"):
+        batch = re.sub(r"^GRANT .*$", "", whole, flags=re.MULTILINE)
         if "CREATE " in batch or " ADD " in batch.replace("ADD MEMBER", ""):
             assert re.search(
                 r"\bIF (?:NOT EXISTS|OBJECT_ID|SCHEMA_ID|COL_LENGTH|DATABASE_PR)", batch

@@ -1,21 +1,10 @@
-"""
-A session with SQL Server, as far as it goes without one.
-
-The url, the drivers, what is handed to them, what their errors become. Where a driver is needed,
-one that records stands in for it; both real ones are connected to a closed port.
-"""
+"""A session with SQL Server, as far as it goes without one; a driver that records stands in."""
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
-import pickle
-import socket
 import struct
 import uuid
 from datetime import UTC, datetime
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -23,499 +12,19 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_sqlserver_errors import DENIED, VICTIM, Mssql, Odbc, odbc
 
 from sqlq_spark import dialects, errors
 from sqlq_spark.address import QueueAddress
 from sqlq_spark.dialects import (
     sqlserver,
     sqlserver_calls,
-    sqlserver_drivers,
-    sqlserver_errors,
     sqlserver_rows,
     transaction,
 )
 from sqlq_spark.dialects.sqlserver_drivers import Driver
-from sqlq_spark.dialects.sqlserver_url import Target, braced
-from sqlq_spark.options import with_login
 
 QUEUE = QueueAddress("orders")
-SECRET = "hush-#1"  # noqa: S105 - of no one
-QUOTED = "hush-%231"
-
-# ---------------------------------------------------------------- the url
-
-
-def test_a_url_is_read() -> None:
-    """Percent signs in user, password and database; the defaults are the strict ones."""
-    found = Target.parse(f"sqlserver://bo%40x:{QUOTED}@db.example:14330/my%20shop?driver=pyodbc")
-
-    assert found == Target(
-        host="db.example",
-        port=14330,
-        database="my shop",
-        user="bo@x",
-        password=SECRET,
-        encrypt="yes",
-        trust_server_certificate="no",
-        driver="pyodbc",
-    )
-    assert found.server == "sqlserver://db.example:14330/my shop"
-    assert Target.parse("sqlserver://db").port == 1433
-
-
-def test_user_and_password_of_options_win() -> None:
-    """They are put behind what the url says itself."""
-    found = Target.parse(with_login("sqlserver://a:b@db/shop?encrypt=strict", "bo", SECRET))
-
-    assert (found.user, found.password, found.encrypt) == ("bo", SECRET, "strict")
-
-
-@pytest.mark.parametrize(
-    ("query", "told"),
-    [
-        ("encryptt=yes", "option encryptt (in url) is not known: did you mean encrypt?"),
-        ("trustservercert=1", "did you mean trustServerCertificate?"),
-        ("app=x", "expected only the parameters encrypt, trustServerCertificate"),
-        ("encrypt=maybe", "option url, parameter encrypt is 'maybe': expected one of yes, no"),
-        ("authentication=Magic", "expected one of SqlPassword, Integrated, ActiveDirectoryDefault"),
-        ("encrypt=yes&Encrypt=no", "option url is 'encrypt twice': expected each parameter once"),
-        ("database=x", "expected only the parameters"),
-    ],
-)
-def test_a_parameter_that_is_not_known_is_refused_by_its_name(query: str, told: str) -> None:
-    """A misspelt encrypt would be silently no encryption."""
-    with pytest.raises(errors.BadInput) as found:
-        Target.parse(f"sqlserver://bo:{QUOTED}@db/shop?{query}")
-
-    assert told in str(found.value)
-    assert "hush" not in str(found.value)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "sqlserver://bo:hush@db:port/shop",
-        "sqlserver://bo:hu/sh@db/shop",
-        "sqlserver://bo:hush#@db/shop",
-        "sqlserver://bo:hush@/shop",
-        "sqlserver://db;user=bo;password=hush",
-        "sqlserver://bo:hush@db/shop/more",
-        "sqlserver://bo:hush%00@db/shop",
-        "sqlserver://bo:hush%ff@db/shop",
-        "sqlserver://bo:hush@[db/shop",
-        "sqlserver://db/shop?password=hush%0a",
-    ],
-)
-def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
-    """Its password may stand anywhere in it."""
-    with pytest.raises(errors.BadOption) as found:
-        Target.parse(url)
-
-    assert "hush" not in str(found.value)
-    assert "hu/sh" not in str(found.value)
-
-
-def test_a_target_shows_no_password() -> None:
-    """Neither as text nor in a repr."""
-    found = Target.parse(f"sqlserver://bo:{QUOTED}@db/shop")
-
-    assert SECRET not in repr(found)
-    assert SECRET not in found.server
-
-
-@given(st.text(st.characters(min_codepoint=32, exclude_characters="\x7f"), max_size=30))
-def test_no_value_can_end_its_braces(text: str) -> None:
-    """As the drivers read a connection string: `}}` is a brace, `}` the end."""
-    inside = braced(text)[1:-1]
-
-    assert inside.replace("}}", "") == inside.replace("}}", "").replace("}", "")
-    assert inside.replace("}}", "}") == text
-
-
-def test_the_connection_string_says_encryption_and_no_way_around_it() -> None:
-    """Values in braces; a password cannot add a keyword."""
-    target = Target.parse("sqlserver://bo:x%7D%3BEncrypt%3Dno@db/shop")
-
-    assert target.connection_string(Driver="ODBC Driver 18 for SQL Server") == (
-        "Driver={ODBC Driver 18 for SQL Server};Server={tcp:db,1433};Database={shop};UID={bo};"
-        "PWD={x}};Encrypt=no};Encrypt={yes};TrustServerCertificate={no};ConnectRetryCount={0}"
-    )
-
-
-def test_integrated_authentication_sends_no_password() -> None:
-    """Kerberos knows who it is."""
-    text = Target.parse("sqlserver://bo:pw@db?authentication=integrated").connection_string()
-
-    assert "Trusted_Connection={yes}" in text
-    assert "UID" not in text
-    assert "PWD" not in text
-
-
-# ---------------------------------------------------------------- the drivers
-
-
-@pytest.fixture
-def closed_port() -> int:
-    """Give a port of this machine that no one listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
-
-
-def loadable(driver: str) -> bool:
-    """Whether this machine has all parts of a driver."""
-    if driver == sqlserver_drivers.PYODBC:
-        try:
-            return bool(sqlserver_drivers.pyodbc(sqlserver_drivers.ODBC))
-        except sqlserver_drivers.NotHere:
-            return False
-    found = importlib.util.find_spec("mssql_python_odbc")
-    places = found.submodule_search_locations if found else None
-    return any(loads(file) for place in places or () for file in Path(place).rglob("libmsodbcsql*"))
-
-
-def loads(library: Path) -> bool:
-    """Whether a library and all that it links to is there."""
-    try:
-        return bool(ctypes.CDLL(str(library)))
-    except OSError:
-        return False
-
-
-@pytest.mark.parametrize("driver", [sqlserver_drivers.MSSQL_PYTHON, sqlserver_drivers.PYODBC])
-def test_a_closed_port_is_not_reachable(driver: str, closed_port: int) -> None:
-    """By each driver that the machine can load; for the others both ways to get one are told."""
-    url = f"sqlserver://bo:{QUOTED}@127.0.0.1:{closed_port}/shop?driver={driver}"
-    expected = errors.NotReachable if loadable(driver) else errors.MissingDriver
-
-    with pytest.raises(errors.SqlQueueError) as found:
-        dialects.of(url).connect(url, application="test", timeout=1, state="sqlqueue")
-
-    assert type(found.value) is expected
-    assert SECRET not in str(found.value)
-    assert SECRET not in str(found.value.__cause__)
-    if expected is errors.MissingDriver:
-        assert "pip install 'sqlq-spark[sqlserver]'" in str(found.value)
-        assert "ODBC Driver 18 for SQL Server" in str(found.value)
-    else:
-        assert f"no connection to sqlserver://127.0.0.1:{closed_port}/shop" in str(found.value)
-
-
-def test_an_unknown_driver_is_refused_by_name() -> None:
-    """With those that there are."""
-    with pytest.raises(errors.BadOption, match="expected mssql-python, pyodbc or ODBC Driver 18"):
-        sqlserver.connect(
-            "sqlserver://db?driver=jdbc", application="test", timeout=1, state="sqlqueue"
-        )
-
-
-def test_the_next_driver_is_tried_where_one_cannot_be_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What is missing of each is told where none is left."""
-
-    def absent(*_: object) -> Driver:
-        message = "libodbc.so.2: cannot open shared object file"
-        raise sqlserver_drivers.NotHere(message)
-
-    made = Driver(name="pyodbc", open=lambda *_: "connected", errors=(ValueError,))
-    monkeypatch.setattr(sqlserver_drivers, "mssql_python", absent)
-    monkeypatch.setattr(sqlserver_drivers, "pyodbc", lambda _: made)
-
-    assert sqlserver_drivers.connect(Target(host="db"), "test", 1) == (made, "connected")
-
-    monkeypatch.setattr(sqlserver_drivers, "pyodbc", absent)
-    with pytest.raises(errors.MissingDriver, match=r"mssql-python: libodbc.*; pyodbc: libodbc"):
-        sqlserver_drivers.connect(Target(host="db"), "test", 1)
-
-
-def test_pyodbc_binds_no_legacy_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A database of a UTF-8 collation refuses ntext, which a long text would be by itself."""
-    name = sqlserver_drivers.ODBC[0]
-    sizes: list[Any] = []
-    module = SimpleNamespace(
-        drivers=lambda: [name], Error=ValueError, SQL_WVARCHAR=-9, SQL_VARBINARY=-3
-    )
-    monkeypatch.setattr(sqlserver_drivers, "imported", lambda _: module)
-    cursor = SimpleNamespace(setinputsizes=sizes.append)
-
-    sqlserver_drivers.pyodbc((name,)).typed(cursor, ("text", 1, b"bytes", 1.5, True))
-
-    assert sizes == [[(-9, 0, 0), None, (-3, 0, 0), None, None]]
-
-
-# ---------------------------------------------------------------- errors
-
-
-class Odbc(Exception):
-    """An error as pyodbc raises it: SQLSTATE, and a text that ends with the number."""
-
-
-class Mssql(Exception):
-    """An error as mssql-python raises it: its phrase for the SQLSTATE, the server's sentence."""
-
-    def __init__(self, phrase: str, sentence: str) -> None:
-        super().__init__(f"Driver Error: {phrase}; DDBC Error: {sentence}")
-        self.driver_error, self.ddbc_error = phrase, sentence
-
-
-def odbc(state: str, number: int, sentence: str) -> Odbc:
-    """One of pyodbc."""
-    prefix = f"[{state}] [Microsoft][ODBC Driver 18 for SQL Server][SQL Server]"
-    return Odbc(state, f"{prefix}{sentence} ({number}) (SQLExecDirectW)")
-
-
-def mssql(phrase: str, sentence: str) -> Mssql:
-    """One of mssql-python."""
-    return Mssql(phrase, f"[Microsoft][SQL Server]{sentence}")
-
-
-DENIED = "The SELECT permission was denied on the object 'orders', database 'shop', schema 'dbo'."
-VICTIM = (
-    "Transaction (Process ID 61) was deadlocked on lock resources with another process and has "
-    "been chosen as the deadlock victim. Rerun the transaction."
-)
-FULL = "The transaction log for database 'shop' is full due to 'LOG_BACKUP'."
-BUSY = "The service is currently busy. Retry the request after 10 seconds. Incident ID: 1. Code: 2"
-GONE = (
-    "Database 'shop' on server 'x' is not currently available. Please retry the connection later."
-)
-HINTS = "Query processor could not produce a query plan because of the hints defined in this query."
-SHORT = "Resource ID : 1. The request limit for the database is 90 and has been reached."
-
-TRIGGER = (
-    "The target table 'message' of the DML statement cannot have any enabled triggers if the "
-    "statement contains an OUTPUT clause without INTO clause."
-)
-
-# what the server says → its SQLSTATE, number, sentence, mssql-python's phrase, what we make of it
-SAID = [
-    ("42S02", 208, "Invalid object name 'dbo.orders'.", "Base table or view not found",
-     errors.QueueNotFound),
-    ("42S22", 207, "Invalid column name 'Headers'.", "Column not found", errors.NotAQueue),
-    ("42S22", 207, "Invalid column name 'BodyString'.", "Column not found",
-     errors.BodyStringMissing),
-    ("42000", 229, DENIED, "Syntax error or access violation", errors.RightMissing),
-    ("42000", 230, DENIED.replace("the object", "the column 'Body' of the object"),
-     "Syntax error or access violation", errors.RightMissing),
-    ("42000", 262, "CREATE TABLE permission denied in database 'shop'.",
-     "Syntax error or access violation", errors.RightMissing),
-    ("40001", 1205, VICTIM, "Serialization failure", errors.Deadlock),
-    ("42000", 51003, "sp_getapplock returned -3", "Syntax error or access violation",
-     errors.Deadlock),
-    ("HYT00", 1222, "Lock request time out period exceeded.", "Timeout expired",
-     errors.LockTimedOut),
-    ("42000", 1222, "Lock request time out period exceeded.", "Syntax error or access violation",
-     errors.LockTimedOut),
-    ("42000", 51001, "sp_getapplock returned -1", "Syntax error or access violation",
-     errors.LockTimedOut),
-    ("HYT00", 0, "Query timeout expired", "Timeout expired", errors.TimedOut),
-    ("42000", 9002, FULL, "Syntax error or access violation", errors.LogFull),
-    ("42000", 1105, "Could not allocate space for object 'x'.", "Syntax error or access violation",
-     errors.StatementFailed),
-    ("42000", 208, "Invalid object name 'OPENJSON'.", "Base table or view not found",
-     errors.DatabaseTooOld),
-    ("42000", 8622, HINTS, "Syntax error or access violation", errors.StatementRefused),
-    ("42000", 334, TRIGGER, "Syntax error or access violation", errors.StatementRefused),
-    ("42000", 2628, "String or binary data would be truncated in table 'x', column 'y'.",
-     "Syntax error or access violation", errors.StatementRefused),
-    ("23000", 515, "Cannot insert the value NULL into column 'x', table 'y'; INSERT fails.",
-     "Integrity constraint violation", errors.StatementRefused),
-    ("23000", 547, 'The INSERT statement conflicted with the CHECK constraint "x".',
-     "Integrity constraint violation", errors.StatementRefused),
-    ("42000", 51901, "characters of Headers do not fit", "Syntax error or access violation",
-     errors.StatementRefused),
-    ("08S01", 10054, "TCP Provider: An existing connection was forcibly closed by the remote host.",
-     "Communication link failure", errors.ConnectionLost),
-    ("08S01", 0, "Communication link failure", "Communication link failure",
-     errors.ConnectionLost),
-    ("HY000", 596, "Cannot continue the execution because the session is in the kill state.",
-     "General error", errors.ConnectionLost),
-    ("42000", 40197, "The service has encountered an error processing your request. Code 4815",
-     "Syntax error or access violation", errors.ConnectionLost),
-    ("42000", 40501, BUSY, "Syntax error or access violation", errors.ConnectionLost),
-    ("42000", 40613, GONE, "Syntax error or access violation", errors.ConnectionLost),
-    ("42000", 10928, SHORT, "Syntax error or access violation", errors.ConnectionLost),
-    ("42000", 10929, SHORT, "Syntax error or access violation", errors.ConnectionLost),
-    ("42000", 49918, "Not enough resources to process request. Please retry your request later.",
-     "Syntax error or access violation", errors.ConnectionLost),
-    ("42000", 49919, "Cannot process create or update request. Too many operations in progress.",
-     "Syntax error or access violation", errors.ConnectionLost),
-    ("42000", 49920, "Cannot process request. Too many operations in progress for subscription.",
-     "Syntax error or access violation", errors.ConnectionLost),
-    ("25000", 3902, "The COMMIT TRANSACTION request has no corresponding BEGIN TRANSACTION.",
-     "Invalid transaction state", errors.ConnectionLost),
-    ("42000", 51900, "the transaction is gone", "Syntax error or access violation",
-     errors.ConnectionLost),
-    ("23000", 2627, "Violation of PRIMARY KEY constraint 'x'.", "Integrity constraint violation",
-     errors.StatementRefused),
-]  # fmt: skip
-
-
-def place(statement: str = "receive", *, state: bool = False) -> sqlserver_errors.Place:
-    """Where a statement failed."""
-    return sqlserver_errors.Place(
-        statement=statement,
-        target="sqlqueue" if state else "orders@[dbo]",
-        table="[sqlqueue]" if state else "[dbo].[orders]",
-        is_state=state,
-        server="sqlserver://db:1433/shop",
-        seconds=30,
-    )
-
-
-@pytest.mark.parametrize(("state", "number", "sentence", "phrase", "kind"), SAID)
-def test_an_error_is_the_same_by_either_driver(
-    state: str, number: int, sentence: str, phrase: str, kind: type[errors.DatabaseFailure]
-) -> None:
-    """By the number where a driver tells it, by the server's sentence where not."""
-    for raised in (odbc(state, number, sentence), mssql(phrase, sentence)):
-        said = sqlserver_errors.read(raised)
-        found = sqlserver_errors.failed(said, place())
-
-        assert type(found) is kind
-        assert said.text == sentence
-        assert str(pickle.loads(pickle.dumps(found))) == str(found)  # noqa: S301 - our own
-
-
-def test_an_error_tells_its_mend() -> None:
-    """The GRANT, the log, the index, the level of the database."""
-
-    def told(state: str, number: int, sentence: str, statement: str = "receive") -> str:
-        said = sqlserver_errors.read(odbc(state, number, sentence))
-        return str(sqlserver_errors.failed(said, place(statement)))
-
-    assert "GRANT SELECT ON [dbo].[orders] TO the_user" in told("42000", 229, DENIED)
-    denied = "CREATE TABLE permission denied in database 'shop'."
-    assert "GRANT CREATE TABLE TO the_user" in told("42000", 262, denied, "create_queue")
-    assert "GRANT SELECT, DELETE ON [dbo].[orders] TO the_user" in told("42000", 229, "Verboten.")
-    assert "log_reuse_wait_desc" in told("42000", 9002, FULL)
-    assert "COMPATIBILITY_LEVEL = 130" in told("42S02", 208, "Invalid object name 'OPENJSON'.")
-    assert "sqlqueue doctor" in told("42000", 8622, HINTS)
-    assert told("42000", 334, TRIGGER).endswith(
-        "the table of orders@[dbo] has a trigger, with which nothing can be received: "
-        "DISABLE TRIGGER ALL ON [dbo].[orders]"
-    )
-    assert "ALTER TABLE [dbo].[orders] ALTER COLUMN Headers nvarchar(max) NOT NULL" in told(
-        "42000", 51901, "characters of Headers do not fit"
-    )
-
-
-LEVELLED = """the database of sqlserver://db:1433/shop has compatibility level 120, and messages \
-are sent as JSON, which needs 130: a DBA can mend it with ALTER DATABASE CURRENT SET \
-COMPATIBILITY_LEVEL = 130, on SQL Server 2016 or later"""
-
-
-@pytest.mark.parametrize(
-    ("number", "sentence"),
-    [
-        (208, "Invalid object name 'OPENJSON'."),
-        (102, "Incorrect syntax near '$[1]'."),
-        (319, "Incorrect syntax near the keyword 'with'."),
-    ],
-)
-def test_a_database_of_an_old_level_is_told_with_its_level(
-    raw: Recorder, connection: sqlserver.Connection, number: int, sentence: str
-) -> None:
-    """The server says only that it does not know a function, or its syntax."""
-    raw.fails["sqlqueue:load"] = odbc("42000", number, sentence)
-    raw.ready["level"] = [(["compatibility_level"], [(120,)])]
-
-    with pytest.raises(errors.DatabaseTooOld) as found:
-        connection.load(QUEUE, pa.table({"headers": ["{}"], "body": [b""], "id": [b"x" * 16]}))
-
-    assert str(found.value) == LEVELLED
-
-
-def test_at_a_newer_level_a_syntax_error_is_told_as_it_is(
-    raw: Recorder, connection: sqlserver.Connection
-) -> None:
-    """It is a mistake of ours."""
-    raw.fails["sqlqueue:load"] = odbc("42000", 102, "Incorrect syntax near 'x'.")
-    raw.ready["level"] = [(["compatibility_level"], [(150,)])]
-
-    with pytest.raises(errors.StatementFailed, match=r"load failed with error 102: Incorrect"):
-        connection.load(QUEUE, pa.table({"headers": ["{}"], "body": [b""], "id": [b"x" * 16]}))
-
-
-def test_a_missing_state_table_is_told_as_such() -> None:
-    """A statement about no queue."""
-    said = sqlserver_errors.read(odbc("42S02", 208, "Invalid object name 'sqlqueue.version'."))
-
-    found = sqlserver_errors.failed(said, place("version", state=True))
-
-    assert type(found) is errors.StateNotInstalled
-
-
-def test_a_missing_schema_is_told_as_such() -> None:
-    """Whoever made it may have made it under another name."""
-    sentence = (
-        'The specified schema name "sales" either does not exist or you do not have permission '
-        "to use it."
-    )
-    for raised in (odbc("42000", 2760, sentence), mssql("Syntax error", sentence)):
-        found = sqlserver_errors.failed(sqlserver_errors.read(raised), place("create_queue"))
-
-        assert type(found) is errors.SchemaNotFound
-        assert sentence in str(found)
-
-
-def test_a_queues_name_cannot_pass_for_an_error() -> None:
-    """The sentence counts from its beginning."""
-    name = "Lock request time out period exceeded (1222) [x]"
-    sentence = f"Invalid object name 'dbo.{name}'."
-
-    said = sqlserver_errors.read(mssql("Base table or view not found", sentence))
-
-    assert said.number == 208
-    assert said.text == sentence
-
-
-@pytest.mark.parametrize(
-    ("raised", "kind"),
-    [
-        (odbc("28000", 18456, "Login failed for user 'bo'."), errors.LoginRefused),
-        (
-            mssql("Invalid authorization specification", "Login failed for user 'bo'."),
-            errors.LoginRefused,
-        ),
-        (
-            odbc("42000", 4060, 'Cannot open database "x" requested by the login.'),
-            errors.DatabaseNotFound,
-        ),
-        (
-            mssql("Syntax error", 'Cannot open database "x" requested by the login.'),
-            errors.DatabaseNotFound,
-        ),
-        (odbc("HYT00", 0, "Login timeout expired"), errors.NotReachable),
-        (
-            Mssql("Client unable to establish connection", "TCP Provider: Error code 0x2749"),
-            errors.NotReachable,
-        ),
-        (odbc("08001", 10061, "TCP Provider: refused"), errors.NotReachable),
-        (odbc("08S01", 104, "TCP Provider: reset"), errors.ConnectionLost),
-        (odbc("42000", 40613, GONE), errors.ConnectionLost),
-        (mssql("Syntax error", GONE), errors.ConnectionLost),
-    ],
-)
-def test_only_a_server_that_is_there_is_worth_another_try(
-    raised: Exception, kind: type[errors.DatabaseFailure]
-) -> None:
-    """A wrong url, login or database is told at once."""
-    found = sqlserver_errors.refused("sqlserver://db", sqlserver_errors.read(raised))
-
-    assert type(found) is kind
-
-
-def test_a_password_in_a_drivers_text_is_blotted_out() -> None:
-    """Whatever made the driver repeat its connection string."""
-    raised = Odbc("HY000", f"[HY000] cannot use PWD={SECRET} (0) (SQLDriverConnect)")
-
-    assert sqlserver_errors.read(raised, (SECRET, "")).text == "cannot use PWD=…"
-
-
-# ---------------------------------------------------------------- a session
 
 
 class Cursor:
@@ -1004,3 +513,43 @@ def test_closing_undoes_what_is_open(raw: Recorder, connection: sqlserver.Connec
 
     assert raw.inner()[-1] == sqlserver.STATEMENTS["rollback"]
     assert raw.closed
+
+
+# ---------------------------------------------------------------- an old level
+
+
+LEVELLED = """the database of sqlserver://db:1433/shop has compatibility level 120, and messages \
+are sent as JSON, which needs 130: a DBA can mend it with ALTER DATABASE CURRENT SET \
+COMPATIBILITY_LEVEL = 130, on SQL Server 2016 or later"""
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (208, "Invalid object name 'OPENJSON'."),
+        (102, "Incorrect syntax near '$[1]'."),
+        (319, "Incorrect syntax near the keyword 'with'."),
+    ],
+)
+def test_a_database_of_an_old_level_is_told_with_its_level(
+    raw: Recorder, connection: sqlserver.Connection, number: int, sentence: str
+) -> None:
+    """The server says only that it does not know a function, or its syntax."""
+    raw.fails["sqlqueue:load"] = odbc("42000", number, sentence)
+    raw.ready["level"] = [(["compatibility_level"], [(120,)])]
+
+    with pytest.raises(errors.DatabaseTooOld) as found:
+        connection.load(QUEUE, pa.table({"headers": ["{}"], "body": [b""], "id": [b"x" * 16]}))
+
+    assert str(found.value) == LEVELLED
+
+
+def test_at_a_newer_level_a_syntax_error_is_told_as_it_is(
+    raw: Recorder, connection: sqlserver.Connection
+) -> None:
+    """It is a mistake of ours."""
+    raw.fails["sqlqueue:load"] = odbc("42000", 102, "Incorrect syntax near 'x'.")
+    raw.ready["level"] = [(["compatibility_level"], [(150,)])]
+
+    with pytest.raises(errors.StatementFailed, match=r"load failed with error 102: Incorrect"):
+        connection.load(QUEUE, pa.table({"headers": ["{}"], "body": [b""], "id": [b"x" * 16]}))

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlserver_texts
 from bench import sqlserver as bench
-from conformance import satellites, shapes, sqlserver_dba, transport_sqlserver
+from conformance import shapes, sqlserver, sqlserver_dba, transport_sqlserver
 from test_sqlserver import UNKNOWN, faults, parser, plain
 
 from sqlq_spark import dialects
-from sqlq_spark.dialects import sqlserver, sqlserver_calls
+from sqlq_spark.dialects import sqlserver as dialect
+from sqlq_spark.dialects import sqlserver_calls
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sqlfluff.core import Linter
 
 __all__ = ["parser"]  # the fixture
@@ -37,26 +40,30 @@ WORDS = {
     "there": f"OBJECT_ID(N'{LITERAL}', N'U') IS NOT NULL",
     "lock": f"[shop].{LITERAL}_lock",
     "make": "SELECT 1",
-    "most": "100",
     "messages": "100",
     "first": "1",
     "stop": "9",
-    "delay": "5000",
-    "expires": "NULL",
-    "headers": "?",
-    "body": "?",
-    "bodies": "0x00",
     "recoverable": "Recoverable, ",
     "one": "1, ",
     "column": "Headers",
     "expired": "3",
     "numbers": "(SELECT 1 AS n)",
 }
+VALUES = {
+    **dict.fromkeys(("row", "headers", "body", "endpoint", "address", "topic"), "x"),
+    "lives": None,
+    "most": 100,
+    "delay": 5000,
+    "seqs": [1],
+    "bodies": [b"x"],
+    "topics": ["t"],
+}
 
 
 def filled(text: str) -> str:
     """A text of the transport with its words put in, its question marks as parameters."""
-    named = re.sub(r"\{(\w+)\}", lambda match: WORDS[match[1]], text)
+    marked = transport_sqlserver.parameters(text, VALUES)[0]
+    named = re.sub(r"\{(\w+)\}", lambda match: WORDS[match[1]], marked)
     named = named.replace("{{", "{").replace("}}", "}")
     return re.sub(r"(?<=\W)\?(?=\W|$)", "@value", named)
 
@@ -66,24 +73,16 @@ def installer(make: str) -> str:
     return transport_sqlserver._INSTALL.replace("{make}", make)  # noqa: SLF001
 
 
-T = transport_sqlserver
+TRANSPORT = transport_sqlserver.SQLServer.texts
 THEIRS = {
-    "receive": T._RECEIVE,  # noqa: SLF001
-    "peek": T._PEEK,  # noqa: SLF001
-    "purge_expired": T._PURGE_EXPIRED,  # noqa: SLF001
-    "move_due": T._MOVE,  # noqa: SLF001
-    "load": T._SEND,  # noqa: SLF001
-    "subscribe": T._SUBSCRIBE,  # noqa: SLF001
-    "create_queue": installer(T._QUEUE),  # noqa: SLF001
-    "create_delayed": installer(T._DELAYED),  # noqa: SLF001
-    "create_subscriptions": installer(T._SUBSCRIPTIONS),  # noqa: SLF001
+    **{name: TRANSPORT[name] for name in ("receive", "peek", "purge_expired", "subscribe")},
+    "move_due": TRANSPORT["move"],
+    "load": TRANSPORT["send"],
+    "create_queue": installer(TRANSPORT["create"]),
+    "create_delayed": installer(TRANSPORT["create_delayed"]),
+    "create_subscriptions": installer(TRANSPORT["create_subscriptions"]),
 }
 # what both say, in this order
-INSTALL = (
-    *("OBJECT_ID(N'", "sp_getapplock", "@Resource", "@LockMode", "'Exclusive'"),
-    *("BEGIN TRY", "CREATE TABLE", "{}", "END TRY", "BEGIN CATCH", "sp_releaseapplock", "THROW"),
-    *("END CATCH", "sp_releaseapplock"),
-)
 PARTS = {
     "receive": (
         *("WITH", "SELECT TOP", "UPDLOCK, READPAST, ROWLOCK", "ORDER BY RowVersion"),
@@ -99,35 +98,10 @@ PARTS = {
     ),
     "load": ("INSERT INTO [sales].[Shop.Orders] (",),
     "subscribe": ("HOLDLOCK", "QueueAddress"),
-    "create_queue": (
-        *("Id uniqueidentifier NOT NULL", "CorrelationId varchar(255)"),
-        *("ReplyToAddress varchar(255)", "Recoverable bit NOT NULL", "Expires datetime"),
-        *("Headers nvarchar(max) NOT NULL", "Body varbinary(max)"),
-        *("RowVersion bigint IDENTITY(1,1) NOT NULL", "NONCLUSTERED INDEX Index_RowVersion"),
-        *("(RowVersion ASC)", "NONCLUSTERED INDEX Index_Expires", "(Expires)"),
-        "INCLUDE (Id, RowVersion) WHERE Expires IS NOT NULL",
-    ),
-    "create_delayed": (
-        *("Headers nvarchar(max) NOT NULL", "Body varbinary(max)", "Due datetime NOT NULL"),
-        *("RowVersion bigint IDENTITY(1,1) NOT NULL", "NONCLUSTERED INDEX Index_Due", "(Due)"),
-    ),
-    "create_subscriptions": (
-        *("QueueAddress nvarchar(200) NOT NULL", "Endpoint nvarchar(200) NOT NULL"),
-        *("Topic nvarchar(200) NOT NULL", "PRIMARY KEY CLUSTERED (Endpoint, Topic)"),
-    ),
 }
 
 
-def parts_of(name: str) -> list[str]:
-    """What a statement must say, in its order."""
-    inner = list(PARTS[name])
-    if not name.startswith("create"):
-        return inner
-    at = INSTALL.index("{}")
-    return [*INSTALL[:at], *inner, *INSTALL[at + 1 :]]
-
-
-def first_missing(text: str, parts: list[str]) -> str | None:
+def first_missing(text: str, parts: Iterable[str]) -> str | None:
     """The first part that is not found behind the ones before it."""
     text, at = plain(text), 0
     for part in parts:
@@ -162,12 +136,12 @@ def test_no_statement_is_hidden_from_the_parser() -> None:
 
 # what is sent beside the statements of the file
 BESIDE = {
-    "settings": sqlserver.SETTINGS,
-    "undo": sqlserver.UNDO,
+    "settings": dialect.SETTINGS,
+    "undo": dialect.UNDO,
     "guard": sqlserver_calls.GUARD,
     "a call": sqlserver_calls.call(
         "divert_large",
-        sqlserver.STATEMENTS["divert_large"],
+        dialect.STATEMENTS["divert_large"],
         {"seqs": "[1]", "renamed": False},
         guarded=True,
     )[0],
@@ -183,7 +157,7 @@ BESIDE = {
     **{
         f"{name} without Recoverable": sqlserver_texts.filled(
             sqlserver_calls.named(
-                sqlserver.STATEMENTS[name], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
+                dialect.STATEMENTS[name], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
             )
         )
         for name in ("divert_large", "move_due")
@@ -197,14 +171,13 @@ def test_what_is_sent_beside_the_file_parses_too(parser: Linter, name: str) -> N
     assert faults(parser, re.sub(r"(?<=\W)\?(?=\W|$)", "@value", BESIDE[name])) == []
 
 
-PEERS = {
+PEERS = {f"transport.{name}": text for name, text in TRANSPORT.items()} | {
     f"{module.__name__.rpartition('.')[2]}.{name}": text
-    for module in (transport_sqlserver, satellites, sqlserver_dba, bench)
+    for module in (transport_sqlserver, sqlserver, sqlserver_dba, bench)
     for name, text in vars(module).items()
     if name.startswith("_")
     and name.isupper()
     and isinstance(text, str)
-    and (module is not satellites or name.endswith("_T_SQL"))
     and name not in {"_BEFORE", "_AFTER", "_NUMBERS", "_SESSION"}
 }
 
@@ -233,27 +206,25 @@ def test_statements_of_the_dbas_shapes_parse(parser: Linter, kind: str) -> None:
 # ---------------------------------------------------------------- part by part
 
 
-@pytest.mark.parametrize("name", THEIRS)
+@pytest.mark.parametrize("name", PARTS)
 def test_ours_says_what_the_transports_says(name: str) -> None:
     """The parts that are facts of the wire, in their order, on both sides."""
-    assert first_missing(filled(THEIRS[name]), parts_of(name)) is None
+    assert first_missing(filled(THEIRS[name]), PARTS[name]) is None
     ours = OURS[name].replace("Shop.Orders.Delayed", "Delayed")
-    assert first_missing(ours, parts_of(name)) is None
+    assert first_missing(ours, PARTS[name]) is None
 
 
 def test_a_part_that_is_missing_would_be_found() -> None:
-    """A hint, a column, the order of two indexes."""
+    """A hint, an order, a column."""
     for name, part in (
         ("receive", "READPAST, "),
         ("receive", "ORDER BY RowVersion"),
-        ("create_queue", "Recoverable    bit              NOT NULL,"),
-        ("create_queue", "sp_releaseapplock"),
         ("move_due", "NEWID(), "),
     ):
         broken = OURS[name].replace(part, "")
 
         assert broken != OURS[name]
-        assert first_missing(broken, parts_of(name)) is not None, part
+        assert first_missing(broken, PARTS[name]) is not None, part
 
 
 @pytest.mark.parametrize("name", ["receive", "move_due", "purge_expired", "peek"])
@@ -282,29 +253,57 @@ def test_a_subscription_is_entered_as_the_transports_merge_enters_it() -> None:
 
 def test_row_counts_are_off_and_no_one_elses_setting_is_touched() -> None:
     """The transport saves NOCOUNT and puts it back; our sessions are our own, and it stays on."""
-    assert "(512 & @@OPTIONS) = 512" in T._BEFORE  # noqa: SLF001
-    assert "SET NOCOUNT ON" in sqlserver.SETTINGS
+    assert "(512 & @@OPTIONS) = 512" in transport_sqlserver._BEFORE  # noqa: SLF001
+    assert "SET NOCOUNT ON" in dialect.SETTINGS
     assert "SET NOCOUNT ON" in OURS["begin"]
     assert not [name for name, text in OURS.items() if "NOCOUNT OFF" in text]
 
 
-@pytest.mark.parametrize(
-    ("name", "table"),
-    [
-        ("create_queue", "[sales].[Shop.Orders]"),
-        ("create_delayed", "[sales].[Shop.Orders.Delayed]"),
-        ("create_subscriptions", "[dbo].[SubscriptionRouting]"),
-    ],
-)
-def test_the_installers_lock_has_the_transports_name(name: str, table: str) -> None:
-    """The table with its database, then `_lock`: another name would be another lock."""
-    expected = (
-        f"DECLARE @name nvarchar(255) = LEFT(QUOTENAME(DB_NAME()) + N'.' + N'{table}_lock', 255)"
-    )
+TABLES = {
+    "create_queue": "[sales].[Shop.Orders]",
+    "create_delayed": "[sales].[Shop.Orders.Delayed]",
+    "create_subscriptions": "[dbo].[SubscriptionRouting]",
+}
 
-    assert "@Resource = N'{lock}'" in T._INSTALL  # noqa: SLF001
-    assert expected in plain(OURS[name])
-    assert "@Resource = @name" in plain(OURS[name])
+
+def made_by(create: str, table: str) -> tuple[list[str], list[str]]:
+    """The columns and the indexes of a table, as a statement makes them."""
+    text = plain(create).replace(table, "T")
+    (columns,) = re.findall(r"CREATE TABLE T \( ?(.*?) ?\);", text)
+    indexes = re.findall(r"CREATE NONCLUSTERED INDEX .*?;", text)
+    return re.split(r", (?![^(]*\))", columns), indexes
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_made_as_the_transport_makes_it(name: str) -> None:
+    """With its columns in their order, and with its indexes under the names that it looks for."""
+    theirs, their_indexes = made_by(filled(THEIRS[name]), QUEUE)
+    ours, our_indexes = made_by(OURS[name], TABLES[name])
+
+    assert len(theirs) >= 4
+    assert [re.sub("(?<!NOT) NULL$", "", column) for column in ours] == theirs
+    assert all(column.endswith(("NULL", "(Endpoint, Topic)")) for column in ours)
+    assert our_indexes == their_indexes
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_creator_waits_for_the_transports_installer(name: str) -> None:
+    """The same lock, under which it looks again; the lock is given back also after an error."""
+    lock = f"LEFT(QUOTENAME(DB_NAME()) + N'.' + N'{TABLES[name]}_lock', 255)"
+    ours = plain(OURS[name])
+
+    assert "@Resource = N'{lock}'" in transport_sqlserver._INSTALL  # noqa: SLF001
+    assert f"DECLARE @name nvarchar(255) = {lock}" in ours
+    assert "@Resource = @name" in ours
+    for text in (plain(THEIRS[name].replace("{there}", "OBJECT_ID(N'")), ours):
+        assert text.count("OBJECT_ID(N'") == 2
+        assert "'Exclusive'" in text
+        assert (
+            first_missing(text, ("sp_getapplock", "BEGIN TRY", "CREATE TABLE", "END TRY")) is None
+        )
+        caught = text.partition("BEGIN CATCH")[2]
+        assert "sp_releaseapplock" in caught.partition("THROW;")[0]
+        assert "sp_releaseapplock" in caught.partition("END CATCH;")[2]
 
 
 def test_what_we_insert_is_what_the_transports_send_inserts() -> None:

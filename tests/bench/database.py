@@ -10,64 +10,90 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Protocol
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
     from contextlib import AbstractContextManager
 
 SECONDS = 3.0  # of the one-row loop
 
 
-class Database(Protocol):
+@dataclass(frozen=True)
+class Database(ABC):
     """A database of the bench's own, with a session that commits each statement."""
 
-    @property
-    def url(self) -> str:
-        """Where it is, as our options take it."""
+    url: str  # as our options take it
+    connection: Any
+    jar: str  # the JDBC driver's coordinates on Maven Central
+    seq: str  # the column that orders a queue
+    rewriting: str  # at the end of a JDBC url: lets the driver insert many rows at once
 
-    @property
-    def jar(self) -> str:
-        """The JDBC driver's coordinates on Maven Central."""
-
-    @property
-    def seq(self) -> str:
-        """The column that orders a queue."""
-
-    @property
-    def rewriting(self) -> str:
-        """What at the end of a JDBC url lets the driver insert many rows at once."""
-
+    @abstractmethod
     def jdbc(self) -> dict[str, str]:
         """The same connection in the words of Spark's JDBC source."""
 
+    @abstractmethod
     def prepare(self, queues: Sequence[str], messages: int) -> None:
         """Make the queues, and the store of messages that `fill` copies from."""
 
+    @abstractmethod
     def fill(self, queue: str, messages: int) -> None:
         """Leave so many messages and fresh statistics."""
 
+    @abstractmethod
     def settle(self, queue: str) -> None:
         """Do now what the server would else do during the next measurement."""
 
+    @abstractmethod
     def send_one(self, queue: str) -> None:
         """Send a message, and commit."""
 
+    @abstractmethod
     def count(self, queue: str) -> int:
         """Count what waits in the queue."""
 
+    @abstractmethod
     def bounds(self, queue: str) -> tuple[int, int]:
         """Find the lowest seq, and the one after the highest."""
 
+    @abstractmethod
     def settings(self) -> dict[str, str]:
         """What a figure depends on."""
 
-    def loop(self) -> float:
-        """Receive one row of `orders` in one transaction after another. Messages/s."""
+    @abstractmethod
+    def receiving(self) -> AbstractContextManager[Callable[[], object]]:
+        """Give what receives one row of `orders` in a transaction; false where there is none."""
 
+    @abstractmethod
     def limit(self, pool: Executor, cores: int) -> float:
         """Delete `orders` by ranges on some connections, with a receipt each. Messages/s."""
+
+    def loop(self) -> float:
+        """Receive one row of `orders` in one transaction after another. Messages/s."""
+        with self.receiving() as receive:
+            taken, start = 0, time.perf_counter()
+            while receive():
+                taken += 1
+                if time.perf_counter() - start > SECONDS:
+                    break
+            return taken / (time.perf_counter() - start)
+
+    def taken(self, pool: Executor, cores: int, take: Callable[[str, int, int], int]) -> float:
+        """Take all of `orders`, a range on each of some connections. Messages/s."""
+        first, stop = self.bounds("orders")
+        ends = edges((first, stop), cores)
+        start = time.perf_counter()
+        taken = sum(pool.map(take, [self.url] * cores, ends, ends[1:]))
+        elapsed = time.perf_counter() - start
+        if taken != stop - first:
+            message = f"the limit line took {taken} messages of {stop - first}"
+            raise RuntimeError(message)
+        return taken / elapsed
 
 
 def fresh(server: str) -> AbstractContextManager[Database]:

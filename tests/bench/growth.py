@@ -91,7 +91,7 @@ def _told(points: Iterable[Point]) -> Iterable[Point]:
 
 def _about(url: str) -> dict[str, object]:
     with closing(psycopg.connect(url)) as connection:
-        settings = postgresql.settings(connection)
+        settings = postgresql.PostgreSQL(url, connection).settings()
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "cores": os.cpu_count(),

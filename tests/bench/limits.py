@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psycopg
-
 from sqlq_spark import send
 from sqlq_spark.dialects import transaction
 from sqlq_spark.options import SinkOptions, SourceOptions
@@ -48,9 +46,18 @@ _BACKENDS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database()
 class Bench:
     """A database of this part's own."""
 
-    url: str
-    connection: postgresql.Connection
+    database: postgresql.PostgreSQL
     batch: int
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self.database.url
+
+    @property
+    def connection(self) -> postgresql.Connection:
+        """A session that commits each statement."""
+        return self.database.connection
 
     def spent(self) -> tuple[float, float]:
         """Seconds of all other backends that are connected, and bytes of WAL, so far."""
@@ -71,10 +78,10 @@ class Bench:
 def limits(url: str, trial: Trial) -> Iterator[Point]:
     """Measure peek, receive, and both ways to send; a batch of each warms up."""
     batch = 10_000 if trial.quick else 100_000
-    with postgresql.fresh(url) as own, psycopg.connect(own, autocommit=True) as connection:
-        install_state(own)
-        postgresql.prepare(connection, ("orders", "sent"), batch * _BATCHES)
-        bench = Bench(own, connection, batch)
+    with postgresql.opened(url) as database:
+        install_state(database.url)
+        database.prepare(("orders", "sent"), batch * _BATCHES)
+        bench = Bench(database, batch)
         samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for at in range(trial.rounds + 1):
             for name, costs in _round(bench).items():
@@ -96,7 +103,7 @@ def _round(bench: Bench) -> dict[str, Costs]:
 
 def _receive(bench: Bench) -> Costs:
     """Take batches by two tasks in turn, each with its receipt, and acknowledge them."""
-    postgresql.fill(bench.connection, "orders", bench.batch * _BATCHES)
+    bench.database.fill("orders", bench.batch * _BATCHES)
     raw = {"url": bench.url, "queue": "orders", "maxMessagesPerTrigger": str(bench.batch)}
     options = SourceOptions.parse(raw | {"maxConcurrency": "2"})
     reader, offset, taken = Reader(options, time.monotonic), INITIAL, 0
@@ -151,7 +158,7 @@ def _send_now(bench: Bench) -> Costs:
         send.send_now(session, parcels, options)
         elapsed = time.perf_counter() - start
         costs = bench.cost(before, bench.batch)
-    _expect("send", postgresql.count(bench.connection, "sent"), bench.batch)
+    _expect("send", bench.database.count("sent"), bench.batch)
     return costs | {"connection us/message": elapsed / bench.batch * 1e6}
 
 
@@ -166,13 +173,13 @@ def _stage_and_dispatch(bench: Bench) -> Costs:
         send.dispatch(session.open(), [staged], options)
         elapsed = time.perf_counter() - start
         costs = bench.cost(before, bench.batch)
-    _expect("dispatch", postgresql.count(bench.connection, "sent"), bench.batch)
+    _expect("dispatch", bench.database.count("sent"), bench.batch)
     return costs | {"connection us/message": elapsed / bench.batch * 1e6}
 
 
 def _to_send(bench: Bench) -> tuple[SinkOptions, list[pa.Table]]:
     """An empty queue, and the parcels of a batch for it."""
-    postgresql.fill(bench.connection, "sent", 0)
+    bench.database.fill("sent", 0)
     options = SinkOptions.parse({"url": bench.url, "queue": "sent"})
     frame = orders(0, bench.batch).to_batches()
     return options, list(Sender(options=options, partition=0).parcels(frame))

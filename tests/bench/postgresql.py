@@ -12,18 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psycopg
+from conformance.transport import PostgreSQL as Transport
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from . import transport
+from .database import Database
 from .messages import orders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Executor
+    from contextlib import AbstractContextManager
     from typing import LiteralString
-
-    from .database import Database
 
     Connection = psycopg.Connection[tuple[object, ...]]
 
@@ -38,16 +39,6 @@ _SETTINGS = [
     "wal_compression",
     "full_page_writes",
 ]
-
-_QUEUE = """
-CREATE TABLE {} (
-    Id uuid PRIMARY KEY,
-    Expires timestamp,
-    Headers text NOT NULL,
-    Body bytea,
-    Seq serial NOT NULL UNIQUE)
-"""
-
 
 _STORE = """
 CREATE UNLOGGED TABLE store (number int PRIMARY KEY, id uuid, headers text, body bytea)
@@ -85,78 +76,6 @@ def uri(server: str, database: str) -> str:
     return f"postgresql://{user}:{password}@{host}:{port or 5432}/{parts['dbname']}"
 
 
-def jdbc(url: str) -> dict[str, str]:
-    """Say the same connection in the words of Spark's JDBC source."""
-    parts = conninfo_to_dict(url)
-    return {
-        "url": f"jdbc:postgresql://{parts['host']}:{parts['port']}/{parts['dbname']}?stringtype=unspecified",
-        "user": str(parts["user"]),
-        "password": str(parts["password"]),
-        "driver": "org.postgresql.Driver",
-    }
-
-
-def prepare(connection: Connection, queues: Sequence[str], messages: int) -> None:
-    """Make the queues, and the store of messages that `fill` copies from."""
-    for queue in queues:
-        connection.execute(sql.SQL(_QUEUE).format(sql.Identifier(queue)))
-    connection.execute(_STORE)
-    for first in range(0, messages, _PORTION):
-        stop = min(first + _PORTION, messages)
-        with connection.cursor().copy("COPY store FROM STDIN") as copy:
-            columns = orders(first, stop).to_pydict()
-            for row in zip(range(first, stop), *columns.values(), strict=True):
-                copy.write_row(row)
-    connection.execute("VACUUM ANALYZE store")
-
-
-def fill(connection: Connection, queue: str, messages: int) -> None:
-    """
-    Leave so many messages, no dead rows and fresh statistics.
-
-    The checkpoint comes before the sends: a queue's rows live shorter than a checkpoint's cycle, so
-    receiving them seldom pays for the first touch of a page. (It did: 144 MB of WAL against 25.)
-    """
-    name = sql.Identifier(queue)
-    connection.execute(sql.SQL("TRUNCATE {}").format(name))
-    connection.execute("CHECKPOINT")
-    connection.execute(sql.SQL(_FILL).format(name, sql.Literal(messages)))
-    settle(connection, queue)
-
-
-def send_one(connection: Connection, queue: str) -> None:
-    """Send a message, and commit."""
-    connection.execute(sql.SQL(_SEND_ONE).format(sql.Identifier(queue)))
-
-
-def settle(connection: Connection, queue: str) -> None:
-    """Do now what autovacuum would else do during the next measurement."""
-    connection.execute(sql.SQL("VACUUM ANALYZE {}").format(sql.Identifier(queue)))
-
-
-def count(connection: Connection, queue: str) -> int:
-    """Count what waits in the queue."""
-    return _numbers(connection, "SELECT count(*) FROM {}", queue)[0]
-
-
-def bounds(connection: Connection, queue: str) -> tuple[int, int]:
-    """Find the lowest seq, and the one after the highest."""
-    first, stop = _numbers(connection, "SELECT min(seq), max(seq) + 1 FROM {}", queue)
-    return first, stop
-
-
-def settings(connection: Connection) -> dict[str, str]:
-    """Read what a figure depends on."""
-    query = "SELECT name, current_setting(name) FROM pg_settings WHERE name = ANY (%s)"
-    rows = connection.execute(query, [_SETTINGS]).fetchall()
-    return {str(name): str(value) for name, value in rows}
-
-
-def _numbers(connection: Connection, query: LiteralString, queue: str) -> list[int]:
-    row = connection.execute(sql.SQL(query).format(sql.Identifier(queue))).fetchone()
-    return [int(str(value)) for value in row or ()]
-
-
 @contextmanager
 def opened(server: str) -> Iterator[PostgreSQL]:
     """Make a database on the server with this URI, open it, and drop it afterwards."""
@@ -172,10 +91,9 @@ def session(database: Database) -> Connection:
 
 
 @dataclass(frozen=True)
-class PostgreSQL:
+class PostgreSQL(Database):
     """See Database."""
 
-    url: str
     connection: Connection
     jar: str = JAR
     seq: str = "seq"
@@ -183,40 +101,80 @@ class PostgreSQL:
 
     def jdbc(self) -> dict[str, str]:
         """As Database."""
-        return jdbc(self.url)
+        parts = conninfo_to_dict(self.url)
+        server = f"{parts['host']}:{parts['port']}"
+        return {
+            "url": f"jdbc:postgresql://{server}/{parts['dbname']}?stringtype=unspecified",
+            "user": str(parts["user"]),
+            "password": str(parts["password"]),
+            "driver": "org.postgresql.Driver",
+        }
 
     def prepare(self, queues: Sequence[str], messages: int) -> None:
         """As Database."""
-        prepare(self.connection, queues, messages)
+        for queue in queues:
+            Transport("", "public").create(self.connection, f'"public"."{queue}"')
+        self.connection.execute(_STORE)
+        for first in range(0, messages, _PORTION):
+            stop = min(first + _PORTION, messages)
+            with self.connection.cursor().copy("COPY store FROM STDIN") as copy:
+                columns = orders(first, stop).to_pydict()
+                for row in zip(range(first, stop), *columns.values(), strict=True):
+                    copy.write_row(row)
+        self.connection.execute("VACUUM ANALYZE store")
 
     def fill(self, queue: str, messages: int) -> None:
-        """As Database."""
-        fill(self.connection, queue, messages)
+        """
+        As Database; no dead rows are left.
+
+        The checkpoint comes before the sends: a queue's rows live shorter than a checkpoint's
+        cycle, so receiving them seldom pays for the first touch of a page. (It did: 144 MB of WAL
+        against 25.)
+        """
+        self._run("TRUNCATE {}", queue)
+        self.connection.execute("CHECKPOINT")
+        self._run(_FILL, queue, messages)
+        self.settle(queue)
 
     def settle(self, queue: str) -> None:
-        """As Database."""
-        settle(self.connection, queue)
+        """As Database: what autovacuum would else do."""
+        self._run("VACUUM ANALYZE {}", queue)
 
     def send_one(self, queue: str) -> None:
         """As Database."""
-        send_one(self.connection, queue)
+        self._run(_SEND_ONE, queue)
 
     def count(self, queue: str) -> int:
         """As Database."""
-        return count(self.connection, queue)
+        return self._numbers("SELECT count(*) FROM {}", queue)[0]
 
     def bounds(self, queue: str) -> tuple[int, int]:
         """As Database."""
-        return bounds(self.connection, queue)
+        first, stop = self._numbers("SELECT min(seq), max(seq) + 1 FROM {}", queue)
+        return first, stop
 
     def settings(self) -> dict[str, str]:
         """As Database."""
-        return settings(self.connection)
+        query = "SELECT name, current_setting(name) FROM pg_settings WHERE name = ANY (%s)"
+        rows = self.connection.execute(query, [_SETTINGS]).fetchall()
+        return {str(name): str(value) for name, value in rows}
 
-    def loop(self) -> float:
+    def receiving(self) -> AbstractContextManager[Callable[[], object]]:
         """As Database."""
-        return transport.loop(self.url)
+        return transport.receiving(self.url)
 
     def limit(self, pool: Executor, cores: int) -> float:
         """As Database."""
-        return transport.limit(self.url, self.connection, self.bounds("orders"), pool, cores)
+        self.connection.execute(transport.RECEIPTS)
+        rate = self.taken(pool, cores, transport.take)
+        self.connection.execute("TRUNCATE limit_receipt")
+        return rate
+
+    def _run(
+        self, text: LiteralString, queue: str, *values: object
+    ) -> psycopg.Cursor[tuple[object, ...]]:
+        literals = map(sql.Literal, values)
+        return self.connection.execute(sql.SQL(text).format(sql.Identifier(queue), *literals))
+
+    def _numbers(self, text: LiteralString, queue: str) -> list[int]:
+        return [int(str(value)) for value in self._run(text, queue).fetchone() or ()]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import pickle
 import secrets
-import time
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -18,15 +17,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+from conformance.transport_sqlserver import Session
+from conformance.transport_sqlserver import SQLServer as Transport
 
 from sqlq_spark.dialects import sqlserver_drivers
 from sqlq_spark.dialects.sqlserver_url import Target
 
-from .database import SECONDS, edges
+from .database import Database
 from .messages import orders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Executor
 
 JAR = "com.microsoft.sqlserver:mssql-jdbc:12.10.1.jre11"
@@ -63,15 +64,7 @@ _SEND_ONE = """
 INSERT INTO {queue} (Id, Recoverable, Headers, Body)
 SELECT TOP (1) NEWID(), 1, headers, body FROM store
 """
-_RECEIVE = """
-SET NOCOUNT ON;
-WITH message AS (
-    SELECT TOP(1) * FROM orders WITH (UPDLOCK, READPAST, ROWLOCK) ORDER BY RowVersion)
-DELETE FROM message
-OUTPUT deleted.Id,
-       CASE WHEN deleted.Expires IS NULL OR deleted.Expires > GETUTCDATE() THEN 0 ELSE 1 END,
-       deleted.Headers, deleted.Body
-"""
+_RECEIVE = f"SET NOCOUNT ON;{Transport.texts['receive'].format(queue='orders')}"
 _RECEIPTS = """
 IF OBJECT_ID(N'limit_receipt', N'U') IS NULL
     CREATE TABLE limit_receipt (
@@ -98,22 +91,9 @@ UNION ALL SELECT name, CAST(value AS nvarchar(100)) FROM (
 """
 
 
-def connect(url: str) -> Any:
+def connect(url: str) -> Session:
     """Open a session that commits each statement."""
-    return sqlserver_drivers.connect(Target.parse(url), "sqlq bench", 30)[1]
-
-
-def run(connection: Any, text: str, *values: object) -> list[tuple[Any, ...]]:
-    """Execute a text; the rows of its first result that has any."""
-    found: list[tuple[Any, ...]] = []
-    with closing(connection.cursor()) as cursor:
-        cursor.execute(text, values) if values else cursor.execute(text)
-        more = True
-        while more:
-            if cursor.description and not found:
-                found = [tuple(row) for row in cursor.fetchall()]
-            more = cursor.nextset()
-    return found
+    return Session(sqlserver_drivers.connect(Target.parse(url), "sqlq bench", 30)[1])
 
 
 def at(server: str, database: str) -> str:
@@ -126,21 +106,20 @@ def opened(server: str) -> Iterator[SQLServer]:
     """Make a database on the server with this url, open it, and drop it afterwards."""
     name = f"sqlq_bench_{secrets.token_hex(4)}"
     with closing(connect(at(server, "master"))) as desk:
-        run(desk, f"CREATE DATABASE {name}")
+        desk.run(f"CREATE DATABASE {name}")
         try:
             with closing(connect(at(server, name))) as connection:
                 yield SQLServer(at(server, name), connection)
         finally:
-            run(desk, f"ALTER DATABASE {name} SET SINGLE_USER WITH ROLLBACK IMMEDIATE")
-            run(desk, f"DROP DATABASE {name}")
+            desk.run(f"ALTER DATABASE {name} SET SINGLE_USER WITH ROLLBACK IMMEDIATE")
+            desk.run(f"DROP DATABASE {name}")
 
 
 @dataclass(frozen=True)
-class SQLServer:
+class SQLServer(Database):
     """See Database."""
 
-    url: str
-    connection: Any
+    connection: Session
     jar: str = JAR
     seq: str = "RowVersion"
     rewriting: str = ";useBulkCopyForBatchInsert=true"
@@ -164,72 +143,61 @@ class SQLServer:
     def prepare(self, queues: Sequence[str], messages: int) -> None:
         """As Database."""
         for queue in queues:
-            run(self.connection, _QUEUE.format(queue=queue))
-        run(self.connection, _STORE)
+            self.connection.run(_QUEUE.format(queue=queue))
+        self.connection.run(_STORE)
         for first in range(0, messages, _PORTION):
             columns = orders(first, min(first + _PORTION, messages)).to_pydict().values()
             rows = [
                 (number, str(row), headers, bytes(body).hex())
                 for number, (row, headers, body) in enumerate(zip(*columns, strict=True), first)
             ]
-            run(self.connection, _KEEP, json.dumps(rows))
+            self.connection.run(_KEEP, json.dumps(rows))
 
     def fill(self, queue: str, messages: int) -> None:
         """As Database; the checkpoint comes before the sends, as for PostgreSQL."""
-        run(self.connection, f"TRUNCATE TABLE {queue}")
-        run(self.connection, "CHECKPOINT")
-        run(self.connection, _FILL.format(queue=queue, messages=messages))
+        self.connection.run(f"TRUNCATE TABLE {queue}")
+        self.connection.run("CHECKPOINT")
+        self.connection.run(_FILL.format(queue=queue, messages=messages))
         self.settle(queue)
 
     def settle(self, queue: str) -> None:
         """As Database."""
-        run(self.connection, f"UPDATE STATISTICS {queue}")
+        self.connection.run(f"UPDATE STATISTICS {queue}")
 
     def send_one(self, queue: str) -> None:
         """As Database."""
-        run(self.connection, _SEND_ONE.format(queue=queue))
+        self.connection.run(_SEND_ONE.format(queue=queue))
 
     def count(self, queue: str) -> int:
         """As Database."""
-        return int(run(self.connection, f"SELECT COUNT_BIG(*) FROM {queue}")[0][0])
+        return int(self.connection.run(f"SELECT COUNT_BIG(*) FROM {queue}")[0][0])
 
     def bounds(self, queue: str) -> tuple[int, int]:
         """As Database."""
         text = f"SELECT MIN(RowVersion), MAX(RowVersion) + 1 FROM {queue}"
-        first, stop = run(self.connection, text)[0]
+        first, stop = self.connection.run(text)[0]
         return int(first), int(stop)
 
     def settings(self) -> dict[str, str]:
         """As Database."""
-        return {str(name): str(value) for name, value in run(self.connection, _SETTINGS)}
+        return {str(name): str(value) for name, value in self.connection.run(_SETTINGS)}
 
-    def loop(self) -> float:
+    @contextmanager
+    def receiving(self) -> Iterator[Callable[[], object]]:
         """As Database; each statement commits itself, which spares it BEGIN and COMMIT."""
         with closing(connect(self.url)) as connection:
-            taken, start = 0, time.perf_counter()
-            while run(connection, _RECEIVE):
-                taken += 1
-                if time.perf_counter() - start > SECONDS:
-                    break
-            return taken / (time.perf_counter() - start)
+            yield lambda: connection.run(_RECEIVE)
 
     def limit(self, pool: Executor, cores: int) -> float:
         """As Database."""
-        run(self.connection, _RECEIPTS)
-        bounds = self.bounds("orders")
-        ends = edges(bounds, cores)
-        start = time.perf_counter()
-        taken = sum(pool.map(_take, [self.url] * cores, ends, ends[1:]))
-        elapsed = time.perf_counter() - start
-        run(self.connection, "TRUNCATE TABLE limit_receipt")
-        if taken != bounds[1] - bounds[0]:
-            message = f"the limit line took {taken} messages of {bounds[1] - bounds[0]}"
-            raise RuntimeError(message)
-        return taken / elapsed
+        self.connection.run(_RECEIPTS)
+        rate = self.taken(pool, cores, _take)
+        self.connection.run("TRUNCATE TABLE limit_receipt")
+        return rate
 
 
 @cache  # so that it stays open from round to round
-def _connect(url: str) -> Any:
+def _connect(url: str) -> Session:
     return connect(url)
 
 
@@ -237,10 +205,10 @@ def _take(url: str, first: int, stop: int) -> int:
     """Run in a process of the pool: one transaction with its receipt."""
     connection = _connect(url)
     rows: list[tuple[Any, ...]] = []
-    run(connection, "BEGIN TRANSACTION")
+    connection.run("BEGIN TRANSACTION")
     for low in range(first, stop, _STEP):
-        rows += run(connection, _TAKE.format(first=low, stop=min(low + _STEP, stop)))
+        rows += connection.run(_TAKE.format(first=low, stop=min(low + _STEP, stop)))
     payload = pa.compress(pickle.dumps(rows), codec="zstd", asbytes=True)
-    run(connection, _SAVE, payload)
-    run(connection, "COMMIT TRANSACTION")
+    connection.run(_SAVE, payload)
+    connection.run("COMMIT TRANSACTION")
     return len(rows)

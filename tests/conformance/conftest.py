@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import stamina
+from recorded_connection import RecordedConnection
 from waiting import until
 
 from sqlq_spark import dialects, install
@@ -27,16 +28,13 @@ from sqlq_spark.receipts import Acknowledged, Driver, acknowledge, create, store
 from sqlq_spark.receive import Origin, Task, receive
 from sqlq_spark.sessions import Session
 
-from . import sqlserver
-from .peers import PostgreSQL
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
     import pyarrow as pa
 
-    from sqlq_spark.dialects import Connection, Destination
+    from sqlq_spark.dialects import Connection
 
     from .peers import Peer
 
@@ -54,80 +52,25 @@ class Clock:
         return self.now
 
 
-class Spied:
-    """A connection that notes its statements' names, and may be struck before or after one."""
+class Spied(RecordedConnection):
+    """A connection that records its statements' names, and may be struck before or after one."""
 
     def __init__(self, inner: Connection, said: list[str], strike: Strike | None) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.said = said
         self.strike = strike
-        self.server = inner.server
-        self.state = getattr(inner, "state", "")
-        self.application = inner.application
 
-    def _do(self, method: str, statement: str, *args: Any, **values: Any) -> Any:
+    def around(self, statement: str, call: Callable[[], Any]) -> Any:
+        """As RecordedConnection."""
         self.said.append(statement)
-        before = self.strike is not None and self.strike.falls(statement, after=False)
-        if before and self.strike is not None:
+        if self.strike is not None and self.strike.falls(statement, after=False):
             self.strike.kill()
-        done = getattr(self.inner, method)(*args, **values)
+        done = call()
         if self.strike is not None and self.strike.falls(statement, after=True):
             self.strike.kill()
             reason = "the answer was lost"
             raise ConnectionLost(statement, reason)
         return done
-
-    def run(self, statement: str, **values: Any) -> None:
-        """As Connection."""
-        self._do("run", statement, statement, **values)
-
-    def rows(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
-        """As Connection."""
-        found: list[tuple[Any, ...]] = self._do("rows", statement, statement, **values)
-        return found
-
-    def arrow(self, statement: str, **values: Any) -> pa.Table:
-        """As Connection."""
-        return self._do("arrow", statement, statement, **values)
-
-    def load(self, queue: QueueAddress, rows: pa.Table) -> None:
-        """As Connection."""
-        self._do("load", "load", queue, rows)
-
-    def store(self, table: str, rows: pa.Table) -> None:
-        """As Connection."""
-        self._do("store", f"store {table}", table, rows)
-
-    def columns(self, queue: QueueAddress) -> dict[str, str]:
-        """As Connection."""
-        found: dict[str, str] = self._do("columns", "columns", queue)
-        return found
-
-    def destinations(self, *args: Any) -> dict[QueueAddress, Destination]:
-        """As Connection."""
-        found: dict[QueueAddress, Destination] = self._do("destinations", "destinations", *args)
-        return found
-
-    def locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
-        """As Connection."""
-        known: dict[int, tuple[bool, str]] = self._do("locks", "destination_locks", found)
-        return known
-
-    def patience(self, seconds: float | None) -> None:
-        """As Connection."""
-        self._do("patience", "patience", seconds)
-
-    def printed(self, address: QueueAddress) -> str:
-        """As Connection."""
-        return self.inner.printed(address)
-
-    def parsed(self, text: str) -> QueueAddress:
-        """As Connection."""
-        return self.inner.parsed(text)
-
-    def close(self) -> None:
-        """As Connection."""
-        self.inner.close()
 
 
 @dataclass
@@ -308,16 +251,6 @@ class Bench:
     def bodies(self) -> list[bytes | None]:
         """The bodies of what waits."""
         return [row.body for row in self.peer.rows(self.queue)]
-
-
-@pytest.fixture
-def peer(request: pytest.FixtureRequest, dialect: str) -> Iterator[Peer]:
-    """Give an endpoint in a place of its own."""
-    if dialect == "sqlserver":
-        with sqlserver.place(request.getfixturevalue("sqlserver_server")) as found:
-            yield found
-        return
-    yield PostgreSQL.at(request.getfixturevalue("place"))
 
 
 @pytest.fixture

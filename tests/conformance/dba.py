@@ -8,9 +8,10 @@ What only one database has lies in shapes.py as text of that database.
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 import psycopg
@@ -48,93 +49,133 @@ SELECT gen_random_uuid(), CASE WHEN n <= %s THEN timestamp '2026-01-01' END, '["
 """
 
 
-class DBA(Protocol):
+@dataclass(frozen=True)
+class DBA(ABC):
     """Someone with all rights on one database."""
 
+    url: str
+    state: str  # schema of the state tables
+
     @property
+    @abstractmethod
     def shapes(self) -> Shapes:
         """Tables that another release, or a DBA, made otherwise, in this database's words."""
 
+    @abstractmethod
     def run(self, text: str) -> None:
         """Execute statements, one or more to a line, as an error or a finding tells them."""
 
+    @abstractmethod
     def on(self, queue: QueueAddress, text: str) -> None:
         """Execute statements of `shapes`, which end with `;`; `{queue}` is the table."""
 
+    @abstractmethod
     def quoted(self, queue: QueueAddress) -> str:
         """A table as SQL names it."""
+
+    @abstractmethod
+    def _on(self, queue: QueueAddress, text: str, *values: object) -> list[Row]:
+        """Run a statement on a table, `{queue}`."""
+
+    @abstractmethod
+    def _state(self, text: str, table: str, values: dict[str, object]) -> None:
+        """Run a statement on a state table: `{table}`, and `{sets}`, `{where}` … of the values."""
 
     # ------------------------------------------------------------ queues
 
     def count(self, table: QueueAddress) -> int:
         """How many rows a queue or any other table has."""
+        return int(self._on(table, "SELECT count(*) FROM {queue}")[0][0])
 
+    @abstractmethod
     def fill(self, queue: QueueAddress, first: int, stop: int) -> None:
         """Send messages `m-<first>` … `m-<stop - 1>` at once, their numbers in the order of seq."""
 
+    @abstractmethod
     def retype(self, queue: QueueAddress, types: Sequence[str]) -> None:
         """Give what `fill` sent other message types, in turn by seq."""
 
+    @abstractmethod
     def poison(self, queue: QueueAddress, messages: int, *, expired: int) -> None:
         """Send messages that no one can read at once; the first ones have expired."""
 
+    @abstractmethod
     def set_expires(self, queue: QueueAddress, row: uuid.UUID, moment: datetime) -> None:
         """Let a message expire at a moment in UTC."""
 
+    @abstractmethod
     def lifetimes(self, queue: QueueAddress) -> list[float | None]:
         """For how many seconds messages live from now, by seq."""
 
+    @abstractmethod
     def from_first(self, queue: QueueAddress) -> None:
         """Let the next message have the first seq again."""
 
     def empty(self, queue: QueueAddress) -> None:
         """Delete all messages."""
+        self._on(queue, "DELETE FROM {queue}")
 
+    @abstractmethod
     def truncate(self, queue: QueueAddress) -> None:
         """Delete all messages, waiting for every transaction that works on the table."""
 
+    @abstractmethod
     def delete(self, queue: QueueAddress, seqs: Sequence[int]) -> None:
         """Delete some messages."""
 
     def drop(self, queue: QueueAddress) -> None:
         """Drop the table."""
+        self._on(queue, "DROP TABLE {queue}")
 
+    @abstractmethod
     def rewrite(self, queue: QueueAddress, headers: str) -> None:
         """Give all messages other headers."""
 
+    @abstractmethod
     def put_at(self, queue: QueueAddress, seq: int) -> None:
         """Insert a message at a seq; those that come after get the seqs that they would get."""
 
+    @abstractmethod
     def make_due(self, table: QueueAddress, seconds: float) -> None:
         """Let delayed messages be due so much earlier."""
 
+    @abstractmethod
     def expires_index(self, queue: QueueAddress, *, there: bool) -> None:
         """Make an index on Expires, or take it away."""
 
+    @abstractmethod
     def swell(self, queue: QueueAddress) -> None:
         """Send so much that it is no small table any more; where that makes a difference."""
 
+    @abstractmethod
     def indexes(self, table: QueueAddress) -> list[tuple[str, str]]:
         """The indexes of a table but that of its key: name, first column in lower case."""
 
+    @abstractmethod
     def allow_null_headers(self, queue: QueueAddress) -> None:
         """Let Headers be NULL, as in a table of long ago."""
 
+    @abstractmethod
     def rename(self, queue: QueueAddress, column: str, to: str) -> None:
         """Give a column another name."""
 
     def drop_column(self, queue: QueueAddress, column: str) -> None:
         """Drop a column that is in no index."""
+        self._on(queue, f"ALTER TABLE {{queue}} DROP COLUMN {column}")
 
     def make_another(self, table: QueueAddress) -> None:
         """Make a table of this name that has nothing of a queue."""
+        self._on(table, "CREATE TABLE {queue} (number int)")
 
+    @abstractmethod
     def refuse(self, queue: QueueAddress) -> None:
         """Let the table refuse every message, saying `not today`."""
 
+    @abstractmethod
     def refuse_late(self, queue: QueueAddress) -> None:
         """Let the table refuse every message when it is committed; where that can be."""
 
+    @abstractmethod
     def no_queues(self, ledger: QueueAddress, view: QueueAddress, queue: QueueAddress) -> None:
         """Make a table that is no queue, and a view of a queue."""
 
@@ -142,39 +183,51 @@ class DBA(Protocol):
 
     def change(self, table: str, **values: object) -> None:
         """Set columns in all rows of a state table."""
+        self._state("UPDATE {table} SET {sets}", table, values)
 
     def forget(self, table: str, **where: object) -> None:
         """Delete rows of a state table, those that have these values."""
+        self._state("DELETE FROM {table} WHERE {where}", table, where)
 
     def insert(self, table: str, **values: object) -> None:
         """Insert a row into a state table."""
+        self._state("INSERT INTO {table} ({columns}) VALUES ({marks})", table, values)
 
     def drop_state(self, table: str) -> None:
         """Drop a state table."""
+        self._state("DROP TABLE {table}", table, {})
 
+    @abstractmethod
     def closed(self, queue: QueueAddress) -> AbstractContextManager[None]:
         """Lock a queue against whoever would send to it, as long as the block lasts."""
 
+    @abstractmethod
     def holding_readers(self) -> AbstractContextManager[None]:
         """Lock the rows of readers against whoever would lock them, as long as the block lasts."""
 
+    @abstractmethod
     def age(self, table: str, column: str, *, hours: int) -> None:
         """Let what a state table tells have been so much earlier."""
 
+    @abstractmethod
     def drop_schema(self, name: str) -> None:
         """Drop a schema with its tables, if it is there."""
 
     # ------------------------------------------------------------ logins
 
+    @abstractmethod
     def login(self, **more: str) -> Login:
         """Make a login that may do nothing; `more`: its `password`; `all`, to let it do all."""
 
+    @abstractmethod
     def admit(self, login: Login, schema: str) -> None:
         """Let a login see what a schema holds, where that is a right of its own."""
 
+    @abstractmethod
     def grant(self, login: Login, right: str, queue: QueueAddress) -> None:
         """Give a right on a queue, with what this database asks for beside it."""
 
+    @abstractmethod
     def drop_login(self, login: Login) -> None:
         """Take the login away with its rights."""
 
@@ -198,11 +251,9 @@ def as_login(url: str, name: str, password: str) -> Login:
 
 
 @dataclass(frozen=True)
-class PostgreSQL:
+class PostgreSQL(DBA):
     """A superuser of PostgreSQL."""
 
-    url: str
-    state: str
     connection: psycopg.Connection[Row]
 
     @property
@@ -237,10 +288,6 @@ class PostgreSQL:
 
     # ------------------------------------------------------------ queues
 
-    def count(self, table: QueueAddress) -> int:
-        """As DBA."""
-        return int(self._on(table, "SELECT count(*) FROM {queue}")[0][0])
-
     def fill(self, queue: QueueAddress, first: int, stop: int) -> None:
         """As DBA."""
         self._on(queue, _FILL, first, stop)
@@ -269,10 +316,6 @@ class PostgreSQL:
         name = queue.table.replace('"', '""').replace("%", "%%")
         self._on(queue, f'ALTER SEQUENCE "{queue.schema}"."{name}_seq_seq" RESTART')
 
-    def empty(self, queue: QueueAddress) -> None:
-        """As DBA."""
-        self._on(queue, "DELETE FROM {queue}")
-
     def truncate(self, queue: QueueAddress) -> None:
         """As DBA."""
         self._on(queue, "TRUNCATE {queue}")
@@ -280,10 +323,6 @@ class PostgreSQL:
     def delete(self, queue: QueueAddress, seqs: Sequence[int]) -> None:
         """As DBA."""
         self._on(queue, "DELETE FROM {queue} WHERE Seq = ANY (%s)", list(seqs))
-
-    def drop(self, queue: QueueAddress) -> None:
-        """As DBA."""
-        self._on(queue, "DROP TABLE {queue}")
 
     def rewrite(self, queue: QueueAddress, headers: str) -> None:
         """As DBA."""
@@ -333,14 +372,6 @@ class PostgreSQL:
         """As DBA."""
         self._on(queue, f"ALTER TABLE {{queue}} RENAME COLUMN {column} TO {to}")
 
-    def drop_column(self, queue: QueueAddress, column: str) -> None:
-        """As DBA."""
-        self._on(queue, f"ALTER TABLE {{queue}} DROP COLUMN {column}")
-
-    def make_another(self, table: QueueAddress) -> None:
-        """As DBA."""
-        self._on(table, "CREATE TABLE {queue} (number int)")
-
     def refuse(self, queue: QueueAddress) -> None:
         """As DBA."""
         does = "LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'not today'; END$$"
@@ -374,22 +405,6 @@ class PostgreSQL:
             marks=sql.SQL(", ").join(sql.Placeholder() * len(columns)),
         )
         self.connection.execute(composed, list(values.values()))
-
-    def change(self, table: str, **values: object) -> None:
-        """As DBA."""
-        self._state("UPDATE {table} SET {sets}", table, values)
-
-    def forget(self, table: str, **where: object) -> None:
-        """As DBA."""
-        self._state("DELETE FROM {table} WHERE {where}", table, where)
-
-    def insert(self, table: str, **values: object) -> None:
-        """As DBA."""
-        self._state("INSERT INTO {table} ({columns}) VALUES ({marks})", table, values)
-
-    def drop_state(self, table: str) -> None:
-        """As DBA."""
-        self._state("DROP TABLE {table}", table, {})
 
     @contextmanager
     def closed(self, queue: QueueAddress) -> Iterator[None]:

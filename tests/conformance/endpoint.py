@@ -187,7 +187,8 @@ class Endpoint:
     def move_due(self) -> float | None:
         """Move a batch of what is due into the input queue; the seconds until the next is due."""
         with self.connection.transaction():
-            return self.database.move(self.connection, self.delayed, self.address)
+            self.database.move(self.connection, self.delayed, self.address)
+            return self.database.next_due(self.connection, self.delayed)
 
     def subscribe(self, topic: str) -> None:
         """Have the events of a topic sent to the input queue."""

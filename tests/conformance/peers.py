@@ -1,24 +1,27 @@
 """
-The other side: what a .NET endpoint does to a queue, in the transport's own one-row statements.
+The other side of a test: what a .NET endpoint does to queues, one call for each thing.
 
-Written from WIRE.md parts 1 to 3 and 5, not from the package's SQL, and run by a driver of their
-own, so that a mistake of ours is not made twice.
+Its statements are the transport's own, see transport.py. Beside them stands what a test asks of the
+server about sessions. SQL Server's peer is in sqlserver.py.
 """
 
 from __future__ import annotations
 
 import time
-import uuid
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import psycopg
 from psycopg import sql
 
-from . import dba
+from . import dba, transport
+from .transport import Row as Received
+from .transport import Stored
 
 if TYPE_CHECKING:
+    import uuid
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
@@ -28,53 +31,75 @@ if TYPE_CHECKING:
 
     from .dba import DBA
 
+__all__ = ["Peer", "PostgreSQL", "Received", "Stored"]
+
 Row = tuple[Any, ...]
 
 
-class Stored(NamedTuple):
-    """A row as it lies in a queue's table."""
-
-    id: uuid.UUID
-    expires: datetime | None
-    headers: str | None
-    body: bytes | None
-    seq: int
-
-
-class Received(NamedTuple):
-    """What the transport's receive gives its endpoint."""
-
-    id: uuid.UUID
-    expired: bool
-    headers: str | None
-    body: bytes | None
-
-
-class Peer(Protocol):
+@dataclass(frozen=True)
+class Peer(ABC):
     """An endpoint and its DBA, on one database."""
 
-    @property
-    def dialect(self) -> str:
-        """The name of the database's kind."""
+    url: str
+    schema: str  # of the queues
+    state: str  # schema of the state tables
+    connection: Any  # commits each statement, unless a transaction was begun
+
+    dialect: ClassVar[str]
 
     @property
+    @abstractmethod
     def dba(self) -> DBA:
         """Who has all rights."""
 
     @property
-    def url(self) -> str:
-        """Where the database is."""
+    def transport(self) -> transport.Database:
+        """The statements that it runs."""
+        return transport.of(self.dialect, self.url, self.schema)
 
-    @property
-    def schema(self) -> str:
-        """Of the queues."""
+    # ------------------------------------------------------------ sessions
 
-    @property
-    def state(self) -> str:
-        """Schema of the state tables."""
+    def consumer(self) -> Self:
+        """Another session of the same endpoint, for a thread."""
+        return replace(self, connection=self.transport.connect())
+
+    @contextmanager
+    def apart(self, *, commit: bool = False) -> Iterator[Self]:
+        """Give another session, with a transaction open as long as the block lasts."""
+        other = self.consumer()
+        try:
+            other.execute("BEGIN TRANSACTION")
+            yield other
+            other.execute("COMMIT" if commit else "ROLLBACK")
+        finally:
+            other.connection.close()
+
+    @abstractmethod
+    def execute(self, text: str, *values: object) -> list[Row]:
+        """Run a statement with the driver's own marks for values; returns its rows."""
+
+    # ------------------------------------------------------------ tables
 
     def create(self, queue: QueueAddress) -> None:
         """Create a queue's table as the transport's installer does."""
+        self.transport.create(self.connection, queue)
+
+    def create_subscriptions(self, table: QueueAddress) -> None:
+        """Create the table of subscriptions as the transport's installer does."""
+        self.transport.create_subscriptions(self.connection, table)
+
+    @contextmanager
+    def creating_subscriptions(self, table: QueueAddress) -> Iterator[None]:
+        """Create the table of subscriptions, and commit only at the end of the block."""
+        with self.apart(commit=True) as other:
+            other.create_subscriptions(table)
+            yield
+
+    def catalog(self, table: QueueAddress) -> list[Row]:
+        """What the database says of a table's columns, indexes and storage."""
+        return self.transport.shape(self.connection, table)
+
+    # ------------------------------------------------------------ messages
 
     def send(
         self,
@@ -86,116 +111,102 @@ class Peer(Protocol):
         row: uuid.UUID | None = None,
     ) -> uuid.UUID:
         """Insert one message; `lives` in ms until it expires by the database's clock."""
+        return self.transport.send(self.connection, queue, headers, body, row=row, lives=lives)
 
     def send_many(
         self, queue: QueueAddress, bodies: Sequence[bytes], *, lives: int | None = None
     ) -> None:
-        """Insert messages of equal headers."""
+        """Insert messages of equal headers, in one transaction."""
+        with self.connection.transaction():
+            for body in bodies:
+                self.send(queue, body=body, lives=lives)
 
     def receive(self, queue: QueueAddress) -> Received | None:
         """Delete the lowest message that no one holds, in a transaction of its own."""
-
-    def create_subscriptions(self, table: QueueAddress) -> None:
-        """Create the table of subscriptions as the transport's installer does."""
-
-    def creating_subscriptions(self, table: QueueAddress) -> Any:
-        """Create the table of subscriptions, and commit only at the end of the block."""
-
-    def catalog(self, table: QueueAddress) -> list[Row]:
-        """What the database says of a table's columns, key and storage."""
-
-    def subscribe(self, table: QueueAddress, endpoint: str, topic: str, address: str) -> None:
-        """Subscribe an endpoint as its start does."""
-
-    def unsubscribe(self, table: QueueAddress, endpoint: str, topic: str) -> None:
-        """Take a subscription back."""
-
-    def subscribers(self, table: QueueAddress, *topics: str) -> list[str]:
-        """The addresses that a peer would publish to, in their order."""
-
-    def consumer(self) -> Peer:
-        """Another session of the same endpoint, for a thread."""
+        return self.transport.receive(self.connection, queue)
 
     def rows(self, queue: QueueAddress) -> list[Stored]:
         """All rows that are committed, by seq."""
+        return self.transport.rows(self.connection, queue)
 
-    def hold(self, queue: QueueAddress, seqs: Sequence[int]) -> Any:
+    @contextmanager
+    def hold(self, queue: QueueAddress, seqs: Sequence[int]) -> Iterator[None]:
         """Lock rows in a transaction as long as the block lasts; rolled back after."""
+        with self.apart() as other:
+            self.transport.ask(
+                other.connection, self.transport.texts["hold"], queue, seqs=list(seqs)
+            )
+            yield
 
-    def holding(self, queue: QueueAddress, messages: int) -> Any:
+    @contextmanager
+    def holding(self, queue: QueueAddress, messages: int) -> Iterator[None]:
         """Insert messages and commit them only at the end of the block: low seqs that come late."""
+        with self.apart(commit=True) as other:
+            for _ in range(messages):
+                other.send(queue, body=b"late")
+            yield
 
-    def locked(self, queue: QueueAddress) -> Any:
+    @contextmanager
+    def locked(self, queue: QueueAddress) -> Iterator[None]:
         """Lock the whole table against everyone, as long as the block lasts."""
+        with self.apart() as other:
+            self.transport.ask(other.connection, self.transport.texts["lock"], queue)
+            yield
 
+    # ------------------------------------------------------------ subscriptions
+
+    def subscribe(self, table: QueueAddress, endpoint: str, topic: str, address: str) -> None:
+        """Subscribe an endpoint as its start does."""
+        self.transport.subscribe(self.connection, table, endpoint, topic, address)
+
+    def unsubscribe(self, table: QueueAddress, endpoint: str, topic: str) -> None:
+        """Take a subscription back."""
+        self.transport.unsubscribe(self.connection, table, endpoint, topic)
+
+    def subscribers(self, table: QueueAddress, *topics: str) -> list[str]:
+        """The addresses that a peer would publish to, in their order."""
+        return self.transport.subscribers(self.connection, table, topics)
+
+    # ------------------------------------------------------------ what the server says
+
+    @abstractmethod
     def state_rows(self, table: str, columns: str) -> list[Row]:
         """Columns of a state table, in the order of the columns."""
 
+    @abstractmethod
     def clock(self) -> datetime:
         """The database's UTC clock."""
 
+    @abstractmethod
     def kill(self, application: str) -> int:
         """End the sessions whose name holds `application`; returns how many there were."""
 
+    @abstractmethod
     def sessions(self, application: str) -> int:
         """How many sessions have `application` in their name."""
 
-    def waiting(self, application: str) -> bool:
-        """Whether a session whose name holds `application` waits for a lock."""
-
+    @abstractmethod
     def waiting_sessions(self, application: str) -> int:
         """How many sessions whose name holds `application` wait for a lock."""
 
+    def waiting(self, application: str) -> bool:
+        """Whether a session whose name holds `application` waits for a lock."""
+        return self.waiting_sessions(application) > 0
 
-_CREATE = """
-CREATE TABLE IF NOT EXISTS {queue} (
-    Id uuid PRIMARY KEY, Expires timestamp, Headers text NOT NULL, Body bytea,
-    Seq serial NOT NULL UNIQUE)
-"""
-_SEND = """
-INSERT INTO {queue} (Id, Expires, Headers, Body)
-VALUES (%s, (now() AT TIME ZONE 'UTC') + make_interval(secs => %s::float8 / 1000), %s, %s)
-"""
-_RECEIVE = """
-DELETE FROM {queue}
- WHERE Id = (SELECT Id FROM {queue} ORDER BY Seq LIMIT 1 FOR UPDATE SKIP LOCKED)
-RETURNING Id, coalesce(Expires < now() AT TIME ZONE 'UTC', false), Headers, Body
-"""
-_CREATE_SUBSCRIPTIONS = """
-CREATE TABLE IF NOT EXISTS {queue} (
-    QueueAddress varchar(200) NOT NULL, Endpoint varchar(200) NOT NULL,
-    Topic varchar(200) NOT NULL, PRIMARY KEY (Endpoint, Topic)) WITH (fillfactor = 100)
-"""
-_SUBSCRIBE = """
-INSERT INTO {queue} (QueueAddress, Topic, Endpoint) VALUES (%(queue)s, %(topic)s, %(endpoint)s)
-    ON CONFLICT (Endpoint, Topic) DO UPDATE SET QueueAddress = %(queue)s
-"""
-_CATALOG = """
-SELECT attname, format_type(atttypid, atttypmod), attnotnull, reloptions,
-       pg_get_constraintdef(k.oid), (SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef AS d
-                                      WHERE d.adrelid = attrelid AND d.adnum = attnum)
-  FROM pg_attribute AS a
-  JOIN pg_class AS c ON c.oid = attrelid
-  JOIN pg_constraint AS k ON k.conrelid = c.oid AND contype = 'p'
- WHERE c.oid = %s::regclass AND attnum > 0
- ORDER BY attnum
-"""
+
 _ACTIVE = "SELECT {} FROM pg_stat_activity WHERE position(%s IN application_name) > 0"
 
 
 @dataclass(frozen=True)
-class PostgreSQL:
+class PostgreSQL(Peer):
     """A peer of the PostgreSQL transport."""
 
-    url: str
-    schema: str
-    state: str
     connection: psycopg.Connection[Row]
-    dialect: str = "postgresql"
+    dialect: ClassVar[str] = "postgresql"
 
     @property
     def dba(self) -> DBA:
-        """Who has all rights."""
+        """As Peer."""
         return dba.PostgreSQL(self.url, self.state, self.connection)
 
     @classmethod
@@ -203,147 +214,35 @@ class PostgreSQL:
         """Stand in a test's place."""
         return cls(place.url, place.schema, place.state, place.connection)
 
-    def _on(self, queue: QueueAddress, text: str) -> sql.Composed:
-        # psycopg reads % in a name as a placeholder: double it, and always pass parameters
-        names = [name.replace("%", "%%") for name in (queue.schema or "public", queue.table)]
-        return sql.SQL(text).format(queue=sql.Identifier(*names))
-
-    def create(self, queue: QueueAddress) -> None:
-        """Create a queue's table as the transport's installer does."""
-        self.connection.execute(self._on(queue, _CREATE), ())
-
-    def send(
-        self,
-        queue: QueueAddress,
-        headers: str | None = "{}",
-        body: bytes | None = b"{}",
-        *,
-        lives: int | None = None,
-        row: uuid.UUID | None = None,
-    ) -> uuid.UUID:
-        """Insert one message."""
-        row = row or uuid.uuid4()
-        self.connection.execute(self._on(queue, _SEND), (row, lives, headers, body))
-        return row
-
-    def send_many(
-        self, queue: QueueAddress, bodies: Sequence[bytes], *, lives: int | None = None
-    ) -> None:
-        """Insert messages of equal headers."""
-        with self.connection.transaction(), self.connection.cursor() as cursor:
-            cursor.executemany(
-                self._on(queue, _SEND), [(uuid.uuid4(), lives, "{}", body) for body in bodies]
-            )
-
-    def receive(self, queue: QueueAddress) -> Received | None:
-        """Delete the lowest message that no one holds, in a transaction of its own."""
-        found = self.connection.execute(self._on(queue, _RECEIVE), ()).fetchone()
-        return None if found is None else Received(*found)
-
-    def create_subscriptions(self, table: QueueAddress) -> None:
-        """Create the table of subscriptions as the transport's installer does."""
-        self.connection.execute(self._on(table, _CREATE_SUBSCRIPTIONS), ())
-
-    @contextmanager
-    def creating_subscriptions(self, table: QueueAddress) -> Iterator[None]:
-        """Create the table of subscriptions, and commit only at the end of the block."""
-        with psycopg.connect(self.url) as other:
-            other.execute(self._on(table, _CREATE_SUBSCRIPTIONS), ())
-            yield
-            other.commit()
-
-    def catalog(self, table: QueueAddress) -> list[Row]:
-        """What the database says of a table's columns, key and storage."""
-        name = self._on(table, "{queue}").as_string(self.connection).replace("%%", "%")
-        return self.connection.execute(_CATALOG, [name]).fetchall()
-
-    def subscribe(self, table: QueueAddress, endpoint: str, topic: str, address: str) -> None:
-        """Subscribe an endpoint as its start does."""
-        row = {"queue": address, "topic": topic, "endpoint": endpoint}
-        self.connection.execute(self._on(table, _SUBSCRIBE), row)
-
-    def unsubscribe(self, table: QueueAddress, endpoint: str, topic: str) -> None:
-        """Take a subscription back."""
-        text = "DELETE FROM {queue} WHERE Endpoint = %s AND Topic = %s"
-        self.connection.execute(self._on(table, text), (endpoint, topic))
-
-    def subscribers(self, table: QueueAddress, *topics: str) -> list[str]:
-        """The addresses that a peer would publish to, in their order."""
-        text = "SELECT DISTINCT QueueAddress FROM {queue} WHERE Topic = ANY (%s) ORDER BY 1"
-        return [row[0] for row in self.connection.execute(self._on(table, text), [list(topics)])]
-
-    def consumer(self) -> PostgreSQL:
-        """Another session of the same endpoint, for a thread."""
-        connection = psycopg.connect(self.url, autocommit=True)
-        return PostgreSQL(self.url, self.schema, self.state, connection)
-
-    def rows(self, queue: QueueAddress) -> list[Stored]:
-        """All rows that are committed, by seq."""
-        text = "SELECT Id, Expires, Headers, Body, Seq FROM {queue} ORDER BY Seq"
-        return [Stored(*row) for row in self.connection.execute(self._on(queue, text), ())]
-
-    @contextmanager
-    def hold(self, queue: QueueAddress, seqs: Sequence[int]) -> Iterator[None]:
-        """Lock rows in a transaction as long as the block lasts; rolled back after."""
-        text = "SELECT FROM {queue} WHERE Seq = ANY (%s) FOR UPDATE"
-        with psycopg.connect(self.url) as other:
-            other.execute(self._on(queue, text), [list(seqs)])
-            yield
-            other.rollback()
-
-    @contextmanager
-    def holding(self, queue: QueueAddress, messages: int) -> Iterator[None]:
-        """Insert messages and commit them only at the end of the block."""
-        with psycopg.connect(self.url) as other:
-            for _ in range(messages):
-                other.execute(self._on(queue, _SEND), (uuid.uuid4(), None, "{}", b"late"))
-            yield
-            other.commit()
-
-    @contextmanager
-    def locked(self, queue: QueueAddress) -> Iterator[None]:
-        """Lock the whole table against everyone, as long as the block lasts."""
-        with psycopg.connect(self.url) as other:
-            other.execute(self._on(queue, "LOCK TABLE {queue} IN ACCESS EXCLUSIVE MODE"), ())
-            yield
-            other.rollback()
+    def execute(self, text: str, *values: object) -> list[Row]:
+        """As Peer."""
+        cursor = self.connection.execute(text.encode(), values)
+        return cursor.fetchall() if cursor.description else []
 
     def state_rows(self, table: str, columns: str) -> list[Row]:
-        """Columns of a state table, in their order."""
+        """As Peer."""
         text = f"SELECT {columns} FROM {{}} ORDER BY {columns}"
         name = sql.Identifier(self.state, table)
         return self.connection.execute(sql.SQL(text).format(name)).fetchall()
 
     def clock(self) -> datetime:
-        """The database's UTC clock."""
-        found = self.connection.execute("SELECT clock_timestamp() AT TIME ZONE 'UTC'").fetchone()
-        assert found is not None
-        moment: datetime = found[0]
+        """As Peer."""
+        moment: datetime = self.execute("SELECT clock_timestamp() AT TIME ZONE 'UTC'")[0][0]
         return moment
 
     def kill(self, application: str) -> int:
-        """End the sessions whose name holds `application`, and wait until they are gone."""
+        """As Peer; waits until they are gone."""
         # with a timeout of its own it polls every 100 ms
-        killed = self.connection.execute(
-            _ACTIVE.format("pg_terminate_backend(pid)").encode(), [application]
-        ).rowcount
-        while self.connection.execute(_ACTIVE.format("1").encode(), [application]).rowcount:
+        killed = self.execute(_ACTIVE.format("pg_terminate_backend(pid)"), application)
+        while self.sessions(application):
             time.sleep(0.001)
-        return killed
+        return len(killed)
 
     def sessions(self, application: str) -> int:
-        """How many sessions have `application` in their name."""
-        found = self.connection.execute(
-            _ACTIVE.format("count(*)").encode(), [application]
-        ).fetchone()
-        return 0 if found is None else int(found[0])
-
-    def waiting(self, application: str) -> bool:
-        """Whether a session whose name holds `application` waits for a lock."""
-        return self.waiting_sessions(application) > 0
+        """As Peer."""
+        return int(self.execute(_ACTIVE.format("count(*)"), application)[0][0])
 
     def waiting_sessions(self, application: str) -> int:
-        """How many sessions whose name holds `application` wait for a lock."""
+        """As Peer."""
         text = _ACTIVE.format("count(*)") + " AND wait_event_type = 'Lock'"
-        found = self.connection.execute(text.encode(), [application]).fetchone()
-        return 0 if found is None else int(found[0])
+        return int(self.execute(text, application)[0][0])

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .dba import Login, as_login
+from .dba import DBA, Login, as_login
 from .shapes import SQLSERVER, Shapes
 
 if TYPE_CHECKING:
@@ -87,11 +87,9 @@ def _numbers(first: int, stop: int) -> str:
 
 
 @dataclass(frozen=True)
-class DBA:
+class SQLServer(DBA):
     """A sysadmin of SQL Server."""
 
-    url: str
-    state: str
     execute: Callable[..., list[Row]]  # a statement and its values → rows
     transaction: Callable[[], AbstractContextManager[Callable[..., list[Row]]]]
 
@@ -157,10 +155,6 @@ class DBA:
         """As DBA."""
         self._on(queue, "DBCC CHECKIDENT (N'{text}', RESEED, 0) WITH NO_INFOMSGS")
 
-    def empty(self, queue: QueueAddress) -> None:
-        """As DBA."""
-        self._on(queue, "DELETE FROM {queue}")
-
     def truncate(self, queue: QueueAddress) -> None:
         """As DBA."""
         self._on(queue, "TRUNCATE TABLE {queue}")
@@ -169,10 +163,6 @@ class DBA:
         """As DBA."""
         numbers = ", ".join(str(int(seq)) for seq in seqs) or "NULL"
         self._on(queue, f"DELETE FROM {{queue}} WHERE RowVersion IN ({numbers})")
-
-    def drop(self, queue: QueueAddress) -> None:
-        """As DBA."""
-        self._on(queue, "DROP TABLE {queue}")
 
     def rewrite(self, queue: QueueAddress, headers: str) -> None:
         """As DBA."""
@@ -209,14 +199,6 @@ class DBA:
         self._on(queue, _UNINDEX)
         self._on(queue, _RENAME, column=column, to=to)
 
-    def drop_column(self, queue: QueueAddress, column: str) -> None:
-        """As DBA."""
-        self._on(queue, f"ALTER TABLE {{queue}} DROP COLUMN {column}")
-
-    def make_another(self, table: QueueAddress) -> None:
-        """As DBA."""
-        self._on(table, "CREATE TABLE {queue} (number int)")
-
     def refuse(self, queue: QueueAddress) -> None:
         """As DBA; a trigger would undo the whole transaction."""
         self._on(queue, "ALTER TABLE {queue} ADD CONSTRAINT [not today] CHECK (1 = 0)")
@@ -243,22 +225,6 @@ class DBA:
             marks=", ".join("?" * len(values)),
         )
         self.execute(named, *values.values())
-
-    def change(self, table: str, **values: object) -> None:
-        """As DBA."""
-        self._state("UPDATE {table} SET {sets}", table, values)
-
-    def forget(self, table: str, **where: object) -> None:
-        """As DBA."""
-        self._state("DELETE FROM {table} WHERE {where}", table, where)
-
-    def insert(self, table: str, **values: object) -> None:
-        """As DBA."""
-        self._state("INSERT INTO {table} ({columns}) VALUES ({marks})", table, values)
-
-    def drop_state(self, table: str) -> None:
-        """As DBA."""
-        self._state("DROP TABLE {table}", table, {})
 
     @contextmanager
     def closed(self, queue: QueueAddress) -> Iterator[None]:

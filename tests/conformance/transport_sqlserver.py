@@ -1,8 +1,8 @@
 """
-The SQL Server transport's own statements, one row in one transaction; see transport.py.
+The SQL Server transport's own statements; see transport.py.
 
-Run by a session of their own that is not the package's: each text is executed as it stands, so that
-a mistake of ours is not made twice.
+Run by sessions that are not the package's: each text is executed as it stands here, so that a
+mistake of ours is not made twice. `:name` stands for a value.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import re
 import uuid
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from . import sqlserver
-from .transport import MOVED, PURGED, Busy, Row
+from sqlq_spark.dialects import sqlserver_drivers
+from sqlq_spark.dialects.sqlserver_url import Target
+
+from .transport import Busy, Database
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from .transport import Table
 
 # NOCOUNT is saved before a statement, and put back after it
 _BEFORE = """
@@ -49,86 +53,89 @@ BEGIN
     END
 END
 """
-_QUEUE = """
-CREATE TABLE {queue} (
-    Id uniqueidentifier NOT NULL, CorrelationId varchar(255), ReplyToAddress varchar(255),
-    Recoverable bit NOT NULL, Expires datetime, Headers nvarchar(max) NOT NULL,
-    Body varbinary(max), RowVersion bigint IDENTITY(1,1) NOT NULL);
-CREATE NONCLUSTERED INDEX Index_RowVersion ON {queue} (RowVersion ASC);
-CREATE NONCLUSTERED INDEX Index_Expires ON {queue} (Expires)
-    INCLUDE (Id, RowVersion) WHERE Expires IS NOT NULL;
-"""
-_DELAYED = """
-CREATE TABLE {queue} (
-    Headers nvarchar(max) NOT NULL, Body varbinary(max), Due datetime NOT NULL,
-    RowVersion bigint IDENTITY(1,1) NOT NULL);
-CREATE NONCLUSTERED INDEX Index_Due ON {queue} (Due);
-"""
-_SUBSCRIPTIONS = """
-CREATE TABLE {queue} (
-    QueueAddress nvarchar(200) NOT NULL, Endpoint nvarchar(200) NOT NULL,
-    Topic nvarchar(200) NOT NULL, PRIMARY KEY CLUSTERED (Endpoint, Topic));
-"""
-_SEND = """
-INSERT INTO {queue} (Id, CorrelationId, ReplyToAddress, Recoverable, Expires, Headers, Body)
-VALUES (CAST(? AS uniqueidentifier), NULL, NULL, 1, {expires}, {headers}, {body})
-"""
-_RECEIVE = """
-WITH message AS (
-    SELECT TOP(1) * FROM {queue} WITH (UPDLOCK, READPAST, ROWLOCK) ORDER BY RowVersion)
-DELETE FROM message
-OUTPUT CAST(deleted.Id AS char(36)),
-       CASE WHEN deleted.Expires IS NULL THEN 0
-            ELSE CASE WHEN deleted.Expires > GETUTCDATE() THEN 0 ELSE 1 END END,
-       deleted.Headers, deleted.Body
-"""
-_PEEK = """
-SELECT COUNT(*) FROM (SELECT TOP {most} * FROM {queue} WITH (READPAST)) AS count_table
-"""
-_PURGE_EXPIRED = """
-DELETE FROM {queue}
- WHERE RowVersion IN (SELECT TOP ({most}) RowVersion FROM {queue} WITH (READPAST)
-                       WHERE Expires < GETUTCDATE())
-"""
-_STORE = """
-DECLARE @DueAfter DATETIME = GETUTCDATE();
-SET @DueAfter = DATEADD(ms, {delay}, @DueAfter);
-INSERT INTO {queue} (Headers, Body, Due)
-VALUES (CAST(? AS nvarchar(max)), CAST(? AS varbinary(max)), @DueAfter)
-"""
-_MOVE = """
-WITH message AS (
-    SELECT TOP({most}) * FROM {queue} WITH (UPDLOCK, READPAST, ROWLOCK)
-     WHERE Due < GETUTCDATE())
-DELETE FROM message
-OUTPUT NEWID(), NULL, NULL, 1, NULL, deleted.Headers, deleted.Body
-  INTO {to} (Id, CorrelationId, ReplyToAddress, Recoverable, Expires, Headers, Body)
-"""
-_NEXT_DUE = """
-SELECT TOP 1 CAST(DATEDIFF(ms, GETUTCDATE(), Due) AS float) / 1000 FROM {queue} ORDER BY Due
-"""
-_SUBSCRIBE = """
-MERGE {queue} WITH (HOLDLOCK, TABLOCK) AS target
-USING (SELECT ? AS Endpoint, ? AS QueueAddress, ? AS Topic) AS source
-   ON target.Endpoint = source.Endpoint AND target.Topic = source.Topic
- WHEN MATCHED AND target.QueueAddress <> source.QueueAddress THEN
-      UPDATE SET QueueAddress = source.QueueAddress
- WHEN NOT MATCHED THEN
-      INSERT (QueueAddress, Topic, Endpoint)
-      VALUES (source.QueueAddress, source.Topic, source.Endpoint);
-"""
-_SHAPE = """
-SELECT c.name, t.name, c.max_length, c.is_nullable, c.is_identity, c.is_computed
-  FROM sys.columns AS c JOIN sys.types AS t ON t.user_type_id = c.user_type_id
- WHERE c.object_id = OBJECT_ID(N'{text}') ORDER BY c.column_id
-"""
-_SHAPE_OF_INDEXES = """
-SELECT i.name, i.type_desc, i.is_unique, i.filter_definition, c.name, k.is_included_column
-  FROM sys.indexes AS i
-  JOIN sys.index_columns AS k ON k.object_id = i.object_id AND k.index_id = i.index_id
-  JOIN sys.columns AS c ON c.object_id = k.object_id AND c.column_id = k.column_id
- WHERE i.object_id = OBJECT_ID(N'{text}') ORDER BY i.name, k.index_column_id
-"""
+_SQLSERVER = {
+    "create": """
+        CREATE TABLE {queue} (
+            Id uniqueidentifier NOT NULL, CorrelationId varchar(255), ReplyToAddress varchar(255),
+            Recoverable bit NOT NULL, Expires datetime, Headers nvarchar(max) NOT NULL,
+            Body varbinary(max), RowVersion bigint IDENTITY(1,1) NOT NULL);
+        CREATE NONCLUSTERED INDEX Index_RowVersion ON {queue} (RowVersion ASC);
+        CREATE NONCLUSTERED INDEX Index_Expires ON {queue} (Expires)
+            INCLUDE (Id, RowVersion) WHERE Expires IS NOT NULL;""",
+    "create_delayed": """
+        CREATE TABLE {queue} (
+            Headers nvarchar(max) NOT NULL, Body varbinary(max), Due datetime NOT NULL,
+            RowVersion bigint IDENTITY(1,1) NOT NULL);
+        CREATE NONCLUSTERED INDEX Index_Due ON {queue} (Due);""",
+    "create_subscriptions": """
+        CREATE TABLE {queue} (
+            QueueAddress nvarchar(200) NOT NULL, Endpoint nvarchar(200) NOT NULL,
+            Topic nvarchar(200) NOT NULL, PRIMARY KEY CLUSTERED (Endpoint, Topic));""",
+    "columns": """
+        SELECT c.name, t.name, c.max_length, c.is_nullable, c.is_identity, c.is_computed
+          FROM sys.columns AS c JOIN sys.types AS t ON t.user_type_id = c.user_type_id
+         WHERE c.object_id = OBJECT_ID(N'{text}') ORDER BY c.column_id""",
+    "indexes": """
+        SELECT CASE i.is_primary_key WHEN 1 THEN '' ELSE i.name END AS name, i.type_desc,
+               i.is_unique, i.filter_definition, c.name, k.is_included_column
+          FROM sys.indexes AS i
+          JOIN sys.index_columns AS k ON k.object_id = i.object_id AND k.index_id = i.index_id
+          JOIN sys.columns AS c ON c.object_id = k.object_id AND c.column_id = k.column_id
+         WHERE i.object_id = OBJECT_ID(N'{text}') ORDER BY name, k.index_column_id""",
+    "send": """
+        INSERT INTO {queue}
+            (Id, CorrelationId, ReplyToAddress, Recoverable, Expires, Headers, Body)
+        VALUES (CAST(:row AS uniqueidentifier), NULL, NULL, 1,
+                DATEADD(ms, CAST(:lives AS int), GETUTCDATE()),
+                CAST(:headers AS nvarchar(max)), CAST(:body AS varbinary(max)))""",
+    "receive": """
+        WITH message AS (
+            SELECT TOP(1) * FROM {queue} WITH (UPDLOCK, READPAST, ROWLOCK) ORDER BY RowVersion)
+        DELETE FROM message
+        OUTPUT CAST(deleted.Id AS char(36)),
+               CASE WHEN deleted.Expires IS NULL THEN 0
+                    ELSE CASE WHEN deleted.Expires > GETUTCDATE() THEN 0 ELSE 1 END END,
+               deleted.Headers, deleted.Body""",
+    "rows": """
+        SELECT CAST(Id AS char(36)), Expires, Headers, Body, RowVersion
+          FROM {queue} ORDER BY RowVersion""",
+    "peek": "SELECT COUNT(*) FROM (SELECT TOP 100 * FROM {queue} WITH (READPAST)) AS count_table",
+    "purge_expired": """
+        DELETE FROM {queue}
+         WHERE RowVersion IN (SELECT TOP (:most) RowVersion FROM {queue} WITH (READPAST)
+                               WHERE Expires < GETUTCDATE())""",
+    "store": """
+        DECLARE @DueAfter DATETIME = GETUTCDATE();
+        SET @DueAfter = DATEADD(ms, :delay, @DueAfter);
+        INSERT INTO {queue} (Headers, Body, Due)
+        VALUES (CAST(:headers AS nvarchar(max)), CAST(:body AS varbinary(max)), @DueAfter)""",
+    "move": """
+        WITH message AS (
+            SELECT TOP(:most) * FROM {queue} WITH (UPDLOCK, READPAST, ROWLOCK)
+             WHERE Due < GETUTCDATE())
+        DELETE FROM message
+        OUTPUT NEWID(), NULL, NULL, 1, NULL, deleted.Headers, deleted.Body
+          INTO {to} (Id, CorrelationId, ReplyToAddress, Recoverable, Expires, Headers, Body)""",
+    "next_due": """
+        SELECT TOP 1 CAST(DATEDIFF(ms, GETUTCDATE(), Due) AS float) / 1000
+          FROM {queue} ORDER BY Due""",
+    "delayed_rows": "SELECT NULL, Headers, Body, Due FROM {queue} ORDER BY Due",
+    "subscribe": """
+        MERGE {queue} WITH (HOLDLOCK, TABLOCK) AS target
+        USING (SELECT :endpoint AS Endpoint, :address AS QueueAddress, :topic AS Topic) AS source
+           ON target.Endpoint = source.Endpoint AND target.Topic = source.Topic
+         WHEN MATCHED AND target.QueueAddress <> source.QueueAddress THEN
+              UPDATE SET QueueAddress = source.QueueAddress
+         WHEN NOT MATCHED THEN
+              INSERT (QueueAddress, Topic, Endpoint)
+              VALUES (source.QueueAddress, source.Topic, source.Endpoint);""",
+    "unsubscribe": "DELETE FROM {queue} WHERE Endpoint = :endpoint AND Topic = :topic",
+    "subscribers": "SELECT DISTINCT QueueAddress FROM {queue} WHERE Topic IN (:topics)",
+    # XLOCK alone would lock one index only, and readers that find the page unchanged pass it
+    "hold": "DELETE FROM {queue} WHERE RowVersion IN (:seqs)",
+    "hold_delayed": "DELETE FROM {queue} WHERE Body IN (:bodies)",
+    "lock": "SELECT TOP (1) 1 FROM {queue} WITH (TABLOCKX, HOLDLOCK)",
+}
 
 
 @dataclass(frozen=True)
@@ -171,145 +178,73 @@ class Session:
 
 
 @dataclass(frozen=True)
-class SQLServer:
-    """The SQL Server transport's statements, each on a session whose transaction is open."""
+class SQLServer(Database):
+    """The SQL Server transport, run by whichever driver is there."""
 
-    url: str
-    schema: str
-    patience: float = 60.0  # seconds to wait for a lock; a transport waits for none
+    texts: ClassVar[Mapping[str, str]] = _SQLSERVER
 
-    def connect(self) -> Session:
-        """Open a session."""
-        made = Session(sqlserver.connect(self.url))
+    def connect(self, zone: str | None = None) -> Session:
+        """As Database; sessions have no time zone here."""
+        del zone
+        made = Session(sqlserver_drivers.connect(Target.parse(self.url), "peer", 10)[1])
         made.run(f"SET LOCK_TIMEOUT {int(self.patience * 1000)}")
         return made
 
-    def impatient(self, seconds: float) -> SQLServer:
-        """The same, with sessions that wait for no lock so long."""
-        return replace(self, patience=seconds)
-
     def address(self, table: str) -> str:
-        """The canonical address of one of our tables."""
+        """As Database."""
         plain = "@" not in table and not table.startswith("[")
         return f"{table if plain else bracketed(table)}@{bracketed(self.schema)}"
 
-    def _on(
-        self, connection: Session, address: str, text: str, *values: object, **words: str
+    def ask(
+        self, session: Any, text: str, table: Table, *, to: Table | None = None, **values: Any
     ) -> list[tuple[Any, ...]]:
-        queue = quoted(address)
-        named = text.format(queue=queue, text=queue.replace("'", "''"), **words)
-        return connection.run(f"{_BEFORE}{named}{_AFTER}", *values)
+        """As Database."""
+        marked, bound = parameters(text, values)
+        queue = quoted(table)
+        words = {"queue": queue, "text": queue.replace("'", "''"), "to": quoted(to or table)}
+        try:
+            found: list[tuple[Any, ...]] = session.run(
+                f"{_BEFORE}{marked.format(**words)}{_AFTER}", *bound
+            )
+        except Exception as error:
+            if "Invalid object name" in str(error):
+                raise LookupError(str(table)) from error
+            raise
+        return found
 
-    def _install(self, connection: Session, address: str, make: str) -> None:
-        queue = quoted(address)
+    def count(
+        self, session: Any, text: str, table: Table, *, to: Table | None = None, **values: Any
+    ) -> int:
+        """As Database."""
+        return int(self.ask(session, f"{text}; SELECT @@ROWCOUNT", table, to=to, **values)[0][0])
+
+    def install(self, session: Any, kind: str, table: Table) -> None:
+        """As Database; whoever makes the same table at this moment waits for the lock."""
+        queue = quoted(table)
         literal = queue.replace("'", "''")
-        (database,) = connection.run("SELECT QUOTENAME(DB_NAME())")[0]
+        (database,) = session.run("SELECT QUOTENAME(DB_NAME())")[0]
         words = {
             "there": f"OBJECT_ID(N'{literal}', N'U') IS NOT NULL",
             "lock": f"{database.replace(chr(39), chr(39) * 2)}.{literal}_lock",
-            "make": make.format(queue=queue),
+            "make": self.texts[kind].format(queue=queue),
         }
-        with connection.transaction():
-            connection.run(_INSTALL.format(**words))
+        with session.transaction():
+            session.run(_INSTALL.format(**words))
 
-    def create(self, connection: Session, address: str) -> None:
-        """Make a queue, unless it is there or is being made."""
-        self._install(connection, address, _QUEUE)
 
-    def create_delayed(self, connection: Session, address: str) -> None:
-        """Make the table of delayed messages."""
-        self._install(connection, address, _DELAYED)
+def parameters(text: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """A text with `?` for each `:name`, and their values; numbers and NULL are written out."""
+    bound: list[Any] = []
 
-    def create_subscriptions(self, connection: Session, address: str) -> None:
-        """Make the subscription table."""
-        self._install(connection, address, _SUBSCRIPTIONS)
+    def mark(value: Any) -> str:
+        if isinstance(value, list):
+            return ", ".join(map(mark, value)) or "NULL"
+        if value is None or isinstance(value, int):  # no driver has to guess the type of a NULL
+            return "NULL" if value is None else str(value)
+        bound.append(str(value) if isinstance(value, uuid.UUID) else value)
+        return "?"
 
-    def shape(self, connection: Session, address: str) -> list[tuple[Any, ...]]:
-        """What a DBA sees of a table: its columns, then its indexes."""
-        columns = self._on(connection, address, _SHAPE)
-        return columns + self._on(connection, address, _SHAPE_OF_INDEXES)
-
-    def send(
-        self,
-        connection: Session,
-        address: str,
-        headers: str | None,
-        body: bytes | None,
-        *,
-        row: uuid.UUID | None = None,
-        lives: int | None = None,
-    ) -> None:
-        """
-        Insert a message, by default under a fresh id; `lives` in ms, by the database's clock.
-
-        Raises:
-            LookupError: there is no such queue.
-        """
-        words = {
-            "expires": "NULL" if lives is None else f"DATEADD(ms, {lives}, GETUTCDATE())",
-            "headers": "NULL" if headers is None else "CAST(? AS nvarchar(max))",
-            "body": "NULL" if body is None else "CAST(? AS varbinary(max))",
-        }
-        values = [str(row or uuid.uuid4()), *(each for each in (headers, body) if each is not None)]
-        try:
-            self._on(connection, address, _SEND, *values, **words)
-        except Exception as error:
-            if "Invalid object name" in str(error):
-                raise LookupError(address) from error
-            raise
-
-    def receive(self, connection: Session, address: str) -> Row | None:
-        """Delete the lowest message that no one else holds."""
-        found = self._on(connection, address, _RECEIVE)
-        if not found:
-            return None
-        row, expired, headers, body = found[0]
-        return Row(uuid.UUID(row), bool(expired), headers, body)
-
-    def peek(self, connection: Session, address: str) -> int:
-        """How many messages there are, up to a number."""
-        return int(self._on(connection, address, _PEEK, most="100")[0][0])
-
-    def purge(self, connection: Session, address: str) -> int:
-        """Delete everything; waits for whoever holds a message."""
-        return self._counted(connection, address, "DELETE FROM {queue}")
-
-    def purge_expired(self, connection: Session, address: str) -> int:
-        """Delete a batch of expired messages that no one holds."""
-        return self._counted(connection, address, _PURGE_EXPIRED, most=str(PURGED))
-
-    def _counted(self, connection: Session, address: str, text: str, **words: str) -> int:
-        counted = f"{text}; SELECT @@ROWCOUNT"
-        return int(self._on(connection, address, counted, **words)[0][0])
-
-    def store(
-        self, connection: Session, address: str, headers: str, body: bytes, delay: int
-    ) -> None:
-        """Keep a message for `delay` ms."""
-        self._on(connection, address, _STORE, headers, body, delay=str(delay))
-
-    def move(self, connection: Session, address: str, queue: str) -> float | None:
-        """Move a batch of due messages into a queue; the seconds until the next is due."""
-        self._on(connection, address, _MOVE, most=str(MOVED), to=quoted(queue))
-        found = self._on(connection, address, _NEXT_DUE)
-        return max(0.0, found[0][0]) if found else None
-
-    def subscribe(
-        self, connection: Session, address: str, endpoint: str, topic: str, queue: str
-    ) -> None:
-        """Enter a subscription, or correct its queue."""
-        self._on(connection, address, _SUBSCRIBE, endpoint, queue, topic)
-
-    def unsubscribe(self, connection: Session, address: str, endpoint: str, topic: str) -> None:
-        """Drop a subscription."""
-        text = "DELETE FROM {queue} WHERE Endpoint = ? AND Topic = ?"
-        self._on(connection, address, text, endpoint, topic)
-
-    def subscribers(self, connection: Session, address: str, topics: list[str]) -> list[str]:
-        """The queues subscribed to any of these topics, each once."""
-        marks = ", ".join("?" * len(topics))
-        text = f"SELECT DISTINCT QueueAddress FROM {{queue}} WHERE Topic IN ({marks})"
-        return [queue for (queue,) in self._on(connection, address, text, *topics)]
+    return re.sub(r"(?<!\w):(\w+)", lambda found: mark(values[found[1]]), text), bound
 
 
 def bracketed(name: str) -> str:
@@ -317,13 +252,15 @@ def bracketed(name: str) -> str:
     return "[" + name.replace("]", "]]") + "]"
 
 
-def quoted(address: str) -> str:
+def quoted(address: Table) -> str:
     """
-    Schema and table of a canonical address, `table@[schema]`, as SQL names them.
+    Schema and table of an address, as SQL names them.
 
     Raises:
-        ValueError: another form.
+        ValueError: a text that is no canonical address, `table@[schema]`.
     """
+    if not isinstance(address, str):
+        return f"{bracketed(address.schema or 'dbo')}.{bracketed(address.table)}"
     found = re.fullmatch(r"(\[(?:[^\]]|\]\])+\]|[^@\[][^@]*)@(\[(?:[^\]]|\]\])+\])", address)
     if found is None:
         raise ValueError(address)

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from .chaos import HARMING, SINKS, Plan, Result, Round
-from .damage import WHEN_DEAD
-from .ground import ground
-from .harm import AT_WORK
+from .chaos.checkpoint_failures import WHEN_DEAD
+from .chaos.failures import AT_WORK
+from .chaos.rounds import HARMING, SINKS, Plan, Result, Round
+from .chaos.server import ground
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from .reckoning import Ledger, reckon
+from .chaos.counting import Ledger, reckon
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MINUTES = float(os.environ.get("SQLQ_CHAOS_MINUTES", "1"))

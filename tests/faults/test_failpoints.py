@@ -29,10 +29,10 @@ from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import ConnectionLost, ParcelsMissing
 from sqlq_spark.receive import NO_STREAM
 
-from . import byhand, points
-from .books import HEARING, QUEUES, TIMEOUT, TOPIC, Books, Count, Shop
-from .byhand import SMALL, Desk, Died, Stream
-from .points import Order, Strike, Watched
+from .failpoints import points, spark_by_hand
+from .failpoints.message_count import HEARING, QUEUES, TIMEOUT, TOPIC, Books, Count, Shop
+from .failpoints.points import Order, Strike, Watched
+from .failpoints.spark_by_hand import SMALL, Desk, Died, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.send import Staged
 
-    from .points import Point
+    from .failpoints.points import Point
 
     Work = Callable[["Walk"], None]
     Harm = Callable[[pytest.MonkeyPatch], None]
@@ -94,7 +94,7 @@ class Walk:
     def _kill(self, order: Order, args: tuple[Any, ...]) -> Any:
         """In a process of its own."""
         assert self.run is not None
-        work = partial(byhand.elsewhere, self.shop, order.work, args)
+        work = partial(spark_by_hand.elsewhere, self.shop, order.work, args)
         self._note(order, self.run(order._replace(work=work)))
         raise Died(order.deed)
 
@@ -152,13 +152,13 @@ def stream(walk: Walk) -> None:
 
 def write(walk: Walk) -> None:
     """Run a job that writes."""
-    byhand.write(walk.desk, walk.books, walk)
+    spark_by_hand.write(walk.desk, walk.books, walk)
 
 
 def operate(walk: Walk) -> None:
     """Bring back what a stream has left."""
     walk.books.post(FIRST)
-    byhand.operate(walk.desk, walk.books, walk)
+    spark_by_hand.operate(walk.desk, walk.books, walk)
     walk.desk.restart()
 
 
@@ -292,7 +292,7 @@ def test_the_count_finds_what_is_left_on_the_server(
     walk = walker("cut off")
     books, connection = walk.books, walk.desk.sends.open()
     books.patience = 0.0
-    byhand.stage(walk.desk, [books.parcel([b"body"], ["{}"])], "app:left", 0, NO_STREAM)
+    spark_by_hand.stage(walk.desk, [books.parcel([b"body"], ["{}"])], "app:left", 0, NO_STREAM)
     connection.run("begin")
     connection.rows("sink_close", sink="app:left")
 

@@ -24,11 +24,11 @@ from sqlq_spark.address import QueueAddress, print_postgresql
 from sqlq_spark.dialects import postgresql
 from sqlq_spark.options import SinkOptions, SourceOptions
 
-from .ledger import Lost
-from .machine import Machine
-from .model import TIMEOUT, Kind
-from .steps import Stage
-from .world import World
+from .model.message_places import Lost
+from .model.participants import World
+from .model.queries import TIMEOUT, Kind
+from .model.state_machine import Machine
+from .model.steps import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

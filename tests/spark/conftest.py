@@ -6,14 +6,12 @@ import logging
 from typing import TYPE_CHECKING
 
 import pytest
-from conformance import sqlserver
 from wire import messages
 
 from spark.stand import Elsewhere, Queue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from conformance.peers import Peer
     from pyspark.sql import SparkSession
 
 
@@ -25,20 +23,13 @@ def spark(spark: SparkSession) -> SparkSession:
 
 
 @pytest.fixture
-def queue(request: pytest.FixtureRequest, dialect: str) -> Iterator[Queue]:
+def queue(request: pytest.FixtureRequest, peer: Peer) -> Queue:
     """Give an empty queue with its state tables, on each database in turn."""
-    if dialect == "sqlserver":
-        with sqlserver.place(request.getfixturevalue("sqlserver_server")) as peer:
-            yield made(Queue(Elsewhere(peer), "orders"))
-        return
-    yield made(Queue(request.getfixturevalue("place"), "orders"))
-
-
-def made(queue: Queue) -> Queue:
-    """Make its tables."""
-    queue.install()
-    queue.create()
-    return queue
+    here = peer.dialect == "postgresql"
+    made = Queue(request.getfixturevalue("place") if here else Elsewhere(peer), "orders")
+    made.install()
+    made.create()
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-peer, bare, bench = conformance.peer, conformance.bare, conformance.bench
+bare, bench = conformance.bare, conformance.bench
 TEXT = '{"NServiceBus.MessageId":"ü🚀","a\\/b":null}'
 BODIES = [bytes([number]) * number for number in range(40)]
 

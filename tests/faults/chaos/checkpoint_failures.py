@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .harm import Harm
+from .failures import Harm
 
 if TYPE_CHECKING:
-    from .harm import Scene
+    from .failures import Scene
 
 
 def commit_removed(scene: Scene) -> str | None:

@@ -19,9 +19,9 @@ from sqlq_spark import payload
 from .steps import FIGURES
 
 if TYPE_CHECKING:
-    from .model import Checkpoint, Driver, Job, Kind
+    from .participants import World
+    from .queries import Checkpoint, Driver, Job, Kind
     from .steps import Order
-    from .world import World
 
 WHICH = st.integers(0, 7)
 KINDS: list[Kind] = ["table", "queue", "atomic"]

@@ -25,7 +25,7 @@ from sqlq_spark.receive import NO_STREAM, Origin, Task
 from sqlq_spark.sessions import Session
 from sqlq_spark.triage_ledger import SENT, Ledger
 
-from .books import TIMEOUT, Shop
+from .message_count import TIMEOUT, Shop
 from .points import watching
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.send import Staged
 
-    from .books import Books
+    from .message_count import Books
     from .points import Point
 
 TRIES = 20  # more than one trip can need

@@ -1,5 +1,5 @@
 """
-The driver that is made to suffer: `python -m tests.faults.streamer '{"sink": …}'`.
+The driver that is made to suffer: `python -m tests.faults.chaos.driver '{"sink": …}'`.
 
 It keeps its streaming queries alive: one that ends by an error is started again in the same JVM.
 When the file `drain` appears it runs each with AvailableNow until the file `finish` appears, then
@@ -16,22 +16,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+from spark.driver import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _PAUSE = 0.1  # seconds between looks at the queries
-_DELTA = {
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.databricks.delta.snapshotPartitions": "2",
-}
 
 
 def main(orders: dict[str, Any]) -> None:
@@ -51,24 +46,12 @@ def main(orders: dict[str, Any]) -> None:
 
 
 def _session(orders: dict[str, Any]) -> SparkSession:
-    settings: dict[str, Any] = {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "1g",
-        "spark.sql.session.timeZone": "UTC",
+    settings = {
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(Path(orders["numbers"]).with_name("warehouse")),
-        "spark.ui.enabled": "false",
     }
-    builder = SparkSession.builder.master(orders["master"]).appName("sqlq-chaos")
-    builder = builder.config(map=settings)
-    if orders["sink"] == "delta":
-        from delta import configure_spark_with_delta_pip  # noqa: PLC0415 - slow
-
-        builder = configure_spark_with_delta_pip(builder.config(map=dict(_DELTA)))
-    made = builder.getOrCreate()
-    made.sparkContext.setLogLevel("WARN")
-    return made
+    job = {"master": orders["master"], "sink": orders["sink"], "settings": settings}
+    return session(job | {"log": "WARN"})
 
 
 def _java(spark: SparkSession) -> int:

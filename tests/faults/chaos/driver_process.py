@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 _COME_UP = 300.0  # seconds that a driver may need on a busy machine
 
 
@@ -41,7 +41,7 @@ class Driving:
         """Start one, and wait until its first query runs or is refused."""
         with self.log.open("a", encoding="utf-8") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.streamer", json.dumps(self.orders)],
+                [sys.executable, "-m", "tests.faults.chaos.driver", json.dumps(self.orders)],
                 cwd=_ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=out,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.receipts import Move, State
 
-    from .world import World
+    from .participants import World
 
 Key = tuple[str, int, int]  # of a receipt: reader, batch, task
 Kind = Literal["table", "queue", "atomic"]

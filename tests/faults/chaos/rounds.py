@@ -17,18 +17,18 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from .damage import WHEN_DEAD
-from .driving import Driving
-from .flow import Competitor, Producer
-from .ground import Place
-from .harm import AT_WORK, QUERY_TIMEOUT, Harm, Scene
-from .reckoning import Ledger, Verdict, reckon
+from .checkpoint_failures import WHEN_DEAD
+from .counting import Ledger, Verdict, reckon
+from .driver_process import Driving
+from .failures import AT_WORK, QUERY_TIMEOUT, Harm, Scene
+from .server import Place
+from .traffic import Competitor, Producer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from .ground import Ground
+    from .server import Ground
 
 SINKS = ("parquet", "delta", "queue", "atomic")
 HARMING = 45.0  # seconds of a round

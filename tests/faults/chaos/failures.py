@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 
-from .driving import send
+from .driver_process import send
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from .driving import Driving
-    from .ground import Ground
+    from .driver_process import Driving
+    from .server import Ground
 
 QUERY_TIMEOUT = 3.0  # seconds, of the streams
 

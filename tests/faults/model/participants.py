@@ -15,8 +15,8 @@ from sqlq_spark.errors import ConnectionLost, Deadlock, ReceiptSettled
 from sqlq_spark.outgoing import PARCEL_ROW
 from sqlq_spark.sessions import Session
 
-from .ledger import Ledger, Lost
-from .model import TIMEOUT, Checkpoint, Driver, Job, Sink, expected
+from .message_places import Ledger, Lost
+from .queries import TIMEOUT, Checkpoint, Driver, Job, Sink, expected
 from .steps import FIGURES
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sqlq_spark.receipts import Move
     from sqlq_spark.receive import Origin
 
-    from .model import Key, Kind, Receipt
+    from .queries import Key, Kind, Receipt
     from .steps import Order, Stage
 
 

@@ -14,15 +14,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from recorded_connection import RecordedConnection
+
 from sqlq_spark.errors import ConnectionLost, SqlQueueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import psycopg
-    import pyarrow as pa
 
-    from sqlq_spark.address import QueueAddress
     from sqlq_spark.dialects import Connection
 
 # go on; die before the statement; die after the commit; lose the connection; lose commit's answer
@@ -180,20 +180,21 @@ class Stage:
         self._free.clear()
 
 
-class Gated:
+class Gated(RecordedConnection):
     """A connection whose statements stop at the gate of the process that uses it."""
 
     def __init__(self, inner: Connection, pid: int, stage: Stage, application: str) -> None:
-        self.inner, self.pid, self.stage = inner, pid, stage
-        self.server, self.state, self.application = inner.server, inner.state, application
+        super().__init__(inner)
+        self.pid, self.stage, self.application = pid, stage, application
         self.lost = self.begun = False
 
-    def _do(self, method: str, statement: str, *args: Any, **values: Any) -> Any:
+    def around(self, statement: str, call: Callable[[], Any]) -> Any:
+        """As RecordedConnection."""
         work: Work | None = getattr(_HERE, "work", None)
         gated = work is not None and statement not in UNGATED
         order = work.gate(statement, self.pid) if work is not None and gated else "go"
         try:
-            found = getattr(self.inner, method)(*args, **values)
+            found = call()
         except ConnectionLost:
             self.lost = True
             if work is not None and work.dead:
@@ -211,36 +212,6 @@ class Gated:
                 reason = "the answer was lost"
                 raise ConnectionLost(statement, reason)
         return found
-
-    def run(self, statement: str, **values: Any) -> None:
-        """As Connection."""
-        self._do("run", statement, statement, **values)
-
-    def rows(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
-        """As Connection."""
-        found: list[tuple[Any, ...]] = self._do("rows", statement, statement, **values)
-        return found
-
-    def arrow(self, statement: str, **values: Any) -> pa.Table:
-        """As Connection."""
-        return self._do("arrow", statement, statement, **values)
-
-    def load(self, queue: QueueAddress, rows: pa.Table) -> None:
-        """As Connection."""
-        self._do("load", "load", queue, rows)
-
-    def store(self, table: str, rows: pa.Table) -> None:
-        """As Connection."""
-        self._do("store", "store", table, rows)
-
-    def columns(self, queue: QueueAddress) -> dict[str, str]:
-        """As Connection."""
-        found: dict[str, str] = self._do("columns", "columns", queue)
-        return found
-
-    def printed(self, address: QueueAddress) -> str:
-        """As Connection."""
-        return self.inner.printed(address)
 
     def close(self) -> None:
         """Leave the session to the next process, unless it is broken; end what was begun."""

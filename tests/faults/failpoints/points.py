@@ -26,6 +26,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from recorded_connection import METHODS, RecordedConnection
+
 import sqlq_spark
 from sqlq_spark import dialects
 from sqlq_spark.errors import ConnectionLost
@@ -36,9 +38,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
 PACKAGE = Path(sqlq_spark.__file__).parent
-# of a Connection, those that run a statement
-OTHERS = {"printed", "parsed", "close"}
-METHODS = {name for name in vars(dialects.Connection) if name[0] != "_"} - OTHERS
 
 # Modules and functions whose statements are not struck, and why.
 ELSEWHERE = {
@@ -187,13 +186,13 @@ class Strike:
                 self.kill(connection, point)
 
 
-class Watched:
+class Watched(RecordedConnection):
     """A connection that tells a strike where it is."""
 
     strike: ClassVar[Strike | None] = None
 
     def __init__(self, inner: Any, name: str) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.name = name  # of the session, on the server
 
     @property
@@ -205,16 +204,12 @@ class Watched:
     def application(self, _: str) -> None:
         """Keep the name: by it the session is cut off."""
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        return partial(self._do, name, found) if name in METHODS else found
-
-    def _do(self, method: str, call: Any, *args: Any, **values: Any) -> Any:
-        statement = args[0] if isinstance(args[0], str) else method
-        code, strike = sys._getframe(1), Watched.strike  # noqa: SLF001
+    def around(self, statement: str, call: Callable[[], Any]) -> Any:
+        """As RecordedConnection."""
+        code, strike = sys._getframe(2), Watched.strike  # noqa: SLF001 - who runs the statement
         if strike is not None:
             strike.passing(self, "before", statement, code)
-        done = call(*args, **values)
+        done = call()
         if strike is not None and statement == "commit":
             strike.passing(self, "after", statement, code)
         return done

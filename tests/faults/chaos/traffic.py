@@ -14,19 +14,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from conformance.transport import PostgreSQL
 
 if TYPE_CHECKING:
     from random import Random
 
-    from .ground import Place
+    from .server import Place
 
 _PAD = " " * 7000  # a batch of a few hundred is worth two tasks; the database keeps it in 100 bytes
 _MOST = 4000  # messages that wait; the producer pauses above that
-_RECEIVE = """
-DELETE FROM {queue}
- WHERE Id = (SELECT Id FROM {queue} ORDER BY Seq LIMIT 1 FOR UPDATE SKIP LOCKED)
-RETURNING (convert_from(Body, 'UTF8')::json->>'number')::int
-"""
 _SEND = """
 INSERT INTO {queue} (Id, Expires, Headers, Body)
 SELECT gen_random_uuid(),
@@ -217,6 +213,9 @@ class Competitor(User):
         time.sleep(0.02 if None not in numbers else 0.1)
 
     def _receive(self, connection: psycopg.Connection[Any]) -> int | None:
-        queue = self.place.address("orders")
-        row = connection.execute(_RECEIVE.format(queue=queue).encode()).fetchone()
-        return None if row is None else row[0]
+        found = PostgreSQL(self.place.url, self.place.name).receive(
+            connection, self.place.address("orders")
+        )
+        return (
+            None if found is None or found.body is None else int(json.loads(found.body)["number"])
+        )

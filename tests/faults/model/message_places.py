@@ -19,7 +19,7 @@ from payloads import of_receipt
 
 from sqlq_spark.receipts import MOVES
 
-from .model import Receipt
+from .queries import Receipt
 from .steps import FIGURES
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sqlq_spark.options import SinkOptions, SourceOptions
     from sqlq_spark.receipts import State
 
-    from .model import Checkpoint, Job, Key, Kind, Sink
+    from .queries import Checkpoint, Job, Key, Kind, Sink
 
 
 class Lost(AssertionError):

@@ -1,0 +1,44 @@
+"""A connection of the package whose statements a test watches, stops or breaks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sqlq_spark import dialects
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# of a Connection, those that run no statement
+OTHERS = {"printed", "parsed", "close"}
+METHODS = {name for name in vars(dialects.Connection) if name[0] != "_"} - OTHERS
+
+
+class RecordedConnection:
+    """Hands everything on to a connection; a subclass says what happens around each statement."""
+
+    def __init__(self, inner: dialects.Connection) -> None:
+        self.inner = inner
+
+    def around(self, statement: str, call: Callable[[], Any]) -> Any:
+        """
+        Run a statement.
+
+        Args:
+            statement: its name, or that of the method which runs it, such as `load`.
+            call: runs it on the connection; what it returns must be returned.
+        """
+        del statement
+        return call()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        return partial(self._run, name, found) if name in METHODS else found
+
+    def _run(self, method: str, call: Callable[..., Any], *args: Any, **values: Any) -> Any:
+        if method in {"run", "rows", "arrow"}:
+            statement = args[0]
+        else:
+            statement = f"store {args[0]}" if method == "store" else method
+        return self.around(statement, partial(call, *args, **values))

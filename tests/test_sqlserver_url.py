@@ -1,0 +1,226 @@
+"""SQL Server's url and drivers, without a server: both real drivers reach for a closed port."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sqlq_spark import dialects, errors
+from sqlq_spark.dialects import (
+    sqlserver,
+    sqlserver_drivers,
+)
+from sqlq_spark.dialects.sqlserver_drivers import Driver
+from sqlq_spark.dialects.sqlserver_url import Target, braced
+from sqlq_spark.options import with_login
+
+SECRET = "hush-#1"  # noqa: S105 - of no one
+QUOTED = "hush-%231"
+
+
+def test_a_url_is_read() -> None:
+    """Percent signs in user, password and database; the defaults are the strict ones."""
+    found = Target.parse(f"sqlserver://bo%40x:{QUOTED}@db.example:14330/my%20shop?driver=pyodbc")
+
+    assert found == Target(
+        host="db.example",
+        port=14330,
+        database="my shop",
+        user="bo@x",
+        password=SECRET,
+        encrypt="yes",
+        trust_server_certificate="no",
+        driver="pyodbc",
+    )
+    assert found.server == "sqlserver://db.example:14330/my shop"
+    assert Target.parse("sqlserver://db").port == 1433
+
+
+def test_user_and_password_of_options_win() -> None:
+    """They are put behind what the url says itself."""
+    found = Target.parse(with_login("sqlserver://a:b@db/shop?encrypt=strict", "bo", SECRET))
+
+    assert (found.user, found.password, found.encrypt) == ("bo", SECRET, "strict")
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("encryptt=yes", "option encryptt (in url) is not known: did you mean encrypt?"),
+        ("trustservercert=1", "did you mean trustServerCertificate?"),
+        ("app=x", "expected only the parameters encrypt, trustServerCertificate"),
+        ("encrypt=maybe", "option url, parameter encrypt is 'maybe': expected one of yes, no"),
+        ("authentication=Magic", "expected one of SqlPassword, Integrated, ActiveDirectoryDefault"),
+        ("encrypt=yes&Encrypt=no", "option url is 'encrypt twice': expected each parameter once"),
+        ("database=x", "expected only the parameters"),
+    ],
+)
+def test_a_parameter_that_is_not_known_is_refused_by_its_name(query: str, told: str) -> None:
+    """A misspelt encrypt would be silently no encryption."""
+    with pytest.raises(errors.BadInput) as found:
+        Target.parse(f"sqlserver://bo:{QUOTED}@db/shop?{query}")
+
+    assert told in str(found.value)
+    assert "hush" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlserver://bo:hush@db:port/shop",
+        "sqlserver://bo:hu/sh@db/shop",
+        "sqlserver://bo:hush#@db/shop",
+        "sqlserver://bo:hush@/shop",
+        "sqlserver://db;user=bo;password=hush",
+        "sqlserver://bo:hush@db/shop/more",
+        "sqlserver://bo:hush%00@db/shop",
+        "sqlserver://bo:hush%ff@db/shop",
+        "sqlserver://bo:hush@[db/shop",
+        "sqlserver://db/shop?password=hush%0a",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
+    """Its password may stand anywhere in it."""
+    with pytest.raises(errors.BadOption) as found:
+        Target.parse(url)
+
+    assert "hush" not in str(found.value)
+    assert "hu/sh" not in str(found.value)
+
+
+def test_a_target_shows_no_password() -> None:
+    """Neither as text nor in a repr."""
+    found = Target.parse(f"sqlserver://bo:{QUOTED}@db/shop")
+
+    assert SECRET not in repr(found)
+    assert SECRET not in found.server
+
+
+@given(st.text(st.characters(min_codepoint=32, exclude_characters="\x7f"), max_size=30))
+def test_no_value_can_end_its_braces(text: str) -> None:
+    """As the drivers read a connection string: `}}` is a brace, `}` the end."""
+    inside = braced(text)[1:-1]
+
+    assert inside.replace("}}", "") == inside.replace("}}", "").replace("}", "")
+    assert inside.replace("}}", "}") == text
+
+
+def test_the_connection_string_says_encryption_and_no_way_around_it() -> None:
+    """Values in braces; a password cannot add a keyword."""
+    target = Target.parse("sqlserver://bo:x%7D%3BEncrypt%3Dno@db/shop")
+
+    assert target.connection_string(Driver="ODBC Driver 18 for SQL Server") == (
+        "Driver={ODBC Driver 18 for SQL Server};Server={tcp:db,1433};Database={shop};UID={bo};"
+        "PWD={x}};Encrypt=no};Encrypt={yes};TrustServerCertificate={no};ConnectRetryCount={0}"
+    )
+
+
+def test_integrated_authentication_sends_no_password() -> None:
+    """Kerberos knows who it is."""
+    text = Target.parse("sqlserver://bo:pw@db?authentication=integrated").connection_string()
+
+    assert "Trusted_Connection={yes}" in text
+    assert "UID" not in text
+    assert "PWD" not in text
+
+
+# ---------------------------------------------------------------- the drivers
+
+
+@pytest.fixture
+def closed_port() -> int:
+    """Give a port of this machine that no one listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def loadable(driver: str) -> bool:
+    """Whether this machine has all parts of a driver."""
+    if driver == sqlserver_drivers.PYODBC:
+        try:
+            return bool(sqlserver_drivers.pyodbc(sqlserver_drivers.ODBC))
+        except sqlserver_drivers.NotHere:
+            return False
+    found = importlib.util.find_spec("mssql_python_odbc")
+    places = found.submodule_search_locations if found else None
+    return any(loads(file) for place in places or () for file in Path(place).rglob("libmsodbcsql*"))
+
+
+def loads(library: Path) -> bool:
+    """Whether a library and all that it links to is there."""
+    try:
+        return bool(ctypes.CDLL(str(library)))
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("driver", [sqlserver_drivers.MSSQL_PYTHON, sqlserver_drivers.PYODBC])
+def test_a_closed_port_is_not_reachable(driver: str, closed_port: int) -> None:
+    """By each driver that the machine can load; for the others both ways to get one are told."""
+    url = f"sqlserver://bo:{QUOTED}@127.0.0.1:{closed_port}/shop?driver={driver}"
+    expected = errors.NotReachable if loadable(driver) else errors.MissingDriver
+
+    with pytest.raises(errors.SqlQueueError) as found:
+        dialects.of(url).connect(url, application="test", timeout=1, state="sqlqueue")
+
+    assert type(found.value) is expected
+    assert SECRET not in str(found.value)
+    assert SECRET not in str(found.value.__cause__)
+    if expected is errors.MissingDriver:
+        assert "pip install 'sqlq-spark[sqlserver]'" in str(found.value)
+        assert "ODBC Driver 18 for SQL Server" in str(found.value)
+    else:
+        assert f"no connection to sqlserver://127.0.0.1:{closed_port}/shop" in str(found.value)
+
+
+def test_an_unknown_driver_is_refused_by_name() -> None:
+    """With those that there are."""
+    with pytest.raises(errors.BadOption, match="expected mssql-python, pyodbc or ODBC Driver 18"):
+        sqlserver.connect(
+            "sqlserver://db?driver=jdbc", application="test", timeout=1, state="sqlqueue"
+        )
+
+
+def test_the_next_driver_is_tried_where_one_cannot_be_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is missing of each is told where none is left."""
+
+    def absent(*_: object) -> Driver:
+        message = "libodbc.so.2: cannot open shared object file"
+        raise sqlserver_drivers.NotHere(message)
+
+    made = Driver(name="pyodbc", open=lambda *_: "connected", errors=(ValueError,))
+    monkeypatch.setattr(sqlserver_drivers, "mssql_python", absent)
+    monkeypatch.setattr(sqlserver_drivers, "pyodbc", lambda _: made)
+
+    assert sqlserver_drivers.connect(Target(host="db"), "test", 1) == (made, "connected")
+
+    monkeypatch.setattr(sqlserver_drivers, "pyodbc", absent)
+    with pytest.raises(errors.MissingDriver, match=r"mssql-python: libodbc.*; pyodbc: libodbc"):
+        sqlserver_drivers.connect(Target(host="db"), "test", 1)
+
+
+def test_pyodbc_binds_no_legacy_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database of a UTF-8 collation refuses ntext, which a long text would be by itself."""
+    name = sqlserver_drivers.ODBC[0]
+    sizes: list[Any] = []
+    module = SimpleNamespace(
+        drivers=lambda: [name], Error=ValueError, SQL_WVARCHAR=-9, SQL_VARBINARY=-3
+    )
+    monkeypatch.setattr(sqlserver_drivers, "imported", lambda _: module)
+    cursor = SimpleNamespace(setinputsizes=sizes.append)
+
+    sqlserver_drivers.pyodbc((name,)).typed(cursor, ("text", 1, b"bytes", 1.5, True))
+
+    assert sizes == [[(-9, 0, 0), None, (-3, 0, 0), None, None]]
