@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from conformance.conftest import Spied
+from recorded_connection import RecordedConnection
 from typer.testing import CliRunner
 
 from sqlq_spark import cli, install, retry, send, subscriptions
@@ -363,18 +363,19 @@ def test_a_destination_that_raises_stops_nothing(scene: Scene) -> None:
 # ---------------------------------------------------------------- the gap
 
 
-class Gap(Spied):
+class Gap(RecordedConnection):
     """A connection of the victim's, and what an attacker does just before one of its statements."""
 
     def __init__(self, inner: Any, before: str, act: Callable[[], object]) -> None:
-        super().__init__(inner, [], None)
+        super().__init__(inner)
         self.before, self.act = before, act
 
-    def _do(self, method: str, statement: str, *args: Any, **values: Any) -> Any:
+    def around(self, statement: str, call: Callable[[], Any]) -> Any:
+        """As RecordedConnection."""
         if statement == self.before:
             self.before = ""
             self.act()
-        return super()._do(method, statement, *args, **values)
+        return call()
 
 
 def test_code_that_is_added_after_the_first_look_does_not_run(scene: Scene) -> None:
@@ -439,8 +440,8 @@ def test_a_schema_that_is_renamed_in_the_gap_is_found_and_undone(scene: Scene) -
         own(f"ALTER SCHEMA {login} RENAME TO {login}_clean")
 
     class Twice(Gap):
-        def _do(self, method: str, statement: str, *args: Any, **values: Any) -> Any:
-            done = super()._do(method, statement, *args, **values)
+        def around(self, statement: str, call: Callable[[], Any]) -> Any:
+            done = super().around(statement, call)
             if statement == "load":  # and back again, before anyone looks
                 own(f"ALTER SCHEMA {login}_clean RENAME TO {login}")
                 own(f"ALTER SCHEMA {login}_other RENAME TO {login}_clean")
