@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sqlq_spark import job_words
+from sqlq_spark.jobs import settings_reader
 
 from .page import ROOT, Block, blocks, read, table
 
@@ -23,20 +22,14 @@ JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
 
 def loaded(name: str) -> ModuleType:
     """A job's module, without running it."""
-    spec = importlib.util.spec_from_file_location(f"page_of_{name}", ROOT / "jobs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # a dataclass looks its own module up
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(f"sqlq_spark.jobs.{name}")
 
 
 def filled(name: str, path: Path) -> Any:
     """The settings that a job makes of a file."""
     module = loaded(name)
-    words = job_words.parse_words("", module.Settings, ["--settings", str(path)])
-    return job_words.load(module.Settings, words, lambda *_: "secret")
+    words = settings_reader.parse_words("", module.Settings, ["--settings", str(path)])
+    return settings_reader.load(module.Settings, words, lambda *_: "secret")
 
 
 def test_the_page_lists_the_jobs_that_are_there() -> None:
@@ -65,7 +58,7 @@ def test_the_settings_on_the_page_are_read_by_their_job(block: Block, tmp_path: 
 
 def test_the_exit_codes_are_those_of_the_frame() -> None:
     """By number, and none is left out."""
-    from sqlq_spark import job  # noqa: PLC0415 - it imports pyspark
+    from sqlq_spark.jobs import main as job  # noqa: PLC0415 - it imports pyspark
 
     codes = table(PAGE, "exit-codes")
 

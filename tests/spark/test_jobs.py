@@ -14,9 +14,9 @@ import pytest
 from jobs.submit import delta_rows, module
 from waiting import until
 
-from sqlq_spark import job
+from sqlq_spark.jobs import main as job
+from sqlq_spark.jobs.type_tables import table_name
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.type_tables import table_name
 
 if TYPE_CHECKING:
     from pathlib import Path
