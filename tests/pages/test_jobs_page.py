@@ -7,8 +7,11 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml  # comes with sqlfluff
 
 from sqlq_spark.jobs import settings_reader
+from sqlq_spark.options import SourceOptions
+from sqlq_spark.receive import CEILING
 
 from .page import ROOT, Block, blocks, read, table
 
@@ -73,3 +76,28 @@ def test_a_setting_between_backticks_is_one_of_a_job() -> None:
     named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", read(PAGE)))
 
     assert named - known == set()
+
+
+def test_the_rule_of_sizes_is_that_of_the_code() -> None:
+    """The options and their defaults; what a task holds; the memory as in spark-defaults.conf."""
+    rule = table(PAGE, "sizes")
+    text, defaults = read(PAGE), read("conf/spark-defaults.conf")
+    options = SourceOptions.parse({"url": "postgresql://a@b/c", "queue": "q"})
+
+    assert [cell.strip("`") for cell in rule.column()] == [
+        "maxConcurrency",
+        "maxMessagesPerTrigger",
+        "spark.executor.memoryOverhead",
+    ]
+    assert f"the default is {options.max_messages:,}" in text
+    assert f"at most {CEILING >> 20} MiB" in text
+    assert "340 MB" in defaults
+    assert re.search(r"spark.executor.cores +4\nspark.executor.memoryOverhead +2g", defaults)
+
+
+def test_the_targets_are_those_of_the_bundle() -> None:
+    """In their order."""
+    targets = table(PAGE, "targets")
+    bundle = yaml.safe_load(read("conf/databricks/databricks.yml"))
+
+    assert [cell.strip("`") for cell in targets.column()] == [*bundle["targets"]]

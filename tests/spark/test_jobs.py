@@ -14,6 +14,7 @@ import pytest
 from jobs.submit import delta_rows, module
 from waiting import until
 
+from sqlq_spark.jobs import files
 from sqlq_spark.jobs import main as job
 from sqlq_spark.jobs.type_tables import table_name
 from sqlq_spark.options import SinkOptions
@@ -86,7 +87,7 @@ def test_a_share_is_written_once_into_a_table_of_a_catalog(
     """The write that makes it, too."""
     made, settings = received(queue, tmp_path)
     splitter = made.Splitter(replace(settings, table="default.split"))
-    splitter.query.set_result("a query")
+    splitter.query = "a query"
     rows = spark.range(3)
 
     for _ in range(2):
@@ -214,5 +215,5 @@ def test_an_open_batch_is_not_sent_by_way_of_another_ledger(
     (checkpoint / "commits" / "10").touch()
     job.bind(spark, str(checkpoint), second)
 
-    noted = (checkpoint / "sqlqueue_ledger").read_text(encoding="utf-8")
+    noted = files.text(spark, f"{checkpoint}/sqlqueue_ledger")
     assert noted.endswith(f", stateSchema {second.state_schema}")
