@@ -11,7 +11,9 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from collections.abc import Callable
+
+    from pyspark.sql import Row, SparkSession
 
 
 def literal(path: str) -> str:
@@ -19,13 +21,12 @@ def literal(path: str) -> str:
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 
-def read(spark: SparkSession, path: str, column: str) -> list[str]:
-    """One column of a file, or of a folder's files; nothing where none is there."""
+def found(work: Callable[[], list[Row]]) -> list[str]:
+    """The first column of rows; nothing where their files are not there."""
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - an extra
 
-    try:  # without Spark Connect the path is looked up by `text`, with it by `collect`
-        found = spark.read.text(literal(path), wholetext=True).select(column).distinct()
-        return [str(row[0]) for row in found.collect()]
+    try:
+        return [str(row[0]) for row in work()]
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             return []
@@ -34,7 +35,8 @@ def read(spark: SparkSession, path: str, column: str) -> list[str]:
 
 def text(spark: SparkSession, path: str) -> str:
     """A text as `write` left it, or that of a file; "" where none is there or none was finished."""
-    return "".join(read(spark, path, "value")).strip()
+    texts = found(lambda: spark.read.text(literal(path), wholetext=True).collect())
+    return "".join(texts).strip()
 
 
 def write(spark: SparkSession, path: str, line: str) -> None:
@@ -46,5 +48,7 @@ def write(spark: SparkSession, path: str, line: str) -> None:
 
 
 def names(spark: SparkSession, path: str) -> list[str]:
-    """The names of a folder's files."""
-    return read(spark, path, "_metadata.file_name")
+    """The names of a folder's files, which are not opened: the last one may be empty."""
+    files = spark.read.format("binaryFile")
+    paths = found(lambda: files.load(literal(path)).select("path").collect())
+    return [each.rpartition("/")[2] for each in paths]

@@ -69,8 +69,8 @@ def test_the_exit_codes_are_those_of_the_frame() -> None:
 
 
 def test_a_setting_between_backticks_is_one_of_a_job() -> None:
-    """A name with an underscore, on this page."""
-    known = set(JOBS)
+    """A name with an underscore, on this page; or one of the bundle."""
+    known = set(JOBS) | set(re.findall(r"\b(\w+):", read("conf/databricks/databricks.yml")))
     for name in JOBS:
         known |= set(loaded(name).Settings.__dataclass_fields__)
     named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", read(PAGE)))

@@ -102,8 +102,8 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
             yield from walk(each)
         return
     yield node
-    for each in ast.iter_child_nodes(node):
-        yield from walk(each)
+    for below in ast.iter_child_nodes(node):
+        yield from walk(below)
 
 
 def sources(root: Path = ROOT) -> list[Source]:
