@@ -100,8 +100,8 @@ def program(
         SystemExit: the code is not 0. Databricks takes this for a failed task; it would not look
             at what an entry point returns, and takes an exit with 0 for a failure as well.
     """
-    code = main(doc, kind, run, spark=spark, name=kind.__module__.rpartition(".")[2])
-    if code:
+    name = kind.__module__.rpartition(".")[2]  # `python -m` calls it __main__
+    if code := main(doc, kind, run, spark=spark, name=None if name == "__main__" else name):
         sys.exit(code)
 
 
