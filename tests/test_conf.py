@@ -1,14 +1,16 @@
 """
 conf: what stands there is what the jobs take, and what Spark knows.
 
-The bundle was held against the JSON schema of the Databricks command line, which may not be
-shipped here; that its keys are right is therefore no promise of these tests, that its values are
-is: each job's parameters are read as the job reads them.
+The bundle was held against the JSON schema of the Databricks command line 1.9.0 (bundle/schema of
+its repository) and the classes of databricks-bundles 1.22.1 for each job of each target: no error.
+Neither may be shipped here. These tests hold its values to the code: each job's parameters are read
+as the job reads them. It was deployed nowhere.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,14 @@ import pytest
 import yaml  # comes with sqlfluff
 from jobs.submit import module
 
-from sqlq_spark.job_words import load, parse_words
+from sqlq_spark.jobs.settings_reader import load, parse_words
 
 ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
 BUNDLE = yaml.safe_load((CONF / "databricks" / "databricks.yml").read_text(encoding="utf-8"))
 JOBS = BUNDLE["resources"]["jobs"]
+TARGETS = BUNDLE["targets"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 REFERENCE = re.compile(r"\$\{([^}]+)\}")
 # what a deployment must say
 GIVEN = {
@@ -71,13 +75,14 @@ def test_every_job_has_settings_and_a_place_in_the_bundle() -> None:
 
 @pytest.mark.parametrize("name", sorted(JOBS))
 def test_the_bundle_gives_a_job_what_it_takes(name: str) -> None:
-    """The file is there, its parameters are read, the password comes from the secret scope."""
+    """The entry point is its own, its parameters are read, the password is from the scope."""
     (task,) = JOBS[name]["tasks"]
-    given = task["spark_python_task"]
+    given = task["python_wheel_task"]
 
     found = read(name, *map(filled, given["parameters"]))
 
-    assert (CONF / "databricks" / given["python_file"]).resolve() == ROOT / "jobs" / f"{name}.py"
+    assert given["package_name"] == PROJECT["name"].replace("-", "_")
+    assert PROJECT["scripts"][given["entry_point"]] == f"sqlq_spark.jobs.{name}:main"
     passwords = {
         field: getattr(found, field)
         for field, each in type(found).__dataclass_fields__.items()
@@ -86,10 +91,66 @@ def test_the_bundle_gives_a_job_what_it_takes(name: str) -> None:
     assert passwords
     assert set(passwords.values()) <= {"sqlqueue/password", "sqlqueue/target-password"}
     assert len(set(passwords.values())) == len(passwords)
-    assert [each["whl"] for each in task["libraries"]] == ["../../dist/*.whl"]
-    assert task["job_cluster_key"] in {
-        each["job_cluster_key"] for each in JOBS[name]["job_clusters"]
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_each_job_of_a_target_has_somewhere_to_run(target: str) -> None:
+    """With the wheel: a cluster of its own, or an environment of serverless compute."""
+    found = TARGETS[target]["resources"]["jobs"]
+
+    assert set(found) == set(JOBS)
+    for each in found.values():
+        (task,) = each["tasks"]
+        if target == "serverless":
+            (place,) = each["environments"]
+            assert place["spec"]["dependencies"] == ["../../dist/*.whl"]
+            assert task["environment_key"] == place["environment_key"]
+        else:
+            (place,) = each["job_clusters"]
+            assert task["libraries"] == [{"whl": "../../dist/*.whl"}]
+            assert task["job_cluster_key"] == place["job_cluster_key"]
+        assert task["task_key"] == "run"  # by which it is merged with the job's
+
+
+def test_a_target_for_each_runtime() -> None:
+    """By the key of Databricks; of serverless compute by the version of the environment."""
+    default = variables()["spark_version"]["default"]
+    runtimes = {
+        name: each.get("variables", {}).get("spark_version", default)
+        for name, each in TARGETS.items()
     }
+
+    assert runtimes["dev"] == runtimes["lts_17_3"] == "17.3.x-scala2.13"
+    assert runtimes["lts_18"] == "18.x-scala2.13"
+    assert {name: each["mode"] for name, each in TARGETS.items()} == {
+        "dev": "development",
+        "lts_17_3": "production",
+        "lts_18": "production",
+        "serverless": "production",
+    }
+
+
+@pytest.mark.parametrize("path", ["conf/databricks/databricks.yml", "docs/jobs.md"])
+def test_the_commands_give_what_the_bundle_does_not(path: str) -> None:
+    """Each command of the bundle has the variables without a default, and a target."""
+    text = re.sub(r"\\\n#? *", "", (ROOT / path).read_text(encoding="utf-8"))
+    commands = re.findall(r"^(?:#\s+)?(databricks bundle .*)$", text, re.MULTILINE)
+
+    assert {each.split()[2] for each in commands} >= {"deploy", "run"}
+    for each in commands:
+        assert set(re.findall(r"--var (\w+)=", each)) == set(GIVEN)
+        assert re.search(r"--target (\w+)", each)[1] in TARGETS  # type: ignore[index]
+    made = variables()
+    for said in (
+        f"databricks secrets create-scope {made['secret_scope']['default']}",
+        f"databricks secrets put-secret sqlqueue {made['secret_key']['default']}",
+        f"databricks secrets put-secret sqlqueue {made['target_secret_key']['default']}",
+        f"databricks schemas create {made['schema']['default']} {made['catalog']['default']}",
+        "databricks volumes create {catalog} {schema} {volume} MANAGED".format(
+            **{name: each.get("default") for name, each in made.items()}
+        ),
+    ):
+        assert said in text
 
 
 def test_each_checkpoint_is_one_jobs_own() -> None:
@@ -97,7 +158,7 @@ def test_each_checkpoint_is_one_jobs_own() -> None:
     flags = [
         word
         for each in JOBS.values()
-        for word in each["tasks"][0]["spark_python_task"]["parameters"]
+        for word in each["tasks"][0]["python_wheel_task"]["parameters"]
         if word.startswith("--checkpoint=")
     ]
 
@@ -126,16 +187,9 @@ def test_every_variable_is_declared_and_used() -> None:
     )
 
 
-def test_the_bundle_takes_along_what_it_runs() -> None:
-    """A file outside the bundle's folder must be named to be synchronised."""
-    folders = {(CONF / "databricks" / each).resolve() for each in BUNDLE["sync"]["paths"]}
-
-    assert folders == {ROOT / "jobs"}
+def test_the_bundle_builds_this_project() -> None:
+    """The wheel that its tasks take."""
     assert (CONF / "databricks" / BUNDLE["artifacts"]["sqlq_spark"]["path"]).resolve() == ROOT
-    assert {name: each["mode"] for name, each in BUNDLE["targets"].items()} == {
-        "dev": "development",
-        "prod": "production",
-    }
 
 
 # ---------------------------------------------------------------- Spark
@@ -150,7 +204,8 @@ def defaults() -> dict[str, str]:
 
 def test_the_bundles_cluster_is_set_as_sparks_defaults_are() -> None:
     """But for what Databricks brings or sizes by itself."""
-    given = variables()["cluster"]["default"]["spark_conf"]
+    cluster = TARGETS["dev"]["resources"]["jobs"]["relay"]["job_clusters"][0]["new_cluster"]
+    given = cluster["spark_conf"]
 
     assert given.items() <= defaults().items()
     assert defaults().keys() - given.keys() == {

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
-from sqlq_spark import job, job_settings, job_spark, job_words
 from sqlq_spark.errors import BadOption, QueueNotFound
+from sqlq_spark.jobs import main as job
+from sqlq_spark.jobs import settings as job_settings
+from sqlq_spark.jobs import settings_reader
+from sqlq_spark.jobs import spark as job_spark
 from sqlq_spark.options import SinkOptions, SourceOptions, count
 
 ROOT = Path(__file__).parent.parent
@@ -44,8 +47,8 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loaded(*words: str, secret: dict[tuple[str, str], str] | None = None) -> Settings:
     """The settings of a command line."""
-    found = job_words.parse_words("Do it.", Settings, words)
-    return job_words.load(Settings, found, lambda *name: (secret or {})[name])
+    found = settings_reader.parse_words("Do it.", Settings, words)
+    return settings_reader.load(Settings, found, lambda *name: (secret or {})[name])
 
 
 def file(folder: Path, text: str) -> str:
@@ -397,8 +400,8 @@ def test_the_settings_in_conf_fit_their_job(name: str) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     words = [re.match(r"(?:# )?\[?(\w+)(?: =|\])", line) for line in lines]
 
-    found = job_words.parse_words("", kind, ["--settings", str(path)])
-    made = job_words.load(kind, found, job_spark.secret)
+    found = settings_reader.parse_words("", kind, ["--settings", str(path)])
+    made = settings_reader.load(kind, found, job_spark.secret)
 
     assert made.options()
     names = {each.name for each in fields(kind)} - {"log_level"}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from spark.stand import Queue
 
-from sqlq_spark.triage_ledger import GIVEN_UP, OPEN, SENT, UNKNOWN, Ledger
+from sqlq_spark.jobs.triage.ledger import GIVEN_UP, OPEN, SENT, UNKNOWN, Ledger
 
 if TYPE_CHECKING:
     from conftest import Place

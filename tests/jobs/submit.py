@@ -16,7 +16,7 @@ import subprocess
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib import util
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -196,14 +196,8 @@ def environ(given: dict[str, str]) -> dict[str, str]:
 
 
 def module(job: str) -> Any:
-    """`jobs/<job>.py`, which is in no package, imported."""
-    spec = util.spec_from_file_location(job, ROOT / "jobs" / f"{job}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = util.module_from_spec(spec)
-    sys.modules[job] = made  # where a dataclass looks for its annotations
-    spec.loader.exec_module(made)
-    return made
+    """The module of a job."""
+    return import_module(f"sqlq_spark.jobs.{job}")
 
 
 def toml(settings: dict[str, Any]) -> str:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs.submit import delta_actions, delta_rows, module
-from sqlq_spark import job, job_words
+from sqlq_spark.jobs import main as job
+from sqlq_spark.jobs import settings_reader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,7 +181,7 @@ def test_times_that_would_harm_are_refused_at_the_start(flag: str, given: str, t
     """No version of a table has the files of a batch that is being written: a day they stay."""
     audit = module("audit_to_delta")
     words = ["--url", "postgresql:///", "--table", "t", "--checkpoint", "c", flag, given]
-    found = job_words.parse_words("", audit.Settings, words)
+    found = settings_reader.parse_words("", audit.Settings, words)
 
     with pytest.raises(job.BadSettings, match=f"flag {flag} is '{given}': expected {told}"):
-        job_words.load(audit.Settings, found, lambda *_: "")
+        settings_reader.load(audit.Settings, found, lambda *_: "")

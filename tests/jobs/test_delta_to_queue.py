@@ -9,7 +9,7 @@ import pytest
 
 from jobs.submit import module
 from jobs.tables import append
-from sqlq_spark.job import BadSettings
+from sqlq_spark.jobs.main import BadSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

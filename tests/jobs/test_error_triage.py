@@ -13,9 +13,10 @@ from spark.stand import Queue
 from waiting import until
 
 from jobs.submit import delta_rows, module
-from sqlq_spark import job, triage
 from sqlq_spark.headers import EXCEPTION_INFO, FAILED_Q, MESSAGE_ID, TIME_OF_FAILURE, dumps
-from sqlq_spark.job import BadSettings
+from sqlq_spark.jobs import main as job
+from sqlq_spark.jobs.main import BadSettings
+from sqlq_spark.jobs.triage import failures as triage_failures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,7 +117,7 @@ def test_killed_between_a_return_and_its_mark(
     sources = [*[queue.name] * 100, "nowhere"]
     rows = [(f"row-{at}", failed(at, each), b"", at, "error") for at, each in enumerate(sources)]
     kinds = "id string, headers string, body binary, seq bigint, queue string"
-    made = triage.failures(spark.createDataFrame(rows, kinds)).coalesce(1)
+    made = triage_failures.failures(spark.createDataFrame(rows, kinds)).coalesce(1)
     made.write.format("delta").save(str(table))
     late = delta_rows(table)[0]["digest"]
     given = settings(desk, Queue(queue.place, "error"), mode="retry", groups=[late])

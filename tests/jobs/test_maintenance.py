@@ -10,8 +10,9 @@ import psycopg
 import pytest
 
 from jobs.submit import module, toml
-from sqlq_spark import install, job
+from sqlq_spark import install
 from sqlq_spark.dialects import of
+from sqlq_spark.jobs import main as job
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,11 @@ def check(words: list[str]) -> None:
         "twine": len,
         "uv": len,
         "sqlqueue": known_words,
+        **{
+            name: partial(settings_of, name)
+            for name in PROJECT["project"]["scripts"]
+            if "-" in name
+        },
     }
     assert words[0] in known, f"nothing checks {words[0]!r}"
     known[words[0]](words[1:])
@@ -123,12 +129,19 @@ def submit(words: list[str]) -> None:
         assert word != "--conf" or re.fullmatch(r"spark\.[\w.]+=.+", value), value
     assert job is not None, "spark-submit of nothing"
     if job.startswith("jobs/"):
-        text = (ROOT / job).read_text(encoding="utf-8")
+        assert (ROOT / job).exists(), job
+        text = (ROOT / "sqlq_spark" / job).read_text(encoding="utf-8")
         for word in rest:
             field = f"\n    {word.removeprefix('--').replace('-', '_')}: "
             frames = {"--dry-run", "--help", "--settings"}
             assert not word.startswith("--") or word in frames or field in text, word
             assert not word.startswith("conf/") or (ROOT / word).exists(), word
+
+
+def settings_of(command: str, words: list[str]) -> None:
+    """Check the flags of a job's own command."""
+    module = command.removeprefix("sqlqueue-").replace("-", "_")
+    submit([f"jobs/{module}.py", *words])
 
 
 def python(words: list[str]) -> None:

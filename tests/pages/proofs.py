@@ -225,6 +225,12 @@ WHOLE: dict[tuple[str, str], str] = {
     ("docs/jobs.md", "exit-codes"): (
         "pages/test_jobs_page.py::test_the_exit_codes_are_those_of_the_frame"
     ),
+    ("docs/jobs.md", "sizes"): (
+        "pages/test_jobs_page.py::test_the_rule_of_sizes_is_that_of_the_code"
+    ),
+    ("docs/jobs.md", "targets"): (
+        "pages/test_jobs_page.py::test_the_targets_are_those_of_the_bundle"
+    ),
     ("docs/migration.md", "jdbc-options"): (
         "pages/test_pages.py::test_options_are_called_what_they_are_called"
     ),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml  # comes with sqlfluff
 
-from sqlq_spark import job_words
+from sqlq_spark.jobs import settings_reader
+from sqlq_spark.options import SourceOptions
+from sqlq_spark.receive import CEILING
 
 from .page import ROOT, Block, blocks, read, table
 
@@ -23,20 +25,14 @@ JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
 
 def loaded(name: str) -> ModuleType:
     """A job's module, without running it."""
-    spec = importlib.util.spec_from_file_location(f"page_of_{name}", ROOT / "jobs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # a dataclass looks its own module up
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(f"sqlq_spark.jobs.{name}")
 
 
 def filled(name: str, path: Path) -> Any:
     """The settings that a job makes of a file."""
     module = loaded(name)
-    words = job_words.parse_words("", module.Settings, ["--settings", str(path)])
-    return job_words.load(module.Settings, words, lambda *_: "secret")
+    words = settings_reader.parse_words("", module.Settings, ["--settings", str(path)])
+    return settings_reader.load(module.Settings, words, lambda *_: "secret")
 
 
 def test_the_page_lists_the_jobs_that_are_there() -> None:
@@ -65,7 +61,7 @@ def test_the_settings_on_the_page_are_read_by_their_job(block: Block, tmp_path: 
 
 def test_the_exit_codes_are_those_of_the_frame() -> None:
     """By number, and none is left out."""
-    from sqlq_spark import job  # noqa: PLC0415 - it imports pyspark
+    from sqlq_spark.jobs import main as job  # noqa: PLC0415 - it imports pyspark
 
     codes = table(PAGE, "exit-codes")
 
@@ -73,10 +69,35 @@ def test_the_exit_codes_are_those_of_the_frame() -> None:
 
 
 def test_a_setting_between_backticks_is_one_of_a_job() -> None:
-    """A name with an underscore, on this page."""
-    known = set(JOBS)
+    """A name with an underscore, on this page; or one of the bundle."""
+    known = set(JOBS) | set(re.findall(r"\b(\w+):", read("conf/databricks/databricks.yml")))
     for name in JOBS:
         known |= set(loaded(name).Settings.__dataclass_fields__)
     named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", read(PAGE)))
 
     assert named - known == set()
+
+
+def test_the_rule_of_sizes_is_that_of_the_code() -> None:
+    """The options and their defaults; what a task holds; the memory as in spark-defaults.conf."""
+    rule = table(PAGE, "sizes")
+    text, defaults = read(PAGE), read("conf/spark-defaults.conf")
+    options = SourceOptions.parse({"url": "postgresql://a@b/c", "queue": "q"})
+
+    assert [cell.strip("`") for cell in rule.column()] == [
+        "maxConcurrency",
+        "maxMessagesPerTrigger",
+        "spark.executor.memoryOverhead",
+    ]
+    assert f"the default is {options.max_messages:,}" in text
+    assert f"at most {CEILING >> 20} MiB" in text
+    assert "340 MB" in defaults
+    assert re.search(r"spark.executor.cores +4\nspark.executor.memoryOverhead +2g", defaults)
+
+
+def test_the_targets_are_those_of_the_bundle() -> None:
+    """In their order."""
+    targets = table(PAGE, "targets")
+    bundle = yaml.safe_load(read("conf/databricks/databricks.yml"))
+
+    assert [cell.strip("`") for cell in targets.column()] == [*bundle["targets"]]

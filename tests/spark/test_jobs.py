@@ -14,9 +14,10 @@ import pytest
 from jobs.submit import delta_rows, module
 from waiting import until
 
-from sqlq_spark import job
+from sqlq_spark.jobs import files, stream
+from sqlq_spark.jobs import main as job
+from sqlq_spark.jobs.type_tables import table_name
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.type_tables import table_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +87,7 @@ def test_a_share_is_written_once_into_a_table_of_a_catalog(
     """The write that makes it, too."""
     made, settings = received(queue, tmp_path)
     splitter = made.Splitter(replace(settings, table="default.split"))
-    splitter.query.set_result("a query")
+    splitter.query = "a query"
     rows = spark.range(3)
 
     for _ in range(2):
@@ -214,5 +215,71 @@ def test_an_open_batch_is_not_sent_by_way_of_another_ledger(
     (checkpoint / "commits" / "10").touch()
     job.bind(spark, str(checkpoint), second)
 
-    noted = (checkpoint / "sqlqueue_ledger").read_text(encoding="utf-8")
+    noted = files.text(spark, f"{checkpoint}/sqlqueue_ledger")
     assert noted.endswith(f", stateSchema {second.state_schema}")
+
+
+def one_batch_a_run(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let a stream end after one micro-batch, as on Spark 4.1; gives the runs, as they start."""
+    runs: list[int] = []
+
+    def once(writer: Any, _: str) -> Any:
+        runs.append(len(runs))
+        return writer.trigger(once=True)
+
+    monkeypatch.setattr(made.job, "triggered", once)
+    monkeypatch.setattr(stream, "drains", lambda: False)
+    return runs
+
+
+def test_a_stream_of_one_batch_is_started_until_nothing_is_left(
+    spark: SparkSession, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message once; what was to be purged before the first run is purged once."""
+    made, settings = received(queue, tmp_path, form="body")
+    queue.fill(0, 5)
+    more = {"maxMessagesPerTrigger": "100", "purgeOnStartup": "true"}
+    settings = replace(settings, source=settings.source | more)
+    runs = one_batch_a_run(made, monkeypatch)
+    totals = made.run(spark, settings)
+    assert (totals["messages"], len(runs)) == (0, 1)
+
+    queue.fill(0, 250)
+    settings = replace(settings, source={**settings.source, "purgeOnStartup": "false"})
+    totals = made.run(spark, settings)
+
+    assert (totals["messages"], totals["batches"], len(runs)) == (250, 3, 4)
+    assert numbers(tmp_path / "table") == [*range(250)]
+
+
+def test_a_queue_that_is_filled_without_end_does_not_keep_a_job(
+    spark: SparkSession, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends when what was there after its first run is received."""
+    made, settings = received(queue, tmp_path, form="body")
+    settings = replace(settings, source=settings.source | {"maxMessagesPerTrigger": "100"})
+    runs = one_batch_a_run(made, monkeypatch)
+    watch = stream.watch
+
+    def filling(*args: Any) -> stream.Tally:
+        queue.fill(100 * len(runs), 100 * len(runs) + 100)  # as much as a run receives
+        return watch(*args)
+
+    queue.fill(0, 100)
+    monkeypatch.setattr(stream, "watch", filling)
+    totals = made.run(spark, settings)
+
+    assert (totals["messages"], len(runs)) == (200, 2)
+    assert queue.count() == 100
+
+
+def test_a_job_receives_with_the_clusters_tasks(spark: SparkSession, queue: Queue) -> None:
+    """Unless the settings say how many; replies to one instance are for one task."""
+    read = {"url": queue.place.url, "queue": queue.name}
+    own = {**read, "maxConcurrency": "7"}
+
+    assert job.spread(spark, read) == {**read, "maxConcurrency": "2"}  # local[2]
+    assert job.spread(spark, {**read, "minConcurrency": "3"})["maxConcurrency"] == "3"
+    assert job.spread(spark, own) == own
+    instance = {"url": queue.place.url, "queues": 'shop.orders, shop."orders.one"'}
+    assert job.spread(spark, instance) == instance

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sqlq_spark import triage
 from sqlq_spark.headers import (
     ENCLOSED_MESSAGE_TYPES,
     EXCEPTION_INFO,
@@ -15,6 +14,7 @@ from sqlq_spark.headers import (
     MESSAGE_ID,
     TIME_OF_FAILURE,
 )
+from sqlq_spark.jobs.triage import failures as triage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

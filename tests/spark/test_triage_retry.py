@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
-from sqlq_spark import triage
 from sqlq_spark.headers import FAILED_Q, MESSAGE_ID, dumps
-from sqlq_spark.job_settings import BadSettings
+from sqlq_spark.jobs.settings import BadSettings
+from sqlq_spark.jobs.triage import failures as triage
+from sqlq_spark.jobs.triage.retry import RequestStuck, Retry
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.triage_retry import RequestStuck, Retry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,10 +75,10 @@ def dying(made: Retry, gap: str, monkeypatch: pytest.MonkeyPatch) -> Retry:
     else:
         update = made._update  # noqa: SLF001 - the gap is before its second call
 
-        def once(which: Any, values: dict[str, Any]) -> None:
-            if "returned" in values:
+        def once(which: str, change: str) -> None:
+            if change.startswith("returned ="):
                 raise Killed
-            update(which, values)
+            update(which, change)
 
         monkeypatch.setattr(made, "_update", once)
     return made
@@ -224,7 +223,7 @@ def test_a_commit_that_came_first_is_no_failure(retry: Callable[[], Retry]) -> N
     runs = [retry() for _ in range(4)]
 
     def mark(at: int) -> None:
-        runs[at]._update(F.col("seq") == at, {"returned": F.current_timestamp()})  # noqa: SLF001
+        runs[at]._update(f"seq = {at}", "returned = current_timestamp()")  # noqa: SLF001
 
     with ThreadPoolExecutor(len(runs)) as pool:
         list(pool.map(mark, range(len(runs))))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import until
 
-from sqlq_spark.job_upkeep import Upkeep
+from sqlq_spark.jobs.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from pathlib import Path

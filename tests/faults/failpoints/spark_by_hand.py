@@ -20,10 +20,10 @@ from sqlq_spark import dialects, pace, payload, receipts, retry, send, subscript
 from sqlq_spark import receive as receiving
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import StaleTask
+from sqlq_spark.jobs.triage.ledger import SENT, Ledger
 from sqlq_spark.reader import INITIAL, Offset, Reader
 from sqlq_spark.receive import NO_STREAM, Origin, Task
 from sqlq_spark.sessions import Session
-from sqlq_spark.triage_ledger import SENT, Ledger
 
 from .message_count import TIMEOUT, Shop
 from .points import watching

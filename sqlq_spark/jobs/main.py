@@ -1,14 +1,14 @@
 """
 The frame of a job: settings in, a line of totals out, by spark-submit, python or on Databricks.
 
-A job is a module with a docstring, a frozen dataclass of settings (see job_settings.py) and
-`run(spark, settings)`, which returns totals; `main` does the rest. Exit codes: 0; 1 the totals say
-`found`, which only jobs that look do; 2 usage or bad settings; 3 the database or Spark. What went
-wrong is one sentence on standard error; the totals are the last line of standard output, as JSON.
+A job is a module with a docstring, a frozen dataclass of settings (see settings.py) and
+`run(spark, settings)`, which returns totals; `program` does the rest. Exit codes: 0; 1 the totals
+say `found`, which only jobs that look do; 2 usage or bad settings; 3 the database or Spark. What
+went wrong is one sentence on standard error; the totals are the last line of standard output, as
+JSON.
 
-    if __name__ == "__main__":
-        if code := job.main(__doc__, Settings, run):
-            sys.exit(code)
+    def main() -> None:
+        job.program(__doc__, Settings, run)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from sqlq_spark import errors, job_settings, job_spark, job_words
+from sqlq_spark import errors
 from sqlq_spark.destinations import check_writable
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import (
@@ -32,8 +32,11 @@ from sqlq_spark.errors import (
     QueueNotFound,
 )
 from sqlq_spark.java import NoJava
-from sqlq_spark.job_ledger import bind
-from sqlq_spark.job_settings import (
+from sqlq_spark.jobs import settings as job_settings
+from sqlq_spark.jobs import settings_reader
+from sqlq_spark.jobs import spark as job_spark
+from sqlq_spark.jobs.ledger import bind
+from sqlq_spark.jobs.settings import (
     BadSettings,
     DatabaseSettings,
     Settings,
@@ -43,7 +46,8 @@ from sqlq_spark.job_settings import (
     setting,
     trigger,
 )
-from sqlq_spark.job_spark import follow, is_path, read_table, start_into, triggered
+from sqlq_spark.jobs.spark import is_path, read_table, spread, start_into
+from sqlq_spark.jobs.stream import follow, receive, triggered
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.sessions import Session
 
@@ -53,7 +57,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from sqlq_spark.job_words import S
+    from sqlq_spark.jobs.settings_reader import S
     from sqlq_spark.options import SinkOptions
 
 __all__ = [
@@ -67,8 +71,11 @@ __all__ = [
     "is_path",
     "main",
     "passed",
+    "program",
     "read_table",
+    "receive",
     "setting",
+    "spread",
     "start_into",
     "trigger",
     "triggered",
@@ -79,6 +86,25 @@ UNUSABLE = (BadInput, MissingPackage, MissingDelta, NoJava)  # what to change be
 TRACED = {"ERROR", "WARN", "INFO", "DEBUG"}  # log levels that ask for stack traces
 
 
+def program(
+    doc: str | None,
+    kind: type[S],
+    run: Callable[[SparkSession, S], dict[str, Any]],
+    *,
+    spark: bool = True,
+) -> None:
+    """
+    Do a job as a program: see `main`; its name is that of the module in which `kind` stands.
+
+    Raises:
+        SystemExit: the code is not 0. Databricks takes this for a failed task; it would not look
+            at what an entry point returns, and takes an exit with 0 for a failure as well.
+    """
+    name = kind.__module__.rpartition(".")[2]  # `python -m` calls it __main__
+    if code := main(doc, kind, run, spark=spark, name=None if name == "__main__" else name):
+        sys.exit(code)
+
+
 def main(
     doc: str | None,
     kind: type[S],
@@ -86,6 +112,7 @@ def main(
     words: Sequence[str] | None = None,
     *,
     spark: bool = True,
+    name: str | None = None,
 ) -> int:
     """
     Do a job.
@@ -96,14 +123,16 @@ def main(
         run: its work.
         words: its command line.
         spark: whether it needs a session; `run` is given None without.
+        name: of the job; else that of the file that runs.
 
     Returns:
         The exit code. A good job should end without sys.exit: it need not know where it runs.
     """
-    name, level = Path(sys.argv[0]).stem, "FATAL"
+    name, level = name or Path(sys.argv[0]).stem, "FATAL"
     try:
-        found = job_words.parse_words(doc or "", kind, sys.argv[1:] if words is None else words)
-        settings = job_words.load(kind, found, job_spark.secret)
+        given = sys.argv[1:] if words is None else words
+        found = settings_reader.parse_words(doc or "", kind, given)
+        settings = settings_reader.load(kind, found, job_spark.secret)
         level = settings.log_level
         settings.options()
         totals = look(name, settings) if found.dry_run else timed(name, settings, run, spark=spark)

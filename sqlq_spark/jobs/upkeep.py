@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from sqlq_spark.job_spark import has_table, quoted
+from sqlq_spark.jobs.spark import has_table, parallelism, quoted, set_conf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,14 +58,23 @@ class Upkeep:
         """
         if self.vacuum_hours is None:
             return
-        hours = f"interval {round(self.vacuum_hours * 3600)} seconds"
-        self.spark.conf.set(f"spark.databricks.delta.properties.defaults.{KEPT}", hours)
-        self.spark.conf.set(LISTING, str(4 * self.spark.sparkContext.defaultParallelism))
+        made = f"spark.databricks.delta.properties.defaults.{KEPT}"
+        if not set_conf(self.spark, made, self._kept):
+            log.info("%s is not to be set here: a table that is made gets it after its run", made)
+        set_conf(self.spark, LISTING, str(4 * (parallelism(self.spark) or 1)))
         if has_table(self.spark, self.table):
-            rows = self.spark.sql(f"SHOW TBLPROPERTIES {quoted(self.table)}").collect()
-            if ("delta." + KEPT, hours) not in {(row.key, row.value) for row in rows}:
-                said = f"SET TBLPROPERTIES ('delta.{KEPT}' = '{hours}')"
-                self.spark.sql(f"ALTER TABLE {quoted(self.table)} {said}")
+            self._keep()
+
+    @property
+    def _kept(self) -> str:
+        return f"interval {round((self.vacuum_hours or 0) * 3600)} seconds"
+
+    def _keep(self) -> None:
+        """Set how long the table keeps its files, where it says otherwise."""
+        rows = self.spark.sql(f"SHOW TBLPROPERTIES {quoted(self.table)}").collect()
+        if ("delta." + KEPT, self._kept) not in {(row.key, row.value) for row in rows}:
+            said = f"SET TBLPROPERTIES ('delta.{KEPT}' = '{self._kept}')"
+            self.spark.sql(f"ALTER TABLE {quoted(self.table)} {said}")
 
     def once(self) -> None:
         """
@@ -81,6 +90,7 @@ class Upkeep:
             metrics = self._sql(f"OPTIMIZE {quoted(self.table)}")["metrics"]
             self._add("packedFiles", metrics["numFilesRemoved"])
         if self.vacuum_hours is not None:
+            self._keep()
             self._sql(f"VACUUM {quoted(self.table)}")
             self._add("vacuums", 1)
 

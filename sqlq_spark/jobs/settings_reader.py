@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from sqlq_spark.job_settings import BLANK, BadSettings, Settings, blanked, unknown
+from sqlq_spark.jobs.settings import BLANK, BadSettings, Settings, blanked, unknown
 from sqlq_spark.options import flag as option_flag
 
 if TYPE_CHECKING:

@@ -17,41 +17,34 @@ never be sent, for its queue is gone for good, is given up, and its rows are fre
 
 from __future__ import annotations
 
+import re
 import uuid
 from typing import TYPE_CHECKING, TypeVar
 
 import stamina
-from delta import exceptions
-from delta.tables import DeltaTable
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark import retry
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.functions import return_to_source
-from sqlq_spark.job_settings import BadSettings
-from sqlq_spark.job_spark import has_table, is_path, read_table
+from sqlq_spark.jobs.settings import BadSettings
+from sqlq_spark.jobs.spark import has_table, quoted, read_table
+from sqlq_spark.jobs.triage.ledger import GIVEN_UP, SENT, UNKNOWN, Ledger
 from sqlq_spark.sessions import Session
-from sqlq_spark.triage_ledger import GIVEN_UP, SENT, UNKNOWN, Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from sqlq_spark.options import SourceOptions
 
 T = TypeVar("T")
 
 # another commit came first; what is asked anew is done, or finds that there is nothing to do
-CONFLICTS = (
-    exceptions.DeltaConcurrentModificationException,
-    exceptions.ConcurrentWriteException,
-    exceptions.MetadataChangedException,
-    exceptions.ProtocolChangedException,
-    exceptions.ConcurrentAppendException,
-    exceptions.ConcurrentDeleteReadException,
-    exceptions.ConcurrentDeleteDeleteException,
-    exceptions.ConcurrentTransactionException,
+CONFLICT = re.compile(
+    r"\[DELTA_(?:CONCURRENT_|METADATA_CHANGED|PROTOCOL_CHANGED)|"
+    r"\b(?:Concurrent\w+|(?:Metadata|Protocol)Changed)Exception\b"
 )
 ATTEMPTS = 8  # to commit, with pauses of 8 s together
 
@@ -166,7 +159,7 @@ class Retry:
         """
         if not groups and not ids:
             return 0, {}
-        wanted = free() & named(groups, ids)
+        wanted = f"{FREE} AND {named(groups, ids)}"
         counted = by_queue(self.rows.where(wanted))
         there, reasons = self.sources([text for text in counted if text])
         staying: dict[str, int] = {}
@@ -176,9 +169,9 @@ class Retry:
         if not there:
             return 0, staying
         request = str(uuid.uuid4())
-        chosen = wanted & F.col("failedQueue").isin(*there)
+        chosen = f"{wanted} AND {among('failedQueue', there)}"
         self.ledger.open(request)
-        self._update(chosen, {"request": F.lit(request)})
+        self._update(chosen, f"request = {literal(request)}")
         return self.finish(request), staying
 
     def finish(self, request: str) -> int:
@@ -204,7 +197,7 @@ class Retry:
         if state == GIVEN_UP:
             self._free(request)
             return 0
-        self._update(mine(request), {"returned": F.current_timestamp()})
+        self._update(mine(request), "returned = current_timestamp()")
         return sum(counted.values())
 
     def send(self, request: str, rows: DataFrame, counted: dict[str | None, int]) -> None:
@@ -243,39 +236,52 @@ class Retry:
     def _free(self, request: str) -> int:
         """Take a request that was given up from its rows; returns how many there are."""
         rows = self.rows.where(mine(request)).count()
-        self._update(mine(request), {"request": F.lit(None)})
+        self._update(mine(request), "request = NULL")
         return rows
 
-    def _update(self, which: Column, values: dict[str, Column]) -> None:
-        name, spark = self.table, self.spark
-        table = (
-            DeltaTable.forPath(spark, name) if is_path(name) else DeltaTable.forName(spark, name)
-        )
-        undisturbed(lambda: table.update(which, dict(values)))
+    def _update(self, which: str, change: str) -> None:
+        said = f"UPDATE {quoted(self.table)} SET {change} WHERE {which}"  # noqa: S608 - by `literal`
+        undisturbed(lambda: self.spark.sql(said).collect())
 
 
 def undisturbed(work: Callable[[], T]) -> T:
     """Do what is one commit of a table, and again where another commit came first."""
-    for attempt in stamina.retry_context(on=CONFLICTS, attempts=ATTEMPTS, timeout=None):
+    for attempt in stamina.retry_context(on=is_conflict, attempts=ATTEMPTS, timeout=None):
         with attempt:
             return work()
     raise AssertionError  # pragma: no cover - stamina raises the last error itself
 
 
-def mine(request: str) -> Column:
+def is_conflict(error: Exception) -> bool:
+    """Whether another commit came first: with and without Spark Connect Delta says so by a name."""
+    return bool(CONFLICT.search(f"{type(error).__name__}: {error}"))
+
+
+# ---------------------------------------------------------------- which failures, as SQL
+
+FREE = "request IS NULL AND returned IS NULL"  # failures that no request has
+
+
+def literal(value: str) -> str:
+    """A text as SQL, whatever is in it: Delta's UPDATE takes no parameters."""
+    return f"decode(unhex('{value.encode().hex()}'), 'UTF-8')"
+
+
+def among(column: str, values: Iterable[str]) -> str:
+    """A column has one of some texts."""
+    listed = ", ".join(map(literal, values))
+    return f"{column} IN ({listed})" if listed else "false"
+
+
+def mine(request: str) -> str:
     """Failures of a request that is pending."""
-    return (F.col("request") == request) & F.col("returned").isNull()
+    return f"request = {literal(request)} AND returned IS NULL"
 
 
-def free() -> Column:
-    """Failures that no request has."""
-    return F.col("request").isNull() & F.col("returned").isNull()
-
-
-def named(groups: Sequence[str], ids: Sequence[str]) -> Column:
+def named(groups: Sequence[str], ids: Sequence[str]) -> str:
     """Failures by their digests, or by ids."""
-    by_id = F.col("failureId").isin(*ids) | F.col("messageId").isin(*ids)
-    return F.col("digest").isin(*groups) | by_id
+    columns = {"digest": groups, "failureId": ids, "messageId": ids}
+    return f"({' OR '.join(among(*each) for each in columns.items())})"
 
 
 def by_queue(failures: DataFrame) -> dict[str | None, int]:

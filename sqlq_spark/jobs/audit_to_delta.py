@@ -1,0 +1,240 @@
+"""
+An audit queue → a Delta table, exactly once: who processed which message, when and how long.
+
+    spark-submit jobs/audit_to_delta.py --settings conf/audit_to_delta.toml
+    sqlqueue-audit-to-delta --settings conf/audit_to_delta.toml
+
+A row for each message, partitioned by the date of its processing (UTC). Where the headers do not
+say, or say a time to come, it is the date of its coming. Run again, it goes on where it was;
+killed, it does the last batch again, and the table knows which batches it has.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+
+from sqlq_spark import headers as wire
+from sqlq_spark.functions import (
+    audit,
+    deliver_at,
+    failure,
+    header,
+    message_type,
+    time_sent,
+    wire_time,
+)
+from sqlq_spark.jobs import main as job
+from sqlq_spark.jobs.upkeep import Upkeep
+from sqlq_spark.options import SinkOptions, SourceOptions, duration, size
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+# put on a message that an operator has sent to its endpoint once more
+RETRY_ID = "ServiceControl.Retry.UniqueMessageId"
+
+LEAST_HOURS, MOST_HOURS = 24, 87_600  # of unused files
+MOST_DAYS = 36_500  # of rows
+
+
+def bytes_of(text: str) -> str:
+    """Check a size, and leave it as it is."""
+    size(text)
+    return text
+
+
+def days(text: str) -> float:
+    """Read how long rows are kept."""
+    if not 0 < float(text) <= MOST_DAYS:
+        raise ValueError
+    return float(text)
+
+
+def hours(text: str) -> float:
+    """
+    Read how long unused files are kept.
+
+    A file of a batch that is being written is in no version of the table yet: to remove it, once it
+    is older than this, would lose its rows. A day is more than any batch takes, a frozen one too.
+    """
+    if not LEAST_HOURS <= float(text) <= MOST_HOURS:
+        raise ValueError
+    return float(text)
+
+
+def period(text: str) -> str:
+    """Check a time of at least a second, and leave it as it is."""
+    duration(1)(text)
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(job.DatabaseSettings):
+    """What this job takes."""
+
+    queue: str = job.setting("The audit queue.", default="audit")
+    table: str = job.setting("The Delta table: a name, or a path with a slash in it.")
+    checkpoint: str = job.checkpoint()
+    trigger: str = job.trigger()
+    body_limit: str | None = job.setting(
+        "Keep bodies of at most so many bytes, as 64k; without it, none.",
+        default=None,
+        read=bytes_of,
+        expected="a size as 64k",
+    )
+    optimize: bool = job.setting("Pack small files at the end.", default=False)
+    retention_days: float | None = job.setting(
+        "Delete at the end what was processed, and came, before so many days; without it, nothing.",
+        default=None,
+        read=days,
+        expected=f"a number of days above 0, at most {MOST_DAYS}",
+    )
+    vacuum_hours: float | None = job.setting(
+        "Remove at the end the files that the table has not needed for so many hours, as 168, at "
+        "least 24; set as a property of the table.",
+        default=None,
+        read=hours,
+        expected=f"a number of hours from {LEAST_HOURS} to {MOST_HOURS}",
+    )
+    upkeep_every: str = job.setting(
+        "How often these three are done while a stream runs on.",
+        default="6h",
+        read=period,
+        expected="a time as 6h",
+    )
+    source: dict[str, str] = job.setting("More options of the data source.", default={})
+
+    def read(self) -> dict[str, str]:
+        """Options of the data source; headers are a map, for many columns look at them."""
+        own = {"queue": self.queue, "headersFormat": "map"}
+        return job.passed(SourceOptions, self.source, **self.login, **own)
+
+    def options(self) -> list[SourceOptions | SinkOptions]:
+        """What is opened."""
+        return [SourceOptions.parse(self.read())]
+
+    def tables(self) -> dict[str, bool]:
+        """What is written."""
+        return {self.table: False}
+
+
+def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
+    """
+    Receive into the table, and keep it in order: after the last batch, or beside a stream.
+
+    Returns:
+        What came and went, and `messagesPerSecond`, Spark's start and the upkeep not counted.
+    """
+    upkeep = Upkeep(
+        spark=spark,
+        table=settings.table,
+        date="date",
+        received="received",
+        optimize=settings.optimize,
+        retention_days=settings.retention_days,
+        vacuum_hours=settings.vacuum_hours,
+    )
+    ends = settings.trigger == "availableNow"
+    upkeep.prepare()
+    begun = time.monotonic()
+    with nullcontext() if ends else upkeep.beside(duration(1)(settings.upkeep_every)):
+        read = job.spread(spark, settings.read())
+        begin = partial(start, spark, settings)
+        totals: dict[str, Any] = {**job.receive(begin, read, settings.trigger)}
+    totals["messagesPerSecond"] = round(totals["messages"] / (time.monotonic() - begun), 1)
+    if ends:
+        upkeep.once()
+    return {**totals, **upkeep.totals}
+
+
+def start(spark: SparkSession, settings: Settings, read: dict[str, str]) -> StreamingQuery:
+    """Start the stream into the table."""
+    received = spark.readStream.format("sqlqueue").options(**read).load()
+    writer = audited(received, settings.body_limit).writeStream.partitionBy("date")
+    writer = writer.option("mergeSchema", "true")
+    writer = writer.option("checkpointLocation", settings.checkpoint)
+    return job.start_into(job.triggered(writer, settings.trigger), settings.table)
+
+
+def audited(received: DataFrame, body_limit: str | None) -> DataFrame:
+    """The table's columns, from those of a read; what a header does not say is null."""
+    return received.withColumn("received", F.current_timestamp()).select(
+        "id",
+        "seq",
+        *told("headers"),
+        "correlationId",
+        *flags("headers"),
+        "headers",
+        "corruptHeaders",
+        *bodies(body_limit),
+        "received",
+        day("headers").alias("date"),
+    )
+
+
+def told(headers: str) -> list[Column]:
+    """Which message, from whom, processed by whom, when and how long."""
+    texts = {
+        "intent": wire.MESSAGE_INTENT,
+        "originatingEndpoint": wire.ORIGINATING_ENDPOINT,
+        "originatingMachine": wire.ORIGINATING_MACHINE,
+        "processingMachine": wire.PROCESSING_MACHINE,
+    }
+    return [
+        F.coalesce(header(headers, wire.MESSAGE_ID), "id").alias("messageId"),
+        message_type(headers).alias("messageType"),
+        *(header(headers, name).alias(column) for column, name in texts.items()),
+        time_sent(headers).alias("timeSent"),
+        deliver_at(headers).alias("deliverAt"),
+        *audit(headers),
+    ]
+
+
+def flags(headers: str) -> list[Column]:
+    """How often it was tried before, by the endpoint or an operator, and whether it failed."""
+    delayed, immediate = (
+        header(headers, name).try_cast("int") for name in (wire.RETRIES, wire.FL_RETRIES)
+    )
+    again = header(headers, RETRY_ID).isNotNull()
+    queue, exception, *_ = failure(headers)
+    return [
+        delayed.alias("delayedRetries"),
+        immediate.alias("immediateRetries"),
+        (again | (F.greatest(delayed, immediate, F.lit(0)) > 0)).alias("retried"),
+        (queue.isNotNull() | exception.isNotNull()).alias("failed"),
+    ]
+
+
+def bodies(limit: str | None) -> list[Column]:
+    """How long the body is, and the body itself, if it is asked for and not too long."""
+    length = F.octet_length("body")
+    if limit is None:
+        return [length.alias("bodySize")]
+    return [
+        length.alias("bodySize"),
+        F.when(length <= size(limit), F.col("body")).alias("body"),
+    ]
+
+
+def day(headers: str) -> Column:
+    """The UTC date of the processing, in any session's time zone; none that is to come."""
+    ended = wire_time(header(headers, wire.PROCESSING_ENDED))
+    moment = F.least(F.coalesce(ended, time_sent(headers)), F.col("received"))
+    return F.date_from_unix_date(F.floor(F.unix_seconds(moment) / 86_400).cast("int"))
+
+
+def main() -> None:
+    """Do this job by the command line of this process; the entry point of the wheel."""
+    job.program(__doc__, Settings, run)
+
+
+if __name__ == "__main__":
+    main()

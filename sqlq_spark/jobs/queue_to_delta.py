@@ -1,0 +1,253 @@
+"""
+Queues → a Delta table, exactly once.
+
+    spark-submit jobs/queue_to_delta.py --settings conf/queue_to_delta.toml
+    sqlqueue-queue-to-delta --settings conf/queue_to_delta.toml
+
+To the columns of a read come messageType (the first of the header's), sentAt and receivedAt.
+A kill at any moment loses nothing and repeats nothing: start the job again, on its checkpoint.
+With `split` each message type gets a table of its own below the path, or beside the name, `table`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+
+from sqlq_spark.functions import message_type, time_sent
+from sqlq_spark.jobs import files, type_tables
+from sqlq_spark.jobs import main as job
+from sqlq_spark.options import SinkOptions, SourceOptions, count, one_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger("sqlq_spark")
+
+PARTITIONS = {"date": "date", "type": "typePartition"}
+BODY_ONLY = ["id", "seq", "queue", "messageType", "sentAt", "receivedAt", "body"]
+LONGEST_TYPE = 1000  # characters; what claims to be a longer one gets no table of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(job.DatabaseSettings):
+    """What this job takes."""
+
+    queues: str = job.setting("The queues, separated by commas.")
+    table: str = job.setting("The Delta table: a name, or a path, with a slash in it.")
+    checkpoint: str = job.checkpoint()
+    trigger: str = job.trigger()
+    form: str = job.setting(
+        "map: headers as map<string,string>; json: as text, faster; body: no headers.",
+        default="map",
+        read=one_of("map", "json", "body"),
+        expected="map, json or body",
+    )
+    partition_by: tuple[str, ...] = job.setting(
+        "date (of receivedAt) and type (its name, shortened), in the order given.", default=()
+    )
+    error_queue: str | None = job.setting("Where poison goes; else into the table.", default=None)
+    split: bool = job.setting("A table for each message type.", default=False)
+    most_types: int = job.setting(
+        "With split: how many types of a batch get a table; the rest goes to `other`.",
+        default=50,
+        read=count,
+        expected="a whole number of at least 1",
+    )
+    names: dict[str, str] = job.setting(
+        "With split: full name of a type = its table's name, instead of one made of it.",
+        default={},
+    )
+    source: dict[str, str] = job.setting(
+        "More options of the data source, as maxMessagesPerTrigger.", default={}
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what no single setting can see by itself."""
+        for each in self.partition_by:
+            if each not in PARTITIONS or self.partition_by.count(each) > 1:
+                raise job.BadSettings(f"setting partition_by names {each!r}: expected date, type")
+        for name in self.names.values():
+            if not re.fullmatch(r"[A-Za-z0-9_]{1,100}", name):
+                raise job.BadSettings(
+                    f"setting names has {name!r}: expected letters, digits and underscores"
+                )
+        if self.names and not self.split:
+            raise job.BadSettings("setting names is for split = true")
+
+    def read(self) -> dict[str, str]:
+        """Options of the data source."""
+        return job.passed(
+            SourceOptions,
+            self.source,
+            **self.login,
+            queues=self.queues,
+            errorQueue=self.error_queue,
+            headersFormat="map" if self.form == "map" else "json",
+        )
+
+    def options(self) -> list[SourceOptions | SinkOptions]:
+        """What is opened."""
+        return [SourceOptions.parse(self.read())]
+
+    def tables(self) -> dict[str, bool]:
+        """What is written, and need not be there."""
+        return {} if self.split else {self.table: False}
+
+    def needs_delta(self) -> bool:
+        """It writes tables in any case."""
+        return True
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """What is written."""
+        return received(spark, self, self.read())
+
+
+def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
+    """Receive into the table, or the tables."""
+
+    def start(read: dict[str, str]) -> StreamingQuery:
+        writer = received(spark, settings, read).writeStream
+        writer = writer.option("checkpointLocation", settings.checkpoint)
+        writer = job.triggered(writer, settings.trigger)
+        if settings.split:
+            return writer.foreachBatch(Splitter(settings).write).start()
+        writer = writer.option("mergeSchema", "true").partitionBy(*partitions(settings))
+        return job.start_into(writer, settings.table)
+
+    return job.receive(start, job.spread(spark, settings.read()), settings.trigger)
+
+
+def received(spark: SparkSession, settings: Settings, read: dict[str, str]) -> DataFrame:
+    """What is written."""
+    return derived(spark.readStream.format("sqlqueue").options(**read).load(), settings)
+
+
+def partitions(settings: Settings) -> list[str]:
+    """The columns by which tables are partitioned."""
+    return [PARTITIONS[each] for each in settings.partition_by]
+
+
+def derived(received: DataFrame, settings: Settings) -> DataFrame:
+    """Add what the headers say, and when this was."""
+    text = settings.form != "map"
+    frame = received.select(
+        "*",
+        message_type("headers", json=text).alias("messageType"),
+        time_sent("headers", json=text).alias("sentAt"),
+        F.current_timestamp().alias("receivedAt"),  # of the batch: its replay has the same
+    )
+    if settings.form == "body":
+        frame = frame.select(*BODY_ONLY)
+    made = {"date": F.to_date("receivedAt"), "typePartition": type_partition()}
+    return frame.select("*", *(made[each].alias(each) for each in partitions(settings)))
+
+
+def type_partition() -> Column:
+    """A folder's name of bounded length, whatever a message says its type is."""
+    plain = F.regexp_replace("messageType", r"[^A-Za-z0-9._-]+", "_")
+    return F.coalesce(F.right(plain, F.lit(type_tables.STEM)), F.lit(type_tables.OTHER))
+
+
+class Splitter:
+    """
+    Writes a micro-batch into the tables of its types; Delta knows each write again.
+
+    With Spark Connect it is pickled, and works in a process of the server.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Begin; `query` is the stream's id, read when it has written it into its checkpoint."""
+        self.settings = settings
+        self.query = ""
+
+    def write(self, batch: DataFrame, number: int) -> None:
+        """Write a batch; may be done twice, for a replay has the same rows and shares alike."""
+        if not self.query:
+            self.query = query_id(batch.sparkSession, self.settings.checkpoint)
+        with kept(batch) as frame:
+            tables = self.shares(frame)
+            for name, types in tables.items():
+                self.append(frame.where(F.col("messageType").isin(types)), name, number)
+            chosen = [each for types in tables.values() for each in types]
+            rest = frame.where(~F.coalesce(F.col("messageType").isin(chosen), F.lit(False)))  # noqa: FBT003
+            if not rest.isEmpty():
+                self.append(rest, type_tables.OTHER, number)
+
+    def shares(self, frame: DataFrame) -> dict[str, list[str]]:
+        """The types of a batch that have tables, by table; what is in none goes to `other`."""
+        named, most = self.settings.names, self.settings.most_types
+        mine = F.col("messageType").isin(list(named))
+        found = (
+            frame.where(F.length("messageType") <= LONGEST_TYPE)
+            .groupBy("messageType")
+            .count()
+            .orderBy(mine.desc(), F.desc("count"), "messageType")
+            .limit(most + len(named))
+            .collect()
+        )
+        return type_tables.routes(((row[0], row[1]) for row in found), named, most=most)
+
+    def append(self, rows: DataFrame, name: str, number: int) -> None:
+        """Write one share, unless Delta has it."""
+        settings = self.settings
+        table = type_tables.place(settings.table, name)
+        application = type_tables.application(
+            self.query,
+            name,
+            settings.names,
+            most=settings.most_types,
+            form=settings.form,
+        )
+        writer = (
+            rows.write.format("delta")
+            .mode("append")
+            .partitionBy(*partitions(settings))
+            .option("mergeSchema", "true")
+            .option("txnAppId", application)
+            .option("txnVersion", str(number))
+        )
+        if job.is_path(table):
+            writer.save(table)
+        else:
+            writer.saveAsTable(table)
+
+
+@contextmanager
+def kept(batch: DataFrame) -> Iterator[DataFrame]:
+    """Keep a batch in memory; where that may not be, as on serverless, each use reads it again."""
+    try:
+        batch = batch.persist()
+        persisted = True
+    except PySparkException as error:
+        log.info("a micro-batch is read again for each table, for it cannot be kept: %s", error)
+        persisted = False
+    try:
+        yield batch
+    finally:
+        if persisted:
+            batch.unpersist()
+
+
+def query_id(spark: SparkSession, checkpoint: str) -> str:
+    """The stream's id, which stays the same as long as its checkpoint."""
+    return str(json.loads(files.text(spark, f"{checkpoint.rstrip('/')}/metadata"))["id"])
+
+
+def main() -> None:
+    """Do this job by the command line of this process; the entry point of the wheel."""
+    job.program(__doc__, Settings, run)
+
+
+if __name__ == "__main__":
+    main()

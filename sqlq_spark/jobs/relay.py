@@ -1,0 +1,214 @@
+"""
+Queue → queue across databases, PostgreSQL or SQL Server at either end, exactly once.
+
+    spark-submit jobs/relay.py --settings conf/relay.toml
+    sqlqueue-relay --settings conf/relay.toml
+
+Messages are passed on as they are: body, headers byte for byte, message id; what expires lives as
+long as it had left. Each queue's messages go to the queue of the same name, or to the one that
+[targets] names. Delayed messages, which wait in a table of their own, are not touched, and poison
+goes to the error queue of the source. Addresses in headers (ReplyToAddress, FailedQ) stay those of
+the source. With --atomic, within one database, receive and send commit together.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlq_spark.address import QueueAddress
+from sqlq_spark.destinations import check_writable
+from sqlq_spark.dialects import transaction
+from sqlq_spark.errors import TimedOut
+from sqlq_spark.jobs import main as job
+from sqlq_spark.options import SinkOptions, SourceOptions, addressed, printed
+from sqlq_spark.sessions import Session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from sqlq_spark.dialects import Connection
+
+PATIENCE = 1.0  # seconds for a lock that no one else holds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(job.Settings):
+    """What this job takes."""
+
+    source_url: str = job.database_url(
+        "The database to receive from.", environment="SQLQUEUE_SOURCE_URL"
+    )
+    source_user: str | None = job.setting("Beside source_url.", default=None)
+    source_password: str | None = job.setting(
+        "Beside source_url; better in SQLQUEUE_SOURCE_PASSWORD or a secret scope.",
+        default=None,
+        secret=True,
+        environment=("SQLQUEUE_SOURCE_PASSWORD",),
+        key="source_secret_key",
+    )
+    source_secret_key: str | None = job.setting("Its key in secret_scope.", default=None)
+    target_url: str = job.database_url(
+        "The database to send to.", environment="SQLQUEUE_TARGET_URL"
+    )
+    target_user: str | None = job.setting("Beside target_url.", default=None)
+    target_password: str | None = job.setting(
+        "Beside target_url; better in SQLQUEUE_TARGET_PASSWORD or a secret scope.",
+        default=None,
+        secret=True,
+        environment=("SQLQUEUE_TARGET_PASSWORD",),
+        key="target_secret_key",
+    )
+    target_secret_key: str | None = job.setting("Its key in secret_scope.", default=None)
+    queues: str = job.setting("The queues, separated by commas.")
+    targets: dict[str, str] = job.setting(
+        "Queue in source = queue in target, where they are named differently.", default={}
+    )
+    target_schema: str | None = job.setting(
+        "The schema of queues of the same name; without it, the target's default.", default=None
+    )
+    error_queue: str = job.setting("In the source: where poison goes, which none can pass on.")
+    atomic: bool = job.setting(
+        "Within one database: receive and send in one transaction.", default=False
+    )
+    checkpoint: str = job.checkpoint()
+    trigger: str = job.trigger()
+    source: dict[str, str] = job.setting("Options of the data source.", default={})
+    sink: dict[str, str] = job.setting("Options of the sink.", default={})
+
+    def read(self) -> dict[str, str]:
+        """Options of the data source."""
+        own = {"queues": self.queues, "errorQueue": self.error_queue, "headersFormat": "json"}
+        login = {"user": self.source_user, "password": self.source_password}
+        return job.passed(SourceOptions, self.source, url=self.source_url, **login, **own)
+
+    def write(self, queue: str | None = None) -> dict[str, str]:
+        """Options of the sink; with a queue those that reach it."""
+        mode = "sendsAtomicWithReceive" if self.atomic else None
+        own = {"queue": queue, "asReceived": "true", "transactionMode": mode}
+        login = {"user": self.target_user, "password": self.target_password}
+        return job.passed(SinkOptions, self.sink, url=self.target_url, **login, **own)
+
+    def routes(self) -> dict[str, str]:
+        """
+        The queue in the target for each in the source, both canonical.
+
+        Raises:
+            BadSettings: [targets] names a queue that is not read.
+        """
+        source = SourceOptions.parse(self.read())
+        named = {
+            printed(source.url, addressed("targets", source.url, each)): each
+            for each in self.targets
+        }
+        if stray := named.keys() - set(source.names):
+            raise job.BadSettings(
+                f"setting {named[min(stray)]} in [targets] is none of the queues that are read: "
+                f"{', '.join(source.names)}"
+            )
+        url = self.target_url
+        found = {}
+        for queue, name in zip(source.addresses, source.names, strict=True):
+            target = QueueAddress(queue.table, self.target_schema)
+            if name in named:
+                target = addressed("targets", url, self.targets[named[name]])
+            found[name] = printed(url, target)
+        return found
+
+    def options(self) -> list[SourceOptions | SinkOptions]:
+        """What is opened."""
+        routes = self.routes()
+        if self.source_url == self.target_url:
+            check_loop(routes, "one database")
+        targets = [SinkOptions.parse(self.write(each)) for each in dict.fromkeys(routes.values())]
+        return [SourceOptions.parse(self.read()), *targets]
+
+
+def check_loop(routes: dict[str, str], database: str) -> None:
+    """
+    Refuse to send messages into a queue that they are received from.
+
+    Raises:
+        BadSettings: it would never end.
+    """
+    again = routes.keys() & set(routes.values())
+    if again:
+        raise job.BadSettings(
+            f"queue {min(again)} is read and sent to in {database}: give another "
+            "target_url, target_schema or [targets]"
+        )
+
+
+def one_database(first: Connection, second: Connection) -> bool:
+    """
+    Whether two sessions are in one database, by whatever names it was reached.
+
+    Locks are a database's own: who waits for that of the other is in the same.
+    """
+    name = f"relay {uuid.uuid4()}"
+    with transaction(first, timeout=10 * PATIENCE):
+        first.rows("task_lock", reader=name, batch=0, task=0)
+        try:
+            with transaction(second, timeout=PATIENCE):
+                second.rows("task_lock", reader=name, batch=0, task=0)
+        except TimedOut:
+            return True
+    return False
+
+
+def check(settings: Settings) -> None:
+    """
+    Make sure, before anything is received, that it can be sent.
+
+    Raises:
+        QueueNotWritable: a target is no queue, or this login may not send to it.
+        DestinationRefused: it would run code of an owner that is not trusted.
+        BadSettings: the databases do not fit the settings.
+    """
+    source = SourceOptions.parse(settings.read())
+    target = SinkOptions.parse(settings.write())
+    routes = settings.routes()
+    with Session(source, "relay") as received, Session(target, "relay") as sent:
+        connection = sent.open()
+        if one_database(received.open(), connection):
+            check_loop(routes, connection.server)
+        elif settings.atomic:
+            raise job.BadSettings(
+                f"setting atomic is true: expected one database, not {received.open().server} and "
+                f"{connection.server}"
+            )
+        queues = [connection.parsed(each) for each in dict.fromkeys(routes.values())]
+        with transaction(connection, timeout=target.query_timeout):
+            check_writable(connection, queues, target.allowed)
+
+
+def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
+    """Receive and send."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - --help needs no pyspark
+
+    from sqlq_spark.functions import forward  # noqa: PLC0415
+
+    check(settings)
+    job.bind(spark, settings.checkpoint, SinkOptions.parse(settings.write()))
+    pairs = [F.lit(each) for pair in settings.routes().items() for each in pair]
+    target = F.create_map(*pairs)[F.col("queue")]
+
+    def start(read: dict[str, str]) -> StreamingQuery:
+        received = spark.readStream.format("sqlqueue").options(**read).load()
+        frame = received.select(*forward(target, json=True), "expires")
+        writer = frame.writeStream.format("sqlqueue").options(**settings.write())
+        writer = writer.option("checkpointLocation", settings.checkpoint)
+        return job.triggered(writer, settings.trigger).start()
+
+    return job.receive(start, job.spread(spark, settings.read()), settings.trigger)
+
+
+def main() -> None:
+    """Do this job by the command line of this process; the entry point of the wheel."""
+    job.program(__doc__, Settings, run)
+
+
+if __name__ == "__main__":
+    main()

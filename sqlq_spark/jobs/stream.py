@@ -1,0 +1,211 @@
+"""
+A stream's run, from its start to its totals; SIGTERM ends it after its batch.
+
+Before Spark 4.2 a stream from queues ends after one micro-batch with `Trigger.AvailableNow`. There
+it is started again, on the same checkpoint, until what waited after the first run is through.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Self
+
+from sqlq_spark import inspect
+from sqlq_spark.dialects import transaction
+from sqlq_spark.options import SourceOptions, duration
+from sqlq_spark.sessions import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+POLL = 0.25  # seconds between two looks at a stream
+LAST_BATCH = 60.0  # seconds that a stream may need to end its batch when it is told to stop
+
+
+def triggered(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
+    """Set what the setting `trigger` says."""
+    if trigger == "availableNow":
+        return writer.trigger(availableNow=True)
+    milliseconds = round(duration(0)(trigger) * 1000)
+    return writer.trigger(processingTime=f"{milliseconds} milliseconds")
+
+
+class Stop:
+    """SIGTERM asks a stream to end after its batch; as a block, within which it does."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, lambda *_: self._asked.set())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+    @property
+    def asked(self) -> bool:
+        """Whether it came."""
+        return self._asked.is_set()
+
+
+class Tally:
+    """What a stream has come to, from the progress of its batches."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self.messages = 0
+        self.batches = 0
+        self.last = -1  # the last batch that is counted
+        self.worked = False  # whether a batch was done, an empty or a replayed one too
+        self.reader: str | None = None  # of a stream from queues
+        self._query = query
+        self._seen: object = None
+
+    def note(self) -> None:
+        """Take over what is new; Spark keeps the progress of 100 batches."""
+        latest = self._query.lastProgress
+        if latest is None or latest.timestamp == self._seen:
+            return
+        self._seen = latest.timestamp
+        for progress in self._query.recentProgress:
+            self.worked |= "addBatch" in progress.durationMs
+            if progress.batchId > self.last and progress.numInputRows:
+                self.last = progress.batchId
+                self.batches += 1
+                self.messages += progress.numInputRows
+            self.reader = reader_of(progress.sources[0].endOffset) or self.reader
+
+
+def follow(query: StreamingQuery) -> dict[str, int]:
+    """
+    Wait for a stream's end, or for SIGTERM, and count.
+
+    SIGTERM stops it after its batch; were that cut short, the next run would do it again. Under
+    spark-submit the signal must reach this process: the JVM in front of it ends at once, which
+    loses nothing either.
+
+    Returns:
+        `messages`, `batches`.
+    """
+    with Stop() as stop:
+        tally = watch(query, stop)
+    return {"messages": tally.messages, "batches": tally.batches}
+
+
+def receive(
+    start: Callable[[dict[str, str]], StreamingQuery], read: dict[str, str], trigger: str
+) -> dict[str, int]:
+    """
+    Run a stream from queues to its end; SIGTERM ends it as in `follow`.
+
+    Args:
+        start: options of the read → the stream, started; it may be started more than once.
+        read: options of the read.
+        trigger: the setting.
+
+    Returns:
+        `messages`, `batches`; and what was not delivered, as far as its batches are acknowledged:
+        `expired`, `diverted`, `forwarded`.
+    """
+    source = SourceOptions.parse(read)
+    totals = Counter(messages=0, batches=0, expired=0, diverted=0, forwarded=0)
+    again, ends = trigger == "availableNow" and not drains(), None
+    with Stop() as stop:
+        while True:
+            before = readers(source)
+            tally = watch(start(read), stop)
+            totals.update(messages=tally.messages, batches=tally.batches)
+            totals.update(dropped(tally.reader, before, readers(source)))
+            if not again or stop.asked or not tally.worked:
+                return dict(totals)
+            ends = tops(source) if ends is None else ends  # delayed messages that are due are in it
+            if through(source, ends):
+                return dict(totals)
+            # what has come since is not what was to be purged
+            read = {name: text for name, text in read.items() if name != "purgeOnStartup"}
+
+
+def drains() -> bool:
+    """Whether `Trigger.AvailableNow` receives until nothing is left, not only one micro-batch."""
+    return importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
+
+
+def watch(query: StreamingQuery, stop: Stop) -> Tally:
+    """Wait for a stream's end, or until it is asked to stop, and for the end of its batch then."""
+    tally, active = Tally(query), True
+    while active and not stop.asked:
+        active = not query.awaitTermination(POLL)  # type: ignore[arg-type]
+        tally.note()
+    if active:
+        end(query, tally)
+    tally.note()
+    return tally
+
+
+def end(query: StreamingQuery, tally: Tally) -> None:
+    """Stop a stream when it has ended the batch that it is at."""
+    last, until = tally.last, time.monotonic() + LAST_BATCH
+    while query.status["isDataAvailable"] and tally.last == last and time.monotonic() < until:
+        query.awaitTermination(POLL)  # type: ignore[arg-type]
+        tally.note()
+    query.stop()
+
+
+# ---------------------------------------------------------------- the queues of a stream
+
+
+def tops(source: SourceOptions) -> dict[str, tuple[int, int]]:
+    """Of each queue that is not empty the lowest and the highest sequence number."""
+    with Session(source, "job", state=False) as opened:
+        connection = opened.open()
+        with transaction(connection, timeout=source.query_timeout):
+            found = {
+                name: connection.rows("top", tables={"queue": queue})[0]
+                for name, queue in zip(source.names, source.addresses, strict=True)
+            }
+    return {name: (first, last) for name, (first, last) in found.items() if first is not None}
+
+
+def through(source: SourceOptions, ends: dict[str, tuple[int, int]]) -> bool:
+    """Whether nothing is left of what `tops` once found: a queue may be filled without an end."""
+    left = {name: first for name, (first, _) in tops(source).items() if name in ends}
+    return all(first > ends[name][1] for name, first in left.items())
+
+
+def readers(source: SourceOptions) -> dict[str, inspect.Reader]:
+    """What each reader has come to."""
+    if source.transaction_mode == "none":
+        return {}
+    with Session(source, "job") as opened:
+        connection = opened.open()
+        with transaction(connection, timeout=source.query_timeout):
+            return {each.reader: each for each in inspect.readers(connection)}
+
+
+def dropped(
+    reader: str | None, before: dict[str, inspect.Reader], after: dict[str, inspect.Reader]
+) -> dict[str, int]:
+    """What a stream's reader did not deliver, between two looks."""
+    now, was = after.get(reader or ""), before.get(reader or "")
+    names = ("expired", "diverted", "forwarded")
+    return {name: getattr(now, name, 0) - getattr(was, name, 0) for name in names}
+
+
+def reader_of(offset: Any) -> str | None:  # noqa: ANN401
+    """The reader that a progress' offset names."""
+    try:
+        found = json.loads(offset) if isinstance(offset, str) else offset
+        return None if found["reader"] is None else str(found["reader"])
+    except (TypeError, KeyError, ValueError):
+        return None

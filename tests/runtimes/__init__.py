@@ -1,0 +1,1 @@
+"""What the package uses of pyspark, held against the pyspark of Databricks Runtimes."""
