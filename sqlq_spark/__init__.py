@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sqlq_spark import versions
 from sqlq_spark.errors import SqlQueueError
 
 if TYPE_CHECKING:
@@ -18,9 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["SqlQueueError", "__version__", "register"]
 __version__ = "0.1.0"
 
+versions.check()  # of Python
+
 
 def register(spark: SparkSession) -> None:
-    """Make the format `sqlqueue` known to a session, where Spark did not find it by itself."""
+    """
+    Make the format `sqlqueue` known to a session, where Spark did not find it.
+
+    Raises:
+        UnsupportedVersion: this Spark or its pyarrow is too old.
+    """
+    versions.check("pyspark", "pyarrow")
     from sqlq_spark.datasource import DefaultSource  # noqa: PLC0415 - pyspark is an extra
 
     spark.dataSource.register(DefaultSource)
