@@ -26,10 +26,13 @@ def register(spark: SparkSession) -> None:
     """
     Make the format `sqlqueue` known to a session, where Spark did not find it.
 
+    A stream then has a task for each core of the cluster, unless it says maxConcurrency. Spark
+    Connect does not say how many there are: there the driver's cores count.
+
     Raises:
         UnsupportedVersion: this Spark or its pyarrow is too old.
     """
     versions.check("pyspark", "pyarrow")
-    from sqlq_spark.datasource import DefaultSource  # noqa: PLC0415 - pyspark is an extra
+    from sqlq_spark import datasource  # noqa: PLC0415 - pyspark is an extra
 
-    spark.dataSource.register(DefaultSource)
+    datasource.register(spark)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark
 from pyspark import TaskContext
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
     from sqlq_spark.address import QueueAddress
@@ -72,6 +74,8 @@ HEAVY = {"headers", "body", "correlationId", "replyToAddress", "corruptHeaders",
 class DefaultSource(DataSource):
     """The format `sqlqueue`."""
 
+    cores: int | None = None  # of the cluster, where `register` saw it
+
     @classmethod
     def name(cls) -> str:
         """The name for `.format(…)`."""
@@ -84,11 +88,13 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Browse: deletes nothing."""
-        return BrowseReader(SourceOptions.parse(self.options), schema)
+        options = SourceOptions.parse(self.options).on(self.cores)
+        return BrowseReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Receive."""
-        return StreamReader(SourceOptions.parse(self.options), schema)
+        options = SourceOptions.parse(self.options).on(self.cores)
+        return StreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
         """Send a frame."""
@@ -103,6 +109,28 @@ class DefaultSource(DataSource):
         if fixed(schema):
             look_ahead_once(made.options)
         return made
+
+
+def register(spark: SparkSession) -> None:
+    """Register the format, with the number of the cluster's cores where the session says it."""
+    found = getattr(spark, "_sc", None)  # no property: that of Spark Connect raises
+    known = None if found is None else max(1, found.defaultParallelism)
+    try:
+        spark.dataSource.register(sized(known))
+    except PySparkException as error:
+        # Spark 4.0.0 finds the format and then takes no other; what it found is this package
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
+        log.info("the format sqlqueue is registered already")
+
+
+def sized(cores: int | None) -> type[DefaultSource]:
+    """
+    Give the format, knowing the cluster's cores.
+
+    Spark pickles a class that no module holds by value, and with it the number.
+    """
+    return type(DefaultSource.__name__, (DefaultSource,), {"cores": cores})
 
 
 def columns(options: SourceOptions) -> dict[str, str]:

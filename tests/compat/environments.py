@@ -97,21 +97,40 @@ def make(environment: Environment, wheel: Path) -> None:
     """
     Make an environment and install the wheel into it.
 
-    With uv where that is there; it finds or fetches the Python. Otherwise with `venv` and pip, if
-    that Python is on PATH.
+    With uv where that is there, which fetches a Python that is absent; otherwise with pip.
     """
     folder, what = environment.folder, [*environment.pins, str(wheel)]
     if environment.program.exists():  # of a run before: only the wheel may be another
         what = ["--reinstall-package", "sqlq-spark", *what]
     if uv := shutil.which("uv"):
         if not environment.program.exists():
-            run(uv, "venv", "--quiet", "--python", environment.python, str(folder))
+            python = interpreter(environment.python)
+            run(uv, "venv", "--quiet", "--python", python or environment.python, str(folder))
         run(uv, "pip", "install", "--quiet", "--python", str(environment.program), *what)
         return
     if not environment.program.exists():
-        run(f"python{environment.python}", "-m", "venv", str(folder))
+        python = interpreter(environment.python)
+        if python is None:
+            raise RuntimeError(f"environment {environment.name} needs Python {environment.python}")
+        run(python, "-m", "venv", str(folder))
     what = [each for each in what if each not in {"--reinstall-package", "sqlq-spark"}]
     run(str(environment.program), "-m", "pip", "install", "--quiet", *what)
+
+
+def interpreter(version: str) -> str | None:
+    """
+    Find a Python of this version on PATH or among those of pyenv.
+
+    A shim of pyenv for a version that is not chosen fails, and uv would stop at it.
+    """
+    known = [shutil.which(f"python{version}"), sys.executable]
+    known += sorted(map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")))
+    for program in filter(None, known):
+        asked = "import sys; print('%d.%d' % sys.version_info[:2])"
+        done = subprocess.run([program, "-c", asked], capture_output=True, text=True, check=False)
+        if done.stdout.strip() == version:
+            return program
+    return None
 
 
 def run(*command: str, cwd: Path | None = None) -> str:
