@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sqlq_spark import versions
 from sqlq_spark.errors import SqlQueueError
 
 if TYPE_CHECKING:
@@ -18,9 +19,20 @@ if TYPE_CHECKING:
 __all__ = ["SqlQueueError", "__version__", "register"]
 __version__ = "0.1.0"
 
+versions.check()  # of Python
+
 
 def register(spark: SparkSession) -> None:
-    """Make the format `sqlqueue` known to a session, where Spark did not find it by itself."""
-    from sqlq_spark.datasource import DefaultSource  # noqa: PLC0415 - pyspark is an extra
+    """
+    Make the format `sqlqueue` known to a session, where Spark did not find it.
 
-    spark.dataSource.register(DefaultSource)
+    A stream then has a task for each core of the cluster, unless it says maxConcurrency. Spark
+    Connect does not say how many there are: there the driver's cores count.
+
+    Raises:
+        UnsupportedVersion: this Spark or its pyarrow is too old.
+    """
+    versions.check("pyspark", "pyarrow")
+    from sqlq_spark import datasource  # noqa: PLC0415 - pyspark is an extra
+
+    datasource.register(spark)

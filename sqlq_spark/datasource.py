@@ -15,18 +15,17 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+import pyspark
 from pyspark import TaskContext
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
-    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from sqlq_spark import browse, outgoing, send
 from sqlq_spark.errors import BadFrame, BadOption, SqlQueueError
@@ -35,11 +34,19 @@ from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.reader import INITIAL, Offset, Reader
 from sqlq_spark.receive import Origin, Task, receive
 from sqlq_spark.sessions import Session
+from sqlq_spark.spark_api import (
+    DataSourceStreamArrowWriter,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    to_arrow_schema,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
     from sqlq_spark.address import QueueAddress
@@ -67,6 +74,8 @@ HEAVY = {"headers", "body", "correlationId", "replyToAddress", "corruptHeaders",
 class DefaultSource(DataSource):
     """The format `sqlqueue`."""
 
+    cores: int | None = None  # of the cluster, where `register` saw it
+
     @classmethod
     def name(cls) -> str:
         """The name for `.format(…)`."""
@@ -79,11 +88,13 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Browse: deletes nothing."""
-        return BrowseReader(SourceOptions.parse(self.options), schema)
+        options = SourceOptions.parse(self.options).on(self.cores)
+        return BrowseReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Receive."""
-        return StreamReader(SourceOptions.parse(self.options), schema)
+        options = SourceOptions.parse(self.options).on(self.cores)
+        return StreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
         """Send a frame."""
@@ -98,6 +109,28 @@ class DefaultSource(DataSource):
         if fixed(schema):
             look_ahead_once(made.options)
         return made
+
+
+def register(spark: SparkSession) -> None:
+    """Register the format, with the number of the cluster's cores where the session says it."""
+    found = getattr(spark, "_sc", None)  # no property: that of Spark Connect raises
+    known = None if found is None else max(1, found.defaultParallelism)
+    try:
+        spark.dataSource.register(sized(known))
+    except PySparkException as error:
+        # Spark 4.0.0 finds the format and then takes no other; what it found is this package
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
+        log.info("the format sqlqueue is registered already")
+
+
+def sized(cores: int | None) -> type[DefaultSource]:
+    """
+    Give the format, knowing the cluster's cores.
+
+    Spark pickles a class that no module holds by value, and with it the number.
+    """
+    return type(DefaultSource.__name__, (DefaultSource,), {"cores": cores})
 
 
 def columns(options: SourceOptions) -> dict[str, str]:
@@ -166,7 +199,7 @@ class BrowseReader(DataSourceReader):
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Page through a range; stops as soon as Spark does."""
-        schema = to_arrow_schema(self.columns, timezone="UTC")
+        schema = to_arrow_schema(self.columns)
         options, queue = self.options, partition.queue
         name = f"browse {queue.table}"
         with Session(options, name, state=False, worker=True) as session:
@@ -194,6 +227,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.columns = schema
         self._reader: Reader | None = None
+        self._planned = INITIAL  # end of the last batch that Spark asked the tasks of
 
     @property
     def reader(self) -> Reader:
@@ -211,8 +245,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self.options.max_messages)
 
     def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:  # noqa: ARG002
-        """Acknowledge `start`, and plan the batch after it."""
-        return self.reader.latest(INITIAL if start is None else start)
+        """
+        Acknowledge `start`, and plan the batch after it.
+
+        Spark 4.0 and 4.1 do not name it. They ask for the tasks of the last batch in the offset
+        log at every start, and come here only when that batch is in the commit log.
+        """
+        if start is None:
+            warn_of_single_batches()
+            start = self._planned
+        return self.reader.latest(start)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """What stands in the progress."""
@@ -224,6 +266,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[TaskPartition]:  # noqa: ARG002
         """The tasks of a batch, from its offset alone: a replay has nothing else."""
+        self._planned = end
         return [TaskPartition(task) for task in self.reader.tasks(end)]
 
     def read(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
@@ -237,7 +280,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             )
             queue = session.open().printed(task.queue)
-        schema = to_arrow_schema(self.columns, timezone="UTC")
+        schema = to_arrow_schema(self.columns)
         for chunk in chunks(rows):
             yield warned(received(chunk, schema, queue=queue), queue)
 
@@ -249,6 +292,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """End the driver's session; Spark does not always call this."""
         if self._reader is not None:
             self._reader.close()
+
+
+@cache
+def warn_of_single_batches() -> None:
+    """Say, once in a process, what Trigger.AvailableNow does on Spark 4.0 and 4.1."""
+    log.warning(
+        "Spark %s runs one micro-batch for each Trigger.AvailableNow of this format: start the "
+        "query again until it receives nothing, or use Spark 4.2",
+        pyspark.__version__,
+    )
 
 
 def origin() -> Origin:

@@ -7,7 +7,7 @@ What can go wrong, and what mends it.
     │   ├── BadAddress
     │   ├── BadFrame         a DataFrame's columns do not fit
     │   └── BadMessage       one row of a DataFrame does not fit
-    ├── MissingPackage · MissingDriver
+    ├── MissingPackage · MissingDriver · UnsupportedVersion
     ├── DatabaseFailure      the server said no, or nothing
     │   ├── NotReachable · LoginRefused · DatabaseNotFound
     │   ├── ConnectionLost (and ReadOnly) · Deadlock · TimedOut (and LockTimedOut) · Cancelled
@@ -126,6 +126,24 @@ class MissingPackage(SqlQueueError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(package, extra)
+
+
+class UnsupportedVersion(SqlQueueError, ImportError):
+    """Python, pyspark or pyarrow is older than this package needs."""
+
+    def __init__(self, what: str, found: str, needed: str) -> None:
+        super().__init__(what, found, needed)
+
+    def __str__(self) -> str:
+        what, found, needed = self.args
+        fix = (
+            f"run it with Python {needed} or newer"
+            if what == "Python"
+            else f"pip install '{what}>={needed}'"
+        )
+        if what == "pyspark":
+            fix += ", and use a cluster with Spark 4 (Databricks Runtime 17.3 LTS or newer)"
+        return f"sqlq_spark needs {what} {needed} or newer, and this is {found}: {fix}"
 
 
 class MissingDelta(SqlQueueError):

@@ -264,7 +264,9 @@ def column(
         header = HEADER_COLUMNS[name]
         return headers.text(header) if headers else quick_text(texts or [], header)
     if headers and name == "corruptHeaders":
-        return pc.if_else(headers.poison(), rows.column("headers"), None)
+        # not None: of a slice without poison Arrow up to 21 then makes an array that is not valid
+        nothing = pa.nulls(rows.num_rows, kind)
+        return pc.if_else(headers.poison(), rows.column("headers"), nothing)
     if headers and pa.types.is_map(kind):
         return headers.map(kind)
     if name == "queue":

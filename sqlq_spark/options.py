@@ -14,7 +14,7 @@ import math
 import os
 import re
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 from urllib.parse import quote
 
 from sqlq_spark import dialects
@@ -291,6 +291,7 @@ class SourceOptions(DatabaseOptions):
     peer_time_zone: str | None = option("peerTimeZone", name, ZONE, default=None)
     purge_on_startup: bool = option("purgeOnStartup", flag, "true or false", default=False)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, "true or false", default=True)
+    cores: ClassVar[int | None] = None  # of the cluster, where `register` saw it; see `on`
 
     def __post_init__(self) -> None:
         """Refuse what no single option can see by itself."""
@@ -369,10 +370,17 @@ class SourceOptions(DatabaseOptions):
             else addressed("errorQueue", self.url, self.error_queue)
         )
 
+    def on(self, cores: int | None) -> Self:
+        """Give the same options for a cluster with so many cores, which are no option."""
+        made = replace(self)
+        object.__setattr__(made, "cores", cores)  # frozen, and no field, as all fields are options
+        return made
+
     @property
     def concurrency(self) -> int:
-        """Receive tasks of one batch, at most."""
-        return self.max_concurrency or max(2, os.cpu_count() or 2, self.min_concurrency)
+        """Receive tasks of one batch, at most; by default one for each core that is known."""
+        cores = self.cores or os.cpu_count() or 2
+        return self.max_concurrency or max(2, cores, self.min_concurrency)
 
 
 @dataclass(frozen=True, kw_only=True)

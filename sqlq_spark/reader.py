@@ -70,6 +70,7 @@ class Reader:
             fail_on_data_loss=options.fail_on_data_loss,
         )
         self.ramp = Ramp(options.concurrency)
+        self._sized = False  # whether the number of tasks was logged
         self.peeks = [
             Peek(options, *each) for each in zip(options.addresses, options.names, strict=True)
         ]
@@ -219,7 +220,29 @@ class Reader:
         if not parts:
             return None
         self._waiting_since = None
+        self._log_size(parts)
         return self._store(connection, reader, closed.batch + 1, parts)
+
+    def _log_size(self, parts: list[Any]) -> None:
+        """Log, once in this process, how many tasks a batch may have, and what sets it."""
+        if self._sized:
+            return
+        self._sized = True
+        options, tasks = self.options, sum(len(part["bounds"]) - 1 for part in parts)
+        if options.max_concurrency or options.cores or tasks < options.concurrency:
+            log.info(
+                "%s: the first batch has %d tasks of at most %d",
+                self.address,
+                tasks,
+                options.concurrency,
+            )
+            return
+        log.warning(
+            "%s: the first batch has %d tasks, as many as the driver has cores, because the cores "
+            "of the executors are not known here: on a cluster set maxConcurrency to those",
+            self.address,
+            tasks,
+        )
 
     def _pause(self, start: Offset, now: float) -> Offset:
         """Leave the queues alone for a while, also those where something waits, but too little."""

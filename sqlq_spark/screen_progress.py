@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -44,9 +44,9 @@ def progress(
     gone = 0
     of = "" if total is None else f" of {total:,}"
     try:
-        with Progress(
-            *COLUMNS, console=console, disable=quiet or not sys.stderr.isatty(), transient=quiet
-        ) as bars:
+        hidden = quiet or not sys.stderr.isatty()
+        bars = Progress(*COLUMNS, console=console, disable=hidden, transient=quiet)
+        with nullcontext() if hidden else bars:  # before rich 15 a disabled one ends with a newline
             bar = bars.add_task(f"{what}s", total=total, count=f"0{of}")
 
             def advance(more: int) -> None:

@@ -67,7 +67,9 @@ def _own(frame: Frame, topics: pa.Array) -> pa.Array:
         _refuse(frame, rows, items.is_null(), "topics holds a null")
     for code, reason in wrong.items():
         _refuse(frame, rows, pc.equal(items.indices, code), reason)
-    return pc.if_else(pc.greater(pc.list_value_length(topics), 0), topics, pa.scalar(None, TOPICS))
+    return pc.if_else(
+        pc.greater(pc.list_value_length(topics), 0), topics, pa.nulls(len(topics), TOPICS)
+    )
 
 
 def _refuse(frame: Frame, rows: pa.Array, wrong: pa.Array, reason: str) -> None:

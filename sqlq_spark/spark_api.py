@@ -1,0 +1,98 @@
+"""
+The parts of pyspark that are not the same in every Spark 4.
+
+Databricks Runtime has parts of a newer Spark than its version says, so each part is looked for by
+its name. Spark 4.0 lacks DataSourceStreamArrowWriter; 4.0 and 4.1 lack admission control, which
+is ReadLimit, `latestOffset(start, limit)` and more than one micro-batch for Trigger.AvailableNow.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import datasource
+from pyspark.sql.pandas import types
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+    from pyspark.sql.streaming.datasource import (
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+    from pyspark.sql.types import StructType
+
+    ADMISSION_CONTROL = True
+else:
+    try:
+        from pyspark.sql.streaming.datasource import (
+            ReadLimit,
+            ReadMaxRows,
+            SupportsTriggerAvailableNow,
+        )
+
+        ADMISSION_CONTROL = True
+    except ImportError:
+        ADMISSION_CONTROL = False
+
+        class ReadLimit:
+            """Stands for Spark 4.2's class, which this Spark does not ask for."""
+
+        class ReadMaxRows(ReadLimit):
+            """Stands for Spark 4.2's class."""
+
+            def __init__(self, max_rows: int) -> None:
+                self.max_rows = max_rows
+
+        class SupportsTriggerAvailableNow:
+            """Stands for Spark 4.2's class."""
+
+    if hasattr(datasource, "DataSourceStreamArrowWriter"):
+        DataSourceStreamArrowWriter = datasource.DataSourceStreamArrowWriter
+    else:
+
+        class DataSourceStreamArrowWriter(
+            datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter
+        ):
+            """
+            A stream's writer that is handed record batches by Spark 4.0 too.
+
+            The worker of 4.0 hands batches to each DataSourceArrowWriter, rows to others; a
+            stream's writer may be of both kinds there. Its commit and abort are a stream's.
+            """
+
+
+__all__ = [
+    "ADMISSION_CONTROL",
+    "DataSourceStreamArrowWriter",
+    "ReadLimit",
+    "ReadMaxRows",
+    "SupportsTriggerAvailableNow",
+    "drains_at_once",
+    "to_arrow_schema",
+]
+
+# 4.2 names the time zone, older versions only say whether there is one, which is UTC
+_ZONE: dict[str, Any] = (
+    {"timezone": "UTC"}
+    if "timezone" in inspect.signature(types.to_arrow_schema).parameters
+    else {"timestamp_utc": True}
+)
+
+
+def to_arrow_schema(schema: StructType) -> pa.Schema:
+    """Give the Arrow schema in which Spark expects the rows of a read."""
+    return types.to_arrow_schema(schema, **_ZONE)
+
+
+def drains_at_once() -> bool:
+    """
+    Whether Trigger.AvailableNow receives all that waits in one run.
+
+    Otherwise a run is one micro-batch, and a run that replays a batch does nothing more: start the
+    query again until a run had no micro-batch. Spark Connect to a server of another version than
+    this client's is not looked at.
+    """
+    return ADMISSION_CONTROL

@@ -1,0 +1,248 @@
+"""
+The cases of the compatibility run, in the order in which they run.
+
+FIRST runs in a process that is killed at its end; CASES run in the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+
+import sqlq_spark
+from compat.stage import Record, numbered
+from sqlq_spark import functions as sqlq
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from compat.stage import Stage
+
+
+def receive_until_killed(stage: Stage) -> None:
+    """Batch 0 is done, batch 1 is received and its sink waits to be killed."""
+    stage.fill("orders", 0, 250)
+    record = Record(stage.folder / "killed")
+    record.order("stop-1")
+    stage.received("orders", record)
+
+
+def killed_stream_goes_on(stage: Stage) -> None:
+    """The batch that was open gets the same rows again; no message is lost or repeated."""
+    record = Record(stage.folder / "killed")
+    record.order("stop-1", given=False)
+    stage.received("orders", record)
+
+    first, again = record.of(1)
+    assert again == first
+    assert record.last_ids() == numbered(0, 250)
+    assert len(record.of(0)) == 1
+    assert [stage.count("orders"), stage.count("receipt")] == [0, 0]
+
+
+def browse_finds_the_format(stage: Stage) -> None:
+    """Spark finds it without a call of register; after one it works as before."""
+    spark, queue = stage.session(), stage.queue("browsed", 30)
+
+    def browse() -> list[str]:
+        frame = spark.read.format("sqlqueue").options(**stage.options(queue)).load()
+        frame = frame.where("body IS NOT NULL AND expires IS NULL").orderBy("seq")
+        return [row[0] for row in frame.select(sqlq.header("headers", MESSAGE_ID)).collect()]
+
+    found = browse()
+    sqlq_spark.register(spark)
+
+    assert found == browse() == numbered(0, 30)
+    assert stage.count(queue) == 30
+
+
+def frame_is_sent_once(stage: Stage) -> None:
+    """Written twice under one txnAppId and txnVersion; with a map, a time and an interval."""
+    queue = stage.queue("sent")
+    frame = (
+        stage.session()
+        .range(100)
+        .select(
+            F.encode(F.col("id").cast("string"), "UTF-8").alias("body"),
+            F.create_map(F.lit(MESSAGE_ID), F.concat(F.lit("m-"), "id")).alias("headers"),
+            F.expr("INTERVAL '1' HOUR").alias("timeToBeReceived"),
+        )
+    )
+
+    for _ in range(2):
+        given = stage.options(queue, txnAppId="compat", txnVersion=1)
+        frame.write.format("sqlqueue").options(**given).mode("append").save()
+
+    assert sorted(stage.ids(queue)) == sorted(numbered(0, 100))
+    assert stage.sql(f"SELECT count(Expires) FROM {stage.schema}.sent") == [(100,)]
+
+
+def failed_batch_comes_again(stage: Stage) -> None:
+    """The sink failed twice: the same rows in the same order each time, then the rest."""
+    queue = stage.queue("failing", 150)
+    record = Record(stage.folder / "failing")
+    record.order("fail")
+
+    for number in range(2):
+        raised(lambda: stage.received(queue, record), "sink failed")
+        stage.fill(queue, 1000 + number, 1001 + number)
+    record.order("fail", given=False)
+    stage.received(queue, record)
+
+    first, second, third = record.of(0)
+    assert first == second == third
+    assert record.last_ids() == [*numbered(0, 150), *numbered(1000, 1002)]
+
+
+def lost_entries_get_the_stored_plan(stage: Stage) -> None:
+    """The last offset is lost, with no commit of its batch: the batch has the same rows."""
+    queue = stage.queue("lost", 100)
+    record = Record(stage.folder / "lost")
+    stage.received(queue, record)
+    stage.fill(queue, 100, 300)
+    record.order("fail")
+    raised(lambda: stage.received(queue, record), "sink failed")
+    record.order("fail", given=False)
+    record.forget("offsets", record.last("offsets"))
+
+    stage.received(queue, record, maxConcurrency=1, maxMessagesPerTrigger=30)
+
+    first, again = record.of(1)
+    assert again == first
+    assert record.last_ids() == numbered(0, 300)
+    assert stage.count("receipt") == 0
+
+
+def rolled_back_checkpoint_is_refused(stage: Stage) -> None:
+    """The last batch's entries are lost after it was acknowledged: nothing is received."""
+    queue = stage.queue("rolled", 250)
+    record = Record(stage.folder / "rolled")
+    stage.received(queue, record)
+    stage.fill(queue, 900, 910)
+    last = record.last("offsets")
+    for batch in (last, last - 1):
+        record.forget("offsets", batch)
+        record.forget("commits", batch)
+
+    raised(lambda: stage.received(queue, record), "it was rolled back or copied")
+
+    assert stage.ids(queue) == numbered(900, 910)
+
+
+def queue_to_queue(stage: Stage) -> None:
+    """A stream into a queue; a batch that is done again sends nothing twice."""
+    source, target = stage.queue("source", 250), stage.queue("target")
+    record = Record(stage.folder / "onward")
+
+    def go() -> None:
+        stream = stage.stream(source).drop("queue", "seq")
+        writer = stream.writeStream.format("sqlqueue").options(**stage.options(target))
+        stage.finish(writer, record.checkpoint)
+
+    go()
+    first = stage.ids(target)
+    stage.fill(source, 250, 400)
+    go()
+
+    assert first == numbered(0, 250)
+    assert stage.ids(target) == numbered(0, 400)
+    assert [stage.count(source), stage.count("outbox")] == [0, 0]
+
+
+def queue_to_queue_in_one_transaction(stage: Stage) -> None:
+    """With sendsAtomicWithReceive a batch that was sent is not sent again without its commit."""
+    source, target = stage.queue("atomic", 250), stage.queue("settled")
+    record = Record(stage.folder / "settled")
+    given = stage.options(target, transactionMode="sendsAtomicWithReceive")
+
+    def go() -> None:
+        stream = stage.stream(source).drop("queue", "seq")
+        writer = stream.writeStream.format("sqlqueue").options(**given)
+        query = writer.option("checkpointLocation", str(record.checkpoint)).start()
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+
+    go()
+    record.forget("commits", record.last("commits"))
+    stage.fill(source, 250, 300)
+    go()
+
+    assert stage.ids(target) == numbered(0, 300)
+
+
+def functions_read_and_answer(stage: Stage) -> None:
+    """Headers in columns, and a reply to each message, sent to the address that asked for it."""
+    spark, queue = stage.session(), stage.queue("asked", 20)
+    answers = stage.queue("answers")
+    frame = spark.read.format("sqlqueue").options(**stage.options(queue)).load()
+
+    read = frame.select(sqlq.message_type("headers"), sqlq.time_sent("headers").cast("string"))
+    replies = frame.select(*sqlq.reply("body", message_type="Shop.OrderAccepted"))
+    replies = replies.withColumn(  # a DBA's schema, which no endpoint would name
+        "queue", F.format_string(f'"{stage.schema}"."%s"', "queue")
+    )
+    given = stage.options(queue)
+    del given["queue"]
+    replies.write.format("sqlqueue").options(**given).mode("append").save()
+
+    assert {tuple(row) for row in read.collect()} == {
+        ("Shop.PlaceOrder", "2024-05-01 10:00:00.123456")
+    }
+    sent = [json.loads(row[0]) for row in stage.sql(f"SELECT Headers FROM {stage.schema}.answers")]
+    assert len(sent) == stage.count(answers) == 20
+    assert {each["NServiceBus.MessageIntent"] for each in sent} == {"Reply"}
+    assert {each["NServiceBus.RelatedTo"] for each in sent} == set(numbered(0, 20))
+
+
+def passwords_are_hidden(stage: Stage) -> None:
+    """In plans and progress of a read and a stream."""
+    queue, out = stage.queue("hidden", 10), stage.queue("hidden_out")
+    password = urlsplit(stage.url).password
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        frame = stage.session().read.format("sqlqueue").options(**stage.options(queue)).load()
+        frame.explain(extended=True)
+        writer = stage.stream(queue).drop("queue").writeStream.format("sqlqueue")
+        given = stage.options(out)
+        query = stage.finish(writer.options(**given), stage.folder / "hidden")
+        query.explain(extended=True)
+    text = shown.getvalue() + "".join(each.json for each in query.recentProgress)
+
+    assert password
+    assert "sqlqueue" in text
+    assert password not in text
+    assert stage.count(out) == 10
+
+
+def raised(work: Callable[[], object], words: str) -> None:
+    """Do what must fail with these words."""
+    found = ""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - classic and Connect raise different classes
+        found = str(error)
+
+    assert words in found
+
+
+MESSAGE_ID = "NServiceBus.MessageId"
+FIRST = receive_until_killed
+CASES = (
+    killed_stream_goes_on,
+    browse_finds_the_format,
+    frame_is_sent_once,
+    failed_batch_comes_again,
+    lost_entries_get_the_stored_plan,
+    rolled_back_checkpoint_is_refused,
+    queue_to_queue,
+    queue_to_queue_in_one_transaction,
+    functions_read_and_answer,
+    passwords_are_hidden,
+)

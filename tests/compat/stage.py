@@ -1,0 +1,186 @@
+"""What the cases share: a session, queues of their own, streams that are run until all is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from adbc_driver_postgresql import dbapi
+from pyspark.sql import SparkSession
+
+from sqlq_spark.spark_api import drains_at_once
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+RUNS = 50  # of Trigger.AvailableNow on Spark 4.0, one micro-batch each
+TIMEOUT = 600  # seconds for one of them on a busy machine
+SETTINGS: dict[str, bool | float | int | str | None] = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+}
+_FILL = """
+INSERT INTO {} (Id, Expires, Headers, Body)
+SELECT gen_random_uuid(), NULL,
+    '{{"NServiceBus.MessageId":"m-' || number || '","NServiceBus.ReplyToAddress":"answers",'
+    '"NServiceBus.EnclosedMessageTypes":"Shop.PlaceOrder, Shop",'
+    '"NServiceBus.TimeSent":"2024-05-01 10:00:00:123456 Z"}}', '{{}}'
+FROM generate_series({}, {}) AS number ORDER BY number
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One environment's corner of the database and of the disk."""
+
+    url: str
+    schema: str  # of queues and state tables
+    folder: Path
+    connect: bool  # Spark Connect instead of a classic session
+
+    def session(self) -> SparkSession:
+        """Give the session, which is started when first asked for."""
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = SparkSession.builder.appName("sqlq-compat").config(map=SETTINGS)
+        where = builder.remote("local[2]") if self.connect else builder.master("local[2]")
+        return where.getOrCreate()
+
+    def options(self, queue: str, **more: object) -> dict[str, str]:
+        """What a read or write of a queue is given."""
+        known = {"url": self.url, "stateSchema": self.schema, "queue": self.address(queue)}
+        return known | {name: str(value) for name, value in more.items()}
+
+    def address(self, queue: str) -> str:
+        """Write a queue's name as an option takes it."""
+        return f'"{self.schema}"."{queue}"'
+
+    # ------------------------------------------------------------ the database
+
+    def sql(self, text: str, *, rows: bool = True) -> list[tuple[Any, ...]]:
+        """Run one statement in a transaction of its own."""
+        with dbapi.connect(self.url) as connection, connection.cursor() as cursor:
+            cursor.execute(text)
+            found: list[tuple[Any, ...]] = cursor.fetchall() if rows else []
+            connection.commit()
+            return found
+
+    def queue(self, name: str, messages: int = 0) -> str:
+        """Make a queue with so many messages, `m-0` and on."""
+        table = f"{self.schema}.{name}"
+        self.sql(f"CREATE TABLE {table} (LIKE {self.schema}.orders INCLUDING ALL)", rows=False)
+        self.fill(name, 0, messages)
+        return name
+
+    def fill(self, name: str, first: int, stop: int) -> None:
+        """Send messages `m-<first>` … `m-<stop - 1>`."""
+        if stop > first:
+            self.sql(_FILL.format(f"{self.schema}.{name}", first, stop - 1), rows=False)
+
+    def ids(self, name: str) -> list[str]:
+        """Message ids of what waits, by seq."""
+        rows = self.sql(f"SELECT Headers FROM {self.schema}.{name} ORDER BY Seq")
+        return [json.loads(headers)["NServiceBus.MessageId"] for (headers,) in rows]
+
+    def count(self, name: str) -> int:
+        """How many rows a table has."""
+        return int(self.sql(f"SELECT count(*) FROM {self.schema}.{name}")[0][0])
+
+    # ------------------------------------------------------------ streams
+
+    def stream(self, queue: str, **more: object) -> DataFrame:
+        """Receive."""
+        given = self.options(queue, maxMessagesPerTrigger=100, peekDelay="100ms") | {
+            name: str(value) for name, value in more.items()
+        }
+        return self.session().readStream.format("sqlqueue").options(**given).load()
+
+    def finish(self, writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:
+        """Run a stream until what waits is through; raises what it raised."""
+        writer = writer.option("checkpointLocation", str(checkpoint))
+        for _ in range(RUNS):
+            query = writer.trigger(availableNow=True).start()
+            assert query.awaitTermination(TIMEOUT)
+            ran = any("addBatch" in each.durationMs for each in query.recentProgress)
+            if drains_at_once() or not ran:
+                return query
+        raise AssertionError(f"the stream has not ended after {RUNS} runs")
+
+    def received(self, queue: str, sink: Record, **more: object) -> None:
+        """Receive into a Record; its folder has the checkpoint too."""
+        stream = self.stream(queue, **more)
+        self.finish(stream.writeStream.foreachBatch(sink), sink.checkpoint)
+
+
+@dataclass(frozen=True)
+class Record:
+    """
+    A sink that writes down what it was given, one file for each call.
+
+    Files, because Spark Connect calls it in a process of the server. A file `fail` beside them
+    makes it raise, a file `stop-<batch>` makes it wait to be killed, after it got its rows.
+    """
+
+    folder: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint of its stream."""
+        return self.folder / "checkpoint"
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        """Take a batch."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        rows = [(row.seq, row.headers["NServiceBus.MessageId"]) for row in frame.collect()]
+        call = self.folder / f"{time.time_ns()}-{batch}.json"
+        call.write_text(json.dumps(rows), encoding="utf-8")
+        if (self.folder / "fail").exists():
+            raise RuntimeError(f"sink failed on batch {batch}")
+        if (self.folder / f"stop-{batch}").exists():
+            (self.folder / "reached").touch()
+            time.sleep(TIMEOUT)
+
+    def order(self, name: str, *, given: bool = True) -> None:
+        """Set or remove `fail` or `stop-<batch>`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if given:
+            (self.folder / name).touch()
+        else:
+            (self.folder / name).unlink()
+
+    def of(self, batch: int) -> list[list[list[Any]]]:
+        """The rows (seq, message id) of each call for a batch."""
+        calls = sorted(self.folder.glob(f"*-{batch}.json"))
+        return [json.loads(call.read_text(encoding="utf-8")) for call in calls]
+
+    def last_ids(self) -> list[str]:
+        """The message ids of the last call for each batch."""
+        last = {call.stem.partition("-")[2]: call for call in sorted(self.folder.glob("*.json"))}
+        texts = [last[batch].read_text(encoding="utf-8") for batch in sorted(last, key=int)]
+        return [name for text in texts for _, name in json.loads(text)]
+
+    def forget(self, kind: str, batch: int) -> None:
+        """Remove an entry of the checkpoint, with the checksum beside it."""
+        (self.checkpoint / kind / str(batch)).unlink()
+        (self.checkpoint / kind / f".{batch}.crc").unlink(missing_ok=True)
+
+    def last(self, kind: str) -> int:
+        """The last entry of the checkpoint's folder `offsets` or `commits`."""
+        return max(int(each.name) for each in (self.checkpoint / kind).glob("[0-9]*"))
+
+
+def numbered(first: int, stop: int) -> list[str]:
+    """The message ids that `fill` gives."""
+    return [f"m-{number}" for number in range(first, stop)]

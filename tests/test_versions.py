@@ -1,0 +1,157 @@
+"""Versions of Python, pyspark and pyarrow that are too old get one sentence, in every way in."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.types import LongType, StructType
+
+from sqlq_spark import versions
+from sqlq_spark.datasource import sized
+from sqlq_spark.errors import UnsupportedVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text("utf-8"))
+SENTENCES = (
+    "sqlq_spark needs pyarrow 18.0 or newer, and this is 17.0.0: pip install 'pyarrow>=18.0'",
+    (
+        "sqlq_spark needs pyspark 4.0 or newer, and this is 3.5.9: pip install 'pyspark>=4.0', and "
+        "use a cluster with Spark 4 (Databricks Runtime 17.3 LTS or newer)"
+    ),
+)
+
+
+def bound(package: str, among: Iterable[str]) -> str:
+    """The lower bound of a dependency."""
+    [found] = [each for each in among if each.startswith(f"{package}>=")]
+    return found.partition(">=")[2]
+
+
+def test_the_versions_are_those_of_the_project() -> None:
+    """What pip compares and what the package compares is the same."""
+    project = PROJECT["project"]
+
+    stated = {
+        "pyspark": bound("pyspark", project["optional-dependencies"]["spark"]),
+        "pyarrow": bound("pyarrow", project["dependencies"]),
+    }
+
+    assert stated == versions.OLDEST
+    assert project["requires-python"] == ">=" + ".".join(map(str, versions.OLDEST_PYTHON))
+
+
+def test_every_bound_is_a_lower_one() -> None:
+    """The compatibility run installs exactly these, so each is one version."""
+    for each in PROJECT["project"]["dependencies"]:
+        assert re.fullmatch(r"[a-z-]+>=\d+(\.\d+)*", each)
+
+
+def test_what_is_installed_is_new_enough() -> None:
+    """Nothing is raised."""
+    versions.check("pyspark", "pyarrow")
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "sentence"), [("pyarrow", "17.0.0", 0), ("pyspark", "3.5.9", 1)]
+)
+def test_an_older_package(
+    monkeypatch: pytest.MonkeyPatch, package: str, version: str, sentence: int
+) -> None:
+    """One sentence with both versions and the fix."""
+    monkeypatch.setattr(f"{package}.__version__", version)
+
+    with pytest.raises(UnsupportedVersion) as refused:
+        versions.check("pyspark", "pyarrow")
+
+    assert str(refused.value) == SENTENCES[sentence]
+
+
+def test_an_older_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import of the package says it, before anything that such a Python cannot read."""
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
+
+    with pytest.raises(ImportError) as refused:
+        versions.check()
+
+    assert str(refused.value) == (
+        "sqlq_spark needs Python 3.11 or newer, and this is 3.10.13: run it with Python 3.11 or "
+        "newer"
+    )
+
+
+def run(program: str) -> str:
+    """Run Python in a process of its own; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_spark_finds_the_format_and_is_told_why_it_cannot_be_used() -> None:
+    """A failing import would be DATA_SOURCE_NOT_FOUND, for this format and for others."""
+    said = run(
+        "import pyarrow; pyarrow.__version__ = '17.0.0'\n"
+        "from pyspark_sqlqueue import DefaultSource\n"
+        "print(DefaultSource.name())\n"
+        "try: DefaultSource({})\n"
+        "except ImportError as error: print(error)\n"
+    )
+
+    assert said.splitlines() == ["sqlqueue", SENTENCES[0]]
+
+
+def test_register_on_spark_3_says_what_is_needed() -> None:
+    """Its pyspark has no data sources in Python at all."""
+    said = run(
+        "import sys, types, sqlq_spark\n"
+        "sys.modules['pyspark'] = types.ModuleType('pyspark')\n"
+        "sys.modules['pyspark'].__version__ = '3.5.9'\n"
+        "try: sqlq_spark.register(None)\n"
+        "except ImportError as error: print(error)\n"
+    )
+
+    assert said.strip() == SENTENCES[1]
+
+
+def test_the_package_is_imported_without_pyspark() -> None:
+    """For the command line."""
+    assert run("import sys; sys.modules['pyspark'] = None; import sqlq_spark.cli") == ""
+
+
+def test_spark_4_0_gets_classes_for_those_that_it_lacks() -> None:
+    """The stream's writer is of a kind that its worker hands record batches."""
+    said = run(
+        "import sys\n"
+        "from pyspark.sql import datasource\n"
+        "sys.modules['pyspark.sql.streaming.datasource'] = None\n"
+        "del datasource.DataSourceStreamArrowWriter\n"
+        "from sqlq_spark.datasource import StreamReader, StreamWriter\n"
+        "from sqlq_spark.spark_api import drains_at_once\n"
+        "kinds = datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter\n"
+        "print([issubclass(StreamWriter, kind) for kind in kinds], drains_at_once())\n"
+    )
+
+    assert said.strip() == "[True, True] False"
+
+
+@pytest.mark.parametrize(("cores", "tasks"), [(80, 80), (1, 2)])
+def test_the_cores_that_register_saw_reach_the_driver(cores: int, tasks: int) -> None:
+    """Spark pickles the format's class; the number travels in it."""
+    pickled = cloudpickle.dumps(sized(cores))  # type: ignore[no-untyped-call]
+    made = cloudpickle.loads(pickled)
+    source = made({"url": "postgresql://u@h:1/d", "queue": "q"})
+
+    reader = source.streamReader(StructType().add("seq", LongType()))
+
+    assert reader.options.concurrency == tasks
+    assert sized(cores)({}).name() == "sqlqueue"
