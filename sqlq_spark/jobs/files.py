@@ -48,7 +48,7 @@ def write(spark: SparkSession, path: str, line: str) -> None:
 
 
 def names(spark: SparkSession, path: str) -> list[str]:
-    """The names of a folder's files, which are not opened: the last one may be empty."""
+    """The names of a folder's files; Spark shows no empty ones."""
     files = spark.read.format("binaryFile")
     paths = found(lambda: files.load(literal(path)).select("path").collect())
     return [each.rpartition("/")[2] for each in paths]

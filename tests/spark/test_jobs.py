@@ -203,8 +203,8 @@ def test_an_open_batch_is_not_sent_by_way_of_another_ledger(
     job.bind(spark, str(checkpoint), first)
     for log in ("offsets", "commits"):
         (checkpoint / log).mkdir()
-    (checkpoint / "offsets" / "10").touch()
-    (checkpoint / "commits" / "9").touch()
+    (checkpoint / "offsets" / "10").write_text("v1\n", encoding="utf-8")
+    (checkpoint / "commits" / "9").write_text("v1\n", encoding="utf-8")
     job.bind(spark, str(checkpoint), first)
     job.bind(
         spark, str(checkpoint), replace(first, url=first.url.replace("127.0.0.1", "localhost"))
@@ -212,7 +212,7 @@ def test_an_open_batch_is_not_sent_by_way_of_another_ledger(
     with pytest.raises(job.BadSettings, match=f"batch 10 is open.*Schema {first.state_schema};"):
         job.bind(spark, str(checkpoint), second)
     job.bind(spark, str(checkpoint), replace(second, delivery="atLeastOnce"))
-    (checkpoint / "commits" / "10").touch()
+    (checkpoint / "commits" / "10").write_text("v1\n", encoding="utf-8")
     job.bind(spark, str(checkpoint), second)
 
     noted = files.text(spark, f"{checkpoint}/sqlqueue_ledger")
@@ -281,5 +281,5 @@ def test_a_job_receives_with_the_clusters_tasks(spark: SparkSession, queue: Queu
     assert job.spread(spark, read) == {**read, "maxConcurrency": "2"}  # local[2]
     assert job.spread(spark, {**read, "minConcurrency": "3"})["maxConcurrency"] == "3"
     assert job.spread(spark, own) == own
-    instance = {"url": queue.place.url, "queues": 'shop.orders, shop."orders.one"'}
+    instance = {"url": queue.place.url, "queues": 'orders, "orders.one"'}
     assert job.spread(spark, instance) == instance
