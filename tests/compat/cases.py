@@ -9,6 +9,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -203,6 +207,37 @@ def passwords_are_hidden(stage: Stage) -> None:
     assert stage.count(out) == 10
 
 
+def a_job_drains_a_queue(stage: Stage) -> None:
+    """The command `sqlqueue-relay` of the wheel, in a process and a session of its own."""
+    source, target, error = (stage.queue(f"job_{name}") for name in ("in", "out", "error"))
+    stage.fill(source, 0, 250)
+    settings = stage.folder / "relay.toml"
+    settings.write_text(
+        _RELAY.format(
+            source=stage.address(source),
+            target=stage.address(target),
+            error=stage.address(error),
+            state=stage.schema,
+            checkpoint=stage.folder / "job",
+        ),
+        encoding="utf-8",
+    )
+    urls = {"SQLQUEUE_SOURCE_URL": stage.url, "SQLQUEUE_TARGET_URL": stage.url}
+    remote = {"SPARK_REMOTE": "local[2]"} if stage.connect else {}
+
+    done = subprocess.run(
+        [Path(sys.executable).with_name("sqlqueue-relay"), "--settings", settings],
+        env=os.environ | urls | remote,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert sorted(stage.ids(target)) == sorted(numbered(0, 250))
+    assert stage.count(source) == 0
+
+
 def raised(work: Callable[[], object], words: str) -> None:
     """Do what must fail with these words."""
     found = ""
@@ -215,6 +250,22 @@ def raised(work: Callable[[], object], words: str) -> None:
 
 
 MESSAGE_ID = "NServiceBus.MessageId"
+_RELAY = """
+queues = '{source}'
+error_queue = '{error}'
+checkpoint = '{checkpoint}'
+trigger = "availableNow"
+
+[targets]
+'{source}' = '{target}'
+
+[source]
+stateSchema = '{state}'
+maxMessagesPerTrigger = "100"
+
+[sink]
+stateSchema = '{state}'
+"""
 FIRST = receive_until_killed
 CASES = (
     killed_stream_goes_on,
@@ -227,4 +278,5 @@ CASES = (
     queue_to_queue_in_one_transaction,
     functions_read_and_answer,
     passwords_are_hidden,
+    a_job_drains_a_queue,
 )
