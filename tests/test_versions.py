@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from compat.environments import MATRIX
+from pages.page import table
 from pyspark import cloudpickle
 from pyspark.sql.types import LongType, StructType
 
@@ -155,3 +157,18 @@ def test_the_cores_that_register_saw_reach_the_driver(cores: int, tasks: int) ->
 
     assert reader.options.concurrency == tasks
     assert sized(cores)({}).name() == "sqlqueue"
+
+
+def test_the_page_lists_the_environments_of_the_compatibility_run() -> None:
+    """With the Python and the packages that each pins."""
+    listed = {row[0].strip("`"): row[1:] for row in table("docs/versions.md", "environments").rows}
+
+    assert list(listed) == [each.name for each in MATRIX]
+    for each in MATRIX:
+        pins = dict(re.split("[=>]=", pin, maxsplit=1) for pin in each.pins)
+        spark, python, pyarrow, numpy, like = listed[each.name]
+        assert python == each.python
+        assert like == each.like
+        assert pins["pyspark[connect]"].startswith(spark.removesuffix(".x"))
+        assert pins.get("pyarrow", "newest").startswith(pyarrow)
+        assert pins.get("numpy", "newest").startswith(numpy)

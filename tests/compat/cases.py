@@ -9,6 +9,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -135,46 +139,28 @@ def rolled_back_checkpoint_is_refused(stage: Stage) -> None:
 
 
 def queue_to_queue(stage: Stage) -> None:
-    """A stream into a queue; a batch that is done again sends nothing twice."""
-    source, target = stage.queue("source", 250), stage.queue("target")
-    record = Record(stage.folder / "onward")
-
-    def go() -> None:
-        stream = stage.stream(source).drop("queue", "seq")
-        writer = stream.writeStream.format("sqlqueue").options(**stage.options(target))
-        stage.finish(writer, record.checkpoint)
-
-    go()
-    first = stage.ids(target)
-    stage.fill(source, 250, 400)
-    go()
-
-    assert first == numbered(0, 250)
-    assert stage.ids(target) == numbered(0, 400)
-    assert [stage.count(source), stage.count("outbox")] == [0, 0]
+    """A stream into a queue, and its restart."""
+    relayed(stage, "plain")
 
 
 def queue_to_queue_in_one_transaction(stage: Stage) -> None:
-    """With sendsAtomicWithReceive a batch that was sent is not sent again without its commit."""
-    source, target = stage.queue("atomic", 250), stage.queue("settled")
-    record = Record(stage.folder / "settled")
-    given = stage.options(target, transactionMode="sendsAtomicWithReceive")
+    """The same with sendsAtomicWithReceive."""
+    relayed(stage, "atomic", transactionMode="sendsAtomicWithReceive")
 
-    def go() -> None:
+
+def relayed(stage: Stage, name: str, **more: object) -> None:
+    """Move messages from one queue to another in two runs: each message once, in order."""
+    source, target = stage.queue(f"{name}_in", 250), stage.queue(f"{name}_out")
+    given = stage.options(target, **more)
+
+    for first, stop in ((0, 250), (250, 400)):
+        stage.fill(source, max(first, 250), stop)
         stream = stage.stream(source).drop("queue", "seq")
         writer = stream.writeStream.format("sqlqueue").options(**given)
-        query = writer.option("checkpointLocation", str(record.checkpoint)).start()
-        try:
-            query.processAllAvailable()
-        finally:
-            query.stop()
+        stage.finish(writer, stage.folder / name)
 
-    go()
-    record.forget("commits", record.last("commits"))
-    stage.fill(source, 250, 300)
-    go()
-
-    assert stage.ids(target) == numbered(0, 300)
+        assert stage.ids(target) == numbered(0, stop)
+    assert [stage.count(each) for each in (source, "outbox", "receipt")] == [0, 0, 0]
 
 
 def functions_read_and_answer(stage: Stage) -> None:
@@ -221,6 +207,37 @@ def passwords_are_hidden(stage: Stage) -> None:
     assert stage.count(out) == 10
 
 
+def a_job_drains_a_queue(stage: Stage) -> None:
+    """The command `sqlqueue-relay` of the wheel, in a process and a session of its own."""
+    source, target, error = (stage.queue(f"job_{name}") for name in ("in", "out", "error"))
+    stage.fill(source, 0, 250)
+    settings = stage.folder / "relay.toml"
+    settings.write_text(
+        _RELAY.format(
+            source=stage.address(source),
+            target=stage.address(target),
+            error=stage.address(error),
+            state=stage.schema,
+            checkpoint=stage.folder / "job",
+        ),
+        encoding="utf-8",
+    )
+    urls = {"SQLQUEUE_SOURCE_URL": stage.url, "SQLQUEUE_TARGET_URL": stage.url}
+    remote = {"SPARK_REMOTE": "local[2]"} if stage.connect else {}
+
+    done = subprocess.run(
+        [Path(sys.executable).with_name("sqlqueue-relay"), "--settings", settings],
+        env=os.environ | urls | remote,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert sorted(stage.ids(target)) == sorted(numbered(0, 250))
+    assert stage.count(source) == 0
+
+
 def raised(work: Callable[[], object], words: str) -> None:
     """Do what must fail with these words."""
     found = ""
@@ -233,6 +250,22 @@ def raised(work: Callable[[], object], words: str) -> None:
 
 
 MESSAGE_ID = "NServiceBus.MessageId"
+_RELAY = """
+queues = '{source}'
+error_queue = '{error}'
+checkpoint = '{checkpoint}'
+trigger = "availableNow"
+
+[targets]
+'{source}' = '{target}'
+
+[source]
+stateSchema = '{state}'
+maxMessagesPerTrigger = "100"
+
+[sink]
+stateSchema = '{state}'
+"""
 FIRST = receive_until_killed
 CASES = (
     killed_stream_goes_on,
@@ -245,4 +278,5 @@ CASES = (
     queue_to_queue_in_one_transaction,
     functions_read_and_answer,
     passwords_are_hidden,
+    a_job_drains_a_queue,
 )

@@ -50,7 +50,7 @@ MATRIX = (
         name="oldest",
         python="3.11",
         pins=("pyspark[connect]==4.0.0", "pandas==2.2.*", *lower_bounds()),
-        like="the first Spark 4, each dependency at its lower bound",
+        like="each dependency at its lower bound",
     ),
     Environment(
         name="dbr-17.3",
@@ -74,7 +74,7 @@ MATRIX = (
         name="newest",
         python=_LATEST,
         pins=("pyspark[connect]>=4.3",),
-        like="the newest of everything",
+        like="the newest release of everything",
     ),
 )
 

@@ -211,6 +211,11 @@ WHOLE: dict[tuple[str, str], str] = {
     ("docs/dotnet.md", "publish-settings"): (
         "pages/test_pages.py::test_options_are_called_what_they_are_called"
     ),
+    ("docs/versions.md", "environments"): (
+        "test_versions.py::test_the_page_lists_the_environments_of_the_compatibility_run"
+    ),
+    ("docs/versions.md", "differences"): PROSE,
+    ("docs/versions.md", "runtimes"): PROSE,
     ("docs/functions.md", "header-functions"): (
         "spark/test_functions.py::test_the_page_of_functions_lists_each_with_its_arguments"
     ),
