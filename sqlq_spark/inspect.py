@@ -81,6 +81,7 @@ class Receipt:
     settled: bool
     created: datetime
     seen: datetime | None  # the reader, when it last spoke
+    login: str  # who made the stream
 
     @property
     def name(self) -> str:

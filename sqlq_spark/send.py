@@ -24,12 +24,12 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark import delayed, subscriptions
+from sqlq_spark import delayed, dispatch_log, subscriptions
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import (
     MissingOption,
@@ -115,10 +115,11 @@ def _stage(
     sink, batch, attempt, number = key
     payload = packed(parcel)
     with transaction(connection, timeout=options.query_timeout):
-        connection.rows("sink_open", sink=sink)
+        login = dispatch_log.share(connection, sink)
         staged = connection.rows(
             "stage",
             sink=sink,
+            login=login,
             batch=batch,
             attempt=attempt,
             parcel=number,
@@ -126,7 +127,7 @@ def _stage(
             payload=in_row(payload),
         )
         if staged:
-            connection.store("outbox_page", pages(payload, PARCEL_KEY, key))
+            connection.store("outbox_page", pages(payload, PARCEL_KEY, (*key, login)))
 
 
 def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> int:
@@ -143,7 +144,7 @@ def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions)
 
     Raises:
         ParcelsMissing, QueueNotFound, SubscriberUnreachable, SubscriptionsNotFound,
-        NothingToSettle: nothing was sent.
+        NothingToSettle, DispatchLogAhead, DispatchLogOfOther: nothing was sent.
     """
     if not staged:
         return 0
@@ -151,13 +152,15 @@ def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions)
     messages = sum(each.messages for each in staged)
     unheard: Counter[str] = Counter()
     with transaction(connection, timeout=options.query_timeout):
-        connection.rows("sink_close", sink=sink)
-        new = connection.rows("advance", sink=sink, batch=batch, messages=messages)
+        login, last = dispatch_log.lock(connection, sink)
+        dispatch_log.check(connection, sink, batch, last)
+        values: dict[str, Any] = {"sink": sink, "login": login, "batch": batch}
+        new = connection.rows("advance", **values, messages=messages)
         if new and options.settles:
             settle(connection, staged[0].origin)
         if new:
-            unheard = send_parcels(connection, staged, options)
-        connection.run("discard", sink=sink, batch=batch)
+            unheard = send_parcels(connection, staged, options, login)
+        connection.run("discard", **values)
         connection.run("discard_abandoned", seconds=ABANDONED)
         connection.run("forget_abandoned", seconds=ABANDONED)
     log.info(
@@ -181,40 +184,48 @@ def warn(where: str, unheard: Counter[str]) -> None:
 
 
 def send_parcels(
-    connection: Connection, staged: list[Staged], options: SinkOptions
+    connection: Connection, staged: list[Staged], options: SinkOptions, login: str
 ) -> Counter[str]:
     """
     Copy the winning attempts' parcels into the queues, in the order of tasks and rows.
+
+    Args:
+        connection: in a transaction, with the sink's row locked.
+        staged: of one sink and batch.
+        options: the sink's.
+        login: that the sink belongs to.
 
     Returns:
         Of `insert`.
     """
     sink, batch = staged[0].sink, staged[0].batch
     wanted = [(each.attempt, parcel) for each in staged for parcel in range(each.parcels)]
-    there = set(connection.rows("parcels", sink=sink, batch=batch))
+    there = set(connection.rows("parcels", sink=sink, login=login, batch=batch))
     missing = [parcel for parcel in wanted if parcel not in there]
     if missing:
         raise ParcelsMissing(sink, batch, len(wanted), len(wanted) - len(missing))
     known: set[QueueAddress] = set()
     unheard: Counter[str] = Counter()
     for attempt, number in wanted:
-        rows = parcel(connection, (sink, batch, attempt, number))
+        rows = parcel(connection, (sink, batch, attempt, number), login)
         unheard += insert(connection, rows, options, known)
     return unheard
 
 
-def parcel(connection: Connection, key: tuple[str, int, str, int]) -> pa.Table:
+def parcel(connection: Connection, key: tuple[str, int, str, int], login: str) -> pa.Table:
     """One parcel of the outbox."""
     sink, batch, attempt, number = key
-    payload = connection.rows("parcel", sink=sink, batch=batch, attempt=attempt, parcel=number)[0][
-        0
-    ]
+    place: dict[str, Any] = {
+        "sink": sink,
+        "login": login,
+        "batch": batch,
+        "attempt": attempt,
+        "parcel": number,
+    }
+    payload = connection.rows("parcel", **place)[0][0]
     if payload:
         return unpacked(payload)
-    return unpacked(
-        b"",
-        connection.rows("parcel_pages", sink=sink, batch=batch, attempt=attempt, parcel=number),
-    )
+    return unpacked(b"", connection.rows("parcel_pages", **place))
 
 
 def send_now(session: Session, parcels: Iterable[pa.Table], options: SinkOptions) -> int:
@@ -244,10 +255,11 @@ def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeo
         timeout: seconds for each statement and wait.
     """
     with transaction(connection, timeout=timeout):
-        connection.rows("sink_close", sink=sink)
+        login, _ = dispatch_log.lock(connection, sink)
+        values: dict[str, Any] = {"sink": sink, "login": login, "batch": batch}
         if final:
-            connection.rows("advance", sink=sink, batch=batch, messages=0)
-        connection.run("discard", sink=sink, batch=batch)
+            connection.rows("advance", **values, messages=0)
+        connection.run("discard", **values)
 
 
 def insert(

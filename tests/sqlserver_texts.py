@@ -23,6 +23,7 @@ WORDS = {
     "{role}": "[sqlqueue_reader]",
     "{schema}": "[sales]",
     "{role_name}": "N'sqlqueue_reader'",
+    "{faults}": "SELECT N'of state_faults' AS fault",
 }
 SENT = ["headers", "body", "expires", "id"]
 QUEUE = {"id": "", "recoverable": "", "headers": "", "body": "", "expires": ""}

@@ -4,7 +4,8 @@
 --   sqlqueue_reader     receives from the queue, moves what is due, diverts to error and audit queue
 --   sqlqueue_sender     sends to the queue, also delayed, and publishes
 --   sqlqueue_operator   both, with all queues, and subscribes: runs the commands of `sqlqueue`
---   sqlqueue_installer  makes queues and the state tables: `sqlqueue create`, `sqlqueue install`
+--   sqlqueue_installer  makes queues: `sqlqueue create`; the state tables are made here
+--   sqlqueue_owner      owns the state tables; no login may be a member of it
 --
 -- For queues of your own, and for a job that reads the error or the audit queue, print another one:
 -- sqlqueue script Shop.Orders --error error --audit audit --delayed --subscription-table SubscriptionRouting --operator sqlqueue_operator --installer sqlqueue_installer --dialect sqlserver
@@ -138,6 +139,48 @@ COMMIT TRANSACTION;
 GO
 
 BEGIN TRANSACTION;
+DECLARE @found nvarchar(2000);
+SELECT TOP (1) @found = N'nothing is installed: ' + f.fault
+  FROM (SELECT CONCAT(N'schema ', QUOTENAME(s.name), N' belongs to ', QUOTENAME(USER_NAME(s.principal_id)))
+       AS fault
+  FROM sys.schemas AS s
+ WHERE s.name = N'sqlqueue'
+   AND USER_NAME(s.principal_id) <> USER_NAME()
+   AND USER_NAME(s.principal_id) <> ISNULL(N'sqlqueue_owner', USER_NAME())
+   AND NOT (USER_NAME(s.principal_id) = N'dbo' AND IS_MEMBER(N'db_owner') = 1)
+UNION ALL
+SELECT CONCAT(N'table ', QUOTENAME(o.name), N' belongs to ', QUOTENAME(USER_NAME(o.principal_id)))
+  FROM sys.objects AS o
+ WHERE o.schema_id = SCHEMA_ID(N'sqlqueue')
+   AND USER_NAME(o.principal_id) <> USER_NAME()
+   AND USER_NAME(o.principal_id) <> ISNULL(N'sqlqueue_owner', USER_NAME())
+UNION ALL
+SELECT CONCAT(QUOTENAME(o.name), N' is no table')
+  FROM sys.objects AS o
+ WHERE o.schema_id = SCHEMA_ID(N'sqlqueue')
+   AND o.type IN ('V', 'SN')
+   AND o.name IN (N'version', N'reader', N'task', N'receipt', N'receipt_page', N'outbox',
+                  N'outbox_page', N'dispatched')
+UNION ALL
+SELECT CONCAT(N'table ', QUOTENAME(o.name), N' has the trigger ', QUOTENAME(r.name))
+  FROM sys.triggers AS r
+  JOIN sys.objects AS o ON o.object_id = r.parent_id
+ WHERE o.schema_id = SCHEMA_ID(N'sqlqueue')
+UNION ALL
+SELECT CONCAT(N'table ', QUOTENAME(OBJECT_NAME(d.referencing_id)), N' has a default, a constraint or a',
+              N' column that calls ', d.referenced_entity_name)
+  FROM sys.sql_expression_dependencies AS d
+  JOIN sys.objects AS o ON o.object_id = d.referencing_id
+ WHERE o.schema_id = SCHEMA_ID(N'sqlqueue')
+   AND OBJECTPROPERTY(d.referenced_id, 'IsTable') = 0) AS f;
+IF @found IS NOT NULL
+BEGIN;
+    THROW 51902, @found, 1;
+END;
+COMMIT TRANSACTION;
+GO
+
+BEGIN TRANSACTION;
 IF SCHEMA_ID(N'sqlqueue') IS NULL
     EXEC (N'CREATE SCHEMA ' + N'[sqlqueue]');
 COMMIT TRANSACTION;
@@ -152,17 +195,11 @@ COMMIT TRANSACTION;
 GO
 
 BEGIN TRANSACTION;
-INSERT INTO [sqlqueue].version (version)
-SELECT 3
- WHERE NOT EXISTS (SELECT 1 FROM [sqlqueue].version WHERE version >= 3);
-COMMIT TRANSACTION;
-GO
-
-BEGIN TRANSACTION;
 IF OBJECT_ID(N'[sqlqueue]' + N'.reader', N'U') IS NULL
 BEGIN
     CREATE TABLE [sqlqueue].reader (
         reader      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+        login       nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         queue       nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,
         driver      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
         acked_batch bigint        NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
@@ -184,8 +221,16 @@ COMMIT TRANSACTION;
 GO
 
 BEGIN TRANSACTION;
-IF COL_LENGTH(N'[sqlqueue]' + N'.reader', N'forwarded') IS NULL
-    ALTER TABLE [sqlqueue].reader ADD forwarded bigint NOT NULL DEFAULT 0;
+IF OBJECT_ID(N'[sqlqueue]' + N'.task', N'U') IS NULL
+BEGIN
+    CREATE TABLE [sqlqueue].task (
+        reader nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login  nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        task   int           NOT NULL CHECK (task >= 0),
+        PRIMARY KEY (reader, task)
+    );
+    ALTER TABLE [sqlqueue].task SET (LOCK_ESCALATION = DISABLE);
+END;
 COMMIT TRANSACTION;
 GO
 
@@ -194,13 +239,14 @@ IF OBJECT_ID(N'[sqlqueue]' + N'.receipt', N'U') IS NULL
 BEGIN
     CREATE TABLE [sqlqueue].receipt (
         reader      nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login       nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch       bigint         NOT NULL CHECK (batch > 0),
         task        int            NOT NULL CHECK (task >= 0),
         queue       nvarchar(1000) COLLATE Latin1_General_100_BIN2 NOT NULL,
         messages    bigint         NOT NULL CHECK (messages >= 0),
         expired     bigint         NOT NULL CHECK (expired >= 0),
         diverted    bigint         NOT NULL CHECK (diverted >= 0),
-        forwarded   bigint         NOT NULL DEFAULT 0 CHECK (forwarded >= 0),
+        forwarded   bigint         NOT NULL CHECK (forwarded >= 0),
         bytes       bigint         NOT NULL CHECK (bytes >= 0),
         query_id    nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
         query_batch bigint         NULL,
@@ -212,12 +258,6 @@ BEGIN
     );
     ALTER TABLE [sqlqueue].receipt SET (LOCK_ESCALATION = DISABLE);
 END;
-COMMIT TRANSACTION;
-GO
-
-BEGIN TRANSACTION;
-IF COL_LENGTH(N'[sqlqueue]' + N'.receipt', N'forwarded') IS NULL
-    ALTER TABLE [sqlqueue].receipt ADD forwarded bigint NOT NULL DEFAULT 0 CHECK (forwarded >= 0);
 COMMIT TRANSACTION;
 GO
 
@@ -237,6 +277,7 @@ IF OBJECT_ID(N'[sqlqueue]' + N'.receipt_page', N'U') IS NULL
 BEGIN
     CREATE TABLE [sqlqueue].receipt_page (
         reader  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login   nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch   bigint         NOT NULL,
         task    int            NOT NULL,
         page    int            NOT NULL,
@@ -264,6 +305,7 @@ IF OBJECT_ID(N'[sqlqueue]' + N'.outbox', N'U') IS NULL
 BEGIN
     CREATE TABLE [sqlqueue].outbox (
         sink     nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login    nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch    bigint         NOT NULL,
         attempt  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
         parcel   int            NOT NULL,
@@ -293,6 +335,7 @@ IF OBJECT_ID(N'[sqlqueue]' + N'.outbox_page', N'U') IS NULL
 BEGIN
     CREATE TABLE [sqlqueue].outbox_page (
         sink    nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login   nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch   bigint         NOT NULL,
         attempt nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
         parcel  int            NOT NULL,
@@ -321,12 +364,62 @@ IF OBJECT_ID(N'[sqlqueue]' + N'.dispatched', N'U') IS NULL
 BEGIN
     CREATE TABLE [sqlqueue].dispatched (
         sink       nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
-        batch      bigint        NOT NULL,
-        messages   bigint        NOT NULL,
+        login      nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        batch      bigint        NULL,
+        messages   bigint        NOT NULL DEFAULT 0,
         dispatched datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME()
     );
     ALTER TABLE [sqlqueue].dispatched SET (LOCK_ESCALATION = DISABLE);
 END;
+COMMIT TRANSACTION;
+GO
+
+BEGIN TRANSACTION;
+DECLARE @found nvarchar(2000);
+SELECT TOP (1) @found = N'nothing is installed: ' + f.fault
+  FROM (SELECT CONCAT(N'schema ', QUOTENAME(s.name), N' belongs to ', QUOTENAME(USER_NAME(s.principal_id)))
+       AS fault
+  FROM sys.schemas AS s
+ WHERE s.name = N'sqlqueue'
+   AND USER_NAME(s.principal_id) <> USER_NAME()
+   AND USER_NAME(s.principal_id) <> ISNULL(N'sqlqueue_owner', USER_NAME())
+   AND NOT (USER_NAME(s.principal_id) = N'dbo' AND IS_MEMBER(N'db_owner') = 1)
+UNION ALL
+SELECT CONCAT(N'table ', QUOTENAME(o.name), N' belongs to ', QUOTENAME(USER_NAME(o.principal_id)))
+  FROM sys.objects AS o
+ WHERE o.schema_id = SCHEMA_ID(N'sqlqueue')
+   AND USER_NAME(o.principal_id) <> USER_NAME()
+   AND USER_NAME(o.principal_id) <> ISNULL(N'sqlqueue_owner', USER_NAME())
+UNION ALL
+SELECT CONCAT(QUOTENAME(o.name), N' is no table')
+  FROM sys.objects AS o
+ WHERE o.schema_id = SCHEMA_ID(N'sqlqueue')
+   AND o.type IN ('V', 'SN')
+   AND o.name IN (N'version', N'reader', N'task', N'receipt', N'receipt_page', N'outbox',
+                  N'outbox_page', N'dispatched')
+UNION ALL
+SELECT CONCAT(N'table ', QUOTENAME(o.name), N' has the trigger ', QUOTENAME(r.name))
+  FROM sys.triggers AS r
+  JOIN sys.objects AS o ON o.object_id = r.parent_id
+ WHERE o.schema_id = SCHEMA_ID(N'sqlqueue')
+UNION ALL
+SELECT CONCAT(N'table ', QUOTENAME(OBJECT_NAME(d.referencing_id)), N' has a default, a constraint or a',
+              N' column that calls ', d.referenced_entity_name)
+  FROM sys.sql_expression_dependencies AS d
+  JOIN sys.objects AS o ON o.object_id = d.referencing_id
+ WHERE o.schema_id = SCHEMA_ID(N'sqlqueue')
+   AND OBJECTPROPERTY(d.referenced_id, 'IsTable') = 0) AS f;
+IF @found IS NOT NULL
+BEGIN;
+    THROW 51902, @found, 1;
+END;
+COMMIT TRANSACTION;
+GO
+
+BEGIN TRANSACTION;
+INSERT INTO [sqlqueue].version (version)
+SELECT 3
+ WHERE NOT EXISTS (SELECT 1 FROM [sqlqueue].version WHERE version >= 3);
 COMMIT TRANSACTION;
 GO
 
@@ -344,11 +437,16 @@ COMMIT TRANSACTION;
 GO
 
 BEGIN TRANSACTION;
-GRANT SELECT, DELETE ON [dbo].[Shop.Orders] TO [sqlqueue_reader];
 GRANT SELECT ON [sqlqueue].version TO [sqlqueue_reader];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].reader TO [sqlqueue_reader];
+GRANT SELECT, INSERT, UPDATE ON [sqlqueue].reader TO [sqlqueue_reader];
+GRANT SELECT, INSERT, UPDATE ON [sqlqueue].task TO [sqlqueue_reader];
 GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].receipt TO [sqlqueue_reader];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].receipt_page TO [sqlqueue_reader];
+GRANT SELECT, INSERT, DELETE ON [sqlqueue].receipt_page TO [sqlqueue_reader];
+COMMIT TRANSACTION;
+GO
+
+BEGIN TRANSACTION;
+GRANT SELECT, DELETE ON [dbo].[Shop.Orders] TO [sqlqueue_reader];
 COMMIT TRANSACTION;
 GO
 
@@ -371,11 +469,15 @@ COMMIT TRANSACTION;
 GO
 
 BEGIN TRANSACTION;
-GRANT INSERT ON [dbo].[Shop.Orders] TO [sqlqueue_sender];
 GRANT SELECT ON [sqlqueue].version TO [sqlqueue_sender];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].outbox TO [sqlqueue_sender];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].outbox_page TO [sqlqueue_sender];
+GRANT SELECT, INSERT, DELETE ON [sqlqueue].outbox TO [sqlqueue_sender];
+GRANT SELECT, INSERT, DELETE ON [sqlqueue].outbox_page TO [sqlqueue_sender];
 GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].dispatched TO [sqlqueue_sender];
+COMMIT TRANSACTION;
+GO
+
+BEGIN TRANSACTION;
+GRANT INSERT ON [dbo].[Shop.Orders] TO [sqlqueue_sender];
 COMMIT TRANSACTION;
 GO
 
@@ -484,56 +586,49 @@ COMMIT TRANSACTION;
 GO
 
 BEGIN TRANSACTION;
-GRANT SELECT, DELETE ON [dbo].[Shop.Orders] TO [sqlqueue_operator];
 GRANT SELECT ON [sqlqueue].version TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].reader TO [sqlqueue_operator];
+GRANT SELECT, INSERT, UPDATE ON [sqlqueue].reader TO [sqlqueue_operator];
+GRANT SELECT, INSERT, UPDATE ON [sqlqueue].task TO [sqlqueue_operator];
 GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].receipt TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].receipt_page TO [sqlqueue_operator];
+GRANT SELECT, INSERT, DELETE ON [sqlqueue].receipt_page TO [sqlqueue_operator];
+COMMIT TRANSACTION;
+GO
+
+BEGIN TRANSACTION;
+GRANT SELECT ON [sqlqueue].version TO [sqlqueue_operator];
+GRANT SELECT, INSERT, DELETE ON [sqlqueue].outbox TO [sqlqueue_operator];
+GRANT SELECT, INSERT, DELETE ON [sqlqueue].outbox_page TO [sqlqueue_operator];
+GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].dispatched TO [sqlqueue_operator];
+COMMIT TRANSACTION;
+GO
+
+BEGIN TRANSACTION;
+GRANT SELECT, DELETE ON [dbo].[Shop.Orders] TO [sqlqueue_operator];
 COMMIT TRANSACTION;
 GO
 
 BEGIN TRANSACTION;
 GRANT INSERT ON [dbo].[Shop.Orders] TO [sqlqueue_operator];
-GRANT SELECT ON [sqlqueue].version TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].outbox TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].outbox_page TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].dispatched TO [sqlqueue_operator];
 COMMIT TRANSACTION;
 GO
 
 BEGIN TRANSACTION;
 GRANT SELECT, DELETE ON [dbo].[error] TO [sqlqueue_operator];
-GRANT SELECT ON [sqlqueue].version TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].reader TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].receipt TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].receipt_page TO [sqlqueue_operator];
 COMMIT TRANSACTION;
 GO
 
 BEGIN TRANSACTION;
 GRANT INSERT ON [dbo].[error] TO [sqlqueue_operator];
-GRANT SELECT ON [sqlqueue].version TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].outbox TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].outbox_page TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].dispatched TO [sqlqueue_operator];
 COMMIT TRANSACTION;
 GO
 
 BEGIN TRANSACTION;
 GRANT SELECT, DELETE ON [dbo].[audit] TO [sqlqueue_operator];
-GRANT SELECT ON [sqlqueue].version TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].reader TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].receipt TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].receipt_page TO [sqlqueue_operator];
 COMMIT TRANSACTION;
 GO
 
 BEGIN TRANSACTION;
 GRANT INSERT ON [dbo].[audit] TO [sqlqueue_operator];
-GRANT SELECT ON [sqlqueue].version TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].outbox TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].outbox_page TO [sqlqueue_operator];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].dispatched TO [sqlqueue_operator];
 COMMIT TRANSACTION;
 GO
 
@@ -558,7 +653,27 @@ GRANT INSERT, UPDATE, DELETE ON [dbo].[SubscriptionRouting] TO [sqlqueue_operato
 COMMIT TRANSACTION;
 GO
 
--- Rights of an installer: ALTER ROLE [sqlqueue_installer] ADD MEMBER whoever makes the tables.
+-- Owner of the state tables: no login may be a member of it.
+
+BEGIN TRANSACTION;
+IF DATABASE_PRINCIPAL_ID(N'sqlqueue_owner') IS NULL
+    CREATE ROLE [sqlqueue_owner];
+COMMIT TRANSACTION;
+GO
+
+BEGIN TRANSACTION;
+IF EXISTS (SELECT 1
+             FROM sys.database_role_members AS m
+            WHERE m.role_principal_id = DATABASE_PRINCIPAL_ID(N'sqlqueue_owner'))
+BEGIN;
+    THROW 51902, N'the owner of the state tables has members: take them out, or name another', 1;
+END;
+IF USER_NAME((SELECT s.principal_id FROM sys.schemas AS s WHERE s.name = N'sqlqueue')) <> N'sqlqueue_owner'
+    ALTER AUTHORIZATION ON SCHEMA::[sqlqueue] TO [sqlqueue_owner];
+COMMIT TRANSACTION;
+GO
+
+-- Rights of an installer: ALTER ROLE [sqlqueue_installer] ADD MEMBER whoever makes queues.
 
 BEGIN TRANSACTION;
 IF DATABASE_PRINCIPAL_ID(N'sqlqueue_installer') IS NULL
@@ -568,11 +683,6 @@ GO
 
 BEGIN TRANSACTION;
 GRANT ALTER ON SCHEMA::[dbo] TO [sqlqueue_installer];
-COMMIT TRANSACTION;
-GO
-
-BEGIN TRANSACTION;
-GRANT CREATE SCHEMA, CREATE TABLE, VIEW DEFINITION TO [sqlqueue_installer];
-GRANT CONTROL ON SCHEMA::[sqlqueue] TO [sqlqueue_installer];
+GRANT CREATE TABLE, VIEW DEFINITION TO [sqlqueue_installer];
 COMMIT TRANSACTION;
 GO

@@ -50,7 +50,7 @@ class Ledger:
 
     def begin(self) -> None:
         """Forget everything, for a new example."""
-        tables = ["reader", "receipt", "receipt_page", "outbox", "outbox_page", "dispatched"]
+        tables = ["reader", "task", "receipt", "receipt_page", "outbox", "outbox_page", "dispatched"]
         targets = [each.address for each in self.targets.values()]
         queues = [self.source.address, self.errors, *targets]
         named = [f'"{self.peer.state}"."{table}"' for table in tables]

@@ -109,10 +109,10 @@ def test_without_the_fence_the_model_finds_a_lost_message(
 ) -> None:
     """A task of a batch that was acknowledged receives, and nobody will read its receipt."""
 
-    def open_always(connection: Connection, task: receiving.Task) -> bool:
-        connection.rows("fence", reader=task.reader)
-        connection.rows("task_lock", reader=task.reader, batch=task.batch, task=task.task)
-        return True
+    def open_always(connection: Connection, task: receiving.Task) -> tuple[bool, str]:
+        _, login = connection.rows("fence", reader=task.reader)[0]
+        receiving.lock(connection, task, login)
+        return True, login
 
     monkeypatch.setattr(receiving, "fence", open_always)
 

@@ -47,6 +47,41 @@ BEGIN
 END;
 GO
 
+-- state_faults
+SELECT CONCAT(N'schema ', QUOTENAME(s.name), N' belongs to ', QUOTENAME(USER_NAME(s.principal_id)))
+       AS fault
+  FROM sys.schemas AS s
+ WHERE s.name = @state_name
+   AND USER_NAME(s.principal_id) <> USER_NAME()
+   AND USER_NAME(s.principal_id) <> ISNULL(@owner, USER_NAME())
+   AND NOT (USER_NAME(s.principal_id) = N'dbo' AND IS_MEMBER(N'db_owner') = 1)
+UNION ALL
+SELECT CONCAT(N'table ', QUOTENAME(o.name), N' belongs to ', QUOTENAME(USER_NAME(o.principal_id)))
+  FROM sys.objects AS o
+ WHERE o.schema_id = SCHEMA_ID(@state_name)
+   AND USER_NAME(o.principal_id) <> USER_NAME()
+   AND USER_NAME(o.principal_id) <> ISNULL(@owner, USER_NAME())
+UNION ALL
+SELECT CONCAT(QUOTENAME(o.name), N' is no table')
+  FROM sys.objects AS o
+ WHERE o.schema_id = SCHEMA_ID(@state_name)
+   AND o.type IN ('V', 'SN')
+   AND o.name IN (N'version', N'reader', N'task', N'receipt', N'receipt_page', N'outbox',
+                  N'outbox_page', N'dispatched')
+UNION ALL
+SELECT CONCAT(N'table ', QUOTENAME(o.name), N' has the trigger ', QUOTENAME(r.name))
+  FROM sys.triggers AS r
+  JOIN sys.objects AS o ON o.object_id = r.parent_id
+ WHERE o.schema_id = SCHEMA_ID(@state_name)
+UNION ALL
+SELECT CONCAT(N'table ', QUOTENAME(OBJECT_NAME(d.referencing_id)), N' has a default, a constraint or a',
+              N' column that calls ', d.referenced_entity_name)
+  FROM sys.sql_expression_dependencies AS d
+  JOIN sys.objects AS o ON o.object_id = d.referencing_id
+ WHERE o.schema_id = SCHEMA_ID(@state_name)
+   AND OBJECTPROPERTY(d.referenced_id, 'IsTable') = 0;
+GO
+
 -- install_schema
 IF SCHEMA_ID(N'sqlqueue') IS NULL
     EXEC (N'CREATE SCHEMA ' + N'[sqlqueue]');
@@ -74,6 +109,7 @@ IF OBJECT_ID(N'[sqlqueue]' + N'.reader', N'U') IS NULL
 BEGIN
     CREATE TABLE [sqlqueue].reader (
         reader      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+        login       nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         queue       nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,
         driver      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
         acked_batch bigint        NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
@@ -93,9 +129,17 @@ BEGIN
 END;
 GO
 
--- install_reader_forwarded
-IF COL_LENGTH(N'[sqlqueue]' + N'.reader', N'forwarded') IS NULL
-    ALTER TABLE [sqlqueue].reader ADD forwarded bigint NOT NULL DEFAULT 0;
+-- install_task
+IF OBJECT_ID(N'[sqlqueue]' + N'.task', N'U') IS NULL
+BEGIN
+    CREATE TABLE [sqlqueue].task (
+        reader nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login  nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        task   int           NOT NULL CHECK (task >= 0),
+        PRIMARY KEY (reader, task)
+    );
+    ALTER TABLE [sqlqueue].task SET (LOCK_ESCALATION = DISABLE);
+END;
 GO
 
 -- install_receipt
@@ -103,13 +147,14 @@ IF OBJECT_ID(N'[sqlqueue]' + N'.receipt', N'U') IS NULL
 BEGIN
     CREATE TABLE [sqlqueue].receipt (
         reader      nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login       nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch       bigint         NOT NULL CHECK (batch > 0),
         task        int            NOT NULL CHECK (task >= 0),
         queue       nvarchar(1000) COLLATE Latin1_General_100_BIN2 NOT NULL,
         messages    bigint         NOT NULL CHECK (messages >= 0),
         expired     bigint         NOT NULL CHECK (expired >= 0),
         diverted    bigint         NOT NULL CHECK (diverted >= 0),
-        forwarded   bigint         NOT NULL DEFAULT 0 CHECK (forwarded >= 0),
+        forwarded   bigint         NOT NULL CHECK (forwarded >= 0),
         bytes       bigint         NOT NULL CHECK (bytes >= 0),
         query_id    nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
         query_batch bigint         NULL,
@@ -121,11 +166,6 @@ BEGIN
     );
     ALTER TABLE [sqlqueue].receipt SET (LOCK_ESCALATION = DISABLE);
 END;
-GO
-
--- install_receipt_forwarded
-IF COL_LENGTH(N'[sqlqueue]' + N'.receipt', N'forwarded') IS NULL
-    ALTER TABLE [sqlqueue].receipt ADD forwarded bigint NOT NULL DEFAULT 0 CHECK (forwarded >= 0);
 GO
 
 -- install_receipt_storage
@@ -143,6 +183,7 @@ IF OBJECT_ID(N'[sqlqueue]' + N'.receipt_page', N'U') IS NULL
 BEGIN
     CREATE TABLE [sqlqueue].receipt_page (
         reader  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login   nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch   bigint         NOT NULL,
         task    int            NOT NULL,
         page    int            NOT NULL,
@@ -168,6 +209,7 @@ IF OBJECT_ID(N'[sqlqueue]' + N'.outbox', N'U') IS NULL
 BEGIN
     CREATE TABLE [sqlqueue].outbox (
         sink     nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login    nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch    bigint         NOT NULL,
         attempt  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
         parcel   int            NOT NULL,
@@ -195,6 +237,7 @@ IF OBJECT_ID(N'[sqlqueue]' + N'.outbox_page', N'U') IS NULL
 BEGIN
     CREATE TABLE [sqlqueue].outbox_page (
         sink    nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login   nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch   bigint         NOT NULL,
         attempt nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
         parcel  int            NOT NULL,
@@ -221,16 +264,38 @@ IF OBJECT_ID(N'[sqlqueue]' + N'.dispatched', N'U') IS NULL
 BEGIN
     CREATE TABLE [sqlqueue].dispatched (
         sink       nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
-        batch      bigint        NOT NULL,
-        messages   bigint        NOT NULL,
+        login      nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        batch      bigint        NULL,
+        messages   bigint        NOT NULL DEFAULT 0,
         dispatched datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME()
     );
     ALTER TABLE [sqlqueue].dispatched SET (LOCK_ESCALATION = DISABLE);
 END;
 GO
 
+-- install_row_security
+SELECT 0 AS row_security;
+GO
+
+-- install_no_policy
+SELECT 0 AS row_security;
+GO
+
+-- install_policy
+SELECT 0 AS row_security;
+GO
+
+-- install_version_policy
+SELECT 0 AS row_security;
+GO
+
 -- version
 SELECT version FROM [sqlqueue].version;
+GO
+
+-- row_security
+SELECT CAST(0 AS bit) AS active
+ WHERE @state_name <> @table_name OR @state_name = @table_name;
 GO
 
 -- create_queue
@@ -408,33 +473,37 @@ SELECT MIN(RowVersion) AS first, MAX(RowVersion) AS last
 GO
 
 -- fence
-SELECT acked_batch
+SELECT acked_batch, login
   FROM [sqlqueue].reader WITH (REPEATABLEREAD, ROWLOCK)
  WHERE reader = @reader;
 GO
 
 -- task_lock
-DECLARE @name nvarchar(255) = CONCAT(N'sqlqueue task ', @reader, N'/', @batch, N'/', @task),
-        @got int, @number int, @said nvarchar(100);
-EXEC @got = sys.sp_getapplock
-     @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
-IF @got < 0
-BEGIN
-    SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
-    THROW @number, @said, 1;
-END;
+UPDATE [sqlqueue].task WITH (REPEATABLEREAD, ROWLOCK)
+   SET task = task
+OUTPUT CAST(1 AS bit)
+ WHERE reader = @reader AND login = @login AND task = @task;
+GO
+
+-- new_task
+INSERT INTO [sqlqueue].task (reader, login, task)
+SELECT @reader, @login, @task
+ WHERE NOT EXISTS (
+        SELECT 1
+          FROM [sqlqueue].task WITH (UPDLOCK, HOLDLOCK, ROWLOCK)
+         WHERE reader = @reader AND task = @task);
 GO
 
 -- find_receipt
 SELECT payload
   FROM [sqlqueue].receipt
- WHERE reader = @reader AND batch = @batch AND task = @task;
+ WHERE reader = @reader AND login = @login AND batch = @batch AND task = @task;
 GO
 
 -- receipt_pages
 SELECT payload
   FROM [sqlqueue].receipt_page
- WHERE reader = @reader AND batch = @batch AND task = @task
+ WHERE reader = @reader AND login = @login AND batch = @batch AND task = @task
  ORDER BY page;
 GO
 
@@ -527,9 +596,10 @@ GO
 
 -- save_receipt
 INSERT INTO [sqlqueue].receipt
-       (reader, batch, task, queue, messages, expired, diverted, forwarded, bytes,
+       (reader, login, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, payload)
-VALUES (@reader, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded, @bytes,
+VALUES (@reader, @login, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
+        @bytes,
         @query_id, @query_batch, @payload);
 GO
 
@@ -541,14 +611,15 @@ GO
 -- lock_reader
 UPDATE [sqlqueue].reader WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
-OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan]
- WHERE reader = @reader;
+OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan],
+       inserted.login
+ WHERE reader = @reader AND login = ISNULL(@login, login);
 GO
 
 -- claim
 UPDATE [sqlqueue].reader
    SET driver = @driver, queue = @queue_name, seen = SYSUTCDATETIME()
- WHERE reader = @reader;
+ WHERE reader = @reader AND login = @login;
 GO
 
 -- reader_queue
@@ -565,7 +636,7 @@ SELECT queue,
        SUM(diverted) AS diverted,
        SUM(forwarded) AS forwarded
   FROM [sqlqueue].receipt
- WHERE reader = @reader AND batch BETWEEN @acked AND @batch
+ WHERE reader = @reader AND login = @login AND batch BETWEEN @acked AND @batch
  GROUP BY queue;
 GO
 
@@ -579,38 +650,38 @@ UPDATE [sqlqueue].reader
        diverted    = diverted + @diverted,
        forwarded   = forwarded + @forwarded,
        seen        = SYSUTCDATETIME()
- WHERE reader = @reader;
+ WHERE reader = @reader AND login = @login;
 GO
 
 -- forget_receipts
 DELETE FROM [sqlqueue].receipt_page
- WHERE reader = @reader AND batch BETWEEN @acked AND @batch;
+ WHERE reader = @reader AND login = @login AND batch BETWEEN @acked AND @batch;
 DELETE FROM [sqlqueue].receipt
- WHERE reader = @reader AND batch BETWEEN @acked AND @batch;
+ WHERE reader = @reader AND login = @login AND batch BETWEEN @acked AND @batch;
 GO
 
 -- store_plan
 UPDATE [sqlqueue].reader
    SET plan_batch = @batch, [plan] = @plan, seen = SYSUTCDATETIME()
- WHERE reader = @reader;
+ WHERE reader = @reader AND login = @login;
 GO
 
 -- receipts
 SELECT r.reader, r.queue, r.batch, CAST(r.task AS bigint) AS task, r.messages, r.bytes, r.settled,
-       r.created AS created_utc, o.seen AS seen_utc
+       r.created AS created_utc, o.seen AS seen_utc, r.login
   FROM [sqlqueue].receipt AS r WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
   LEFT JOIN [sqlqueue].reader AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK) ON o.reader = r.reader
  WHERE (@reader IS NULL OR r.reader = @reader)
    AND (@queue_name IS NULL OR r.queue = @queue_name)
- ORDER BY r.created, r.reader, r.batch, r.task;
+ ORDER BY r.created, r.reader, r.login, r.batch, r.task;
 GO
 
 -- drop_receipt
 DELETE FROM [sqlqueue].receipt_page
- WHERE reader = @reader AND batch = @batch AND task = @task;
+ WHERE reader = @reader AND login = @login AND batch = @batch AND task = @task;
 DELETE FROM [sqlqueue].receipt
 OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload
- WHERE reader = @reader AND batch = @batch AND task = @task;
+ WHERE reader = @reader AND login = @login AND batch = @batch AND task = @task;
 GO
 
 -- retire_reader
@@ -618,7 +689,7 @@ UPDATE [sqlqueue].reader
    SET acked_batch = CASE WHEN acked_batch > @batch THEN acked_batch ELSE @batch END,
        plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
        [plan]      = CASE WHEN plan_batch > @batch THEN [plan] END
- WHERE reader = @reader;
+ WHERE reader = @reader AND login = @login;
 GO
 
 -- readers
@@ -632,33 +703,37 @@ SELECT o.reader, o.queue, o.acked_batch, o.messages, o.expired, o.diverted, o.fo
 GO
 
 -- sink_open
-DECLARE @name nvarchar(255) = N'sqlqueue sink ' + @sink,
-        @got int, @number int, @said nvarchar(100);
-EXEC @got = sys.sp_getapplock
-     @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction';
-IF @got < 0
-BEGIN
-    SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
-    THROW @number, @said, 1;
-END;
+SELECT login
+  FROM [sqlqueue].dispatched WITH (REPEATABLEREAD, ROWLOCK)
+ WHERE sink = @sink;
 GO
 
 -- sink_close
-DECLARE @name nvarchar(255) = N'sqlqueue sink ' + @sink,
-        @got int, @number int, @said nvarchar(100);
-EXEC @got = sys.sp_getapplock
-     @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
-IF @got < 0
-BEGIN
-    SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
-    THROW @number, @said, 1;
-END;
+UPDATE [sqlqueue].dispatched WITH (REPEATABLEREAD, ROWLOCK)
+   SET messages = messages
+OUTPUT inserted.login, inserted.batch
+ WHERE sink = @sink;
+GO
+
+-- sinks_lock
+SELECT 0 AS locked;
+GO
+
+-- sink_elsewhere
+SELECT login FROM [sqlqueue].dispatched WHERE sink = @sink AND 1 = 0;
+GO
+
+-- new_sink
+INSERT INTO [sqlqueue].dispatched (sink)
+SELECT @sink
+ WHERE NOT EXISTS (
+        SELECT 1 FROM [sqlqueue].dispatched WITH (UPDLOCK, HOLDLOCK, ROWLOCK) WHERE sink = @sink);
 GO
 
 -- stage
-INSERT INTO [sqlqueue].outbox (sink, batch, attempt, parcel, messages, payload)
+INSERT INTO [sqlqueue].outbox (sink, login, batch, attempt, parcel, messages, payload)
 OUTPUT CAST(1 AS bit)
-SELECT @sink, @batch, @attempt, @parcel, @messages, @payload
+SELECT @sink, @login, @batch, @attempt, @parcel, @messages, @payload
  WHERE NOT EXISTS (
         SELECT 1 FROM [sqlqueue].dispatched WHERE sink = @sink AND batch >= @batch)
    AND NOT EXISTS (
@@ -668,16 +743,10 @@ SELECT @sink, @batch, @attempt, @parcel, @messages, @payload
 GO
 
 -- advance
-INSERT INTO [sqlqueue].dispatched (sink, batch, messages)
+UPDATE [sqlqueue].dispatched
+   SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME()
 OUTPUT inserted.batch
-SELECT @sink, @batch, @messages
- WHERE NOT EXISTS (
-        SELECT 1 FROM [sqlqueue].dispatched WITH (UPDLOCK, HOLDLOCK, ROWLOCK) WHERE sink = @sink);
-IF ROWCOUNT_BIG() = 0
-    UPDATE [sqlqueue].dispatched
-       SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME()
-    OUTPUT inserted.batch
-     WHERE sink = @sink AND batch < @batch;
+ WHERE sink = @sink AND login = @login AND (batch IS NULL OR batch < @batch);
 GO
 
 -- settle
@@ -701,26 +770,28 @@ GO
 -- parcels
 SELECT attempt, CAST(parcel AS bigint) AS parcel
   FROM [sqlqueue].outbox
- WHERE sink = @sink AND batch = @batch
+ WHERE sink = @sink AND login = @login AND batch = @batch
  ORDER BY attempt, parcel;
 GO
 
 -- parcel
 SELECT payload
   FROM [sqlqueue].outbox
- WHERE sink = @sink AND batch = @batch AND attempt = @attempt AND parcel = @parcel;
+ WHERE sink = @sink AND login = @login AND batch = @batch
+   AND attempt = @attempt AND parcel = @parcel;
 GO
 
 -- parcel_pages
 SELECT payload
   FROM [sqlqueue].outbox_page
- WHERE sink = @sink AND batch = @batch AND attempt = @attempt AND parcel = @parcel
+ WHERE sink = @sink AND login = @login AND batch = @batch
+   AND attempt = @attempt AND parcel = @parcel
  ORDER BY page;
 GO
 
 -- discard
-DELETE FROM [sqlqueue].outbox_page WHERE sink = @sink AND batch <= @batch;
-DELETE FROM [sqlqueue].outbox WHERE sink = @sink AND batch <= @batch;
+DELETE FROM [sqlqueue].outbox_page WHERE sink = @sink AND login = @login AND batch <= @batch;
+DELETE FROM [sqlqueue].outbox WHERE sink = @sink AND login = @login AND batch <= @batch;
 GO
 
 -- discard_abandoned
@@ -1129,25 +1200,61 @@ ELSE
                 ELSE CONCAT(N'GRANT VIEW SERVER STATE TO ', QUOTENAME(SUSER_SNAME())) END AS mend;
 GO
 
+-- script_state_check
+DECLARE @found nvarchar(2000);
+SELECT TOP (1) @found = N'nothing is installed: ' + f.fault
+  FROM (SELECT N'of state_faults' AS fault) AS f;
+IF @found IS NOT NULL
+BEGIN;
+    THROW 51902, @found, 1;
+END;
+GO
+
 -- script_role
 IF DATABASE_PRINCIPAL_ID(N'sqlqueue_reader') IS NULL
     CREATE ROLE [sqlqueue_reader];
 GO
 
+-- script_owner
+IF EXISTS (SELECT 1
+             FROM sys.database_role_members AS m
+            WHERE m.role_principal_id = DATABASE_PRINCIPAL_ID(N'sqlqueue_reader'))
+BEGIN;
+    THROW 51902, N'the owner of the state tables has members: take them out, or name another', 1;
+END;
+IF USER_NAME((SELECT s.principal_id FROM sys.schemas AS s WHERE s.name = N'sqlqueue')) <> N'sqlqueue_reader'
+    ALTER AUTHORIZATION ON SCHEMA::[sqlqueue] TO [sqlqueue_reader];
+GO
+
 -- script_reader
 GRANT SELECT, DELETE ON [sales].[Shop.Orders] TO [sqlqueue_reader];
+GO
+
+-- script_reader_state
 GRANT SELECT ON [sqlqueue].version TO [sqlqueue_reader];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].reader TO [sqlqueue_reader];
+GRANT SELECT, INSERT, UPDATE ON [sqlqueue].reader TO [sqlqueue_reader];
+GRANT SELECT, INSERT, UPDATE ON [sqlqueue].task TO [sqlqueue_reader];
 GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].receipt TO [sqlqueue_reader];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].receipt_page TO [sqlqueue_reader];
+GRANT SELECT, INSERT, DELETE ON [sqlqueue].receipt_page TO [sqlqueue_reader];
 GO
 
 -- script_sender
 GRANT INSERT ON [sales].[Shop.Orders] TO [sqlqueue_reader];
+GO
+
+-- script_sender_state
 GRANT SELECT ON [sqlqueue].version TO [sqlqueue_reader];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].outbox TO [sqlqueue_reader];
-GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].outbox_page TO [sqlqueue_reader];
+GRANT SELECT, INSERT, DELETE ON [sqlqueue].outbox TO [sqlqueue_reader];
+GRANT SELECT, INSERT, DELETE ON [sqlqueue].outbox_page TO [sqlqueue_reader];
 GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue].dispatched TO [sqlqueue_reader];
+GO
+
+-- script_share
+SELECT 0 AS row_security;
+GO
+
+-- script_all_rows
+SELECT 0 AS row_security;
 GO
 
 -- script_mover
@@ -1173,11 +1280,7 @@ GO
 
 -- script_creator
 GRANT ALTER ON SCHEMA::[sales] TO [sqlqueue_reader];
-GO
-
--- script_installer
-GRANT CREATE SCHEMA, CREATE TABLE, VIEW DEFINITION TO [sqlqueue_reader];
-GRANT CONTROL ON SCHEMA::[sqlqueue] TO [sqlqueue_reader];
+GRANT CREATE TABLE, VIEW DEFINITION TO [sqlqueue_reader];
 GO
 
 -- load
