@@ -84,8 +84,13 @@ class Receipt:
     login: str  # who made the stream
 
     @property
-    def name(self) -> str:
+    def key(self) -> tuple[str, int, int]:
         """Reader, batch and task."""
+        return self.reader, self.batch, self.task
+
+    @property
+    def name(self) -> str:
+        """The same as a text."""
         return f"{self.reader}/{self.batch}/{self.task}"
 
 
