@@ -43,6 +43,22 @@ class Roles:
                 raise BadOption(option, name, "a role's name of at most 63 bytes, without $")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Domain:
+    """The logins that trust one another: they share a state schema, and a pair of roles."""
+
+    state: str = "sqlqueue"  # schema of the state tables
+    reader: str = Roles.reader
+    sender: str = Roles.sender
+
+    @classmethod
+    def of(cls, name: str | None) -> Domain:
+        """The domain of a name; without one, that of everyone who names none."""
+        if name is None:
+            return cls()
+        return cls(state=f"sqlqueue_{name}", reader=f"{name}_reader", sender=f"{name}_sender")
+
+
 def script(
     endpoint: Endpoint,
     *,

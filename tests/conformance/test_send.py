@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from sqlq_spark import dispatch_log, dispatch_log, send
+from sqlq_spark import dispatch_log, send
 from sqlq_spark.address import QueueAddress
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import (

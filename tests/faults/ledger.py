@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from sqlq_spark.install import KEPT_APART
 from sqlq_spark.payload import unpacked
 from sqlq_spark.receipts import MOVES
 
@@ -50,10 +51,9 @@ class Ledger:
 
     def begin(self) -> None:
         """Forget everything, for a new example."""
-        tables = ["reader", "task", "receipt", "receipt_page", "outbox", "outbox_page", "dispatched"]
         targets = [each.address for each in self.targets.values()]
         queues = [self.source.address, self.errors, *targets]
-        named = [f'"{self.peer.state}"."{table}"' for table in tables]
+        named = [f'"{self.peer.state}"."{table}"' for table in KEPT_APART]
         named += [f'"{queue.schema}"."{queue.table}"' for queue in queues if queue]
         self.peer.connection.execute("; ".join(f"DELETE FROM {name}" for name in named).encode())
         self.sent: dict[bytes, str] = {}

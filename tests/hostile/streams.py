@@ -97,7 +97,8 @@ class Writer:
 def forged(body: bytes) -> bytes:
     """The payload of a receipt with one message."""
     row = {"id": b"\0" * 16, "headers": "{}", "body": body, "seq": 1}
-    return payload.packed(pa.Table.from_pylist([row], QUEUE_ROW)).to_pybytes()
+    made: bytes = payload.packed(pa.Table.from_pylist([row], QUEUE_ROW)).to_pybytes()
+    return made
 
 
 def bodies(place: Place, queue: str) -> list[bytes]:
