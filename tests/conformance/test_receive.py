@@ -338,10 +338,9 @@ def test_a_zombie_that_waits_for_the_ack_is_stale_too(bench: Bench) -> None:
     bench.peer.send(bench.queue)
     reader, zombie, driver = bench.new_reader(), bench.open("zombie"), bench.open("driver")
     driver.run("begin")
-    driver.rows("lock_reader", reader=reader)
-    driver.run(
-        "acknowledge", reader=reader, batch=1, messages=0, expired=0, diverted=0, forwarded=0
-    )
+    login = driver.rows("lock_reader", reader=reader, login=None)[0][5]
+    none = dict.fromkeys(("messages", "expired", "diverted", "forwarded"), 0)
+    driver.run("acknowledge", tables=None, reader=reader, login=login, batch=1, **none)
     attempt = bench.thread(lambda: bench.receive(bench.task(reader), zombie))
     bench.blocked("zombie")
     driver.run("commit")
