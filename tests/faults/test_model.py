@@ -200,7 +200,8 @@ def test_if_a_stored_plan_is_forgotten_the_model_finds_a_lost_message(
         return replace(inner(*args, **named), plan=None)
 
     def anew(connection: Connection, reader: str, batch: int, plan: str, _: Any) -> str:
-        connection.run("store_plan", reader=reader, batch=batch, plan=plan)
+        login = connection.rows("lock_reader", reader=reader, login=None)[0][5]
+        connection.run("store_plan", reader=reader, login=login, batch=batch, plan=plan)
         return plan
 
     monkeypatch.setattr(receipts, "acknowledge", forgetful)
