@@ -28,7 +28,7 @@ from sqlq_spark.errors import BadOption
 from sqlq_spark.options import ANY_TABLE, addressed
 from sqlq_spark.screen import counted, print_json, say
 from sqlq_spark.screen_progress import follow
-from sqlq_spark.script import WRITERS, Roles, script
+from sqlq_spark.script import WRITERS, Domain, Roles, script
 from sqlq_spark.sessions import Session, check_state
 
 if TYPE_CHECKING:
@@ -57,18 +57,29 @@ BodyString = Annotated[
 ]
 
 
+DomainName = Annotated[
+    str | None,
+    typer.Option(
+        "--domain",
+        help="For logins that trust no others: the state schema is sqlqueue_NAME, and the roles "
+        "are NAME_reader and NAME_sender, unless their own options name others.",
+    ),
+]
+
 MORE = {"allow_extra_args": True}  # refused with a sentence, by one_endpoint
 
 
 @app.command("install")
 def install_(
     *,
+    domain: DomainName = None,
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
-    state_schema: State = "sqlqueue",
+    state_schema: State = Domain.state,
 ) -> None:
     """Create the state tables where they are absent; readers and exactlyOnce writers need them."""
+    state_schema = either(state_schema, Domain.state, Domain.of(domain).state)
     options = given(url, state_schema, queryTimeout=query_timeout)
     with Session(options, "install", state=False) as session:
         connection = session.open()
@@ -144,22 +155,38 @@ def script_(
     audit: Audit = None,
     delayed: Delayed = False,
     body_string: BodyString = False,
+    domain: DomainName = None,
     reader: Annotated[str, typer.Option(help="The role that receives.")] = Roles.reader,
     sender: Annotated[str, typer.Option(help="The role that sends.")] = Roles.sender,
     operator: Annotated[
         str | None, typer.Option(help="A role that may run these commands; none without it.")
     ] = None,
     installer: Annotated[
-        str | None, typer.Option(help="A role that may install and create; none without it.")
+        str | None, typer.Option(help="A role that may create queues; none without it.")
     ] = None,
+    owner: Annotated[
+        str,
+        typer.Option(
+            help="With --installer: the role that owns the state tables; no login may be a member."
+        ),
+    ] = Roles.owner,
     subscription_table: Annotated[
         str | None, typer.Option(help="Made too; the sender may publish by it.")
     ] = None,
     as_json: AsJson = False,
-    state_schema: State = "sqlqueue",
+    state_schema: State = Domain.state,
 ) -> None:
     """Print the DDL and the GRANTs for a DBA: the queues, the state tables; connects to nothing."""
     one_endpoint(context)
+    its = Domain.of(domain)
+    state_schema = either(state_schema, Domain.state, its.state)
+    roles = Roles(
+        reader=either(reader, Roles.reader, its.reader),
+        sender=either(sender, Roles.sender, its.sender),
+        operator=operator,
+        installer=installer,
+        owner=owner,
+    )
     if dialect not in WRITERS:
         raise BadOption("--dialect", dialect, " or ".join(WRITERS))
     options = given(f"{dialect}://", state_schema, queue=queue)
@@ -177,7 +204,7 @@ def script_(
         subscriptions=None
         if subscription_table is None
         else addressed("--subscription-table", options.url, subscription_table),
-        roles=Roles(reader=reader, sender=sender, operator=operator, installer=installer),
+        roles=roles,
         delayed=delayed,
         body_string=body_string,
         dialect=dialect,
@@ -186,6 +213,11 @@ def script_(
         print_json({"dialect": dialect, "script": text})
     else:
         sys.stdout.write(text)
+
+
+def either(given: str, default: str, other: str) -> str:
+    """What an option says, or, where it says nothing, another default."""
+    return other if given == default else given
 
 
 def one_endpoint(context: typer.Context) -> None:

@@ -148,7 +148,9 @@ def returned(
     for each in found:
         queue = addressed("queue", options.url, each.queue)
         with transaction(connection, timeout=options.query_timeout):
-            messages = receipts.return_(connection, each.reader, each.batch, each.task, queue)
+            messages = receipts.return_(
+                connection, each.reader, each.batch, each.task, queue, login=each.login
+            )
         yield messages
 
 
@@ -158,7 +160,9 @@ def dropped(
     """Drop receipts, each in a transaction of its own; how many messages each had."""
     for each in found:
         with transaction(connection, timeout=options.query_timeout):
-            messages = receipts.drop(connection, each.reader, each.batch, each.task)
+            messages = receipts.drop(
+                connection, each.reader, each.batch, each.task, login=each.login
+            )
         yield messages
 
 

@@ -17,15 +17,17 @@ What can go wrong, and what mends it.
     │   ├── DestinationRefused (and DestinationOfOther) · DestinationLocked · DestinationChanged
     │   ├── TimeZoneNotFound · MessageTooLarge
     │   ├── DelayedQueueNotFound · SubscriptionsNotFound · SubscriberUnreachable
-    │   ├── StateNotInstalled · StateTooNew · ServerTooOld · DatabaseTooOld · StatementPooling
+    │   ├── StateNotInstalled · StateTooNew · StateOfOther
+    │   ├── ServerTooOld · DatabaseTooOld · StatementPooling
     │   └── StatementFailed  and of its kind LogFull · StatementRefused
     ├── CheckpointFailure    the checkpoint and the reader's row disagree
     │   ├── CheckpointRolledBack · DatabaseRolledBack
-    │   ├── ReaderNotFound · ReaderOfOtherQueue · ReaderTakenOver
+    │   ├── ReaderNotFound · ReaderOfOtherQueue · ReaderTakenOver · BadPlan
     │   └── StaleTask
     ├── ParcelsMissing
     ├── PayloadRefused       a receipt or parcel is not as it was written
     ├── NothingToSettle
+    ├── DispatchLogAhead · DispatchLogOfOther
     └── ReceiptSettled
 
 Every message says what was found, where, and what would do.
@@ -535,6 +537,20 @@ class StateTooNew(DatabaseFailure):
         super().__init__(schema, found, known)
 
 
+class StateOfOther(DatabaseFailure):
+    """The state schema or a table in it is another's, who could run code as this login."""
+
+    template = (
+        "nothing is installed in schema {0} of {1}: {2}. Whoever owns a state table, or has put a "
+        "trigger on it, can run code as the logins that use it. If a DBA's script made these "
+        "tables, nothing is left to install. Otherwise let a DBA drop or rename what is there, or "
+        "name another schema in the option stateSchema"
+    )
+
+    def __init__(self, schema: str, server: str, found: str) -> None:
+        super().__init__(schema, server, found)
+
+
 class ServerTooOld(DatabaseFailure):
     """A server of a version that lacks what the statements use; nothing was changed."""
 
@@ -624,9 +640,10 @@ class ReaderNotFound(CheckpointFailure):
     """The checkpoint names a reader that the state tables do not know."""
 
     template = (
-        "reader {0} of this checkpoint is not in schema {1} of {2}: is it another database, or "
-        "were the state tables made anew? Point url and stateSchema to where this checkpoint "
-        "began, or begin with a new checkpoint"
+        "reader {0} of this checkpoint is not in schema {1} of {2}: is it another database, were "
+        "the state tables made anew, or did a login make it whose roles this one has not? Point "
+        "url and stateSchema to where this checkpoint began, let a DBA grant the role of "
+        "`sqlqueue script` to both logins, or begin with a new checkpoint"
     )
 
     def __init__(self, reader: str, schema: str, server: str) -> None:
@@ -655,6 +672,19 @@ class ReaderTakenOver(CheckpointFailure):
 
     def __init__(self, reader: str) -> None:
         super().__init__(reader)
+
+
+class BadPlan(CheckpointFailure):
+    """A stored plan is none of ours; nothing was received by it."""
+
+    template = (
+        "the plan of batch {1} of reader {0} cannot be used: {2}. It was changed in the table "
+        "reader of the state schema, or in the checkpoint: find out who may write there; "
+        "restore it, or begin with a new checkpoint"
+    )
+
+    def __init__(self, reader: str | None, batch: int, reason: str) -> None:
+        super().__init__(reader, batch, reason)
 
 
 class StaleTask(CheckpointFailure):
@@ -707,6 +737,36 @@ class NothingToSettle(SqlQueueError):
 
     def __init__(self, query: str | None, batch: int | None, schema: str, server: str) -> None:
         super().__init__(query, batch, schema, server)
+
+
+class DispatchLogAhead(SqlQueueError):
+    """The dispatch log has a batch that the sink cannot have reached; nothing was sent."""
+
+    template = (
+        "sink {0} is at batch {1}, but the dispatch log in schema {3} of {4} says that it has sent "
+        "batch {2}: nothing was sent, for a batch that is new would be taken for one that was sent "
+        "before. The checkpoint was rolled back by several batches, a txnVersion was used that is "
+        "not the next one, or the log was changed. Restore the newer checkpoint, give the stream a "
+        "new one, or, if batch {1} was not sent yet, let a DBA set the column batch of the sink's "
+        "row in the table dispatched to the last batch that was"
+    )
+
+    def __init__(self, sink: str, batch: int, found: int, schema: str, server: str) -> None:
+        super().__init__(sink, batch, found, schema, server)
+
+
+class DispatchLogOfOther(SqlQueueError):
+    """A login with all rights goes on with a sink that another one of that kind began."""
+
+    template = (
+        "sink {0} belongs to login {1} in the table dispatched of schema {2} of {3}, and this "
+        "login sees its row only because it sees all rows: nothing was sent, for a batch might be "
+        "sent twice. Run this as {1}; or, to go on as this login, let a DBA set the column login "
+        "of the sink's rows in dispatched, outbox and outbox_page"
+    )
+
+    def __init__(self, sink: str, login: str, schema: str, server: str) -> None:
+        super().__init__(sink, login, schema, server)
 
 
 class ReceiptSettled(SqlQueueError):

@@ -81,10 +81,16 @@ class Receipt:
     settled: bool
     created: datetime
     seen: datetime | None  # the reader, when it last spoke
+    login: str  # who made the stream
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Reader, batch and task."""
+        return self.reader, self.batch, self.task
 
     @property
     def name(self) -> str:
-        """Reader, batch and task."""
+        """The same as a text."""
         return f"{self.reader}/{self.batch}/{self.task}"
 
 

@@ -11,25 +11,23 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sqlq_spark.address import QueueAddress
 from sqlq_spark.dialects import transaction
-from sqlq_spark.errors import StatementFailed
+from sqlq_spark.errors import StatementFailed, StateOfOther
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlq_spark.address import QueueAddress
     from sqlq_spark.dialects import Connection
 
 VERSION = 3  # of the state tables
 
-STATE = (
+TABLES = (
     "install_schema",
     "install_version",
-    "install_version_row",
     "install_reader",
-    "install_reader_forwarded",
+    "install_task",
     "install_receipt",
-    "install_receipt_forwarded",
     "install_receipt_storage",
     "install_receipt_page",
     "install_receipt_page_storage",
@@ -38,8 +36,16 @@ STATE = (
     "install_outbox_page",
     "install_outbox_page_storage",
     "install_dispatched",
-    "install_version_only",
 )
+# each of them keeps its rows apart, by the login that made them
+KEPT_APART = ("reader", "task", "receipt", "receipt_page", "outbox", "outbox_page", "dispatched")
+ROW_SECURITY = tuple(
+    (statement, table)
+    for table, policy in [("version", "install_version_policy")]
+    + [(table, "install_policy") for table in KEPT_APART]
+    for statement in ("install_row_security", "install_no_policy", policy)
+)
+VERSIONS = ("install_version_row", "install_version_only")  # rows: not before the tables are ours
 
 
 def install(connection: Connection, *, state: str, timeout: float) -> None:
@@ -48,11 +54,30 @@ def install(connection: Connection, *, state: str, timeout: float) -> None:
 
     Raises:
         RightMissing: the login may not create schemas or tables.
+        StateOfOther: what is there belongs to another, who could run code as this login.
     """
     with transaction(connection, timeout=timeout):
         connection.rows("install_lock", state_name=state)
-        for statement in STATE:
-            connection.run(statement, version=VERSION)  # most have no use for it
+        check_ours(connection, state)
+        for statement in TABLES:
+            connection.run(statement)
+        check_ours(connection, state)  # who may create in the schema may have been faster
+        for statement, table in ROW_SECURITY:
+            connection.run(statement, tables={"table": QueueAddress(table, state)})
+        for statement in VERSIONS:
+            connection.run(statement, version=VERSION)
+
+
+def check_ours(connection: Connection, state: str) -> None:
+    """
+    Make sure that what is there of the state tables is this login's, and runs no code.
+
+    Raises:
+        StateOfOther.
+    """
+    found = [text for (text,) in connection.rows("state_faults", state_name=state, owner=None)]
+    if found:
+        raise StateOfOther(state, connection.server, "; ".join(found))
 
 
 def delayed_of(queue: QueueAddress) -> QueueAddress:

@@ -38,12 +38,18 @@ ROOM = 64 << 10  # bytes for what the list says of a batch, and for its ends
 LARGE = 256 << 10  # bytes; a longer payload goes into pages
 PAGE = 7_900  # bytes; with its key it fills a page of the table
 
-RECEIPT_KEY = {"reader": pa.string(), "batch": pa.int64(), "task": pa.int32()}
+RECEIPT_KEY = {
+    "reader": pa.string(),
+    "batch": pa.int64(),
+    "task": pa.int32(),
+    "login": pa.string(),
+}
 PARCEL_KEY = {
     "sink": pa.string(),
     "batch": pa.int64(),
     "attempt": pa.string(),
     "parcel": pa.int32(),
+    "login": pa.string(),
 }
 
 

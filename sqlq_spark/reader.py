@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlq_spark import checks, pace, progress, receipts
-from sqlq_spark.batch import tasks_of
+from sqlq_spark.batch import plan_of, tasks_of
 from sqlq_spark.delayed import Satellite
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import (
@@ -204,7 +204,8 @@ class Reader:
     ) -> Offset | None:
         """Plan the next batch, in the transaction that is open; None where nothing is to do."""
         if closed.plan is not None:
-            return offset(reader, closed.batch + 1, json.loads(closed.plan))
+            batch = closed.batch + 1
+            return offset(reader, batch, plan_of(closed.plan, reader, batch))
         for peek in self.peeks:
             if peek.awake(now):
                 peek.look(connection, now)
@@ -337,7 +338,7 @@ class Reader:
             self._warn_of_orphans(connection)
             receipts.create(connection, reader, self.who)
         stored = receipts.store_plan(connection, reader, batch, json.dumps(plan), self.who)
-        return offset(reader, batch, json.loads(stored))
+        return offset(reader, batch, plan_of(stored, reader, batch))
 
     def _warn_of_orphans(self, connection: Connection) -> None:
         """Tell of receipts of other readers of these queues: their checkpoint may be gone."""

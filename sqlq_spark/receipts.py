@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from sqlq_spark.address import split_canonical
 from sqlq_spark.errors import (
@@ -129,19 +129,20 @@ def acknowledge(
         ReaderNotFound, ReaderOfOtherQueue, ReaderTakenOver, CheckpointRolledBack,
         DatabaseRolledBack.
     """
-    row = connection.rows("lock_reader", reader=reader)
+    row = connection.rows("lock_reader", reader=reader, login=None)
     if not row:
         raise ReaderNotFound(reader, who.state_schema, connection.server)
-    queue, driver, acked, plan_batch, plan = row[0]
+    queue, driver, acked, plan_batch, plan, login = row[0]
+    key: dict[str, Any] = {"reader": reader, "login": login}
     who.check(queue)
     if claim:
-        connection.run("claim", reader=reader, driver=who.driver, queue_name=who.queue)
+        connection.run("claim", **key, driver=who.driver, queue_name=who.queue)
     elif driver != who.driver:
         raise ReaderTakenOver(reader)
     if acked > batch:
         rolled_back(CheckpointRolledBack(reader, batch, acked), who)
         return Acknowledged(batch=acked, outcome=Outcome(0, 0, 0), plan=plan)
-    rows = connection.rows("outcome", reader=reader, batch=batch, acked=acked)
+    rows = connection.rows("outcome", **key, batch=batch, acked=acked)
     # a batch's plan is committed before Spark has its offset, and it follows the one acknowledged
     if acked < batch - 1 or (acked < batch and plan_batch != batch and not rows):
         rolled_back(DatabaseRolledBack(reader, batch, acked, connection.server), who)
@@ -152,14 +153,14 @@ def acknowledge(
     if rows or acked < batch:
         connection.run(
             "acknowledge",
-            reader=reader,
+            **key,
             batch=batch,
             messages=total.messages,
             expired=total.expired,
             diverted=total.diverted,
             forwarded=total.forwarded,
         )
-        connection.run("forget_receipts", reader=reader, batch=batch, acked=acked)
+        connection.run("forget_receipts", **key, batch=batch, acked=acked)
     following = plan if plan_batch == batch + 1 else None
     return replace(total, plan=following, queues=queues)
 
@@ -196,24 +197,41 @@ def store_plan(connection: Connection, reader: str, batch: int, plan: str, who: 
     Raises:
         ReaderTakenOver: another driver speaks for the reader.
     """
-    _, driver, _, plan_batch, stored = connection.rows("lock_reader", reader=reader)[0]
+    row = connection.rows("lock_reader", reader=reader, login=None)[0]
+    _, driver, _, plan_batch, stored, login = row
     if driver != who.driver:
         raise ReaderTakenOver(reader)
     if plan_batch == batch:
         return str(stored)
-    connection.run("store_plan", reader=reader, batch=batch, plan=plan)
+    connection.run("store_plan", reader=reader, login=login, batch=batch, plan=plan)
     return plan
 
 
 # ---------------------------------------------------------------- by an operator
 
 
-def return_(connection: Connection, reader: str, batch: int, task: int, queue: QueueAddress) -> int:
+def return_(
+    connection: Connection,
+    reader: str,
+    batch: int,
+    task: int,
+    queue: QueueAddress,
+    *,
+    login: str | None = None,
+) -> int:
     """
     Put the messages of a receipt back into their queue, in the transaction that is open.
 
     They keep their ids, headers, bodies and expiry, and get new seqs, behind all others. One that
     was to expire beyond the calendar never does.
+
+    Args:
+        connection: in a transaction.
+        reader: of the receipt,
+        batch: its batch,
+        task: and its task.
+        queue: of the receipt.
+        login: who made the stream; None: the one whose row a stream of this login would take.
 
     Returns:
         How many.
@@ -221,7 +239,7 @@ def return_(connection: Connection, reader: str, batch: int, task: int, queue: Q
     Raises:
         ReceiptSettled: they were sent on already.
     """
-    found = _remove(connection, "return_", reader, batch, task)
+    found = _remove(connection, "return_", (reader, batch, task), login)
     if found is None:
         return 0
     messages, payload, size = found
@@ -233,24 +251,28 @@ def return_(connection: Connection, reader: str, batch: int, task: int, queue: Q
     return messages
 
 
-def drop(connection: Connection, reader: str, batch: int, task: int) -> int:
-    """Forget a receipt and its messages, in the transaction that is open; returns how many."""
-    found = _remove(connection, "drop", reader, batch, task)
+def drop(
+    connection: Connection, reader: str, batch: int, task: int, *, login: str | None = None
+) -> int:
+    """Forget a receipt and its messages, as `return_`; returns how many."""
+    found = _remove(connection, "drop", (reader, batch, task), login)
     return 0 if found is None else found[0]
 
 
 def _remove(
-    connection: Connection, move: Move, reader: str, batch: int, task: int
+    connection: Connection, move: Move, receipt: tuple[str, int, int], login: str | None
 ) -> tuple[int, bytes, int] | None:
     """Delete a receipt and close its batch; the reader's lock waits for running tasks."""
-    connection.rows("lock_reader", reader=reader)
-    pages = connection.rows("receipt_pages", reader=reader, batch=batch, task=task)
-    row = connection.rows("drop_receipt", reader=reader, batch=batch, task=task)
+    reader, batch, task = receipt
+    found = connection.rows("lock_reader", reader=reader, login=login)
+    owner: dict[str, Any] = {"reader": reader, "login": found[0][5] if found else login}
+    pages = connection.rows("receipt_pages", **owner, batch=batch, task=task)
+    row = connection.rows("drop_receipt", **owner, batch=batch, task=task)
     if not row:
         return None
     messages, settled, payload, size = row[0][1:]
     state: State = "settled" if settled else "held"
     if (state, move) not in MOVES:
-        raise ReceiptSettled(reader, batch, task)
-    connection.run("retire_reader", reader=reader, batch=batch)
+        raise ReceiptSettled(*receipt)
+    connection.run("retire_reader", **owner, batch=batch)
     return messages, payload or b"".join(page for (page,) in pages), size

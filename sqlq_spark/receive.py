@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -65,6 +65,7 @@ class Task:
     errors: QueueAddress | None = None
     allowed: tuple[QueueAddress, ...] = ()  # the option allowedDestinations
     receipts: bool = True  # False: transactionMode none
+    receives: bool = True  # False: the options do not name its queue
     body_string: bool = False  # also the column BodyString
     fail_on_data_loss: bool = True
 
@@ -114,50 +115,63 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
         DatabaseFailure: nothing was taken, or, after ConnectionLost, that is not known: call again.
     """
     with transaction(connection, timeout=timeout):
+        if not task.receipts and not task.receives:
+            return QUEUE_ROW.empty_table()
         if not task.receipts:
             return divert(connection, task, take(connection, task)).rows
-        open_ = fence(connection, task)
-        found = receipt(connection, task)
+        open_, login = fence(connection, task)
+        found = receipt(connection, task, login)
         if found is not None or not open_:
             return QUEUE_ROW.empty_table() if found is None else found
-        taken = take(connection, task)
-        kept = divert(connection, task, taken)
-        save(connection, task, kept, origin=origin)
+        kept = Kept(QUEUE_ROW.empty_table())
+        if task.receives:
+            kept = divert(connection, task, take(connection, task))
+        save(connection, task, kept, login=login, origin=origin)
         return kept.rows
 
 
-def fence(connection: Connection, task: Task) -> bool:
+def fence(connection: Connection, task: Task) -> tuple[bool, str]:
     """
     Make sure that the batch is open, and that no other attempt of the task is at work.
 
     Returns:
         False where the batch is closed and failOnDataLoss=false accepts that: the task may still
         hand out its receipt, which is there if only another task's was returned, and take nothing.
+        And the login that made the stream, to which its receipts belong.
     """
     row = connection.rows("fence", reader=task.reader)
     if not row:
         raise ReaderNotFound(task.reader, connection.state, connection.server)
-    acked = row[0][0]
+    acked, login = row[0]
     if task.batch <= acked:
         error = StaleTask(task.reader, task.batch, task.task, acked)
         if task.fail_on_data_loss:
             raise error
         log.warning("nothing is received, as failOnDataLoss=false asks for: %s", error)
-        return False
-    connection.rows("task_lock", reader=task.reader, batch=task.batch, task=task.task)
-    return True
+        return False, login
+    lock(connection, task, login)
+    return True, login
 
 
-def receipt(connection: Connection, task: Task) -> pa.Table | None:
+def lock(connection: Connection, task: Task, login: str) -> None:
+    """Wait for another attempt of the task, and let others wait for this one."""
+    key: dict[str, Any] = {"reader": task.reader, "login": login, "task": task.task}
+    if not connection.rows("task_lock", **key):
+        connection.run("new_task", **key)
+        connection.rows("task_lock", **key)
+
+
+def receipt(connection: Connection, task: Task, login: str) -> pa.Table | None:
     """What an earlier attempt of the task got; None where there was none."""
     reader, batch, at = task.key
-    found = connection.rows("find_receipt", reader=reader, batch=batch, task=at)
+    key: dict[str, Any] = {"reader": reader, "login": login, "batch": batch, "task": at}
+    found = connection.rows("find_receipt", **key)
     if not found:
         return None
     payload, messages, size = found[0]
     stored: list[Row] = []
     if not payload:
-        stored = connection.rows("receipt_pages", reader=reader, batch=batch, task=at)
+        stored = connection.rows("receipt_pages", **key)
     most = most_bytes(task.messages, task.largest)
     expected = expected_receipt(*task.key, messages=messages, size=size, most=most)
     return unpacked(payload, stored, expected)
@@ -243,12 +257,13 @@ def divert(connection: Connection, task: Task, taken: pa.Table) -> Kept:
     return Kept(rest, expired, live.num_rows - good.num_rows + failed + large, forwarded)
 
 
-def save(connection: Connection, task: Task, kept: Kept, *, origin: Origin) -> None:
+def save(connection: Connection, task: Task, kept: Kept, *, login: str, origin: Origin) -> None:
     """Write the receipt, also where nothing was got: a replay must then get nothing again."""
     payload = packed(kept.rows)
     connection.run(
         "save_receipt",
         reader=task.reader,
+        login=login,
         batch=task.batch,
         task=task.task,
         queue_name=connection.printed(task.queue),
@@ -262,4 +277,4 @@ def save(connection: Connection, task: Task, kept: Kept, *, origin: Origin) -> N
         unpacked=payload.size,
         payload=in_row(payload.bytes),
     )
-    connection.store("receipt_page", pages(payload.bytes, RECEIPT_KEY, task.key))
+    connection.store("receipt_page", pages(payload.bytes, RECEIPT_KEY, (*task.key, login)))

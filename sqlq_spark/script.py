@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sqlq_spark.address import QueueAddress, bracketed, due_index, identifier, quote_postgresql
 from sqlq_spark.dialects import Statements, sqlserver_calls
 from sqlq_spark.errors import BadAddress, BadOption
-from sqlq_spark.install import STATE, VERSION, delayed_of
+from sqlq_spark.install import KEPT_APART, ROW_SECURITY, TABLES, VERSION, VERSIONS, delayed_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +29,8 @@ class Roles:
     reader: str = "sqlqueue_reader"
     sender: str = "sqlqueue_sender"
     operator: str | None = None  # who runs `sqlqueue`; None: no such role
-    installer: str | None = None  # who runs its `install` and `create`
+    installer: str | None = None  # who runs its `create`
+    owner: str = "sqlqueue_owner"  # whose the state tables are, where there is an installer
 
     def __post_init__(self) -> None:
         """Refuse what would end the quotes of the script's block, or that no role can be named."""
@@ -40,6 +41,22 @@ class Roles:
             size = len(name.encode("utf-8", "replace"))
             if not 0 < size <= 63 or "$" in name or "\0" in name:  # noqa: PLR2004
                 raise BadOption(option, name, "a role's name of at most 63 bytes, without $")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domain:
+    """The logins that trust one another: they share a state schema, and a pair of roles."""
+
+    state: str = "sqlqueue"  # schema of the state tables
+    reader: str = Roles.reader
+    sender: str = Roles.sender
+
+    @classmethod
+    def of(cls, name: str | None) -> Domain:
+        """The domain of a name; without one, that of everyone who names none."""
+        if name is None:
+            return cls()
+        return cls(state=f"sqlqueue_{name}", reader=f"{name}_reader", sender=f"{name}_sender")
 
 
 def script(
@@ -66,15 +83,17 @@ def script(
         dialect: of which database.
     """
     roles = roles or Roles()
-    steps = [*_tables(endpoint, body_string=body_string), *_rights(endpoint, roles)]
+    apart = dialect == "postgresql"  # by row security; SQL Server by a schema for each domain
+    steps = [*_tables(endpoint, body_string=body_string, apart=apart)]
+    steps += _rights(endpoint, roles, apart=apart)
     steps += _topics(subscriptions, roles)
     if delayed:
         steps += _delayed(endpoint.primary, roles)
     if roles.operator is not None:
-        steps += _operator(endpoint, roles.operator, subscriptions, delayed=delayed)
+        steps += _operator(endpoint, roles.operator, subscriptions, delayed=delayed, apart=apart)
     if roles.installer is not None:
-        steps += _installer(endpoint, roles.installer)
-    return WRITERS[dialect](Statements.load(dialect), steps, state)
+        steps += _installer(endpoint, roles.installer, roles.owner)
+    return WRITERS[dialect](Statements.load(dialect), steps, state, roles.owner)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,22 +104,36 @@ class Step:
     statement: str = ""
     tables: dict[str, QueueAddress] = field(default_factory=dict)
     role: str = ""
+    state_table: str = ""  # its name, where the statement is about one
 
 
-def _tables(endpoint: Endpoint, *, body_string: bool) -> Iterator[Step]:
+READER_TABLES, SENDER_TABLES = KEPT_APART[:4], KEPT_APART[4:]
+
+
+def _tables(endpoint: Endpoint, *, body_string: bool, apart: bool) -> Iterator[Step]:
     yield Step(comment="Tables. The login that runs this owns them.")
     for each in endpoint.queues:
         yield Step(statement="create_queue", tables={"queue": each})
         if body_string:
             yield Step(statement="add_body_string", tables={"queue": each})
-    for name in STATE:
+    yield Step(statement="script_state_check")
+    for name in TABLES:
+        yield Step(statement=name)
+    yield Step(statement="script_state_check")
+    for name, table in ROW_SECURITY if apart else ():
+        yield Step(statement=name, state_table=table)
+    for name in VERSIONS:
         yield Step(statement=name)
 
 
-def _rights(endpoint: Endpoint, roles: Roles) -> Iterator[Step]:
-    for role, use in ((roles.reader, "reader"), (roles.sender, "sender")):
+def _rights(endpoint: Endpoint, roles: Roles, *, apart: bool) -> Iterator[Step]:
+    uses = ((roles.reader, "reader", READER_TABLES), (roles.sender, "sender", SENDER_TABLES))
+    for role, use, tables in uses:
         yield Step(comment=f"Rights of a {use}: {{grant}} the login of its Spark job.", role=role)
         yield Step(statement="script_role", role=role)
+        yield Step(statement=f"script_{use}_state", role=role)
+        for table in tables if apart else ():
+            yield Step(statement="script_share", role=role, state_table=table)
         for each in endpoint.own:
             yield Step(statement=f"script_{use}", tables={"queue": each}, role=role)
         for each in endpoint.shared if use == "reader" else ():
@@ -126,11 +159,19 @@ def _delayed(queue: QueueAddress, roles: Roles) -> Iterator[Step]:
 
 
 def _operator(
-    endpoint: Endpoint, role: str, subscriptions: QueueAddress | None, *, delayed: bool
+    endpoint: Endpoint,
+    role: str,
+    subscriptions: QueueAddress | None,
+    *,
+    delayed: bool,
+    apart: bool,
 ) -> Iterator[Step]:
     """What every command needs that makes no tables."""
     yield Step(comment="Rights of an operator: {grant} whoever runs `sqlqueue`.", role=role)
-    yield Step(statement="script_role", role=role)
+    for name in ("script_role", "script_reader_state", "script_sender_state"):
+        yield Step(statement=name, role=role)
+    for table in KEPT_APART if apart else ():
+        yield Step(statement="script_all_rows", role=role, state_table=table)
     for each in endpoint.queues:
         for name in ("script_reader", "script_sender"):
             yield Step(statement=name, tables={"queue": each}, role=role)
@@ -143,28 +184,41 @@ def _operator(
             yield Step(statement=name, tables={"subscriptions": subscriptions}, role=role)
 
 
-def _installer(endpoint: Endpoint, role: str) -> Iterator[Step]:
-    """What `install` and `create` need, also where the tables are there."""
-    yield Step(comment="Rights of an installer: {grant} whoever makes the tables.", role=role)
+def _installer(endpoint: Endpoint, role: str, owner: str) -> Iterator[Step]:
+    """What `create` needs; the state tables are here already, and belong to no login."""
+    yield Step(comment="Owner of the state tables: no login may be a member of it.")
+    for name in ("script_role", "script_owner"):
+        yield Step(statement=name, role=owner)
+    yield Step(comment="Rights of an installer: {grant} whoever makes queues.", role=role)
     yield Step(statement="script_role", role=role)
     for each in {each.schema: each for each in endpoint.queues}.values():
         yield Step(statement="script_creator", tables={"queue": each}, role=role)
-    yield Step(statement="script_installer", role=role)
 
 
 # ---------------------------------------------------------------- in a database's language
 
 
-def _postgresql(known: Statements, steps: Sequence[Step], state: str) -> str:
-    """One transaction."""
+def _postgresql(known: Statements, steps: Sequence[Step], state: str, owner: str) -> str:
+    """
+    One transaction.
+
+    Raises:
+        BadOption: a schema that would end the quotes of the script's blocks.
+    """
+    if "$" in state:
+        raise BadOption("--state-schema", state, "a schema's name without $")
     parts = []
+    values = {"state_name": literal(state), "owner": literal(owner)}
+    faults = _filled(known["state_faults"], values).rstrip(";")
     for step in steps:
         role = identifier(step.role)
         if step.comment:
             parts.append("-- " + step.comment.format(grant=f"GRANT {_plain(role)} TO"))
             continue
-        words = {"state": identifier(state), "version": str(VERSION)}
+        words = {"state": identifier(state), "version": str(VERSION), "faults": faults}
         words |= {"role": role, "literal": literal(step.role)}
+        if step.state_table:
+            words["table"] = f"{identifier(state)}.{identifier(step.state_table)}"
         for name, table in step.tables.items():
             words |= _named(name, table)
         parts.append(_filled(known[step.statement], words))
@@ -182,7 +236,7 @@ def _named(name: str, table: QueueAddress) -> dict[str, str]:
     return words | {"sequence": quote_postgresql(sequence)}
 
 
-def _sqlserver(known: Statements, steps: Sequence[Step], state: str) -> str:
+def _sqlserver(known: Statements, steps: Sequence[Step], state: str, owner: str) -> str:
     """
     A batch for each statement, in a transaction of its own: names declared in one end with it.
 
@@ -190,20 +244,23 @@ def _sqlserver(known: Statements, steps: Sequence[Step], state: str) -> str:
         BadAddress: a name with a line break, which may end a batch, or with `$(`, which sqlcmd
             reads as a variable.
     """
-    names = [state, *(name for step in steps for name in (step.role, *_parts(step)))]
+    names = [state, owner, *(name for step in steps for name in (step.role, *_parts(step)))]
     for name in names:
         if "$(" in name or len(name.splitlines()) > 1:
             raise BadAddress(name, "a line break or $( in a name would be misread by sqlcmd")
     # sqlcmd has QUOTED_IDENTIFIER off, and an index with a filter wants it on
     settings = ("NOCOUNT", "XACT_ABORT", "ANSI_NULLS", "QUOTED_IDENTIFIER")
     parts = ["".join(f"SET {each} ON;\n" for each in settings) + "GO"]
+    values = {"state_name": sqlserver_calls.literal(state), "owner": sqlserver_calls.literal(owner)}
+    text = sqlserver_calls.named(known["state_faults"], state, {})
+    faults = _filled(text, values).rstrip(";")
     for step in steps:
         role = bracketed(step.role)
         if step.comment:
             grant = f"ALTER ROLE {_plain(role)} ADD MEMBER"
             parts.append("-- " + step.comment.format(grant=grant))
             continue
-        words = sqlserver_calls.names(state, step.tables)
+        words = sqlserver_calls.names(state, step.tables) | {"faults": faults}
         words |= {
             "role": role,
             "role_name": sqlserver_calls.literal(step.role),

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark import delayed, subscriptions
+from sqlq_spark import delayed, dispatch_log, subscriptions
 from sqlq_spark.delays import PARCEL_DELAYS
 from sqlq_spark.destinations import Destinations
 from sqlq_spark.dialects import transaction
@@ -120,10 +120,11 @@ def _stage(
 ) -> None:
     sink, batch, attempt, number = key
     with transaction(connection, timeout=options.query_timeout):
-        connection.rows("sink_open", sink=sink)
+        login = dispatch_log.share(connection, sink)
         staged = connection.rows(
             "stage",
             sink=sink,
+            login=login,
             batch=batch,
             attempt=attempt,
             parcel=number,
@@ -131,7 +132,7 @@ def _stage(
             payload=in_row(payload.bytes),
         )
         if staged:
-            connection.store("outbox_page", pages(payload.bytes, PARCEL_KEY, key))
+            connection.store("outbox_page", pages(payload.bytes, PARCEL_KEY, (*key, login)))
 
 
 def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> int:
@@ -148,7 +149,8 @@ def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions)
 
     Raises:
         ParcelsMissing, QueueNotFound, DestinationRefused, SubscriberUnreachable,
-        SubscriptionsNotFound, NothingToSettle: nothing was sent.
+        SubscriptionsNotFound, NothingToSettle, DispatchLogAhead, DispatchLogOfOther: nothing was
+        sent.
     """
     if not staged:
         return 0
@@ -156,13 +158,15 @@ def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions)
     messages = sum(each.messages for each in staged)
     unheard: Counter[str] = Counter()
     with transaction(connection, timeout=options.query_timeout):
-        connection.rows("sink_close", sink=sink)
-        new = connection.rows("advance", sink=sink, batch=batch, messages=messages)
+        login, last = dispatch_log.lock(connection, sink)
+        dispatch_log.check(connection, sink, batch, last)
+        values: dict[str, Any] = {"sink": sink, "login": login, "batch": batch}
+        new = connection.rows("advance", **values, messages=messages)
         if new and options.settles:
             settle(connection, staged[0].origin)
         if new:
-            unheard = send_parcels(connection, staged, options)
-        connection.run("discard", sink=sink, batch=batch)
+            unheard = send_parcels(connection, staged, options, login)
+        connection.run("discard", **values)
         connection.run("discard_abandoned", seconds=ABANDONED)
         connection.run("forget_abandoned", seconds=ABANDONED)
     log.info(
@@ -186,10 +190,16 @@ def warn(where: str, unheard: Counter[str]) -> None:
 
 
 def send_parcels(
-    connection: Connection, staged: list[Staged], options: SinkOptions
+    connection: Connection, staged: list[Staged], options: SinkOptions, login: str
 ) -> Counter[str]:
     """
     Copy the winning attempts' parcels into the queues, in the order of tasks and rows.
+
+    Args:
+        connection: in a transaction, with the sink's row locked.
+        staged: of one sink and batch.
+        options: the sink's.
+        login: that the sink belongs to.
 
     Returns:
         Of `insert`.
@@ -198,20 +208,22 @@ def send_parcels(
     wanted = {
         (each.attempt, number): seal for each in staged for number, seal in enumerate(each.seals)
     }
-    there = set(connection.rows("parcels", sink=sink, batch=batch))
+    there = set(connection.rows("parcels", sink=sink, login=login, batch=batch))
     missing = wanted.keys() - there
     if missing:
         raise ParcelsMissing(sink, batch, len(wanted), len(wanted) - len(missing))
     known = Destinations(connection, options.allowed)
     unheard: Counter[str] = Counter()
     for (attempt, number), seal in wanted.items():
-        rows = parcel(connection, (sink, batch, attempt, number), seal)
+        rows = parcel(connection, (sink, batch, attempt, number), seal, login)
         unheard += insert(connection, rows, options, known)
     known.confirm()
     return unheard
 
 
-def parcel(connection: Connection, key: tuple[str, int, str, int], seal: Seal) -> pa.Table:
+def parcel(
+    connection: Connection, key: tuple[str, int, str, int], seal: Seal, login: str
+) -> pa.Table:
     """
     One parcel of the outbox.
 
@@ -219,7 +231,13 @@ def parcel(connection: Connection, key: tuple[str, int, str, int], seal: Seal) -
         PayloadRefused: it is not the one that the task wrote.
     """
     sink, batch, attempt, number = key
-    named: dict[str, Any] = {"sink": sink, "batch": batch, "attempt": attempt, "parcel": number}
+    named: dict[str, Any] = {
+        "sink": sink,
+        "login": login,
+        "batch": batch,
+        "attempt": attempt,
+        "parcel": number,
+    }
     ((payload,),) = connection.rows("parcel", **named)
     stored = [] if payload else connection.rows("parcel_pages", **named)
     expected = Expected(
@@ -263,10 +281,11 @@ def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeo
         timeout: seconds for each statement and wait.
     """
     with transaction(connection, timeout=timeout):
-        connection.rows("sink_close", sink=sink)
+        login, _ = dispatch_log.lock(connection, sink)
+        values: dict[str, Any] = {"sink": sink, "login": login, "batch": batch}
         if final:
-            connection.rows("advance", sink=sink, batch=batch, messages=0)
-        connection.run("discard", sink=sink, batch=batch)
+            connection.rows("advance", **values, messages=0)
+        connection.run("discard", **values)
 
 
 def insert(

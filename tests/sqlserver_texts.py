@@ -23,6 +23,7 @@ WORDS = {
     "{role}": "[sqlqueue_reader]",
     "{schema}": "[sales]",
     "{role_name}": "N'sqlqueue_reader'",
+    "{faults}": "SELECT N'of state_faults' AS fault",
 }
 # Statements that take, move or delete messages, or decide whether that may be done. A mistake in
 # one of them loses or repeats messages, so a change of their text must be seen in tests/golden.

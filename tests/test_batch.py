@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sqlq_spark.address import QueueAddress
-from sqlq_spark.batch import tasks_of
-from sqlq_spark.errors import BadAddress
+from sqlq_spark.batch import LONGEST, MOST_TASKS, plan_of, tasks_of
+from sqlq_spark.errors import BadAddress, BadPlan
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive import CEILING
 
@@ -67,3 +67,30 @@ def test_a_queues_name_never_leaves_its_quotes() -> None:
     (task,) = tasks_of(offset({"queue": 'a"; DROP TABLE b; --', "bounds": [1, 2]}), options())
 
     assert task.queue == QueueAddress('a"; DROP TABLE b; --')
+
+
+def test_a_plan_of_too_many_tasks_is_refused() -> None:
+    """As is one whose text is too long; both are far above what a stream plans."""
+    part = offset({"bounds": list(range(MOST_TASKS + 2))})
+
+    with pytest.raises(BadPlan, match="has 10001 tasks"):
+        tasks_of(part, options())
+    with pytest.raises(BadPlan, match="characters"):
+        plan_of("[" + " " * LONGEST, "r", 2)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"bounds": [2, 1]}, {"bounds": [1, 2**63]}, {"share": 0}, {"messages": True}, {"queue": None}],
+)
+def test_a_part_with_numbers_that_none_can_have_is_refused(wrong: dict[str, Any]) -> None:
+    """Ranges rise, and are of the database's numbers."""
+    with pytest.raises(BadPlan, match="the plan of batch 3 of reader r"):
+        tasks_of(offset(wrong), options())
+
+
+def test_a_queue_that_the_options_do_not_name_is_not_received_from() -> None:
+    """Its tasks keep their numbers, by which receipts are found."""
+    found = tasks_of(offset({"queue": '"public"."c"'}, {}), options())
+
+    assert [each.receives for each in found] == [False, False, True, True]

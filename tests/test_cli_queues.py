@@ -352,3 +352,22 @@ def test_findings_are_shown_without_control_characters(capsys: pytest.CaptureFix
     assert capsys.readouterr().out == (
         'note  "s"."[red]·[2J": ·\n    ALTER "s"."[red]·[2J";\n    B\nnothing wrong\n'
     )
+
+
+def test_a_domain_has_a_schema_and_roles_of_its_own(place: Place, run: Any) -> None:
+    """Of one option; what other options name stays."""
+    _, plain, _ = run("script", "Q", "--domain", "billing")
+    _, other, _ = run("script", "Q", "--domain", "billing", "--reader", "clerk")
+
+    for word in ('"sqlqueue_billing".reader', '"billing_reader"', '"billing_sender"'):
+        assert word in plain
+    assert '"sqlqueue".' not in plain
+    assert '"clerk"' in other
+    assert '"billing_reader"' not in other
+    name = place.state.removeprefix("state_")
+    try:
+        code, said, _ = run("install", "--domain", name, "--url", place.url)
+        assert code == 0
+        assert f"in schema sqlqueue_{name} of" in said
+    finally:
+        place.sql(f'DROP SCHEMA IF EXISTS "sqlqueue_{name}" CASCADE')

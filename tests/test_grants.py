@@ -36,6 +36,7 @@ def granted(place: Place) -> Iterator[dict[str, str]]:
     names = {
         '"public"': f'"{place.schema}"',
         '"sqlqueue"': f'"{place.state}"',
+        "'sqlqueue'": f"'{place.state}'",
         "sqlqueue_": f"{place.schema}_",
     }
     text = CliRunner().invoke(cli.app, SCRIPT).stdout
@@ -46,7 +47,7 @@ def granted(place: Place) -> Iterator[dict[str, str]]:
             place.connection.execute(text.encode())
         yield {each: as_role(place.url, f"{place.schema}_{each}") for each in ROLES}
     finally:
-        for each in ROLES:
+        for each in (*ROLES, "owner"):
             role = sql.Identifier(f"{place.schema}_{each}")
             place.connection.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(role))
             place.connection.execute(sql.SQL("DROP ROLE {}").format(role))
@@ -123,15 +124,18 @@ def test_an_operator_may_run_the_commands(
     assert run("create", f'"{place.schema}"."other"', *url)[0] == 3
 
 
-def test_an_installer_makes_queues_and_renews_the_state_tables(
+def test_an_installer_makes_queues_and_is_told_that_the_state_tables_are_there(
     place: Place, granted: dict[str, str], queue: str, run: Any
 ) -> None:
-    """Beside those that are there; what waits is none of its business."""
+    """Queues beside those that are there; what waits is none of its business."""
     url = ("--url", granted["installer"])
     other = f'"{place.schema}"."other"'
 
+    code, _, error = run("install", "--state-schema", place.state, *url)
+    assert code == 3
+    assert f"belongs to {place.schema}_owner" in error
+    assert "If a DBA's script made these tables, nothing is left to install" in error
     for words in (
-        ("install", "--state-schema", place.state),
         ("create", queue),
         ("create", other, "--delayed", "--body-string"),
         ("create", other, "--delayed", "--body-string"),

@@ -85,7 +85,7 @@ class Connection(Protocol):
         """Insert rows in bulk, in the transaction that is open; columns go by name."""
 
     def store(self, table: str, rows: pa.Table) -> None:
-        """Insert rows in bulk into a state table, as `load`; nothing is done for no rows."""
+        """Insert the pages of one payload into a state table; nothing is done for no rows."""
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         """A queue's columns in lower case → type; empty where the table is absent."""

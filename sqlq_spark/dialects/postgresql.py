@@ -23,6 +23,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 from adbc_driver_manager import Error
 from adbc_driver_postgresql import dbapi
@@ -182,6 +183,7 @@ class Connection:
         self._limit = timeout  # seconds that a statement may take
         self._began = time.monotonic()
         self._open = 0  # 1 in a transaction, 2 behind its savepoint
+        self._apart: dict[str, bool] = {}  # state tables → whether row security is on for us
         self.state = state
         self.server = server
         self.application = application
@@ -227,11 +229,22 @@ class Connection:
         self._ingest("load", printed(queue), queue.schema or "public", queue.table, rows)
 
     def store(self, table: str, rows: pa.Table) -> None:
-        """Insert rows in bulk into a state table, as `load`; nothing is done for no rows."""
-        if rows.num_rows:
-            # a batch is copied whole before it is sent: small ones, or it is in memory twice
-            batches = pa.Table.from_batches(rows.to_batches(max_chunksize=STORED))
-            self._ingest(f"store {table}", self.state, self.state, table, batches)
+        """
+        Insert the pages of one payload into a state table; nothing is done for no rows.
+
+        A login whose rows are kept apart may not COPY. Measured, for 13 MB: 60 ms of the server's
+        time by COPY, 72 ms by INSERT.
+        """
+        if not rows.num_rows:
+            return
+        # a batch is copied whole before it is sent: small ones, or it is in memory twice
+        batches = rows.to_batches(max_chunksize=STORED)
+        if self._kept_apart(table):
+            for batch in batches:
+                self._insert(table, batch)
+        else:
+            whole = pa.Table.from_batches(batches)
+            self._ingest(f"store {table}", self.state, self.state, table, whole)
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         """A queue's columns in lower case → type; empty where the table is absent."""
@@ -289,6 +302,33 @@ class Connection:
         """End the session; what was not committed is undone."""
         self._raw.close()
 
+    def _kept_apart(self, table: str) -> bool:
+        """Whether row security is on for this login; asked once in a session."""
+        if table not in self._apart:
+            found = self.rows("row_security", state_name=self.state, table_name=table)
+            self._apart[table] = bool(found and found[0][0])
+        return self._apart[table]
+
+    def _insert(self, table: str, pages: pa.RecordBatch) -> None:
+        """Insert pages of one payload, which follow one another, by one value that is cut there."""
+        payload = pages.column("payload")
+        offsets = np.frombuffer(payload.buffers()[1], np.int32)[payload.offset :]
+        whole = payload.buffers()[2].slice(offsets[0], offsets[len(payload)] - offsets[0])
+        names = [name for name in pages.schema.names if name != "payload"]
+        size = int(offsets[1] - offsets[0])
+        shown = [f"${at} + at" if name == "page" else f"${at}" for at, name in enumerate(names, 1)]
+        value = f"${len(names) + 1}::bytea"
+        text = (
+            f"INSERT INTO {identifier(self.state)}.{identifier(table)} "  # noqa: S608 - quoted
+            f"({', '.join(map(identifier, names))}, payload) "
+            f"SELECT {', '.join(shown)}, substring({value} FROM at * {size} + 1 FOR {size}) "
+            f"FROM generate_series(0, (octet_length({value}) - 1) / {size}) AS at"
+        )
+        bounds = pa.py_buffer(np.array([0, whole.size], np.int32))
+        values = [pages.column(name).slice(0, 1) for name in names]
+        values.append(pa.BinaryArray.from_buffers(pa.binary(), 1, [None, bounds, whole]))
+        self._execute(f"store {table}", text, values, {})
+
     def _ingest(self, statement: str, target: str, schema: str, table: str, rows: pa.Table) -> None:
         self._began = time.monotonic()
         try:
@@ -298,7 +338,11 @@ class Connection:
             raise self._failure(statement, target, error) from None
 
     def _execute(
-        self, statement: str, text: str, values: tuple[Value, ...], tables: dict[str, QueueAddress]
+        self,
+        statement: str,
+        text: str,
+        values: Sequence[Value | pa.Array],
+        tables: dict[str, QueueAddress],
     ) -> pa.Table:
         self._began = time.monotonic()
         text = f"/* sqlqueue:{statement} */ {text}"
@@ -429,7 +473,7 @@ def spoken_of(target: str, said: str) -> bool:
     return any(name.strip('"').replace('""', '"') in said for name in target.split('"."'))
 
 
-def bound(values: tuple[Value, ...]) -> pa.RecordBatch | None:
+def bound(values: Sequence[Value | pa.Array]) -> pa.RecordBatch | None:
     """
     The parameters of a statement, in columns of their own types.
 
@@ -437,7 +481,10 @@ def bound(values: tuple[Value, ...]) -> pa.RecordBatch | None:
     """
     if not values:
         return None
-    columns = [pa.array([value], KINDS[type(value)]) for value in values]
+    columns = [
+        value if isinstance(value, pa.Array) else pa.array([value], KINDS[type(value)])
+        for value in values
+    ]
     return pa.record_batch(columns, names=[str(at) for at in range(len(columns))])
 
 

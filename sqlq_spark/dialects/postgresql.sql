@@ -56,6 +56,63 @@ SELECT clock_timestamp() AT TIME ZONE 'UTC'
 -- Locks: advisory, until the transaction ends.
 SELECT pg_advisory_xact_lock(hashtextextended('sqlq_spark install ' || :state_name::text, 0))
 
+-- name: state_faults
+-- Whose the state schema is and what is in it, where that is not this login's, nor :owner's: whoever
+-- owns a table, or has put a trigger on it, decides what runs where a row is written. From the
+-- catalogue alone, for a table may be a view that runs code where it is read.
+-- Returns: fault text; a row for each thing that is wrong
+WITH state AS (
+    SELECT oid, nspname, pg_get_userbyid(nspowner) AS owner
+      FROM pg_catalog.pg_namespace
+     WHERE nspname = :state_name::text
+), tables AS (
+    SELECT c.oid,
+           format('%I.%I', s.nspname, c.relname) AS named,
+           pg_get_userbyid(c.relowner) AS owner,
+           c.relkind
+      FROM state AS s
+      JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid
+     WHERE c.relname IN ('version', 'reader', 'task', 'receipt', 'receipt_page', 'outbox',
+                         'outbox_page', 'dispatched')
+), owned AS (
+    SELECT format('schema %I', nspname) AS what, owner FROM state
+    UNION ALL
+    SELECT format('table %s', named), owner FROM tables
+)
+SELECT format('%s belongs to %I', what, owner) AS fault
+  FROM owned
+ WHERE owner <> current_user AND owner <> coalesce(:owner::text, current_user)
+UNION ALL
+SELECT format('%s is no plain table', named) FROM tables WHERE relkind <> 'r'
+UNION ALL
+SELECT format('table %s has the trigger %I', t.named, g.tgname)
+  FROM tables AS t
+  JOIN pg_catalog.pg_trigger AS g ON g.tgrelid = t.oid
+ WHERE NOT g.tgisinternal
+UNION ALL
+SELECT format('table %s has the rule %I', t.named, r.rulename)
+  FROM tables AS t
+  JOIN pg_catalog.pg_rewrite AS r ON r.ev_class = t.oid
+ WHERE t.relkind = 'r'
+UNION ALL
+SELECT format('table %s has a default, a constraint or a policy that calls %s', t.named,
+              d.refobjid::regprocedure)
+  FROM tables AS t
+  JOIN (SELECT 'pg_catalog.pg_attrdef'::regclass AS class, oid, adrelid AS relation
+          FROM pg_catalog.pg_attrdef
+        UNION ALL
+        SELECT 'pg_catalog.pg_constraint'::regclass, oid, conrelid FROM pg_catalog.pg_constraint
+        UNION ALL
+        SELECT 'pg_catalog.pg_policy'::regclass, oid, polrelid FROM pg_catalog.pg_policy) AS part
+    ON part.relation = t.oid
+  JOIN pg_catalog.pg_depend AS d ON d.classid = part.class AND d.objid = part.oid
+ WHERE d.refclassid = 'pg_catalog.pg_proc'::regclass
+UNION ALL
+SELECT format('table %s has a column of the type %s', t.named, d.refobjid::regtype)
+  FROM tables AS t
+  JOIN pg_catalog.pg_depend AS d ON d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = t.oid
+ WHERE d.refclassid = 'pg_catalog.pg_type'::regclass
+
 -- name: install_schema
 CREATE SCHEMA IF NOT EXISTS {state}
 
@@ -75,8 +132,11 @@ DELETE FROM {state}.version WHERE version < :version::integer
 
 -- name: install_reader
 -- One row for each checkpoint. A row is rewritten twice in a batch: room in its page keeps that HOT.
+-- `login` made it; it is in each key, so that no one else's row stands in the way, nor shows itself
+-- by that. What belongs to a stream or a sink has the login of its row here or in `dispatched`.
 CREATE TABLE IF NOT EXISTS {state}.reader (
-    reader      varchar(36) PRIMARY KEY,
+    reader      varchar(36) NOT NULL,
+    login       name        NOT NULL DEFAULT current_user,
     queue       text        NOT NULL,
     driver      varchar(36) NOT NULL,
     acked_batch bigint      NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
@@ -87,25 +147,32 @@ CREATE TABLE IF NOT EXISTS {state}.reader (
     diverted    bigint      NOT NULL DEFAULT 0,
     forwarded   bigint      NOT NULL DEFAULT 0,
     created     timestamptz NOT NULL DEFAULT now(),
-    seen        timestamptz NOT NULL DEFAULT now()
+    seen        timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (reader, login)
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
--- name: install_reader_forwarded
--- For tables of before, which counted these as diverted.
-ALTER TABLE {state}.reader ADD COLUMN IF NOT EXISTS forwarded bigint NOT NULL DEFAULT 0
+-- name: install_task
+-- A row for each number that a task of a stream ever had, to be locked by who is at work on it.
+CREATE TABLE IF NOT EXISTS {state}.task (
+    reader varchar(36) NOT NULL,
+    login  name        NOT NULL DEFAULT current_user,
+    task   integer     NOT NULL CHECK (task >= 0),
+    PRIMARY KEY (reader, login, task)
+)
 
 -- name: install_receipt
 -- What one task took from a queue, in one commit with the delete. Written once, read back only
 -- by a replay, deleted by the ack of its batch.
 CREATE TABLE IF NOT EXISTS {state}.receipt (
     reader      varchar(36) NOT NULL,
+    login       name        NOT NULL DEFAULT current_user,
     batch       bigint      NOT NULL CHECK (batch > 0),
     task        integer     NOT NULL CHECK (task >= 0),
     queue       text        NOT NULL,
     messages    bigint      NOT NULL CHECK (messages >= 0),
     expired     bigint      NOT NULL CHECK (expired >= 0),
     diverted    bigint      NOT NULL CHECK (diverted >= 0),
-    forwarded   bigint      NOT NULL DEFAULT 0 CHECK (forwarded >= 0),
+    forwarded   bigint      NOT NULL CHECK (forwarded >= 0),
     bytes       bigint      NOT NULL CHECK (bytes >= 0),
     query_id    varchar(36),
     query_batch bigint,
@@ -113,12 +180,8 @@ CREATE TABLE IF NOT EXISTS {state}.receipt (
     unpacked    bigint      NOT NULL CHECK (unpacked >= 0),
     payload     bytea       NOT NULL,
     created     timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (reader, batch, task)
+    PRIMARY KEY (reader, batch, task, login)
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
-
--- name: install_receipt_forwarded
-ALTER TABLE {state}.receipt
-  ADD COLUMN IF NOT EXISTS forwarded bigint NOT NULL DEFAULT 0 CHECK (forwarded >= 0)
 
 -- name: install_receipt_storage
 -- The payload is compressed already: do not try again.
@@ -128,11 +191,12 @@ ALTER TABLE {state}.receipt ALTER COLUMN payload SET STORAGE EXTERNAL
 -- The payload of a large receipt, cut so that a row fills a page.
 CREATE TABLE IF NOT EXISTS {state}.receipt_page (
     reader  varchar(36) NOT NULL,
+    login   name        NOT NULL DEFAULT current_user,
     batch   bigint      NOT NULL,
     task    integer     NOT NULL,
     page    integer     NOT NULL,
     payload bytea       NOT NULL,
-    PRIMARY KEY (reader, batch, task, page)
+    PRIMARY KEY (reader, batch, task, page, login)
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
 -- name: install_receipt_page_storage
@@ -142,13 +206,14 @@ ALTER TABLE {state}.receipt_page ALTER COLUMN payload SET STORAGE PLAIN
 -- Messages staged by the tasks of a sink, until the driver dispatches or discards them.
 CREATE TABLE IF NOT EXISTS {state}.outbox (
     sink     varchar(200) NOT NULL,
+    login    name         NOT NULL DEFAULT current_user,
     batch    bigint       NOT NULL,
     attempt  varchar(36)  NOT NULL,
     parcel   integer      NOT NULL,
     messages bigint       NOT NULL CHECK (messages > 0),
     payload  bytea        NOT NULL,
     created  timestamptz  NOT NULL DEFAULT now(),
-    PRIMARY KEY (sink, batch, attempt, parcel)
+    PRIMARY KEY (sink, batch, attempt, parcel, login)
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
 -- name: install_outbox_storage
@@ -158,29 +223,56 @@ ALTER TABLE {state}.outbox ALTER COLUMN payload SET STORAGE EXTERNAL
 -- The payload of a large parcel, cut so that a row fills a page.
 CREATE TABLE IF NOT EXISTS {state}.outbox_page (
     sink    varchar(200) NOT NULL,
+    login   name         NOT NULL DEFAULT current_user,
     batch   bigint       NOT NULL,
     attempt varchar(36)  NOT NULL,
     parcel  integer      NOT NULL,
     page    integer      NOT NULL,
     payload bytea        NOT NULL,
-    PRIMARY KEY (sink, batch, attempt, parcel, page)
+    PRIMARY KEY (sink, batch, attempt, parcel, page, login)
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
 -- name: install_outbox_page_storage
 ALTER TABLE {state}.outbox_page ALTER COLUMN payload SET STORAGE PLAIN
 
 -- name: install_dispatched
--- The ledger: the last batch that each sink has sent.
+-- The dispatch log: the last batch that each sink has sent; null where it has sent none.
 CREATE TABLE IF NOT EXISTS {state}.dispatched (
-    sink       varchar(200) PRIMARY KEY,
-    batch      bigint       NOT NULL,
-    messages   bigint       NOT NULL,
-    dispatched timestamptz  NOT NULL DEFAULT now()
+    sink       varchar(200) NOT NULL,
+    login      name         NOT NULL DEFAULT current_user,
+    batch      bigint,
+    messages   bigint       NOT NULL DEFAULT 0,
+    dispatched timestamptz  NOT NULL DEFAULT now(),
+    PRIMARY KEY (sink, login)
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+
+-- name: install_row_security
+-- The table's owner is exempt.
+-- Locks:   the whole table, for a moment.
+ALTER TABLE {table} ENABLE ROW LEVEL SECURITY
+
+-- name: install_no_policy
+DROP POLICY IF EXISTS "own rows" ON {table}
+
+-- name: install_policy
+-- A login sees and writes its own rows; `sqlqueue script` lets the members of a role share theirs.
+CREATE POLICY "own rows" ON {table} USING (login = current_user)
+
+-- name: install_version_policy
+-- Whoever may enter may read the version, and only the owner change it, whatever was granted.
+CREATE POLICY "own rows" ON {table} FOR SELECT USING (true)
 
 -- name: version
 -- Returns: version integer
 SELECT version FROM {state}.version
+
+-- name: row_security
+-- Whether a table's rows are kept apart for this login, which may not COPY into it then.
+-- Returns: active bool; no row where the table is absent
+SELECT row_security_active(c.oid)
+  FROM pg_catalog.pg_class AS c
+  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE n.nspname = :state_name::text AND c.relname = :table_name::text
 
 -- name: create_queue
 -- As the transport makes it.
@@ -274,28 +366,47 @@ SELECT min(seq)::bigint, max(seq)::bigint FROM {queue}
 -- ---------------------------------------------------------------- receive
 
 -- name: fence
--- A task of a batch that was acknowledged must not touch the queue.
+-- A task of a batch that was acknowledged must not touch the queue. A login from whom no rows are
+-- kept (a superuser, the tables' owner) takes its own row only: anyone may have made another.
 -- Locks:   the reader's row FOR SHARE, until commit: the ack waits for us.
--- Returns: acked_batch bigint; no row where the reader is unknown
-SELECT acked_batch FROM {state}.reader WHERE reader = :reader::text FOR SHARE
+-- Returns: acked_batch bigint, login text; no row where the reader is unknown
+SELECT acked_batch, login::text
+  FROM {state}.reader
+ WHERE reader = :reader::text
+   AND (login = current_user OR row_security_active(tableoid))
+ ORDER BY login <> current_user
+ LIMIT 1
+   FOR SHARE
 
 -- name: task_lock
--- One attempt of a task at a time; the second waits here, then finds the first one's receipt.
--- Locks:   advisory, until the transaction ends.
-SELECT pg_advisory_xact_lock(
-    hashtextextended(:reader::text || '/' || :batch::bigint || '/' || :task::bigint, 0))
+-- One attempt of a task at a time; the second waits here, then finds the first one's receipt. A row,
+-- for an advisory lock could be taken by logins that have no right on any table.
+-- Locks:   the row of this number of the reader's tasks, until commit.
+-- Returns: one row; none where the number is new
+SELECT true
+  FROM {state}.task
+ WHERE reader = :reader::text AND login = :login::text AND task = :task::bigint
+   FOR UPDATE
+
+-- name: new_task
+-- Locks:   the row it writes, until commit; of two attempts the second waits.
+INSERT INTO {state}.task (reader, login, task)
+VALUES (:reader::text, :login::text, :task::bigint)
+    ON CONFLICT DO NOTHING
 
 -- name: find_receipt
 -- Returns: payload bytea; empty where it is in pages; messages, unpacked (bytes) bigint
 SELECT payload, messages, unpacked
   FROM {state}.receipt
- WHERE reader = :reader::text AND batch = :batch::bigint AND task = :task::bigint
+ WHERE reader = :reader::text AND login = :login::text
+   AND batch = :batch::bigint AND task = :task::bigint
 
 -- name: receipt_pages
 -- Returns: payload bytea, in order
 SELECT payload
   FROM {state}.receipt_page
- WHERE reader = :reader::text AND batch = :batch::bigint AND task = :task::bigint
+ WHERE reader = :reader::text AND login = :login::text
+   AND batch = :batch::bigint AND task = :task::bigint
  ORDER BY page
 
 -- name: receive
@@ -701,9 +812,10 @@ SELECT count(*) FILTER (WHERE NOT expired), count(*) FILTER (WHERE expired) FROM
 
 -- name: save_receipt
 INSERT INTO {state}.receipt
-       (reader, batch, task, queue, messages, expired, diverted, forwarded, bytes,
+       (reader, login, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)
-VALUES (:reader::text, :batch::bigint, :task::bigint, :queue_name::text, :messages::bigint,
+VALUES (:reader::text, :login::text, :batch::bigint, :task::bigint, :queue_name::text,
+        :messages::bigint,
         :expired::bigint, :diverted::bigint, :forwarded::bigint, :bytes::bigint,
         :query_id::text, :query_batch::bigint, :unpacked::bigint, :payload::bytea)
 
@@ -714,23 +826,33 @@ INSERT INTO {state}.reader (reader, queue, driver)
 VALUES (:reader::text, :queue_name::text, :driver::text)
 
 -- name: lock_reader
+-- The row of a login, or, where :login is null, the one that `fence` finds.
 -- Locks:   the reader's row; waits for running tasks.
--- Returns: queue text, driver text, acked_batch bigint, plan_batch bigint, plan text
-SELECT queue, driver, acked_batch, plan_batch, plan
+-- Returns: queue text, driver text, acked_batch bigint, plan_batch bigint, plan text, login text
+SELECT queue, driver, acked_batch, plan_batch, plan, login::text
   FROM {state}.reader
  WHERE reader = :reader::text
+   AND CASE WHEN :login::text IS NULL THEN login = current_user OR row_security_active(tableoid)
+            ELSE login = :login::text END
+ ORDER BY login <> current_user
+ LIMIT 1
    FOR UPDATE
 
 -- name: claim
 -- This driver speaks for the reader from now on; the queues are those that it reads.
 UPDATE {state}.reader
    SET driver = :driver::text, queue = :queue_name::text, seen = now()
- WHERE reader = :reader::text
+ WHERE reader = :reader::text AND login = :login::text
 
 -- name: reader_queue
--- Locks nothing.
+-- Of the row that `fence` finds. Locks nothing.
 -- Returns: queue text
-SELECT queue FROM {state}.reader WHERE reader = :reader::text
+SELECT queue
+  FROM {state}.reader
+ WHERE reader = :reader::text
+   AND (login = current_user OR row_security_active(tableoid))
+ ORDER BY login <> current_user
+ LIMIT 1
 
 -- name: outcome
 -- What the tasks of the batches up to this one got, a row for each queue. The batch acknowledged before is where the index
@@ -745,7 +867,8 @@ SELECT queue,
        coalesce(sum(diverted), 0)::bigint,
        coalesce(sum(forwarded), 0)::bigint
   FROM {state}.receipt
- WHERE reader = :reader::text AND batch BETWEEN :acked::bigint AND :batch::bigint
+ WHERE reader = :reader::text AND login = :login::text
+   AND batch BETWEEN :acked::bigint AND :batch::bigint
  GROUP BY queue
 
 -- name: acknowledge
@@ -758,37 +881,42 @@ UPDATE {state}.reader
        diverted    = diverted + :diverted::bigint,
        forwarded   = forwarded + :forwarded::bigint,
        seen        = now()
- WHERE reader = :reader::text
+ WHERE reader = :reader::text AND login = :login::text
 
 -- name: forget_receipts
 WITH pages AS (
     DELETE FROM {state}.receipt_page
-     WHERE reader = :reader::text AND batch BETWEEN :acked::bigint AND :batch::bigint)
+     WHERE reader = :reader::text AND login = :login::text
+       AND batch BETWEEN :acked::bigint AND :batch::bigint)
 DELETE FROM {state}.receipt
- WHERE reader = :reader::text AND batch BETWEEN :acked::bigint AND :batch::bigint
+ WHERE reader = :reader::text AND login = :login::text
+   AND batch BETWEEN :acked::bigint AND :batch::bigint
 
 -- name: store_plan
 UPDATE {state}.reader
    SET plan_batch = :batch::bigint, plan = :plan::text, seen = now()
- WHERE reader = :reader::text
+ WHERE reader = :reader::text AND login = :login::text
 
 -- name: receipts
 -- Without their payloads, oldest first.
--- Returns: reader, queue, batch, task, messages, bytes, settled, created, seen
-SELECT r.reader, r.queue, r.batch, r.task::bigint, r.messages, r.bytes, r.settled, r.created, o.seen
+-- Returns: reader, queue, batch, task, messages, bytes, settled, created, seen, login
+SELECT r.reader, r.queue, r.batch, r.task::bigint, r.messages, r.bytes, r.settled, r.created, o.seen,
+       r.login::text
   FROM {state}.receipt AS r
-  LEFT JOIN {state}.reader AS o ON o.reader = r.reader
+  LEFT JOIN {state}.reader AS o ON o.reader = r.reader AND o.login = r.login
  WHERE (:reader::text IS NULL OR r.reader = :reader::text)
    AND (:queue_name::text IS NULL OR r.queue = :queue_name::text)
- ORDER BY r.created, r.reader, r.batch, r.task
+ ORDER BY r.created, r.reader, r.login, r.batch, r.task
 
 -- name: drop_receipt
 -- Returns: queue, messages, settled, payload, unpacked of the receipt dropped
 WITH pages AS (
     DELETE FROM {state}.receipt_page
-     WHERE reader = :reader::text AND batch = :batch::bigint AND task = :task::bigint)
+     WHERE reader = :reader::text AND login = :login::text
+       AND batch = :batch::bigint AND task = :task::bigint)
 DELETE FROM {state}.receipt
- WHERE reader = :reader::text AND batch = :batch::bigint AND task = :task::bigint
+ WHERE reader = :reader::text AND login = :login::text
+   AND batch = :batch::bigint AND task = :task::bigint
 RETURNING queue, messages, settled, payload, unpacked
 
 -- name: retire_reader
@@ -797,49 +925,97 @@ UPDATE {state}.reader
    SET acked_batch = greatest(acked_batch, :batch::bigint),
        plan_batch  = CASE WHEN plan_batch > :batch::bigint THEN plan_batch END,
        plan        = CASE WHEN plan_batch > :batch::bigint THEN plan END
- WHERE reader = :reader::text
+ WHERE reader = :reader::text AND login = :login::text
 
 -- name: readers
 -- Returns: reader, queue, acked_batch, messages, expired, diverted, forwarded, created, seen,
 --          receipts, held
 SELECT o.reader, o.queue, o.acked_batch, o.messages, o.expired, o.diverted, o.forwarded,
        o.created, o.seen,
-       (SELECT count(*) FROM {state}.receipt AS r WHERE r.reader = o.reader),
-       (SELECT coalesce(sum(r.messages), 0)::bigint FROM {state}.receipt AS r WHERE r.reader = o.reader)
+       (SELECT count(*)
+          FROM {state}.receipt AS r
+         WHERE r.reader = o.reader AND r.login = o.login),
+       (SELECT coalesce(sum(r.messages), 0)::bigint
+          FROM {state}.receipt AS r
+         WHERE r.reader = o.reader AND r.login = o.login)
   FROM {state}.reader AS o
  ORDER BY o.seen DESC
 
 -- ---------------------------------------------------------------- send
 
 -- name: sink_open
--- Many tasks of a sink stage at once; a driver that dispatches or discards waits for them.
--- Locks:   advisory, shared, until the transaction ends.
-SELECT pg_advisory_xact_lock_shared(hashtextextended('sink ' || :sink::text, 0))
+-- Many tasks of a sink stage at once; a driver that dispatches or discards waits for them. Which row
+-- is the sink's is decided as by `fence`.
+-- Locks:   the sink's row FOR SHARE, until commit.
+-- Returns: login text; no row where the sink is new
+SELECT login::text
+  FROM {state}.dispatched
+ WHERE sink = :sink::text
+   AND (login = current_user OR row_security_active(tableoid))
+ ORDER BY login <> current_user
+ LIMIT 1
+   FOR SHARE
 
 -- name: sink_close
--- Locks:   advisory, until the transaction ends: waits for tasks that stage, and they for us.
-SELECT pg_advisory_xact_lock(hashtextextended('sink ' || :sink::text, 0))
+-- Locks:   the sink's row, until commit: waits for tasks that stage, and they for us; of two drivers
+--          the second waits.
+-- Returns: login text, batch bigint; no row where the sink is new
+SELECT login::text, batch
+  FROM {state}.dispatched
+ WHERE sink = :sink::text
+   AND (login = current_user OR row_security_active(tableoid))
+ ORDER BY login <> current_user
+ LIMIT 1
+   FOR UPDATE
+
+-- name: sinks_lock
+-- Two logins that share their rows must not make two rows for one sink. Another's dispatch goes on.
+-- Locks:   the dispatch log against whoever makes a row in it, until commit.
+LOCK TABLE {state}.dispatched IN SHARE UPDATE EXCLUSIVE MODE
+
+-- name: sink_elsewhere
+-- For a login from whom no rows are kept: whose row a sink has that was made by another of that kind.
+-- Returns: login text
+SELECT d.login::text
+  FROM {state}.dispatched AS d
+  JOIN pg_catalog.pg_class AS c ON c.oid = d.tableoid
+  JOIN pg_catalog.pg_roles AS r ON r.rolname = d.login
+ WHERE d.sink = :sink::text
+   AND d.login <> current_user
+   AND NOT row_security_active(d.tableoid)
+   AND (r.rolsuper OR r.rolbypassrls OR pg_has_role(r.oid, c.relowner, 'USAGE'))
+ ORDER BY d.login
+ LIMIT 1
+
+-- name: new_sink
+INSERT INTO {state}.dispatched (sink)
+SELECT :sink::text
+ WHERE NOT EXISTS (
+        SELECT
+          FROM {state}.dispatched
+         WHERE sink = :sink::text AND (login = current_user OR row_security_active(tableoid)))
 
 -- name: stage
 -- Nothing where the batch is done or given up, or, after a lost answer, where it is there already.
 -- Returns: one row where it was inserted
-INSERT INTO {state}.outbox (sink, batch, attempt, parcel, messages, payload)
-SELECT :sink::text, :batch::bigint, :attempt::text, :parcel::bigint, :messages::bigint,
-       :payload::bytea
+INSERT INTO {state}.outbox (sink, login, batch, attempt, parcel, messages, payload)
+SELECT :sink::text, :login::text, :batch::bigint, :attempt::text, :parcel::bigint,
+       :messages::bigint, :payload::bytea
  WHERE NOT EXISTS (
-        SELECT FROM {state}.dispatched WHERE sink = :sink::text AND batch >= :batch::bigint)
+        SELECT
+          FROM {state}.dispatched
+         WHERE sink = :sink::text AND login = :login::text AND batch >= :batch::bigint)
     ON CONFLICT DO NOTHING
 RETURNING true
 
 -- name: advance
--- Enter a batch into the ledger, unless it, or a later one, is there.
--- Locks:   the sink's row, until commit: of two drivers the second waits, then finds it done.
+-- Enter a batch into the dispatch log, whose row `sink_close` has locked, unless it, or a later one,
+-- is there.
 -- Returns: batch bigint; no row where it was sent before
-INSERT INTO {state}.dispatched AS d (sink, batch, messages)
-VALUES (:sink::text, :batch::bigint, :messages::bigint)
-    ON CONFLICT (sink) DO UPDATE
-       SET batch = excluded.batch, messages = excluded.messages, dispatched = now()
-     WHERE d.batch < excluded.batch
+UPDATE {state}.dispatched
+   SET batch = :batch::bigint, messages = :messages::bigint, dispatched = now()
+ WHERE sink = :sink::text AND login = :login::text
+   AND (batch IS NULL OR batch < :batch::bigint)
 RETURNING batch
 
 -- name: settle
@@ -848,56 +1024,60 @@ RETURNING batch
 -- Locks:   the reader's row FOR SHARE, as its tasks do; the receipts until commit.
 -- Returns: a row for each receipt
 WITH held AS (
-    SELECT r.reader, r.batch, r.task
+    SELECT r.reader, r.login, r.batch, r.task
       FROM {state}.receipt AS r
-      JOIN {state}.reader AS o ON o.reader = r.reader
+      JOIN {state}.reader AS o ON o.reader = r.reader AND o.login = r.login
      WHERE r.query_id = :query_id::text
        AND r.query_batch = :query_batch::bigint
        AND r.batch > o.acked_batch
+       AND (o.login = current_user OR row_security_active(o.tableoid))
        FOR SHARE OF o)
 UPDATE {state}.receipt AS r
    SET settled = true
   FROM held
- WHERE r.reader = held.reader AND r.batch = held.batch AND r.task = held.task
+ WHERE r.reader = held.reader AND r.login = held.login
+   AND r.batch = held.batch AND r.task = held.task
 RETURNING true
 
 -- name: parcels
 -- Returns: attempt text, parcel bigint
 SELECT attempt, parcel::bigint
   FROM {state}.outbox
- WHERE sink = :sink::text AND batch = :batch::bigint
+ WHERE sink = :sink::text AND login = :login::text AND batch = :batch::bigint
  ORDER BY attempt, parcel
 
 -- name: parcel
 -- Returns: payload bytea; empty where it is in pages
 SELECT payload
   FROM {state}.outbox
- WHERE sink = :sink::text AND batch = :batch::bigint
+ WHERE sink = :sink::text AND login = :login::text AND batch = :batch::bigint
    AND attempt = :attempt::text AND parcel = :parcel::bigint
 
 -- name: parcel_pages
 -- Returns: payload bytea, in order
 SELECT payload
   FROM {state}.outbox_page
- WHERE sink = :sink::text AND batch = :batch::bigint
+ WHERE sink = :sink::text AND login = :login::text AND batch = :batch::bigint
    AND attempt = :attempt::text AND parcel = :parcel::bigint
  ORDER BY page
 
 -- name: discard
 -- What a sink staged up to a batch: sent by now, or never to be sent.
 WITH pages AS (
-    DELETE FROM {state}.outbox_page WHERE sink = :sink::text AND batch <= :batch::bigint)
-DELETE FROM {state}.outbox WHERE sink = :sink::text AND batch <= :batch::bigint
+    DELETE FROM {state}.outbox_page
+     WHERE sink = :sink::text AND login = :login::text AND batch <= :batch::bigint)
+DELETE FROM {state}.outbox
+ WHERE sink = :sink::text AND login = :login::text AND batch <= :batch::bigint
 
 -- name: discard_abandoned
 -- What writes without a name left behind when their job was killed.
 WITH gone AS (
     DELETE FROM {state}.outbox
      WHERE sink LIKE 'write:%' AND created < now() - make_interval(secs => :seconds::float8)
-    RETURNING sink, batch, attempt, parcel)
+    RETURNING sink, login, batch, attempt, parcel)
 DELETE FROM {state}.outbox_page AS p
  USING gone
- WHERE p.sink = gone.sink AND p.batch = gone.batch
+ WHERE p.sink = gone.sink AND p.login = gone.login AND p.batch = gone.batch
    AND p.attempt = gone.attempt AND p.parcel = gone.parcel
 
 -- name: forget_abandoned
@@ -1458,6 +1638,21 @@ SELECT 'sessions_right', 'note',
 
 -- ---------------------------------------------------------------- rights, for a DBA's script
 
+-- name: script_state_check
+-- {faults} is the statement state_faults.
+DO $do$
+DECLARE
+    faults text;
+BEGIN
+    SELECT string_agg(fault, '; ') INTO faults FROM ({faults}) AS state_faults;
+    IF faults IS NOT NULL THEN
+        RAISE EXCEPTION 'nothing is installed: %', faults
+              USING HINT = 'Whoever owns a state table, or a trigger on it, can run code as those who'
+                           ' use it. Find out who made this, drop or rename it, or use another schema.';
+    END IF;
+END
+$do$
+
 -- name: script_role
 -- {literal} is the role's name as text, {role} quoted.
 DO $do$
@@ -1468,21 +1663,78 @@ BEGIN
 END
 $do$
 
+-- name: script_owner
+-- The state tables belong to a role that no login is a member of: nobody but a superuser can put code
+-- or other columns into them.
+-- Locks:   each state table exclusively, for a moment.
+DO $do$
+BEGIN
+    IF EXISTS (SELECT
+                 FROM pg_catalog.pg_roles
+                WHERE rolcanlogin AND NOT rolsuper AND rolname <> current_user
+                  AND pg_has_role(oid, {literal}, 'MEMBER')) THEN
+        RAISE EXCEPTION 'role % has a login as a member', {literal}
+              USING HINT = 'Revoke that, or name another owner by --owner.';
+    END IF;
+END
+$do$;
+ALTER SCHEMA {state} OWNER TO {role};
+ALTER TABLE {state}.version OWNER TO {role};
+ALTER TABLE {state}.reader OWNER TO {role};
+ALTER TABLE {state}.task OWNER TO {role};
+ALTER TABLE {state}.receipt OWNER TO {role};
+ALTER TABLE {state}.receipt_page OWNER TO {role};
+ALTER TABLE {state}.outbox OWNER TO {role};
+ALTER TABLE {state}.outbox_page OWNER TO {role};
+ALTER TABLE {state}.dispatched OWNER TO {role}
+
 -- name: script_reader
 -- UPDATE of one column is what FOR UPDATE SKIP LOCKED needs.
-GRANT USAGE ON SCHEMA {schema}, {state} TO {role};
-GRANT SELECT, DELETE, UPDATE (seq) ON {queue} TO {role};
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT, DELETE, UPDATE (seq) ON {queue} TO {role}
+
+-- name: script_reader_state
+-- UPDATE of one column is what a lock of a row needs; nobody may change whose a row is.
+GRANT USAGE ON SCHEMA {state} TO {role};
 GRANT SELECT ON {state}.version TO {role};
-GRANT SELECT, INSERT, UPDATE, DELETE 
-   ON {state}.reader, {state}.receipt, {state}.receipt_page TO {role}
+GRANT SELECT, INSERT,
+      UPDATE (queue, driver, acked_batch, plan_batch, plan, messages, expired, diverted, forwarded,
+              seen)
+   ON {state}.reader TO {role};
+GRANT SELECT, INSERT, UPDATE (task) ON {state}.task TO {role};
+GRANT SELECT, INSERT, DELETE, UPDATE (settled) ON {state}.receipt TO {role};
+GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role}
 
 -- name: script_sender
-GRANT USAGE ON SCHEMA {schema}, {state} TO {role};
+GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT ON {queue} TO {role};
-GRANT USAGE ON SEQUENCE {sequence} TO {role};
+GRANT USAGE ON SEQUENCE {sequence} TO {role}
+
+-- name: script_sender_state
+GRANT USAGE ON SCHEMA {state} TO {role};
 GRANT SELECT ON {state}.version TO {role};
-GRANT SELECT, INSERT, UPDATE, DELETE 
-   ON {state}.outbox, {state}.outbox_page, {state}.dispatched TO {role}
+GRANT SELECT, INSERT, DELETE ON {state}.outbox, {state}.outbox_page TO {role};
+GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched) ON {state}.dispatched TO {role}
+
+-- name: script_share
+-- The members of a role share their rows: a stream may go on under another login of its role. What a
+-- superuser made is not shared, who would count as a member of any role. Who the members are is asked
+-- for another's row only.
+-- {literal} is the role's name as text, {role} quoted.
+-- Locks:   the whole table, for a moment.
+DROP POLICY IF EXISTS {role} ON {table};
+CREATE POLICY {role} ON {table} TO {role}
+ USING (login = current_user
+        OR login = ANY (ARRAY (
+            SELECT r.rolname
+              FROM pg_catalog.pg_roles AS r
+             WHERE NOT r.rolsuper AND pg_has_role(r.oid, {literal}, 'USAGE'))))
+
+-- name: script_all_rows
+-- An operator sees and writes all rows.
+-- Locks:   the whole table, for a moment.
+DROP POLICY IF EXISTS {role} ON {table};
+CREATE POLICY {role} ON {table} TO {role} USING (true)
 
 -- name: script_mover
 -- A reader that also moves what is due into its queue.
@@ -1510,21 +1762,3 @@ GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
 -- name: script_creator
 -- To create queues; each belongs to whoever makes it.
 GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}
-
--- name: script_installer
--- The database asks for CREATE even where the schema is there, and alters a table for its owner
--- only. {literal} is the role's name as text, {role} quoted.
--- Locks:   each state table exclusively, for a moment.
-DO $do$
-BEGIN
-    EXECUTE format('GRANT CREATE ON DATABASE %I TO %I', current_database(), {literal});
-END
-$do$;
-ALTER SCHEMA {state} OWNER TO {role};
-ALTER TABLE {state}.version OWNER TO {role};
-ALTER TABLE {state}.reader OWNER TO {role};
-ALTER TABLE {state}.receipt OWNER TO {role};
-ALTER TABLE {state}.receipt_page OWNER TO {role};
-ALTER TABLE {state}.outbox OWNER TO {role};
-ALTER TABLE {state}.outbox_page OWNER TO {role};
-ALTER TABLE {state}.dispatched OWNER TO {role}

@@ -66,6 +66,43 @@ BEGIN
     THROW @number, @said, 1;
 END
 
+-- name: state_faults
+-- Whose the state schema is and what is in it, where that is not this user's, nor @owner's: whoever
+-- owns it, or has put a trigger on a table, decides what runs where a row is written.
+-- Returns: fault; a row for each thing that is wrong
+SELECT CONCAT(N'schema ', QUOTENAME(s.name), N' belongs to ', QUOTENAME(USER_NAME(s.principal_id)))
+       AS fault
+  FROM sys.schemas AS s
+ WHERE s.name = @state_name
+   AND USER_NAME(s.principal_id) <> USER_NAME()
+   AND USER_NAME(s.principal_id) <> ISNULL(@owner, USER_NAME())
+   AND NOT (USER_NAME(s.principal_id) = N'dbo' AND IS_MEMBER(N'db_owner') = 1)
+UNION ALL
+SELECT CONCAT(N'table ', QUOTENAME(o.name), N' belongs to ', QUOTENAME(USER_NAME(o.principal_id)))
+  FROM sys.objects AS o
+ WHERE o.schema_id = SCHEMA_ID(@state_name)
+   AND USER_NAME(o.principal_id) <> USER_NAME()
+   AND USER_NAME(o.principal_id) <> ISNULL(@owner, USER_NAME())
+UNION ALL
+SELECT CONCAT(QUOTENAME(o.name), N' is no table')
+  FROM sys.objects AS o
+ WHERE o.schema_id = SCHEMA_ID(@state_name)
+   AND o.type IN ('V', 'SN')
+   AND o.name IN (N'version', N'reader', N'task', N'receipt', N'receipt_page', N'outbox',
+                  N'outbox_page', N'dispatched')
+UNION ALL
+SELECT CONCAT(N'table ', QUOTENAME(o.name), N' has the trigger ', QUOTENAME(r.name))
+  FROM sys.triggers AS r
+  JOIN sys.objects AS o ON o.object_id = r.parent_id
+ WHERE o.schema_id = SCHEMA_ID(@state_name)
+UNION ALL
+SELECT CONCAT(N'table ', QUOTENAME(OBJECT_NAME(d.referencing_id)), N' has a default, a constraint or a',
+              N' column that calls ', d.referenced_entity_name)
+  FROM sys.sql_expression_dependencies AS d
+  JOIN sys.objects AS o ON o.object_id = d.referencing_id
+ WHERE o.schema_id = SCHEMA_ID(@state_name)
+   AND OBJECTPROPERTY(d.referenced_id, 'IsTable') = 0
+
 -- name: install_schema
 IF SCHEMA_ID({state_name}) IS NULL
     EXEC (N'CREATE SCHEMA ' + {state_text})
@@ -86,11 +123,13 @@ SELECT @version
 DELETE FROM {state}.version WHERE version < @version
 
 -- name: install_reader
--- One row for each checkpoint. Names are compared byte by byte, as in Python.
+-- One row for each checkpoint. Names are compared byte by byte, as in Python. `login` made it: it tells
+-- who, and keeps no one out, which is left to the schema: each domain has one of its own.
 IF OBJECT_ID({state_text} + N'.reader', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.reader (
         reader      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+        login       nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         queue       nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,
         driver      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
         acked_batch bigint        NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
@@ -109,10 +148,18 @@ BEGIN
     ALTER TABLE {state}.reader SET (LOCK_ESCALATION = DISABLE);
 END
 
--- name: install_reader_forwarded
--- For tables of before, which counted these as diverted.
-IF COL_LENGTH({state_text} + N'.reader', N'forwarded') IS NULL
-    ALTER TABLE {state}.reader ADD forwarded bigint NOT NULL DEFAULT 0
+-- name: install_task
+-- A row for each number that a task of a stream ever had, to be locked by who is at work on it.
+IF OBJECT_ID({state_text} + N'.task', N'U') IS NULL
+BEGIN
+    CREATE TABLE {state}.task (
+        reader nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login  nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        task   int           NOT NULL CHECK (task >= 0),
+        PRIMARY KEY (reader, task)
+    );
+    ALTER TABLE {state}.task SET (LOCK_ESCALATION = DISABLE);
+END
 
 -- name: install_receipt
 -- What one task took from a queue, in one commit with the delete. Written once, read back only
@@ -121,13 +168,14 @@ IF OBJECT_ID({state_text} + N'.receipt', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.receipt (
         reader      nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login       nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch       bigint         NOT NULL CHECK (batch > 0),
         task        int            NOT NULL CHECK (task >= 0),
         queue       nvarchar(1000) COLLATE Latin1_General_100_BIN2 NOT NULL,
         messages    bigint         NOT NULL CHECK (messages >= 0),
         expired     bigint         NOT NULL CHECK (expired >= 0),
         diverted    bigint         NOT NULL CHECK (diverted >= 0),
-        forwarded   bigint         NOT NULL DEFAULT 0 CHECK (forwarded >= 0),
+        forwarded   bigint         NOT NULL CHECK (forwarded >= 0),
         bytes       bigint         NOT NULL CHECK (bytes >= 0),
         query_id    nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
         query_batch bigint         NULL,
@@ -140,10 +188,6 @@ BEGIN
     );
     ALTER TABLE {state}.receipt SET (LOCK_ESCALATION = DISABLE);
 END
-
--- name: install_receipt_forwarded
-IF COL_LENGTH({state_text} + N'.receipt', N'forwarded') IS NULL
-    ALTER TABLE {state}.receipt ADD forwarded bigint NOT NULL DEFAULT 0 CHECK (forwarded >= 0)
 
 -- name: install_receipt_storage
 -- A payload never shares the page of its row: a list of receipts is read without it.
@@ -162,6 +206,7 @@ IF OBJECT_ID({state_text} + N'.receipt_page', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.receipt_page (
         reader  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login   nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch   bigint         NOT NULL,
         task    int            NOT NULL,
         page    int            NOT NULL,
@@ -186,6 +231,7 @@ IF OBJECT_ID({state_text} + N'.outbox', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.outbox (
         sink     nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login    nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch    bigint         NOT NULL,
         attempt  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
         parcel   int            NOT NULL,
@@ -212,6 +258,7 @@ IF OBJECT_ID({state_text} + N'.outbox_page', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.outbox_page (
         sink    nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login   nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch   bigint         NOT NULL,
         attempt nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
         parcel  int            NOT NULL,
@@ -232,21 +279,44 @@ BEGIN
 END
 
 -- name: install_dispatched
--- The ledger: the last batch that each sink has sent.
+-- The dispatch log: the last batch that each sink has sent; null where it has sent none.
 IF OBJECT_ID({state_text} + N'.dispatched', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.dispatched (
         sink       nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
-        batch      bigint        NOT NULL,
-        messages   bigint        NOT NULL,
+        login      nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        batch      bigint        NULL,
+        messages   bigint        NOT NULL DEFAULT 0,
         dispatched datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME()
     );
     ALTER TABLE {state}.dispatched SET (LOCK_ESCALATION = DISABLE);
 END
 
+-- name: install_row_security
+-- Nothing: the rows of a schema are shared by those who may use it, and each domain has a schema.
+SELECT 0 AS row_security
+
+-- name: install_no_policy
+-- Nothing, as install_row_security.
+SELECT 0 AS row_security
+
+-- name: install_policy
+-- Nothing, as install_row_security.
+SELECT 0 AS row_security
+
+-- name: install_version_policy
+-- Nothing, as install_row_security.
+SELECT 0 AS row_security
+
 -- name: version
 -- Returns: version int
 SELECT version FROM {state}.version
+
+-- name: row_security
+-- Whether a table's rows are kept apart for this login: never here.
+-- Returns: active bit
+SELECT CAST(0 AS bit) AS active
+ WHERE @state_name <> @table_name OR @state_name = @table_name
 
 -- name: create_queue
 -- As the transport makes it, under the transport's own lock, so that its installer and we wait for
@@ -444,35 +514,42 @@ SELECT MIN(RowVersion) AS first, MAX(RowVersion) AS last
 -- A task of a batch that was acknowledged must not touch the queue.
 -- Locks:   the reader's row, shared, until commit: the ack waits for us. REPEATABLEREAD locks also
 --          where the database reads row versions.
--- Returns: acked_batch bigint; no row where the reader is unknown
-SELECT acked_batch
+-- Returns: acked_batch bigint, login; no row where the reader is unknown
+SELECT acked_batch, login
   FROM {state}.reader WITH (REPEATABLEREAD, ROWLOCK)
  WHERE reader = @reader
 
 -- name: task_lock
--- One attempt of a task at a time; the second waits here, then finds the first one's receipt.
--- Locks:   application, until the transaction ends.
-DECLARE @name nvarchar(255) = CONCAT(N'sqlqueue task ', @reader, N'/', @batch, N'/', @task),
-        @got int, @number int, @said nvarchar(100);
-EXEC @got = sys.sp_getapplock
-     @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
-IF @got < 0
-BEGIN
-    SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
-    THROW @number, @said, 1;
-END
+-- One attempt of a task at a time; the second waits here, then finds the first one's receipt. A row,
+-- for an application lock could be taken by logins that have no right on any table. An update that
+-- changes nothing, as lock_reader.
+-- Locks:   the row of this number of the reader's tasks, until commit.
+-- Returns: one row; none where the number is new
+UPDATE {state}.task WITH (REPEATABLEREAD, ROWLOCK)
+   SET task = task
+OUTPUT CAST(1 AS bit)
+ WHERE reader = @reader AND login = @login AND task = @task
+
+-- name: new_task
+-- Locks:   the row it writes, until commit; of two attempts the second waits.
+INSERT INTO {state}.task (reader, login, task)
+SELECT @reader, @login, @task
+ WHERE NOT EXISTS (
+        SELECT 1
+          FROM {state}.task WITH (UPDLOCK, HOLDLOCK, ROWLOCK)
+         WHERE reader = @reader AND task = @task)
 
 -- name: find_receipt
 -- Returns: payload varbinary; empty where it is in pages; messages, unpacked (bytes) bigint
 SELECT payload, messages, unpacked
   FROM {state}.receipt
- WHERE reader = @reader AND batch = @batch AND task = @task
+ WHERE reader = @reader AND login = @login AND batch = @batch AND task = @task
 
 -- name: receipt_pages
 -- Returns: payload varbinary, in order
 SELECT payload
   FROM {state}.receipt_page
- WHERE reader = @reader AND batch = @batch AND task = @task
+ WHERE reader = @reader AND login = @login AND batch = @batch AND task = @task
  ORDER BY page
 
 -- name: receive
@@ -761,10 +838,10 @@ SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS moved
 
 -- name: save_receipt
 INSERT INTO {state}.receipt
-       (reader, batch, task, queue, messages, expired, diverted, forwarded, bytes,
+       (reader, login, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)
-VALUES (@reader, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded, @bytes,
-        @query_id, @query_batch, @unpacked, @payload)
+VALUES (@reader, @login, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
+        @bytes, @query_id, @query_batch, @unpacked, @payload)
 
 -- ---------------------------------------------------------------- receipts
 
@@ -776,17 +853,18 @@ VALUES (@reader, @queue_name, @driver)
 -- An update that changes nothing: a lock that is only hinted may be passed over by others.
 -- REPEATABLEREAD keeps it where locking is optimized (Azure, 2025) and may end with the statement.
 -- Locks:   the reader's row; waits for running tasks.
--- Returns: queue, driver, acked_batch bigint, plan_batch bigint, plan
+-- Returns: queue, driver, acked_batch bigint, plan_batch bigint, plan, login
 UPDATE {state}.reader WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
-OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan]
- WHERE reader = @reader
+OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan],
+       inserted.login
+ WHERE reader = @reader AND login = ISNULL(@login, login)
 
 -- name: claim
 -- This driver speaks for the reader from now on; the queues are those that it reads.
 UPDATE {state}.reader
    SET driver = @driver, queue = @queue_name, seen = SYSUTCDATETIME()
- WHERE reader = @reader
+ WHERE reader = @reader AND login = @login
 
 -- name: reader_queue
 -- Returns: queue
@@ -805,7 +883,7 @@ SELECT queue,
        SUM(diverted) AS diverted,
        SUM(forwarded) AS forwarded
   FROM {state}.receipt
- WHERE reader = @reader AND batch BETWEEN @acked AND @batch
+ WHERE reader = @reader AND login = @login AND batch BETWEEN @acked AND @batch
  GROUP BY queue
 
 -- name: acknowledge
@@ -818,37 +896,37 @@ UPDATE {state}.reader
        diverted    = diverted + @diverted,
        forwarded   = forwarded + @forwarded,
        seen        = SYSUTCDATETIME()
- WHERE reader = @reader
+ WHERE reader = @reader AND login = @login
 
 -- name: forget_receipts
 DELETE FROM {state}.receipt_page
- WHERE reader = @reader AND batch BETWEEN @acked AND @batch;
+ WHERE reader = @reader AND login = @login AND batch BETWEEN @acked AND @batch;
 DELETE FROM {state}.receipt
- WHERE reader = @reader AND batch BETWEEN @acked AND @batch
+ WHERE reader = @reader AND login = @login AND batch BETWEEN @acked AND @batch
 
 -- name: store_plan
 UPDATE {state}.reader
    SET plan_batch = @batch, [plan] = @plan, seen = SYSUTCDATETIME()
- WHERE reader = @reader
+ WHERE reader = @reader AND login = @login
 
 -- name: receipts
 -- Without their payloads, oldest first; those that a task is writing now are passed over.
--- Returns: reader, queue, batch, task, messages, bytes, settled, created, seen
+-- Returns: reader, queue, batch, task, messages, bytes, settled, created, seen, login
 SELECT r.reader, r.queue, r.batch, CAST(r.task AS bigint) AS task, r.messages, r.bytes, r.settled,
-       r.created AS created_utc, o.seen AS seen_utc
+       r.created AS created_utc, o.seen AS seen_utc, r.login
   FROM {state}.receipt AS r WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
   LEFT JOIN {state}.reader AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK) ON o.reader = r.reader
  WHERE (@reader IS NULL OR r.reader = @reader)
    AND (@queue_name IS NULL OR r.queue = @queue_name)
- ORDER BY r.created, r.reader, r.batch, r.task
+ ORDER BY r.created, r.reader, r.login, r.batch, r.task
 
 -- name: drop_receipt
 -- Returns: queue, messages, settled, payload, unpacked of the receipt dropped
 DELETE FROM {state}.receipt_page
- WHERE reader = @reader AND batch = @batch AND task = @task;
+ WHERE reader = @reader AND login = @login AND batch = @batch AND task = @task;
 DELETE FROM {state}.receipt
 OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload, deleted.unpacked
- WHERE reader = @reader AND batch = @batch AND task = @task
+ WHERE reader = @reader AND login = @login AND batch = @batch AND task = @task
 
 -- name: retire_reader
 -- Its receipts were returned or dropped: a checkpoint that comes back must not receive again.
@@ -856,7 +934,7 @@ UPDATE {state}.reader
    SET acked_batch = CASE WHEN acked_batch > @batch THEN acked_batch ELSE @batch END,
        plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
        [plan]      = CASE WHEN plan_batch > @batch THEN [plan] END
- WHERE reader = @reader
+ WHERE reader = @reader AND login = @login
 
 -- name: readers
 -- Returns: reader, queue, acked_batch, messages, expired, diverted, forwarded, created, seen,
@@ -873,36 +951,47 @@ SELECT o.reader, o.queue, o.acked_batch, o.messages, o.expired, o.diverted, o.fo
 
 -- name: sink_open
 -- Many tasks of a sink stage at once; a driver that dispatches or discards waits for them.
--- Locks:   application, shared, until the transaction ends.
-DECLARE @name nvarchar(255) = N'sqlqueue sink ' + @sink,
-        @got int, @number int, @said nvarchar(100);
-EXEC @got = sys.sp_getapplock
-     @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction';
-IF @got < 0
-BEGIN
-    SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
-    THROW @number, @said, 1;
-END
+-- REPEATABLEREAD locks also where the database reads row versions.
+-- Locks:   the sink's row, shared, until commit.
+-- Returns: login; no row where the sink is new
+SELECT login
+  FROM {state}.dispatched WITH (REPEATABLEREAD, ROWLOCK)
+ WHERE sink = @sink
 
 -- name: sink_close
--- Locks:   application, until the transaction ends: waits for tasks that stage, and they for us.
-DECLARE @name nvarchar(255) = N'sqlqueue sink ' + @sink,
-        @got int, @number int, @said nvarchar(100);
-EXEC @got = sys.sp_getapplock
-     @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
-IF @got < 0
-BEGIN
-    SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
-    THROW @number, @said, 1;
-END
+-- An update that changes nothing, as lock_reader.
+-- Locks:   the sink's row, until commit: waits for tasks that stage, and they for us; of two drivers
+--          the second waits.
+-- Returns: login, batch bigint; no row where the sink is new
+UPDATE {state}.dispatched WITH (REPEATABLEREAD, ROWLOCK)
+   SET messages = messages
+OUTPUT inserted.login, inserted.batch
+ WHERE sink = @sink
+
+-- name: sinks_lock
+-- Nothing: a sink has one row here, by the table's key.
+-- Locks:   nothing.
+SELECT 0 AS locked
+
+-- name: sink_elsewhere
+-- No row: who may use the schema shares all its rows.
+-- Returns: login
+SELECT login FROM {state}.dispatched WHERE sink = @sink AND 1 = 0
+
+-- name: new_sink
+-- Locks:   the row it writes, or the gap where it will be, until commit.
+INSERT INTO {state}.dispatched (sink)
+SELECT @sink
+ WHERE NOT EXISTS (
+        SELECT 1 FROM {state}.dispatched WITH (UPDLOCK, HOLDLOCK, ROWLOCK) WHERE sink = @sink)
 
 -- name: stage
 -- Nothing where the batch is done or given up, or, after a lost answer, where it is there already;
 -- where the session whose answer was lost still works on it, its row is waited for.
 -- Returns: one row where it was inserted
-INSERT INTO {state}.outbox (sink, batch, attempt, parcel, messages, payload)
+INSERT INTO {state}.outbox (sink, login, batch, attempt, parcel, messages, payload)
 OUTPUT CAST(1 AS bit)
-SELECT @sink, @batch, @attempt, @parcel, @messages, @payload
+SELECT @sink, @login, @batch, @attempt, @parcel, @messages, @payload
  WHERE NOT EXISTS (
         SELECT 1 FROM {state}.dispatched WHERE sink = @sink AND batch >= @batch)
    AND NOT EXISTS (
@@ -911,20 +1000,13 @@ SELECT @sink, @batch, @attempt, @parcel, @messages, @payload
          WHERE sink = @sink AND batch = @batch AND attempt = @attempt AND parcel = @parcel)
 
 -- name: advance
--- Enter a batch into the ledger, unless it, or a later one, is there.
--- Locks:   the sink's row, or the gap where it will be, until commit: of two drivers the second
---          waits, then finds it done.
+-- Enter a batch into the dispatch log, whose row `sink_close` has locked, unless it, or a later one,
+-- is there.
 -- Returns: batch bigint; no row where it was sent before
-INSERT INTO {state}.dispatched (sink, batch, messages)
+UPDATE {state}.dispatched
+   SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME()
 OUTPUT inserted.batch
-SELECT @sink, @batch, @messages
- WHERE NOT EXISTS (
-        SELECT 1 FROM {state}.dispatched WITH (UPDLOCK, HOLDLOCK, ROWLOCK) WHERE sink = @sink);
-IF ROWCOUNT_BIG() = 0
-    UPDATE {state}.dispatched
-       SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME()
-    OUTPUT inserted.batch
-     WHERE sink = @sink AND batch < @batch
+ WHERE sink = @sink AND login = @login AND (batch IS NULL OR batch < @batch)
 
 -- name: settle
 -- What a micro-batch received is sent on in this transaction. A batch that was closed, because its
@@ -953,26 +1035,28 @@ OUTPUT CAST(1 AS bit)
 -- Returns: attempt, parcel bigint
 SELECT attempt, CAST(parcel AS bigint) AS parcel
   FROM {state}.outbox
- WHERE sink = @sink AND batch = @batch
+ WHERE sink = @sink AND login = @login AND batch = @batch
  ORDER BY attempt, parcel
 
 -- name: parcel
 -- Returns: payload varbinary; empty where it is in pages
 SELECT payload
   FROM {state}.outbox
- WHERE sink = @sink AND batch = @batch AND attempt = @attempt AND parcel = @parcel
+ WHERE sink = @sink AND login = @login AND batch = @batch
+   AND attempt = @attempt AND parcel = @parcel
 
 -- name: parcel_pages
 -- Returns: payload varbinary, in order
 SELECT payload
   FROM {state}.outbox_page
- WHERE sink = @sink AND batch = @batch AND attempt = @attempt AND parcel = @parcel
+ WHERE sink = @sink AND login = @login AND batch = @batch
+   AND attempt = @attempt AND parcel = @parcel
  ORDER BY page
 
 -- name: discard
 -- What a sink staged up to a batch: sent by now, or never to be sent.
-DELETE FROM {state}.outbox_page WHERE sink = @sink AND batch <= @batch;
-DELETE FROM {state}.outbox WHERE sink = @sink AND batch <= @batch
+DELETE FROM {state}.outbox_page WHERE sink = @sink AND login = @login AND batch <= @batch;
+DELETE FROM {state}.outbox WHERE sink = @sink AND login = @login AND batch <= @batch
 
 -- name: discard_abandoned
 -- What writes without a name left behind when their job was killed. A row that someone holds is not
@@ -1480,24 +1564,59 @@ ELSE
 
 -- ---------------------------------------------------------------- rights, for a DBA's script
 
+-- name: script_state_check
+-- {faults} is the statement state_faults.
+DECLARE @found nvarchar(2000);
+SELECT TOP (1) @found = N'nothing is installed: ' + f.fault
+  FROM ({faults}) AS f;
+IF @found IS NOT NULL
+BEGIN;
+    THROW 51902, @found, 1;
+END
+
 -- name: script_role
 -- {role_name} is the role's name as text, {role} quoted.
 IF DATABASE_PRINCIPAL_ID({role_name}) IS NULL
     CREATE ROLE {role}
 
+-- name: script_owner
+-- The state tables belong to a role that no user is a member of: nobody but a member of db_owner can
+-- put code or other columns into them.
+IF EXISTS (SELECT 1
+             FROM sys.database_role_members AS m
+            WHERE m.role_principal_id = DATABASE_PRINCIPAL_ID({role_name}))
+BEGIN;
+    THROW 51902, N'the owner of the state tables has members: take them out, or name another', 1;
+END;
+IF USER_NAME((SELECT s.principal_id FROM sys.schemas AS s WHERE s.name = {state_name})) <> {role_name}
+    ALTER AUTHORIZATION ON SCHEMA::{state} TO {role}
+
 -- name: script_reader
-GRANT SELECT, DELETE ON {queue} TO {role};
+GRANT SELECT, DELETE ON {queue} TO {role}
+
+-- name: script_reader_state
 GRANT SELECT ON {state}.version TO {role};
-GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.reader TO {role};
+GRANT SELECT, INSERT, UPDATE ON {state}.reader TO {role};
+GRANT SELECT, INSERT, UPDATE ON {state}.task TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.receipt TO {role};
-GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.receipt_page TO {role}
+GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role}
 
 -- name: script_sender
-GRANT INSERT ON {queue} TO {role};
+GRANT INSERT ON {queue} TO {role}
+
+-- name: script_sender_state
 GRANT SELECT ON {state}.version TO {role};
-GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.outbox TO {role};
-GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.outbox_page TO {role};
+GRANT SELECT, INSERT, DELETE ON {state}.outbox TO {role};
+GRANT SELECT, INSERT, DELETE ON {state}.outbox_page TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.dispatched TO {role}
+
+-- name: script_share
+-- Nothing: who may use the schema shares its rows.
+SELECT 0 AS row_security
+
+-- name: script_all_rows
+-- Nothing, as script_share.
+SELECT 0 AS row_security
 
 -- name: script_mover
 -- A reader that also moves what is due into its queue.
@@ -1518,10 +1637,7 @@ GRANT SELECT ON {subscriptions} TO {role}
 GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
 
 -- name: script_creator
--- To create queues; they belong to the owner of their schema.
-GRANT ALTER ON SCHEMA::{schema} TO {role}
-
--- name: script_installer
--- VIEW DEFINITION, as the transport's installer has it: to see whether a table is there.
-GRANT CREATE SCHEMA, CREATE TABLE, VIEW DEFINITION TO {role};
-GRANT CONTROL ON SCHEMA::{state} TO {role}
+-- To create queues; they belong to the owner of their schema. VIEW DEFINITION, as the transport's
+-- installer has it: to see whether a table is there.
+GRANT ALTER ON SCHEMA::{schema} TO {role};
+GRANT CREATE TABLE, VIEW DEFINITION TO {role}

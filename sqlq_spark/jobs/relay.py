@@ -149,10 +149,10 @@ def one_database(first: Connection, second: Connection) -> bool:
     """
     name = f"relay {uuid.uuid4()}"
     with transaction(first, timeout=10 * PATIENCE):
-        first.rows("task_lock", reader=name, batch=0, task=0)
+        first.rows("install_lock", state_name=name)
         try:
             with transaction(second, timeout=PATIENCE):
-                second.rows("task_lock", reader=name, batch=0, task=0)
+                second.rows("install_lock", state_name=name)
         except TimedOut:
             return True
     return False

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from sqlq_spark import browse, install, message, outgoing, send, subscriptions
+from sqlq_spark import browse, dispatch_log, install, message, outgoing, send, subscriptions
 from sqlq_spark.address import QueueAddress
 from sqlq_spark.delayed import Mover
 from sqlq_spark.receive import divert, fence, take
@@ -525,7 +525,7 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_receive(
 
     with Endpoint(orders.database.impatient(0.3), orders.name) as hasty:
         connection.run("begin")
-        assert fence(connection, task)
+        assert fence(connection, task)[0]
         kept = divert(connection, task, take(connection, task))
         assert (kept.rows.num_rows, kept.expired) == (5, 1)
 
@@ -555,7 +555,8 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_dispatch(
 
     with Endpoint(orders.database.impatient(0.3), orders.name) as hasty:
         connection.run("begin")
-        send.send_parcels(connection, [staged], bench.sink())
+        login, _ = dispatch_log.lock(connection, "sink")
+        send.send_parcels(connection, [staged], bench.sink(), login)
         hasty.send(hasty.address, b"after")
         assert hasty.peek() >= 2
         during = [incoming.body for incoming in handled(hasty)]

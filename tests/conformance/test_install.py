@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from servers import only
 
 from sqlq_spark import install
 from sqlq_spark.address import QueueAddress
@@ -45,24 +44,6 @@ def test_everything_installs_again_without_harm(bench: Bench) -> None:
 
     assert bench.peer.state_rows("reader", "reader") == [(reader,)]
     assert bench.peer.state_rows("version", "version") == [(install.VERSION,)]
-
-
-@only("postgresql", "columns that are dropped with their defaults")
-def test_state_tables_of_before_are_made_current(bench: Bench) -> None:
-    """With what they hold; until then the installer is asked for."""
-    bench.peer.send(bench.queue)
-    reader = bench.new_reader()
-    for table in ("reader", "receipt"):
-        bench.peer.dba.drop_column(QueueAddress(table, bench.peer.state), "forwarded")
-    bench.peer.dba.change("version", version=2)
-    with Session(bench.source(), "x") as session, pytest.raises(StateNotInstalled):
-        session.open()
-
-    install.install(bench.desk, state=bench.peer.state, timeout=TIMEOUT)
-
-    assert bench.receive(bench.task(reader)).num_rows == 1
-    assert bench.ack(reader, 1).messages == 1
-    assert bench.peer.state_rows("reader", "messages, forwarded") == [(1, 0)]
 
 
 def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:

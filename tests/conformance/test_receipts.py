@@ -86,11 +86,11 @@ def test_an_ack_waits_for_a_running_task_and_takes_its_receipt_with_it(bench: Be
     driver, executor = bench.open("driver"), bench.open("executor")
     task = bench.task(reader)
     executor.run("begin")
-    receiving.fence(executor, task)
+    _, login = receiving.fence(executor, task)
     ack = bench.thread(lambda: bench.ack(reader, 1, driver))
     bench.blocked("driver")
     kept = receiving.divert(executor, task, receiving.take(executor, task))
-    receiving.save(executor, task, kept, origin=Origin())
+    receiving.save(executor, task, kept, login=login, origin=Origin())
     assert not ack.done()
     executor.run("commit")
 
@@ -306,7 +306,7 @@ def test_a_return_waits_for_a_running_task(bench: Bench) -> None:
     operator, executor = bench.open("operator"), bench.open("executor")
     task = bench.task(reader)
     executor.run("begin")
-    receiving.fence(executor, task)
+    _, login = receiving.fence(executor, task)
 
     def work() -> int:
         with transaction(operator, timeout=TIMEOUT):
@@ -315,7 +315,7 @@ def test_a_return_waits_for_a_running_task(bench: Bench) -> None:
     returning = bench.thread(work)
     bench.blocked("operator")
     kept = receiving.divert(executor, task, receiving.take(executor, task))
-    receiving.save(executor, task, kept, origin=Origin())
+    receiving.save(executor, task, kept, login=login, origin=Origin())
     executor.run("commit")
 
     assert returning.result(timeout=TIMEOUT) == 1

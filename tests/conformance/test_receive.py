@@ -250,11 +250,11 @@ def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) 
     task = bench.task(reader)
     connection = bench.open("first")
     connection.run("begin")
-    module.fence(connection, task)
+    _, login = module.fence(connection, task)
     attempt = bench.thread(lambda: bench.receive(task, second))
     bench.blocked("second")
     kept = module.divert(connection, task, module.take(connection, task))
-    module.save(connection, task, kept, origin=Origin())
+    module.save(connection, task, kept, login=login, origin=Origin())
     assert not attempt.done()
     connection.run("commit")
 
@@ -338,10 +338,9 @@ def test_a_zombie_that_waits_for_the_ack_is_stale_too(bench: Bench) -> None:
     bench.peer.send(bench.queue)
     reader, zombie, driver = bench.new_reader(), bench.open("zombie"), bench.open("driver")
     driver.run("begin")
-    driver.rows("lock_reader", reader=reader)
-    driver.run(
-        "acknowledge", reader=reader, batch=1, messages=0, expired=0, diverted=0, forwarded=0
-    )
+    login = driver.rows("lock_reader", reader=reader, login=None)[0][5]
+    none = dict.fromkeys(("messages", "expired", "diverted", "forwarded"), 0)
+    driver.run("acknowledge", tables=None, reader=reader, login=login, batch=1, **none)
     attempt = bench.thread(lambda: bench.receive(bench.task(reader), zombie))
     bench.blocked("zombie")
     driver.run("commit")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from sqlq_spark import send
+from sqlq_spark import dispatch_log, send
 from sqlq_spark.address import QueueAddress
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import (
@@ -158,7 +158,7 @@ def test_a_missing_parcel_stops_the_whole_batch(bench: Bench) -> None:
         "batch 0 of sink sink staged 3 parcels but 2 were found: nothing of it was sent"
     )
     assert bench.seqs() == []
-    assert bench.peer.state_rows("dispatched", "sink") == []
+    assert bench.peer.state_rows("dispatched", "batch") == [(None,)]
     assert len(outbox(bench)) == 2
 
 
@@ -175,10 +175,11 @@ def test_two_drivers_at_once_send_a_batch_once(bench: Bench) -> None:
     staged = stage(bench, parcel(b"once"))
     first, second = bench.open("first"), bench.open("second")
     first.run("begin")
-    first.rows("advance", sink="sink", batch=0, messages=1)
+    assert dispatch_log.enter(first, "sink", 0, 1)
     other = bench.thread(lambda: dispatch(bench, staged, connection=second))
     bench.blocked("second")
-    send.send_parcels(first, [staged], bench.sink())
+    login = bench.peer.state_rows("dispatched", "login")[0][0]
+    send.send_parcels(first, [staged], bench.sink(), login)
     first.run("commit")
 
     assert other.result(timeout=TIMEOUT) == 0
@@ -277,7 +278,7 @@ def test_a_missing_destination_stops_the_whole_batch(bench: Bench) -> None:
         dispatch(bench, staged)
 
     assert bench.seqs() == []
-    assert bench.peer.state_rows("dispatched", "sink") == []
+    assert bench.peer.state_rows("dispatched", "batch") == [(None,)]
     bench.peer.create(absent)
     assert dispatch(bench, staged) == 2
 
@@ -469,7 +470,7 @@ def test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing(
         dispatch(bench, staged, transactionMode=ATOMIC)
 
     assert bench.bodies() == [b"%d" % (task + 1)]
-    assert bench.peer.state_rows("dispatched", "sink") == []
+    assert bench.peer.state_rows("dispatched", "batch") == [(None,)]
 
 
 def test_without_a_stream_of_ours_nothing_can_be_settled(bench: Bench) -> None:

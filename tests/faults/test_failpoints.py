@@ -23,7 +23,7 @@ import pytest
 import stamina
 from conformance.peers import PostgreSQL
 
-from sqlq_spark import dialects, install, send
+from sqlq_spark import dialects, dispatch_log, install, send
 from sqlq_spark import receive as receiving
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import ConnectionLost, ParcelsMissing
@@ -261,7 +261,8 @@ def two_commits(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> None:
         with suppress(ParcelsMissing), transaction(connection, timeout=TIMEOUT):
-            send.send_parcels(connection, staged, options)
+            login, _ = dispatch_log.lock(connection, staged[0].sink)
+            send.send_parcels(connection, staged, options, login)
         send.discard(connection, staged[0].sink, staged[0].batch, final=True, timeout=TIMEOUT)
 
     monkeypatch.setattr(send, "dispatch", dispatch)

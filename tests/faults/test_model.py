@@ -109,10 +109,10 @@ def test_without_the_fence_the_model_finds_a_lost_message(
 ) -> None:
     """A task of a batch that was acknowledged receives, and nobody will read its receipt."""
 
-    def open_always(connection: Connection, task: receiving.Task) -> bool:
-        connection.rows("fence", reader=task.reader)
-        connection.rows("task_lock", reader=task.reader, batch=task.batch, task=task.task)
-        return True
+    def open_always(connection: Connection, task: receiving.Task) -> tuple[bool, str]:
+        _, login = connection.rows("fence", reader=task.reader)[0]
+        receiving.lock(connection, task, login)
+        return True, login
 
     monkeypatch.setattr(receiving, "fence", open_always)
 
@@ -200,7 +200,8 @@ def test_if_a_stored_plan_is_forgotten_the_model_finds_a_lost_message(
         return replace(inner(*args, **named), plan=None)
 
     def anew(connection: Connection, reader: str, batch: int, plan: str, _: Any) -> str:
-        connection.run("store_plan", reader=reader, batch=batch, plan=plan)
+        login = connection.rows("lock_reader", reader=reader, login=None)[0][5]
+        connection.run("store_plan", reader=reader, login=login, batch=batch, plan=plan)
         return plan
 
     monkeypatch.setattr(receipts, "acknowledge", forgetful)

@@ -1,19 +1,14 @@
 -- fence
-SELECT acked_batch
+SELECT acked_batch, login
   FROM [sqlqueue].reader WITH (REPEATABLEREAD, ROWLOCK)
  WHERE reader = @reader;
 GO
 
 -- task_lock
-DECLARE @name nvarchar(255) = CONCAT(N'sqlqueue task ', @reader, N'/', @batch, N'/', @task),
-        @got int, @number int, @said nvarchar(100);
-EXEC @got = sys.sp_getapplock
-     @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
-IF @got < 0
-BEGIN
-    SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
-    THROW @number, @said, 1;
-END;
+UPDATE [sqlqueue].task WITH (REPEATABLEREAD, ROWLOCK)
+   SET task = task
+OUTPUT CAST(1 AS bit)
+ WHERE reader = @reader AND login = @login AND task = @task;
 GO
 
 -- receive
@@ -89,17 +84,18 @@ GO
 
 -- save_receipt
 INSERT INTO [sqlqueue].receipt
-       (reader, batch, task, queue, messages, expired, diverted, forwarded, bytes,
+       (reader, login, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)
-VALUES (@reader, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded, @bytes,
-        @query_id, @query_batch, @unpacked, @payload);
+VALUES (@reader, @login, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
+        @bytes, @query_id, @query_batch, @unpacked, @payload);
 GO
 
 -- lock_reader
 UPDATE [sqlqueue].reader WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
-OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan]
- WHERE reader = @reader;
+OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan],
+       inserted.login
+ WHERE reader = @reader AND login = ISNULL(@login, login);
 GO
 
 -- acknowledge
@@ -112,39 +108,28 @@ UPDATE [sqlqueue].reader
        diverted    = diverted + @diverted,
        forwarded   = forwarded + @forwarded,
        seen        = SYSUTCDATETIME()
- WHERE reader = @reader;
+ WHERE reader = @reader AND login = @login;
 GO
 
 -- forget_receipts
 DELETE FROM [sqlqueue].receipt_page
- WHERE reader = @reader AND batch BETWEEN @acked AND @batch;
+ WHERE reader = @reader AND login = @login AND batch BETWEEN @acked AND @batch;
 DELETE FROM [sqlqueue].receipt
- WHERE reader = @reader AND batch BETWEEN @acked AND @batch;
+ WHERE reader = @reader AND login = @login AND batch BETWEEN @acked AND @batch;
 GO
 
 -- sink_close
-DECLARE @name nvarchar(255) = N'sqlqueue sink ' + @sink,
-        @got int, @number int, @said nvarchar(100);
-EXEC @got = sys.sp_getapplock
-     @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
-IF @got < 0
-BEGIN
-    SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
-    THROW @number, @said, 1;
-END;
+UPDATE [sqlqueue].dispatched WITH (REPEATABLEREAD, ROWLOCK)
+   SET messages = messages
+OUTPUT inserted.login, inserted.batch
+ WHERE sink = @sink;
 GO
 
 -- advance
-INSERT INTO [sqlqueue].dispatched (sink, batch, messages)
+UPDATE [sqlqueue].dispatched
+   SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME()
 OUTPUT inserted.batch
-SELECT @sink, @batch, @messages
- WHERE NOT EXISTS (
-        SELECT 1 FROM [sqlqueue].dispatched WITH (UPDLOCK, HOLDLOCK, ROWLOCK) WHERE sink = @sink);
-IF ROWCOUNT_BIG() = 0
-    UPDATE [sqlqueue].dispatched
-       SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME()
-    OUTPUT inserted.batch
-     WHERE sink = @sink AND batch < @batch;
+ WHERE sink = @sink AND login = @login AND (batch IS NULL OR batch < @batch);
 GO
 
 -- settle

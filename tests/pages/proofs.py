@@ -28,6 +28,7 @@ DBA = "pages/test_dba.py"
 SPARK = "pages/test_spark_pages.py"
 SETTINGS = "conformance/test_server_settings.py"
 KINDS = "conformance/test_table_kinds.py"
+STATE = "hostile/test_state.py"
 
 WENT_BACK = f"{RECEIPTS}::test_an_ack_ahead_of_the_reader_is_a_database_that_went_back"
 READ_ONLY = f"{SETTINGS}::test_a_server_that_takes_no_writes_is_told_and_may_be_browsed"
@@ -145,6 +146,12 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "not-a-plain-table": f"{KINDS}::test_a_stream_on_what_is_no_plain_table_ends_at_once",
         "foreign-table": f"{KINDS}::test_a_queue_that_is_no_plain_table_is_found",
         "row-security": f"{KINDS}::test_row_security_is_found_and_no_grant_is_asked_for",
+    },
+    ("docs/dba.md", "row-security"): {
+        "own": f"{STATE}::test_a_tenant_sees_nothing_of_another",
+        "role": f"{STATE}::test_a_stream_goes_on_under_another_login_of_its_role",
+        "operator": f"{STATE}::test_an_operator_sees_all_receipts_and_returns_them",
+        "all": f"{STATE}::test_a_tenants_rows_do_not_reach_the_streams_of_who_sees_all_rows",
     },
     ("docs/dba.md", "growth"): {
         "dead-rows": "conformance/test_checks.py::test_a_server_without_autovacuum_is_found",

@@ -6,16 +6,16 @@ What the database's ledger knows of a return: whether it was begun here, sent, o
     SENT       by the write's own transaction
     GIVEN_UP   by an operator; no attempt that is still under way can send it any more
 
-Each is a batch number of the same sink, and a later one is never undone. The ledger is asked by
-entering them in their order: the first that is new to it tells which was the last.
+Each is a batch number of the same sink, and a later one is never undone.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from sqlq_spark import dispatch_log
 from sqlq_spark.dialects import transaction
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.sessions import Session
@@ -63,27 +63,25 @@ class Ledger:
 def enter(sink: str, timeout: float, batch: int, connection: Connection) -> int:
     """Enter a batch, unless it or a later one is there."""
     with transaction(connection, timeout=timeout):
-        connection.rows("advance", sink=sink, batch=batch, messages=0)
+        dispatch_log.enter(connection, sink, batch)
     return batch
 
 
 def last(sink: str, timeout: float, connection: Connection) -> int:
     """The last batch that is there; nothing is changed."""
-    found = UNKNOWN
+    found: int | None = None
     with suppress(Asked), transaction(connection, timeout=timeout):
-        while found < GIVEN_UP and not connection.rows(
-            "advance", sink=sink, batch=found + 1, messages=0
-        ):
-            found += 1
+        found = dispatch_log.lock(connection, sink)[1]
         raise Asked
-    return found
+    return UNKNOWN if found is None else found
 
 
 def close(sink: str, timeout: float, connection: Connection) -> int:
     """Enter that a request is given up, where it is open; drop what it staged."""
     with transaction(connection, timeout=timeout):
-        connection.rows("sink_close", sink=sink)
-        if connection.rows("advance", sink=sink, batch=SENT, messages=0):
-            connection.rows("advance", sink=sink, batch=GIVEN_UP, messages=0)
-            connection.run("discard", sink=sink, batch=GIVEN_UP)
+        login, last = dispatch_log.lock(connection, sink)
+        if last is None or last < SENT:
+            values: dict[str, Any] = {"sink": sink, "login": login, "batch": GIVEN_UP}
+            connection.rows("advance", **values, messages=0)
+            connection.run("discard", **values)
     return GIVEN_UP

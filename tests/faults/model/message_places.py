@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from payloads import of_receipt
 
+from sqlq_spark.install import KEPT_APART
 from sqlq_spark.receipts import MOVES
 
 from .queries import Receipt
@@ -51,10 +52,9 @@ class Ledger:
 
     def begin(self) -> None:
         """Forget everything, for a new example."""
-        tables = ["reader", "receipt", "receipt_page", "outbox", "outbox_page", "dispatched"]
         targets = [each.address for each in self.targets.values()]
         queues = [self.source.address, self.errors, *targets]
-        named = [f'"{self.peer.state}"."{table}"' for table in tables]
+        named = [f'"{self.peer.state}"."{table}"' for table in KEPT_APART]
         named += [f'"{queue.schema}"."{queue.table}"' for queue in queues if queue]
         self.peer.connection.execute("; ".join(f"DELETE FROM {name}" for name in named).encode())
         self.sent: dict[bytes, str] = {}

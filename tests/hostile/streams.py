@@ -1,0 +1,106 @@
+"""What a tenant does with its queue, without Spark: streams, writes; and a forged receipt."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sqlq_spark import payload, send
+from sqlq_spark.message import QUEUE_ROW
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.outgoing import Sender
+from sqlq_spark.reader import INITIAL, Reader
+from sqlq_spark.receive import Origin, receive
+from sqlq_spark.sessions import Session
+
+if TYPE_CHECKING:
+    from conftest import Place
+
+    from sqlq_spark.reader import Offset
+    from sqlq_spark.send import Staged
+
+TIMEOUT = 10.0  # seconds for a statement; what an attacker holds is held for longer
+PUT = "INSERT INTO {} (id, headers, body) VALUES (gen_random_uuid(), '{{}}', %s)"
+
+
+class Stream:
+    """A stream of one login; `end` is the last offset that it was given."""
+
+    def __init__(
+        self, place: Place, url: str, queue: str, *, more: str = "", end: Offset = INITIAL
+    ) -> None:
+        """Begin, or go on after an offset of a checkpoint; `more` is another queue."""
+        queues = {"queues": f"{queue}, {more}"} if more else {"queue": queue}
+        given = {"url": url, "stateSchema": place.state, "queryTimeout": f"{TIMEOUT}s"}
+        self.options = SourceOptions.parse(given | queues)
+        ticks = count(1000.0, 2.0)  # a peek pauses for less
+        self.reader = Reader(self.options, lambda: next(ticks))
+        self.end = end
+
+    @property
+    def name(self) -> str:
+        """The reader's id, as every login can see it in application_name."""
+        return str(self.end["reader"])
+
+    def plan(self) -> Offset:
+        """Acknowledge the last batch and plan the next one."""
+        self.end = self.reader.latest(self.end)
+        return self.end
+
+    def receive(self) -> list[bytes]:
+        """Run the tasks of the last batch; the bodies that they hand out."""
+        bodies: list[bytes] = []
+        with Session(self.options, f"{self.name} 1/0") as session:
+            for task in self.reader.tasks(self.end):
+                rows = receive(session.open(), task, timeout=TIMEOUT, origin=Origin())
+                bodies += rows["body"].to_pylist()
+        return bodies
+
+    def batch(self) -> list[bytes]:
+        """Plan a batch and receive it."""
+        self.plan()
+        return self.receive()
+
+    def close(self) -> None:
+        """End the driver's session."""
+        self.reader.close()
+
+
+class Writer:
+    """What a login sends to one queue, once for each batch."""
+
+    def __init__(self, place: Place, url: str, queue: str, *, sink: str = "app:billing") -> None:
+        """Begin."""
+        given = {"url": url, "queue": queue, "stateSchema": place.state}
+        self.options = SinkOptions.parse(given | {"queryTimeout": f"{TIMEOUT}s"})
+        self.sink = sink
+
+    def stage(self, body: bytes, batch: int) -> Staged:
+        """Stage a message."""
+        rows = pa.RecordBatch.from_pydict({"body": [body]})
+        with Session(self.options, f"sink {self.sink}") as session:
+            parcels = Sender(options=self.options, partition=0).parcels([rows])
+            return send.stage(session, parcels, sink=self.sink, batch=batch)
+
+    def dispatch(self, *staged: Staged) -> int:
+        """Send what was staged; how many messages."""
+        with Session(self.options, f"dispatch {self.sink}") as session:
+            return send.dispatch(session.open(), list(staged), self.options)
+
+    def send(self, body: bytes, batch: int) -> int:
+        """Stage and send a message."""
+        return self.dispatch(self.stage(body, batch))
+
+
+def forged(body: bytes) -> bytes:
+    """The payload of a receipt with one message."""
+    row = {"id": b"\0" * 16, "headers": "{}", "body": body, "seq": 1}
+    made: bytes = payload.packed(pa.Table.from_pylist([row], QUEUE_ROW)).bytes.to_pybytes()
+    return made
+
+
+def bodies(place: Place, queue: str) -> list[bytes]:
+    """What waits in a queue."""
+    return [body for (body,) in place.sql(f"SELECT body FROM {queue} ORDER BY seq")]
