@@ -94,11 +94,11 @@ class Writer:
         return self.dispatch(self.stage(body, batch))
 
 
-def forged(body: bytes) -> bytes:
-    """The payload of a receipt with one message."""
+def forged(body: bytes) -> tuple[int, bytes]:
+    """The payload of a receipt with one message, as the package would write it, and its size."""
     row = {"id": b"\0" * 16, "headers": "{}", "body": body, "seq": 1}
-    made: bytes = payload.packed(pa.Table.from_pylist([row], QUEUE_ROW)).bytes.to_pybytes()
-    return made
+    made = payload.packed(pa.Table.from_pylist([row], QUEUE_ROW))
+    return made.size, made.bytes.to_pybytes()
 
 
 def bodies(place: Place, queue: str) -> list[bytes]:

@@ -199,14 +199,29 @@ def test_a_tenant_cannot_put_a_receipt_into_another_tenants_stream(
     assert stream.receive() == [b"order"]
 
 
+def test_a_receipt_that_is_forged_by_the_streams_own_login_is_handed_out(
+    place: Place, tenants: Tenants, streams: Callable[..., Stream]
+) -> None:
+    """So what keeps the other tests' forgeries out is whose rows they are, and not their form."""
+    shop = tenants.tenant("Shop")
+    place.sql(PUT.format(shop.queue), b"order")
+    stream = streams(shop.url, shop.queue)
+    stream.plan()
+
+    forge(shop, f'"{place.state}".receipt', stream, batch=1)
+
+    assert stream.receive() == [b"forged"]
+
+
 def forge(by: Tenant, table: str, stream: Stream, *, batch: int) -> None:
     """Put a receipt of an attacker's into a stream."""
-    columns = "reader, batch, task, queue, messages, expired, diverted, forwarded, bytes, payload"
+    columns = "reader, batch, task, queue, messages, expired, diverted, forwarded, bytes"
     by.sql(
-        f"INSERT INTO {table} ({columns}) VALUES (%s, %s, 0, 'q', 1, 0, 0, 0, 6, %s)",
+        f"INSERT INTO {table} ({columns}, unpacked, payload) "
+        "VALUES (%s, %s, 0, 'q', 1, 0, 0, 0, 6, %s, %s)",
         stream.name,
         batch,
-        forged(b"forged"),
+        *forged(b"forged"),
     )
 
 
