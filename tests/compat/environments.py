@@ -94,32 +94,27 @@ def build_wheel(folder: Path) -> Path:
 
 
 def make(environment: Environment, wheel: Path) -> None:
-    """
-    Make an environment and install the wheel into it.
-
-    With uv where that is there, which fetches a Python that is absent; otherwise with pip.
-    """
-    folder, what = environment.folder, [*environment.pins, str(wheel)]
-    if environment.program.exists():  # of a run before: only the wheel may be another
-        what = ["--reinstall-package", "sqlq-spark", *what]
-    if uv := shutil.which("uv"):
+    """Make an environment, or take that of a run before, and install the wheel into it."""
+    uv, python = shutil.which("uv"), interpreter(environment.python) or sys.executable
+    folder, program = str(environment.folder), str(environment.program)
+    what = [*environment.pins, str(wheel)]
+    if uv is None:
         if not environment.program.exists():
-            python = interpreter(environment.python)
-            run(uv, "venv", "--quiet", "--python", python or environment.python, str(folder))
-        run(uv, "pip", "install", "--quiet", "--python", str(environment.program), *what)
+            run(python, "-m", "venv", folder)
+        run(program, "-m", "pip", "install", "--quiet", *what)
+        run(
+            program, "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", str(wheel)
+        )
         return
     if not environment.program.exists():
-        python = interpreter(environment.python)
-        if python is None:
-            raise RuntimeError(f"environment {environment.name} needs Python {environment.python}")
-        run(python, "-m", "venv", str(folder))
-    what = [each for each in what if each not in {"--reinstall-package", "sqlq-spark"}]
-    run(str(environment.program), "-m", "pip", "install", "--quiet", *what)
+        run(uv, "venv", "--quiet", "--python", python, folder)
+    own = ["--reinstall-package", "sqlq-spark"]  # its version is the same, its contents may not be
+    run(uv, "pip", "install", "--quiet", "--python", program, *own, *what)
 
 
 def interpreter(version: str) -> str | None:
     """
-    Find a Python of this version on PATH or among those of pyenv.
+    Find a Python of this version on PATH or among those of pyenv; the caller's runs without it.
 
     A shim of pyenv for a version that is not chosen fails, and uv would stop at it.
     """
