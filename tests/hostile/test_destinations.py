@@ -216,7 +216,8 @@ class Scene:
 @pytest.fixture
 def scene(place: Place, tenants: Tenants) -> Iterator[Scene]:
     """Give a stream's login with an error queue, and an attacker without a right of theirs."""
-    with Session(SourceOptions.parse({"url": place.url, "queue": "x"}), "i", state=False) as desk:
+    options = SourceOptions.parse({"url": place.url, "queue": "x", "stateSchema": place.state})
+    with Session(options, "install", state=False) as desk:
         connection = desk.open()
         install.install(connection, state=place.state, timeout=TIMEOUT)
         for table in ("Shop", "error", "audit", "Mallory"):
