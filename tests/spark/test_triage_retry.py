@@ -51,14 +51,18 @@ def options(queue: Queue) -> dict[str, str]:
 
 
 @pytest.fixture
-def retry(spark: SparkSession, options: dict[str, str], failures: str) -> Callable[[], Retry]:
-    """Give what returns them, as a fresh process has it."""
+def retry(
+    spark: SparkSession, queue: Queue, options: dict[str, str], failures: str
+) -> Callable[[], Retry]:
+    """Give what returns them, as a fresh process has it; the error queue has the same owner."""
+    errors = queue.beside("e")
+    errors.create()
 
     def sink(request: str) -> dict[str, str]:
         once = {"txnAppId": f"triage:{request}", "txnVersion": "0"}
         return {**options, "asReceived": "true", **once}
 
-    source = SourceOptions.parse({**options, "queue": "e"})
+    source = SourceOptions.parse({**options, "queue": errors.name})
     return lambda: Retry(spark, failures, source, sink)
 
 
