@@ -250,6 +250,11 @@ WHOLE: dict[tuple[str, str], str] = {
         "pages/test_pages.py::test_options_are_called_what_they_are_called"
     ),
     ("docs/security.md", "who"): PROSE,
+    ("docs/security.md", "rules"): PROSE,
+    ("docs/security.md", "destination-answers"): PROSE,
+    ("docs/security.md", "limits"): PROSE,
+    ("docs/security.md", "rows"): PROSE,
+    ("docs/security.md", "cost"): FIGURES,
     ("docs/security.md", "tls"): "pages/test_pages.py::test_the_modes_of_tls_are_libpqs",
     ("docs/operations.md", "new-checkpoint"): (
         "spark/test_old_batch_numbers.py"
