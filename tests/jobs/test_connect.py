@@ -47,7 +47,7 @@ def connected(folder: Path, place: Place, *orders: list[str]) -> list[dict[str, 
         timeout=TIMEOUT * 2,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
@@ -58,7 +58,7 @@ def numbers(table: Path) -> list[int]:
 
 def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) -> None:
     """
-    Queue to table, table to queue, queue to queue, and a table for each type: each message once.
+    Queue to table, table to queue, queue to queue: each message once.
 
     A second run of a job finds nothing to do: the checkpoint and its ledger are read by the server.
     """
@@ -69,48 +69,51 @@ def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) 
     state = {"stateSchema": place.state}
     source = state | {"maxMessagesPerTrigger": "100"}
     table = tmp_path / "table"
-    receive = [
-        "queue_to_delta",
-        *flags(queues=queue.name, table=table, checkpoint=tmp_path / "received", source=source),
-    ]
-    send = [
-        "delta_to_queue",
-        *flags(
-            table=table,
-            checkpoint=tmp_path / "sending",
-            queue=sent.name,
-            sink=state,
-            columns={"body": "body", "headers": "to_json(headers)"},
-        ),
-    ]
-    relay = [
-        "relay",
-        *flags(
-            queues=sent.name,
-            targets={sent.name: relayed.name},
-            error_queue=queue.name,
-            checkpoint=tmp_path / "relaying",
-            source=source,
-            sink=state,
-        ),
-    ]
-    split = [
-        "queue_to_delta",
-        *flags(
-            queues=relayed.name,
-            table=tmp_path / "split",
-            checkpoint=tmp_path / "splitting",
-            split="true",
-            most_types=1,
-            source=source,
-        ),
-    ]
+    received, sending, relaying = (tmp_path / name for name in ("received", "sending", "relaying"))
+    columns = {"body": "body", "headers": "to_json(headers)"}
+    receive = flags(queues=queue.name, table=table, checkpoint=received, source=source)
+    send = flags(table=table, checkpoint=sending, queue=sent.name, sink=state, columns=columns)
+    relay = flags(
+        queues=sent.name,
+        targets={sent.name: relayed.name},
+        error_queue=queue.name,
+        checkpoint=relaying,
+        source=source,
+        sink=state,
+    )
 
-    totals = connected(tmp_path, place, receive, receive, send, send, relay, split)
+    totals = connected(
+        tmp_path,
+        place,
+        ["queue_to_delta", *receive],
+        ["queue_to_delta", *receive],
+        ["delta_to_queue", *send],
+        ["delta_to_queue", *send],
+        ["relay", *relay],
+    )
 
-    assert [each["messages"] for each in totals] == [MESSAGES, 0, MESSAGES, 0, MESSAGES, MESSAGES]
+    assert [each["messages"] for each in totals] == [MESSAGES, 0, MESSAGES, 0, MESSAGES]
     assert totals[0]["batches"] == 3
     assert numbers(table) == [*range(MESSAGES)]
+    assert queue.count() == sent.count() == 0
+    assert relayed.count() == MESSAGES
+
+
+def test_a_table_for_each_type_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) -> None:
+    """Written by a process of the server, which reads the stream's id from the checkpoint."""
+    queue.fill(0, MESSAGES)
+    given = flags(
+        queues=queue.name,
+        table=tmp_path / "split",
+        checkpoint=tmp_path / "splitting",
+        split="true",
+        most_types=1,
+        source={"stateSchema": place.state},
+    )
+
+    totals = connected(tmp_path, place, ["queue_to_delta", *given])
+
     parts = [numbers(each) for each in (tmp_path / "split").iterdir()]
+    assert totals[0]["messages"] == MESSAGES
     assert sorted(number for part in parts for number in part) == [*range(MESSAGES)]
-    assert queue.count() == sent.count() == relayed.count() == 0
+    assert queue.count() == 0
