@@ -22,7 +22,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from sqlq_spark import errors
+from sqlq_spark import errors, versions
 from sqlq_spark.destinations import check_writable
 from sqlq_spark.dialects import transaction
 from sqlq_spark.errors import (
@@ -30,6 +30,7 @@ from sqlq_spark.errors import (
     MissingDelta,
     MissingPackage,
     QueueNotFound,
+    UnsupportedVersion,
 )
 from sqlq_spark.java import NoJava
 from sqlq_spark.jobs import settings as job_settings
@@ -82,7 +83,8 @@ __all__ = [
 ]
 
 GOOD, FOUND, USAGE, FAILED = 0, 1, 2, 3  # exit codes
-UNUSABLE = (BadInput, MissingPackage, MissingDelta, NoJava)  # what to change before a next run
+# what to change before a next run
+UNUSABLE = (BadInput, MissingPackage, MissingDelta, NoJava, UnsupportedVersion)
 TRACED = {"ERROR", "WARN", "INFO", "DEBUG"}  # log levels that ask for stack traces
 
 
@@ -135,6 +137,8 @@ def main(
         settings = settings_reader.load(kind, found, job_spark.secret)
         level = settings.log_level
         settings.options()
+        if spark:
+            versions.check("pyspark", "pyarrow")
         totals = look(name, settings) if found.dry_run else timed(name, settings, run, spark=spark)
     except Exception as error:  # noqa: BLE001 - the one place where a job's failure is told
         for line in sentence(error).splitlines() or [""]:

@@ -7,7 +7,6 @@ it is started again, on the same checkpoint, until what waited after the first r
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import threading
@@ -138,7 +137,9 @@ def receive(
 
 def drains() -> bool:
     """Whether `Trigger.AvailableNow` receives until nothing is left, not only one micro-batch."""
-    return importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
+    from sqlq_spark import spark_api  # noqa: PLC0415 - needs pyspark, --help does not
+
+    return spark_api.drains_at_once()
 
 
 def watch(query: StreamingQuery, stop: Stop) -> Tally:
