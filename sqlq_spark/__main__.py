@@ -1,6 +1,6 @@
 """`python -m sqlq_spark`, which is `sqlqueue`."""
 
-from sqlq_spark.cli import main
+from sqlq_spark.cli.main import main
 
 if __name__ == "__main__":
     main()

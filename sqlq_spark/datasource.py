@@ -27,13 +27,14 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from sqlq_spark import browse, outgoing, send
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadFrame, BadOption, SqlQueueError
-from sqlq_spark.message import chunks, received
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.reader import INITIAL, Offset, Reader
-from sqlq_spark.receive import Origin, Task, receive
-from sqlq_spark.sessions import Session
+from sqlq_spark.receive import browse
+from sqlq_spark.receive.driver import INITIAL, Offset, Reader
+from sqlq_spark.receive.task import Origin, Task, receive
+from sqlq_spark.send import dispatch as send
+from sqlq_spark.send import messages as outgoing
 from sqlq_spark.spark_api import (
     DataSourceStreamArrowWriter,
     ReadLimit,
@@ -41,6 +42,7 @@ from sqlq_spark.spark_api import (
     SupportsTriggerAvailableNow,
     to_arrow_schema,
 )
+from sqlq_spark.wire.rows import chunks, received
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,8 +51,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from sqlq_spark.address import QueueAddress
-    from sqlq_spark.send import Staged
+    from sqlq_spark.send.dispatch import Staged
+    from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
 

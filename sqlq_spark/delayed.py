@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.delays import MOMENT, PARCEL_DELAYS
-from sqlq_spark.destinations import DELAYED, Destinations
-from sqlq_spark.dialects import transaction
+from sqlq_spark.database import transaction
+from sqlq_spark.database.destinations import DELAYED, Destinations
+from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.errors import (
     BadOption,
     DelayedQueueNotFound,
@@ -31,16 +31,16 @@ from sqlq_spark.errors import (
     QueueNotFound,
     TimeZoneNotFound,
 )
-from sqlq_spark.headers import FORWARD_DESTINATION, escape
-from sqlq_spark.install import delayed_of
 from sqlq_spark.options import ZONE
+from sqlq_spark.send.delays import MOMENT, PARCEL_DELAYS
+from sqlq_spark.wire.headers import FORWARD_DESTINATION, escape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlq_spark.address import QueueAddress
-    from sqlq_spark.dialects import Connection
+    from sqlq_spark.database import Connection
     from sqlq_spark.options import SinkOptions, SourceOptions
+    from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
 

@@ -17,8 +17,9 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 from urllib.parse import quote
 
-from sqlq_spark import dialects
-from sqlq_spark.address import (
+from sqlq_spark import database
+from sqlq_spark.errors import BadAddress, BadOption, MisplacedOption, MissingOption, UnknownOption
+from sqlq_spark.wire.address import (
     SHOWN,
     QueueAddress,
     name_postgresql,
@@ -29,15 +30,8 @@ from sqlq_spark.address import (
     split_list_sqlserver,
     table_postgresql,
 )
-from sqlq_spark.errors import (
-    BadAddress,
-    BadOption,
-    MisplacedOption,
-    MissingOption,
-    UnknownOption,
-)
-from sqlq_spark.headers import parse_span
-from sqlq_spark.message_types import split_names, unfit
+from sqlq_spark.wire.headers import parse_span
+from sqlq_spark.wire.message_types import split_names, unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -178,7 +172,7 @@ def option(
 class DatabaseOptions:
     """Where the database is, and how long to wait for it."""
 
-    url: str = option("url", words, dialects.EXAMPLES, secret=True)
+    url: str = option("url", words, database.EXAMPLES, secret=True)
     state_schema: str = option(
         "stateSchema", name, "the schema of the state tables", default="sqlqueue"
     )
@@ -224,7 +218,7 @@ class DatabaseOptions:
 
     def __post_init__(self) -> None:
         """Refuse a url that no dialect speaks, before anything uses it."""
-        dialects.kind(self.url)
+        database.kind(self.url)
         _ = self.allowed
 
     @property
@@ -236,7 +230,7 @@ class DatabaseOptions:
         """
         if self.allowed_destinations is None:
             return ()
-        public, schema = "allowedDestinations", DEFAULT_SCHEMAS[dialects.kind(self.url)]
+        public, schema = "allowedDestinations", DEFAULT_SCHEMAS[database.kind(self.url)]
         found = listed(public, self.url, self.allowed_destinations, ANY_TABLE)
         return tuple(each if each.schema else replace(each, schema=schema) for each in found)
 
@@ -487,7 +481,7 @@ class SinkOptions(DatabaseOptions):
     @property
     def fills_legacy_columns(self) -> bool:
         """Whether CorrelationId and ReplyToAddress are also written into columns of their own."""
-        return self.legacy_columns and dialects.kind(self.url) in WITH_LEGACY_COLUMNS
+        return self.legacy_columns and database.kind(self.url) in WITH_LEGACY_COLUMNS
 
     @property
     def settles(self) -> bool:
@@ -530,7 +524,7 @@ def addressed(
 ) -> QueueAddress:
     """Read a queue's name in the notation of the url's database."""
     try:
-        return named[dialects.kind(url)](text)
+        return named[database.kind(url)](text)
     except BadAddress as error:
         raise BadOption(public, text[:SHOWN], f"a queue's name ({error.args[1]})") from None
 
@@ -543,7 +537,7 @@ def listed(
 ) -> list[QueueAddress]:
     """Read names of queues that commas separate."""
     try:
-        names = LISTED[dialects.kind(url)](text)
+        names = LISTED[database.kind(url)](text)
     except BadAddress as error:
         expected = f"names of queues, separated by commas ({error.args[1]})"
         raise BadOption(public, text, expected) from None
@@ -552,7 +546,7 @@ def listed(
 
 def printed(url: str, address: QueueAddress) -> str:
     """Write the canonical address in the notation of the url's database."""
-    return PRINTED[dialects.kind(url)](address)
+    return PRINTED[database.kind(url)](address)
 
 
 # a read and a write: what it is called, and where the options of the other are given

@@ -29,7 +29,7 @@ from faults.model.steps import FIGURES
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 
-from sqlq_spark import embedded
+from sqlq_spark.demo import embedded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from sqlq_spark.message import BODY_STRING, QUEUE_ROW
-from sqlq_spark.payload import ZSTD, Packed
-from sqlq_spark.unpack import Expected, unpacked
+from sqlq_spark.wire.payload import ZSTD, Packed
+from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW
+from sqlq_spark.wire.unpack import Expected, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

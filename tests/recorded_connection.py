@@ -5,20 +5,20 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark import dialects
+from sqlq_spark import database
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 # of a Connection, those that run no statement
 OTHERS = {"printed", "parsed", "close"}
-METHODS = {name for name in vars(dialects.Connection) if name[0] != "_"} - OTHERS
+METHODS = {name for name in vars(database.Connection) if name[0] != "_"} - OTHERS
 
 
 class RecordedConnection:
     """Hands everything on to a connection; a subclass says what happens around each statement."""
 
-    def __init__(self, inner: dialects.Connection) -> None:
+    def __init__(self, inner: database.Connection) -> None:
         self.inner = inner
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:

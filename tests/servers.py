@@ -18,8 +18,8 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from sqlq_spark.dialects import sqlserver_drivers
-from sqlq_spark.dialects.sqlserver_url import Target
+from sqlq_spark.database.sqlserver import drivers
+from sqlq_spark.database.sqlserver.url import Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -103,7 +103,7 @@ def version(url: str) -> str:
 
 def asked(url: str, text: str) -> Any:
     """The first value that a statement gives, by whichever driver is there."""
-    connection = sqlserver_drivers.connect(Target.parse(url), "tests", 30)[1]
+    connection = drivers.connect(Target.parse(url), "tests", 30)[1]
     with closing(connection), closing(connection.cursor()) as cursor:
         cursor.execute(text)
         return cursor.fetchone()[0] if cursor.description else None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.dialects import sqlserver, sqlserver_calls
+from sqlq_spark.database.sqlserver import calls, connection
+from sqlq_spark.wire.address import QueueAddress
 
 TABLES = {
     "queue": QueueAddress("Shop.Orders", "sales"),
@@ -38,11 +38,8 @@ QUEUE = {"id": "", "recoverable": "", "headers": "", "body": "", "expires": ""}
 
 def rendered() -> dict[str, str]:
     """Every statement by its name, and the bulk inserts."""
-    known = {**sqlserver.STATEMENTS, "load": sqlserver_calls.insertion(SENT, QUEUE)}
-    return {
-        name: filled(sqlserver_calls.named(text, "sqlqueue", TABLES))
-        for name, text in known.items()
-    }
+    known = {**connection.STATEMENTS, "load": calls.insertion(SENT, QUEUE)}
+    return {name: filled(calls.named(text, "sqlqueue", TABLES)) for name, text in known.items()}
 
 
 def filled(text: str) -> str:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.address import (
+from sqlq_spark.errors import BadAddress
+from sqlq_spark.wire.address import (
     QueueAddress,
     name_postgresql,
     name_sqlserver,
@@ -20,7 +21,6 @@ from sqlq_spark.address import (
     split_list,
     split_list_sqlserver,
 )
-from sqlq_spark.errors import BadAddress
 
 SPECIAL = "\"'[]@.;-/*\\%{}$ \n\t\r"
 CHARACTERS = st.one_of(

@@ -12,11 +12,11 @@ from pyspark.sql.types import BinaryType, StructType, TimestampType
 from spark.stand import Queue
 from wire import cases
 
-from sqlq_spark import frame, outgoing
 from sqlq_spark.datasource import BatchWriter
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption
-from sqlq_spark.headers import MESSAGE_ID
 from sqlq_spark.options import SinkOptions
+from sqlq_spark.send import frame, messages
+from sqlq_spark.wire.headers import MESSAGE_ID
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -32,7 +32,7 @@ def sent(columns: dict[str, Any], **raw: str) -> list[dict[str, Any]]:
     given = {"url": "postgresql:///", "queue": "q", "asReceived": "true", **raw}
     options = SinkOptions.parse(given)
     batch = pa.record_batch({"body": [b""] * len(next(iter(columns.values()))), **columns})
-    sender = outgoing.Sender(options=options, partition=0, clock=lambda: NOW)
+    sender = messages.Sender(options=options, partition=0, clock=lambda: NOW)
     return [row for parcel in sender.parcels([batch]) for row in parcel.to_pylist()]
 
 
@@ -117,7 +117,7 @@ def test_what_is_left_of_a_life_is_by_the_databases_clock(
     schema = StructType().add("body", BinaryType()).add("expires", TimestampType())
     writer = BatchWriter(SinkOptions.parse(options), schema, overwrite=False)
     hour = datetime.now(UTC) + timedelta(hours=1)
-    monkeypatch.setattr(outgoing, "datetime", Late)
+    monkeypatch.setattr(messages, "datetime", Late)
 
     columns = {"body": [b"{}"], "expires": pa.array([hour], EXPIRES)}
     writer.write(iter([pa.record_batch(columns)]))
@@ -130,9 +130,9 @@ def test_a_frame_whose_expires_is_no_time_is_refused() -> None:
     """Unless it is not looked at."""
     types = {"body": "binary", "expires": "string"}
 
-    outgoing.check(types, queue=True)
+    messages.check(types, queue=True)
     with pytest.raises(BadFrame, match="column expires is string: expected timestamp"):
-        outgoing.check(types, queue=True, as_received=True)
+        messages.check(types, queue=True, as_received=True)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.batch import LONGEST, MOST_TASKS, plan_of, tasks_of
 from sqlq_spark.errors import BadAddress, BadPlan
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive import CEILING
+from sqlq_spark.receive.offset import LONGEST, MOST_TASKS, plan_of, tasks_of
+from sqlq_spark.receive.task import CEILING
+from sqlq_spark.wire.address import QueueAddress
 
 MIB = 1 << 20
 

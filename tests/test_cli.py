@@ -13,10 +13,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from sqlq_spark import cli, receive
-from sqlq_spark.address import QueueAddress
+from sqlq_spark.cli import main
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.sessions import Session
+from sqlq_spark.receive import task as receive
+from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +41,7 @@ def run(
         given = stdin.encode() if isinstance(stdin, str) else stdin
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
         with pytest.raises(SystemExit) as ended:
-            cli.main(words)
+            main.main(words)
         printed = capsys.readouterr()
         return int(ended.value.code or 0), printed.out, printed.err
 

@@ -13,7 +13,7 @@ import pytest
 import test_cli
 from waiting import until
 
-from sqlq_spark.headers import DELIVER_AT, FORWARD_DESTINATION
+from sqlq_spark.wire.headers import DELIVER_AT, FORWARD_DESTINATION
 
 if TYPE_CHECKING:
     from conftest import Place

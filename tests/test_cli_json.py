@@ -11,9 +11,11 @@ from conftest import Place, placed
 from test_cli import READER, received, run
 from test_cli_options import COMMANDS, options
 
-from sqlq_spark import demo, install, subscriptions
+from sqlq_spark import demo
+from sqlq_spark.database import schema
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.sessions import Session
+from sqlq_spark.send import subscriptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,11 +84,11 @@ def ready(shared: Place) -> dict[str, str]:
     options = SourceOptions.parse(raw)
     with Session(options, "test", state=False) as session:
         connection = session.open()
-        install.install(connection, state=shared.state, timeout=10)
-        install.create_delayed(connection, options.address, timeout=10)
+        schema.install(connection, state=shared.state, timeout=10)
+        schema.create_delayed(connection, options.address, timeout=10)
         for name in ("QUEUE", "OTHER"):
             queue = connection.parsed(words[name])
-            install.create_queue(connection, queue, timeout=10)
+            schema.create_queue(connection, queue, timeout=10)
             text = (
                 f"INSERT INTO {words[name]} (id, headers, body) VALUES (gen_random_uuid(), %s, '1')"
             )

@@ -8,7 +8,9 @@ import pytest
 import typer.main
 from test_cli import orders, run
 
-from sqlq_spark import __version__, cli, cli_options
+from sqlq_spark import __version__
+from sqlq_spark.cli import main
+from sqlq_spark.cli import options as cli_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +29,7 @@ def commands(group: Any, *path: str) -> Iterator[tuple[str, Any]]:
             yield " ".join((*path, name)), command
 
 
-COMMANDS = dict(commands(typer.main.get_command(cli.app)))
+COMMANDS = dict(commands(typer.main.get_command(main.app)))
 
 
 def options(name: str) -> set[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from test_cli import READER, as_role, drop_roles, received, run
 
-from sqlq_spark.screen_queues import show_findings
+from sqlq_spark.cli.screens.queues import show_findings
 
 if TYPE_CHECKING:
     from conftest import Place
@@ -342,7 +342,7 @@ def test_stats_warns_where_the_seqs_come_to_an_end(run: Any, place: Place, shop:
 
 def test_findings_are_shown_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     """A queue's name cannot write on the operator's terminal."""
-    from sqlq_spark.checks import Finding  # noqa: PLC0415
+    from sqlq_spark.admin.checks import Finding  # noqa: PLC0415
 
     name = '"s"."[red]\x1b[2J"'
     finding = Finding(where=name, name="x", severity="note", found="\x07", mend=f"ALTER {name};\nB")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import test_cli
 
-from sqlq_spark.headers import EXCEPTION_INFO, FAILED_Q, MESSAGE_ID, TIME_OF_FAILURE, dumps
+from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, MESSAGE_ID, TIME_OF_FAILURE, dumps
 
 if TYPE_CHECKING:
     from conftest import Place

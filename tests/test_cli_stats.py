@@ -20,13 +20,14 @@ import pytest
 from test_cli import orders, run
 from waiting import PATIENCE
 
-from sqlq_spark import cli_stats, history
+from sqlq_spark.admin import history
+from sqlq_spark.admin.watch import Look
+from sqlq_spark.cli import stats
+from sqlq_spark.cli.screens.screen import NO_QUEUES
+from sqlq_spark.cli.screens.watch import Lines, sparkline
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost, NotReachable
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.screen import NO_QUEUES
-from sqlq_spark.screen_watch import Lines, sparkline
-from sqlq_spark.sessions import Session
-from sqlq_spark.watch import Look
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +89,7 @@ def test_a_watch_goes_on_when_the_database_was_away(
         f" WHERE application_name LIKE 'sqlqueue {place.schema}%'"
     )
     with Session(options, place.schema, state=False) as session:
-        found = cli_stats.looks(session, [orders], options, 0.01)
+        found = stats.looks(session, [orders], options, 0.01)
         first = next(found)
         assert place.sql(end)
         lost, after = next(found), next(found)
@@ -100,7 +101,7 @@ def test_a_watch_goes_on_when_the_database_was_away(
     assert capsys.readouterr().err.endswith("; trying again\n")
     nowhere = SourceOptions.parse({"url": "postgresql://127.0.0.1:1/shop", "queue": "q"})
     with Session(nowhere, "test", state=False) as session, pytest.raises(NotReachable):
-        next(cli_stats.looks(session, ["q"], nowhere, 0.01))
+        next(stats.looks(session, ["q"], nowhere, 0.01))
 
 
 def test_a_watch_of_nothing_says_so(run: Any, place: Place) -> None:

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from test_cli import as_role, drop_roles, run
 
-from sqlq_spark import send
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.outgoing import Sender
-from sqlq_spark.sessions import Session
+from sqlq_spark.send import dispatch
+from sqlq_spark.send.messages import Sender
 
 if TYPE_CHECKING:
     from conftest import Place
@@ -149,8 +149,8 @@ def test_the_scripts_rights_are_enough_to_publish(run: Any, place: Place, table:
         batch = pa.RecordBatch.from_pydict({"body": [b"x"]})
         with Session(options, "sender") as session:
             parcels = Sender(options=options, partition=0).parcels([batch])
-            staged = send.stage(session, parcels, sink="app:s", batch=0)
-            send.dispatch(session.open(), [staged], options)
+            staged = dispatch.stage(session, parcels, sink="app:s", batch=0)
+            dispatch.dispatch(session.open(), [staged], options)
 
         assert place.sql(f"SELECT body FROM {queue}") == [(b"x",)]
         code, _, error = run("subscribe", *subscribed, "--url", as_role(place.url, sender))

@@ -10,7 +10,7 @@ import pytest
 from pages.page import table
 from test_cli_options import COMMANDS, options
 
-from sqlq_spark import cli_options
+from sqlq_spark.cli import options as cli_options
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "commandline.md").read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ import pytest
 from test_cli import run
 from waiting import PATIENCE
 
-from sqlq_spark import completion
-from sqlq_spark.completion import queues
+from sqlq_spark.cli import completion
+from sqlq_spark.cli.completion import queues
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

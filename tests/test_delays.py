@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from test_outgoing import MAP, frame, sender
 
-from sqlq_spark import headers as wire
-from sqlq_spark import outgoing
-from sqlq_spark.delays import MOMENT
 from sqlq_spark.errors import BadFrame, BadMessage
-from sqlq_spark.outgoing import PARCEL_ROW
+from sqlq_spark.send import messages
+from sqlq_spark.send.delays import MOMENT
+from sqlq_spark.send.messages import PARCEL_ROW
+from sqlq_spark.wire import headers as wire
 
 AT = datetime(2026, 7, 1, 9, 8, 7, 654321, UTC)
 
@@ -167,7 +167,7 @@ def test_a_lifetime_by_option_forbids_delays_too() -> None:
 @pytest.mark.parametrize("kind", ["string", "bigint", "int", "interval day to second"])
 def test_columns_that_can_be_delays_pass(kind: str) -> None:
     """As Spark names their types."""
-    outgoing.check({"body": "binary", "delay": kind, "deliverAt": "timestamp"}, queue=True)
+    messages.check({"body": "binary", "delay": kind, "deliverAt": "timestamp"}, queue=True)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_columns_that_can_be_delays_pass(kind: str) -> None:
 def test_columns_that_cannot_are_refused_with_what_can(name: str, kind: str) -> None:
     """A month has no length, and a time without its zone could be any moment."""
     with pytest.raises(BadFrame) as caught:
-        outgoing.check({"body": "binary", name: kind}, queue=True)
+        messages.check({"body": "binary", name: kind}, queue=True)
 
     expected = "timestamp" if name == "deliverAt" else 'string "hh:mm:ss", interval day to second'
     assert f"column {name} is {kind}: expected {expected}" in str(caught.value)

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import PATIENCE, until
 
-from sqlq_spark import demo_job, embedded, install, screen
-from sqlq_spark.demo import Result
+from sqlq_spark.cli.screens import screen
+from sqlq_spark.database import schema
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.demo import Result, embedded, job
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.sessions import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -188,7 +189,7 @@ def test_when_spark_fails_its_log_is_kept() -> None:
 
 def test_the_count_finds_what_is_lost_repeated_and_strange() -> None:
     """It would say so if the promise were broken."""
-    counted = demo_job.count(["a", "b", "b", "b", "x", None], ["a", "b", "c"])
+    counted = job.count(["a", "b", "b", "b", "x", None], ["a", "b", "c"])
 
     assert counted == {"received": 6, "lost": 1, "repeated": 1, "strange": 2}
 
@@ -206,9 +207,9 @@ def test_a_result_is_good_only_if_every_message_came_once(wrong: str) -> None:
 @pytest.mark.spark
 def test_the_messages_are_as_an_endpoint_writes_them(spark: SparkSession) -> None:
     """Ids that can be told again from their numbers; bodies are JSON of the size of an order."""
-    rows = demo_job.orders(spark, 100).collect()
+    rows = job.orders(spark, 100).collect()
 
-    assert [row["id"] for row in rows] == [demo_job.message_id(number) for number in range(100)]
+    assert [row["id"] for row in rows] == [job.message_id(number) for number in range(100)]
     assert all(250 < len(row["body"].encode()) < 1000 for row in rows)
     assert all(row["body"].startswith('{"OrderId":') for row in rows)
 
@@ -219,8 +220,8 @@ def test_the_ten_lines_run(tmp_path: Path) -> None:
     with embedded.server() as server:
         options = SourceOptions.parse({"url": server.url, "queue": "Shop.Orders"})
         with Session(options, "test", state=False) as session:
-            install.install(session.open(), state="sqlqueue", timeout=30)
-            install.create_queue(session.open(), options.address, timeout=30)
+            schema.install(session.open(), state="sqlqueue", timeout=30)
+            schema.create_queue(session.open(), options.address, timeout=30)
         env = environ(SQLQUEUE_URL=server.url)
         subprocess.run(
             [sys.executable, "-m", "sqlq_spark", "send", "Shop.Orders"],

@@ -115,4 +115,4 @@ def test_the_metadata_are_the_projects(built: Path) -> None:
     assert said.get_all("Classifier") == project["classifiers"]
     needed = [each for each in said.get_all("Requires-Dist", []) if "extra ==" not in each]
     assert needed == project["dependencies"]
-    assert "sqlqueue = sqlq_spark.cli:main" in commands
+    assert "sqlqueue = sqlq_spark.cli.main:main" in commands

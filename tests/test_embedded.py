@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from waiting import PATIENCE, until
 
-from sqlq_spark import embedded
+from sqlq_spark.demo import embedded
 from sqlq_spark.errors import MissingPackage
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.address import QueueAddress, parse_postgresql, print_postgresql
-from sqlq_spark.endpoint import Endpoint, endpoint, table_name
+from sqlq_spark.admin.endpoint import Endpoint, endpoint, table_name
 from sqlq_spark.errors import BadOption
+from sqlq_spark.wire.address import QueueAddress, parse_postgresql, print_postgresql
 
 URL = "postgresql://"
 

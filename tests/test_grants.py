@@ -10,10 +10,11 @@ from psycopg import sql
 from test_cli import READER, as_role, received, run
 from typer.testing import CliRunner
 
-from sqlq_spark import cli, send
+from sqlq_spark.cli import main
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.outgoing import Sender
-from sqlq_spark.sessions import Session
+from sqlq_spark.send import dispatch
+from sqlq_spark.send.messages import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,7 @@ def granted(place: Place) -> Iterator[dict[str, str]]:
         "'sqlqueue'": f"'{place.state}'",
         "sqlqueue_": f"{place.schema}_",
     }
-    text = CliRunner().invoke(cli.app, SCRIPT).stdout
+    text = CliRunner().invoke(main.app, SCRIPT).stdout
     for name, own in names.items():
         text = text.replace(name, own)
     try:
@@ -83,8 +84,8 @@ def test_a_sender_sends_exactly_once_and_publishes(
         options = SinkOptions.parse(given | to)
         with Session(options, "sender") as session:
             parcels = Sender(options=options, partition=0).parcels([batch])
-            staged = send.stage(session, parcels, sink=f"app:{which}", batch=0)
-            send.dispatch(session.open(), [staged], options)
+            staged = dispatch.stage(session, parcels, sink=f"app:{which}", batch=0)
+            dispatch.dispatch(session.open(), [staged], options)
 
     assert place.sql(f"SELECT body FROM {queue}") == [(b"x",)] * 2
     assert run("browse", queue, "--url", granted["sender"])[0] == 3

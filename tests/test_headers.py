@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sqlq_spark.headers import (
+from sqlq_spark.wire.headers import (
     FAULT_PREFIXES,
     LONGEST_SPAN,
     SPECIAL,

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from payloads import reread
 
-from sqlq_spark import headers as wire
-from sqlq_spark import message
-from sqlq_spark.message import QUEUE_ROW, Headers
-from sqlq_spark.payload import packed
+from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire import rows as message
+from sqlq_spark.wire.payload import packed
+from sqlq_spark.wire.rows import QUEUE_ROW, Headers
 
 SCHEMA = pa.schema(
     [

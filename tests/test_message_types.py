@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.message_types import full_name, join_types, split_names, split_types, unfit
+from sqlq_spark.wire.message_types import full_name, join_types, split_names, split_types, unfit
 
 VERSION = "Version=1.0.0.0, Culture=neutral, PublicKeyToken=null"
 GENERIC = f"Shop.Changed`2[[Shop.Order, Shop, {VERSION}],[System.Int32[,], mscorlib]]"

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from sqlq_spark.address import QueueAddress
 from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.wire.address import QueueAddress
 
 
 def parse(**raw: str) -> SourceOptions:

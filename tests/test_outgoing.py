@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark import headers as wire
-from sqlq_spark import outgoing
 from sqlq_spark.errors import BadFrame, BadMessage
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.outgoing import PARCEL_ROW, Sender
+from sqlq_spark.send import messages
+from sqlq_spark.send.messages import PARCEL_ROW, Sender
+from sqlq_spark.wire import headers as wire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -315,7 +315,7 @@ def test_parcels_together_are_the_rows_and_none_is_empty(sizes: list[list[int]],
         for part in sizes
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outgoing, "PARCEL_BYTES", most)
+        patch.setattr(messages, "PARCEL_BYTES", most)
 
         parcels = list(sender().parcels(batches))
 
@@ -344,7 +344,7 @@ def test_a_frame_that_a_read_gives_can_be_written_back() -> None:
         "bodyString": "string",
     }
 
-    outgoing.check(read, queue=False)
+    messages.check(read, queue=False)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_a_frame_that_does_not_fit_is_refused_with_what_would(
 ) -> None:
     """Before anything is computed."""
     with pytest.raises(BadFrame) as caught:
-        outgoing.check(types, queue=True)
+        messages.check(types, queue=True)
 
     assert str(caught.value).startswith(f"the DataFrame cannot be sent: {told}")
 
@@ -372,6 +372,6 @@ def test_a_frame_that_does_not_fit_is_refused_with_what_would(
 def test_a_frame_without_any_destination_is_refused() -> None:
     """Neither the option nor a column."""
     with pytest.raises(BadFrame, match="give the option queue, or a column queue"):
-        outgoing.check({"body": "binary"}, queue=False)
+        messages.check({"body": "binary"}, queue=False)
 
-    outgoing.check({"body": "binary", "queue": "string"}, queue=False)
+    messages.check({"body": "binary", "queue": "string"}, queue=False)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from payloads import forged, of_receipt, reread, sealed
 
 from sqlq_spark.errors import PayloadRefused
-from sqlq_spark.message import BODY_STRING, QUEUE_ROW
-from sqlq_spark.outgoing import PARCEL_ROW
-from sqlq_spark.payload import LARGE, PAGE, RECEIPT_KEY, in_row, packed, pages
-from sqlq_spark.topics import PARCEL_TOPICS, TOPICS
-from sqlq_spark.unpack import Expected, unpacked
+from sqlq_spark.send.messages import PARCEL_ROW
+from sqlq_spark.send.topics import PARCEL_TOPICS, TOPICS
+from sqlq_spark.wire.payload import LARGE, PAGE, RECEIPT_KEY, in_row, packed, pages
+from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW
+from sqlq_spark.wire.unpack import Expected, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

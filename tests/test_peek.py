@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.pace import Plan
-from sqlq_spark.peek import Found, cut
+from sqlq_spark.receive.pace import Plan
+from sqlq_spark.receive.peek import Found, cut
 
 
 @st.composite

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sqlq_spark import errors
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.dialects import transaction
-from sqlq_spark.dialects.postgresql import STATEMENTS, connect, redacted, refused
+from sqlq_spark.database import transaction
+from sqlq_spark.database.postgresql.connection import STATEMENTS, connect, redacted, refused
+from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
     from conftest import Place

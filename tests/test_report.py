@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import browser
 import pytest
 
-from sqlq_spark import history, page, report_page, watch
-from sqlq_spark.history import BadHistory, Point
-from sqlq_spark.inspect import Delayed, Depth, Reader
-from sqlq_spark.report import Failures, Group, QueueReport, Report, Sample, Sizes, histogram
+from sqlq_spark.admin import history, watch
+from sqlq_spark.admin.history import BadHistory, Point
+from sqlq_spark.admin.inspect import Delayed, Depth, Reader
+from sqlq_spark.admin.page import page, report
+from sqlq_spark.admin.report import Failures, Group, QueueReport, Report, Sample, Sizes, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,7 +103,7 @@ def parsed(text: str) -> Tags:
 
 def test_a_page_has_no_script_and_fetches_nothing_whatever_the_names_are() -> None:
     """A stranger's text is text; the page forbids itself the rest."""
-    tags = parsed(report_page.written(found(HOSTILE), points(HOSTILE)))
+    tags = parsed(report.written(found(HOSTILE), points(HOSTILE)))
 
     names = {name for name, _ in tags.attributes}
     assert tags.names <= TAGS
@@ -129,7 +130,7 @@ def test_a_text_of_any_length_is_cut() -> None:
 
 def test_numbers_stand_beside_the_charts() -> None:
     """Counts, shares, and what the charts show in words."""
-    texts = parsed(report_page.written(found(), points("Shop.Orders"))).texts
+    texts = parsed(report.written(found(), points("Shop.Orders"))).texts
 
     for told in (
         "5,000",
@@ -149,7 +150,7 @@ def test_numbers_stand_beside_the_charts() -> None:
 
 def test_without_a_history_no_flow_is_drawn() -> None:
     """Nor is any made up."""
-    text = report_page.written(found(), points("another queue"))
+    text = report.written(found(), points("another queue"))
 
     assert "over time" not in text
     assert "Only of messages that still wait: what has gone is not in it." in text
@@ -159,7 +160,7 @@ def test_an_empty_place_has_a_page_too() -> None:
     """It says that there is nothing."""
     empty = Report("server", watch.Look(at=NOW, queues=[], readers=None), [], None)
 
-    text = report_page.written(empty, {})
+    text = report.written(empty, {})
 
     assert "No queue was named, and no reader has one." in text
     assert "nothing is known of readers" in text
@@ -248,7 +249,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[browser.Pa
         pytest.skip("no browser: see the closing lines")
     folder = tmp_path_factory.mktemp("browser")
     file = folder / "report.html"
-    file.write_text(report_page.written(found(HOSTILE), points(HOSTILE)), encoding="utf-8")
+    file.write_text(report.written(found(HOSTILE), points(HOSTILE)), encoding="utf-8")
     with browser.page(program, folder / "profile") as tab:
         yield tab, file
 

@@ -14,12 +14,13 @@ import sqlserver_texts
 from sqlfluff.core import Linter
 from typer.testing import CliRunner
 
-from sqlq_spark import cli_queues
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.dialects import Statements, sqlserver, sqlserver_calls
-from sqlq_spark.endpoint import endpoint
+from sqlq_spark.admin.endpoint import endpoint
+from sqlq_spark.admin.script import Roles, script
+from sqlq_spark.cli import queues as cli_queues
+from sqlq_spark.database import Statements
+from sqlq_spark.database.sqlserver import calls, connection
 from sqlq_spark.errors import BadAddress
-from sqlq_spark.script import Roles, script
+from sqlq_spark.wire.address import QueueAddress
 
 GOLDEN = Path(__file__).parent / "golden" / "sqlserver.sql"
 TEXTS = sqlserver_texts.rendered()
@@ -118,9 +119,9 @@ def test_both_dialects_take_the_same_values() -> None:
         *((name, "zone") for name in ("peer_zone", "dues", "move_due", "next_due")),
         *((name, "zone") for name in ("browse_delayed", "stats_delayed")),
     }
-    for name, text in sqlserver.STATEMENTS.items():
+    for name, text in connection.STATEMENTS.items():
         expected = set(re.findall(r"(?<![:\w]):([a-z_]+)", model[name]))
-        found = set(sqlserver_calls.PARAMETER.findall(text))
+        found = set(calls.PARAMETER.findall(text))
 
         assert expected - found <= {value for at, value in unused if at == name}, name
         assert found - expected <= LOCAL, name
@@ -158,11 +159,11 @@ def test_what_is_sent_is_what_a_peer_would_send() -> None:
         "INSERT INTO [sales].[Shop.Orders] (Headers, Body, Expires, Id, Recoverable) "
         "SELECT Headers, Body, Expires, Id, 1 FROM OPENJSON(@rows)"
     )
-    assert "Recoverable" not in sqlserver_calls.insertion(["headers", "body", "id"], {"id": ""})
+    assert "Recoverable" not in calls.insertion(["headers", "body", "id"], {"id": ""})
     divert = plain(TEXTS["divert_large"])
     assert "INSERT INTO [dbo].[error] (Id, Recoverable, Headers, Body) SELECT CASE" in divert
-    without = sqlserver_calls.named(
-        sqlserver.STATEMENTS["divert_large"], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
+    without = calls.named(
+        connection.STATEMENTS["divert_large"], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
     )
     assert "Recoverable" not in without
     assert "1, Headers" not in plain(without)
@@ -173,8 +174,8 @@ def test_the_columns_of_version_1_are_filled_where_the_table_has_them() -> None:
     names = ["headers", "correlationid", "replytoaddress", "id"]
     shape = dict.fromkeys((*names, "recoverable"), "")
 
-    full = plain(sqlserver_calls.insertion(names, shape))
-    bare = plain(sqlserver_calls.insertion(names, {"headers": "", "id": ""}))
+    full = plain(calls.insertion(names, shape))
+    bare = plain(calls.insertion(names, {"headers": "", "id": ""}))
 
     assert "(Headers, CorrelationId, ReplyToAddress, Id, Recoverable)" in full
     assert "CorrelationId varchar(255) '$[2]'" in full
@@ -244,7 +245,7 @@ def test_no_statement_takes_so_many_rows_that_the_table_is_locked() -> None:
     """From 5,000 locks on SQL Server may take one on the table, and no peer passes over that."""
     for name in ("receive", "receive_body_string", "purge_expired"):
         assert re.search(r"TOP \(CASE WHEN .* < 2000 THEN .* ELSE 2000 END\)", TEXTS[name]), name
-    assert sqlserver.MOST_ROWS <= 2000
+    assert connection.MOST_ROWS <= 2000
     made = [name for name in TEXTS if "CREATE TABLE [sqlqueue]" in TEXTS[name]]
     for name in set(made) - {"install_version"}:
         assert UNKNOWN.search(TEXTS[name]), name
@@ -259,15 +260,15 @@ HOSTILE = "a]b'c--{state}@x?{d '1'}%(y)s"
 def test_a_hostile_name_stays_a_name(parser: Linter) -> None:
     """In brackets and in a text; words in braces inside it are not filled in."""
     tables = dict.fromkeys(sqlserver_texts.TABLES, QueueAddress(HOSTILE, HOSTILE, HOSTILE))
-    for name, text in sqlserver.STATEMENTS.items():
-        found = sqlserver_texts.filled(sqlserver_calls.named(text, HOSTILE, tables))
+    for name, text in connection.STATEMENTS.items():
+        found = sqlserver_texts.filled(calls.named(text, HOSTILE, tables))
 
         assert "{queue" not in found, name
         inside = HOSTILE.replace("]", "]]")
         bare = found.replace(f"[{inside}]", "[x]")
         bare = bare.replace("[" + inside.replace("'", "''") + "]", "[x]")
-        bare = bare.replace(sqlserver_calls.literal(HOSTILE), "N'x'")
-        bare = bare.replace(sqlserver_calls.literal(inside), "N'x'")
+        bare = bare.replace(calls.literal(HOSTILE), "N'x'")
+        bare = bare.replace(calls.literal(inside), "N'x'")
         assert "--{state}" not in bare, name
         assert faults(parser, bare.replace("[x]", "[sqlqueue]")) == [], name
 
@@ -276,7 +277,7 @@ def test_a_table_of_another_database_is_looked_up_there() -> None:
     """The catalogue of this one does not know it."""
     tables = {"queue": QueueAddress("orders", "dbo", "other")}
 
-    text = sqlserver_calls.named(sqlserver.STATEMENTS["queue_columns"], "sqlqueue", tables)
+    text = calls.named(connection.STATEMENTS["queue_columns"], "sqlqueue", tables)
 
     assert "FROM [other].sys.columns" in text
     assert "OBJECT_ID(N'[other].[dbo].[orders]', N'U')" in text

@@ -7,9 +7,7 @@ import pickle
 import pytest
 
 from sqlq_spark import errors
-from sqlq_spark.dialects import (
-    sqlserver_errors,
-)
+from sqlq_spark.database.sqlserver import errors as sqlserver_errors
 
 SECRET = "hush-#1"  # noqa: S105 - of no one
 

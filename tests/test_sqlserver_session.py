@@ -14,15 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_sqlserver_errors import DENIED, VICTIM, Mssql, Odbc, odbc
 
-from sqlq_spark import dialects, errors
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.dialects import (
-    sqlserver,
-    sqlserver_calls,
-    sqlserver_rows,
-    transaction,
-)
-from sqlq_spark.dialects.sqlserver_drivers import Driver
+from sqlq_spark import database, errors
+from sqlq_spark.database import transaction
+from sqlq_spark.database.sqlserver import calls
+from sqlq_spark.database.sqlserver import connection as sqlserver
+from sqlq_spark.database.sqlserver import rows as sqlserver_rows
+from sqlq_spark.database.sqlserver.drivers import Driver
+from sqlq_spark.wire.address import QueueAddress
 
 QUEUE = QueueAddress("orders")
 
@@ -152,9 +150,9 @@ def test_no_null_is_ever_bound(raw: Recorder, connection: sqlserver.Connection) 
         (None, "nvarchar(4000)"),
     ],
 )
-def test_a_type_holds_its_value(value: dialects.Value, kind: str) -> None:
+def test_a_type_holds_its_value(value: database.Value, kind: str) -> None:
     """In a few sizes, so that plans are found again."""
-    assert sqlserver_calls.declared("x", value) == kind
+    assert calls.declared("x", value) == kind
 
 
 def test_a_transaction_is_made_of_plain_statements(
@@ -440,7 +438,7 @@ def test_an_attempt_is_undone_alone(raw: Recorder, connection: sqlserver.Connect
     raw.fails["sqlqueue:top"] = odbc("42S02", 208, "Invalid object name 'dbo.orders'.")
 
     with transaction(connection, timeout=1):
-        with pytest.raises(errors.QueueNotFound), dialects.attempt(connection):
+        with pytest.raises(errors.QueueNotFound), database.attempt(connection):
             connection.rows("top", tables={"queue": QUEUE})
         connection.rows("clock")
 

@@ -17,9 +17,9 @@ from bench import sqlserver as bench
 from conformance import shapes, sqlserver, sqlserver_dba, transport_sqlserver
 from test_sqlserver import UNKNOWN, faults, parser, plain
 
-from sqlq_spark import dialects
-from sqlq_spark.dialects import sqlserver as dialect
-from sqlq_spark.dialects import sqlserver_calls
+from sqlq_spark import database
+from sqlq_spark.database.sqlserver import calls
+from sqlq_spark.database.sqlserver import connection as dialect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -117,7 +117,7 @@ def first_missing(text: str, parts: Iterable[str]) -> str | None:
 
 def test_every_statement_of_the_file_is_reviewed_and_parsed() -> None:
     """What is rendered is what stands in the file, each with a text, and the bulk insert."""
-    text = files(dialects).joinpath("sqlserver.sql").read_text(encoding="utf-8")
+    text = files(database).joinpath("sqlserver.sql").read_text(encoding="utf-8")
     written = re.findall(r"^-- name: *(\w+)", text, flags=re.MULTILINE)
 
     assert len(written) > 60
@@ -138,25 +138,25 @@ def test_no_statement_is_hidden_from_the_parser() -> None:
 BESIDE = {
     "settings": dialect.SETTINGS,
     "undo": dialect.UNDO,
-    "guard": sqlserver_calls.GUARD,
-    "a call": sqlserver_calls.call(
+    "guard": calls.GUARD,
+    "a call": calls.call(
         "divert_large",
         dialect.STATEMENTS["divert_large"],
         {"seqs": "[1]", "renamed": False},
         guarded=True,
     )[0],
-    "a call without values": sqlserver_calls.call("clock", "SELECT 1", {}, guarded=True)[0],
-    "a load of an old table": sqlserver_calls.named(
-        sqlserver_calls.insertion(["headers", "body", "id"], {}), "sqlqueue", sqlserver_texts.TABLES
+    "a call without values": calls.call("clock", "SELECT 1", {}, guarded=True)[0],
+    "a load of an old table": calls.named(
+        calls.insertion(["headers", "body", "id"], {}), "sqlqueue", sqlserver_texts.TABLES
     ),
-    "a load of delays": sqlserver_calls.named(
-        sqlserver_calls.insertion(["headers", "body", "due"], {}),
+    "a load of delays": calls.named(
+        calls.insertion(["headers", "body", "due"], {}),
         "sqlqueue",
         sqlserver_texts.TABLES,
     ),
     **{
         f"{name} without Recoverable": sqlserver_texts.filled(
-            sqlserver_calls.named(
+            calls.named(
                 dialect.STATEMENTS[name], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
             )
         )

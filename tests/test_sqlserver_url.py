@@ -13,13 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark import dialects, errors
-from sqlq_spark.dialects import (
-    sqlserver,
-    sqlserver_drivers,
-)
-from sqlq_spark.dialects.sqlserver_drivers import Driver
-from sqlq_spark.dialects.sqlserver_url import Target, braced
+from sqlq_spark import database, errors
+from sqlq_spark.database.sqlserver import connection, drivers
+from sqlq_spark.database.sqlserver.drivers import Driver
+from sqlq_spark.database.sqlserver.url import Target, braced
 from sqlq_spark.options import with_login
 
 SECRET = "hush-#1"  # noqa: S105 - of no one
@@ -146,10 +143,10 @@ def closed_port() -> int:
 
 def loadable(driver: str) -> bool:
     """Whether this machine has all parts of a driver."""
-    if driver == sqlserver_drivers.PYODBC:
+    if driver == drivers.PYODBC:
         try:
-            return bool(sqlserver_drivers.pyodbc(sqlserver_drivers.ODBC))
-        except sqlserver_drivers.NotHere:
+            return bool(drivers.pyodbc(drivers.ODBC))
+        except drivers.NotHere:
             return False
     found = importlib.util.find_spec("mssql_python_odbc")
     places = found.submodule_search_locations if found else None
@@ -164,14 +161,14 @@ def loads(library: Path) -> bool:
         return False
 
 
-@pytest.mark.parametrize("driver", [sqlserver_drivers.MSSQL_PYTHON, sqlserver_drivers.PYODBC])
+@pytest.mark.parametrize("driver", [drivers.MSSQL_PYTHON, drivers.PYODBC])
 def test_a_closed_port_is_not_reachable(driver: str, closed_port: int) -> None:
     """By each driver that the machine can load; for the others both ways to get one are told."""
     url = f"sqlserver://bo:{QUOTED}@127.0.0.1:{closed_port}/shop?driver={driver}"
     expected = errors.NotReachable if loadable(driver) else errors.MissingDriver
 
     with pytest.raises(errors.SqlQueueError) as found:
-        dialects.of(url).connect(url, application="test", timeout=1, state="sqlqueue")
+        database.of(url).connect(url, application="test", timeout=1, state="sqlqueue")
 
     assert type(found.value) is expected
     assert SECRET not in str(found.value)
@@ -186,7 +183,7 @@ def test_a_closed_port_is_not_reachable(driver: str, closed_port: int) -> None:
 def test_an_unknown_driver_is_refused_by_name() -> None:
     """With those that there are."""
     with pytest.raises(errors.BadOption, match="expected mssql-python, pyodbc or ODBC Driver 18"):
-        sqlserver.connect(
+        connection.connect(
             "sqlserver://db?driver=jdbc", application="test", timeout=1, state="sqlqueue"
         )
 
@@ -198,29 +195,29 @@ def test_the_next_driver_is_tried_where_one_cannot_be_loaded(
 
     def absent(*_: object) -> Driver:
         message = "libodbc.so.2: cannot open shared object file"
-        raise sqlserver_drivers.NotHere(message)
+        raise drivers.NotHere(message)
 
     made = Driver(name="pyodbc", open=lambda *_: "connected", errors=(ValueError,))
-    monkeypatch.setattr(sqlserver_drivers, "mssql_python", absent)
-    monkeypatch.setattr(sqlserver_drivers, "pyodbc", lambda _: made)
+    monkeypatch.setattr(drivers, "mssql_python", absent)
+    monkeypatch.setattr(drivers, "pyodbc", lambda _: made)
 
-    assert sqlserver_drivers.connect(Target(host="db"), "test", 1) == (made, "connected")
+    assert drivers.connect(Target(host="db"), "test", 1) == (made, "connected")
 
-    monkeypatch.setattr(sqlserver_drivers, "pyodbc", absent)
+    monkeypatch.setattr(drivers, "pyodbc", absent)
     with pytest.raises(errors.MissingDriver, match=r"mssql-python: libodbc.*; pyodbc: libodbc"):
-        sqlserver_drivers.connect(Target(host="db"), "test", 1)
+        drivers.connect(Target(host="db"), "test", 1)
 
 
 def test_pyodbc_binds_no_legacy_type(monkeypatch: pytest.MonkeyPatch) -> None:
     """A database of a UTF-8 collation refuses ntext, which a long text would be by itself."""
-    name = sqlserver_drivers.ODBC[0]
+    name = drivers.ODBC[0]
     sizes: list[Any] = []
     module = SimpleNamespace(
         drivers=lambda: [name], Error=ValueError, SQL_WVARCHAR=-9, SQL_VARBINARY=-3
     )
-    monkeypatch.setattr(sqlserver_drivers, "imported", lambda _: module)
+    monkeypatch.setattr(drivers, "imported", lambda _: module)
     cursor = SimpleNamespace(setinputsizes=sizes.append)
 
-    sqlserver_drivers.pyodbc((name,)).typed(cursor, ("text", 1, b"bytes", 1.5, True))
+    drivers.pyodbc((name,)).typed(cursor, ("text", 1, b"bytes", 1.5, True))
 
     assert sizes == [[(-9, 0, 0), None, (-3, 0, 0), None, None]]

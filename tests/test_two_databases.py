@@ -11,8 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from test_address import names
 
-from sqlq_spark import cli_options, errors, sessions
-from sqlq_spark.address import (
+from sqlq_spark import errors
+from sqlq_spark.cli import options
+from sqlq_spark.database import sessions
+from sqlq_spark.errors import BadAddress
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.wire.address import (
     QueueAddress,
     name_sqlserver,
     print_postgresql,
@@ -20,8 +24,6 @@ from sqlq_spark.address import (
     split_canonical,
     split_list_sqlserver,
 )
-from sqlq_spark.errors import BadAddress
-from sqlq_spark.options import SinkOptions, SourceOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,9 +167,9 @@ def test_a_password_of_the_environment_is_that_of_either_database(
 ) -> None:
     """As the option of the data source; nothing is added where there is none."""
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush&;1")
-    with_one = cli_options.given(url, queue="q")
+    with_one = options.given(url, queue="q")
     monkeypatch.delenv("SQLQUEUE_PASSWORD")
-    without = cli_options.given(url, queue="q")
+    without = options.given(url, queue="q")
 
     assert with_one.url == f"{url}?password=hush%26%3B1"
     assert without.url == url
@@ -188,7 +190,7 @@ def test_a_password_in_the_url_wins_over_that_of_the_environment(
     """What is said last and by hand is meant; so it is for a job."""
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush")
 
-    assert cli_options.given(url, queue="q").url == url
+    assert options.given(url, queue="q").url == url
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_what_only_looks_like_a_password_is_none(url: str, monkeypatch: pytest.M
     """A port and an @ behind it."""
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush")
 
-    assert cli_options.given(url, queue="q").url == f"{url}&password=hush"
+    assert options.given(url, queue="q").url == f"{url}&password=hush"
 
 
 @pytest.mark.usefixtures("_no_pauses")

@@ -127,7 +127,7 @@ def test_register_on_spark_3_says_what_is_needed() -> None:
 
 def test_the_package_is_imported_without_pyspark() -> None:
     """For the command line."""
-    assert run("import sys; sys.modules['pyspark'] = None; import sqlq_spark.cli") == ""
+    assert run("import sys; sys.modules['pyspark'] = None; import sqlq_spark.cli.main") == ""
 
 
 def test_spark_4_0_gets_classes_for_those_that_it_lacks() -> None:

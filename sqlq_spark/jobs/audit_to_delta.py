@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
-from sqlq_spark import headers as wire
 from sqlq_spark.functions import (
     audit,
     deliver_at,
@@ -33,6 +32,7 @@ from sqlq_spark.functions import (
 from sqlq_spark.jobs import main as job
 from sqlq_spark.jobs.upkeep import Upkeep
 from sqlq_spark.options import SinkOptions, SourceOptions, duration, size
+from sqlq_spark.wire import headers as wire
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,10 +14,10 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.jobs import files
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.jobs.triage.ledger import OPEN, UNKNOWN, enter, last
-from sqlq_spark.sessions import Session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

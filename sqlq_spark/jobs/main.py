@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sqlq_spark import errors, versions
-from sqlq_spark.destinations import check_writable
-from sqlq_spark.dialects import transaction
+from sqlq_spark.database import transaction
+from sqlq_spark.database.destinations import check_writable
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import (
     BadInput,
     MissingDelta,
@@ -50,7 +51,6 @@ from sqlq_spark.jobs.settings import (
 from sqlq_spark.jobs.spark import is_path, read_table, spread, start_into
 from sqlq_spark.jobs.stream import follow, receive, triggered
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.sessions import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

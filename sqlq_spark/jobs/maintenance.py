@@ -15,21 +15,22 @@ from dataclasses import asdict, dataclass
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark import checks, inspect, purge
+from sqlq_spark.admin import checks, inspect
+from sqlq_spark.database import transaction
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.delayed import BATCH, Mover
-from sqlq_spark.dialects import transaction
 from sqlq_spark.jobs import main as job
 from sqlq_spark.jobs.main import tell
 from sqlq_spark.options import ANY_TABLE, SinkOptions, SourceOptions, addressed
-from sqlq_spark.sessions import Session
+from sqlq_spark.receive import purge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import SparkSession
 
-    from sqlq_spark.address import QueueAddress
-    from sqlq_spark.dialects import Connection
+    from sqlq_spark.database import Connection
+    from sqlq_spark.wire.address import QueueAddress
 
 DAY = 86_400.0  # seconds
 

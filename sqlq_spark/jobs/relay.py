@@ -17,19 +17,19 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.destinations import check_writable
-from sqlq_spark.dialects import transaction
+from sqlq_spark.database import transaction
+from sqlq_spark.database.destinations import check_writable
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import TimedOut
 from sqlq_spark.jobs import main as job
 from sqlq_spark.options import SinkOptions, SourceOptions, addressed, printed
-from sqlq_spark.sessions import Session
+from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from sqlq_spark.dialects import Connection
+    from sqlq_spark.database import Connection
 
 PATIENCE = 1.0  # seconds for a lock that no one else holds
 

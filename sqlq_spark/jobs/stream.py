@@ -14,10 +14,10 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 
-from sqlq_spark import inspect
-from sqlq_spark.dialects import transaction
+from sqlq_spark.admin import inspect
+from sqlq_spark.database import transaction
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SourceOptions, duration
-from sqlq_spark.sessions import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

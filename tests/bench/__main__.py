@@ -73,7 +73,7 @@ def _server(url: str | None) -> Iterator[str]:
     if url:
         yield url
         return
-    from sqlq_spark import embedded  # noqa: PLC0415 with --url it is not needed
+    from sqlq_spark.demo import embedded  # noqa: PLC0415 with --url it is not needed
 
     with embedded.server(tcp=True) as server:
         yield server.url

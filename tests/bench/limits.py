@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlq_spark import send
-from sqlq_spark.dialects import transaction
+from sqlq_spark.database import transaction
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.outgoing import Sender
-from sqlq_spark.peek import Peek
-from sqlq_spark.reader import INITIAL, Reader
-from sqlq_spark.receive import Origin, receive
-from sqlq_spark.sessions import Session
+from sqlq_spark.receive.driver import INITIAL, Reader
+from sqlq_spark.receive.peek import Peek
+from sqlq_spark.receive.task import Origin, receive
+from sqlq_spark.send import dispatch
+from sqlq_spark.send.messages import Sender
 
 from . import postgresql
 from .database import install_state
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sqlq_spark.dialects import Connection
+    from sqlq_spark.database import Connection
 
     Costs = Mapping[str, float]
 
@@ -139,11 +139,13 @@ def _copy(bench: Bench) -> Costs:
     options, parcels = _to_send(bench)
     elapsed = 0.0
     with Session(options, "limits") as session, transaction(session.open(), timeout=_TIMEOUT):
-        tables = [send.identified(send.expiring(session.open(), parcel)) for parcel in parcels]
+        tables = [
+            dispatch.identified(dispatch.expiring(session.open(), parcel)) for parcel in parcels
+        ]
         before = bench.spent()
         start = time.perf_counter()
         for rows in tables:
-            session.open().load(send.destination(None, options), rows)
+            session.open().load(dispatch.destination(None, options), rows)
         elapsed = time.perf_counter() - start
         costs = bench.cost(before, bench.batch)
     return costs | {"connection us/message": elapsed / bench.batch * 1e6}
@@ -155,7 +157,7 @@ def _send_now(bench: Bench) -> Costs:
     with Session(options, "limits") as session:
         session.open()
         before, start = bench.spent(), time.perf_counter()
-        send.send_now(session, parcels, options)
+        dispatch.send_now(session, parcels, options)
         elapsed = time.perf_counter() - start
         costs = bench.cost(before, bench.batch)
     _expect("send", bench.database.count("sent"), bench.batch)
@@ -168,9 +170,9 @@ def _stage_and_dispatch(bench: Bench) -> Costs:
     with Session(options, "limits") as session:
         session.open()
         before = bench.spent()
-        staged = send.stage(session, parcels, sink=send.nameless_sink(), batch=0)
+        staged = dispatch.stage(session, parcels, sink=dispatch.nameless_sink(), batch=0)
         start = time.perf_counter()
-        send.dispatch(session.open(), [staged], options)
+        dispatch.dispatch(session.open(), [staged], options)
         elapsed = time.perf_counter() - start
         costs = bench.cost(before, bench.batch)
     _expect("dispatch", bench.database.count("sent"), bench.batch)

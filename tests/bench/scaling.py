@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions
 
-from sqlq_spark.address import QueueAddress
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.receive import CEILING
-from sqlq_spark.sessions import Session
+from sqlq_spark.receive.task import CEILING
+from sqlq_spark.wire.address import QueueAddress
 
 from . import memory, postgresql
 from .figures import Figure, steady_rate

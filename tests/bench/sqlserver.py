@@ -20,8 +20,8 @@ import pyarrow as pa
 from conformance.transport_sqlserver import Session
 from conformance.transport_sqlserver import SQLServer as Transport
 
-from sqlq_spark.dialects import sqlserver_drivers
-from sqlq_spark.dialects.sqlserver_url import Target
+from sqlq_spark.database.sqlserver import drivers
+from sqlq_spark.database.sqlserver.url import Target
 
 from .database import Database
 from .messages import orders
@@ -93,7 +93,7 @@ UNION ALL SELECT name, CAST(value AS nvarchar(100)) FROM (
 
 def connect(url: str) -> Session:
     """Open a session that commits each statement."""
-    return Session(sqlserver_drivers.connect(Target.parse(url), "sqlq bench", 30)[1])
+    return Session(drivers.connect(Target.parse(url), "sqlq bench", 30)[1])
 
 
 def at(server: str, database: str) -> str:

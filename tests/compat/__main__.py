@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sqlq_spark import embedded
+from sqlq_spark.demo import embedded
 
 from .environments import MATRIX, ROOT, Environment, build_wheel, make
 

@@ -18,15 +18,15 @@ import stamina
 from recorded_connection import RecordedConnection
 from waiting import until
 
-from sqlq_spark import dialects, install
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.dialects import transaction
+from sqlq_spark import database
+from sqlq_spark.database import schema, transaction
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.reader import INITIAL, Offset, Reader
-from sqlq_spark.receipts import Acknowledged, Driver, acknowledge, create, store_plan
-from sqlq_spark.receive import Origin, Task, receive
-from sqlq_spark.sessions import Session
+from sqlq_spark.receive.driver import INITIAL, Offset, Reader
+from sqlq_spark.receive.receipts import Acknowledged, Driver, acknowledge, create, store_plan
+from sqlq_spark.receive.task import Origin, Task, receive
+from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sqlq_spark.dialects import Connection
+    from sqlq_spark.database import Connection
 
     from .peers import Peer
 
@@ -129,11 +129,11 @@ class Bench:
     @property
     def printed(self) -> str:
         """The queue's canonical address."""
-        return dialects.of(self.peer.url).printed(self.queue)
+        return database.of(self.peer.url).printed(self.queue)
 
     def address(self, table: str) -> str:
         """The canonical address of a table beside the queue."""
-        return dialects.of(self.peer.url).printed(QueueAddress(table, self.peer.schema))
+        return database.of(self.peer.url).printed(QueueAddress(table, self.peer.schema))
 
     def source(self, **raw: str) -> SourceOptions:
         """Options of a reader of the queue, or of `queues`, by their public names."""
@@ -272,14 +272,14 @@ def bare(peer: Peer) -> Iterator[Bench]:
 def bench(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Give the same with state tables; sessions opened while `watched` are counted and struck."""
     connection = bare.desk
-    install.install(connection, state=bare.peer.state, timeout=TIMEOUT)
-    connect = dialects.of(bare.peer.url).connect
+    schema.install(connection, state=bare.peer.state, timeout=TIMEOUT)
+    connect = database.of(bare.peer.url).connect
 
     def watch(*args: Any, **named: Any) -> Any:
         made = connect(*args, **named)
         return Spied(made, bare.said, bare.strike) if bare.watched else made
 
-    monkeypatch.setattr(dialects.of(bare.peer.url), "connect", watch)
+    monkeypatch.setattr(database.of(bare.peer.url), "connect", watch)
     return bare
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from datetime import datetime
 
-    from sqlq_spark.address import QueueAddress
+    from sqlq_spark.wire.address import QueueAddress
 
 Row = tuple[Any, ...]
 

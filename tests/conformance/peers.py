@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from conftest import Place
 
-    from sqlq_spark.address import QueueAddress
+    from sqlq_spark.wire.address import QueueAddress
 
     from .dba import DBA
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Iterator
 
-    from sqlq_spark.address import QueueAddress
+    from sqlq_spark.wire.address import QueueAddress
 
     from .peers import Peer
 

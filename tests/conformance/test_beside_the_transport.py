@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from sqlq_spark import browse, dispatch_log, install, message, outgoing, send, subscriptions
-from sqlq_spark.address import QueueAddress
+from sqlq_spark.database import schema
 from sqlq_spark.delayed import Mover
-from sqlq_spark.receive import divert, fence, take
+from sqlq_spark.receive import browse
+from sqlq_spark.receive.task import divert, fence, take
+from sqlq_spark.send import dispatch, dispatch_log, messages, subscriptions
+from sqlq_spark.wire import rows as message
+from sqlq_spark.wire.address import QueueAddress
 
 from . import netjson
 from .conftest import TIMEOUT, Bench
@@ -29,7 +32,7 @@ from .transport import Busy, Database, of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sized
 
-    from sqlq_spark.dialects import Connection
+    from sqlq_spark.database import Connection
 
     from .peers import Peer
 
@@ -82,9 +85,9 @@ def write(bench: Bench, frame: dict[str, Any], *, batch: int = 0, **raw: str) ->
     """Send a frame through the outbox, as a stream's task and driver do."""
     options = bench.sink(**raw)
     rows = pa.RecordBatch.from_pydict(frame)
-    parcels = outgoing.Sender(options=options, partition=0).parcels([rows])
-    staged = send.stage(bench.session(), parcels, sink="sink", batch=batch)
-    send.dispatch(bench.desk, [staged], options)
+    parcels = messages.Sender(options=options, partition=0).parcels([rows])
+    staged = dispatch.stage(bench.session(), parcels, sink="sink", batch=batch)
+    dispatch.dispatch(bench.desk, [staged], options)
 
 
 def handled(endpoint: Endpoint, mode: Mode = Mode.RECEIVE_ONLY) -> list[Incoming]:
@@ -463,7 +466,7 @@ def test_a_queue_of_our_installer_is_the_one_the_endpoint_would_make(
 ) -> None:
     """Column for column and index for index; its installer leaves it, and it works in it."""
     ours = QueueAddress(HOSTILE, bench.peer.schema)
-    install.create_queue(bench.desk, ours, timeout=TIMEOUT)
+    schema.create_queue(bench.desk, ours, timeout=TIMEOUT)
 
     with Endpoint(database, HOSTILE) as endpoint, Endpoint(database, "theirs") as other:
         endpoint.install()
@@ -486,7 +489,7 @@ def test_a_queue_of_the_endpoint_is_left_as_it_is_by_our_installer(
     before = web.database.shape(web.connection, web.address)
     queue = QueueAddress(web.name, bench.peer.schema)
 
-    install.create_queue(bench.desk, queue, timeout=TIMEOUT)
+    schema.create_queue(bench.desk, queue, timeout=TIMEOUT)
 
     assert web.database.shape(web.connection, web.address) == before
     assert [incoming.body for incoming in handled(web)] == [b"waits"]
@@ -501,7 +504,7 @@ def test_both_installers_may_make_a_queue_at_once(bench: Bench, database: Databa
         with endpoint.connection.transaction():
             database.create(endpoint.connection, endpoint.address)
             ours = bench.thread(
-                partial(install.create_queue, connection, queue, timeout=TIMEOUT),
+                partial(schema.create_queue, connection, queue, timeout=TIMEOUT),
             )
             bench.blocked("installer")
         ours.result(timeout=TIMEOUT)
@@ -547,16 +550,16 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_dispatch(
 ) -> None:
     """What we are about to send is not there yet; what was there is served meanwhile."""
     orders.send(orders.address, b"before")
-    parcels = outgoing.Sender(options=bench.sink(), partition=0).parcels(
+    parcels = messages.Sender(options=bench.sink(), partition=0).parcels(
         [pa.RecordBatch.from_pydict({"body": pa.array([b"ours"], pa.binary())})]
     )
-    staged = send.stage(bench.session(), parcels, sink="sink", batch=0)
+    staged = dispatch.stage(bench.session(), parcels, sink="sink", batch=0)
     connection = bench.open("ours")
 
     with Endpoint(orders.database.impatient(0.3), orders.name) as hasty:
         connection.run("begin")
         login, _ = dispatch_log.lock(connection, "sink")
-        send.send_parcels(connection, [staged], bench.sink(), login)
+        dispatch.send_parcels(connection, [staged], bench.sink(), login)
         hasty.send(hasty.address, b"after")
         assert hasty.peek() >= 2
         during = [incoming.body for incoming in handled(hasty)]

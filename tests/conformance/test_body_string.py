@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from sqlq_spark import browse, install, receipts
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.dialects import transaction
+from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import BodyStringMissing
-from sqlq_spark.message import QUEUE_ROW, chunks, received
+from sqlq_spark.receive import browse, receipts
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.rows import QUEUE_ROW, chunks, received
 
 from .conftest import TIMEOUT, Bench
 
@@ -25,7 +25,7 @@ SPARK = pa.schema([pa.field("body", pa.binary()), pa.field("bodyString", pa.stri
 @pytest.fixture
 def texts(bench: Bench) -> Bench:
     """Give a queue with the column."""
-    install.create_queue(bench.desk, bench.queue, timeout=TIMEOUT, body_string=True)
+    schema.create_queue(bench.desk, bench.queue, timeout=TIMEOUT, body_string=True)
     return bench
 
 
@@ -54,7 +54,7 @@ def test_the_column_is_made_once_and_under_the_lock(bench: Bench) -> None:
     def work() -> None:
         connection = bench.open("installer")
         for queue in (new, bench.queue):
-            install.create_queue(connection, queue, timeout=TIMEOUT, body_string=True)
+            schema.create_queue(connection, queue, timeout=TIMEOUT, body_string=True)
 
     for done in [bench.thread(work) for _ in range(3)]:
         done.result(timeout=TIMEOUT)

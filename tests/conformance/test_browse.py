@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sqlq_spark import browse
-from sqlq_spark.message import QUEUE_ROW
+from sqlq_spark.receive import browse
+from sqlq_spark.wire.rows import QUEUE_ROW
 
 from .conftest import TIMEOUT, Bench
 

@@ -13,13 +13,13 @@ import pytest
 from servers import only
 from waiting import until
 
-from sqlq_spark import checks, inspect, install
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.dialects import transaction
+from sqlq_spark.admin import checks, inspect
+from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import BodyStringMissing
-from sqlq_spark.headers import wire_time
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.reader import INITIAL, Reader
+from sqlq_spark.receive.driver import INITIAL, Reader
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.headers import wire_time
 
 from .conftest import TIMEOUT, Bench, Clock
 from .shapes import cases
@@ -27,8 +27,8 @@ from .shapes import cases
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sqlq_spark.checks import Finding
-    from sqlq_spark.dialects import Connection
+    from sqlq_spark.admin.checks import Finding
+    from sqlq_spark.database import Connection
 
 
 def hurt(bench: Bench, queue: QueueAddress) -> None:
@@ -176,7 +176,7 @@ def test_a_body_string_that_is_asked_for_and_missing_is_found(bare: Bench) -> No
     run(bare, found.mend)
     assert asked() == []
     assert "bodystring" in bare.desk.columns(bare.queue)
-    install.create_queue(bare.desk, bare.queue, timeout=TIMEOUT, body_string=True)
+    schema.create_queue(bare.desk, bare.queue, timeout=TIMEOUT, body_string=True)
 
 
 # ----- rights ----------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_state_tables_that_are_absent_or_old_are_found(bench: Bench, *, absent: 
 
     assert (found.name, found.severity) == ("state", "error")
     assert found.mend == f"sqlqueue install --state-schema {bench.peer.state}"
-    install.install(bench.desk, state=bench.peer.state, timeout=TIMEOUT)
+    schema.install(bench.desk, state=bench.peer.state, timeout=TIMEOUT)
     assert checks.of_state(bench.desk) == []
 
 

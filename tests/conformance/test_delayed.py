@@ -14,17 +14,16 @@ import pyarrow as pa
 import pytest
 from servers import only
 
-from sqlq_spark import delayed, install, send
-from sqlq_spark.address import QueueAddress
+from sqlq_spark import delayed
+from sqlq_spark.database import schema
 from sqlq_spark.delayed import Moved, Mover, pause
-from sqlq_spark.delays import PARCEL_DELAYS
-from sqlq_spark.errors import (
-    DelayedQueueNotFound,
-    QueueNotFound,
-)
-from sqlq_spark.headers import FORWARD_DESTINATION, dumps
-from sqlq_spark.outgoing import PARCEL_ROW
-from sqlq_spark.reader import INITIAL
+from sqlq_spark.errors import DelayedQueueNotFound, QueueNotFound
+from sqlq_spark.receive.driver import INITIAL
+from sqlq_spark.send import dispatch as send
+from sqlq_spark.send.delays import PARCEL_DELAYS
+from sqlq_spark.send.messages import PARCEL_ROW
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 
 from . import satellites
 from .conftest import TIMEOUT, Bench, Clock
@@ -222,8 +221,8 @@ def test_a_hostile_name_waits_and_is_moved(desk: Desk) -> None:
     connection = desk.bench.desk
     for name in HOSTILE:
         queue = QueueAddress(name, desk.bench.peer.schema)
-        install.create_queue(connection, queue, timeout=TIMEOUT)
-        install.create_delayed(connection, queue, timeout=TIMEOUT)
+        schema.create_queue(connection, queue, timeout=TIMEOUT)
+        schema.create_delayed(connection, queue, timeout=TIMEOUT)
         desk.satellite.create(desk.of(queue))
         printed = connection.printed(queue)
 
@@ -242,7 +241,7 @@ def test_our_table_is_the_peers_table(desk: Desk) -> None:
     for table in ("ours", "x" * 55):
         queue = QueueAddress(table, peer.schema)
         for _ in range(2):
-            install.create_delayed(desk.bench.desk, queue, timeout=TIMEOUT)
+            schema.create_delayed(desk.bench.desk, queue, timeout=TIMEOUT)
         ours = desk.of(queue)
         found[table] = peer.catalog(ours)
         assert [column for _, column in dba.indexes(ours)].count("due") == 1

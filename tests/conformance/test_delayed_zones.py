@@ -19,8 +19,8 @@ from conftest import Place
 from psycopg import sql
 from servers import only
 
-from sqlq_spark.address import QueueAddress
 from sqlq_spark.errors import BadOption, MissingOption
+from sqlq_spark.wire.address import QueueAddress
 
 from . import satellites
 from .conftest import Bench

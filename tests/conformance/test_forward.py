@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from servers import only
 
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.headers import (
+from sqlq_spark.receive.driver import INITIAL
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.headers import (
     EXCEPTION_INFO,
     FAILED_Q,
     FORWARD_DESTINATION,
@@ -19,7 +20,6 @@ from sqlq_spark.headers import (
     dumps,
     parse_wire_time,
 )
-from sqlq_spark.reader import INITIAL
 
 from .test_install import HOSTILE
 
@@ -324,7 +324,7 @@ def test_a_target_that_is_locked_holds_the_receive_up_for_a_moment_only(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its messages go to the error queue; all locked targets together are waited for once."""
-    monkeypatch.setattr("sqlq_spark.forward.PATIENCE", 0.2)
+    monkeypatch.setattr("sqlq_spark.receive.forward.PATIENCE", 0.2)
     locked = [post.queue(f"locked {at}") for at in range(3)]
     post.queue("billing")
     for queue in locked:

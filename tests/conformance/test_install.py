@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from sqlq_spark import install
-from sqlq_spark.address import QueueAddress
+from sqlq_spark.database import schema
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import QueueNotFound, StateNotInstalled, StateTooNew
-from sqlq_spark.sessions import Session
+from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench
 
@@ -39,11 +39,11 @@ def test_everything_installs_again_without_harm(bench: Bench) -> None:
     """What the tables hold stays."""
     reader = bench.new_reader()
 
-    install.install(bench.desk, state=bench.peer.state, timeout=TIMEOUT)
-    install.create_queue(bench.desk, bench.queue, timeout=TIMEOUT)
+    schema.install(bench.desk, state=bench.peer.state, timeout=TIMEOUT)
+    schema.create_queue(bench.desk, bench.queue, timeout=TIMEOUT)
 
     assert bench.peer.state_rows("reader", "reader") == [(reader,)]
-    assert bench.peer.state_rows("version", "version") == [(install.VERSION,)]
+    assert bench.peer.state_rows("version", "version") == [(schema.VERSION,)]
 
 
 def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
@@ -52,13 +52,13 @@ def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
 
     def work(name: str) -> None:
         connection = bare.open(name)
-        install.install(connection, state=bare.peer.state, timeout=TIMEOUT)
-        install.create_queue(connection, queue, timeout=TIMEOUT)
+        schema.install(connection, state=bare.peer.state, timeout=TIMEOUT)
+        schema.create_queue(connection, queue, timeout=TIMEOUT)
 
     for done in [bare.thread(partial(work, f"installer {at}")) for at in range(4)]:
         done.result(timeout=TIMEOUT)
 
-    assert bare.peer.state_rows("version", "version") == [(install.VERSION,)]
+    assert bare.peer.state_rows("version", "version") == [(schema.VERSION,)]
     assert bare.peer.rows(queue) == []
 
 
@@ -66,7 +66,7 @@ def test_a_queue_of_ours_is_a_queue_of_the_peer(bench: Bench) -> None:
     """Column for column; the peer's installer finds nothing to do, its send and receive work."""
     ours = QueueAddress("ours", bench.peer.schema)
 
-    install.create_queue(bench.desk, ours, timeout=TIMEOUT)
+    schema.create_queue(bench.desk, ours, timeout=TIMEOUT)
 
     bench.peer.create(ours)
     assert bench.desk.columns(ours) == bench.desk.columns(bench.queue)
@@ -82,7 +82,7 @@ def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
     queue = QueueAddress(name, bench.peer.schema)
     bench.peer.send(bench.queue, body=b"bystander")
 
-    install.create_queue(bench.desk, queue, timeout=TIMEOUT)
+    schema.create_queue(bench.desk, queue, timeout=TIMEOUT)
 
     assert set(bench.desk.columns(queue)) == bench.peer.dba.shapes.columns
     bench.peer.send(queue, body=b"x")
@@ -116,7 +116,7 @@ def test_state_tables_of_a_newer_release_are_left_alone(bench: Bench) -> None:
 
     assert str(caught.value) == (
         f"the state tables in schema {bench.peer.state} are of version 99, "
-        f"this release knows {install.VERSION}: upgrade sqlq-spark here"
+        f"this release knows {schema.VERSION}: upgrade sqlq-spark here"
     )
     bench.peer.dba.forget("version")
     with Session(bench.source(), "x") as session, pytest.raises(StateNotInstalled):
@@ -141,10 +141,10 @@ def test_a_state_schema_may_have_any_name(bare: Bench, state: str) -> None:
     options = bare.source(stateSchema=state)
     try:
         with Session(options, "install", state=False) as session:
-            install.install(session.open(), state=state, timeout=TIMEOUT)
+            schema.install(session.open(), state=state, timeout=TIMEOUT)
 
         with Session(options, "x") as session:
-            assert session.open().rows("version") == [(install.VERSION,)]
+            assert session.open().rows("version") == [(schema.VERSION,)]
     finally:
         bare.peer.dba.drop_schema(state)
 

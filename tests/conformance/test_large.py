@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sqlq_spark import install, poison
+from sqlq_spark.database import schema
 from sqlq_spark.errors import MessageTooLarge
-from sqlq_spark.receive import Origin, receive
+from sqlq_spark.receive import poison
+from sqlq_spark.receive.task import Origin, receive
 
 from .conftest import TIMEOUT, Bench, Strike, strikes
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from sqlq_spark.receive import Task
+    from sqlq_spark.receive.task import Task
 
 BIG = b"x" * 5000
 COUNTS = "messages, expired, diverted"
@@ -121,7 +122,7 @@ def test_a_stream_comes_to_it_in_time(bench: Bench) -> None:
 
 def test_with_the_bodys_text_all_three_are_weighed(bench: Bench) -> None:
     """What includeBodyString asks for must fit too."""
-    install.create_queue(bench.desk, bench.queue, timeout=TIMEOUT, body_string=True)
+    schema.create_queue(bench.desk, bench.queue, timeout=TIMEOUT, body_string=True)
     bench.peer.send(bench.queue, "{}", b"x" * 700)
 
     assert bench.receive(task(bench, body_string=True)).num_rows == 0

@@ -7,11 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sqlq_spark import browse, checks, receipts, send
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.dialects import transaction
+from sqlq_spark.admin import checks
+from sqlq_spark.database import transaction
 from sqlq_spark.errors import NotAQueue, QueueNotFound
-from sqlq_spark.purge import purge_expired
+from sqlq_spark.receive import browse, receipts
+from sqlq_spark.receive.purge import purge_expired
+from sqlq_spark.send import dispatch
+from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench
 from .shapes import cases
@@ -49,8 +51,8 @@ def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str
     with transaction(bench.desk, timeout=TIMEOUT):
         returned = receipts.return_(bench.desk, end["reader"], end["batch"], 0, bench.queue)
     with bench.session("sink") as session:
-        staged = send.stage(session, [parcel(b"ours", lives=-1)], sink="s", batch=0)
-        send.dispatch(bench.desk, [staged], bench.sink())
+        staged = dispatch.stage(session, [parcel(b"ours", lives=-1)], sink="s", batch=0)
+        dispatch.dispatch(bench.desk, [staged], bench.sink())
 
     assert [row["body"] for row in shown] == [b"good", b"poison", b"gone"]
     assert shown[0]["id"] == sent.bytes
@@ -100,7 +102,7 @@ def test_nothing_is_sent_to_a_table_that_is_no_queue(bare: Bench) -> None:
     for name in names:
         bare.peer.dba.rename(bare.queue, name, "other")
         with bare.session("sink") as session, pytest.raises(NotAQueue) as caught:
-            send.send_now(session, [parcel(b"x")], bare.sink(delivery="atLeastOnce"))
+            dispatch.send_now(session, [parcel(b"x")], bare.sink(delivery="atLeastOnce"))
         bare.peer.dba.rename(bare.queue, "other", name)
 
         assert f"is no queue's table: it has no column {name}" in str(caught.value)

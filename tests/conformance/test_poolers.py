@@ -8,9 +8,11 @@ import pytest
 from pooler import relayed
 from servers import only
 
-from sqlq_spark import checks, install, subscriptions, watch
-from sqlq_spark.address import QueueAddress
+from sqlq_spark.admin import checks, watch
+from sqlq_spark.database import schema
 from sqlq_spark.errors import StateNotInstalled
+from sqlq_spark.send import subscriptions
+from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT
 from .test_send import dispatch, parcel, stage
@@ -29,9 +31,9 @@ def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> No
 
     with relayed(bench.peer.url) as (url, relay):
         pooled = bench.open("pooled", url=url)
-        install.install(pooled, state=bench.peer.state, timeout=timeout)
-        install.create_queue(pooled, bench.queue, timeout=timeout, body_string=True)
-        install.create_delayed(pooled, bench.queue, timeout=timeout)
+        schema.install(pooled, state=bench.peer.state, timeout=timeout)
+        schema.create_queue(pooled, bench.queue, timeout=timeout, body_string=True)
+        schema.create_delayed(pooled, bench.queue, timeout=timeout)
         names = {"topic": "Shop.Placed", "endpoint": "Lake", "queue": bench.queue}
         subscriptions.subscribe(pooled, topics, timeout=timeout, **names)  # type: ignore[arg-type]
         got = bench.drain(bench.reader(url=url, delayedDelivery="true"))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import until
 
-from sqlq_spark.address import QueueAddress
 from sqlq_spark.errors import QueueNotFound, TimedOut
-from sqlq_spark.purge import purge, purge_expired
-from sqlq_spark.reader import INITIAL
+from sqlq_spark.receive.driver import INITIAL
+from sqlq_spark.receive.purge import purge, purge_expired
+from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench, Strike
 

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from servers import only
 
-from sqlq_spark import browse, inspect, pace
-from sqlq_spark.address import QueueAddress
+from sqlq_spark.admin import inspect
 from sqlq_spark.errors import (
     QueueNotFound,
     ReaderNotFound,
@@ -20,7 +19,9 @@ from sqlq_spark.errors import (
     ReaderTakenOver,
     StaleTask,
 )
-from sqlq_spark.reader import INITIAL
+from sqlq_spark.receive import browse, pace
+from sqlq_spark.receive.driver import INITIAL
+from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench, Clock, Strike
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sqlq_spark.reader import Offset, Reader
+    from sqlq_spark.receive.driver import Offset, Reader
 
 ONE = "begin timeouts lock_reader outcome acknowledge forget_receipts"
 STORED = "lock_reader store_plan commit"

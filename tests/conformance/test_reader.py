@@ -11,8 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sqlq_spark import pace
-from sqlq_spark.address import QueueAddress
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     DelayedQueueNotFound,
@@ -24,12 +22,14 @@ from sqlq_spark.errors import (
     StateNotInstalled,
     TimedOut,
 )
-from sqlq_spark.reader import INITIAL, Reader
+from sqlq_spark.receive import pace
+from sqlq_spark.receive.driver import INITIAL, Reader
+from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench, Clock, Strike, strikes
 
 if TYPE_CHECKING:
-    from sqlq_spark.reader import Offset
+    from sqlq_spark.receive.driver import Offset
 
 DATABASE = settings(
     max_examples=15,

@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 from servers import only
 
-from sqlq_spark import receipts
-from sqlq_spark import receive as receiving
-from sqlq_spark.dialects import transaction
+from sqlq_spark.database import transaction
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     DatabaseRolledBack,
@@ -20,7 +18,9 @@ from sqlq_spark.errors import (
     ReceiptSettled,
     StaleTask,
 )
-from sqlq_spark.receive import Origin
+from sqlq_spark.receive import receipts
+from sqlq_spark.receive import task as receiving
+from sqlq_spark.receive.task import Origin
 
 from .conftest import TIMEOUT, Bench
 

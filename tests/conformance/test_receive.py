@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from servers import only
 from waiting import until
 
-from sqlq_spark import receive as module
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.dialects import transaction
+from sqlq_spark.database import transaction
 from sqlq_spark.errors import QueueNotFound, ReaderNotFound, StaleTask, StatementFailed, TimedOut
-from sqlq_spark.receipts import return_
-from sqlq_spark.receive import Origin, receive
+from sqlq_spark.receive import task as module
+from sqlq_spark.receive.receipts import return_
+from sqlq_spark.receive.task import Origin, receive
+from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench, Strike, strikes
 from .shapes import cases
@@ -27,7 +27,7 @@ from .shapes import cases
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sqlq_spark.receive import Task
+    from sqlq_spark.receive.task import Task
 
 DATABASE = settings(
     max_examples=15,

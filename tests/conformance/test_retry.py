@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from wire import cases
 
-from sqlq_spark import retry
-from sqlq_spark.address import QueueAddress
+from sqlq_spark.admin import retry
+from sqlq_spark.admin.retry import Choice, Group, Plan
 from sqlq_spark.errors import ConnectionLost, MessageChanged, QueueNotFound
-from sqlq_spark.headers import EXCEPTION_INFO, FAILED_Q, MESSAGE_ID, TIME_OF_FAILURE, dumps
-from sqlq_spark.retry import Choice, Group, Plan
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, MESSAGE_ID, TIME_OF_FAILURE, dumps
 
 from .conftest import TIMEOUT, Bench, Strike, strikes
 

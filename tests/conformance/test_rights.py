@@ -9,12 +9,14 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 from servers import only
 
-from sqlq_spark import browse, install, send
-from sqlq_spark.address import QueueAddress
+from sqlq_spark.database import schema
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import DatabaseFailure, RightMissing
-from sqlq_spark.reader import Reader
-from sqlq_spark.receive import Origin, receive
-from sqlq_spark.sessions import Session
+from sqlq_spark.receive import browse
+from sqlq_spark.receive.driver import Reader
+from sqlq_spark.receive.task import Origin, receive
+from sqlq_spark.send import dispatch
+from sqlq_spark.wire.address import QueueAddress
 
 from . import satellites
 from .conftest import TIMEOUT, Bench, Clock
@@ -42,7 +44,7 @@ class Service:
         self.output = QueueAddress("the output", bench.peer.schema)
         for queue_ in (self.input, self.errors, self.output):
             bench.peer.create(queue_)
-        install.create_delayed(bench.desk, self.input, timeout=TIMEOUT)
+        schema.create_delayed(bench.desk, self.input, timeout=TIMEOUT)
         self.login = bench.peer.dba.login()
         self.role, self.url = self.login.name, self.login.url
 
@@ -93,8 +95,8 @@ class Service:
                     url=self.url, queue=printed(self.output), delayedQueue=printed(delayed)
                 )
                 out = parcel(b"out", lives=1000), delayed_parcel({"delay": 0})
-                staged = send.stage(session, out, sink=self.role, batch=0)
-                send.dispatch(connection, [staged], sink)
+                staged = dispatch.stage(session, out, sink=self.role, batch=0)
+                dispatch.dispatch(connection, [staged], sink)
             reader.latest(end)
         finally:
             reader.close()

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from sqlq_spark import dispatch_log, send
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.dialects import transaction
+from sqlq_spark.database import transaction
 from sqlq_spark.errors import (
     BadOption,
     MissingOption,
@@ -20,9 +18,12 @@ from sqlq_spark.errors import (
     QueueNotFound,
     ReceiptSettled,
 )
-from sqlq_spark.outgoing import PARCEL_ROW, Sender
-from sqlq_spark.receipts import return_
-from sqlq_spark.receive import Origin, receive
+from sqlq_spark.receive.receipts import return_
+from sqlq_spark.receive.task import Origin, receive
+from sqlq_spark.send import dispatch as send
+from sqlq_spark.send import dispatch_log
+from sqlq_spark.send.messages import PARCEL_ROW, Sender
+from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench, Strike, strikes
 from .test_install import HOSTILE
@@ -30,8 +31,8 @@ from .test_install import HOSTILE
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from sqlq_spark.dialects import Connection
-    from sqlq_spark.send import Staged
+    from sqlq_spark.database import Connection
+    from sqlq_spark.send.dispatch import Staged
 
 
 def parcel(

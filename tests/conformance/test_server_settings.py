@@ -11,14 +11,16 @@ import pytest
 from pooler import relayed
 from servers import only
 
-from sqlq_spark import checks, embedded, install
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.dialects import postgresql, transaction
+from sqlq_spark.admin import checks
+from sqlq_spark.database import schema, transaction
+from sqlq_spark.database.postgresql import connection as postgresql
+from sqlq_spark.database.sessions import ATTEMPTS, Session
+from sqlq_spark.demo import embedded
 from sqlq_spark.errors import NotReachable, ReadOnly, ServerTooOld, StatementPooling
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.reader import INITIAL, Reader
-from sqlq_spark.receive import NO_STREAM, receive
-from sqlq_spark.sessions import ATTEMPTS, Session
+from sqlq_spark.receive.driver import INITIAL, Reader
+from sqlq_spark.receive.task import NO_STREAM, receive
+from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT
 from .test_send import dispatch, parcel, stage
@@ -70,8 +72,8 @@ def test_what_was_received_outlives_a_crash() -> None:
         queue = QueueAddress("orders", "public")
         options = SourceOptions.parse({"url": url, "queue": "orders"})
         with Session(options, "test", state=False) as session:
-            install.install(session.open(), state="sqlqueue", timeout=TIMEOUT)
-            install.create_queue(session.open(), queue, timeout=TIMEOUT)
+            schema.install(session.open(), state="sqlqueue", timeout=TIMEOUT)
+            schema.create_queue(session.open(), queue, timeout=TIMEOUT)
             with psycopg.connect(server.url, autocommit=True) as peer:
                 # the server's own writer comes seldom enough to lose the race
                 peer.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")

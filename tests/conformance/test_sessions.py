@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import until
 
-from sqlq_spark import sessions
-from sqlq_spark.address import QueueAddress
+from sqlq_spark.database import sessions
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import QueueNotFound
-from sqlq_spark.sessions import Session
+from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sqlq_spark.dialects import Connection
+    from sqlq_spark.database import Connection
 
     from .conftest import Bench
 

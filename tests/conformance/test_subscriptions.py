@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from sqlq_spark import send, subscriptions
-from sqlq_spark.address import QueueAddress
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import (
     BadOption,
     QueueNotFound,
@@ -19,12 +18,13 @@ from sqlq_spark.errors import (
     SubscriberUnreachable,
     SubscriptionsNotFound,
 )
-from sqlq_spark.headers import MESSAGE_ID, loads
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.outgoing import PARCEL_ROW, Sender
-from sqlq_spark.sessions import Session
-from sqlq_spark.subscriptions import Remembered, Subscription
-from sqlq_spark.topics import PARCEL_TOPICS
+from sqlq_spark.send import dispatch, subscriptions
+from sqlq_spark.send.messages import PARCEL_ROW, Sender
+from sqlq_spark.send.subscriptions import Remembered, Subscription
+from sqlq_spark.send.topics import PARCEL_TOPICS
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.headers import MESSAGE_ID, loads
 
 from .conftest import TIMEOUT, Bench, Clock, Strike
 from .test_install import HOSTILE
@@ -94,7 +94,7 @@ def sink(bench: Bench, table: QueueAddress, **raw: str) -> SinkOptions:
 def publish(bench: Bench, table: QueueAddress, *parcels: pa.Table, batch: int = 0) -> int:
     """Stage and dispatch a batch."""
     staged = stage(bench, *parcels, batch=batch)
-    return send.dispatch(bench.desk, [staged], sink(bench, table))
+    return dispatch.dispatch(bench.desk, [staged], sink(bench, table))
 
 
 def subscribe(bench: Bench, table: QueueAddress, **parts: Any) -> Subscription:
@@ -191,7 +191,7 @@ def test_hostile_names_are_only_names(bare: Bench, name: str) -> None:
     subscribe(bare, table, endpoint=name, topic=topic, queue=queue)
 
     options = sink(bare, table, delivery="atLeastOnce")
-    send.send_now(bare.session(), [events(b"x", topics=[topic])], options)
+    dispatch.send_now(bare.session(), [events(b"x", topics=[topic])], options)
 
     assert bare.peer.subscribers(table, topic) == [bare.desk.printed(queue)]
     assert [row.body for row in bare.peer.rows(queue)] == [b"x"]
@@ -231,7 +231,7 @@ def test_each_subscriber_gets_a_copy_with_an_id_of_its_own(
     options = sink(bench, shop, topics=f"{PLACED},{EVENT}", timeToBeReceived="00:10:00")
     staged = stage(bench, *Sender(options=options, partition=0).parcels([batch]))
 
-    assert send.dispatch(bench.desk, [staged], options) == 2
+    assert dispatch.dispatch(bench.desk, [staged], options) == 2
 
     rows = [row for queue in queues.values() for row in bench.peer.rows(queue)]
     assert [row.body for row in rows] == [b"1", b"2"] * 3
@@ -296,7 +296,7 @@ def test_rows_that_are_sent_and_rows_that_are_published_keep_their_order(
     staged = stage(bench, mixed)
 
     options = sink(bench, shop, queue=bench.printed)
-    send.dispatch(bench.desk, [staged], options)
+    dispatch.dispatch(bench.desk, [staged], options)
 
     assert got(bench, queues) == {
         "web": [b"1", b"2", b"3", b"4"],
@@ -311,7 +311,7 @@ def test_old_parcels_are_still_sent(bench: Bench, shop: QueueAddress) -> None:
     staged = [stage(bench, parcel(b"old")), stage(bench, events(b"new"))]
     assert staged[0].messages == 1
 
-    send.dispatch(bench.desk, staged, sink(bench, shop, queue=bench.printed))
+    dispatch.dispatch(bench.desk, staged, sink(bench, shop, queue=bench.printed))
 
     assert bench.bodies() == [b"old"]
     assert parcel(b"old").schema.equals(PARCEL_ROW)
@@ -347,7 +347,7 @@ def test_many_messages_are_copied_in_sets(
     bench.watched = True
 
     with Session(sink(bench, shop), "dispatch") as session:
-        session.do(partial(send.dispatch, staged=[staged], options=sink(bench, shop)))
+        session.do(partial(dispatch.dispatch, staged=[staged], options=sink(bench, shop)))
 
     bench.watched = False
     said = Counter(name for name in bench.said if name in SENDING)
@@ -420,14 +420,14 @@ def test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch(
     staged = stage(bench, events(b"1"), events(b"2", topics=[EVENT]))
 
     with pytest.raises(SubscriberUnreachable) as caught:
-        send.dispatch(bench.desk, [staged], sink(bench, shop))
+        dispatch.dispatch(bench.desk, [staged], sink(bench, shop))
 
     said = f"endpoint 'late' is subscribed to topic '{EVENT}' with the queue {address!r}, which "
     assert str(caught.value).startswith(said + why)
     assert got(bench, queues) == {"web": [], "mail": [], "stock": []}
     assert bench.peer.state_rows("dispatched", "sink") == []
     bench.peer.unsubscribe(shop, "late", EVENT)
-    assert send.dispatch(bench.desk, [staged], sink(bench, shop)) == 2
+    assert dispatch.dispatch(bench.desk, [staged], sink(bench, shop)) == 2
 
 
 def test_a_subscriber_that_is_gone_since_stops_nothing(
@@ -459,13 +459,13 @@ def test_without_the_table_nothing_is_published(bench: Bench, table: QueueAddres
     staged = stage(bench, events(b"x"))
 
     with pytest.raises(SubscriptionsNotFound) as caught:
-        send.dispatch(bench.desk, [staged], sink(bench, table))
+        dispatch.dispatch(bench.desk, [staged], sink(bench, table))
 
     said = f"the table of subscriptions {bench.desk.printed(table)} was not found in "
     assert str(caught.value).startswith(said)
     assert bench.peer.state_rows("dispatched", "sink") == []
     subscribe(bench, table)
-    assert send.dispatch(bench.desk, [staged], sink(bench, table)) == 1
+    assert dispatch.dispatch(bench.desk, [staged], sink(bench, table)) == 1
     assert bench.bodies() == [b"x"]
 
 
@@ -479,7 +479,7 @@ def test_a_publisher_that_may_not_read_the_table_is_told_the_grant(
     options = sink(bench, shop, url=login.url, delivery="atLeastOnce")
     try:
         with Session(options, "role", state=False) as session, pytest.raises(RightMissing) as no:
-            send.send_now(session, [events(b"x")], options)
+            dispatch.send_now(session, [events(b"x")], options)
 
         assert str(no.value).endswith(f"GRANT SELECT ON {dba.quoted(shop)} TO the_user")
     finally:
@@ -547,7 +547,7 @@ def dispatched(
     bench.said.clear()
     bench.watched, bench.strike = True, strike
     session = bench.session(f"struck {batch}")
-    session.do(partial(send.dispatch, staged=[staged], options=sink(bench, table)))
+    session.do(partial(dispatch.dispatch, staged=[staged], options=sink(bench, table)))
     bench.watched, bench.strike = False, None
     return bench.said
 
@@ -558,6 +558,6 @@ def test_at_least_once_publishes_parcel_by_parcel_and_needs_no_state_tables(
     """In each task's own transactions."""
     options = sink(bare, shop, delivery="atLeastOnce")
 
-    assert send.send_now(bare.session(), parcels_of_tasks(), options) == 2
+    assert dispatch.send_now(bare.session(), parcels_of_tasks(), options) == 2
 
     assert got(bare, queues) == {"web": [b"1", b"2"], "mail": [b"1", b"2"], "stock": [b"2"]}

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from servers import only
 
-from sqlq_spark import checks
-from sqlq_spark.address import QueueAddress
+from sqlq_spark.admin import checks
 from sqlq_spark.errors import NotAQueue, StatementRefused
+from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT
 from .test_checks import login

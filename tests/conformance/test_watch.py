@@ -9,18 +9,20 @@ import pyarrow as pa
 import pytest
 from servers import only
 
-from sqlq_spark import checks, inspect, install, purge, report, send, watch
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.dialects import transaction
+from sqlq_spark.admin import checks, inspect, report, watch
+from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import ConnectionLost, DelayedQueueNotFound
-from sqlq_spark.headers import dumps, wire_time
+from sqlq_spark.receive import purge
+from sqlq_spark.send import dispatch
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.headers import dumps, wire_time
 
 from .conftest import TIMEOUT, Bench
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlq_spark.checks import Finding
+    from sqlq_spark.admin.checks import Finding
 
 MESSAGE = {"headers": pa.string(), "body": pa.binary(), "due": pa.timestamp("us", "UTC")}
 DELAYED = pa.schema(list(MESSAGE.items()))
@@ -41,8 +43,8 @@ def counts(before: watch.QueueLook, now: watch.QueueLook) -> tuple[int | None, i
 
 def delay(bench: Bench, seconds: Sequence[float] = ()) -> None:
     """Make the table of delayed messages, and let some wait, who are due in so many seconds."""
-    install.create_delayed(bench.desk, bench.queue, timeout=TIMEOUT)
-    table = install.delayed_of(bench.queue)
+    schema.create_delayed(bench.desk, bench.queue, timeout=TIMEOUT)
+    table = schema.delayed_of(bench.queue)
     for at, each in enumerate(seconds):
         due = bench.peer.clock().replace(tzinfo=UTC) + timedelta(seconds=each)
         row = {"headers": "{}", "body": b"%d" % at, "due": due}
@@ -173,7 +175,7 @@ def test_what_is_wrong_with_it_is_found_and_its_mend_mends_it(
 ) -> None:
     """The statement can be run as it stands."""
     delay(bare)
-    table = bare.desk.printed(install.delayed_of(bare.queue))
+    table = bare.desk.printed(schema.delayed_of(bare.queue))
     bare.peer.dba.run(make.format(table=table, schema=bare.peer.schema))
 
     (found,) = delayed_findings(bare)
@@ -202,7 +204,7 @@ def test_a_stream_that_moves_what_is_due_logs_what_is_wrong_with_its_table(
 def test_a_login_that_may_only_delete_delayed_messages_is_told_what_lacks(bare: Bench) -> None:
     """To move them it takes more; one without any right there may do without, which is a note."""
     delay(bare)
-    table = install.delayed_of(bare.queue)
+    table = schema.delayed_of(bare.queue)
     login = bare.peer.dba.login()
     try:
         bare.peer.dba.grant(login, "SELECT", bare.queue)
@@ -298,7 +300,7 @@ def test_a_deep_queue_is_sampled_evenly(bare: Bench) -> None:
         kind = dumps({"NServiceBus.EnclosedMessageTypes": f"Shop.T{at}"})
         with transaction(bare.desk, timeout=TIMEOUT):
             rows = {"headers": [kind] * 100, "body": [b""] * 100}
-            bare.desk.load(bare.queue, send.identified(pa.table(rows)))
+            bare.desk.load(bare.queue, dispatch.identified(pa.table(rows)))
 
     found = report.report(bare.desk, [bare.printed], bare.source(), errors=None, most=100)
 

@@ -14,8 +14,11 @@ import pytest
 from servers import only
 from wire import Case, cases
 
-from sqlq_spark import browse, headers, message, send
-from sqlq_spark.outgoing import Sender
+from sqlq_spark.receive import browse
+from sqlq_spark.send import dispatch
+from sqlq_spark.send.messages import Sender
+from sqlq_spark.wire import headers
+from sqlq_spark.wire import rows as message
 
 from . import netjson
 from .conftest import TIMEOUT, Bench
@@ -160,8 +163,8 @@ def sent(bench: Bench, column: pa.Array, bodies: list[bytes]) -> list[tuple[str,
         seed=bytes(16),
         sent=datetime(2026, 6, 30, 17, 5, 9, 123456, UTC),
     )
-    staged = send.stage(bench.session(), sender.parcels([frame]), sink="sink", batch=0)
-    send.dispatch(bench.desk, [staged], bench.sink())
+    staged = dispatch.stage(bench.session(), sender.parcels([frame]), sink="sink", batch=0)
+    dispatch.dispatch(bench.desk, [staged], bench.sink())
     return [(row.headers or "", row.body) for row in bench.peer.rows(bench.queue)]
 
 

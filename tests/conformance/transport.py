@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from sqlq_spark.address import QueueAddress
+    from sqlq_spark.wire.address import QueueAddress
 
     Table = QueueAddress | str  # a text is a canonical address
 

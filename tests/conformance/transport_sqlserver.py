@@ -13,8 +13,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlq_spark.dialects import sqlserver_drivers
-from sqlq_spark.dialects.sqlserver_url import Target
+from sqlq_spark.database.sqlserver import drivers
+from sqlq_spark.database.sqlserver.url import Target
 
 from .transport import Busy, Database
 
@@ -186,7 +186,7 @@ class SQLServer(Database):
     def connect(self, zone: str | None = None) -> Session:
         """As Database; sessions have no time zone here."""
         del zone
-        made = Session(sqlserver_drivers.connect(Target.parse(self.url), "peer", 10)[1])
+        made = Session(drivers.connect(Target.parse(self.url), "peer", 10)[1])
         made.run(f"SET LOCK_TIMEOUT {int(self.patience * 1000)}")
         return made
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from sqlq_spark.sessions import IDLE
+from sqlq_spark.database.sessions import IDLE
 
 from . import measuring
 

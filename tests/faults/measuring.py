@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from pyspark.sql import SparkSession
 
-from sqlq_spark import dialects, embedded, install
-from sqlq_spark.address import QueueAddress, print_postgresql
+from sqlq_spark import database
+from sqlq_spark.database import schema as install
+from sqlq_spark.demo import embedded
+from sqlq_spark.wire.address import QueueAddress, print_postgresql
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,10 +82,10 @@ class Ground:
         return int(self.sql(f"SELECT count(*) FROM {table}")[0][0])
 
 
-def connect(ground: Ground) -> dialects.Connection:
+def connect(ground: Ground) -> database.Connection:
     """Open a session of the package."""
     url, state, name = ground.url, ground.state, "sqlqueue measuring"
-    return dialects.of(url).connect(url, application=name, timeout=TIMEOUT, state=state)
+    return database.of(url).connect(url, application=name, timeout=TIMEOUT, state=state)
 
 
 @contextmanager

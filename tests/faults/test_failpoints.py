@@ -23,11 +23,13 @@ import pytest
 import stamina
 from conformance.peers import PostgreSQL
 
-from sqlq_spark import dialects, dispatch_log, install, send
-from sqlq_spark import receive as receiving
-from sqlq_spark.dialects import transaction
+from sqlq_spark import database
+from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import ConnectionLost, ParcelsMissing
-from sqlq_spark.receive import NO_STREAM
+from sqlq_spark.receive import task as receiving
+from sqlq_spark.receive.task import NO_STREAM
+from sqlq_spark.send import dispatch as send
+from sqlq_spark.send import dispatch_log
 
 from .failpoints import points, spark_by_hand
 from .failpoints.message_count import HEARING, QUEUES, TIMEOUT, TOPIC, Books, Count, Shop
@@ -39,9 +41,9 @@ if TYPE_CHECKING:
 
     from conftest import Place
 
-    from sqlq_spark.dialects import Connection
+    from sqlq_spark.database import Connection
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.send import Staged
+    from sqlq_spark.send.dispatch import Staged
 
     from .failpoints.points import Point
 
@@ -173,10 +175,10 @@ def shop(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     peer.create_subscriptions(routes)
     for table in HEARING:
         peer.subscribe(routes, table, TOPIC, shop.printed(table))
-    dialect = dialects.of(place.url)
+    dialect = database.of(place.url)
     connection = dialect.connect(place.url, application=mark, timeout=TIMEOUT, state=place.state)
-    install.install(connection, state=place.state, timeout=TIMEOUT)
-    install.create_delayed(connection, shop.address("orders"), timeout=TIMEOUT)
+    schema.install(connection, state=place.state, timeout=TIMEOUT)
+    schema.create_delayed(connection, shop.address("orders"), timeout=TIMEOUT)
     connection.close()
     monkeypatch.setattr(dialect, "connect", points.watching(place.url, mark))
     for module, name, value in SMALL:

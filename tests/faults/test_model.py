@@ -18,11 +18,13 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import run_state_machine_as_test
 
-from sqlq_spark import install, pace, payload, receipts
-from sqlq_spark import receive as receiving
-from sqlq_spark.address import QueueAddress, print_postgresql
-from sqlq_spark.dialects import postgresql
+from sqlq_spark.database import schema
+from sqlq_spark.database.postgresql import connection as postgresql
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.receive import pace, receipts
+from sqlq_spark.receive import task as receiving
+from sqlq_spark.wire import payload
+from sqlq_spark.wire.address import QueueAddress, print_postgresql
 
 from .model.message_places import Lost
 from .model.participants import World
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
     from conftest import Place
 
-    from sqlq_spark.dialects import Connection
+    from sqlq_spark.database import Connection
 
 pytestmark = pytest.mark.faults
 
@@ -95,7 +97,7 @@ def machine(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Mach
 
 def state(connection: Connection) -> None:
     """Make the state tables."""
-    install.install(connection, state=connection.state, timeout=TIMEOUT)
+    schema.install(connection, state=connection.state, timeout=TIMEOUT)
     connection.close()
 
 

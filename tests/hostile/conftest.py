@@ -15,8 +15,8 @@ import pytest
 from conformance.dba import as_login
 from psycopg import sql
 
-from sqlq_spark.endpoint import endpoint
-from sqlq_spark.script import Roles, script
+from sqlq_spark.admin.endpoint import endpoint
+from sqlq_spark.admin.script import Roles, script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

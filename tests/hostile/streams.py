@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sqlq_spark import payload, send
-from sqlq_spark.message import QUEUE_ROW
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.outgoing import Sender
-from sqlq_spark.reader import INITIAL, Reader
-from sqlq_spark.receive import Origin, receive
-from sqlq_spark.sessions import Session
+from sqlq_spark.receive.driver import INITIAL, Reader
+from sqlq_spark.receive.task import Origin, receive
+from sqlq_spark.send import dispatch as send
+from sqlq_spark.send.messages import Sender
+from sqlq_spark.wire import payload
+from sqlq_spark.wire.rows import QUEUE_ROW
 
 if TYPE_CHECKING:
     from conftest import Place
 
-    from sqlq_spark.reader import Offset
-    from sqlq_spark.send import Staged
+    from sqlq_spark.receive.driver import Offset
+    from sqlq_spark.send.dispatch import Staged
 
 TIMEOUT = 10.0  # seconds for a statement; what an attacker holds is held for longer
 PUT = "INSERT INTO {} (id, headers, body) VALUES (gen_random_uuid(), '{{}}', %s)"

@@ -16,20 +16,19 @@ import pytest
 from recorded_connection import RecordedConnection
 from typer.testing import CliRunner
 
-from sqlq_spark import cli, install, retry, send, subscriptions
-from sqlq_spark.address import QueueAddress, parse_postgresql
+from sqlq_spark.admin import retry
+from sqlq_spark.cli import main
+from sqlq_spark.database import schema
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.delayed import Mover
-from sqlq_spark.errors import (
-    DestinationChanged,
-    DestinationRefused,
-    SubscriberUnreachable,
-)
-from sqlq_spark.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps
+from sqlq_spark.errors import DestinationChanged, DestinationRefused, SubscriberUnreachable
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.outgoing import PARCEL_ROW
-from sqlq_spark.receive import Origin, Task, receive
-from sqlq_spark.sessions import Session
-from sqlq_spark.topics import PARCEL_TOPICS
+from sqlq_spark.receive.task import Origin, Task, receive
+from sqlq_spark.send import dispatch, subscriptions
+from sqlq_spark.send.messages import PARCEL_ROW
+from sqlq_spark.send.topics import PARCEL_TOPICS
+from sqlq_spark.wire.address import QueueAddress, parse_postgresql
+from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -197,7 +196,7 @@ class Scene:
         options = SinkOptions.parse(given)
         rows = [{"queue": queue, "headers": "{}", "body": b"secret", "lifetime": None}]
         parcel = pa.Table.from_pylist(rows, schema=PARCEL_ROW)
-        send._send(connection or self.connection(), parcel, options)  # noqa: SLF001 - a transaction
+        dispatch._send(connection or self.connection(), parcel, options)  # noqa: SLF001 - a transaction
 
     def errors(self) -> list[dict[str, str]]:
         """Headers of what is in the error queue."""
@@ -219,7 +218,7 @@ def scene(place: Place, tenants: Tenants) -> Iterator[Scene]:
     options = SourceOptions.parse({"url": place.url, "queue": "x", "stateSchema": place.state})
     with Session(options, "install", state=False) as desk:
         connection = desk.open()
-        install.install(connection, state=place.state, timeout=TIMEOUT)
+        schema.install(connection, state=place.state, timeout=TIMEOUT)
         for table in ("Shop", "error", "audit", "Mallory"):
             connection.run("create_queue", tables={"queue": QueueAddress(table, place.schema)})
         connection.run(
@@ -466,7 +465,7 @@ def test_a_returned_message_makes_no_superuser(scene: Scene) -> None:
     scene.put(scene.table("error"), **{FAILED_Q: scene.trap})
     words = ["retry", scene.table("error"), "--all", "--yes", "--url", scene.place.url]
 
-    result = CliRunner().invoke(cli.app, words)
+    result = CliRunner().invoke(main.app, words)
 
     assert result.exit_code == 1
     assert "allowedDestinations" in result.output
@@ -500,7 +499,7 @@ def test_a_return_goes_where_the_operator_allows(scene: Scene) -> None:
     scene.put(scene.table("error"), **{FAILED_Q: scene.trap})
     words = ["retry", scene.table("error"), "--all", "--yes", "--url", scene.place.url]
 
-    result = CliRunner().invoke(cli.app, [*words, "--allow", f'"{scene.mallory.login}".*'])
+    result = CliRunner().invoke(main.app, [*words, "--allow", f'"{scene.mallory.login}".*'])
 
     assert result.exit_code == 0, result.output
     assert scene.rows(scene.trap) == [b"secret"]
@@ -526,7 +525,7 @@ def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
     )
 
     with pytest.raises(SubscriberUnreachable, match="trigger t calls"):
-        send._send(connection, parcel, options)  # noqa: SLF001 - one transaction
+        dispatch._send(connection, parcel, options)  # noqa: SLF001 - one transaction
 
     assert scene.loot() == []
 

@@ -12,9 +12,11 @@ from conformance.peers import PostgreSQL
 from conftest import placed
 from psycopg import sql
 
-from sqlq_spark import browse, checks, inspect, install, report, watch
-from sqlq_spark.address import QueueAddress
+from sqlq_spark.admin import checks, inspect, report, watch
+from sqlq_spark.database import schema
 from sqlq_spark.errors import MessageTooLarge
+from sqlq_spark.receive import browse
+from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +38,7 @@ def bench_at(place: Place) -> Bench:
     bench = Bench(peer, queue, errors, name=secrets.token_hex(4))
     peer.create(queue)
     peer.create(errors)
-    install.install(bench.desk, state=place.state, timeout=TIMEOUT)
+    schema.install(bench.desk, state=place.state, timeout=TIMEOUT)
     return bench
 
 

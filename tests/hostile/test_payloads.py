@@ -10,10 +10,10 @@ from conformance.conftest import TIMEOUT
 from conformance.test_send import dispatch, parcel, stage
 from payloads import forged
 
-from sqlq_spark.dialects import transaction
+from sqlq_spark.database import transaction
 from sqlq_spark.errors import PayloadRefused
-from sqlq_spark.payload import packed
-from sqlq_spark.receipts import drop, return_
+from sqlq_spark.receive.receipts import drop, return_
+from sqlq_spark.wire.payload import packed
 
 from .test_messages import bench  # noqa: F401 - a fixture
 

@@ -23,15 +23,15 @@ from pooler import relayed
 from psycopg import sql
 from test_cli import READER, received, run
 
-from sqlq_spark import send
-from sqlq_spark.dialects import Statements
-from sqlq_spark.endpoint import endpoint
+from sqlq_spark.admin.endpoint import endpoint
+from sqlq_spark.admin.script import Roles, script
+from sqlq_spark.database import Statements
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.outgoing import Sender
-from sqlq_spark.reader import INITIAL, Reader
-from sqlq_spark.receive import Origin, receive
-from sqlq_spark.script import Roles, script
-from sqlq_spark.sessions import Session
+from sqlq_spark.receive.driver import INITIAL, Reader
+from sqlq_spark.receive.task import Origin, receive
+from sqlq_spark.send import dispatch
+from sqlq_spark.send.messages import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -216,8 +216,8 @@ def sent(place: Place, url: str, **to: str) -> int:
     batch = pa.RecordBatch.from_pydict({"body": [b"x"], "delay": ["00:00:01"]})
     with Session(options, "sender") as session:
         parcels = Sender(options=options, partition=0).parcels([batch])
-        staged = send.stage(session, parcels, sink=secrets.token_hex(4), batch=0)
-        return send.dispatch(session.open(), [staged], options)
+        staged = dispatch.stage(session, parcels, sink=secrets.token_hex(4), batch=0)
+        return dispatch.dispatch(session.open(), [staged], options)
 
 
 @pytest.mark.parametrize("who", ["login", "superuser"])

@@ -13,13 +13,16 @@ from conformance.dba import as_login
 from psycopg import sql
 from waiting import until
 
-from sqlq_spark import dispatch_log, inspect, install, receipts, receive
-from sqlq_spark.dialects import transaction
-from sqlq_spark.endpoint import endpoint
+from sqlq_spark.admin import inspect
+from sqlq_spark.admin.endpoint import endpoint
+from sqlq_spark.admin.script import Roles, script
+from sqlq_spark.database import schema, transaction
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadPlan, DispatchLogAhead, DispatchLogOfOther, StateOfOther
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.script import Roles, script
-from sqlq_spark.sessions import Session
+from sqlq_spark.receive import receipts
+from sqlq_spark.receive import task as receive
+from sqlq_spark.send import dispatch_log
 
 from .streams import PUT, TIMEOUT, Stream, Writer, bodies, forged
 
@@ -492,8 +495,8 @@ def test_one_login_for_everything_works_as_before(
     options = SourceOptions.parse({"url": url, "queue": queue, "stateSchema": place.state})
     with Session(options, "install", state=False) as session:
         for _ in range(2):
-            install.install(session.open(), state=place.state, timeout=TIMEOUT)
-            install.create_queue(session.open(), options.address, timeout=TIMEOUT)
+            schema.install(session.open(), state=place.state, timeout=TIMEOUT)
+            schema.create_queue(session.open(), options.address, timeout=TIMEOUT)
 
     assert Writer(place, url, queue).send(b"sent", 0) == 1
     stream = streams(url, queue)
@@ -537,7 +540,7 @@ def installed(place: Place) -> None:
     """Install, as a superuser."""
     options = SourceOptions.parse({"url": place.url, "queue": "q", "stateSchema": place.state})
     with Session(options, "install", state=False) as session:
-        install.install(session.open(), state=place.state, timeout=TIMEOUT)
+        schema.install(session.open(), state=place.state, timeout=TIMEOUT)
 
 
 def test_install_runs_no_code_of_who_made_the_schema_before(

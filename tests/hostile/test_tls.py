@@ -11,9 +11,9 @@ import trustme
 from tls import HOST, door, through
 
 from sqlq_spark import errors
-from sqlq_spark.dialects import postgresql
-from sqlq_spark.dialects.postgresql import connect
-from sqlq_spark.dialects.postgresql_url import WEAK, Target
+from sqlq_spark.database.postgresql import connection as postgresql
+from sqlq_spark.database.postgresql.connection import connect
+from sqlq_spark.database.postgresql.url import WEAK, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

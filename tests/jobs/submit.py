@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 import pyspark
 from waiting import until
 
-from sqlq_spark.demo_process import members
+from sqlq_spark.demo.process import members
 
 from . import gate
 

@@ -13,10 +13,10 @@ from spark.stand import Queue
 from waiting import until
 
 from jobs.submit import delta_rows, module
-from sqlq_spark.headers import EXCEPTION_INFO, FAILED_Q, MESSAGE_ID, TIME_OF_FAILURE, dumps
 from sqlq_spark.jobs import main as job
 from sqlq_spark.jobs.main import BadSettings
 from sqlq_spark.jobs.triage import failures as triage_failures
+from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, MESSAGE_ID, TIME_OF_FAILURE, dumps
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,8 +10,7 @@ import psycopg
 import pytest
 
 from jobs.submit import module, toml
-from sqlq_spark import install
-from sqlq_spark.dialects import of
+from sqlq_spark.database import of, schema
 from sqlq_spark.jobs import main as job
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def delay(queue: Queue, messages: int) -> str:
     connection = of(queue.place.url).connect(
         queue.place.url, application="test", timeout=20, state=queue.place.state
     )
-    install.create_delayed(connection, queue.address, timeout=20)
+    schema.create_delayed(connection, queue.address, timeout=20)
     connection.close()
     table = f'{queue.name[:-1]}.Delayed"'
     queue.place.sql(

@@ -12,7 +12,7 @@ import re
 import sys
 from importlib.resources import files
 
-from sqlq_spark.dialects import Statements
+from sqlq_spark.database import Statements
 
 # what a plain SELECT keeps on each
 DIALECTS = {"postgresql": "nothing", "sqlserver": "keeps none"}
@@ -37,7 +37,7 @@ SECTIONS = [
 
 def sections(dialect: str) -> dict[str, list[str]]:
     """The statements' names below each heading of a file."""
-    text = files("sqlq_spark.dialects").joinpath(f"{dialect}.sql").read_text(encoding="utf-8")
+    text = files("sqlq_spark.database").joinpath(f"{dialect}.sql").read_text(encoding="utf-8")
     parts = re.split(r"^-- -{10,} (.+)$", text, flags=re.MULTILINE)[1:]
     return {
         title: re.findall(r"^-- name: *(\w+)", body, flags=re.MULTILINE)
@@ -47,7 +47,7 @@ def sections(dialect: str) -> dict[str, list[str]]:
 
 def comments(dialect: str) -> dict[str, str]:
     """What stands above each statement, in one line."""
-    text = files("sqlq_spark.dialects").joinpath(f"{dialect}.sql").read_text(encoding="utf-8")
+    text = files("sqlq_spark.database").joinpath(f"{dialect}.sql").read_text(encoding="utf-8")
     _, *parts = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
     found = {}
     for name, part in zip(parts[::2], parts[1::2], strict=True):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer.main import get_command
 
-from sqlq_spark import cli
+from sqlq_spark.cli import main
 
 from .page import ROOT
 
@@ -54,7 +54,7 @@ def known_words(words: list[str]) -> None:
     Raises:
         AssertionError: a command or a switch is not known.
     """
-    command: Any = get_command(cli.app)
+    command: Any = get_command(main.app)
     path = ["sqlqueue"]
     for word in words:
         if hasattr(command, "commands") and not word.startswith("-"):

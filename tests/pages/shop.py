@@ -22,10 +22,10 @@ import pytest
 from psycopg import sql
 from typer.main import get_command
 
-from sqlq_spark import cli
+from sqlq_spark.cli import main
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.reader import INITIAL, Reader
-from sqlq_spark.receive import Origin, receive
+from sqlq_spark.receive.driver import INITIAL, Reader
+from sqlq_spark.receive.task import Origin, receive
 
 from . import programs
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sqlq_spark.reader import Offset
+    from sqlq_spark.receive.driver import Offset
 
     from .page import Block
 
@@ -135,7 +135,7 @@ class Shop:
         assert self.capture is not None
         self.capture.readouterr()
         with pytest.raises(SystemExit) as ended:
-            cli.main(words)
+            main.main(words)
         said = "".join(self.capture.readouterr())
         if int(ended.value.code or 0) != code:
             raise CommandFailed(f"{' '.join(words)} ended with {ended.value.code}: {said}")
@@ -200,7 +200,7 @@ def commands(text: str) -> list[str]:
 
 def parse(words: list[str]) -> None:
     """Let the command line read the words, and do nothing."""
-    command: Any = get_command(cli.app)
+    command: Any = get_command(main.app)
     _, *rest = words
     while hasattr(command, "commands"):
         name, *rest = rest

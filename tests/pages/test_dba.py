@@ -11,12 +11,14 @@ import pyarrow as pa
 import pytest
 from waiting import until
 
-from sqlq_spark import browse, dialects, send
-from sqlq_spark.address import QueueAddress
+from sqlq_spark import database as dialects
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.delayed import Mover
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.outgoing import Sender
-from sqlq_spark.sessions import Session
+from sqlq_spark.receive import browse
+from sqlq_spark.send import dispatch
+from sqlq_spark.send.messages import Sender
+from sqlq_spark.wire.address import QueueAddress
 
 from . import locks
 from .page import blocks, read, table
@@ -146,9 +148,9 @@ def test_the_modes_on_the_page_are_those_that_the_server_shows(
     sink = SinkOptions.parse({"url": shop.url, "queue": "Shop.Orders"})
     with Session(sink, "sink") as session:
         parcels = Sender(options=sink, partition=0).parcels([MESSAGE])
-        staged = send.stage(session, parcels, sink="dba", batch=0)
+        staged = dispatch.stage(session, parcels, sink="dba", batch=0)
         held.clear()
-        session.do(lambda connection: send.dispatch(connection, [staged], sink))
+        session.do(lambda connection: dispatch.dispatch(connection, [staged], sink))
         noted("dispatch")
         mover = Mover(QUEUE, zone=None, timeout=10)
         moved = session.do(lambda connection: mover.move(connection, 10))

@@ -10,12 +10,7 @@ import psycopg
 import pytest
 
 from sqlq_spark import errors
-from sqlq_spark.errors import (
-    QueueNotFound,
-    ReaderNotFound,
-    ReaderTakenOver,
-    StateNotInstalled,
-)
+from sqlq_spark.errors import QueueNotFound, ReaderNotFound, ReaderTakenOver, StateNotInstalled
 
 from .page import blocks, table
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sqlq_spark import datasource, outgoing
-from sqlq_spark.dialects import postgresql_url, sqlserver_url
+from sqlq_spark import datasource
+from sqlq_spark.database.postgresql import url as postgresql_url
+from sqlq_spark.database.sqlserver import url as sqlserver_url
 from sqlq_spark.errors import BadFrame, BadOption
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.send import messages
 
 from . import programs
 from .page import PAGES, ROOT, Block, blocks, read, sections, table, tables
@@ -155,10 +157,10 @@ def test_the_columns_of_a_write_are_those_that_are_taken() -> None:
     """Each by its name; a wrong type is answered with the words of the page."""
     columns = table("docs/sqlqueue.md", "write-columns")
 
-    assert {name.strip("`") for name in columns.column()} == set(outgoing.WRITTEN)
+    assert {name.strip("`") for name in columns.column()} == set(messages.WRITTEN)
     for cell, kind, _ in columns.rows:
         with pytest.raises(BadFrame) as refused:
-            outgoing.check({"body": "binary", cell.strip("`"): "boolean"}, queue=True)
+            messages.check({"body": "binary", cell.strip("`"): "boolean"}, queue=True)
         assert str(refused.value).endswith(f"expected {kind}")
 
 

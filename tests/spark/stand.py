@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from conftest import Place
 
-from sqlq_spark import dialects, install
-from sqlq_spark.address import QueueAddress
+from sqlq_spark import database
+from sqlq_spark.database import schema
+from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -59,7 +60,7 @@ class Queue:
     @property
     def name(self) -> str:
         """The canonical address; on PostgreSQL it is what SQL needs too."""
-        return dialects.of(self.place.url).printed(self.address)
+        return database.of(self.place.url).printed(self.address)
 
     @property
     def peer(self) -> Peer:
@@ -82,21 +83,21 @@ class Queue:
 
     # ------------------------------------------------------------ by others
 
-    def _connected(self, work: Callable[[dialects.Connection], None]) -> None:
+    def _connected(self, work: Callable[[database.Connection], None]) -> None:
         url, state = self.place.url, self.place.state
-        connection = dialects.of(url).connect(url, application="test", timeout=TIMEOUT, state=state)
+        connection = database.of(url).connect(url, application="test", timeout=TIMEOUT, state=state)
         with contextlib.closing(connection):
             work(connection)
 
     def install(self) -> None:
         """Make the state tables."""
-        self._connected(lambda c: install.install(c, state=self.place.state, timeout=TIMEOUT))
+        self._connected(lambda c: schema.install(c, state=self.place.state, timeout=TIMEOUT))
 
     def create(self, *, body_string: bool = False) -> None:
         """Make the queue's table."""
 
-        def work(connection: dialects.Connection) -> None:
-            install.create_queue(connection, self.address, timeout=TIMEOUT, body_string=body_string)
+        def work(connection: database.Connection) -> None:
+            schema.create_queue(connection, self.address, timeout=TIMEOUT, body_string=body_string)
 
         self._connected(work)
 

@@ -15,8 +15,10 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from spark.stand import finish
-from sqlq_spark import delayed, install, subscriptions
-from sqlq_spark.address import QueueAddress
+from sqlq_spark import delayed
+from sqlq_spark.database import schema
+from sqlq_spark.send import subscriptions
+from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +94,7 @@ def test_a_frame_is_sent_published_and_delayed(spark: SparkSession, bench: Bench
     subscriptions.subscribe(
         bench.desk, table, topic="Shop.Placed", endpoint="Lake", queue=bench.errors, timeout=20
     )
-    install.create_delayed(bench.desk, bench.queue, timeout=20)
+    schema.create_delayed(bench.desk, bench.queue, timeout=20)
     frame = spark.createDataFrame([(1, None, None), (2, ["Shop.Placed"], None), (3, None, 1)]).toDF(
         "n", "topics", "delay"
     )

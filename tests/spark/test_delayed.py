@@ -11,8 +11,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from spark.stand import Queue, finish, message_ids
-from sqlq_spark import install
-from sqlq_spark.headers import DELIVER_AT, FORWARD_DESTINATION
+from sqlq_spark.database import schema
+from sqlq_spark.wire.headers import DELIVER_AT, FORWARD_DESTINATION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.spark
 
 def delayed(queue: Queue) -> Queue:
     """Give the table of a queue's delayed messages."""
-    queue._connected(lambda c: install.create_delayed(c, queue.address, timeout=30))  # noqa: SLF001
+    queue._connected(lambda c: schema.create_delayed(c, queue.address, timeout=30))  # noqa: SLF001
     return Queue(queue.place, f"{queue.table}.Delayed")
 
 

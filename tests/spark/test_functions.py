@@ -16,7 +16,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from spark.stand import Queue, finish
-from sqlq_spark import functions, outgoing
+from sqlq_spark import functions
 from sqlq_spark.errors import BadFrame
 from sqlq_spark.functions import (
     audit,
@@ -33,8 +33,9 @@ from sqlq_spark.functions import (
     time_sent,
     wire_time,
 )
-from sqlq_spark.headers import BadWireTime, parse_wire_time
-from sqlq_spark.message_types import full_name
+from sqlq_spark.send import messages as outgoing
+from sqlq_spark.wire.headers import BadWireTime, parse_wire_time
+from sqlq_spark.wire.message_types import full_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from servers import only
 
 from spark.stand import Queue, finish, message_ids, numbered, texts
-from sqlq_spark import install
+from sqlq_spark.database import schema as install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 from pages.page import blocks
 
-from sqlq_spark.install import create_queue, install
+from sqlq_spark.database.schema import create_queue, install
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.sessions import Session
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sqlq_spark.headers import (
+from sqlq_spark.jobs.triage import failures as triage
+from sqlq_spark.wire.headers import (
     ENCLOSED_MESSAGE_TYPES,
     EXCEPTION_INFO,
     FAILED_Q,
     MESSAGE_ID,
     TIME_OF_FAILURE,
 )
-from sqlq_spark.jobs.triage import failures as triage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

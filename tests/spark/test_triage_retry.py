@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sqlq_spark.headers import FAILED_Q, MESSAGE_ID, dumps
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.jobs.triage import failures as triage
 from sqlq_spark.jobs.triage.retry import RequestStuck, Retry
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.wire.headers import FAILED_Q, MESSAGE_ID, dumps
 
 if TYPE_CHECKING:
     from collections.abc import Callable

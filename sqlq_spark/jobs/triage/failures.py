@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark import functions
-from sqlq_spark import headers as wire
-from sqlq_spark.message import flat, opened
+from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.rows import flat, opened
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

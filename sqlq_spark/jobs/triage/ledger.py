@@ -15,15 +15,15 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark import dispatch_log
-from sqlq_spark.dialects import transaction
+from sqlq_spark.database import transaction
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.sessions import Session
+from sqlq_spark.send import dispatch_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlq_spark.dialects import Connection
+    from sqlq_spark.database import Connection
 
 UNKNOWN, OPEN, SENT, GIVEN_UP = -2, -1, 0, 1  # batches; SENT is the txnVersion of the write
 

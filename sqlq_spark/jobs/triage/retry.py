@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, TypeVar
 import stamina
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
-from sqlq_spark import retry
+from sqlq_spark.admin import retry
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.functions import return_to_source
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.jobs.spark import has_table, quoted, read_table
 from sqlq_spark.jobs.triage.ledger import GIVEN_UP, SENT, UNKNOWN, Ledger
-from sqlq_spark.sessions import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from sqlq_spark import dialects, embedded, install
-from sqlq_spark.address import QueueAddress, print_postgresql
+from sqlq_spark import database
+from sqlq_spark.database import schema
+from sqlq_spark.demo import embedded
+from sqlq_spark.wire.address import QueueAddress, print_postgresql
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -169,13 +171,13 @@ class Place:
     def make(self) -> None:
         """Create all of it."""
         self.ground.ask(f"CREATE SCHEMA {self.name}")
-        connection = dialects.of(self.url).connect(
+        connection = database.of(self.url).connect(
             self.url, application="chaos", timeout=30.0, state=self.state
         )
         with contextlib.closing(connection):
-            install.install(connection, state=self.state, timeout=30.0)
+            schema.install(connection, state=self.state, timeout=30.0)
             for table in ("orders", "error", "out"):
-                install.create_queue(connection, QueueAddress(table, self.name), timeout=30.0)
+                schema.create_queue(connection, QueueAddress(table, self.name), timeout=30.0)
         self.ground.ask(f"CREATE TABLE {self.name}.sent (number int PRIMARY KEY, kind text)")
         self.ground.ask(f"CREATE TABLE {self.name}.taken (number int)")
 

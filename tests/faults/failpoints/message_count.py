@@ -19,13 +19,13 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from sqlq_spark import dialects
-from sqlq_spark.address import QueueAddress
-from sqlq_spark.delays import PARCEL_DELAYS
-from sqlq_spark.headers import FAILED_Q, FORWARD_DESTINATION, dumps
+from sqlq_spark import database
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.outgoing import PARCEL_ROW
-from sqlq_spark.topics import PARCEL_TOPICS
+from sqlq_spark.send.delays import PARCEL_DELAYS
+from sqlq_spark.send.messages import PARCEL_ROW
+from sqlq_spark.send.topics import PARCEL_TOPICS
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.headers import FAILED_Q, FORWARD_DESTINATION, dumps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +82,7 @@ class Shop:
 
     def printed(self, table: str) -> str:
         """Its name for an option."""
-        return dialects.of(self.url).printed(self.address(table))
+        return database.of(self.url).printed(self.address(table))
 
     def raw(self) -> dict[str, str]:
         """What all options have in common."""

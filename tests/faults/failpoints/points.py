@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from recorded_connection import METHODS, RecordedConnection
 
 import sqlq_spark
-from sqlq_spark import dialects
+from sqlq_spark import database
 from sqlq_spark.errors import ConnectionLost
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class Watched(RecordedConnection):
 
 def watching(url: str, mark: str) -> Callable[..., Watched]:
     """Give what connects to `url`; the sessions' names begin with `mark`."""
-    connect, number = dialects.of(url).connect, count()
+    connect, number = database.of(url).connect, count()
 
     def watched(url: str, *, application: str, timeout: float, state: str) -> Watched:
         del application
@@ -278,7 +278,7 @@ def forge() -> Iterator[Callable[[Order], Point | None]]:
 
 def serve(orders: Pipe) -> None:
     """Fork a process for each order that comes in, and answer how it ended."""
-    dialects.of("postgresql://")  # its driver is imported once
+    database.of("postgresql://")  # its driver is imported once
     while True:
         try:
             order = orders.recv()

@@ -16,14 +16,19 @@ from functools import cached_property, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sqlq_spark import dialects, pace, payload, receipts, retry, send, subscriptions
-from sqlq_spark import receive as receiving
-from sqlq_spark.dialects import transaction
+from sqlq_spark import database
+from sqlq_spark.admin import retry
+from sqlq_spark.database import transaction
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import StaleTask
 from sqlq_spark.jobs.triage.ledger import SENT, Ledger
-from sqlq_spark.reader import INITIAL, Offset, Reader
-from sqlq_spark.receive import NO_STREAM, Origin, Task
-from sqlq_spark.sessions import Session
+from sqlq_spark.receive import pace, receipts
+from sqlq_spark.receive import task as receiving
+from sqlq_spark.receive.driver import INITIAL, Offset, Reader
+from sqlq_spark.receive.task import NO_STREAM, Origin, Task
+from sqlq_spark.send import dispatch as send
+from sqlq_spark.send import subscriptions
+from sqlq_spark.wire import payload
 
 from .message_count import TIMEOUT, Shop
 from .points import watching
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.send import Staged
+    from sqlq_spark.send.dispatch import Staged
 
     from .message_count import Books
     from .points import Point
@@ -115,7 +120,7 @@ class Desk:
 
 def elsewhere(shop: Shop, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Do a deed in a process of its own, just forked."""
-    dialect: Any = dialects.of(shop.url)
+    dialect: Any = database.of(shop.url)
     dialect.connect = watching(shop.url, shop.mark)
     for place, name, value in SMALL:
         setattr(place, name, value)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from sqlq_spark import receipts, send
-from sqlq_spark.dialects import transaction
+from sqlq_spark.database import transaction
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost, Deadlock, ReceiptSettled
-from sqlq_spark.outgoing import PARCEL_ROW
-from sqlq_spark.sessions import Session
+from sqlq_spark.receive import receipts
+from sqlq_spark.send import dispatch
+from sqlq_spark.send.messages import PARCEL_ROW
 
 from .message_places import Ledger, Lost
 from .queries import TIMEOUT, Checkpoint, Driver, Job, Sink, expected
@@ -22,9 +23,9 @@ from .steps import FIGURES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlq_spark.reader import Offset
-    from sqlq_spark.receipts import Move
-    from sqlq_spark.receive import Origin
+    from sqlq_spark.receive.driver import Offset
+    from sqlq_spark.receive.receipts import Move
+    from sqlq_spark.receive.task import Origin
 
     from .queries import Key, Kind, Receipt
     from .steps import Order, Stage
@@ -96,7 +97,7 @@ class World(Ledger):
                 if job in self.jobs:
                     self.step(job)
 
-    def stage_rows(self, sink: Sink, bodies: list[bytes], origin: Origin) -> send.Staged:
+    def stage_rows(self, sink: Sink, bodies: list[bytes], origin: Origin) -> dispatch.Staged:
         """Put a task's messages into the outbox, a parcel for each two of them."""
         assert sink.options is not None
         rows = [{"headers": "{}", "body": body} for body in bodies]
@@ -106,7 +107,9 @@ class World(Ledger):
         query, batch = origin.query_id, origin.query_batch
         assert batch is not None
         with Session(sink.options, "sink") as session:
-            return send.stage(session, parcels, sink=f"query:{query}", batch=batch, origin=origin)
+            return dispatch.stage(
+                session, parcels, sink=f"query:{query}", batch=batch, origin=origin
+            )
 
     def send(self, messages: int, kind: str = "plain") -> None:
         """Send messages: plain, expired or poison."""

@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from sqlq_spark import receive as receiving
-from sqlq_spark import send
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     ConnectionLost,
@@ -23,9 +22,10 @@ from sqlq_spark.errors import (
     ReaderTakenOver,
     StaleTask,
 )
-from sqlq_spark.reader import INITIAL, Offset, Reader
-from sqlq_spark.receive import Origin, Task
-from sqlq_spark.sessions import Session
+from sqlq_spark.receive import task as receiving
+from sqlq_spark.receive.driver import INITIAL, Offset, Reader
+from sqlq_spark.receive.task import Origin, Task
+from sqlq_spark.send import dispatch as send
 
 from .steps import FIGURES, Killed, Order, Work
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.receipts import Move, State
+    from sqlq_spark.receive.receipts import Move, State
 
     from .participants import World
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from sqlq_spark import payload
+from sqlq_spark.wire import payload
 
 from .steps import FIGURES
 

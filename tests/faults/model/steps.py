@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from sqlq_spark.dialects import Connection
+    from sqlq_spark.database import Connection
 
 # go on; die before the statement; die after the commit; lose the connection; lose commit's answer
 Order = Literal["go", "die", "late", "cut", "mute"]

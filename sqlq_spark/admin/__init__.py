@@ -1,0 +1,1 @@
+"""What operators ask for: statistics, checks, reports, retries, scripts."""

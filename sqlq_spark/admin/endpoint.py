@@ -1,0 +1,120 @@
+"""
+The queues of an endpoint, by the names that the transport gives them; pure.
+
+    endpoint[.qualifier][.discriminator]
+
+`shop` is what all instances share, `shop.web1` belongs to the instance web1, `shop.Retries` is a
+satellite's. Error and audit queues are shared by endpoints and named whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sqlq_spark import database
+from sqlq_spark.errors import BadAddress, BadOption
+from sqlq_spark.options import NAMED, addressed, printed
+from sqlq_spark.wire.address import QueueAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """The tables of an endpoint."""
+
+    primary: QueueAddress
+    instances: tuple[QueueAddress, ...] = ()
+    satellites: tuple[QueueAddress, ...] = ()
+    error: QueueAddress | None = None
+    audit: QueueAddress | None = None
+
+    @property
+    def own(self) -> tuple[QueueAddress, ...]:
+        """Those that the endpoint receives from."""
+        return self.primary, *self.instances, *self.satellites
+
+    @property
+    def shared(self) -> tuple[QueueAddress, ...]:
+        """Those that it only sends to."""
+        return tuple(each for each in (self.error, self.audit) if each is not None)
+
+    @property
+    def queues(self) -> tuple[QueueAddress, ...]:
+        """All of them."""
+        return *self.own, *self.shared
+
+
+def endpoint(
+    url: str,
+    queue: str,
+    *,
+    instances: Sequence[str] = (),
+    qualifiers: Sequence[str] = (),
+    error: str | None = None,
+    audit: str | None = None,
+) -> Endpoint:
+    """
+    Name the queues of an endpoint.
+
+    Args:
+        url: its scheme says in which database's notation.
+        queue: the endpoint's name, or the address of its queue.
+        instances: a discriminator each, put behind the endpoint's name, in the endpoint's schema;
+            or the whole address of the instance's queue.
+        qualifiers: of satellites, in the same way.
+        error: a queue's name or address, as errorQueue of a reader.
+        audit: as `error`.
+
+    Raises:
+        BadOption: a name is empty, too long, or comes twice; it names the flag.
+    """
+    primary = addressed("queue", url, queue)
+    made = Endpoint(
+        primary=primary,
+        instances=tuple(_derived("--instance", url, primary, text) for text in instances),
+        satellites=tuple(_derived("--qualifier", url, primary, text) for text in qualifiers),
+        error=None if error is None else addressed("--error", url, error),
+        audit=None if audit is None else addressed("--audit", url, audit),
+    )
+    _check_each_once(url, made)
+    return made
+
+
+def table_name(endpoint: str, qualifier: str = "", discriminator: str = "") -> str:
+    """The table of an endpoint's queue, of its satellite's, of its instance's; no part is empty."""
+    return ".".join(part for part in (endpoint, qualifier, discriminator) if part)
+
+
+def _derived(flag: str, url: str, primary: QueueAddress, text: str) -> QueueAddress:
+    """A queue named behind the endpoint's, unless the text is an address of its own."""
+    given = addressed(flag, url, text)
+    if given != QueueAddress(text):
+        return given
+    made = replace(primary, table=table_name(primary.table, text))
+    try:
+        NAMED[database.kind(url)](printed(url, made))
+    except BadAddress as error:
+        expected = f"a name that fits behind {primary.table}. ({error.args[-1]})"
+        raise BadOption(flag, text, expected) from None
+    return made
+
+
+def _check_each_once(url: str, made: Endpoint) -> None:
+    seen: set[str] = set()
+    for flag, queues in _by_flag(made):
+        for each in queues:
+            name = printed(url, each)
+            if name in seen:
+                raise BadOption(flag, name, "another queue than those named before it")
+            seen.add(name)
+
+
+def _by_flag(made: Endpoint) -> Iterator[tuple[str, tuple[QueueAddress, ...]]]:
+    yield "queue", (made.primary,)
+    yield "--instance", made.instances
+    yield "--qualifier", made.satellites
+    yield "--error", () if made.error is None else (made.error,)
+    yield "--audit", () if made.audit is None else (made.audit,)

@@ -1,0 +1,196 @@
+"""
+Pieces of a page of HTML: charts in plain SVG, tables, tiles; no script, nothing from elsewhere.
+
+Every text comes from strangers (names of queues, types, exceptions) and is escaped here, and only
+here: what these functions take is text, what they return is HTML. The page also forbids itself
+every script and every fetch, by a policy that browsers keep.
+
+A plot is stretched to the width that there is; its labels are text beside it, of one size
+everywhere, so that it can be read on a phone.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from sqlq_spark.cli.screens.screen import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+LONGEST = 300  # characters of one text that a page shows
+TICKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line of a chart; x from 0 to 1, None where it is broken."""
+
+    name: str
+    points: Sequence[tuple[float, float | None]]
+
+
+def text(value: object) -> str:
+    """A stranger's text as HTML: escaped, without control characters, cut where it is too long."""
+    found = clean(str(value))
+    return html.escape(found if len(found) <= LONGEST else found[:LONGEST] + "…")
+
+
+def whole(title: str, *parts: str) -> str:
+    """A page."""
+    style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{text(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(part for part in parts if part)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def heading(level: int, value: str) -> str:
+    """A heading."""
+    return f"<h{level}>{text(value)}</h{level}>"
+
+
+def paragraph(value: str) -> str:
+    """A sentence or two."""
+    return f"<p>{text(value)}</p>"
+
+
+def tiles(figures: Iterable[tuple[str, str]]) -> str:
+    """Figures at a glance: what, how much."""
+    inner = "".join(
+        f"<div><dt>{text(name)}</dt><dd>{text(much)}</dd></div>" for name, much in figures
+    )
+    return f'<dl class="tiles">{inner}</dl>'
+
+
+def figure(title: str, note: str, *parts: str) -> str:
+    """A chart with its title, and what it shows in words."""
+    caption = f"<figcaption><strong>{text(title)}</strong> {text(note)}</figcaption>"
+    return f"<figure>{caption}{''.join(parts)}</figure>"
+
+
+def table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table; numbers stand at the right."""
+    head = "".join(f'<th scope="col">{text(name)}</th>' for name in names)
+    body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
+    return (
+        f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def cell(value: object) -> str:
+    """One cell of a table."""
+    if value is None:
+        return '<td class="number">-</td>'
+    if isinstance(value, int):
+        return f'<td class="number">{value:,}</td>'
+    return f"<td>{text(value)}</td>"
+
+
+def folded(title: str, part: str) -> str:
+    """A part that is seen when it is asked for."""
+    return f"<details><summary>{text(title)}</summary>{part}</details>"
+
+
+# ---------------------------------------------------------------- charts
+
+
+def bars(rows: Sequence[tuple[str, float, str]]) -> str:
+    """Bars that lie: a label, a value and what is said of it; the longest takes the whole width."""
+    most = max((value for _, value, _ in rows), default=0) or 1
+    inner = "".join(
+        f'<li><span class="label">{text(label)}</span><span class="much">{text(said)}</span>'
+        f'<svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="rest" width="100" height="1"/>'
+        f'<rect class="one" width="{100 * value / most:.2f}" height="1"/></svg></li>'
+        for label, value, said in rows
+    )
+    return f'<ul class="bars">{inner}</ul>'
+
+
+def columns(counts: Sequence[float], *, unit: str, ends: Sequence[str], said: str) -> str:
+    """Bars that stand, side by side, over time; `ends` are told below, from left to right."""
+    top = nice(max(counts, default=0))
+    width = 100 / max(1, len(counts))
+    shapes = "".join(
+        f'<rect class="one" x="{at * width + width * 0.08:.3f}" width="{width * 0.84:.3f}" '
+        f'y="{100 - 100 * count / top:.3f}" height="{100 * count / top:.3f}"/>'
+        for at, count in enumerate(counts)
+        if count
+    )
+    return plot(shapes, top=top, unit=unit, ends=ends, said=said)
+
+
+def lines(series: Sequence[Series], *, unit: str, ends: Sequence[str], said: str) -> str:
+    """Lines over time, two at most, each in its colour and with its own dashes."""
+    known = [value for each in series for _, value in each.points if value is not None]
+    top = nice(max(known, default=0))
+    names = ("one", "two")
+    shapes = "".join(
+        f'<path class="{kind}" d="{path(each.points, top)}"/>'
+        for kind, each in zip(names, series, strict=False)
+    )
+    legend = "".join(
+        f'<li><svg viewBox="0 0 24 8" aria-hidden="true"><path class="{kind}" d="M0 4H24"/></svg>'
+        f"{text(each.name)}</li>"
+        for kind, each in zip(names, series, strict=False)
+    )
+    drawn = plot(shapes, top=top, unit=unit, ends=ends, said=said)
+    return f'<ul class="legend">{legend}</ul>{drawn}' if len(series) > 1 else drawn
+
+
+def path(points: Sequence[tuple[float, float | None]], top: float) -> str:
+    """A line through points; where one is not known it is broken."""
+    steps, pen = [], "M"
+    for x, value in points:
+        if value is None:
+            pen = "M"
+            continue
+        steps.append(f"{pen}{100 * x:.2f} {100 - 100 * value / top:.2f}")
+        pen = "L"
+    if len(steps) == 1:
+        steps.append("h0.01")  # a dot: the line's ends are round
+    return "".join(steps)
+
+
+def plot(shapes: str, *, top: float, unit: str, ends: Sequence[str], said: str) -> str:
+    """Shapes in a field of 100 by 100, y downwards, with its axes; `said` is for who cannot see."""
+    values = [top * at / TICKS for at in range(TICKS, -1, -1)]
+    marks = "".join(f"<span>{text(short(value))}</span>" for value in values)
+    grid = "".join(
+        f'<path class="grid" d="M0 {100 * at / TICKS:g}H100"/>' for at in range(TICKS + 1)
+    )
+    below = "".join(f"<span>{text(end)}</span>" for end in ends)
+    return (
+        f'<div class="plot"><div class="unit">{text(unit)}</div><div class="marks">{marks}</div>'
+        f'<svg viewBox="0 0 100 100" preserveAspectRatio="none" role="img" '
+        f'aria-label="{text(said)}">{grid}{shapes}</svg><div class="ends">{below}</div></div>'
+    )
+
+
+def nice(most: float) -> float:
+    """The end of an axis: a round number, so that its quarters are short."""
+    if most <= TICKS:
+        return TICKS
+    power = 10.0 ** math.floor(math.log10(most))
+    return next(step * power for step in (1, 2, 4, 6, 8, 10) if step * power >= most)
+
+
+def short(value: float) -> str:
+    """A number in few characters: 1.5 k, 20 M."""
+    for unit in ("", " k", " M", " G"):
+        if value < 1000:  # noqa: PLR2004
+            return f"{value:.3g}{unit}"
+        value /= 1000
+    return f"{value:.3g} T"

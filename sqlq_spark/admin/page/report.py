@@ -1,0 +1,281 @@
+"""The page of `sqlqueue report --html`: which figures of a report are shown, and how."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from sqlq_spark.admin import watch
+from sqlq_spark.admin.page import page
+from sqlq_spark.cli.screens.screen import counted, sized, span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from sqlq_spark.admin.history import Point
+    from sqlq_spark.admin.inspect import Reader
+    from sqlq_spark.admin.report import Failures, QueueReport, Report, Sample, Sizes
+
+ABSENT = "-"
+SHOWN = 12  # bars of a chart; what is less frequent is one bar
+EXAMPLES = 50  # rows of a table of failures
+
+
+def written(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
+    """
+    Write the page.
+
+    Args:
+        found: the figures.
+        history: points of queues, by their canonical addresses; of a queue without any there is no
+            chart of its flow.
+    """
+    at = f"{found.look.at:%Y-%m-%d %H:%M:%S} UTC"
+    return page.whole(
+        f"Queues of {found.server}, {at}",
+        page.heading(1, "Queues"),
+        page.paragraph(f"{found.server}, as of {at}."),
+        "" if found.queues else page.paragraph("No queue was named, and no reader has one."),
+        *(queue(each, history.get(each.look.queue, ())) for each in found.queues),
+        readers(found),
+        "" if found.failures is None else failures(found.failures),
+        footer(),
+    )
+
+
+# ---------------------------------------------------------------- a queue
+
+
+def queue(each: QueueReport, history: Sequence[Point]) -> str:
+    """A section for one queue."""
+    charts = [*flow(history), *types(each), *ages(each.sample), *sent(each.sample)]
+    if each.sizes is not None:
+        charts.append(bloat(each.sizes))
+    return (
+        f"<section>{page.heading(2, each.look.queue)}{page.tiles(figures(each))}"
+        f"{sampling(each)}<div class='charts'>{''.join(charts)}</div></section>"
+    )
+
+
+def figures(each: QueueReport) -> Iterable[tuple[str, str]]:
+    """What one wants to know first."""
+    look = each.look
+    yield "backlog", f"{look.depth.messages:,}"
+    yield "oldest", ABSENT if look.oldest is None else span(look.oldest)
+    yield "expired", f"{look.depth.expired:,}"
+    if look.delayed is not None:
+        yield "delayed", f"{look.delayed.messages:,}"
+        yield "due", ABSENT if look.delayed.due is None else f"{look.delayed.due:,}"
+    yield "held in receipts", f"{look.held:,}"
+    yield "size", sized(look.depth.bytes)
+
+
+def sampling(each: QueueReport) -> str:
+    """Of how many messages the headers were read."""
+    of, read = each.look.depth.messages, each.sample.read
+    if read >= of:
+        return ""
+    return page.paragraph(
+        f"Types and times are those of {counted(read, 'message')} of {of:,}, read in places that "
+        "are spread evenly over the queue: shares, not counts of all."
+    )
+
+
+def flow(history: Sequence[Point]) -> list[str]:
+    """Backlog and flow over time, where someone kept it."""
+    if not history:
+        return []
+    begin, end = history[0].at, history[-1].at
+    long = (end - begin).total_seconds() or 1.0
+    ends = times(begin, end)
+    places = [((point.at - begin).total_seconds() / long, point) for point in history]
+    waiting = page.Series("backlog", [(x, point.messages) for x, point in places])
+    most = max(point.messages for point in history)
+    came = page.Series("in", [(x, point.incoming) for x, point in places])
+    went = page.Series("out", [(x, point.outgoing) for x, point in places])
+    rates = [f"{each.name} {average(each)}" for each in (came, went)]
+    return [
+        page.figure(
+            "Backlog over time",
+            f"From the history: {most:,.0f} messages at most, "
+            f"{history[-1].messages:,.0f} at the end.",
+            page.lines([waiting], unit="messages", ends=ends, said=f"at most {most:,.0f}"),
+        ),
+        page.figure(
+            "Flow over time",
+            f"From the history: {' and '.join(rates)} messages a second on average.",
+            page.lines([came, went], unit="messages/s", ends=ends, said=", ".join(rates)),
+        ),
+    ]
+
+
+def average(series: page.Series) -> str:
+    """The mean of what is known of a line."""
+    known = [value for _, value in series.points if value is not None]
+    return f"{sum(known) / len(known):,.1f}" if known else "unknown"
+
+
+def types(each: QueueReport) -> list[str]:
+    """Which messages wait."""
+    rows = each.sample.types
+    if not rows:
+        return []
+    read = each.sample.read
+    return [
+        page.figure(
+            "Message types",
+            "Messages that wait, by their most derived type.",
+            page.bars([(name, count, share(count, read)) for name, count in fewest(rows)]),
+        )
+    ]
+
+
+def fewest(rows: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The first rows; the others in one."""
+    rest = sum(count for _, count in rows[SHOWN:])
+    more = [(f"{len(rows) - SHOWN} others", rest)] if rest else []
+    return [*rows[:SHOWN], *more]
+
+
+def ages(sample: Sample) -> list[str]:
+    """How long messages have waited."""
+    if not sample.read:
+        return []
+    unknown = [("without a time", sample.unknown)] if sample.unknown else []
+    rows = [(name, count, share(count, sample.read)) for name, count in [*sample.ages, *unknown]]
+    note = "How long ago the messages that wait were sent, by their headers."
+    return [page.figure("Ages", note, page.bars(rows))]
+
+
+def sent(sample: Sample) -> list[str]:
+    """When those that wait were sent."""
+    if not sample.sent:
+        return []
+    begin, end = sample.sent[0][0], sample.sent[-1][0] + timedelta(seconds=sample.width)
+    rows = [(f"{at:%Y-%m-%d %H:%M:%S}", count) for at, count in sample.sent]
+    counts = [count for _, count in sample.sent]
+    return [
+        page.figure(
+            "When they were sent",
+            "Only of messages that still wait: what has gone is not in it. A column is "
+            f"{span(sample.width)} wide.",
+            page.columns(
+                counts,
+                unit="messages",
+                ends=times(begin, end),
+                said=f"{sum(counts):,} messages, {max(counts):,} in the highest column",
+            ),
+            page.folded("The numbers", page.table(("from (UTC)", "messages"), rows)),
+        )
+    ]
+
+
+def bloat(sizes: Sizes) -> str:
+    """What the table takes, and how much of it a vacuum would clear away."""
+    parts = [("table", sizes.table), ("indexes", sizes.indexes), ("large values", sizes.large)]
+    rows = [(name, float(size), sized(size)) for name, size in parts]
+    if sizes.dead is None:
+        note = "The database counts no dead rows of this table."
+    else:
+        total = (sizes.live or 0) + sizes.dead
+        when = "never" if sizes.cleaned is None else f"{sizes.cleaned:%Y-%m-%d %H:%M} UTC"
+        note = (
+            f"By the database's statistics {sizes.live or 0:,} live rows and {sizes.dead:,} dead "
+            f"ones ({percent(sizes.dead, total)}); last vacuum: {when}."
+        )
+    return page.figure("Size and bloat", note, page.bars(rows))
+
+
+def times(begin: datetime, end: datetime) -> list[str]:
+    """The ends of an axis of time and its middle; the day only once where it is the same."""
+    middle = begin + (end - begin) / 2
+    form = "%H:%M" if begin.date() == end.date() else "%m-%d %H:%M"
+    return [f"{begin:%Y-%m-%d %H:%M}", f"{middle:{form}}", f"{end:{form}} UTC"]
+
+
+def share(count: int, of: int) -> str:
+    """A count and what part of all it is."""
+    return f"{count:,} ({percent(count, of)})"
+
+
+def percent(part: int, of: int) -> str:
+    """A part in percent."""
+    found = 100 * part / of if of else 0.0
+    if not part:
+        return "0 %"
+    return "under 0.1 %" if 0 < found < 0.1 else f"{found:.1f} %"  # noqa: PLR2004
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def readers(found: Report) -> str:
+    """A table of the readers."""
+    if found.look.readers is None:
+        note = "No state tables that this login may see: nothing is known of readers."
+        return f"<section>{page.heading(2, 'Readers')}{page.paragraph(note)}</section>"
+    names = ("reader", "queue", "lag", "receipts", "held", "acknowledged", "seen", "since")
+    rows = [reader(each, found.look) for each in found.look.readers]
+    inner = page.table(names, rows) if rows else page.paragraph("No reader.")
+    note = (
+        "Lag: messages that wait in its queues, and those that it holds. Acknowledged: since its "
+        "first batch."
+    )
+    return f"<section>{page.heading(2, 'Readers')}{page.paragraph(note)}{inner}</section>"
+
+
+def reader(each: Reader, now: watch.Look) -> list[object]:
+    """One reader."""
+    ago = max(0.0, (now.at - each.seen).total_seconds())
+    return [
+        each.reader,
+        each.queue,
+        watch.lag(each, now),
+        each.receipts,
+        each.held,
+        each.messages,
+        f"{span(ago)} ago",
+        f"{each.created:%Y-%m-%d %H:%M}",
+    ]
+
+
+def failures(found: Failures) -> str:
+    """An error queue, by exception."""
+    note = f"{counted(found.messages, 'message')} in {found.queue}."
+    if found.read < found.messages:
+        note += f" The headers of {found.read:,} of them were read."
+    rows = [(each.exception, each.messages) for each in found.groups]
+    bars = page.bars([(name, count, share(count, found.read)) for name, count in fewest(rows)])
+    names = ("exception", "messages", "first failed", "last failed", "failed in", "an example")
+    table = page.table(
+        names,
+        (
+            (
+                each.exception,
+                each.messages,
+                ABSENT if each.first is None else f"{each.first:%Y-%m-%d %H:%M}",
+                ABSENT if each.last is None else f"{each.last:%Y-%m-%d %H:%M}",
+                ", ".join(sorted(each.queues, key=lambda name: -each.queues[name])[:3]),
+                each.example or ABSENT,
+            )
+            for each in found.groups[:EXAMPLES]
+        ),
+    )
+    inner = page.figure("Failures by exception", "By the type in the header.", bars) + table
+    title = page.heading(2, f"Failures in {found.queue}")
+    body = inner if found.groups else ""
+    return f"<section>{title}{page.paragraph(note)}{body}</section>"
+
+
+def footer() -> str:
+    """What the figures are."""
+    return (
+        "<footer>"
+        + page.paragraph(
+            "In: growth of the highest seq; out: that less the change of the backlog, whoever took "
+            "the messages and why. Ages are by the senders' clocks. Written by sqlqueue report; "
+            "this page runs no script and fetches nothing."
+        )
+        + "</footer>"
+    )

@@ -1,0 +1,297 @@
+"""
+The figures of `sqlqueue report`: queues as they stand now, what their headers tell, and failures.
+
+Headers are read of a sample where a queue is deep, spread evenly over its seqs, and without bodies.
+When messages were sent tells when those that wait came in: it says nothing of those that have gone.
+What has gone by is known only from a history that someone kept: see history.py.
+
+Reads only; locks nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from sqlq_spark.admin import inspect, watch
+from sqlq_spark.database import transaction
+from sqlq_spark.options import addressed
+from sqlq_spark.receive.browse import cut
+from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.message_types import full_name, split_types
+from sqlq_spark.wire.rows import quick_text, undecodable, with_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sqlq_spark.database import Connection
+    from sqlq_spark.options import SourceOptions
+    from sqlq_spark.wire.address import QueueAddress
+
+PAGE = 1_000  # rows of headers at a time; 64 MB at most, for each is cut at 65,536 characters
+SPREAD = 40  # places in a deep queue where a sample is taken
+NAMES = 200  # message types, or exceptions, that are told apart; the rest are one
+LONGEST = 500  # characters of a stranger's text that are kept
+BINS = 24  # columns of a chart over time
+OTHERS = "others"
+NONE = "(none)"
+AGES = (
+    (60.0, "under 1 min"),
+    (600.0, "1 to 10 min"),
+    (3600.0, "10 to 60 min"),
+    (6 * 3600.0, "1 to 6 h"),
+    (86400.0, "6 to 24 h"),
+    (7 * 86400.0, "1 to 7 days"),
+    (float("inf"), "over 7 days"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a table takes, as the database's own statistics have it."""
+
+    table: int  # bytes
+    indexes: int
+    large: int  # values that lie beside the table
+    live: int | None  # rows, an estimate
+    dead: int | None  # rows that a vacuum has still to clear away; None where it is not counted
+    cleaned: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the headers of some messages tell."""
+
+    read: int
+    types: list[tuple[str, int]]  # the most frequent first
+    ages: list[tuple[str, int]]  # by AGES; without those whose TimeSent cannot be read
+    sent: list[tuple[datetime, int]]  # columns of even width: where each begins
+    width: float  # seconds
+    unknown: int  # without a TimeSent that can be read
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReport:
+    """One queue."""
+
+    look: watch.QueueLook
+    sizes: Sizes | None
+    sample: Sample
+
+
+@dataclass(slots=True)
+class Group:
+    """Failures of one type of exception."""
+
+    exception: str
+    messages: int = 0
+    queues: dict[str, int] = field(default_factory=dict)  # where they failed
+    first: datetime | None = None
+    last: datetime | None = None
+    example: str | None = None  # its message
+
+    def add(self, queue: str | None, failed: datetime | None, message: str | None) -> None:
+        """Count one."""
+        self.messages += 1
+        place = (queue or NONE)[:LONGEST]
+        if place not in self.queues and len(self.queues) >= NAMES:
+            place = OTHERS
+        self.queues[place] = self.queues.get(place, 0) + 1
+        self.example = self.example or (message and message[:LONGEST])
+        if failed is not None:
+            self.first = failed if self.first is None else min(self.first, failed)
+            self.last = failed if self.last is None else max(self.last, failed)
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """What is in an error queue."""
+
+    queue: str
+    messages: int
+    read: int
+    groups: list[Group]  # the most frequent first
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All of it."""
+
+    server: str
+    look: watch.Look
+    queues: list[QueueReport]
+    failures: Failures | None
+
+
+# ---------------------------------------------------------------- look
+
+
+def report(
+    connection: Connection,
+    names: Sequence[str],
+    options: SourceOptions,
+    *,
+    errors: QueueAddress | None,
+    most: int,
+) -> Report:
+    """
+    Look at queues and readers, and at headers.
+
+    Args:
+        connection: no transaction open.
+        names: of the queues; those of all readers without any.
+        options: where, and how long to wait.
+        errors: an error queue.
+        most: messages of each queue whose headers are read.
+    """
+    now = watch.look(connection, names, options)
+    queues = [one(connection, each, options, most=most) for each in now.queues]
+    found = None if errors is None else failures(connection, errors, options, most=most)
+    return Report(connection.server, now, queues, found)
+
+
+def one(
+    connection: Connection, look: watch.QueueLook, options: SourceOptions, *, most: int
+) -> QueueReport:
+    """One queue."""
+    queue, timeout = addressed("queue", options.url, look.queue), options.query_timeout
+    with transaction(connection, timeout=timeout):
+        rows = connection.rows("table_sizes", tables={"queue": queue}, table_name=look.queue)
+    tally: Counter[str] = Counter()
+    sent: list[datetime | None] = []
+    for page in pages(connection, queue, look.depth, most=most, timeout=timeout):
+        tally.update(map(named, quick_text(page, wire.ENCLOSED_MESSAGE_TYPES).to_pylist()))
+        tally = trimmed(tally)
+        sent += map(moment, quick_text(page, wire.TIME_SENT).to_pylist())
+    return QueueReport(look, Sizes(*rows[0]) if rows else None, sampled(tally, sent, look.at))
+
+
+def failures(
+    connection: Connection, queue: QueueAddress, options: SourceOptions, *, most: int
+) -> Failures:
+    """Group an error queue's messages by the type of their exception."""
+    with transaction(connection, timeout=options.query_timeout):
+        depth = inspect.depth(connection, queue)
+    groups: dict[str, Group] = {}
+    read = 0
+    for page in pages(connection, queue, depth, most=most, timeout=options.query_timeout):
+        read += len(page)
+        columns = [quick_text(page, name).to_pylist() for name in FAILURE]
+        for exception, message, failed_queue, failed in zip(*columns, strict=True):
+            name = (exception or NONE)[:LONGEST]
+            if name not in groups and len(groups) >= NAMES:
+                name = OTHERS
+            group = groups.setdefault(name, Group(name))
+            group.add(failed_queue, moment(failed), message)
+    ordered = sorted(groups.values(), key=lambda group: (-group.messages, group.exception))
+    return Failures(depth.queue, depth.messages, read, ordered)
+
+
+FAILURE = (
+    f"{wire.EXCEPTION_INFO}ExceptionType",
+    f"{wire.EXCEPTION_INFO}Message",
+    wire.FAILED_Q,
+    wire.TIME_OF_FAILURE,
+)
+
+
+def pages(
+    connection: Connection,
+    queue: QueueAddress,
+    depth: inspect.Depth,
+    *,
+    most: int,
+    timeout: float,
+) -> Iterator[list[str | None]]:
+    """Header texts of a queue, or of a sample of it; pages, each a transaction of its own."""
+    if depth.first is None or depth.last is None:
+        return
+    parts = 1 if depth.messages <= most else min(SPREAD, most)
+    for first, stop in cut(depth.first, depth.last + 1, parts=parts):
+        at, left = first, most // parts
+        while left > 0 and at < stop:
+            with transaction(connection, timeout=timeout):
+                page = connection.arrow(
+                    "browse_headers",
+                    tables={"queue": queue},
+                    first=at,
+                    stop=stop,
+                    messages=min(PAGE, left),
+                )
+            if not page.num_rows:
+                break
+            yield with_texts(page, undecodable(page["headers"]))["headers"].to_pylist()
+            at, left = page["seq"][-1].as_py() + 1, left - page.num_rows
+
+
+# ---------------------------------------------------------------- what headers tell
+
+
+def named(types: str | None) -> str:
+    """The most derived type of a message."""
+    return (next(map(full_name, split_types(types)), NONE) or NONE)[:LONGEST]
+
+
+def trimmed(tally: Counter[str]) -> Counter[str]:
+    """No more than NAMES names; a stranger may send any number of types."""
+    if len(tally) <= NAMES:
+        return tally
+    kept = Counter(dict(tally.most_common(NAMES // 2)))
+    kept[OTHERS] += tally.total() - kept.total()
+    return kept
+
+
+def moment(text: str | None) -> datetime | None:
+    """A time of a header; None where it cannot be read."""
+    try:
+        return None if text is None else wire.parse_wire_time(text)
+    except wire.BadWireTime:
+        return None
+
+
+def sampled(tally: Counter[str], sent: list[datetime | None], now: datetime) -> Sample:
+    """What was counted, in order; a time in the future is now."""
+    known = sorted(min(each, now) for each in sent if each is not None)
+    edges = [edge for edge, _ in AGES]
+    ages = Counter(bisect_right(edges, (now - each).total_seconds()) for each in known)
+    begins, width, counts = histogram(known)
+    return Sample(
+        read=len(sent),
+        types=sorted(tally.items(), key=lambda each: (-each[1], each[0])),
+        ages=[(name, ages[at]) for at, (_, name) in enumerate(AGES)],
+        sent=list(zip(begins, counts, strict=True)),
+        width=width,
+        unknown=len(sent) - len(known),
+    )
+
+
+def histogram(known: Sequence[datetime]) -> tuple[list[datetime], float, list[int]]:
+    """Moments, in order, in BINS columns of even width: where each begins, its width, its count."""
+    if not known:
+        return [], 0.0, []
+    width = max(1.0, (known[-1] - known[0]).total_seconds() / BINS)
+    counts = Counter(
+        min(BINS - 1, int((each - known[0]).total_seconds() / width)) for each in known
+    )
+    begins = [known[0] + timedelta(seconds=at * width) for at in range(BINS)]
+    return begins, width, [counts[at] for at in range(BINS)]
+
+
+# ---------------------------------------------------------------- for a program
+
+
+def shown(found: Report) -> dict[str, Any]:
+    """A report as an object of JSON."""
+    look = watch.shown(None, found.look)
+    queues = [
+        base | {"sizes": each.sizes and asdict(each.sizes), "sample": asdict(each.sample)}
+        for base, each in zip(look["queues"], found.queues, strict=True)
+    ]
+    return look | {
+        "server": found.server,
+        "queues": queues,
+        "failures": found.failures and asdict(found.failures),
+    }

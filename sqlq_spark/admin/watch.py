@@ -1,0 +1,229 @@
+"""
+Looks at queues and their readers, and what flows between two of them.
+
+What came in is the growth of the highest seq; what went out is that less the change of the backlog,
+whoever took it and why: received, expired, purged. The highest seq is that of the messages that can
+be seen, and where none waits, the highest that was given out. So the figures of one interval may be
+off by what an open transaction holds back, and right again in the next; a send that was undone
+counts as in and out. Over some intervals they are what happened.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from datetime import UTC
+from typing import TYPE_CHECKING, Any
+
+from sqlq_spark.admin import inspect
+from sqlq_spark.database import transaction
+from sqlq_spark.database.sessions import check_state
+from sqlq_spark.errors import RightMissing, StateNotInstalled
+from sqlq_spark.options import addressed
+from sqlq_spark.receive.progress import waited
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from sqlq_spark.database import Connection
+    from sqlq_spark.options import SourceOptions
+    from sqlq_spark.wire.address import QueueAddress
+
+Shown = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLook:
+    """A queue at one moment."""
+
+    at: datetime  # by the database's clock
+    depth: inspect.Depth
+    given: int | None  # the highest seq given out; None where none was, or it may not be seen
+    oldest: float | None  # seconds since the lowest message was sent, by its header
+    delayed: inspect.Delayed | None
+    receipts: int = 0
+    held: int = 0  # messages in them
+
+    @property
+    def queue(self) -> str:
+        """Its canonical address."""
+        return self.depth.queue
+
+    @property
+    def highest(self) -> int | None:
+        """The highest seq, as far as it can be seen."""
+        return self.given if self.depth.last is None else self.depth.last
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Messages a second between two looks; None where that cannot be known."""
+
+    incoming: float | None = None
+    outgoing: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """All that was asked for, at one moment."""
+
+    at: datetime
+    queues: list[QueueLook]
+    readers: list[inspect.Reader] | None  # None without state tables, or the right to see them
+
+
+UNKNOWN = Flow()
+
+
+# ---------------------------------------------------------------- look
+
+
+def look(connection: Connection, names: Sequence[str], options: SourceOptions) -> Look:
+    """
+    Look at queues, each in a transaction of its own; nothing is locked.
+
+    Args:
+        connection: no transaction open.
+        names: of the queues; those of all readers without any.
+        options: where, and how long to wait.
+
+    Raises:
+        QueueNotFound, RightMissing.
+    """
+    readers, receipts = state(connection, options)
+    read = sorted({name for each in readers or () for name in each.queues})
+    addresses = [addressed("QUEUE", options.url, name) for name in names or read]
+    queues = [look_at(connection, each, options, receipts) for each in dict.fromkeys(addresses)]
+    if readers is not None and names:
+        asked = {each.queue for each in queues}
+        readers = [each for each in readers if not asked.isdisjoint(each.queues)]
+    return Look(at=clock(connection), queues=queues, readers=readers)
+
+
+def state(
+    connection: Connection, options: SourceOptions
+) -> tuple[list[inspect.Reader] | None, list[inspect.Receipt]]:
+    """What the state tables say; nothing where they are absent or closed to this login."""
+    try:
+        check_state(connection, options.state_schema)
+        with transaction(connection, timeout=options.query_timeout):
+            return inspect.readers(connection), inspect.receipts(connection)
+    except (StateNotInstalled, RightMissing):
+        return None, []
+
+
+def look_at(
+    connection: Connection,
+    queue: QueueAddress,
+    options: SourceOptions,
+    receipts: Sequence[inspect.Receipt] = (),
+) -> QueueLook:
+    """Look at one queue; no transaction is open."""
+    with transaction(connection, timeout=options.query_timeout):
+        depth = inspect.depth(connection, queue)
+        given = connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue)
+        sent = None
+        if depth.first is not None:
+            lowest = {"tables": {"queue": queue}, "first": depth.first}
+            sent = connection.rows("sample", **lowest)[0][1]  # type: ignore[arg-type]
+        delayed = inspect.delayed(connection, queue, options.peer_time_zone)
+        now = clock(connection)
+    own = [each for each in receipts if each.queue == depth.queue]
+    return QueueLook(
+        at=now,
+        depth=depth,
+        given=given[0][0] if given else None,
+        oldest=waited(sent, now),
+        delayed=delayed,
+        receipts=len(own),
+        held=sum(each.messages for each in own),
+    )
+
+
+def clock(connection: Connection) -> datetime:
+    """The database's time."""
+    moment: datetime = connection.rows("clock")[0][0]
+    return moment.replace(tzinfo=UTC)
+
+
+# ---------------------------------------------------------------- between two looks
+
+
+def flow(before: QueueLook | None, now: QueueLook) -> Flow:
+    """
+    What came in and went out, as the module says; never below 0.
+
+    Returns:
+        UNKNOWN at the first look, and where the seqs began anew.
+    """
+    if before is None or before.highest is None or now.highest is None:
+        return UNKNOWN
+    seconds = (now.at - before.at).total_seconds()
+    came = now.highest - before.highest
+    if seconds <= 0 or came < 0:
+        return UNKNOWN
+    went = came - (now.depth.messages - before.depth.messages)
+    return Flow(came / seconds, max(0, went) / seconds)
+
+
+def flows(before: Look | None, now: Look) -> dict[str, Flow]:
+    """The flow of each queue, by its address."""
+    earlier = {} if before is None else {each.queue: each for each in before.queues}
+    return {each.queue: flow(earlier.get(each.queue), each) for each in now.queues}
+
+
+def paces(before: Look | None, now: Look) -> dict[str, float | None]:
+    """Messages a second that each reader acknowledged since the look before."""
+    if before is None:
+        return {}
+    seconds = (now.at - before.at).total_seconds()
+    counts = {each.reader: each.messages for each in before.readers or ()}
+    return {
+        each.reader: max(0, each.messages - counts[each.reader]) / seconds
+        for each in now.readers or ()
+        if each.reader in counts and seconds > 0
+    }
+
+
+def lag(reader: inspect.Reader, now: Look) -> int:
+    """Messages that a reader has before it: what waits in its queues, and what it holds."""
+    waiting = Counter({each.queue: each.depth.messages for each in now.queues})
+    return sum(waiting[name] for name in reader.queues) + reader.held
+
+
+# ---------------------------------------------------------------- for a program
+
+
+def shown(before: Look | None, now: Look) -> Shown:
+    """A look as an object of JSON; `perSecond` figures are null at the first."""
+    found, speeds = flows(before, now), paces(before, now)
+    return {
+        "at": now.at,
+        "queues": [queue_shown(each, found[each.queue]) for each in now.queues],
+        "readers": [
+            asdict(each) | {"lag": lag(each, now), "perSecond": rounded(speeds.get(each.reader))}
+            for each in now.readers or ()
+        ],
+    }
+
+
+def queue_shown(each: QueueLook, its: Flow) -> Shown:
+    """A queue as an object of JSON."""
+    delayed = each.delayed
+    return asdict(each.depth) | {
+        "seq": each.highest,
+        "oldest": each.oldest,
+        "inPerSecond": rounded(its.incoming),
+        "outPerSecond": rounded(its.outgoing),
+        "delayed": None if delayed is None else delayed.messages,
+        "due": None if delayed is None else delayed.due,
+        "delayedBytes": None if delayed is None else delayed.bytes,
+        "receipts": each.receipts,
+        "held": each.held,
+    }
+
+
+def rounded(value: float | None) -> float | None:
+    """A rate with two places."""
+    return None if value is None else round(value, 2)

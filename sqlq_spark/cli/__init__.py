@@ -1,0 +1,1 @@
+"""The command line `sqlqueue`, a module for each group of commands."""

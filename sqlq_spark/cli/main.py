@@ -1,0 +1,107 @@
+"""
+The command line `sqlqueue`: what an operator, a DBA or a newcomer does without Spark.
+
+Exit codes: 0; 1 something was found (a lost message, a receipt that cannot be returned), or the
+answer was no; 2 usage or bad input; 3 the database; 130 Ctrl-C, but 0 where it is the way to end
+(--watch). What went wrong is one sentence on standard error.
+With --json standard output holds JSON and nothing else; questions and bars are on standard error.
+Names, headers and bodies come from strangers: they are shown without markup or control characters.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path  # noqa: TC003 - typer reads it at run time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sqlq_spark import __version__, demo
+from sqlq_spark.cli import delayed, queues, receipts, report, retry, stats, subscriptions
+from sqlq_spark.cli import messages as cli_messages
+from sqlq_spark.cli.options import CTRL_C, DATABASE, FOUND, STOPPED, USAGE, AsJson, spelt
+from sqlq_spark.cli.screens import screen
+from sqlq_spark.cli.screens.screen import say, say_error
+from sqlq_spark.demo.process import JobFailed
+from sqlq_spark.errors import BadInput, MissingPackage, SqlQueueError
+from sqlq_spark.java import NoJava
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HELP = "Queues in SQL tables, as NServiceBus keeps them, for Spark."
+
+app = typer.Typer(
+    name="sqlqueue",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # it would print local variables
+)
+app.add_typer(queues.app)
+app.add_typer(cli_messages.app)
+app.add_typer(stats.app)
+app.add_typer(report.app)
+app.add_typer(receipts.app, name="receipts")
+app.add_typer(subscriptions.app)
+app.add_typer(delayed.app)
+app.add_typer(retry.app)
+
+
+def print_version(show: bool) -> None:  # noqa: FBT001 - typer calls it
+    """Do what --version asks for."""
+    if show:
+        say(f"sqlqueue {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=HELP)
+def options(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run one command; ends the process with its exit code."""
+    try:
+        app(words)
+    except SqlQueueError as error:
+        if isinstance(error, CTRL_C):
+            sys.exit(STOPPED)
+        say_error(spelt(str(error)))
+        bad = isinstance(error, (BadInput, MissingPackage, NoJava))
+        sys.exit(USAGE if bad else FOUND if isinstance(error, JobFailed) else DATABASE)
+
+
+# ---------------------------------------------------------------- the demo
+
+
+@app.command("demo")
+def demo_(
+    *,
+    messages: Annotated[int, typer.Option(min=1, help="How many to send.")] = 200_000,
+    keep: Annotated[Path | None, typer.Option(help="A new folder that stays.")] = None,
+    delta: Annotated[bool, typer.Option("--delta", help="A Delta table, not Parquet.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send, receive, kill the stream twice in mid-batch, and count what came; needs Java."""
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.default_int_handler)  # clean up, as after Ctrl-C
+    table = "delta" if delta else "parquet"
+    with closing(demo.run(messages=messages, table=table, keep=keep)) as events:
+        result = screen.follow(events, quiet=as_json)
+    if as_json:
+        figures = {name: value for name, value in asdict(result).items() if name != "rows"}
+        screen.print_json(figures | {"good": result.good})
+    else:
+        screen.show_result(result)
+    if keep is not None and not as_json:
+        say(f"kept in {keep}: table, checkpoint, spark.log, postgresql")
+    if not result.good:
+        raise typer.Exit(FOUND)

@@ -1,0 +1,264 @@
+"""The commands for messages: sending them, and looking at those that wait."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import pyarrow.compute as pc
+import typer
+
+from sqlq_spark import delayed
+from sqlq_spark.admin import inspect
+from sqlq_spark.cli import lines
+from sqlq_spark.cli.options import AsJson, Patience, Queue, QueueToSend, Url, given, location
+from sqlq_spark.cli.screens import queues, screen
+from sqlq_spark.cli.screens.progress import progress
+from sqlq_spark.cli.screens.screen import counted, say, say_error
+from sqlq_spark.database import transaction
+from sqlq_spark.database.destinations import Destinations
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.errors import BadOption, MissingOption
+from sqlq_spark.options import SinkOptions, printed
+from sqlq_spark.send import dispatch, subscriptions
+from sqlq_spark.send.messages import Sender
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    import pyarrow as pa
+
+app = typer.Typer()
+
+STEP = 1 << 20  # bytes of a file after which the bar moves
+
+
+@app.command("send")
+def send_(
+    queue: QueueToSend = None,
+    source: Annotated[
+        Path | None, typer.Argument(help="A file of JSON lines; standard input without it.")
+    ] = None,
+    *,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(help="Publish instead; then there is no QUEUE. Most derived first."),
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="One message; the file is its body.")] = None,
+    message_type: Annotated[str | None, typer.Option(help="The .NET type's full name.")] = None,
+    content_type: Annotated[str | None, typer.Option(help="As application/json.")] = None,
+    time_to_be_received: Annotated[
+        str | None, typer.Option(help="hh:mm:ss; then it is gone.")
+    ] = None,
+    header: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, for each message.")] = None,
+    subscription_table: Annotated[
+        str | None, typer.Option(help='Who hears of a topic; a table, or "schema"."table".')
+    ] = None,
+    as_json: AsJson = False,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+) -> None:
+    """
+    Send messages: each line an object with body, and headers, id, timeToBeReceived … if you like.
+
+    All of them are sent in one transaction, or none.
+    A body that is text is sent as it is, another JSON value is serialised;
+    bodyBase64 holds bytes.
+    Known beside them: delay (hh:mm:ss), deliverAt (a time with its zone),
+    correlationId, replyToAddress, queue, for one line's own destination,
+    and topics, to publish that line.
+
+    {"body": {"OrderId": 7}, "headers": {"tenant": "blue"}}
+    {"body": "later", "delay": "00:30:00"}
+    {"body": "then", "deliverAt": "2026-06-30T17:05:09Z"}
+    {"body": "heard", "topics": ["Shop.OrderPlaced", "Shop.IEvent"]}
+    """
+    queue, source = placed(queue, source, topic)
+    if source is not None and file is not None:
+        raise BadOption("--file", str(file), "either a file of JSON lines or --file, not both")
+    raw = {
+        "url": location(url),
+        "queue": queue,
+        "topics": ",".join(topic) if topic else None,
+        "subscriptionTable": subscription_table,
+        "messageType": message_type,
+        "contentType": content_type,
+        "timeToBeReceived": time_to_be_received,
+        "queryTimeout": query_timeout,
+    }
+    options = SinkOptions.parse({name: text for name, text in raw.items() if text is not None})
+    headers = dict(pair(text) for text in header or ())
+    parcels = read(source, file, Sender(options=options, partition=0), headers, quiet=as_json)
+    sent = Sent(parcels, options)
+    with Session(options, "send", state=False) as session:
+        connection = session.open()  # once: a commit whose answer is lost must not be done again
+        with (
+            progress("message", sent.messages, quiet=as_json) as advance,
+            transaction(connection, timeout=options.query_timeout),
+        ):
+            known = Destinations(connection, options.allowed)
+            for parcel in parcels:
+                sent.unheard += dispatch.insert(connection, parcel, options, known)
+                advance(parcel.num_rows)
+            known.confirm()
+    if as_json:
+        screen.print_json(sent.shown())
+    else:
+        say(sent.told())
+    if sent.unheard:
+        say_error(subscriptions.told(sent.unheard))
+
+
+@app.command()
+def browse(
+    queue: Queue,
+    *,
+    limit: Annotated[int, typer.Option(min=1, help="Messages to show.")] = 20,
+    delayed_: Annotated[
+        bool, typer.Option("--delayed", help="Those that wait until they are due, first due first.")
+    ] = False,
+    peer_time_zone: Annotated[
+        str | None, typer.Option(help="In which the .NET endpoints' sessions work.")
+    ] = None,
+    as_json: AsJson = False,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+) -> None:
+    """Show the messages that wait, lowest seq first; deletes and locks nothing."""
+    options = given(url, queue=queue, peerTimeZone=peer_time_zone, queryTimeout=query_timeout)
+    how: dict[str, Any] = {"limit": limit, "timeout": options.query_timeout}
+    with Session(options, "browse", state=False) as session:
+        connection, address = session.open(), options.address
+        if delayed_:
+            zone = options.peer_time_zone
+            found = inspect.delayed_messages(connection, address, zone=zone, **how)
+            if not as_json:
+                queues.show_delayed(found)
+                return
+            show_json(found)
+        elif as_json:
+            show_json(inspect.messages(connection, address, **how))
+        else:
+            screen.show_messages(inspect.messages(connection, address, **how))
+
+
+def show_json(messages: Iterable[inspect.Message | inspect.DelayedMessage]) -> None:
+    """A line of JSON for each."""
+    for each in messages:
+        screen.print_json(screen.whole(each))
+
+
+# ---------------------------------------------------------------- what was sent
+
+
+class Sent:
+    """What some parcels hold, for the line that says so."""
+
+    def __init__(self, parcels: Iterable[pa.Table], options: SinkOptions) -> None:
+        self.queues: Counter[str] = Counter()
+        self.unheard: Counter[str] = Counter()  # lists of topics that no one is subscribed to
+        self.messages = self.published = self.delayed = 0
+        for parcel in parcels:
+            self.messages += parcel.num_rows
+            later, topics = delayed.waiting(parcel), subscriptions.topics_of(parcel)
+            self.delayed += 0 if later is None else pc.sum(later).as_py()
+            self.published += 0 if topics is None else len(topics) - topics.null_count
+            for queue, own in dispatch.by_queue(parcel, options).items():
+                self.queues[printed(options.url, queue)] += pc.sum(own).as_py() or 0
+
+    def shown(self) -> dict[str, Any]:
+        """As an object of JSON."""
+        return {
+            "sent": self.messages,
+            "queues": dict(self.queues),
+            "published": self.published,
+            "unheard": self.unheard.total(),
+            "delayed": self.delayed,
+        }
+
+    def told(self) -> str:
+        """As a line."""
+        places = [f"{counted(self.published, 'message')} published"] if self.published else []
+        places += [
+            f"{counted(count, 'message')} sent to {queue}" for queue, count in self.queues.items()
+        ]
+        later = f", {self.delayed:,} of them delayed" if self.delayed else ""
+        return ("; ".join(places) or "no message sent") + later
+
+
+# ---------------------------------------------------------------- in
+
+
+def placed(
+    queue: str | None, source: Path | None, topic: list[str] | None
+) -> tuple[str | None, Path | None]:
+    """The queue and the file: with --topic there is no queue, and what stands first is the file."""
+    if not topic:
+        if queue is None:
+            raise MissingOption("QUEUE", "a queue's name, or publish with --topic")
+        return queue, source
+    if source is not None:
+        raise BadOption("--topic", ", ".join(topic), "no QUEUE beside it, only a file of lines")
+    return None, None if queue is None else Path(queue)
+
+
+def read(
+    source: Path | None,
+    file: Path | None,
+    sender: Sender,
+    headers: Mapping[str, str],
+    *,
+    quiet: bool,
+) -> list[pa.Table]:
+    """All messages, in parcels."""
+    if file is not None:
+        return list(sender.parcels([lines.whole(contents(file), headers)]))
+    with opened(source) as (stream, size), progress("byte", size, quiet=quiet) as advance:
+        return list(lines.parcels(weighed(stream, advance), sender, headers))
+
+
+def weighed(stream: BinaryIO, advance: Callable[[int], None]) -> Iterator[bytes]:
+    """The lines of a file; tells from time to time how many bytes they were."""
+    size = 0
+    for text in stream:
+        yield text
+        size += len(text)
+        if size >= STEP:
+            advance(size)
+            size = 0
+    advance(size)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Read KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise BadOption("--header", text, "KEY=VALUE")
+    return key, value
+
+
+def contents(path: Path) -> bytes:
+    """Read a file whole."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadOption("--file", str(path), f"a file to read ({error.strerror})") from None
+
+
+@contextmanager
+def opened(path: Path | None) -> Iterator[tuple[BinaryIO, int | None]]:
+    """Open a file of lines, or standard input; and how many bytes it has, where that is known."""
+    if path is None or str(path) == "-":
+        if sys.stdin.isatty():
+            say_error("reading JSON lines from the terminal; end with Ctrl-D")
+        yield sys.stdin.buffer, None
+        return
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise BadOption("SOURCE", str(path), f"a file to read ({error.strerror})") from None
+    with stream:
+        yield stream, path.stat().st_size or None

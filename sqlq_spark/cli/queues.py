@@ -1,0 +1,335 @@
+"""The commands for tables: making queues, looking after them, and emptying them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sqlq_spark.admin import checks, inspect
+from sqlq_spark.admin.endpoint import endpoint
+from sqlq_spark.admin.script import WRITERS, Domain, Roles, script
+from sqlq_spark.cli.options import (
+    FOUND,
+    AsJson,
+    Patience,
+    Queue,
+    Queues,
+    State,
+    Url,
+    Yes,
+    answerable,
+    confirm,
+    given,
+)
+from sqlq_spark.cli.screens import queues as screen_queues
+from sqlq_spark.cli.screens.progress import follow
+from sqlq_spark.cli.screens.screen import counted, print_json, say
+from sqlq_spark.database import schema, transaction
+from sqlq_spark.database.sessions import Session, check_state
+from sqlq_spark.errors import BadOption
+from sqlq_spark.options import ANY_TABLE, addressed
+from sqlq_spark.receive import purge
+
+if TYPE_CHECKING:
+    from sqlq_spark.database import Connection
+    from sqlq_spark.options import SourceOptions
+
+app = typer.Typer()
+
+Instances = Annotated[
+    list[str] | None,
+    typer.Option("--instance", help="An instance's own queue, QUEUE.NAME; or its address."),
+]
+Qualifiers = Annotated[
+    list[str] | None,
+    typer.Option("--qualifier", help="A satellite's queue, QUEUE.NAME; or its address."),
+]
+Error = Annotated[
+    str | None, typer.Option("--error", help="The error queue; readers put poison there.")
+]
+Audit = Annotated[str | None, typer.Option("--audit", help="The audit queue.")]
+Delayed = Annotated[
+    bool, typer.Option("--delayed", help="Also the table QUEUE.Delayed, for delayed messages.")
+]
+BodyString = Annotated[
+    bool, typer.Option("--body-string", help="With the column BodyString, to read bodies by eye.")
+]
+
+
+DomainName = Annotated[
+    str | None,
+    typer.Option(
+        "--domain",
+        help="For logins that trust no others: the state schema is sqlqueue_NAME, and the roles "
+        "are NAME_reader and NAME_sender, unless their own options name others.",
+    ),
+]
+
+MORE = {"allow_extra_args": True}  # refused with a sentence, by one_endpoint
+
+
+@app.command("install")
+def install_(
+    *,
+    domain: DomainName = None,
+    as_json: AsJson = False,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+    state_schema: State = Domain.state,
+) -> None:
+    """Create the state tables where they are absent; readers and exactlyOnce writers need them."""
+    state_schema = either(state_schema, Domain.state, Domain.of(domain).state)
+    options = given(url, state_schema, queryTimeout=query_timeout)
+    with Session(options, "install", state=False) as session:
+        connection = session.open()
+        schema.install(connection, state=state_schema, timeout=options.query_timeout)
+        check_state(connection, state_schema)
+        if as_json:
+            print_json({"stateSchema": state_schema, "server": connection.server})
+        else:
+            say(f"the state tables are in schema {state_schema} of {connection.server}")
+
+
+@app.command(context_settings=MORE)
+def create(
+    context: typer.Context,
+    queue: Queue,
+    *,
+    instance: Instances = None,
+    qualifier: Qualifiers = None,
+    error: Error = None,
+    audit: Audit = None,
+    delayed: Delayed = False,
+    body_string: BodyString = False,
+    as_json: AsJson = False,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+) -> None:
+    """
+    Create an endpoint's queues where they are absent, as the transport makes them.
+
+    QUEUE is the endpoint's name, or the address of its queue.
+    A name without a schema is in the default one; those of instances and
+    satellites in QUEUE's.
+    """
+    one_endpoint(context)
+    options = given(url, queue=queue, queryTimeout=query_timeout)
+    made = endpoint(
+        options.url,
+        queue,
+        instances=instance or (),
+        qualifiers=qualifier or (),
+        error=error,
+        audit=audit,
+    )
+    with Session(options, "create", state=False) as session:
+        connection = session.open()
+        waiting: str | None = None
+        for each in made.queues:
+            schema.create_queue(
+                connection, each, timeout=options.query_timeout, body_string=body_string
+            )
+            if not as_json:
+                say(f"queue {connection.printed(each)} is in {connection.server}")
+        if delayed:
+            schema.create_delayed(connection, made.primary, timeout=options.query_timeout)
+            waiting = connection.printed(schema.delayed_of(made.primary))
+            if not as_json:
+                say(f"its delayed messages wait in {waiting}")
+        if as_json:
+            names = [connection.printed(each) for each in made.queues]
+            its = {"queues": names, "delayed": waiting, "server": connection.server}
+            print_json(its)
+
+
+@app.command("script", context_settings=MORE)
+def script_(
+    context: typer.Context,
+    queue: Queue,
+    *,
+    dialect: Annotated[str, typer.Option(help="postgresql or sqlserver")] = "postgresql",
+    instance: Instances = None,
+    qualifier: Qualifiers = None,
+    error: Error = None,
+    audit: Audit = None,
+    delayed: Delayed = False,
+    body_string: BodyString = False,
+    domain: DomainName = None,
+    reader: Annotated[str, typer.Option(help="The role that receives.")] = Roles.reader,
+    sender: Annotated[str, typer.Option(help="The role that sends.")] = Roles.sender,
+    operator: Annotated[
+        str | None, typer.Option(help="A role that may run these commands; none without it.")
+    ] = None,
+    installer: Annotated[
+        str | None, typer.Option(help="A role that may create queues; none without it.")
+    ] = None,
+    owner: Annotated[
+        str,
+        typer.Option(
+            help="With --installer: the role that owns the state tables; no login may be a member."
+        ),
+    ] = Roles.owner,
+    subscription_table: Annotated[
+        str | None, typer.Option(help="Made too; the sender may publish by it.")
+    ] = None,
+    as_json: AsJson = False,
+    state_schema: State = Domain.state,
+) -> None:
+    """Print the DDL and the GRANTs for a DBA: the queues, the state tables; connects to nothing."""
+    one_endpoint(context)
+    its = Domain.of(domain)
+    state_schema = either(state_schema, Domain.state, its.state)
+    roles = Roles(
+        reader=either(reader, Roles.reader, its.reader),
+        sender=either(sender, Roles.sender, its.sender),
+        operator=operator,
+        installer=installer,
+        owner=owner,
+    )
+    if dialect not in WRITERS:
+        raise BadOption("--dialect", dialect, " or ".join(WRITERS))
+    options = given(f"{dialect}://", state_schema, queue=queue)
+    made = endpoint(
+        options.url,
+        queue,
+        instances=instance or (),
+        qualifiers=qualifier or (),
+        error=error,
+        audit=audit,
+    )
+    text = script(
+        made,
+        state=options.state_schema,
+        subscriptions=None
+        if subscription_table is None
+        else addressed("--subscription-table", options.url, subscription_table),
+        roles=roles,
+        delayed=delayed,
+        body_string=body_string,
+        dialect=dialect,
+    )
+    if as_json:
+        print_json({"dialect": dialect, "script": text})
+    else:
+        sys.stdout.write(text)
+
+
+def either(given: str, default: str, other: str) -> str:
+    """What an option says, or, where it says nothing, another default."""
+    return other if given == default else given
+
+
+def one_endpoint(context: typer.Context) -> None:
+    """Refuse a second QUEUE, and say how an endpoint's other queues are named."""
+    if context.args:
+        expected = (
+            "one QUEUE: name the endpoint's others by --error, --audit, --instance or "
+            "--qualifier, and another endpoint in a command of its own"
+        )
+        raise BadOption("QUEUE", " ".join(context.args), expected)
+
+
+@app.command("purge")
+def purge_(
+    queue: Queue,
+    *,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+) -> None:
+    """
+    Delete every message that waits in a queue, for good, in batches, the lowest seq first.
+
+    Waits for those that a consumer holds. What is sent meanwhile stays.
+    """
+    answerable(yes=yes, as_json=as_json)
+    options = given(url, queue=queue, queryTimeout=query_timeout)
+    with Session(options, "purge", state=False) as session:
+        connection = session.open()
+        depth = measured(connection, options)
+        what = f"delete {counted(depth.messages, 'message')} of {depth.queue} for good"
+        if depth.messages:
+            confirm(what, yes=yes, as_json=as_json)
+        batches = purge.purge_parts(
+            connection, options.address, depth, timeout=options.query_timeout
+        )
+        gone = follow(batches, "message", depth.messages, quiet=as_json, done="deleted")
+    if as_json:
+        print_json({"queue": depth.queue, "deleted": gone})
+    else:
+        say(f"{counted(gone, 'message')} deleted")
+
+
+@app.command("purge-expired")
+def purge_expired(
+    queue: Queue,
+    *,
+    as_json: AsJson = False,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+) -> None:
+    """Delete the messages that have expired, in batches; never waits for those that others hold."""
+    options = given(url, queue=queue, queryTimeout=query_timeout)
+    with Session(options, "purge", state=False) as session:
+        connection = session.open()
+        depth = measured(connection, options)
+        batches = purge.purge_expired(connection, options.address, timeout=options.query_timeout)
+        gone = follow(batches, "expired message", depth.expired, quiet=as_json, done="deleted")
+    if as_json:
+        print_json({"queue": depth.queue, "deleted": gone})
+    else:
+        say(f"{counted(gone, 'expired message')} deleted from {depth.queue}")
+
+
+@app.command()
+def doctor(
+    queues: Queues = None,
+    *,
+    body_string: Annotated[
+        bool, typer.Option("--body-string", help="They are to be read with includeBodyString.")
+    ] = False,
+    as_json: AsJson = False,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+    state_schema: State = "sqlqueue",
+) -> None:
+    """
+    Look for what is wrong: queues, the state tables, readers, the server; each with what mends it.
+
+    Changes nothing. The exit code is 1 where something is wrong; a note is not.
+    """
+    options = given(url, state_schema, queryTimeout=query_timeout)
+    with Session(options, "doctor", state=False) as session:
+        connection = session.open()
+        names = queues or names_of_readers(connection, options.query_timeout)
+        asked = [addressed("QUEUE", options.url, name, ANY_TABLE) for name in names]
+        found = checks.everything(
+            connection, asked, timeout=options.query_timeout, body_string=body_string
+        )
+    if as_json:
+        for each in found:
+            print_json(asdict(each))
+    else:
+        if not names:
+            say("no queue is looked at: none is named, and no reader has one")
+        screen_queues.show_findings(found)
+    if any(each.wrong for each in found):
+        raise typer.Exit(FOUND)
+
+
+def measured(connection: Connection, options: SourceOptions) -> inspect.Depth:
+    """How deep the queue is."""
+    with transaction(connection, timeout=options.query_timeout):
+        return inspect.depth(connection, options.address)
+
+
+def names_of_readers(connection: Connection, timeout: float) -> list[str]:
+    """The queues that have readers."""
+    if checks.of_state(connection):
+        return []
+    with transaction(connection, timeout=timeout):
+        return sorted({name for each in inspect.readers(connection) for name in each.queues})

@@ -1,0 +1,181 @@
+"""The commands `sqlqueue receipts`: what readers received and have not acknowledged."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sqlq_spark.admin import inspect
+from sqlq_spark.cli.options import (
+    FOUND,
+    AsJson,
+    MaybeQueue,
+    Patience,
+    State,
+    Url,
+    Yes,
+    answerable,
+    confirm,
+    given,
+)
+from sqlq_spark.cli.screens import screen
+from sqlq_spark.cli.screens.progress import follow
+from sqlq_spark.cli.screens.screen import say, say_error
+from sqlq_spark.database import transaction
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.errors import ReceiptSettled
+from sqlq_spark.options import addressed
+from sqlq_spark.receive import receipts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sqlq_spark.database import Connection
+    from sqlq_spark.options import SourceOptions
+
+app = typer.Typer(help="What readers received and have not acknowledged.", no_args_is_help=True)
+
+ReaderOption = Annotated[str | None, typer.Option("--reader", help="As `list` shows it.")]
+ReaderId = Annotated[str, typer.Option("--reader", help="As `list` shows it.")]
+Batch = Annotated[int | None, typer.Option(help="One batch only.")]
+Task = Annotated[int | None, typer.Option(help="One task only.")]
+
+
+@app.command("list")
+def list_(
+    queue: MaybeQueue = None,
+    *,
+    reader: ReaderOption = None,
+    as_json: AsJson = False,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+    state_schema: State = "sqlqueue",
+) -> None:
+    """List receipts, the oldest first."""
+    options = given(url, state_schema, queue=queue or "all", queryTimeout=query_timeout)
+    with (
+        Session(options, "receipts") as session,
+        transaction(session.open(), timeout=options.query_timeout),
+    ):
+        # by the canonical address, as it is stored: a name without its schema is the same queue
+        name = None if queue is None else session.open().printed(options.address)
+        found = inspect.receipts(session.open(), reader=reader, queue=name)
+    if as_json:
+        for each in found:
+            screen.print_json(asdict(each))
+    else:
+        screen.show_receipts(found)
+
+
+@app.command("return")
+def return_(
+    *,
+    reader: ReaderId,
+    batch: Batch = None,
+    task: Task = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+    state_schema: State = "sqlqueue",
+) -> None:
+    """Put the messages of a reader whose checkpoint is gone back into their queue."""
+    answerable(yes=yes, as_json=as_json)
+    options = given(url, state_schema, queryTimeout=query_timeout)
+    with Session(options, "receipts return") as session:
+        with transaction(session.open(), timeout=options.query_timeout):
+            found = chosen(session.open(), reader, batch, task, quiet=as_json)
+        settled = [each for each in found if each.settled]
+        back = [each for each in found if not each.settled]
+        for each in settled:
+            say_error(str(ReceiptSettled(each.reader, each.batch, each.task)))
+        if back:
+            queues = ", ".join(sorted({each.queue for each in back}))
+            confirm(
+                f"put {screen.total(back)} back into {queues}. "
+                "What the stream has written already will come a second time, and its checkpoint "
+                "can no longer be used for these batches",
+                yes=yes,
+                as_json=as_json,
+            )
+        works = returned(session.open(), back, options)
+        messages = follow(works, "message", held(back), quiet=as_json, done="returned")
+    if as_json:
+        names = [each.name for each in settled]
+        screen.print_json({"returned": messages, "receipts": len(back), "settled": names})
+    else:
+        say(f"{screen.counted(messages, 'message')} returned")
+    if settled:
+        raise typer.Exit(FOUND)
+
+
+@app.command()
+def drop(
+    *,
+    reader: ReaderId,
+    batch: Batch = None,
+    task: Task = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+    state_schema: State = "sqlqueue",
+) -> None:
+    """Delete receipts with their messages, for good."""
+    answerable(yes=yes, as_json=as_json)
+    options = given(url, state_schema, queryTimeout=query_timeout)
+    with Session(options, "receipts drop") as session:
+        with transaction(session.open(), timeout=options.query_timeout):
+            found = chosen(session.open(), reader, batch, task, quiet=as_json)
+        confirm(f"delete {screen.total(found)} for good", yes=yes, as_json=as_json)
+        works = dropped(session.open(), found, options)
+        messages = follow(works, "message", held(found), quiet=as_json, done="dropped")
+    if as_json:
+        screen.print_json({"dropped": messages, "receipts": len(found)})
+    else:
+        say(f"{screen.counted(messages, 'message')} dropped")
+
+
+def held(found: Sequence[inspect.Receipt]) -> int:
+    """Messages in receipts."""
+    return sum(each.messages for each in found)
+
+
+def returned(
+    connection: Connection, found: Sequence[inspect.Receipt], options: SourceOptions
+) -> Iterator[int]:
+    """Return receipts, each in a transaction of its own; how many messages each had."""
+    for each in found:
+        queue = addressed("queue", options.url, each.queue)
+        with transaction(connection, timeout=options.query_timeout):
+            messages = receipts.return_(
+                connection, each.reader, each.batch, each.task, queue, login=each.login
+            )
+        yield messages
+
+
+def dropped(
+    connection: Connection, found: Sequence[inspect.Receipt], options: SourceOptions
+) -> Iterator[int]:
+    """Drop receipts, each in a transaction of its own; how many messages each had."""
+    for each in found:
+        with transaction(connection, timeout=options.query_timeout):
+            messages = receipts.drop(
+                connection, each.reader, each.batch, each.task, login=each.login
+            )
+        yield messages
+
+
+def chosen(
+    connection: Connection, reader: str, batch: int | None, task: int | None, *, quiet: bool
+) -> list[inspect.Receipt]:
+    """The receipts that the options name, shown unless quiet; ends the command without any."""
+    found = inspect.receipts(connection, reader=reader, batch=batch, task=task)
+    if not found:
+        say_error(f"reader {reader} has no such receipt; `sqlqueue receipts list` shows all")
+        raise typer.Exit(FOUND)
+    if not quiet:
+        screen.show_receipts(found)
+    return found

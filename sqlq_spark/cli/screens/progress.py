@@ -1,0 +1,73 @@
+"""How far something long is: a bar on standard error, on a terminal only."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from sqlq_spark.cli.options import CTRL_C
+from sqlq_spark.cli.screens.screen import counted, say_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(bar_width=30),
+    TextColumn("{task.fields[count]}"),
+    TimeElapsedColumn(),
+)
+
+
+@contextmanager
+def progress(
+    what: str, total: int | None = None, *, quiet: bool, done: str | None = None
+) -> Iterator[Callable[[int], None]]:
+    """
+    Show how far it is.
+
+    Args:
+        what: what is counted, as `message`.
+        total: how many there will be; None where that is not known.
+        quiet: show no bar.
+        done: what has become of those that are counted, as `deleted`; then Ctrl-C says how many
+            it were.
+
+    Returns:
+        A function to tell how many more there are.
+    """
+    console = Console(stderr=True)
+    gone = 0
+    of = "" if total is None else f" of {total:,}"
+    try:
+        hidden = quiet or not sys.stderr.isatty()
+        bars = Progress(*COLUMNS, console=console, disable=hidden, transient=quiet)
+        with nullcontext() if hidden else bars:  # before rich 15 a disabled one ends with a newline
+            bar = bars.add_task(f"{what}s", total=total, count=f"0{of}")
+
+            def advance(more: int) -> None:
+                nonlocal gone
+                gone += more
+                bars.update(bar, completed=gone, count=f"{gone:,}{of}")
+
+            yield advance
+    except CTRL_C:
+        if done is not None:
+            say_error(f"stopped: {counted(gone, what)}{of} {done}")
+        raise
+
+
+def follow(
+    batches: Iterable[int], what: str, total: int | None, *, quiet: bool, done: str | None = None
+) -> int:
+    """Show how far a work is that counts its batches; returns their sum."""
+    gone = 0
+    with progress(what, total, quiet=quiet, done=done) as advance:
+        for count in batches:
+            gone += count
+            advance(count)
+    return gone

@@ -1,0 +1,88 @@
+"""What people see of queues: findings, depths, delayed messages; beside screen.py, which see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from sqlq_spark.cli.screens.screen import (
+    BODY,
+    NO_QUEUES,
+    clean,
+    described,
+    out,
+    say,
+    show,
+    sized,
+    span,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sqlq_spark.admin.checks import Finding, Severity
+    from sqlq_spark.admin.inspect import DelayedMessage
+    from sqlq_spark.admin.watch import QueueLook
+
+STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "dim"}
+
+
+def show_findings(findings: Sequence[Finding]) -> None:
+    """Each with what mends it, a line for each statement, to be copied; the worst first."""
+    console = out()
+    for each in sorted(findings, key=lambda each: [*STYLES].index(each.severity)):
+        style = STYLES[each.severity]
+        line = Text.assemble((each.severity, style), f"  {clean(each.where)}: {clean(each.found)}")
+        console.print(line, soft_wrap=True)
+        for mend in each.mend.splitlines():
+            console.print(Text(f"    {clean(mend)}", "cyan"), soft_wrap=True)
+    if not any(each.wrong for each in findings):
+        console.print(Text("nothing wrong", "green"))
+
+
+def show_queues(queues: Sequence[QueueLook]) -> None:
+    """Queues, and what is delayed."""
+    if not queues:
+        say(NO_QUEUES)
+        return
+    rows = (
+        (
+            each.depth.messages,
+            None if each.oldest is None else span(each.oldest),
+            each.depth.expired,
+            None if each.delayed is None else each.delayed.messages,
+            None if each.delayed is None else each.delayed.due,
+            sized(each.depth.bytes),
+            each.depth.first,
+            each.depth.last,
+            each.queue,
+        )
+        for each in queues
+    )
+    names = (
+        "messages",
+        "oldest",
+        "expired",
+        "delayed",
+        "due",
+        "size",
+        "first seq",
+        "last seq",
+        "queue",
+    )
+    show(names, rows, "queues")
+
+
+def show_delayed(messages: Iterable[DelayedMessage]) -> None:
+    """Delayed messages at a glance."""
+    rows = (
+        (
+            each.due,
+            *described(each.headers),
+            sized(len(each.body or b"")),
+            None if each.body is None else each.body[:BODY].decode(errors="replace"),
+        )
+        for each in messages
+    )
+    show(("due", "type", "sent", "size", "body"), rows, "delayed messages")

@@ -1,0 +1,200 @@
+"""The live screen of `sqlqueue stats --watch`, and its lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol, Self
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from sqlq_spark.admin.watch import UNKNOWN, Flow, flows, lag, paces, shown
+from sqlq_spark.cli.screens.screen import (
+    NO_QUEUES,
+    ago,
+    clean,
+    out,
+    plain,
+    print_json,
+    say,
+    say_error,
+    sized,
+    span,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import RenderableType
+
+    from sqlq_spark.admin.watch import Look, QueueLook
+
+BARS = "▁▂▃▄▅▆▇█"
+REMEMBERED = 40  # looks that the line of a queue shows
+EXPLAINED = (
+    "in/s: growth of the highest seq; out/s: that less the change of the backlog, whoever took it; "
+    "lag: waiting and held messages. Ctrl-C ends."
+)
+
+
+class Shower(Protocol):
+    """What shows look after look."""
+
+    def __enter__(self) -> object:
+        """Begin."""
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+
+    def show(self, before: Look | None, now: Look) -> None:
+        """Show a look; `before` is the one before it."""
+
+    def fail(self, text: str) -> None:
+        """Say what went wrong; there will be another look."""
+
+
+class Lines(AbstractContextManager["Lines"]):
+    """Lines of text."""
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+
+    def show(self, before: Look | None, now: Look) -> None:
+        """Print a line for each queue."""
+        for text in lines(before, now):
+            say(text)
+        sys.stdout.flush()
+
+    def fail(self, text: str) -> None:
+        """Say it on standard error."""
+        say_error(f"{text}; trying again")
+
+
+class JsonLines(Lines):
+    """A line of JSON for each look."""
+
+    def show(self, before: Look | None, now: Look) -> None:
+        """Print a line."""
+        print_json(shown(before, now))
+        sys.stdout.flush()
+
+
+class Screen(AbstractContextManager["Screen"]):
+    """Shows each look in the place of the one before; the terminal is as it was afterwards."""
+
+    def __init__(self, interval: float) -> None:
+        """
+        Begin.
+
+        Args:
+            interval: seconds between two looks.
+        """
+        self._interval = interval
+        self._live = Live(console=out(), screen=True, auto_refresh=False)
+        self._backlogs: dict[str, deque[int]] = {}
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, before: Look | None, now: Look) -> None:
+        """Show a look."""
+        for each in now.queues:
+            line = self._backlogs.setdefault(each.queue, deque(maxlen=REMEMBERED))
+            line.append(each.depth.messages)
+        head = Text.assemble((f"{now.at:%H:%M:%S} UTC", "bold"), f"  every {self._interval:g} s")
+        parts: list[RenderableType] = [head, Text(), self._queues(before, now), Text()]
+        parts += [readers(before, now), Text(), Text(EXPLAINED, "dim")]
+        self._live.update(Group(*parts), refresh=True)
+
+    def fail(self, text: str) -> None:
+        """Say what went wrong, until the next look."""
+        self._live.update(Text(f"{clean(text)}\n\ntrying again; Ctrl-C ends.", "red"), refresh=True)
+
+    def _queues(self, before: Look | None, now: Look) -> RenderableType:
+        table = made("backlog", "oldest", "in/s", "out/s", "expired", "delayed", "due", "receipts")
+        table.add_column("held", justify="right")
+        table.add_column("size", justify="right")
+        table.add_column("queue", no_wrap=True, overflow="ellipsis", ratio=1)
+        found = flows(before, now)
+        for each in now.queues:
+            line = Text(sparkline(self._backlogs[each.queue]), "cyan")
+            name = Text.assemble(clean(each.queue), "  ", line)
+            table.add_row(*map(plain, cells(each, found[each.queue])), name)
+        return table if now.queues else Text(NO_QUEUES)
+
+
+def cells(each: QueueLook, its: Flow = UNKNOWN) -> list[object]:
+    """A queue's figures, in the order of the table's columns."""
+    delayed = each.delayed
+    return [
+        each.depth.messages,
+        None if each.oldest is None else span(each.oldest),
+        rate(its.incoming),
+        rate(its.outgoing),
+        each.depth.expired,
+        None if delayed is None else delayed.messages,
+        None if delayed is None else delayed.due,
+        each.receipts,
+        each.held,
+        sized(each.depth.bytes),
+    ]
+
+
+def readers(before: Look | None, now: Look) -> RenderableType:
+    """The table of readers."""
+    if now.readers is None:
+        return Text("no state tables that this login may see: so no readers", "dim")
+    table = made("lag", "messages/s", "receipts", "held", "seen")
+    table.add_column("reader", no_wrap=True)
+    table.add_column("queue", no_wrap=True, overflow="ellipsis", ratio=1)
+    found = paces(before, now)
+    for each in now.readers:
+        figures = [lag(each, now), rate(found.get(each.reader)), each.receipts, each.held]
+        row = [*figures, ago(each.seen), each.reader, each.queue]
+        table.add_row(*map(plain, row))
+    return table if now.readers else Text("no readers", "dim")
+
+
+def made(*names: str) -> Table:
+    """A table whose columns hold numbers."""
+    table = Table(box=None, header_style="bold", pad_edge=False, expand=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def rate(value: float | None) -> str | None:
+    """Messages a second: one place below ten, no more than anyone reads."""
+    if value is None:
+        return None
+    return f"{value:,.1f}" if value < 10 else f"{value:,.0f}"  # noqa: PLR2004
+
+
+def sparkline(values: Iterable[int]) -> str:
+    """A line of bars, the highest for the most; as low as can be where all are 0."""
+    values = [*values]
+    most = max(values, default=0) or 1
+    return "".join(BARS[min(len(BARS) - 1, value * len(BARS) // most)] for value in values)
+
+
+def lines(before: Look | None, now: Look) -> list[str]:
+    """A look as lines of text, one for each queue."""
+    found = flows(before, now)
+    names = ("backlog", "oldest", "in/s", "out/s", "expired", "delayed", "due", "receipts", "held")
+    found_lines = []
+    for each in now.queues:
+        values = cells(each, found[each.queue])[: len(names)]
+        said = ", ".join(
+            f"{name} {'-' if value is None else value}"
+            for name, value in zip(names, values, strict=True)
+        )
+        found_lines.append(f"{now.at:%Y-%m-%d %H:%M:%S} {each.queue}: {said}")
+    return found_lines or [f"{now.at:%Y-%m-%d %H:%M:%S} {NO_QUEUES}"]

@@ -1,0 +1,179 @@
+"""The command `stats`: how deep queues are and who reads them, once or live."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sqlq_spark.admin import checks, watch
+from sqlq_spark.cli.options import CTRL_C, AsJson, Patience, Queues, State, Url, given, spelt
+from sqlq_spark.cli.screens import queues as screen_queues
+from sqlq_spark.cli.screens import screen
+from sqlq_spark.cli.screens.screen import say, say_error
+from sqlq_spark.cli.screens.watch import JsonLines, Lines, Screen
+from sqlq_spark.database import transaction
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.errors import (
+    BadOption,
+    ConnectionLost,
+    Deadlock,
+    NotReachable,
+    SqlQueueError,
+    TimedOut,
+)
+from sqlq_spark.options import addressed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlq_spark.admin.watch import Look
+    from sqlq_spark.cli.screens.watch import Shower
+    from sqlq_spark.database import Connection
+    from sqlq_spark.options import SourceOptions
+
+app = typer.Typer()
+
+SHARE = 4.0  # a live screen pauses at least so many times what a look took: it counts rows
+PASSING = (ConnectionLost, Deadlock, NotReachable, TimedOut)  # a live screen goes on after these
+
+
+@app.command()
+def stats(
+    queues: Queues = None,
+    *,
+    watch_: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C.")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between two looks of --watch.")
+    ] = 2.0,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="End --watch after so many looks.")
+    ] = None,
+    peer_time_zone: Annotated[
+        str | None, typer.Option(help="In which the .NET endpoints' sessions work.")
+    ] = None,
+    as_json: AsJson = False,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+    state_schema: State = "sqlqueue",
+) -> None:
+    """
+    Show how deep queues are, what is delayed, and their readers.
+
+    --watch is a live screen on a terminal, elsewhere lines (with --json, of
+    JSON: a history that `sqlqueue report --history` draws).
+    What came in is the growth of the highest seq, what went out that less the
+    change of the backlog.
+    """
+    options = given(
+        url,
+        state_schema,
+        queue=(queues or ["all"])[0],
+        peerTimeZone=peer_time_zone,
+        queryTimeout=query_timeout,
+    )
+    names = queues or []
+    for name in names:
+        addressed("QUEUE", options.url, name)  # before anything is connected
+    if count is not None and not watch_:
+        raise BadOption("--count", str(count), "--watch beside it")
+    with Session(options, "stats", state=False) as session:
+        if watch_:
+            shower = JsonLines() if as_json else Screen(interval) if live() else Lines()
+            with until_stopped(), shower:
+                follow(session, names, options, shower, interval=interval, count=count)
+        else:
+            once(session.open(), names, options, as_json=as_json)
+
+
+def live() -> bool:
+    """Whether there is a terminal to draw on."""
+    return sys.stdout.isatty()
+
+
+def once(
+    connection: Connection, names: list[str], options: SourceOptions, *, as_json: bool
+) -> None:
+    """Show one look, and the seqs that come to an end."""
+    now = watch.look(connection, names, options)
+    if as_json:
+        screen.print_json(watch.shown(None, now))
+        return
+    screen_queues.show_queues(now.queues)
+    if now.readers is None:
+        say(
+            f"no state tables in schema {options.state_schema} that this login may see: so no "
+            "readers (`sqlqueue install`)"
+        )
+    else:
+        screen.show_readers(now.readers)
+    with transaction(connection, timeout=options.query_timeout):
+        found = [
+            each
+            for queue in now.queues
+            for each in checks.of_table(
+                connection, connection.parsed(queue.queue), last=queue.depth.last
+            )
+            if each.name == "seq_end"
+        ]
+    for each in found:
+        mend = " ".join(each.mend.splitlines())
+        say_error(f"{each.where}: {each.found}; this mends it: {mend}")
+
+
+def follow(
+    session: Session,
+    names: list[str],
+    options: SourceOptions,
+    shower: Shower,
+    *,
+    interval: float,
+    count: int | None,
+) -> None:
+    """Show look after look."""
+    before: Look | None = None
+    done = 0
+    for found in looks(session, names, options, interval):
+        if isinstance(found, SqlQueueError):
+            shower.fail(spelt(str(found)))
+            continue
+        shower.show(before, found)
+        before, done = found, done + 1
+        if done == count:
+            return
+
+
+def looks(
+    session: Session, names: list[str], options: SourceOptions, interval: float
+) -> Iterator[Look | SqlQueueError]:
+    """Look, and pause; what passes by itself is handed out, unless it is the first look's."""
+    reached = False
+    while True:
+        began = time.monotonic()
+        try:
+            found: Look | SqlQueueError = watch.look(session.open(), names, options)
+        except PASSING as error:
+            if not reached:
+                raise
+            session.close()
+            found = error
+        reached = True
+        took = time.monotonic() - began
+        yield found
+        time.sleep(max(interval, SHARE * took))
+
+
+@contextmanager
+def until_stopped() -> Iterator[None]:
+    """End the block at Ctrl-C and SIGTERM, and go on behind it."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except CTRL_C:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)

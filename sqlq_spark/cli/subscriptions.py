@@ -1,0 +1,113 @@
+"""The commands `subscribe`, `unsubscribe` and `subscribers`: who hears of which topic."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from sqlq_spark.cli.options import FOUND, AsJson, Patience, Url, location
+from sqlq_spark.cli.screens import screen
+from sqlq_spark.cli.screens.screen import say, say_error
+from sqlq_spark.database import transaction
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.options import SinkOptions, addressed
+from sqlq_spark.send import subscriptions
+
+app = typer.Typer()
+
+Topic = Annotated[str, typer.Argument(help="A type's full name, as Shop.OrderPlaced.")]
+Endpoint = Annotated[str, typer.Option(help="The endpoint's name.")]
+Table = Annotated[str, typer.Option("--subscription-table", help='A table, or "schema"."table".')]
+DEFAULT = SinkOptions.subscription_table
+
+
+def given(url: str | None, table: str, query_timeout: str) -> SinkOptions:
+    """Validate as the data source does."""
+    return SinkOptions.parse(
+        {"url": location(url), "subscriptionTable": table, "queryTimeout": query_timeout}
+    )
+
+
+@app.command()
+def subscribe(
+    topic: Topic,
+    *,
+    endpoint: Endpoint,
+    queue: Annotated[str, typer.Option(help="Its queue, which has to be there.")],
+    as_json: AsJson = False,
+    subscription_table: Table = DEFAULT,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+) -> None:
+    """Let an endpoint hear of a topic in its queue; makes the table where it is absent."""
+    options = given(url, subscription_table, query_timeout)
+    address = addressed("--queue", options.url, queue)
+    with Session(options, "subscribe", state=False) as session:
+        made = subscriptions.subscribe(
+            session.open(),
+            options.subscription_address,
+            topic=topic,
+            endpoint=endpoint,
+            queue=address,
+            timeout=options.query_timeout,
+        )
+    if as_json:
+        screen.print_json(asdict(made))
+    else:
+        say(f"{made.endpoint} is subscribed to {made.topic} with {made.address}")
+
+
+@app.command()
+def unsubscribe(
+    topic: Topic,
+    *,
+    endpoint: Endpoint,
+    as_json: AsJson = False,
+    subscription_table: Table = DEFAULT,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+) -> None:
+    """Let an endpoint hear of a topic no more."""
+    options = given(url, subscription_table, query_timeout)
+    with Session(options, "unsubscribe", state=False) as session:
+        was = subscriptions.unsubscribe(
+            session.open(),
+            options.subscription_address,
+            topic,
+            endpoint,
+            timeout=options.query_timeout,
+        )
+    if as_json:
+        screen.print_json({"topic": topic, "endpoint": endpoint, "unsubscribed": was})
+    if not was:
+        say_error(f"{endpoint} is not subscribed to {topic}; `sqlqueue subscribers` shows who is")
+        raise typer.Exit(FOUND)
+    if not as_json:
+        say(f"{endpoint} is no longer subscribed to {topic}; publishers know within 5 seconds")
+
+
+@app.command()
+def subscribers(
+    topic: Annotated[str | None, typer.Argument(help="Of this topic only.")] = None,
+    *,
+    as_json: AsJson = False,
+    subscription_table: Table = DEFAULT,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+) -> None:
+    """Show who is subscribed, to one topic or to any."""
+    options = given(url, subscription_table, query_timeout)
+    table = options.subscription_address
+    with (
+        Session(options, "subscribers", state=False) as session,
+        transaction(session.open(), timeout=options.query_timeout),
+    ):
+        found = subscriptions.subscribers(session.open(), table, topic)
+    if as_json:
+        for each in found:
+            screen.print_json(asdict(each))
+    else:
+        rows = ((each.topic, each.endpoint, each.address) for each in found)
+        screen.show(("topic", "endpoint", "queue"), rows, "subscriptions")

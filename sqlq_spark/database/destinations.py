@@ -1,0 +1,250 @@
+"""
+Which tables messages may go to: one decision for forwards, returns, sends, publishing and jobs.
+
+Whoever owns a table decides what an INSERT into it runs, with the rights of the login that inserts.
+Addresses come from messages, columns and subscriptions, so two rules hold for each destination:
+
+    code     an INSERT must run nothing of an owner other than this login, a superuser (on SQL
+             Server dbo), or the owner of the queue that is read
+    place    what a header alone directs (ForwardDestination, FailedQ) goes only to tables of the
+             owner of the queue that it came from
+
+The option allowedDestinations lists tables that are exempt from both.
+
+A table is locked, looked at, inserted into, and, where its schema's owner is not trusted, looked at
+once more before the commit. The lock keeps its triggers and rules as they were seen; the last look
+finds a schema that was renamed. SQL Server has no such lock: there the last look finds any change.
+What has changed undoes the transaction.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from sqlq_spark.errors import (
+    DestinationChanged,
+    DestinationOfOther,
+    DestinationRefused,
+    NotAQueue,
+    QueueNotFound,
+    QueueNotWritable,
+    StatementRefused,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sqlq_spark.database import Connection, Destination
+    from sqlq_spark.errors import SqlQueueError
+    from sqlq_spark.wire.address import QueueAddress
+
+SENT = ("id", "expires", "headers", "body")  # columns that a queue has in every database
+RETURNED = (*SENT, "seq")  # and those by which it is known where headers alone name it
+PATIENCE = 2.0  # seconds for which one task waits for all destinations that others lock
+DELAYED = ("headers", "body", "due")  # of a table of delayed messages
+
+
+class Destinations:
+    """The tables that one transaction sends to."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        allowed: Sequence[QueueAddress] = (),
+        *,
+        source: QueueAddress | None = None,
+        by_header: bool = False,
+    ) -> None:
+        """
+        Begin; nothing is asked yet.
+
+        Args:
+            connection: in the transaction that sends.
+            allowed: the option allowedDestinations.
+            source: the queue that is read, if one is; its owner is trusted.
+            by_header: whether nothing but a header directs messages there.
+        """
+        self.connection = connection
+        self.allowed = allowed
+        self.source = source
+        self.by_header = by_header
+        self._held: dict[tuple[str, ...], dict[QueueAddress, Destination]] = {}
+
+    def look(
+        self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
+    ) -> dict[QueueAddress, SqlQueueError]:
+        """
+        Which tables cannot be sent to, and why; locks nothing, runs nothing of theirs.
+
+        Args:
+            queues: the tables, which need not be there.
+            columns: that they must have.
+        """
+        asked = list(dict.fromkeys(queues))
+        found = self._ask(asked, columns)
+        reasons = {queue: self._reason(queue, found.get(queue)) for queue in asked}
+        return {queue: reason for queue, reason in reasons.items() if reason is not None}
+
+    def lock(self, queue: QueueAddress) -> None:
+        """
+        Keep a table as it is until the transaction ends.
+
+        Raises:
+            DatabaseFailure: it is not there, may not be inserted into, or is locked by others.
+        """
+        try:
+            self.connection.run("lock_destination", tables={"queue": queue})
+        except StatementRefused as error:
+            raise NotAQueue(self.connection.printed(queue), error.args[2]) from None
+
+    def hold(
+        self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
+    ) -> dict[QueueAddress, SqlQueueError]:
+        """
+        Decide about tables that are locked, once; `confirm` asks again.
+
+        Returns:
+            Those that must not be sent to, and why.
+        """
+        held = self._held.setdefault(tuple(columns), {})
+        asked = self.new(queues, columns)
+        found = self._ask(asked, columns)
+        reasons: dict[QueueAddress, SqlQueueError] = {}
+        for queue in asked:
+            reason = self._reason(queue, found.get(queue))
+            if reason is None:
+                held[queue] = found[queue]
+            else:
+                reasons[queue] = reason
+        self._mark(held, [queue for queue in asked if queue in held])
+        return reasons
+
+    def _mark(self, held: dict[QueueAddress, Destination], new: list[QueueAddress]) -> None:
+        """Remember what is locked now under the names of tables whose schema may be renamed."""
+        open_ = [queue for queue in new if not held[queue].settled]
+        if not open_:
+            return
+        locks = self.connection.locks([held[queue] for queue in open_])
+        for queue in open_:
+            kept, text = locks.get(held[queue].identity, (False, ""))
+            if not kept:
+                raise DestinationChanged(self.connection.printed(queue))
+            held[queue] = replace(held[queue], locks=text)
+
+    def look_for(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT) -> None:
+        """
+        Lock tables and make sure that they can be sent to.
+
+        Raises:
+            DatabaseFailure: one cannot.
+        """
+        new = self.new(queues, columns)
+        for queue in new:
+            self.lock(queue)
+        for reason in self.hold(new, columns).values():
+            raise reason
+
+    def new(
+        self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
+    ) -> list[QueueAddress]:
+        """Those that were not decided about yet."""
+        held = self._held.get(tuple(columns), {})
+        return [queue for queue in dict.fromkeys(queues) if queue not in held]
+
+    def confirm(self) -> None:
+        """
+        Make sure, after the inserts, that they went where they were meant to go.
+
+        Raises:
+            DestinationChanged: the transaction must be undone.
+        """
+        for columns, held in self._held.items():
+            open_ = [queue for queue, each in held.items() if not each.settled]
+            if not open_:
+                continue
+            found = self._ask(open_, columns)
+            locks = self.connection.locks([*found.values()])
+            for queue in open_:
+                now, before = found.get(queue), held[queue]
+                same = now is not None and now.identity == before.identity
+                if (
+                    not same
+                    or locks.get(before.identity, (False, ""))[1] != before.locks
+                    or self._reason(queue, now) is not None
+                ):
+                    raise DestinationChanged(self.connection.printed(queue))
+
+    def _ask(
+        self, queues: Sequence[QueueAddress], columns: Sequence[str]
+    ) -> dict[QueueAddress, Destination]:
+        if not queues:
+            return {}
+        return self.connection.destinations(queues, columns, self.source)
+
+    def _reason(self, queue: QueueAddress, found: Destination | None) -> SqlQueueError | None:
+        """Why a table must not be sent to; None where it may."""
+        name, server = self.connection.printed(queue), self.connection.server
+        unfit = found is None or found.missing is not None
+        if self.by_header and (found is None or unfit or not found.may_insert):
+            return QueueNotWritable(name, server)
+        if found is None:
+            return QueueNotFound(name, server)
+        if found.missing is not None:
+            return NotAQueue(name, f"it has no column {found.missing}")
+        return None if is_allowed(found, self.allowed) else self._distrust(name, found)
+
+    def _distrust(self, name: str, found: Destination) -> SqlQueueError | None:
+        """Why a table is not trusted; None where it is."""
+        if found.code is not None:
+            return DestinationRefused(name, found.owner, found.code)
+        if self.by_header and self.source is not None and not found.same_owner:
+            return DestinationOfOther(name, found.owner, self.connection.printed(self.source))
+        return None
+
+
+def check_writable(
+    connection: Connection, queues: Sequence[QueueAddress], allowed: Sequence[QueueAddress]
+) -> None:
+    """
+    Make sure that queues can be sent to, before anything is received; in a transaction.
+
+    Raises:
+        QueueNotWritable, DestinationRefused.
+    """
+    found = connection.destinations(queues, RETURNED, None)
+    for queue in queues:
+        there = found.get(queue)
+        if there is None or there.missing is not None or not there.may_insert:
+            raise QueueNotWritable(connection.printed(queue), connection.server)
+    for reason in Destinations(connection, allowed).look(queues, RETURNED).values():
+        raise reason
+
+
+def is_allowed(found: Destination, allowed: Iterable[QueueAddress]) -> bool:
+    """Whether one of the patterns fits a table, part by part, as the database names these."""
+    return any(
+        fits(each.table, found.table)
+        and fits(each.schema or "", found.schema)
+        and (found.here if each.catalog is None else fits(each.catalog, found.catalog or ""))
+        for each in allowed
+    )
+
+
+@cache
+def pattern(text: str) -> re.Pattern[str]:
+    """A pattern in which `*` is any text and `?` any character."""
+    parts = (".*" if each == "*" else "." if each == "?" else re.escape(each) for each in text)
+    return re.compile("".join(parts), re.DOTALL)
+
+
+def fits(text: str, name: str) -> bool:
+    """Whether a pattern fits all of a name."""
+    return pattern(text).fullmatch(name) is not None
+
+
+def without_server(reason: SqlQueueError, connection: Connection) -> str:
+    """A reason as a message's headers may show it: they leave this database, its url does not."""
+    return str(reason).replace(connection.server, "this database")

@@ -1,0 +1,270 @@
+-- name: check_rows
+-- What the lowest messages tell: how long they live, how large headers are, and how far seq has
+-- come. Locks nothing. Of headers only the beginning is read.
+-- Index:   the unique index on seq.
+-- Returns: last bigint (null where the queue is empty), and of each of the lowest 50 that expires:
+--          expires timestamp (within the years 1900 to 9999, for the client: it may be infinite),
+--          sent text, lives text (its headers, null where absent); in each row the seq and the
+--          bytes of the largest headers among the lowest 50, bigint
+SELECT top.last, lowest.expires, lowest.sent, lowest.lives, heaviest.seq, heaviest.bytes
+  FROM (SELECT max(seq)::bigint AS last FROM {queue}) AS top
+  LEFT JOIN (SELECT seq::bigint AS seq, octet_length(headers)::bigint AS bytes
+               FROM (SELECT seq, headers FROM {queue} ORDER BY seq LIMIT 50) AS first_rows
+              ORDER BY octet_length(headers) DESC NULLS LAST
+              LIMIT 1) AS heaviest ON true
+  LEFT JOIN (SELECT least(greatest(expires, timestamp '1900-01-01'), timestamp '9999-12-31') AS expires,
+                    substring(left(headers, 16384)
+                              FROM '"NServiceBus.TimeSent":"([^"]{1,40})"') AS sent,
+                    substring(left(headers, 16384)
+                              FROM '"NServiceBus.TimeToBeReceived":"([^"]{1,40})"') AS lives
+               FROM (SELECT expires, headers FROM {queue} ORDER BY seq LIMIT 50) AS first_rows
+              WHERE expires IS NOT NULL) AS lowest ON true
+
+-- name: check_queue
+-- What is wrong with a queue's table, from the catalogue alone; any login may read that.
+-- :last is the highest seq, null where it is not known; :expiring, whether messages expire;
+-- :body_string, whether the column is asked for.
+-- Returns: name, severity (error, warning, note), found, mend; text; a row for each finding
+WITH queue AS (
+    SELECT c.oid,
+           c.relname,
+           c.relpages * current_setting('block_size')::bigint >> 20 AS mebibytes,
+           c.relkind AS kind,
+           c.reltoastrelid AS toast,
+           n.oid AS schema,
+           quote_ident(n.nspname) AS schema_name,
+           quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS named,
+           quote_ident(current_user) AS login
+      FROM parse_ident(:table_name::text) AS asked (name)
+      JOIN pg_catalog.pg_namespace AS n ON n.nspname = asked.name[1]
+      JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = asked.name[2]
+     WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm')
+), columns AS (
+    SELECT a.attname AS name,
+           a.attnum AS at,
+           a.attidentity <> '' AS is_identity,
+           a.atttypid AS kind,
+           format_type(a.atttypid, a.atttypmod) AS type
+      FROM queue AS q
+      JOIN pg_catalog.pg_attribute AS a ON a.attrelid = q.oid
+     WHERE a.attnum > 0 AND NOT a.attisdropped
+), indexes AS (
+    SELECT c.name AS first_column, i.indisunique AND i.indnkeyatts = 1 AND i.indpred IS NULL AS orders
+      FROM queue AS q
+      JOIN pg_catalog.pg_index AS i ON i.indrelid = q.oid
+      JOIN columns AS c ON c.at = i.indkey[0]
+     WHERE i.indisvalid
+), seq AS (
+    SELECT s.seqrelid::regclass::text AS sequence,
+           s.seqmax,
+           CASE c.kind WHEN 'int2'::regtype THEN 32767
+                       WHEN 'int4'::regtype THEN 2147483647
+                       ELSE 9223372036854775807 END AS highest,
+           CASE WHEN has_sequence_privilege(s.seqrelid, 'USAGE, SELECT')
+                THEN pg_sequence_last_value(s.seqrelid) END AS given,
+           has_sequence_privilege(s.seqrelid, 'USAGE') OR c.is_identity AS may_use
+      FROM queue AS q
+      JOIN columns AS c ON c.name = 'seq'
+      JOIN pg_catalog.pg_depend AS d ON d.refclassid = 'pg_class'::regclass
+                                    AND d.refobjid = q.oid
+                                    AND d.refobjsubid = c.at
+                                    AND d.classid = 'pg_class'::regclass
+                                    AND d.deptype IN ('a', 'i')
+      JOIN pg_catalog.pg_sequence AS s ON s.seqrelid = d.objid
+), facts AS (
+    SELECT q.*,
+           s.sequence,
+           least(s.highest, s.seqmax) AS highest,
+           greatest(:last::bigint, s.given) AS used,
+           (SELECT c.type FROM columns AS c WHERE c.name = 'headers') AS headers,
+           EXISTS (SELECT FROM columns WHERE name = 'due')
+           AND NOT EXISTS (SELECT FROM columns WHERE name = 'seq') AS delayed,
+           has_schema_privilege(q.schema, 'USAGE') AS may_enter,
+           has_table_privilege(q.oid, 'SELECT')
+           AND has_table_privilege(q.oid, 'DELETE')
+           AND has_any_column_privilege(q.oid, 'UPDATE') AS may_receive,
+           has_table_privilege(q.oid, 'INSERT') AND coalesce(s.may_use, true) AS may_send
+      FROM queue AS q
+      LEFT JOIN seq AS s ON true
+)
+SELECT 'column', 'error',
+       format('column %s is missing: a peer and a reader name it', wanted.name),
+       CASE WHEN near.name IS NULL
+            THEN format('ALTER TABLE %s ADD COLUMN %s %s', f.named, wanted.name, wanted.type)
+            ELSE format('ALTER TABLE %s RENAME COLUMN %I TO %s', f.named, near.name, wanted.name)
+       END
+  FROM facts AS f
+ CROSS JOIN (VALUES ('id', 'uuid NOT NULL DEFAULT gen_random_uuid() PRIMARY KEY'),
+                    ('expires', 'timestamp'),
+                    ('headers', 'text NOT NULL DEFAULT ''{}'''),
+                    ('body', 'bytea'),
+                    ('seq', 'serial NOT NULL UNIQUE')) AS wanted (name, type)
+  LEFT JOIN columns AS near ON lower(near.name) = wanted.name
+ WHERE near.name IS DISTINCT FROM wanted.name AND NOT f.delayed
+UNION ALL
+SELECT law.name, law.severity, law.found, law.mend
+  FROM facts AS f
+ CROSS JOIN LATERAL (VALUES
+    ('delayed_table', 'error',
+     f.delayed,
+     'a table of delayed messages, and no queue',
+     'name its queue; `sqlqueue move-due` moves what is due into that'),
+    ('table_kind', 'error',
+     f.kind <> 'r' OR EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = f.oid),
+     format('it is %s: what is received could be lost, or come twice',
+            CASE f.kind WHEN 'f' THEN 'a foreign table' WHEN 'v' THEN 'a view'
+                        WHEN 'm' THEN 'a materialized view'
+                        ELSE 'a table of several partitions or descendants' END),
+     'name the queue''s own table, in the database that holds it; it must be one plain table'),
+    ('row_security', 'error',
+     row_security_active(f.oid),
+     format('row security is on for login %s: nothing can be sent, and what a policy hides is not '
+            'received', f.login),
+     format('ALTER TABLE %s DISABLE ROW LEVEL SECURITY', f.named)),
+    -- the transport makes none: of a small table all is read in no time
+    ('expires_index', CASE WHEN f.mebibytes < 64 THEN 'note' ELSE 'warning' END,
+     :expiring::boolean AND NOT EXISTS (SELECT FROM indexes WHERE first_column = 'expires'),
+     'messages expire, and no index on expires finds them: a purge reads the whole table',
+     format('CREATE INDEX CONCURRENTLY ON %s (expires) WHERE expires IS NOT NULL', f.named)),
+    ('headers_type', 'error',
+     f.headers NOT IN ('text', 'character varying'),
+     format('column headers is %s: headers are cut, changed or refused', f.headers),
+     format('ALTER TABLE %s ALTER COLUMN headers TYPE text USING headers::text', f.named)),
+    ('seq_index', 'error',
+     EXISTS (SELECT FROM columns WHERE name = 'seq')
+     AND NOT EXISTS (SELECT FROM indexes WHERE first_column = 'seq' AND orders),
+     'seq has no unique index: every receive and every peek reads the whole table',
+     format('CREATE UNIQUE INDEX CONCURRENTLY ON %s (seq)', f.named)),
+    ('seq_end', 'warning',
+     f.used >= 0.8 * f.highest,
+     format('%s%% of the seqs are used up (%s of %s): at the end every INSERT fails',
+            trunc(100.0 * f.used / f.highest), f.used, f.highest),
+     format(E'ALTER TABLE %s ALTER COLUMN seq TYPE bigint;\nALTER SEQUENCE %s AS bigint',
+            f.named, f.sequence)),
+    ('long_name', 'error',
+     octet_length(f.relname) > 55,
+     format('the name has %s bytes: peers take 55 at most', octet_length(f.relname)),
+     format('ALTER TABLE %s RENAME TO %I', f.named,
+            (SELECT max(left(f.relname, size)::text)
+               FROM generate_series(1, length(f.relname)) AS size
+              WHERE octet_length(left(f.relname, size)) <= 55))),
+    ('autovacuum', 'error',
+     EXISTS (SELECT
+               FROM pg_catalog.pg_class AS c
+              CROSS JOIN LATERAL pg_options_to_table(c.reloptions) AS o
+              WHERE c.oid IN (f.oid, f.toast)
+                AND o.option_name = 'autovacuum_enabled'
+                AND NOT o.option_value::boolean),
+     'autovacuum is off for this table: what is received leaves dead rows that slow it down',
+     format('ALTER TABLE %s RESET (autovacuum_enabled, toast.autovacuum_enabled)', f.named)),
+    ('body_string', 'error',
+     :body_string::boolean AND NOT EXISTS (SELECT FROM columns WHERE name = 'bodystring'),
+     'includeBodyString is asked for, and there is no column BodyString',
+     format('ALTER TABLE %s ADD COLUMN IF NOT EXISTS BodyString text '
+            'GENERATED ALWAYS AS (encode(Body, ''escape'')) STORED', f.named)),
+    ('schema_right', 'error',
+     NOT f.may_enter,
+     format('login %s may not enter schema %s', f.login, f.schema_name),
+     format('GRANT USAGE ON SCHEMA %s TO %s', f.schema_name, f.login)),
+    ('receive_right', CASE WHEN f.may_send THEN 'note' ELSE 'error' END,
+     NOT f.may_receive AND NOT f.delayed,
+     format('login %s may not receive from it', f.login),
+     format('GRANT SELECT, DELETE, UPDATE (seq) ON %s TO %s', f.named, f.login)),
+    ('send_right', CASE WHEN f.may_receive THEN 'note' ELSE 'error' END,
+     NOT f.may_send AND NOT f.delayed,
+     format('login %s may not send to it', f.login),
+     format('GRANT INSERT ON %s TO %s', f.named, f.login)
+     || CASE WHEN f.sequence IS NULL THEN ''
+             ELSE format(E';\nGRANT USAGE ON SEQUENCE %s TO %s', f.sequence, f.login) END)
+    ) AS law (name, severity, broken, found, mend)
+ WHERE law.broken
+
+-- name: check_delayed
+-- What is wrong with a table of delayed messages, from the catalogue alone; nothing where it is absent.
+-- A login that may delete from it is to move what is due; who has no right there may do without.
+-- Returns: as check_queue
+WITH delayed AS (
+    SELECT c.oid, c.relname, c.reloptions,
+           quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS named,
+           quote_ident(current_user) AS login,
+           has_table_privilege(c.oid, 'DELETE') AS may_delete,
+           has_table_privilege(c.oid, 'SELECT')
+           AND has_table_privilege(c.oid, 'DELETE')
+           AND has_any_column_privilege(c.oid, 'UPDATE') AS may_move,
+           has_table_privilege(c.oid, 'INSERT') AS may_delay
+      FROM parse_ident(:table_name::text) AS asked (name)
+      JOIN pg_catalog.pg_namespace AS n ON n.nspname = asked.name[1]
+      JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = asked.name[2]
+     WHERE c.relkind IN ('r', 'p')
+), columns AS (
+    SELECT a.attname AS name, a.attnum AS at
+      FROM delayed AS d
+      JOIN pg_catalog.pg_attribute AS a ON a.attrelid = d.oid
+     WHERE a.attnum > 0 AND NOT a.attisdropped
+)
+SELECT 'delayed_column', 'error',
+       format('column %s is missing: messages cannot be delayed or moved', wanted.name),
+       format('ALTER TABLE %s ADD COLUMN %s %s', d.named, wanted.name, wanted.type)
+  FROM delayed AS d
+ CROSS JOIN (VALUES ('headers', 'text NOT NULL DEFAULT ''{}'''),
+                    ('body', 'bytea'),
+                    ('due', 'timestamptz NOT NULL DEFAULT now()')) AS wanted (name, type)
+ WHERE NOT EXISTS (SELECT FROM columns AS c WHERE c.name = wanted.name)
+UNION ALL
+SELECT law.name, law.severity, law.found, law.mend
+  FROM delayed AS d
+ CROSS JOIN LATERAL (VALUES
+    ('due_index', 'warning',
+     EXISTS (SELECT FROM columns WHERE name = 'due')
+     AND NOT EXISTS (SELECT
+                       FROM pg_catalog.pg_index AS i
+                       JOIN columns AS c ON c.at = i.indkey[0]
+                      WHERE i.indrelid = d.oid AND i.indisvalid AND c.name = 'due'),
+     'due has no index: every look for what is due reads the whole table',
+     format('CREATE INDEX CONCURRENTLY %s ON %s (due)',
+            CASE WHEN octet_length(d.relname) <= 59 THEN quote_ident(d.relname || '_Due') END,
+            d.named)),
+    ('delayed_autovacuum', 'error',
+     EXISTS (SELECT
+               FROM pg_options_to_table(d.reloptions) AS o
+              WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean),
+     'autovacuum is off for this table: what is moved leaves dead rows that slow it down',
+     format('ALTER TABLE %s RESET (autovacuum_enabled)', d.named)),
+    ('move_right', CASE WHEN d.may_delete THEN 'error' ELSE 'note' END,
+     NOT d.may_move,
+     format('login %s may not move what is due', d.login),
+     format('GRANT SELECT, DELETE, UPDATE (due) ON %s TO %s', d.named, d.login)),
+    ('delay_right', 'note',
+     NOT d.may_delay,
+     format('login %s may not delay messages', d.login),
+     format('GRANT INSERT ON %s TO %s', d.named, d.login))
+    ) AS law (name, severity, broken, found, mend)
+ WHERE law.broken
+
+-- name: check_server
+-- What keeps dead rows in all queues of this database: no autovacuum, old transactions elsewhere.
+-- One that has neither a snapshot nor a transaction id pins nothing.
+-- Returns: as check_queue
+SELECT 'server_autovacuum', 'error',
+       'autovacuum is off on this server: what is received leaves dead rows that slow queues down',
+       E'ALTER SYSTEM SET autovacuum = on;\nSELECT pg_reload_conf()'
+ WHERE NOT current_setting('autovacuum')::boolean
+UNION ALL
+SELECT 'old_transaction', 'warning',
+       format('session %s (%s, application %s) has had a transaction open for %s: it pins the rows '
+              'received since, which slow queues down',
+              pid, coalesce(state, 'unknown'), quote_literal(application_name),
+              date_trunc('second', now() - xact_start)),
+       format('SELECT pg_terminate_backend(%s)', pid)
+  FROM pg_catalog.pg_stat_activity
+ WHERE datname = current_database()
+   AND backend_type = 'client backend'
+   AND pid <> pg_backend_pid()
+   AND xact_start < now() - make_interval(secs => :seconds::float8)
+   AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+UNION ALL
+SELECT 'sessions_right', 'note',
+       format('login %s may not see how old the transactions of other logins are',
+              quote_ident(current_user)),
+       format('GRANT pg_read_all_stats TO %I', current_user)
+ WHERE NOT pg_has_role('pg_read_all_stats', 'USAGE')

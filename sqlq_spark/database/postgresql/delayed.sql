@@ -1,0 +1,73 @@
+-- name: peer_zone
+-- The zone in which the peers' sessions work: as told, or what a plain session of this database gets,
+-- which is the database's own setting, or else the server's. Where this session's client asked for
+-- a zone (PGTZ, options of the url), the server's cannot be seen.
+-- Returns: zone text, null where it cannot be seen; and fails (22023) where no such zone is known
+SELECT zone, now() AT TIME ZONE zone
+  FROM (SELECT coalesce(
+                 :zone::text,
+                 (SELECT substr(setting, strpos(setting, '=') + 1)
+                    FROM pg_catalog.pg_db_role_setting AS s
+                    JOIN pg_catalog.pg_database AS d ON d.oid = s.setdatabase,
+                         unnest(s.setconfig) AS setting
+                   WHERE s.setrole = 0
+                     AND d.datname = current_database()
+                     AND setting ILIKE 'timezone=%'),
+                 (SELECT reset_val
+                    FROM pg_catalog.pg_settings
+                   WHERE name = 'TimeZone' AND source <> 'client')) AS zone) AS known
+
+-- name: dues
+-- When messages are due that wait for some milliseconds, or until some moments in UTC. The peers take
+-- the server's UTC clock for a time of their session's zone, here and in their movers: so do we.
+-- Each list is a JSON array of texts.
+-- Returns: one row: timestamptz[] of the delays, timestamptz[] of the moments, in their order
+SELECT ARRAY (SELECT (now() AT TIME ZONE 'UTC' + wait::bigint * interval '1 millisecond')
+                     AT TIME ZONE :zone::text
+                FROM json_array_elements_text(:delays::text::json)
+                     WITH ORDINALITY AS each (wait, place)
+               ORDER BY place),
+       ARRAY (SELECT moment::timestamp AT TIME ZONE :zone::text
+                FROM json_array_elements_text(:moments::text::json)
+                     WITH ORDINALITY AS each (moment, place)
+               ORDER BY place)
+
+-- name: move_due
+-- Move the messages that have been due for longest into the queue, under their ids; one whose id is
+-- in the queue already goes there under a new one. A message is in one of the tables at any time.
+-- Locks:   the delayed rows, until commit; those that others hold are passed over. Never waits for
+--          another of our movers; a peer's mover waits for us and then finds them gone.
+-- Index:   the one on due; then by ctid.
+-- Returns: one row: moved bigint, and how many of them got a new id, bigint
+WITH due AS (
+    DELETE FROM {delayed}
+     WHERE ctid = ANY (ARRAY (
+            SELECT ctid
+              FROM {delayed}
+             WHERE due <= now() AT TIME ZONE 'UTC' AT TIME ZONE :zone::text
+             ORDER BY due
+             LIMIT :messages::bigint
+               FOR UPDATE SKIP LOCKED))
+    RETURNING id, headers, body, due),
+moved AS (
+    INSERT INTO {queue} (id, headers, body)
+    SELECT id, headers, coalesce(body, '') FROM due ORDER BY due
+        ON CONFLICT DO NOTHING
+    RETURNING id),
+renamed AS (
+    INSERT INTO {queue} (id, headers, body)
+    SELECT gen_random_uuid(), headers, coalesce(body, '')
+      FROM due
+     WHERE id NOT IN (SELECT id FROM moved)
+     ORDER BY due
+    RETURNING id)
+SELECT (SELECT count(*) FROM due), (SELECT count(*) FROM renamed)
+
+-- name: next_due
+-- Index:   the one on due.
+-- Returns: seconds until the next message is due double precision, null where none waits; below 0
+--          where it is due, and another mover holds it or a full batch left it. What is due at infinity
+--          is never; before version 17 nothing can be taken from it.
+SELECT extract(epoch FROM min(due) - (now() AT TIME ZONE 'UTC' AT TIME ZONE :zone::text))::float8
+  FROM {delayed}
+ WHERE isfinite(due)

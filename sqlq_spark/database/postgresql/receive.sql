@@ -1,0 +1,453 @@
+-- name: fence
+-- A task of a batch that was acknowledged must not touch the queue. A login from whom no rows are
+-- kept (a superuser, the tables' owner) takes its own row only: anyone may have made another.
+-- Locks:   the reader's row FOR SHARE, until commit: the ack waits for us.
+-- Returns: acked_batch bigint, login text; no row where the reader is unknown
+SELECT acked_batch, login::text
+  FROM {state}.reader
+ WHERE reader = :reader::text
+   AND (login = current_user OR row_security_active(tableoid))
+ ORDER BY login <> current_user
+ LIMIT 1
+   FOR SHARE
+
+-- name: task_lock
+-- One attempt of a task at a time; the second waits here, then finds the first one's receipt. A row,
+-- for an advisory lock could be taken by logins that have no right on any table.
+-- Locks:   the row of this number of the reader's tasks, until commit.
+-- Returns: one row; none where the number is new
+SELECT true
+  FROM {state}.task
+ WHERE reader = :reader::text AND login = :login::text AND task = :task::bigint
+   FOR UPDATE
+
+-- name: new_task
+-- Locks:   the row it writes, until commit; of two attempts the second waits.
+INSERT INTO {state}.task (reader, login, task)
+VALUES (:reader::text, :login::text, :task::bigint)
+    ON CONFLICT DO NOTHING
+
+-- name: find_receipt
+-- Returns: payload bytea; empty where it is in pages; messages, unpacked (bytes) bigint
+SELECT payload, messages, unpacked
+  FROM {state}.receipt
+ WHERE reader = :reader::text AND login = :login::text
+   AND batch = :batch::bigint AND task = :task::bigint
+
+-- name: receipt_pages
+-- Returns: payload bytea, in order
+SELECT payload
+  FROM {state}.receipt_page
+ WHERE reader = :reader::text AND login = :login::text
+   AND batch = :batch::bigint AND task = :task::bigint
+ ORDER BY page
+
+-- name: receive
+-- Take the lowest messages of a range that no one else holds, up to a count and a weight;
+-- at least one, however heavy, but none larger than :largest.
+-- The weight of a toasted value is known without reading it.
+-- The rows come to the window as they are locked, by seq: to sort them again would cost 4 %. If ever
+-- they came in another order, a heavy step would leave some of them for the next batch.
+-- Locks:   a row lock for each looked at, until commit. Never waits.
+-- Index:   the unique index on seq; then by ctid.
+-- Returns: id uuid, expires timestamp, expired bool, headers text, body bytea, seq bigint;
+--          no order promised
+DELETE FROM {queue}
+ WHERE ctid = ANY (ARRAY (
+        SELECT place
+          FROM (SELECT place,
+                       sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) - bytes AS before
+                  FROM (SELECT ctid AS place,
+                               seq,
+                               coalesce(octet_length(headers), 0)::bigint
+                               + coalesce(octet_length(body), 0) AS bytes
+                          FROM {queue}
+                         WHERE seq >= :first::bigint
+                           AND seq < :stop::bigint
+                           AND coalesce(octet_length(headers), 0)::bigint
+                               + coalesce(octet_length(body), 0) <= :largest::bigint
+                         ORDER BY seq
+                         LIMIT :messages::bigint
+                           FOR UPDATE SKIP LOCKED) AS locked) AS weighed
+         WHERE before < :bytes::bigint))
+RETURNING id,
+          expires,
+          coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
+          headers,
+          body,
+          seq::bigint AS seq
+
+-- name: receive_body_string
+-- As receive, from a table that has the column, which is weighed too.
+-- Returns: also bodystring text
+DELETE FROM {queue}
+ WHERE ctid = ANY (ARRAY (
+        SELECT place
+          FROM (SELECT place,
+                       sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) - bytes AS before
+                  FROM (SELECT ctid AS place,
+                               seq,
+                               coalesce(octet_length(headers), 0)::bigint
+                               + coalesce(octet_length(body), 0)
+                               + coalesce(octet_length(bodystring), 0) AS bytes
+                          FROM {queue}
+                         WHERE seq >= :first::bigint
+                           AND seq < :stop::bigint
+                           AND coalesce(octet_length(headers), 0)::bigint
+                               + coalesce(octet_length(body), 0)
+                               + coalesce(octet_length(bodystring), 0) <= :largest::bigint
+                         ORDER BY seq
+                         LIMIT :messages::bigint
+                           FOR UPDATE SKIP LOCKED) AS locked) AS weighed
+         WHERE before < :bytes::bigint))
+RETURNING id,
+          expires,
+          coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
+          headers,
+          body,
+          bodystring,
+          seq::bigint AS seq
+
+-- name: take
+-- Take chosen messages, those of them that no one else holds; :seqs is a list.
+-- Locks:   a row lock for each, until commit. Never waits.
+-- Index:   the unique index on seq; then by ctid.
+-- Returns: as receive; no order promised
+DELETE FROM {queue}
+ WHERE ctid = ANY (ARRAY (
+        SELECT ctid
+          FROM {queue}
+         WHERE seq = ANY (:seqs::bigint[])
+           FOR UPDATE SKIP LOCKED))
+RETURNING id,
+          expires,
+          coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
+          headers,
+          body,
+          seq::bigint AS seq
+
+-- name: patience
+-- How long a destination that others lock is waited for, from here to the end of the transaction.
+-- Returns: one row
+SELECT set_config('lock_timeout', :milliseconds, true)
+
+-- name: lock_destination
+-- Keeps what an INSERT would run as it is: no trigger, rule, default or policy can be added, and the
+-- table cannot be renamed or replaced, until commit. The right to INSERT is enough.
+-- Locks:   the table, as an INSERT does, until commit.
+LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
+
+-- name: destinations
+-- Tables that messages are to go to: whether they are queues, and whose. No name is cast to a table: the
+-- cast fails where a schema may not be used. No expression is printed: that waits for the table's lock.
+-- Trusted are this login, superusers, and the owner of the queue that is read, if one is.
+-- Returns: for each table that is there: place bigint, in the list that was given; identity bigint;
+--          catalog, here (in this database), schema and table; missing text, the first column that it
+--          lacks, or null; may_insert bool; owner text; same_owner bool, as the queue that is read;
+--          settled bool: its schema's owner is trusted; plain bool: an INSERT runs nothing but the
+--          sequence (1574, nextval, cast by 480 or 714), or
+--          gen_random_uuid (3432)
+SELECT t.place,
+       c.oid::bigint AS identity,
+       NULL::text AS catalog,
+       true AS here,
+       n.nspname::text,
+       c.relname::text,
+       (SELECT min(w.name)
+          FROM json_array_elements_text(t.columns) AS w (name)
+         WHERE NOT EXISTS (SELECT
+                             FROM pg_catalog.pg_attribute AS a
+                            WHERE a.attrelid = c.oid
+                              AND a.attname = w.name::name
+                              AND NOT a.attisdropped)) AS missing,
+       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'INSERT') AS may_insert,
+       pg_get_userbyid(c.relowner)::text AS owner,
+       coalesce(c.relowner = source.owner, false) AS same_owner,
+       coalesce((SELECT r.rolsuper OR r.rolname = current_user OR r.oid = source.owner
+                   FROM pg_catalog.pg_roles AS r
+                  WHERE r.oid = CASE WHEN pg_get_userbyid(n.nspowner) = 'pg_database_owner'
+                                     THEN (SELECT d.datdba
+                                             FROM pg_catalog.pg_database AS d
+                                            WHERE d.datname = current_database())
+                                     ELSE n.nspowner END), false) AS settled,
+       c.relkind = 'r'
+       AND NOT (c.relhastriggers OR c.relhasrules OR c.relrowsecurity)
+       AND NOT EXISTS (SELECT
+                         FROM pg_catalog.pg_constraint AS k
+                        WHERE k.conrelid = c.oid AND k.contype NOT IN ('p', 'u', 'n'))
+       AND NOT EXISTS (SELECT
+                         FROM pg_catalog.pg_index AS i
+                        WHERE i.indrelid = c.oid
+                          AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL))
+       AND NOT EXISTS (SELECT
+                         FROM pg_catalog.pg_attribute AS a
+                         JOIN pg_catalog.pg_type AS y ON y.oid = a.atttypid
+                        WHERE a.attrelid = c.oid
+                          AND a.attnum > 0
+                          AND NOT a.attisdropped
+                          AND y.typnamespace <> 'pg_catalog'::regnamespace)
+       AND NOT EXISTS (SELECT
+                         FROM pg_catalog.pg_attrdef AS d
+                        WHERE d.adrelid = c.oid
+                          AND (d.adbin::text ~ '\{(?!FUNCEXPR |CONST )'
+                               OR d.adbin::text ~ 'funcid (?!(480|714|1574|3432) )'))
+       AS plain
+  FROM json_to_recordset(:places::text::json)
+       AS t(place bigint, schema_name text, table_name text, columns json)
+  JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schema_name::name
+  JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.table_name::name
+ CROSS JOIN (SELECT (SELECT q.relowner
+                       FROM pg_catalog.pg_namespace AS s
+                       JOIN pg_catalog.pg_class AS q ON q.relnamespace = s.oid
+                      WHERE s.nspname = :source_schema::text::name
+                        AND q.relname = :source_table::text::name) AS owner) AS source
+ WHERE c.relkind IN ('r', 'p') OR :source_schema::text IS NULL AND c.relkind IN ('v', 'm', 'f')
+
+-- name: destination_code
+-- The first thing that an INSERT into a table would run for an owner that is not trusted; asked of the
+-- few tables that are not plain.
+-- A table of another owner must not run code at all: in its expressions only immutable functions of
+-- pg_catalog and a few that read a clock or a sequence. On a table of a trusted owner, what is called
+-- must be trusted too. :places are identities.
+-- Returns: identity bigint, code text with its owner; no row where all is trusted
+WITH RECURSIVE source AS (
+    SELECT c.relowner
+      FROM pg_catalog.pg_namespace AS n
+      JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid
+     WHERE n.nspname = :source_schema::text::name
+       AND c.relname = :source_table::text::name
+), trusted AS MATERIALIZED (
+    SELECT r.oid
+      FROM pg_catalog.pg_roles AS r
+     WHERE r.rolsuper OR r.rolname = current_user OR r.oid IN (SELECT relowner FROM source)
+), asked AS MATERIALIZED (
+    SELECT c.oid, c.relkind
+      FROM json_array_elements_text(:places::text::json) AS t (id)
+      JOIN pg_catalog.pg_class AS c ON c.oid = t.id::oid
+), tree AS (
+    SELECT a.oid AS root, a.oid, a.relkind FROM asked AS a
+    UNION
+    SELECT t.root, i.inhrelid, c.relkind
+      FROM tree AS t
+      JOIN pg_catalog.pg_inherits AS i ON i.inhparent = t.oid AND t.relkind = 'p'
+      JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid
+), part AS MATERIALIZED (
+    SELECT a.root::bigint AS place, c.oid, c.relkind, c.relowner, c.relhastriggers, c.relhasrules, c.relhasindex,
+           c.relowner IN (SELECT oid FROM trusted) AS trusted
+      FROM tree AS a
+      JOIN pg_catalog.pg_class AS c ON c.oid = a.oid
+), holder AS MATERIALIZED (
+    SELECT p.place, p.trusted, p.relowner, 'pg_attrdef'::regclass AS class, d.oid,
+           format(CASE a.attgenerated WHEN '' THEN 'default of column %I' ELSE 'generated column %I'
+                  END, a.attname) AS what,
+           CASE WHEN NOT p.trusted THEN d.adbin::text END AS tree
+      FROM part AS p
+      JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = p.oid
+      JOIN pg_catalog.pg_attribute AS a ON a.attrelid = p.oid AND a.attnum = d.adnum
+    UNION ALL
+    SELECT p.place, p.trusted, p.relowner, 'pg_constraint'::regclass, c.oid,
+           format('constraint %I', c.conname),
+           CASE WHEN NOT p.trusted THEN c.conbin::text END
+      FROM part AS p
+      JOIN pg_catalog.pg_constraint AS c ON c.conrelid = p.oid AND c.contype IN ('c', 'x')
+    UNION ALL
+    SELECT p.place, p.trusted, p.relowner, 'pg_class'::regclass, i.indexrelid,
+           format('index %I', c.relname),
+           CASE WHEN NOT p.trusted THEN concat(i.indexprs::text, i.indpred::text) END
+      FROM part AS p
+      JOIN pg_catalog.pg_index AS i ON i.indrelid = p.oid
+      JOIN pg_catalog.pg_class AS c ON c.oid = i.indexrelid
+     WHERE p.relhasindex AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL)
+    UNION ALL
+    SELECT p.place, p.trusted, p.relowner, 'pg_rewrite'::regclass, r.oid,
+           format('rule %I', r.rulename), NULL
+      FROM part AS p
+      JOIN pg_catalog.pg_rewrite AS r ON r.ev_class = p.oid
+     WHERE p.relhasrules
+    UNION ALL
+    SELECT p.place, p.trusted, p.relowner, 'pg_policy'::regclass, y.oid,
+           format('policy %I', y.polname), NULL
+      FROM part AS p
+      JOIN pg_catalog.pg_policy AS y ON y.polrelid = p.oid
+    UNION ALL
+    SELECT p.place, p.trusted, p.relowner, 'pg_trigger'::regclass, t.oid,
+           format('trigger %I', t.tgname), t.tgqual::text
+      FROM part AS p
+      JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = p.oid
+     WHERE p.relhastriggers AND NOT t.tgisinternal AND t.tgenabled <> 'D'
+    UNION ALL
+    SELECT p.place, p.trusted, p.relowner, 'pg_constraint'::regclass, c.oid,
+           format('domain %I', t.typname), NULL
+      FROM part AS p
+      JOIN pg_catalog.pg_attribute AS a ON a.attrelid = p.oid AND a.attnum > 0 AND NOT a.attisdropped
+      JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid AND t.typtype = 'd'
+      JOIN pg_catalog.pg_constraint AS c ON c.contypid = t.oid
+    UNION ALL
+    SELECT p.place, p.trusted, p.relowner, 'pg_class'::regclass, p.oid, 'its partitioning', NULL
+      FROM part AS p
+     WHERE p.relkind = 'p'
+), used AS (
+    SELECT h.place, h.trusted, h.relowner, h.what, d.refclassid, d.refobjid,
+           CASE d.refclassid
+           WHEN 'pg_proc'::regclass
+           THEN (SELECT f.proowner FROM pg_catalog.pg_proc AS f WHERE f.oid = d.refobjid)
+           WHEN 'pg_operator'::regclass
+           THEN (SELECT o.oprowner FROM pg_catalog.pg_operator AS o WHERE o.oid = d.refobjid)
+           WHEN 'pg_type'::regclass
+           THEN (SELECT t.typowner FROM pg_catalog.pg_type AS t WHERE t.oid = d.refobjid)
+           WHEN 'pg_opclass'::regclass
+           THEN (SELECT o.opcowner FROM pg_catalog.pg_opclass AS o WHERE o.oid = d.refobjid)
+           WHEN 'pg_class'::regclass
+           THEN CASE WHEN h.class IN ('pg_rewrite'::regclass, 'pg_policy'::regclass)
+                THEN (SELECT c.relowner FROM pg_catalog.pg_class AS c WHERE c.oid = d.refobjid) END
+           END AS owner
+      FROM holder AS h
+      JOIN pg_catalog.pg_depend AS d ON d.classid = h.class AND d.objid = h.oid
+), found AS (
+    SELECT p.place, 1 AS rank, p.relowner AS owner,
+           CASE p.relkind WHEN 'v' THEN 'it is a view' WHEN 'm' THEN 'it is a materialized view'
+                WHEN 'f' THEN 'it is, or leads to, a foreign table'
+                ELSE 'it is a partitioned table' END AS what
+      FROM part AS p
+     WHERE p.relkind IN ('v', 'm', 'f') OR p.relkind = 'p' AND NOT p.trusted
+    UNION ALL
+    SELECT p.place, 2, CASE WHEN p.trusted THEN f.proowner ELSE p.relowner END,
+           format('trigger %I calls %I.%I()', t.tgname, n.nspname, f.proname)
+      FROM part AS p
+      JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = p.oid
+      JOIN pg_catalog.pg_proc AS f ON f.oid = t.tgfoid
+      JOIN pg_catalog.pg_namespace AS n ON n.oid = f.pronamespace
+     WHERE p.relhastriggers AND NOT t.tgisinternal AND t.tgenabled <> 'D'
+       AND (NOT p.trusted OR f.proowner NOT IN (SELECT oid FROM trusted))
+    UNION ALL
+    SELECT p.place, 3, p.relowner, format('rule %I', r.rulename)
+      FROM part AS p
+      JOIN pg_catalog.pg_rewrite AS r ON r.ev_class = p.oid
+     WHERE p.relhasrules AND NOT p.trusted
+    UNION ALL
+    SELECT p.place, 4, p.relowner, 'row security applies to this login'
+      FROM part AS p
+     WHERE NOT p.trusted AND row_security_active(p.oid)
+    UNION ALL
+    SELECT p.place, 5, p.relowner, format('foreign key %I', c.conname)
+      FROM part AS p
+      JOIN pg_catalog.pg_constraint AS c ON c.conrelid = p.oid AND c.contype = 'f'
+     WHERE NOT p.trusted
+    UNION ALL
+    SELECT p.place, 6, t.typowner,
+           format('column %I has type %I.%I', a.attname, n.nspname, t.typname)
+      FROM part AS p
+      JOIN pg_catalog.pg_attribute AS a ON a.attrelid = p.oid AND a.attnum > 0 AND NOT a.attisdropped
+      JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
+      JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace
+      LEFT JOIN pg_catalog.pg_type AS b ON b.oid = t.typbasetype
+     WHERE n.nspname <> 'pg_catalog'
+       AND (NOT p.trusted
+            OR t.typowner NOT IN (SELECT oid FROM trusted)
+            OR t.typtype NOT IN ('b', 'e', 'd')
+            OR t.typtype = 'd' AND b.typnamespace <> t.typnamespace
+               AND b.typnamespace <> 'pg_catalog'::regnamespace)
+    UNION ALL
+    SELECT u.place, 7, u.owner,
+           format('%s uses %s', u.what, pg_describe_object(u.refclassid, u.refobjid, 0))
+      FROM used AS u
+     WHERE u.owner IS NOT NULL
+       AND (NOT u.trusted OR u.owner NOT IN (SELECT oid FROM trusted))
+    UNION ALL
+    SELECT h.place, 8, h.relowner, format('%s calls %I.%I()', h.what, n.nspname, f.proname)
+      FROM holder AS h
+     CROSS JOIN LATERAL regexp_matches(h.tree, 'funcid (\d+)', 'g') AS called (id)
+      JOIN pg_catalog.pg_proc AS f ON f.oid = called.id[1]::oid
+      JOIN pg_catalog.pg_namespace AS n ON n.oid = f.pronamespace
+     WHERE f.provolatile <> 'i'
+       AND (n.nspname <> 'pg_catalog'
+            OR f.proname NOT IN ('nextval', 'gen_random_uuid', 'now', 'clock_timestamp',
+                                 'statement_timestamp', 'transaction_timestamp',
+                                 'pg_trigger_depth'))
+)
+SELECT DISTINCT ON (f.place) f.place, format('%s, of %I', f.what, pg_get_userbyid(f.owner)) AS code
+  FROM found AS f
+ ORDER BY f.place, f.rank, f.what
+
+-- name: destination_locks
+-- Whether tables are still those that this transaction locked by their names, asked where the owner of a
+-- schema is not trusted and may rename it: who puts another schema in its place adds a lock of a table
+-- of the same name. :places are identities.
+-- Returns: identity bigint, kept bool, locks text
+SELECT c.oid::bigint, c.oid = ANY (array_agg(l.relation)), array_agg(l.relation ORDER BY l.relation)::text
+  FROM json_array_elements_text(:places::text::json) AS t (id)
+  JOIN pg_catalog.pg_class AS c ON c.oid = t.id::oid
+  JOIN pg_catalog.pg_class AS named ON named.relname = c.relname
+  JOIN pg_catalog.pg_locks AS l ON l.relation = named.oid
+ WHERE l.locktype = 'relation'
+   AND l.pid = pg_backend_pid()
+   AND l.mode = 'RowExclusiveLock'
+ GROUP BY c.oid
+
+-- name: find_large
+-- The lowest messages of a range that are larger than a limit and that no one else holds. Asked only
+-- where the sample weighed so much, and the task got less than was planned.
+-- Locks:   a row lock for each, until commit. Never waits.
+-- Index:   the unique index on seq.
+-- Returns: seq bigint, bytes bigint
+SELECT seq::bigint,
+       coalesce(octet_length(headers), 0)::bigint
+       + coalesce(octet_length(body), 0) AS bytes
+  FROM {queue}
+ WHERE seq >= :first::bigint
+   AND seq < :stop::bigint
+   AND coalesce(octet_length(headers), 0)::bigint
+       + coalesce(octet_length(body), 0)
+       > :largest::bigint
+ ORDER BY seq
+ LIMIT :messages::bigint
+   FOR UPDATE SKIP LOCKED
+
+-- name: find_large_body_string
+-- As find_large, from a table that has the column, which is weighed too.
+SELECT seq::bigint,
+       coalesce(octet_length(headers), 0)::bigint
+       + coalesce(octet_length(body), 0)
+       + coalesce(octet_length(bodystring), 0) AS bytes
+  FROM {queue}
+ WHERE seq >= :first::bigint
+   AND seq < :stop::bigint
+   AND coalesce(octet_length(headers), 0)::bigint
+       + coalesce(octet_length(body), 0)
+       + coalesce(octet_length(bodystring), 0)
+       > :largest::bigint
+ ORDER BY seq
+ LIMIT :messages::bigint
+   FOR UPDATE SKIP LOCKED
+
+-- name: divert_large
+-- Chosen messages into the error queue, as they are, without going through the client, which could not
+-- hold them; the server sends no row of 1 GB. Expired ones are dropped. :seqs is a JSON array.
+-- Locks:   a row lock for each, until commit; find_large has them already.
+-- Index:   the unique index on seq.
+-- Returns: moved bigint, expired bigint
+WITH gone AS (
+    DELETE FROM {queue}
+     WHERE seq = ANY (ARRAY (
+            SELECT text::bigint FROM json_array_elements_text(:seqs::text::json) AS each (text)))
+    RETURNING id,
+              headers,
+              body,
+              coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired),
+moved AS (
+    INSERT INTO {errors} (id, headers, body)
+    SELECT CASE WHEN :renamed::boolean THEN gen_random_uuid() ELSE id END,
+           headers,
+           coalesce(body, '')
+      FROM gone
+     WHERE NOT expired)
+SELECT count(*) FILTER (WHERE NOT expired), count(*) FILTER (WHERE expired) FROM gone
+
+-- name: save_receipt
+INSERT INTO {state}.receipt
+       (reader, login, batch, task, queue, messages, expired, diverted, forwarded, bytes,
+        query_id, query_batch, unpacked, payload)
+VALUES (:reader::text, :login::text, :batch::bigint, :task::bigint, :queue_name::text,
+        :messages::bigint,
+        :expired::bigint, :diverted::bigint, :forwarded::bigint, :bytes::bigint,
+        :query_id::text, :query_batch::bigint, :unpacked::bigint, :payload::bytea)

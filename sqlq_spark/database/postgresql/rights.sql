@@ -1,0 +1,124 @@
+-- name: script_state_check
+-- {faults} is the statement state_faults.
+DO $do$
+DECLARE
+    faults text;
+BEGIN
+    SELECT string_agg(fault, '; ') INTO faults FROM ({faults}) AS state_faults;
+    IF faults IS NOT NULL THEN
+        RAISE EXCEPTION 'nothing is installed: %', faults
+              USING HINT = 'Whoever owns a state table, or a trigger on it, can run code as those who'
+                           ' use it. Find out who made this, drop or rename it, or use another schema.';
+    END IF;
+END
+$do$
+
+-- name: script_role
+-- {literal} is the role's name as text, {role} quoted.
+DO $do$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = {literal}) THEN
+        CREATE ROLE {role} NOLOGIN;
+    END IF;
+END
+$do$
+
+-- name: script_owner
+-- The state tables belong to a role that no login is a member of: nobody but a superuser can put code
+-- or other columns into them.
+-- Locks:   each state table exclusively, for a moment.
+DO $do$
+BEGIN
+    IF EXISTS (SELECT
+                 FROM pg_catalog.pg_roles
+                WHERE rolcanlogin AND NOT rolsuper AND rolname <> current_user
+                  AND pg_has_role(oid, {literal}, 'MEMBER')) THEN
+        RAISE EXCEPTION 'role % has a login as a member', {literal}
+              USING HINT = 'Revoke that, or name another owner by --owner.';
+    END IF;
+END
+$do$;
+ALTER SCHEMA {state} OWNER TO {role};
+ALTER TABLE {state}.version OWNER TO {role};
+ALTER TABLE {state}.reader OWNER TO {role};
+ALTER TABLE {state}.task OWNER TO {role};
+ALTER TABLE {state}.receipt OWNER TO {role};
+ALTER TABLE {state}.receipt_page OWNER TO {role};
+ALTER TABLE {state}.outbox OWNER TO {role};
+ALTER TABLE {state}.outbox_page OWNER TO {role};
+ALTER TABLE {state}.dispatched OWNER TO {role}
+
+-- name: script_reader
+-- UPDATE of one column is what FOR UPDATE SKIP LOCKED needs.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT, DELETE, UPDATE (seq) ON {queue} TO {role}
+
+-- name: script_reader_state
+-- UPDATE of one column is what a lock of a row needs; nobody may change whose a row is.
+GRANT USAGE ON SCHEMA {state} TO {role};
+GRANT SELECT ON {state}.version TO {role};
+GRANT SELECT, INSERT,
+      UPDATE (queue, driver, acked_batch, plan_batch, plan, messages, expired, diverted, forwarded,
+              seen)
+   ON {state}.reader TO {role};
+GRANT SELECT, INSERT, UPDATE (task) ON {state}.task TO {role};
+GRANT SELECT, INSERT, DELETE, UPDATE (settled) ON {state}.receipt TO {role};
+GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role}
+
+-- name: script_sender
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT INSERT ON {queue} TO {role};
+GRANT USAGE ON SEQUENCE {sequence} TO {role}
+
+-- name: script_sender_state
+GRANT USAGE ON SCHEMA {state} TO {role};
+GRANT SELECT ON {state}.version TO {role};
+GRANT SELECT, INSERT, DELETE ON {state}.outbox, {state}.outbox_page TO {role};
+GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched) ON {state}.dispatched TO {role}
+
+-- name: script_share
+-- The members of a role share their rows: a stream may go on under another login of its role. What a
+-- superuser made is not shared, who would count as a member of any role. Who the members are is asked
+-- for another's row only.
+-- {literal} is the role's name as text, {role} quoted.
+-- Locks:   the whole table, for a moment.
+DROP POLICY IF EXISTS {role} ON {table};
+CREATE POLICY {role} ON {table} TO {role}
+ USING (login = current_user
+        OR login = ANY (ARRAY (
+            SELECT r.rolname
+              FROM pg_catalog.pg_roles AS r
+             WHERE NOT r.rolsuper AND pg_has_role(r.oid, {literal}, 'USAGE'))))
+
+-- name: script_all_rows
+-- An operator sees and writes all rows.
+-- Locks:   the whole table, for a moment.
+DROP POLICY IF EXISTS {role} ON {table};
+CREATE POLICY {role} ON {table} TO {role} USING (true)
+
+-- name: script_mover
+-- A reader that also moves what is due into its queue.
+GRANT SELECT, DELETE, UPDATE (due) ON {delayed} TO {role};
+GRANT INSERT ON {queue} TO {role};
+GRANT USAGE ON SEQUENCE {sequence} TO {role}
+
+-- name: script_delayer
+GRANT INSERT ON {delayed} TO {role}
+
+-- name: script_errors
+-- SELECT (id): a poison row keeps its id where the error queue has none of it yet.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT INSERT, SELECT (id) ON {queue} TO {role};
+GRANT USAGE ON SEQUENCE {sequence} TO {role}
+
+-- name: script_publisher
+-- Who subscribes needs INSERT, UPDATE and DELETE too, and decides where events go.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT ON {subscriptions} TO {role}
+
+-- name: script_subscriber
+GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
+
+-- name: script_creator
+-- To create queues; each belongs to whoever makes it.
+GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}

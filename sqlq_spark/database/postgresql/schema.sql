@@ -1,0 +1,269 @@
+-- name: install_lock
+-- Two installers at once: the second waits.
+-- Locks: advisory, until the transaction ends.
+SELECT pg_advisory_xact_lock(hashtextextended('sqlq_spark install ' || :state_name::text, 0))
+
+-- name: state_faults
+-- Whose the state schema is and what is in it, where that is not this login's, nor :owner's: whoever
+-- owns a table, or has put a trigger on it, decides what runs where a row is written. From the
+-- catalogue alone, for a table may be a view that runs code where it is read.
+-- Returns: fault text; a row for each thing that is wrong
+WITH state AS (
+    SELECT oid, nspname, pg_get_userbyid(nspowner) AS owner
+      FROM pg_catalog.pg_namespace
+     WHERE nspname = :state_name::text
+), tables AS (
+    SELECT c.oid,
+           format('%I.%I', s.nspname, c.relname) AS named,
+           pg_get_userbyid(c.relowner) AS owner,
+           c.relkind
+      FROM state AS s
+      JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid
+     WHERE c.relname IN ('version', 'reader', 'task', 'receipt', 'receipt_page', 'outbox',
+                         'outbox_page', 'dispatched')
+), owned AS (
+    SELECT format('schema %I', nspname) AS what, owner FROM state
+    UNION ALL
+    SELECT format('table %s', named), owner FROM tables
+)
+SELECT format('%s belongs to %I', what, owner) AS fault
+  FROM owned
+ WHERE owner <> current_user AND owner <> coalesce(:owner::text, current_user)
+UNION ALL
+SELECT format('%s is no plain table', named) FROM tables WHERE relkind <> 'r'
+UNION ALL
+SELECT format('table %s has the trigger %I', t.named, g.tgname)
+  FROM tables AS t
+  JOIN pg_catalog.pg_trigger AS g ON g.tgrelid = t.oid
+ WHERE NOT g.tgisinternal
+UNION ALL
+SELECT format('table %s has the rule %I', t.named, r.rulename)
+  FROM tables AS t
+  JOIN pg_catalog.pg_rewrite AS r ON r.ev_class = t.oid
+ WHERE t.relkind = 'r'
+UNION ALL
+SELECT format('table %s has a default, a constraint or a policy that calls %s', t.named,
+              d.refobjid::regprocedure)
+  FROM tables AS t
+  JOIN (SELECT 'pg_catalog.pg_attrdef'::regclass AS class, oid, adrelid AS relation
+          FROM pg_catalog.pg_attrdef
+        UNION ALL
+        SELECT 'pg_catalog.pg_constraint'::regclass, oid, conrelid FROM pg_catalog.pg_constraint
+        UNION ALL
+        SELECT 'pg_catalog.pg_policy'::regclass, oid, polrelid FROM pg_catalog.pg_policy) AS part
+    ON part.relation = t.oid
+  JOIN pg_catalog.pg_depend AS d ON d.classid = part.class AND d.objid = part.oid
+ WHERE d.refclassid = 'pg_catalog.pg_proc'::regclass
+UNION ALL
+SELECT format('table %s has a column of the type %s', t.named, d.refobjid::regtype)
+  FROM tables AS t
+  JOIN pg_catalog.pg_depend AS d ON d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = t.oid
+ WHERE d.refclassid = 'pg_catalog.pg_type'::regclass
+
+-- name: install_schema
+CREATE SCHEMA IF NOT EXISTS {state}
+
+-- name: install_version
+CREATE TABLE IF NOT EXISTS {state}.version (
+    version integer NOT NULL PRIMARY KEY
+)
+
+-- name: install_version_row
+INSERT INTO {state}.version (version)
+SELECT :version::integer
+ WHERE NOT EXISTS (SELECT FROM {state}.version WHERE version >= :version::integer)
+
+-- name: install_version_only
+-- Older state tables were made current by what came before.
+DELETE FROM {state}.version WHERE version < :version::integer
+
+-- name: install_reader
+-- One row for each checkpoint. A row is rewritten twice in a batch: room in its page keeps that HOT.
+-- `login` made it; it is in each key, so that no one else's row stands in the way, nor shows itself
+-- by that. What belongs to a stream or a sink has the login of its row here or in `dispatched`.
+CREATE TABLE IF NOT EXISTS {state}.reader (
+    reader      varchar(36) NOT NULL,
+    login       name        NOT NULL DEFAULT current_user,
+    queue       text        NOT NULL,
+    driver      varchar(36) NOT NULL,
+    acked_batch bigint      NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
+    plan_batch  bigint      CHECK (plan_batch > acked_batch),
+    plan        text        CHECK ((plan IS NULL) = (plan_batch IS NULL)),
+    messages    bigint      NOT NULL DEFAULT 0,
+    expired     bigint      NOT NULL DEFAULT 0,
+    diverted    bigint      NOT NULL DEFAULT 0,
+    forwarded   bigint      NOT NULL DEFAULT 0,
+    created     timestamptz NOT NULL DEFAULT now(),
+    seen        timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (reader, login)
+) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+
+-- name: install_task
+-- A row for each number that a task of a stream ever had, to be locked by who is at work on it.
+CREATE TABLE IF NOT EXISTS {state}.task (
+    reader varchar(36) NOT NULL,
+    login  name        NOT NULL DEFAULT current_user,
+    task   integer     NOT NULL CHECK (task >= 0),
+    PRIMARY KEY (reader, login, task)
+)
+
+-- name: install_receipt
+-- What one task took from a queue, in one commit with the delete. Written once, read back only
+-- by a replay, deleted by the ack of its batch.
+CREATE TABLE IF NOT EXISTS {state}.receipt (
+    reader      varchar(36) NOT NULL,
+    login       name        NOT NULL DEFAULT current_user,
+    batch       bigint      NOT NULL CHECK (batch > 0),
+    task        integer     NOT NULL CHECK (task >= 0),
+    queue       text        NOT NULL,
+    messages    bigint      NOT NULL CHECK (messages >= 0),
+    expired     bigint      NOT NULL CHECK (expired >= 0),
+    diverted    bigint      NOT NULL CHECK (diverted >= 0),
+    forwarded   bigint      NOT NULL CHECK (forwarded >= 0),
+    bytes       bigint      NOT NULL CHECK (bytes >= 0),
+    query_id    varchar(36),
+    query_batch bigint,
+    settled     boolean     NOT NULL DEFAULT false,
+    unpacked    bigint      NOT NULL CHECK (unpacked >= 0),
+    payload     bytea       NOT NULL,
+    created     timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (reader, batch, task, login)
+) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+
+-- name: install_receipt_storage
+-- The payload is compressed already: do not try again.
+ALTER TABLE {state}.receipt ALTER COLUMN payload SET STORAGE EXTERNAL
+
+-- name: install_receipt_page
+-- The payload of a large receipt, cut so that a row fills a page.
+CREATE TABLE IF NOT EXISTS {state}.receipt_page (
+    reader  varchar(36) NOT NULL,
+    login   name        NOT NULL DEFAULT current_user,
+    batch   bigint      NOT NULL,
+    task    integer     NOT NULL,
+    page    integer     NOT NULL,
+    payload bytea       NOT NULL,
+    PRIMARY KEY (reader, batch, task, page, login)
+) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+
+-- name: install_receipt_page_storage
+ALTER TABLE {state}.receipt_page ALTER COLUMN payload SET STORAGE PLAIN
+
+-- name: install_outbox
+-- Messages staged by the tasks of a sink, until the driver dispatches or discards them.
+CREATE TABLE IF NOT EXISTS {state}.outbox (
+    sink     varchar(200) NOT NULL,
+    login    name         NOT NULL DEFAULT current_user,
+    batch    bigint       NOT NULL,
+    attempt  varchar(36)  NOT NULL,
+    parcel   integer      NOT NULL,
+    messages bigint       NOT NULL CHECK (messages > 0),
+    payload  bytea        NOT NULL,
+    created  timestamptz  NOT NULL DEFAULT now(),
+    PRIMARY KEY (sink, batch, attempt, parcel, login)
+) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+
+-- name: install_outbox_storage
+ALTER TABLE {state}.outbox ALTER COLUMN payload SET STORAGE EXTERNAL
+
+-- name: install_outbox_page
+-- The payload of a large parcel, cut so that a row fills a page.
+CREATE TABLE IF NOT EXISTS {state}.outbox_page (
+    sink    varchar(200) NOT NULL,
+    login   name         NOT NULL DEFAULT current_user,
+    batch   bigint       NOT NULL,
+    attempt varchar(36)  NOT NULL,
+    parcel  integer      NOT NULL,
+    page    integer      NOT NULL,
+    payload bytea        NOT NULL,
+    PRIMARY KEY (sink, batch, attempt, parcel, page, login)
+) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+
+-- name: install_outbox_page_storage
+ALTER TABLE {state}.outbox_page ALTER COLUMN payload SET STORAGE PLAIN
+
+-- name: install_dispatched
+-- The dispatch log: the last batch that each sink has sent; null where it has sent none.
+CREATE TABLE IF NOT EXISTS {state}.dispatched (
+    sink       varchar(200) NOT NULL,
+    login      name         NOT NULL DEFAULT current_user,
+    batch      bigint,
+    messages   bigint       NOT NULL DEFAULT 0,
+    dispatched timestamptz  NOT NULL DEFAULT now(),
+    PRIMARY KEY (sink, login)
+) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+
+-- name: install_row_security
+-- The table's owner is exempt.
+-- Locks:   the whole table, for a moment.
+ALTER TABLE {table} ENABLE ROW LEVEL SECURITY
+
+-- name: install_no_policy
+DROP POLICY IF EXISTS "own rows" ON {table}
+
+-- name: install_policy
+-- A login sees and writes its own rows; `sqlqueue script` lets the members of a role share theirs.
+CREATE POLICY "own rows" ON {table} USING (login = current_user)
+
+-- name: install_version_policy
+-- Whoever may enter may read the version, and only the owner change it, whatever was granted.
+CREATE POLICY "own rows" ON {table} FOR SELECT USING (true)
+
+-- name: version
+-- Returns: version integer
+SELECT version FROM {state}.version
+
+-- name: row_security
+-- Whether a table's rows are kept apart for this login, which may not COPY into it then.
+-- Returns: active bool; no row where the table is absent
+SELECT row_security_active(c.oid)
+  FROM pg_catalog.pg_class AS c
+  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE n.nspname = :state_name::text AND c.relname = :table_name::text
+
+-- name: create_queue
+-- As the transport makes it.
+CREATE TABLE IF NOT EXISTS {queue} (
+    Id      uuid      PRIMARY KEY,
+    Expires timestamp,
+    Headers text      NOT NULL,
+    Body    bytea,
+    Seq     serial    NOT NULL UNIQUE
+)
+
+-- name: add_body_string
+-- The body as text beside it, as the transport's CreateMessageBodyComputedColumn asks for.
+-- Locks:   the whole table, while every row is written anew.
+ALTER TABLE {queue}
+  ADD COLUMN IF NOT EXISTS BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED
+
+-- name: create_subscriptions
+-- As the transport makes it.
+CREATE TABLE IF NOT EXISTS {subscriptions} (
+    QueueAddress varchar(200) NOT NULL,
+    Endpoint     varchar(200) NOT NULL,
+    Topic        varchar(200) NOT NULL,
+    PRIMARY KEY (Endpoint, Topic)
+) WITH (fillfactor = 100)
+
+-- name: create_delayed
+-- Where messages wait until they are due; as the transport makes it.
+CREATE TABLE IF NOT EXISTS {delayed} (
+    Id      uuid        DEFAULT gen_random_uuid() PRIMARY KEY,
+    Headers text        NOT NULL,
+    Body    bytea,
+    Due     timestamptz NOT NULL
+) WITH (fillfactor = 100)
+
+-- name: create_delayed_index
+-- {index}: `<table>_Due`, as the transport names it, where 63 bytes allow that.
+CREATE INDEX IF NOT EXISTS {index} ON {delayed} (Due)
+
+-- name: queue_columns
+-- Returns: name, type of each column of a queue; no row where the table is absent
+SELECT attname::text, format_type(atttypid, NULL)::text
+  FROM pg_catalog.pg_attribute
+ WHERE attrelid = to_regclass(:table_name::text)
+   AND attnum > 0
+   AND NOT attisdropped
+ ORDER BY attnum

@@ -1,0 +1,142 @@
+-- name: sink_open
+-- Many tasks of a sink stage at once; a driver that dispatches or discards waits for them. Which row
+-- is the sink's is decided as by `fence`.
+-- Locks:   the sink's row FOR SHARE, until commit.
+-- Returns: login text; no row where the sink is new
+SELECT login::text
+  FROM {state}.dispatched
+ WHERE sink = :sink::text
+   AND (login = current_user OR row_security_active(tableoid))
+ ORDER BY login <> current_user
+ LIMIT 1
+   FOR SHARE
+
+-- name: sink_close
+-- Locks:   the sink's row, until commit: waits for tasks that stage, and they for us; of two drivers
+--          the second waits.
+-- Returns: login text, batch bigint; no row where the sink is new
+SELECT login::text, batch
+  FROM {state}.dispatched
+ WHERE sink = :sink::text
+   AND (login = current_user OR row_security_active(tableoid))
+ ORDER BY login <> current_user
+ LIMIT 1
+   FOR UPDATE
+
+-- name: sinks_lock
+-- Two logins that share their rows must not make two rows for one sink. Another's dispatch goes on.
+-- Locks:   the dispatch log against whoever makes a row in it, until commit.
+LOCK TABLE {state}.dispatched IN SHARE UPDATE EXCLUSIVE MODE
+
+-- name: sink_elsewhere
+-- For a login from whom no rows are kept: whose row a sink has that was made by another of that kind.
+-- Returns: login text
+SELECT d.login::text
+  FROM {state}.dispatched AS d
+  JOIN pg_catalog.pg_class AS c ON c.oid = d.tableoid
+  JOIN pg_catalog.pg_roles AS r ON r.rolname = d.login
+ WHERE d.sink = :sink::text
+   AND d.login <> current_user
+   AND NOT row_security_active(d.tableoid)
+   AND (r.rolsuper OR r.rolbypassrls OR pg_has_role(r.oid, c.relowner, 'USAGE'))
+ ORDER BY d.login
+ LIMIT 1
+
+-- name: new_sink
+INSERT INTO {state}.dispatched (sink)
+SELECT :sink::text
+ WHERE NOT EXISTS (
+        SELECT
+          FROM {state}.dispatched
+         WHERE sink = :sink::text AND (login = current_user OR row_security_active(tableoid)))
+
+-- name: stage
+-- Nothing where the batch is done or given up, or, after a lost answer, where it is there already.
+-- Returns: one row where it was inserted
+INSERT INTO {state}.outbox (sink, login, batch, attempt, parcel, messages, payload)
+SELECT :sink::text, :login::text, :batch::bigint, :attempt::text, :parcel::bigint,
+       :messages::bigint, :payload::bytea
+ WHERE NOT EXISTS (
+        SELECT
+          FROM {state}.dispatched
+         WHERE sink = :sink::text AND login = :login::text AND batch >= :batch::bigint)
+    ON CONFLICT DO NOTHING
+RETURNING true
+
+-- name: advance
+-- Enter a batch into the dispatch log, whose row `sink_close` has locked, unless it, or a later one,
+-- is there.
+-- Returns: batch bigint; no row where it was sent before
+UPDATE {state}.dispatched
+   SET batch = :batch::bigint, messages = :messages::bigint, dispatched = now()
+ WHERE sink = :sink::text AND login = :login::text
+   AND (batch IS NULL OR batch < :batch::bigint)
+RETURNING batch
+
+-- name: settle
+-- What a micro-batch received is sent on in this transaction. A batch that was closed, because its
+-- receipts were returned or dropped, has none to settle.
+-- Locks:   the reader's row FOR SHARE, as its tasks do; the receipts until commit.
+-- Returns: a row for each receipt
+WITH held AS (
+    SELECT r.reader, r.login, r.batch, r.task
+      FROM {state}.receipt AS r
+      JOIN {state}.reader AS o ON o.reader = r.reader AND o.login = r.login
+     WHERE r.query_id = :query_id::text
+       AND r.query_batch = :query_batch::bigint
+       AND r.batch > o.acked_batch
+       AND (o.login = current_user OR row_security_active(o.tableoid))
+       FOR SHARE OF o)
+UPDATE {state}.receipt AS r
+   SET settled = true
+  FROM held
+ WHERE r.reader = held.reader AND r.login = held.login
+   AND r.batch = held.batch AND r.task = held.task
+RETURNING true
+
+-- name: parcels
+-- Returns: attempt text, parcel bigint
+SELECT attempt, parcel::bigint
+  FROM {state}.outbox
+ WHERE sink = :sink::text AND login = :login::text AND batch = :batch::bigint
+ ORDER BY attempt, parcel
+
+-- name: parcel
+-- Returns: payload bytea; empty where it is in pages
+SELECT payload
+  FROM {state}.outbox
+ WHERE sink = :sink::text AND login = :login::text AND batch = :batch::bigint
+   AND attempt = :attempt::text AND parcel = :parcel::bigint
+
+-- name: parcel_pages
+-- Returns: payload bytea, in order
+SELECT payload
+  FROM {state}.outbox_page
+ WHERE sink = :sink::text AND login = :login::text AND batch = :batch::bigint
+   AND attempt = :attempt::text AND parcel = :parcel::bigint
+ ORDER BY page
+
+-- name: discard
+-- What a sink staged up to a batch: sent by now, or never to be sent.
+WITH pages AS (
+    DELETE FROM {state}.outbox_page
+     WHERE sink = :sink::text AND login = :login::text AND batch <= :batch::bigint)
+DELETE FROM {state}.outbox
+ WHERE sink = :sink::text AND login = :login::text AND batch <= :batch::bigint
+
+-- name: discard_abandoned
+-- What writes without a name left behind when their job was killed.
+WITH gone AS (
+    DELETE FROM {state}.outbox
+     WHERE sink LIKE 'write:%' AND created < now() - make_interval(secs => :seconds::float8)
+    RETURNING sink, login, batch, attempt, parcel)
+DELETE FROM {state}.outbox_page AS p
+ USING gone
+ WHERE p.sink = gone.sink AND p.login = gone.login AND p.batch = gone.batch
+   AND p.attempt = gone.attempt AND p.parcel = gone.parcel
+
+-- name: forget_abandoned
+-- The ledger's rows of writes without a name: kept for a while, so that a task which comes back late
+-- stages nothing.
+DELETE FROM {state}.dispatched
+ WHERE sink LIKE 'write:%' AND dispatched < now() - make_interval(secs => :seconds::float8)

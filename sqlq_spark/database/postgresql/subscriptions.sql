@@ -1,0 +1,24 @@
+-- name: subscribers
+-- The whole table, or one topic of it: it is small, and its key begins with the endpoint.
+-- Locks nothing.
+-- Returns: topic, endpoint, queueaddress
+SELECT topic, endpoint, queueaddress
+  FROM {subscriptions}
+ WHERE :topic::text IS NULL OR topic = :topic::text
+ ORDER BY topic, endpoint
+
+-- name: subscribe
+-- One address for an endpoint and topic, the last one given; no new row version for the same.
+-- Locks:   the endpoint's row for the topic, until commit.
+INSERT INTO {subscriptions} AS s (queueaddress, endpoint, topic)
+VALUES (:queue_address::text, :endpoint::text, :topic::text)
+    ON CONFLICT (endpoint, topic) DO UPDATE
+       SET queueaddress = excluded.queueaddress
+     WHERE s.queueaddress <> excluded.queueaddress
+
+-- name: unsubscribe
+-- Index:   the primary key.
+-- Returns: one row where the endpoint was subscribed
+DELETE FROM {subscriptions}
+ WHERE endpoint = :endpoint::text AND topic = :topic::text
+RETURNING true

@@ -1,0 +1,188 @@
+-- name: browse
+-- A page of a range, deleting nothing and keeping no lock; what others hold is passed over. Up to a
+-- count and a weight, at least one message. Of one that is larger than @largest nothing is read but
+-- its weight.
+-- Index:   Index_RowVersion.
+-- Returns: as receive, by seq; and large bigint, the bytes of a message that is too large, whose
+--          headers and body are null
+WITH lowest AS (
+    SELECT TOP (@messages)
+           Id, Expires, Headers, Body, RowVersion,
+           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0) AS bytes
+      FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion >= @first AND RowVersion < @stop
+     ORDER BY RowVersion
+), weighed AS (
+    SELECT *,
+           SUM(CASE WHEN bytes <= @largest THEN bytes ELSE 0 END)
+               OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) AS up_to
+      FROM lowest
+)
+SELECT CAST(Id AS binary(16)) AS id,
+       Expires AS expires,
+       CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
+       CAST(CASE WHEN bytes <= @largest THEN CAST(Headers AS nvarchar(max)) END AS varbinary(max))
+           AS headers,
+       CASE WHEN bytes <= @largest THEN Body END AS body,
+       RowVersion AS seq,
+       CASE WHEN bytes > @largest THEN bytes END AS large
+  FROM weighed
+ WHERE up_to - bytes < @bytes
+ ORDER BY RowVersion
+
+-- name: browse_body_string
+-- As browse, from a table that has the column.
+-- Returns: also bodystring as UTF-16 bytes
+WITH lowest AS (
+    SELECT TOP (@messages)
+           Id, Expires, Headers, Body, BodyString, RowVersion,
+           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0)
+           + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
+      FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion >= @first AND RowVersion < @stop
+     ORDER BY RowVersion
+), weighed AS (
+    SELECT *,
+           SUM(CASE WHEN bytes <= @largest THEN bytes ELSE 0 END)
+               OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) AS up_to
+      FROM lowest
+)
+SELECT CAST(Id AS binary(16)) AS id,
+       Expires AS expires,
+       CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
+       CAST(CASE WHEN bytes <= @largest THEN CAST(Headers AS nvarchar(max)) END AS varbinary(max))
+           AS headers,
+       CASE WHEN bytes <= @largest THEN Body END AS body,
+       CAST(CASE WHEN bytes <= @largest THEN BodyString END AS varbinary(max)) AS bodystring,
+       RowVersion AS seq,
+       CASE WHEN bytes > @largest THEN bytes END AS large
+  FROM weighed
+ WHERE up_to - bytes < @bytes
+ ORDER BY RowVersion
+
+-- name: browse_seq
+-- The same page without headers and bodies.
+SELECT TOP (@messages) CAST(Id AS binary(16)) AS id, Expires AS expires, RowVersion AS seq
+  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+ ORDER BY RowVersion
+
+-- name: browse_headers
+-- A page of a range without bodies, for what headers tell: the beginning of each; what others hold
+-- is passed over.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_RowVersion.
+-- Returns: headers as UTF-16 bytes, seq bigint; by seq
+SELECT TOP (@messages)
+       CAST(LEFT(CAST(Headers AS nvarchar(max)), 65536) AS varbinary(max)) AS headers,
+       RowVersion AS seq
+  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+ ORDER BY RowVersion
+
+-- name: browse_delayed
+-- The delayed messages that are due first, deleting nothing; what others hold is passed over.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_Due.
+-- Returns: id, which this table does not have; due datetime (UTC), headers, body
+SELECT TOP (@messages) CAST(NULL AS nvarchar(36)) AS id, Due AS due, Headers AS headers, Body AS body
+  FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ ORDER BY Due
+
+-- name: purge
+-- Everything, as the transport does at a start when asked to.
+-- Locks:   each row until commit, or the whole table; waits for those that others hold.
+-- Returns: messages bigint
+DELETE FROM {queue};
+SELECT ROWCOUNT_BIG() AS messages
+
+-- name: purge_range
+-- Part of a queue: each message in a range of seqs.
+-- Locks:   each row until commit, or the whole table; waits for those that others hold.
+-- Index:   Index_RowVersion.
+-- Returns: messages bigint
+DELETE FROM {queue} WHERE RowVersion >= @first AND RowVersion < @stop;
+SELECT ROWCOUNT_BIG() AS messages
+
+-- name: purge_expired
+-- A batch of messages that have expired and that no one else holds.
+-- Locks:   an update lock for each, until commit. Never waits for a row.
+-- Index:   Index_Expires, where it is there. Without it the whole table is read.
+-- Returns: messages bigint
+DECLARE @gone bigint = 0, @taken bigint = 1;
+WHILE @taken > 0 AND @gone < @messages
+BEGIN
+    WITH message AS (
+        SELECT TOP (CASE WHEN @messages - @gone < 2000 THEN @messages - @gone ELSE 2000 END)
+               RowVersion
+          FROM {queue} WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+         WHERE Expires <= GETUTCDATE()
+    )
+    DELETE FROM message;
+    SET @taken = ROWCOUNT_BIG();
+    SET @gone = @gone + @taken;
+END;
+SELECT @gone AS messages
+
+-- name: stats
+-- Returns: messages, expired, bytes of table and indexes, first and last seq; bigint
+SELECT COUNT_BIG(*) AS messages,
+       ISNULL(SUM(CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bigint)), 0) AS expired,
+       (SELECT ISNULL(SUM(a.total_pages), 0) * 8192
+          FROM {queue_catalog}sys.partitions AS p
+          JOIN {queue_catalog}sys.allocation_units AS a
+            ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
+         WHERE p.object_id = OBJECT_ID({queue_text}, N'U')) AS bytes,
+       MIN(RowVersion) AS first,
+       MAX(RowVersion) AS last
+  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+
+-- name: stats_delayed
+-- How many messages wait until they are due, and how many are due.
+-- Returns: messages, due, bytes of table and indexes; bigint
+SELECT COUNT_BIG(*) AS messages,
+       ISNULL(SUM(CAST(CASE WHEN Due <= GETUTCDATE() THEN 1 ELSE 0 END AS bigint)), 0) AS due,
+       (SELECT ISNULL(SUM(a.total_pages), 0) * 8192
+          FROM {delayed_catalog}sys.partitions AS p
+          JOIN {delayed_catalog}sys.allocation_units AS a
+            ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
+         WHERE p.object_id = OBJECT_ID({delayed_text}, N'U')) AS bytes
+  FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+
+-- name: seq_given
+-- The highest RowVersion that was ever handed out, those of sends that were undone among them.
+-- Returns: given bigint; null where none was
+SELECT CAST(c.last_value AS bigint) AS given
+  FROM {queue_catalog}sys.identity_columns AS c
+ WHERE c.object_id = OBJECT_ID({queue_text}, N'U')
+
+-- name: table_sizes
+-- What a table takes on disk, and how many rows the catalogue counts. Ghost records are not counted
+-- without a walk over the table.
+-- Returns: table, indexes, large values (bytes bigint); live bigint, dead and cleaned null
+SELECT ISNULL(SUM(CASE WHEN p.index_id < 2 AND a.type <> 2 THEN a.total_pages END), 0) * 8192
+       AS table_bytes,
+       ISNULL(SUM(CASE WHEN p.index_id > 1 AND a.type <> 2 THEN a.total_pages END), 0) * 8192
+       AS index_bytes,
+       ISNULL(SUM(CASE WHEN a.type = 2 THEN a.total_pages END), 0) * 8192 AS large_bytes,
+       SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN p.rows END) AS live,
+       CAST(NULL AS bigint) AS dead,
+       CAST(NULL AS datetime) AS cleaned_utc
+  FROM {queue_catalog}sys.partitions AS p
+  JOIN {queue_catalog}sys.allocation_units AS a
+    ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
+ WHERE p.object_id = OBJECT_ID({queue_text}, N'U')
+
+-- name: queue_tables
+-- The tables of the default schema that have the columns of a queue, for a shell to complete.
+-- Returns: name
+SELECT TOP (1000) t.name
+  FROM sys.tables AS t
+ WHERE t.schema_id = SCHEMA_ID(N'dbo')
+   AND 5 = (SELECT COUNT(*)
+              FROM sys.columns AS c
+             WHERE c.object_id = t.object_id
+               AND c.name IN (N'Id', N'Expires', N'Headers', N'Body', N'RowVersion'))
+ ORDER BY t.name

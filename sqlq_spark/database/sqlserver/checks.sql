@@ -1,0 +1,207 @@
+-- name: check_rows
+-- What the lowest messages tell: how long they live, how large headers are, and how far RowVersion
+-- has come. Of headers only the beginning is read.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_RowVersion.
+-- Returns: last bigint (null where the queue is empty), and of each of the lowest 50 that expires:
+--          expires datetime, sent, lives (its headers, null where absent); in each row the
+--          RowVersion and the size of the largest headers among the lowest 50, bigint
+WITH lowest AS (
+    SELECT TOP (50) RowVersion, Expires,
+           LEFT(CAST(Headers AS nvarchar(max)), 16384) AS Headers,
+           DATALENGTH(CAST(Headers AS nvarchar(max))) / 2 AS bytes
+      FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     ORDER BY RowVersion
+), expiring AS (
+    SELECT q.Expires AS expires,
+           CASE WHEN s.found > 0 AND f.stop - s.found - 24 BETWEEN 1 AND 40
+                THEN SUBSTRING(q.Headers, s.found + 24, f.stop - s.found - 24) END AS sent,
+           CASE WHEN l.found > 0 AND t.stop - l.found - 32 BETWEEN 1 AND 40
+                THEN SUBSTRING(q.Headers, l.found + 32, t.stop - l.found - 32) END AS lives
+      FROM lowest AS q
+     CROSS APPLY (SELECT CHARINDEX(N'"NServiceBus.TimeSent":"', q.Headers) AS found) AS s
+     CROSS APPLY (SELECT CHARINDEX(N'"', q.Headers, s.found + 24) AS stop) AS f
+     CROSS APPLY (SELECT CHARINDEX(N'"NServiceBus.TimeToBeReceived":"', q.Headers) AS found) AS l
+     CROSS APPLY (SELECT CHARINDEX(N'"', q.Headers, l.found + 32) AS stop) AS t
+     WHERE q.Expires IS NOT NULL
+)
+SELECT ends.last, e.expires, e.sent, e.lives, heaviest.seq, heaviest.bytes
+  FROM (SELECT MAX(RowVersion) AS last
+          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS ends
+  LEFT JOIN (SELECT TOP (1) RowVersion AS seq, bytes FROM lowest ORDER BY bytes DESC) AS heaviest
+    ON 1 = 1
+  LEFT JOIN expiring AS e ON 1 = 1
+
+-- name: check_queue
+-- What is wrong with a queue's table, from the catalogue alone; who has any right on it may read that.
+-- @last is the highest RowVersion, null where it is not known; @expiring, whether messages expire;
+-- @body_string, whether the column is asked for.
+-- Returns: name, severity (error, warning, note), found, mend; a row for each finding
+DECLARE @table int = OBJECT_ID({queue_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
+DECLARE @named nvarchar(600) = {queue_text}, @delayed bit = 0;
+DECLARE @columns TABLE (name sysname COLLATE DATABASE_DEFAULT, type sysname COLLATE DATABASE_DEFAULT);
+DECLARE @indexed TABLE (first_column sysname COLLATE DATABASE_DEFAULT);
+INSERT INTO @columns (name, type)
+SELECT c.name, t.name
+  FROM {queue_catalog}sys.columns AS c
+  JOIN {queue_catalog}sys.types AS t ON t.user_type_id = c.user_type_id
+ WHERE c.object_id = @table;
+INSERT INTO @indexed (first_column)
+SELECT c.name
+  FROM {queue_catalog}sys.indexes AS i
+  JOIN {queue_catalog}sys.index_columns AS k
+    ON k.object_id = i.object_id AND k.index_id = i.index_id AND k.key_ordinal = 1
+  JOIN {queue_catalog}sys.columns AS c ON c.object_id = k.object_id AND c.column_id = k.column_id
+ WHERE i.object_id = @table AND i.is_disabled = 0
+   AND (i.has_filter = 0 OR c.name = N'Expires');
+IF EXISTS (SELECT 1 FROM @columns WHERE name = N'Due')
+   AND NOT EXISTS (SELECT 1 FROM @columns WHERE name = N'Id')
+    SET @delayed = 1;
+SELECT N'column' AS name, N'error' AS severity,
+       CONCAT(N'column ', wanted.name, N' is missing: a peer and a reader name it') AS found,
+       CONCAT(N'ALTER TABLE ', @named, N' ADD ', wanted.name, N' ', wanted.type) AS mend
+  FROM (VALUES (N'Id', N'uniqueidentifier NOT NULL DEFAULT NEWID()'),
+               (N'Expires', N'datetime NULL'),
+               (N'Headers', N'nvarchar(max) NOT NULL DEFAULT N''{}'''),
+               (N'Body', N'varbinary(max) NULL'),
+               (N'RowVersion', N'bigint IDENTITY(1,1) NOT NULL')) AS wanted (name, type)
+ WHERE @table IS NOT NULL AND @delayed = 0
+   AND NOT EXISTS (SELECT 1 FROM @columns AS c WHERE c.name = wanted.name COLLATE DATABASE_DEFAULT)
+UNION ALL
+SELECT law.name, law.severity, law.found, law.mend
+  FROM (SELECT HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'SELECT')
+               * HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'DELETE') AS may_receive,
+               HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'INSERT') AS may_send,
+               (SELECT MAX(c.type) FROM @columns AS c WHERE c.name = N'Headers') AS headers,
+               (SELECT MAX(c.type) FROM @columns AS c WHERE c.name = N'RowVersion') AS seq
+       ) AS f
+ CROSS APPLY (VALUES
+    (N'delayed_table', N'error',
+     CASE WHEN @delayed = 1 THEN 1 END,
+     N'a table of delayed messages, and no queue',
+     N'name its queue; `sqlqueue move-due` moves what is due into that'),
+    (N'trigger', CASE WHEN f.may_receive = 1 THEN N'error' ELSE N'note' END,
+     CASE WHEN @delayed = 0 AND EXISTS (SELECT 1
+                                          FROM {queue_catalog}sys.triggers AS g
+                                         WHERE g.parent_id = @table AND g.is_disabled = 0)
+          THEN 1 END,
+     N'it has a trigger, with which nothing can be received, by the peers neither',
+     CONCAT(N'DISABLE TRIGGER ALL ON ', @named)),
+    (N'expires_index', N'warning',
+     CASE WHEN @expiring = 1 AND NOT EXISTS (
+                    SELECT 1 FROM @indexed AS i WHERE i.first_column = N'Expires')
+          THEN 1 END,
+     N'messages expire, and no index on Expires finds them: a purge reads the whole table',
+     CONCAT(N'CREATE NONCLUSTERED INDEX Index_Expires ON ', @named,
+            N' (Expires) INCLUDE (Id, RowVersion) WHERE Expires IS NOT NULL')),
+    (N'headers_type', N'warning',
+     CASE WHEN f.headers <> N'nvarchar' THEN 1 END,
+     CONCAT(N'column Headers is ', f.headers, N': characters beyond its code page are lost'),
+     CONCAT(N'ALTER TABLE ', @named, N' ALTER COLUMN Headers nvarchar(max) NOT NULL')),
+    (N'seq_index', N'error',
+     CASE WHEN f.seq IS NOT NULL AND @delayed = 0 AND NOT EXISTS (
+                    SELECT 1 FROM @indexed AS i WHERE i.first_column = N'RowVersion')
+          THEN 1 END,
+     N'RowVersion has no index: nothing can be received, and every peek reads the whole table',
+     CONCAT(N'CREATE NONCLUSTERED INDEX Index_RowVersion ON ', @named, N' (RowVersion)')),
+    (N'seq_end', N'warning',
+     CASE WHEN f.seq = N'int' AND @last >= 0.8 * 2147483647 THEN 1 END,
+     CONCAT(N'RowVersion has come to ', @last, N' of 2147483647: at the end every INSERT fails'),
+     CONCAT(N'ALTER TABLE ', @named, N' ALTER COLUMN RowVersion bigint NOT NULL')),
+    (N'body_string', N'error',
+     CASE WHEN @body_string = 1 AND @delayed = 0 AND NOT EXISTS (
+                    SELECT 1 FROM @columns AS c WHERE c.name = N'BodyString')
+          THEN 1 END,
+     N'includeBodyString is asked for, and there is no column BodyString',
+     CONCAT(N'ALTER TABLE ', @named, N' ADD BodyString AS CAST(Body AS nvarchar(max))')),
+    (N'receive_right', CASE WHEN f.may_send = 1 THEN N'note' ELSE N'error' END,
+     CASE WHEN f.may_receive = 0 AND @delayed = 0 THEN 1 END,
+     CONCAT(N'login ', @login, N' may not receive from it'),
+     CONCAT(N'GRANT SELECT, DELETE ON ', @named, N' TO ', @login)),
+    (N'send_right', CASE WHEN f.may_receive = 1 THEN N'note' ELSE N'error' END,
+     CASE WHEN f.may_send = 0 AND @delayed = 0 THEN 1 END,
+     CONCAT(N'login ', @login, N' may not send to it'),
+     CONCAT(N'GRANT INSERT ON ', @named, N' TO ', @login))
+    ) AS law (name, severity, broken, found, mend)
+ WHERE @table IS NOT NULL AND law.broken = 1
+
+-- name: check_delayed
+-- What is wrong with a table of delayed messages, from the catalogue alone; nothing where it is absent.
+-- Who has no right there may do without.
+-- Returns: as check_queue
+DECLARE @table int = OBJECT_ID({delayed_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
+DECLARE @named nvarchar(600) = {delayed_text};
+SELECT N'delayed_column' AS name, N'error' AS severity,
+       CONCAT(N'column ', wanted.name, N' is missing: messages cannot be delayed or moved') AS found,
+       CONCAT(N'ALTER TABLE ', @named, N' ADD ', wanted.name, N' ', wanted.type) AS mend
+  FROM (VALUES (N'Headers', N'nvarchar(max) NOT NULL DEFAULT N''{}'''),
+               (N'Body', N'varbinary(max) NULL'),
+               (N'Due', N'datetime NOT NULL DEFAULT GETUTCDATE()')) AS wanted (name, type)
+ WHERE @table IS NOT NULL
+   AND NOT EXISTS (SELECT 1
+                     FROM {delayed_catalog}sys.columns AS c
+                    WHERE c.object_id = @table
+                      AND c.name = wanted.name COLLATE DATABASE_DEFAULT)
+UNION ALL
+SELECT law.name, law.severity, law.found, law.mend
+  FROM (SELECT HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'SELECT') AS may_select,
+               HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'DELETE') AS may_delete,
+               HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'INSERT') AS may_insert) AS f
+ CROSS APPLY (VALUES
+    (N'due_index', N'warning',
+     CASE WHEN NOT EXISTS (
+                    SELECT 1
+                      FROM {delayed_catalog}sys.indexes AS i
+                      JOIN {delayed_catalog}sys.index_columns AS k
+                        ON k.object_id = i.object_id AND k.index_id = i.index_id
+                       AND k.key_ordinal = 1
+                      JOIN {delayed_catalog}sys.columns AS c
+                        ON c.object_id = k.object_id AND c.column_id = k.column_id
+                     WHERE i.object_id = @table AND i.is_disabled = 0 AND c.name = N'Due')
+          THEN 1 END,
+     N'Due has no index: every look for what is due reads the whole table',
+     CONCAT(N'CREATE NONCLUSTERED INDEX Index_Due ON ', @named, N' (Due)')),
+    (N'move_right', CASE WHEN f.may_delete = 1 THEN N'error' ELSE N'note' END,
+     CASE WHEN f.may_select * f.may_delete = 0 THEN 1 END,
+     CONCAT(N'login ', @login, N' may not move what is due'),
+     CONCAT(N'GRANT SELECT, DELETE ON ', @named, N' TO ', @login)),
+    (N'delay_right', N'note',
+     CASE WHEN f.may_insert = 0 THEN 1 END,
+     CONCAT(N'login ', @login, N' may not delay messages'),
+     CONCAT(N'GRANT INSERT ON ', @named, N' TO ', @login))
+    ) AS law (name, severity, broken, found, mend)
+ WHERE @table IS NOT NULL AND law.broken = 1
+
+-- name: check_server
+-- What holds messages of any queue of this database: old transactions elsewhere; and whether the
+-- database knows JSON. On Azure the rights are those of the database.
+-- Returns: as check_queue
+DECLARE @azure bit = CASE WHEN SERVERPROPERTY(N'EngineEdition') = 5 THEN 1 ELSE 0 END;
+SELECT N'level' AS name, N'error' AS severity,
+       CONCAT(N'compatibility level ', d.compatibility_level,
+              N': messages are sent as JSON, which needs 130') AS found,
+       N'ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 130' AS mend
+  FROM sys.databases AS d
+ WHERE d.database_id = DB_ID() AND d.compatibility_level < 130;
+IF HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
+   OR (@azure = 1 AND HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'VIEW DATABASE STATE') = 1)
+    SELECT N'old_transaction' AS name, N'warning' AS severity,
+           CONCAT(N'session ', s.session_id, N' (', s.status, N', application ', s.program_name,
+                  N') has had a transaction open for ',
+                  DATEDIFF(second, t.transaction_begin_time, GETDATE()),
+                  N' s: what it has locked no one receives') AS found,
+           CONCAT(N'KILL ', s.session_id) AS mend
+      FROM sys.dm_tran_active_transactions AS t
+      JOIN sys.dm_tran_session_transactions AS x ON x.transaction_id = t.transaction_id
+      JOIN sys.dm_exec_sessions AS s ON s.session_id = x.session_id
+     WHERE x.is_user_transaction = 1
+       AND s.database_id = DB_ID()
+       AND s.session_id <> @@SPID
+       AND t.transaction_begin_time < DATEADD(second, -@seconds, GETDATE())
+ELSE
+    SELECT N'sessions_right' AS name, N'note' AS severity,
+           CONCAT(N'login ', QUOTENAME(SUSER_SNAME()),
+                  N' may not see how old the transactions of other logins are') AS found,
+           CASE WHEN @azure = 1
+                THEN CONCAT(N'GRANT VIEW DATABASE STATE TO ', QUOTENAME(USER_NAME()))
+                ELSE CONCAT(N'GRANT VIEW SERVER STATE TO ', QUOTENAME(SUSER_SNAME())) END AS mend

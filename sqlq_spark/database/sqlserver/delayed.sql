@@ -1,0 +1,47 @@
+-- name: peer_zone
+-- Due is a datetime, in UTC for everyone: no session's zone has a part in it.
+-- Returns: zone
+SELECT N'UTC' AS zone
+
+-- name: dues
+-- When messages are due that wait for some milliseconds, or until some moments in UTC; each list is
+-- a JSON array of texts. More milliseconds than 24 days do not fit DATEADD: days go by themselves.
+-- Returns: one row: the times of the delays, the times of the moments, in their order
+SELECT STUFF((SELECT N',' + CONVERT(nvarchar(30), DATEADD(
+                        millisecond, CAST(CAST(j.value AS bigint) % 86400000 AS int),
+                        DATEADD(day, CAST(CAST(j.value AS bigint) / 86400000 AS int),
+                                GETUTCDATE())), 126)
+                FROM OPENJSON(@delays) AS j
+               ORDER BY CAST(j.[key] AS int)
+                 FOR XML PATH('')), 1, 1, N'') AS delays_times,
+       STUFF((SELECT N',' + j.value
+                FROM OPENJSON(@moments) AS j
+               ORDER BY CAST(j.[key] AS int)
+                 FOR XML PATH('')), 1, 1, N'') AS moments_times
+
+-- name: move_due
+-- Move the messages that have been due for longest into the queue, under new ids, as the transport
+-- does. A message is in one of the tables at any time.
+-- Locks:   the delayed rows, until commit; those that others hold are passed over. Never waits for
+--          a row.
+-- Index:   Index_Due.
+-- Returns: one row: moved bigint, and 0, for no id here can be there already
+DECLARE @now datetime = GETUTCDATE();
+WITH message AS (
+    SELECT TOP (@messages) Headers, Body, Due
+      FROM {delayed} WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE Due <= @now
+     ORDER BY Due
+)
+DELETE FROM message
+OUTPUT NEWID(), {one}deleted.Headers, ISNULL(deleted.Body, 0x)
+  INTO {queue} (Id, {recoverable}Headers, Body);
+SELECT ROWCOUNT_BIG() AS moved, CAST(0 AS bigint) AS renamed
+
+-- name: next_due
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_Due.
+-- Returns: seconds until the next message is due float, null where none waits; below 0 where it is
+--          due, and a full batch left it
+SELECT CAST(DATEDIFF_BIG(millisecond, GETUTCDATE(), MIN(Due)) AS float) / 1000 AS seconds
+  FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)

@@ -1,0 +1,132 @@
+"""
+The two Python drivers for SQL Server, behind one face; imported when one connects.
+
+mssql-python brings Microsoft's ODBC driver along and can hand out Arrow.
+pyodbc needs unixODBC and "ODBC Driver 18 for SQL Server" (or 17) on the machine.
+Which one it is matters nowhere else: a cursor is asked for what it can do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from sqlq_spark.errors import BadOption, MissingDriver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sqlq_spark.database import Value
+    from sqlq_spark.database.sqlserver.url import Target
+
+MSSQL_PYTHON, PYODBC = "mssql-python", "pyodbc"
+ODBC = ("ODBC Driver 18 for SQL Server", "ODBC Driver 17 for SQL Server")  # the first that is there
+
+# what a driver says whose shared libraries are not all there
+NOT_LOADED = ("Failed to load the driver", "Can't open lib", "Data source name not found")
+
+
+class NotHere(Exception):
+    """A driver cannot be used on this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """One way to connect."""
+
+    name: str
+    open: Callable[[Target, str, int], Any]  # target, application, seconds → connection
+    errors: tuple[type[Exception], ...]  # what it raises
+    typed: Callable[[Any, Sequence[Value]], None] = lambda *_: None  # cursor, values to be bound
+
+
+def connect(target: Target, application: str, seconds: int) -> tuple[Driver, Any]:
+    """
+    Connect by the driver that the url names, or by the first that this machine can load.
+
+    Raises:
+        MissingDriver: there is none.
+        Exception: of `Driver.errors`; give it to `sqlserver_errors.read`.
+    """
+    missing: list[str] = []
+    for name, load in candidates(target.driver):
+        try:
+            driver = load()
+            return driver, driver.open(target, application, seconds)
+        except NotHere as error:
+            missing.append(f"{name}: {error}")
+    raise MissingDriver("; ".join(missing))
+
+
+def candidates(asked: str) -> Iterator[tuple[str, Callable[[], Driver]]]:
+    """The drivers that may be tried, in their order."""
+    wanted = asked.lower()
+    if wanted in {"", MSSQL_PYTHON}:
+        yield MSSQL_PYTHON, mssql_python
+    if wanted in {"", PYODBC}:
+        yield PYODBC, lambda: pyodbc(ODBC)
+    elif wanted.startswith("odbc driver "):
+        yield PYODBC, lambda: pyodbc((asked,))
+    elif wanted != MSSQL_PYTHON:
+        raise BadOption(
+            "url, parameter driver", asked[:60], f"{MSSQL_PYTHON}, {PYODBC} or {ODBC[0]}"
+        )
+
+
+def mssql_python() -> Driver:
+    """Load mssql-python; its pool is off, for it would keep transactions that are open."""
+    module, raised = imported("mssql_python"), imported("mssql_python.exceptions")
+    module.pooling(enabled=False)
+    errors = (raised.Exception, raised.ConnectionStringParseError, RuntimeError)
+
+    def open_(target: Target, _: str, seconds: int) -> Any:  # noqa: ANN401 - of the driver
+        try:
+            return module.connect(target.connection_string(), autocommit=True, timeout=seconds)
+        except errors as error:
+            raise unless_missing(error) from None
+
+    return Driver(name=MSSQL_PYTHON, open=open_, errors=errors)
+
+
+def pyodbc(names: tuple[str, ...]) -> Driver:
+    """Load pyodbc, with the first of some ODBC drivers that the machine has."""
+    module = imported("pyodbc")
+    module.pooling = False
+    there = set(module.drivers())
+    name = next((each for each in names if each in there), None)
+    if name is None:
+        raise NotHere(f"the machine has no {' or '.join(names)}")
+
+    def open_(target: Target, application: str, seconds: int) -> Any:  # noqa: ANN401
+        text = target.connection_string(Driver=name, APP=application[:128])
+        try:
+            return module.connect(text, autocommit=True, timeout=seconds)
+        except module.Error as error:
+            raise unless_missing(error) from None
+
+    # else a text of more than 2,000 characters goes as ntext, which a database with a collation of
+    # supplementary characters or UTF-8 refuses; 0 is (max)
+    sizes: dict[type, Any] = {
+        str: (module.SQL_WVARCHAR, 0, 0),
+        bytes: (module.SQL_VARBINARY, 0, 0),
+    }
+
+    def typed(cursor: Any, values: Sequence[Value]) -> None:  # noqa: ANN401
+        cursor.setinputsizes([sizes.get(type(value)) for value in values])
+
+    return Driver(name=PYODBC, open=open_, errors=(module.Error,), typed=typed)
+
+
+def imported(name: str) -> Any:  # noqa: ANN401 - a module without types
+    """A module, if it and all that it links to is there."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise NotHere(str(error)) from None
+
+
+def unless_missing(error: Exception) -> Exception:
+    """NotHere where the driver's own parts are missing; else the error itself."""
+    missing = next((text for text in NOT_LOADED if text in str(error)), None)
+    return error if missing is None else NotHere(missing)

@@ -1,0 +1,56 @@
+-- name: peek
+-- How many messages wait, counted up to a limit, and where they can be cut into ranges. What others
+-- hold is not counted.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_RowVersion.
+-- Returns: messages bigint, last bigint, marks: the RowVersion of every @grain-th message, the first
+--          one's among them, separated by commas; null where none waits
+DECLARE @marks TABLE (place bigint NOT NULL PRIMARY KEY, seq bigint NOT NULL);
+INSERT INTO @marks (place, seq)
+SELECT place, seq
+  FROM (SELECT seq,
+               ROW_NUMBER() OVER (ORDER BY seq) AS place,
+               LEAD(seq) OVER (ORDER BY seq) AS following
+          FROM (SELECT TOP (@messages) RowVersion AS seq
+                  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+                 WHERE RowVersion >= @first AND RowVersion <= @last
+                 ORDER BY RowVersion) AS lowest) AS numbered
+ WHERE (place - 1) % @grain = 0 OR following IS NULL;
+SELECT MAX(place) AS messages,
+       MAX(seq) AS last,
+       STUFF((SELECT N',' + CAST(seq AS nvarchar(20))
+                FROM @marks
+               WHERE (place - 1) % @grain = 0
+               ORDER BY place
+                 FOR XML PATH('')), 1, 1, N'') AS marks_list
+  FROM @marks
+
+-- name: sample
+-- What the lowest messages weigh, since when the lowest waits, and how far the queue reaches.
+-- Of headers no more than their beginning is read.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_RowVersion.
+-- Returns: bytes float, sent (the TimeSent header of the lowest), span bigint
+SELECT (SELECT AVG(CAST(bytes AS float))
+          FROM (SELECT TOP (50)
+                       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+                       + ISNULL(DATALENGTH(Body), 0) AS bytes
+                  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+                 WHERE RowVersion >= @first
+                 ORDER BY RowVersion) AS lowest) AS bytes,
+       (SELECT TOP (1)
+               CASE WHEN p.found > 0 AND e.stop - p.found - 24 BETWEEN 1 AND 40
+                    THEN SUBSTRING(h.start, p.found + 24, e.stop - p.found - 24) END
+          FROM {queue} AS q WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+         CROSS APPLY (SELECT LEFT(CAST(q.Headers AS nvarchar(max)), 16384) AS start) AS h
+         CROSS APPLY (SELECT CHARINDEX(N'"NServiceBus.TimeSent":"', h.start) AS found) AS p
+         CROSS APPLY (SELECT CHARINDEX(N'"', h.start, p.found + 24) AS stop) AS e
+         WHERE q.RowVersion = @first) AS sent,
+       (SELECT MAX(RowVersion)
+          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) - @first + 1 AS span
+
+-- name: top
+-- The ends of a queue as they stand now, of what no one holds.
+-- Returns: first bigint, last bigint; null where the queue is empty
+SELECT MIN(RowVersion) AS first, MAX(RowVersion) AS last
+  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)

@@ -1,0 +1,332 @@
+-- name: fence
+-- A task of a batch that was acknowledged must not touch the queue.
+-- Locks:   the reader's row, shared, until commit: the ack waits for us. REPEATABLEREAD locks also
+--          where the database reads row versions.
+-- Returns: acked_batch bigint, login; no row where the reader is unknown
+SELECT acked_batch, login
+  FROM {state}.reader WITH (REPEATABLEREAD, ROWLOCK)
+ WHERE reader = @reader
+
+-- name: task_lock
+-- One attempt of a task at a time; the second waits here, then finds the first one's receipt. A row,
+-- for an application lock could be taken by logins that have no right on any table. An update that
+-- changes nothing, as lock_reader.
+-- Locks:   the row of this number of the reader's tasks, until commit.
+-- Returns: one row; none where the number is new
+UPDATE {state}.task WITH (REPEATABLEREAD, ROWLOCK)
+   SET task = task
+OUTPUT CAST(1 AS bit)
+ WHERE reader = @reader AND login = @login AND task = @task
+
+-- name: new_task
+-- Locks:   the row it writes, until commit; of two attempts the second waits.
+INSERT INTO {state}.task (reader, login, task)
+SELECT @reader, @login, @task
+ WHERE NOT EXISTS (
+        SELECT 1
+          FROM {state}.task WITH (UPDLOCK, HOLDLOCK, ROWLOCK)
+         WHERE reader = @reader AND task = @task)
+
+-- name: find_receipt
+-- Returns: payload varbinary; empty where it is in pages; messages, unpacked (bytes) bigint
+SELECT payload, messages, unpacked
+  FROM {state}.receipt
+ WHERE reader = @reader AND login = @login AND batch = @batch AND task = @task
+
+-- name: receipt_pages
+-- Returns: payload varbinary, in order
+SELECT payload
+  FROM {state}.receipt_page
+ WHERE reader = @reader AND login = @login AND batch = @batch AND task = @task
+ ORDER BY page
+
+-- name: receive
+-- Take the lowest messages of a range that no one else holds, up to a count and a weight;
+-- at least one, however heavy, but none larger than @largest. Headers are weighed by their UTF-16 units: a byte each, mostly.
+-- Locks:   an update lock for each looked at, until commit. Never waits for a row.
+-- Index:   Index_RowVersion, clustered or not; FORCESEEK, or stale statistics may choose a scan that
+--          locks the whole range.
+-- Returns: id binary in SQL Server's byte order, expires datetime, expired bit, headers as UTF-16
+--          bytes (a lone surrogate must not stop the driver), body, seq bigint; no order promised
+WITH lowest AS (
+    SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
+           Id, Expires, Headers, Body, RowVersion,
+           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0) AS bytes
+      FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion >= @first AND RowVersion < @stop
+       AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0) <= @largest
+     ORDER BY RowVersion
+), message AS (
+    SELECT Id, Expires, Headers, Body, RowVersion,
+           SUM(bytes) OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) - bytes AS before
+      FROM lowest
+)
+DELETE FROM message
+OUTPUT CAST(deleted.Id AS binary(16)) AS id,
+       deleted.Expires AS expires,
+       CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
+       CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
+       deleted.Body AS body,
+       deleted.RowVersion AS seq
+ WHERE before < @bytes
+OPTION (MAXDOP 1)
+
+-- name: receive_body_string
+-- As receive, from a table that has the column, which is weighed too.
+-- Returns: also bodystring as UTF-16 bytes
+WITH lowest AS (
+    SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
+           Id, Expires, Headers, Body, BodyString, RowVersion,
+           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0)
+           + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
+      FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion >= @first AND RowVersion < @stop
+       AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+           + ISNULL(DATALENGTH(Body), 0)
+           + ISNULL(DATALENGTH(BodyString) / 2, 0) <= @largest
+     ORDER BY RowVersion
+), message AS (
+    SELECT Id, Expires, Headers, Body, BodyString, RowVersion,
+           SUM(bytes) OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) - bytes AS before
+      FROM lowest
+)
+DELETE FROM message
+OUTPUT CAST(deleted.Id AS binary(16)) AS id,
+       deleted.Expires AS expires,
+       CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
+       CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
+       deleted.Body AS body,
+       CAST(deleted.BodyString AS varbinary(max)) AS bodystring,
+       deleted.RowVersion AS seq
+ WHERE before < @bytes
+OPTION (MAXDOP 1)
+
+-- name: take
+-- Take chosen messages, those of them that no one else holds; @seqs is a list, as JSON.
+-- Locks:   an update lock for each, until commit. Never waits for a row.
+-- Index:   Index_RowVersion, a seek for each.
+-- Returns: as receive; no order promised
+WITH message AS (
+    SELECT Id, Expires, Headers, Body, RowVersion
+      FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion IN (SELECT CAST(value AS bigint) FROM OPENJSON(@seqs))
+)
+DELETE FROM message
+OUTPUT CAST(deleted.Id AS binary(16)) AS id,
+       deleted.Expires AS expires,
+       CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
+       CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
+       deleted.Body AS body,
+       deleted.RowVersion AS seq
+OPTION (LOOP JOIN, MAXDOP 1)
+
+-- name: patience
+-- How long a destination that others lock is waited for, from here to the end of the transaction.
+-- Written out, as in timeouts.
+SET LOCK_TIMEOUT {milliseconds}
+
+-- name: lock_destination
+-- SQL Server has no lock of a table that the right to INSERT gives: what an INSERT would run is looked
+-- at before it and after it.
+SET NOCOUNT ON
+
+-- name: destinations
+-- Tables that messages are to go to: whether they are queues, and whose. Asked before the INSERT and
+-- after it: no right of a sender locks a table against a change.
+-- Trusted are this login, dbo, and the owner of the queue that is read, if one is.
+-- Returns: for each table that is there: place bigint, in the list that was given; identity bigint;
+--          catalog, here bit (in this database), schema and table; missing, the first column that it
+--          lacks, or null; may_insert bit; owner; same_owner bit, as the queue that is read; settled
+--          bit: never; plain bit: its owner is trusted, and so are its triggers
+WITH asked AS (
+    SELECT w.place, w.name, w.columns,
+           OBJECT_ID(w.name, N'U') AS id,
+           CASE WHEN w.catalog = DB_NAME() THEN NULL ELSE w.catalog END AS catalog,
+           CASE WHEN w.catalog IS NULL OR w.catalog = DB_NAME()
+                THEN OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId') END AS owner_id,
+           OBJECTPROPERTY(OBJECT_ID(@source_table, N'U'), N'OwnerId') AS source_owner
+      FROM OPENJSON(@places) WITH (place bigint '$.place', name nvarchar(600) '$.name',
+                                   catalog nvarchar(128) '$.catalog',
+                                   columns nvarchar(max) '$.columns' AS JSON) AS w
+     WHERE OBJECT_ID(w.name, N'U') IS NOT NULL
+)
+SELECT a.place,
+       CAST(a.id AS bigint) AS [identity],
+       COALESCE(a.catalog, DB_NAME()) AS catalog,
+       CAST(CASE WHEN a.catalog IS NULL THEN 1 ELSE 0 END AS bit) AS here,
+       COALESCE(CASE WHEN a.catalog IS NULL THEN OBJECT_SCHEMA_NAME(a.id) END, PARSENAME(a.name, 2))
+       AS [schema],
+       COALESCE(CASE WHEN a.catalog IS NULL THEN OBJECT_NAME(a.id) END, PARSENAME(a.name, 1))
+       AS [table],
+       (SELECT MIN(w.value)
+          FROM OPENJSON(a.columns) AS w
+         WHERE COL_LENGTH(a.name, w.value) IS NULL) AS missing,
+       CAST(COALESCE(HAS_PERMS_BY_NAME(a.name, N'OBJECT', N'INSERT'), 0) AS bit) AS may_insert,
+       COALESCE(USER_NAME(a.owner_id), N'an owner that cannot be seen') AS owner,
+       CAST(CASE WHEN a.owner_id = a.source_owner THEN 1 ELSE 0 END AS bit) AS same_owner,
+       CAST(0 AS bit) AS settled,
+       CAST(CASE WHEN a.owner_id IN (1, DATABASE_PRINCIPAL_ID(), COALESCE(a.source_owner, 1))
+                 THEN 1 ELSE 0 END AS bit) AS plain
+  FROM asked AS a
+
+-- name: destination_code
+-- The first thing that an INSERT into a table of an owner who is not trusted would run. Such a table
+-- must show its definition, and must not run code at all: only expressions of the server's own
+-- functions. @places are names; a table of another database is told as such.
+-- Returns: identity bigint, code; no row where nothing was found
+WITH part AS (
+    SELECT CAST(OBJECT_ID(w.name, N'U') AS bigint) AS place,
+           OBJECT_ID(w.name, N'U') AS id,
+           w.name,
+           CASE WHEN w.catalog IS NULL OR w.catalog = DB_NAME() THEN 1 ELSE 0 END AS here,
+           OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId') AS owner_id
+      FROM OPENJSON(@places) WITH (name nvarchar(600) '$.name',
+                                   catalog nvarchar(128) '$.catalog') AS w
+     WHERE OBJECT_ID(w.name, N'U') IS NOT NULL
+), found AS (
+    SELECT place, 1 AS rank, NULL AS owner_id,
+           CAST(N'it is in another database, whose triggers cannot be seen from here' AS nvarchar(400))
+           AS what
+      FROM part
+     WHERE here = 0
+    UNION ALL
+    SELECT p.place, 2, p.owner_id,
+           N'its triggers cannot be seen without VIEW DEFINITION on it'
+      FROM part AS p
+     WHERE COALESCE(HAS_PERMS_BY_NAME(p.name, N'OBJECT', N'VIEW DEFINITION'), 0) = 0
+    UNION ALL
+    SELECT p.place, 3, p.owner_id, CONCAT(N'trigger ', QUOTENAME(t.name))
+      FROM part AS p
+      JOIN sys.triggers AS t ON t.parent_id = p.id
+     WHERE t.is_disabled = 0 AND t.is_ms_shipped = 0
+       AND EXISTS (SELECT 1 FROM sys.trigger_events AS e WHERE e.object_id = t.object_id)
+    UNION ALL
+    SELECT p.place, 4, p.owner_id, CONCAT(N'security policy ', QUOTENAME(o.name))
+      FROM part AS p
+      JOIN sys.security_predicates AS s ON s.target_object_id = p.id
+      JOIN sys.objects AS o ON o.object_id = s.object_id
+    UNION ALL
+    SELECT p.place, 5, p.owner_id, CONCAT(N'foreign key ', QUOTENAME(k.name))
+      FROM part AS p
+      JOIN sys.foreign_keys AS k ON k.parent_object_id = p.id
+    UNION ALL
+    SELECT p.place, 6, p.owner_id,
+           CONCAT(N'column ', QUOTENAME(c.name), N' has type ', QUOTENAME(t.name))
+      FROM part AS p
+      JOIN sys.columns AS c ON c.object_id = p.id
+      JOIN sys.types AS t ON t.user_type_id = c.user_type_id
+     WHERE t.is_user_defined = 1 OR c.rule_object_id <> 0
+    UNION ALL
+    SELECT p.place, 7, p.owner_id, CONCAT(N'check constraint ', QUOTENAME(k.name))
+      FROM part AS p
+      JOIN sys.check_constraints AS k ON k.parent_object_id = p.id
+     WHERE EXISTS (SELECT 1
+                     FROM sys.sql_expression_dependencies AS d
+                    WHERE d.referencing_id = k.object_id
+                      AND (d.referenced_id IS NULL OR d.referenced_id <> p.id))
+    UNION ALL
+    SELECT p.place, 8, p.owner_id, CONCAT(N'default ', QUOTENAME(k.name))
+      FROM part AS p
+      JOIN sys.default_constraints AS k ON k.parent_object_id = p.id
+     WHERE EXISTS (SELECT 1
+                     FROM sys.sql_expression_dependencies AS d
+                    WHERE d.referencing_id = k.object_id)
+    UNION ALL
+    SELECT p.place, 9, p.owner_id, CONCAT(N'computed column ', QUOTENAME(c.name))
+      FROM part AS p
+      JOIN sys.computed_columns AS c ON c.object_id = p.id
+     WHERE EXISTS (SELECT 1
+                     FROM sys.sql_expression_dependencies AS d
+                    WHERE d.referencing_id = p.id
+                      AND d.referencing_minor_id = c.column_id
+                      AND (d.referenced_id IS NULL OR d.referenced_id <> p.id))
+)
+SELECT f.place, CONCAT(f.what, N', of ' + QUOTENAME(USER_NAME(f.owner_id))) AS code
+  FROM (SELECT place, owner_id, what, ROW_NUMBER() OVER (PARTITION BY place ORDER BY rank, what) AS at
+          FROM found) AS f
+ WHERE f.at = 1
+
+-- name: destination_locks
+-- SQL Server gives a sender no lock to look at: the tables themselves are looked at again.
+-- Returns: no row
+SELECT CAST(0 AS bigint) AS [identity], CAST(1 AS bit) AS kept, N'' AS locks
+ WHERE 1 = 0
+
+-- name: find_large
+-- The lowest messages of a range that are larger than a limit and that no one else holds. Asked only
+-- where the sample weighed so much, and the task got less than was planned.
+-- Locks:   an update lock for each looked at, until commit. Never waits for a row.
+-- Index:   Index_RowVersion.
+-- Returns: seq bigint, bytes bigint
+SELECT TOP (@messages)
+       RowVersion AS seq,
+       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0) AS bytes
+  FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+   AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0)
+       > @largest
+ ORDER BY RowVersion
+OPTION (MAXDOP 1)
+
+-- name: find_large_body_string
+-- As find_large, from a table that has the column, which is weighed too.
+SELECT TOP (@messages)
+       RowVersion AS seq,
+       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0)
+       + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
+  FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+   AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0)
+       + ISNULL(DATALENGTH(BodyString) / 2, 0)
+       > @largest
+ ORDER BY RowVersion
+OPTION (MAXDOP 1)
+
+-- name: divert_large
+-- Chosen messages into the error queue, as they are, without going through the client. Expired ones
+-- are dropped. @seqs is a list, as JSON. @renamed: a queue may hold an id twice, but not one to which
+-- a DBA gave a unique index.
+-- {recoverable}, {one}: the column Recoverable and its value, where the table has it.
+-- {fits}: refuses headers that a varchar would keep with question marks.
+-- Locks:   an update lock for each, until commit; find_large has them already.
+-- Index:   Index_RowVersion, a seek for each.
+-- Returns: moved bigint, expired bigint
+DECLARE @gone TABLE (
+    Id      uniqueidentifier NOT NULL,
+    Headers nvarchar(max)    NULL,
+    Body    varbinary(max)   NULL,
+    seq     bigint           NOT NULL,
+    expired bit              NOT NULL
+);
+WITH message AS (
+    SELECT Id, Expires, Headers, Body, RowVersion
+      FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE RowVersion IN (SELECT CAST(value AS bigint) FROM OPENJSON(@seqs))
+)
+DELETE FROM message
+OUTPUT deleted.Id, deleted.Headers, deleted.Body, deleted.RowVersion,
+       CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END
+  INTO @gone (Id, Headers, Body, seq, expired)
+OPTION (LOOP JOIN, MAXDOP 1);
+{fits}INSERT INTO {errors} (Id, {recoverable}Headers, Body)
+SELECT CASE WHEN @renamed = 1 THEN NEWID() ELSE Id END, {one}Headers, ISNULL(Body, 0x)
+  FROM @gone
+ WHERE expired = 0
+ ORDER BY seq;
+SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS moved,
+       ISNULL(SUM(CASE WHEN expired = 1 THEN CAST(1 AS bigint) END), 0) AS expired
+  FROM @gone
+
+-- name: save_receipt
+INSERT INTO {state}.receipt
+       (reader, login, batch, task, queue, messages, expired, diverted, forwarded, bytes,
+        query_id, query_batch, unpacked, payload)
+VALUES (@reader, @login, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
+        @bytes, @query_id, @query_batch, @unpacked, @payload)

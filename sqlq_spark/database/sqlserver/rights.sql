@@ -1,0 +1,77 @@
+-- name: script_state_check
+-- {faults} is the statement state_faults.
+DECLARE @found nvarchar(2000);
+SELECT TOP (1) @found = N'nothing is installed: ' + f.fault
+  FROM ({faults}) AS f;
+IF @found IS NOT NULL
+BEGIN;
+    THROW 51902, @found, 1;
+END
+
+-- name: script_role
+-- {role_name} is the role's name as text, {role} quoted.
+IF DATABASE_PRINCIPAL_ID({role_name}) IS NULL
+    CREATE ROLE {role}
+
+-- name: script_owner
+-- The state tables belong to a role that no user is a member of: nobody but a member of db_owner can
+-- put code or other columns into them.
+IF EXISTS (SELECT 1
+             FROM sys.database_role_members AS m
+            WHERE m.role_principal_id = DATABASE_PRINCIPAL_ID({role_name}))
+BEGIN;
+    THROW 51902, N'the owner of the state tables has members: take them out, or name another', 1;
+END;
+IF USER_NAME((SELECT s.principal_id FROM sys.schemas AS s WHERE s.name = {state_name})) <> {role_name}
+    ALTER AUTHORIZATION ON SCHEMA::{state} TO {role}
+
+-- name: script_reader
+GRANT SELECT, DELETE ON {queue} TO {role}
+
+-- name: script_reader_state
+GRANT SELECT ON {state}.version TO {role};
+GRANT SELECT, INSERT, UPDATE ON {state}.reader TO {role};
+GRANT SELECT, INSERT, UPDATE ON {state}.task TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.receipt TO {role};
+GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role}
+
+-- name: script_sender
+GRANT INSERT ON {queue} TO {role}
+
+-- name: script_sender_state
+GRANT SELECT ON {state}.version TO {role};
+GRANT SELECT, INSERT, DELETE ON {state}.outbox TO {role};
+GRANT SELECT, INSERT, DELETE ON {state}.outbox_page TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.dispatched TO {role}
+
+-- name: script_share
+-- Nothing: who may use the schema shares its rows.
+SELECT 0 AS row_security
+
+-- name: script_all_rows
+-- Nothing, as script_share.
+SELECT 0 AS row_security
+
+-- name: script_mover
+-- A reader that also moves what is due into its queue.
+GRANT SELECT, DELETE ON {delayed} TO {role};
+GRANT INSERT ON {queue} TO {role}
+
+-- name: script_delayer
+GRANT INSERT ON {delayed} TO {role}
+
+-- name: script_errors
+GRANT INSERT ON {queue} TO {role}
+
+-- name: script_publisher
+-- Who subscribes needs INSERT, UPDATE and DELETE too, and decides where events go.
+GRANT SELECT ON {subscriptions} TO {role}
+
+-- name: script_subscriber
+GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
+
+-- name: script_creator
+-- To create queues; they belong to the owner of their schema. VIEW DEFINITION, as the transport's
+-- installer has it: to see whether a table is there.
+GRANT ALTER ON SCHEMA::{schema} TO {role};
+GRANT CREATE TABLE, VIEW DEFINITION TO {role}

@@ -1,0 +1,123 @@
+"""
+Rows to and from SQL Server: JSON for a bulk insert, results as the package knows them.
+
+Headers come as UTF-16 bytes and ids as the server keeps them, so that both drivers give the same.
+"""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from sqlq_spark.wire.rows import id_texts
+
+if TYPE_CHECKING:
+    from sqlq_spark.database import Row
+
+# columns of `arrow`, as they come and as they leave
+COLUMNS = {
+    "id": (pa.binary(), pa.binary(16)),
+    "expires": (pa.timestamp("us"), pa.timestamp("us")),
+    "expired": (pa.bool_(), pa.bool_()),
+    "headers": (pa.binary(), pa.string()),
+    "body": (pa.binary(), pa.binary()),
+    "bodystring": (pa.binary(), pa.string()),
+    "seq": (pa.int64(), pa.int64()),
+}
+# a uniqueidentifier holds the first three parts of a uuid from the low byte up
+NETWORK_ORDER = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15]
+
+
+# ---------------------------------------------------------------- to the server
+
+
+def json_rows(rows: pa.Table) -> str:
+    """Rows as JSON: an array each, its place first; bytes in base64, a uuid as text."""
+    columns: list[list[Any]] = [list(range(rows.num_rows))]
+    for name in rows.column_names:
+        column = rows[name]
+        if name == "id":
+            columns.append(id_texts(column.combine_chunks().cast(pa.binary(16))).to_pylist())
+        elif pa.types.is_timestamp(column.type):
+            columns.append([None if each is None else moment(each) for each in column.to_pylist()])
+        elif pa.types.is_binary(column.type):
+            columns.append([None if each is None else encoded(each) for each in column.to_pylist()])
+        else:
+            columns.append(column.to_pylist())
+    return orjson.dumps(list(zip(*columns, strict=True))).decode("utf-8")
+
+
+def encoded(value: bytes) -> str:
+    """Bytes as JSON can hold them; OPENJSON reads base64 into varbinary."""
+    return base64.b64encode(value).decode("ascii")
+
+
+def moment(value: datetime) -> str:
+    """A time as T-SQL reads it in any language, in UTC."""
+    naive = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+    return naive.isoformat(timespec="microseconds")
+
+
+# ---------------------------------------------------------------- from the server
+
+
+def shown(names: list[str], row: Any) -> Row:  # noqa: ANN401 - a driver's row
+    """A row as the package knows it; `value_of` tells what a column's name says of its values."""
+    return tuple(value_of(name, value) for name, value in zip(names, row, strict=True))
+
+
+def value_of(name: str, value: Any) -> Any:  # noqa: ANN401 - of any column
+    """One value: `…_utc` is made aware, `…_list` holds whole numbers, `…_times` moments."""
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    if name.endswith("_utc") and isinstance(value, datetime):
+        return value.replace(tzinfo=UTC)
+    if name.endswith("_list"):
+        return None if value is None else [int(each) for each in value.split(",")]
+    if name.endswith("_times"):
+        texts = [] if value is None else value.split(",")
+        return [datetime.fromisoformat(text).replace(tzinfo=UTC) for text in texts]
+    return value
+
+
+def table_of(cursor: Any) -> pa.Table:  # noqa: ANN401 - of one of two drivers
+    """A result in columns, by Arrow where the driver can."""
+    if hasattr(cursor, "arrow"):
+        return cursor.arrow()
+    names = [column[0] for column in cursor.description]
+    columns = list(zip(*cursor.fetchall(), strict=True)) or [()] * len(names)
+    kinds = [COLUMNS[name][0] for name in names]
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+    return pa.table(arrays, names=names)
+
+
+def plain(found: pa.Table) -> pa.Table:
+    """Columns as the package knows them, whatever the driver made of them."""
+    columns = []
+    for name in found.column_names:
+        came, leaves = COLUMNS[name]
+        column = found[name].cast(came, safe=False)
+        if name == "id":
+            columns.append(network_order(column))
+        elif came == leaves:
+            columns.append(column)
+        else:
+            columns.append(pa.array(map(utf16, column.to_pylist()), leaves))
+    return pa.table(columns, names=found.column_names)
+
+
+def network_order(ids: pa.ChunkedArray) -> pa.Array:
+    """The 16 bytes of uniqueidentifiers as those of uuids."""
+    joined = np.frombuffer(b"".join(ids.to_pylist()), np.uint8).reshape(-1, 16)
+    turned = pa.py_buffer(np.ascontiguousarray(joined[:, NETWORK_ORDER]))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(ids), [None, turned])
+
+
+def utf16(text: bytes | None) -> str | None:
+    """A text that came as bytes; half of a surrogate pair is U+FFFD."""
+    return None if text is None else text.decode("utf-16-le", "replace")

@@ -1,0 +1,395 @@
+-- name: install_lock
+-- Two installers at once: the second waits.
+-- Locks: application, until the transaction ends.
+DECLARE @name nvarchar(255) = N'sqlq_spark install ' + @state_name,
+        @got int, @number int, @said nvarchar(100);
+EXEC @got = sys.sp_getapplock
+     @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
+IF @got < 0
+BEGIN
+    SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
+    THROW @number, @said, 1;
+END
+
+-- name: state_faults
+-- Whose the state schema is and what is in it, where that is not this user's, nor @owner's: whoever
+-- owns it, or has put a trigger on a table, decides what runs where a row is written.
+-- Returns: fault; a row for each thing that is wrong
+SELECT CONCAT(N'schema ', QUOTENAME(s.name), N' belongs to ', QUOTENAME(USER_NAME(s.principal_id)))
+       AS fault
+  FROM sys.schemas AS s
+ WHERE s.name = @state_name
+   AND USER_NAME(s.principal_id) <> USER_NAME()
+   AND USER_NAME(s.principal_id) <> ISNULL(@owner, USER_NAME())
+   AND NOT (USER_NAME(s.principal_id) = N'dbo' AND IS_MEMBER(N'db_owner') = 1)
+UNION ALL
+SELECT CONCAT(N'table ', QUOTENAME(o.name), N' belongs to ', QUOTENAME(USER_NAME(o.principal_id)))
+  FROM sys.objects AS o
+ WHERE o.schema_id = SCHEMA_ID(@state_name)
+   AND USER_NAME(o.principal_id) <> USER_NAME()
+   AND USER_NAME(o.principal_id) <> ISNULL(@owner, USER_NAME())
+UNION ALL
+SELECT CONCAT(QUOTENAME(o.name), N' is no table')
+  FROM sys.objects AS o
+ WHERE o.schema_id = SCHEMA_ID(@state_name)
+   AND o.type IN ('V', 'SN')
+   AND o.name IN (N'version', N'reader', N'task', N'receipt', N'receipt_page', N'outbox',
+                  N'outbox_page', N'dispatched')
+UNION ALL
+SELECT CONCAT(N'table ', QUOTENAME(o.name), N' has the trigger ', QUOTENAME(r.name))
+  FROM sys.triggers AS r
+  JOIN sys.objects AS o ON o.object_id = r.parent_id
+ WHERE o.schema_id = SCHEMA_ID(@state_name)
+UNION ALL
+SELECT CONCAT(N'table ', QUOTENAME(OBJECT_NAME(d.referencing_id)), N' has a default, a constraint or a',
+              N' column that calls ', d.referenced_entity_name)
+  FROM sys.sql_expression_dependencies AS d
+  JOIN sys.objects AS o ON o.object_id = d.referencing_id
+ WHERE o.schema_id = SCHEMA_ID(@state_name)
+   AND OBJECTPROPERTY(d.referenced_id, 'IsTable') = 0
+
+-- name: install_schema
+IF SCHEMA_ID({state_name}) IS NULL
+    EXEC (N'CREATE SCHEMA ' + {state_text})
+
+-- name: install_version
+IF OBJECT_ID({state_text} + N'.version', N'U') IS NULL
+    CREATE TABLE {state}.version (
+        version int NOT NULL PRIMARY KEY
+    )
+
+-- name: install_version_row
+INSERT INTO {state}.version (version)
+SELECT @version
+ WHERE NOT EXISTS (SELECT 1 FROM {state}.version WHERE version >= @version)
+
+-- name: install_version_only
+-- Older state tables were made current by what came before.
+DELETE FROM {state}.version WHERE version < @version
+
+-- name: install_reader
+-- One row for each checkpoint. Names are compared byte by byte, as in Python. `login` made it: it tells
+-- who, and keeps no one out, which is left to the schema: each domain has one of its own.
+IF OBJECT_ID({state_text} + N'.reader', N'U') IS NULL
+BEGIN
+    CREATE TABLE {state}.reader (
+        reader      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+        login       nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        queue       nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        driver      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        acked_batch bigint        NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
+        plan_batch  bigint        NULL,
+        [plan]      nvarchar(max) NULL,
+        messages    bigint        NOT NULL DEFAULT 0,
+        expired     bigint        NOT NULL DEFAULT 0,
+        diverted    bigint        NOT NULL DEFAULT 0,
+        forwarded   bigint        NOT NULL DEFAULT 0,
+        created     datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
+        seen        datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
+        CHECK (plan_batch > acked_batch),
+        CHECK (([plan] IS NULL AND plan_batch IS NULL)
+               OR ([plan] IS NOT NULL AND plan_batch IS NOT NULL))
+    );
+    ALTER TABLE {state}.reader SET (LOCK_ESCALATION = DISABLE);
+END
+
+-- name: install_task
+-- A row for each number that a task of a stream ever had, to be locked by who is at work on it.
+IF OBJECT_ID({state_text} + N'.task', N'U') IS NULL
+BEGIN
+    CREATE TABLE {state}.task (
+        reader nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login  nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        task   int           NOT NULL CHECK (task >= 0),
+        PRIMARY KEY (reader, task)
+    );
+    ALTER TABLE {state}.task SET (LOCK_ESCALATION = DISABLE);
+END
+
+-- name: install_receipt
+-- What one task took from a queue, in one commit with the delete. Written once, read back only
+-- by a replay, deleted by the ack of its batch.
+IF OBJECT_ID({state_text} + N'.receipt', N'U') IS NULL
+BEGIN
+    CREATE TABLE {state}.receipt (
+        reader      nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login       nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        batch       bigint         NOT NULL CHECK (batch > 0),
+        task        int            NOT NULL CHECK (task >= 0),
+        queue       nvarchar(1000) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        messages    bigint         NOT NULL CHECK (messages >= 0),
+        expired     bigint         NOT NULL CHECK (expired >= 0),
+        diverted    bigint         NOT NULL CHECK (diverted >= 0),
+        forwarded   bigint         NOT NULL CHECK (forwarded >= 0),
+        bytes       bigint         NOT NULL CHECK (bytes >= 0),
+        query_id    nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
+        query_batch bigint         NULL,
+        settled     bit            NOT NULL DEFAULT 0,
+        unpacked    bigint         NOT NULL CHECK (unpacked >= 0),
+        payload     varbinary(max) NOT NULL,
+        created     datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
+        PRIMARY KEY (reader, batch, task),
+        INDEX receipt_query (query_id, query_batch)
+    );
+    ALTER TABLE {state}.receipt SET (LOCK_ESCALATION = DISABLE);
+END
+
+-- name: install_receipt_storage
+-- A payload never shares the page of its row: a list of receipts is read without it.
+-- Locks:   the whole table, where the option is not set yet.
+IF EXISTS (SELECT 1 FROM sys.tables
+            WHERE object_id = OBJECT_ID({state_text} + N'.receipt', N'U')
+              AND large_value_types_out_of_row = 0)
+BEGIN
+    DECLARE @table nvarchar(300) = {state_text} + N'.receipt';
+    EXEC sys.sp_tableoption @table, 'large value types out of row', '1';
+END
+
+-- name: install_receipt_page
+-- The payload of a large receipt; in one row here, for a large value costs SQL Server no more.
+IF OBJECT_ID({state_text} + N'.receipt_page', N'U') IS NULL
+BEGIN
+    CREATE TABLE {state}.receipt_page (
+        reader  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login   nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        batch   bigint         NOT NULL,
+        task    int            NOT NULL,
+        page    int            NOT NULL,
+        payload varbinary(max) NOT NULL,
+        PRIMARY KEY (reader, batch, task, page)
+    );
+    ALTER TABLE {state}.receipt_page SET (LOCK_ESCALATION = DISABLE);
+END
+
+-- name: install_receipt_page_storage
+IF EXISTS (SELECT 1 FROM sys.tables
+            WHERE object_id = OBJECT_ID({state_text} + N'.receipt_page', N'U')
+              AND large_value_types_out_of_row = 0)
+BEGIN
+    DECLARE @table nvarchar(300) = {state_text} + N'.receipt_page';
+    EXEC sys.sp_tableoption @table, 'large value types out of row', '1';
+END
+
+-- name: install_outbox
+-- Messages staged by the tasks of a sink, until the driver dispatches or discards them.
+IF OBJECT_ID({state_text} + N'.outbox', N'U') IS NULL
+BEGIN
+    CREATE TABLE {state}.outbox (
+        sink     nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login    nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        batch    bigint         NOT NULL,
+        attempt  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        parcel   int            NOT NULL,
+        messages bigint         NOT NULL CHECK (messages > 0),
+        payload  varbinary(max) NOT NULL,
+        created  datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
+        PRIMARY KEY (sink, batch, attempt, parcel)
+    );
+    ALTER TABLE {state}.outbox SET (LOCK_ESCALATION = DISABLE);
+END
+
+-- name: install_outbox_storage
+IF EXISTS (SELECT 1 FROM sys.tables
+            WHERE object_id = OBJECT_ID({state_text} + N'.outbox', N'U')
+              AND large_value_types_out_of_row = 0)
+BEGIN
+    DECLARE @table nvarchar(300) = {state_text} + N'.outbox';
+    EXEC sys.sp_tableoption @table, 'large value types out of row', '1';
+END
+
+-- name: install_outbox_page
+-- The payload of a large parcel, in one row.
+IF OBJECT_ID({state_text} + N'.outbox_page', N'U') IS NULL
+BEGIN
+    CREATE TABLE {state}.outbox_page (
+        sink    nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login   nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        batch   bigint         NOT NULL,
+        attempt nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        parcel  int            NOT NULL,
+        page    int            NOT NULL,
+        payload varbinary(max) NOT NULL,
+        PRIMARY KEY (sink, batch, attempt, parcel, page)
+    );
+    ALTER TABLE {state}.outbox_page SET (LOCK_ESCALATION = DISABLE);
+END
+
+-- name: install_outbox_page_storage
+IF EXISTS (SELECT 1 FROM sys.tables
+            WHERE object_id = OBJECT_ID({state_text} + N'.outbox_page', N'U')
+              AND large_value_types_out_of_row = 0)
+BEGIN
+    DECLARE @table nvarchar(300) = {state_text} + N'.outbox_page';
+    EXEC sys.sp_tableoption @table, 'large value types out of row', '1';
+END
+
+-- name: install_dispatched
+-- The dispatch log: the last batch that each sink has sent; null where it has sent none.
+IF OBJECT_ID({state_text} + N'.dispatched', N'U') IS NULL
+BEGIN
+    CREATE TABLE {state}.dispatched (
+        sink       nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+        login      nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        batch      bigint        NULL,
+        messages   bigint        NOT NULL DEFAULT 0,
+        dispatched datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME()
+    );
+    ALTER TABLE {state}.dispatched SET (LOCK_ESCALATION = DISABLE);
+END
+
+-- name: install_row_security
+-- Nothing: the rows of a schema are shared by those who may use it, and each domain has a schema.
+SELECT 0 AS row_security
+
+-- name: install_no_policy
+-- Nothing, as install_row_security.
+SELECT 0 AS row_security
+
+-- name: install_policy
+-- Nothing, as install_row_security.
+SELECT 0 AS row_security
+
+-- name: install_version_policy
+-- Nothing, as install_row_security.
+SELECT 0 AS row_security
+
+-- name: version
+-- Returns: version int
+SELECT version FROM {state}.version
+
+-- name: row_security
+-- Whether a table's rows are kept apart for this login: never here.
+-- Returns: active bit
+SELECT CAST(0 AS bit) AS active
+ WHERE @state_name <> @table_name OR @state_name = @table_name
+
+-- name: create_queue
+-- As the transport makes it, under the transport's own lock, so that its installer and we wait for
+-- one another.
+IF OBJECT_ID({queue_text}, N'U') IS NULL
+BEGIN
+    DECLARE @name nvarchar(255) = {queue_lock},
+            @got int, @number int, @said nvarchar(100);
+    EXEC @got = sys.sp_getapplock
+         @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
+    IF @got < 0
+    BEGIN
+        SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
+        THROW @number, @said, 1;
+    END;
+    BEGIN TRY
+        IF OBJECT_ID({queue_text}, N'U') IS NULL
+        BEGIN
+            CREATE TABLE {queue} (
+                Id             uniqueidentifier NOT NULL,
+                CorrelationId  varchar(255)     NULL,
+                ReplyToAddress varchar(255)     NULL,
+                Recoverable    bit              NOT NULL,
+                Expires        datetime         NULL,
+                Headers        nvarchar(max)    NOT NULL,
+                Body           varbinary(max)   NULL,
+                RowVersion     bigint           IDENTITY(1,1) NOT NULL
+            );
+            CREATE NONCLUSTERED INDEX Index_RowVersion ON {queue} (RowVersion ASC);
+            CREATE NONCLUSTERED INDEX Index_Expires ON {queue} (Expires)
+                   INCLUDE (Id, RowVersion) WHERE Expires IS NOT NULL;
+        END;
+    END TRY
+    BEGIN CATCH
+        IF XACT_STATE() = 1
+            EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction';
+        THROW;
+    END CATCH;
+    EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction';
+END
+
+-- name: add_body_string
+-- The body as text beside it, as the transport's CreateMessageBodyComputedColumn asks for.
+-- Locks:   the whole table, for a moment: the column is computed when it is read.
+IF COL_LENGTH({queue_text}, N'BodyString') IS NULL
+    ALTER TABLE {queue} ADD BodyString AS CAST(Body AS nvarchar(max))
+
+-- name: create_subscriptions
+-- As the transport makes it, under its own lock.
+IF OBJECT_ID({subscriptions_text}, N'U') IS NULL
+BEGIN
+    DECLARE @name nvarchar(255) = {subscriptions_lock},
+            @got int, @number int, @said nvarchar(100);
+    EXEC @got = sys.sp_getapplock
+         @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
+    IF @got < 0
+    BEGIN
+        SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
+        THROW @number, @said, 1;
+    END;
+    BEGIN TRY
+        IF OBJECT_ID({subscriptions_text}, N'U') IS NULL
+            CREATE TABLE {subscriptions} (
+                QueueAddress nvarchar(200) NOT NULL,
+                Endpoint     nvarchar(200) NOT NULL,
+                Topic        nvarchar(200) NOT NULL,
+                PRIMARY KEY CLUSTERED (Endpoint, Topic)
+            );
+    END TRY
+    BEGIN CATCH
+        IF XACT_STATE() = 1
+            EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction';
+        THROW;
+    END CATCH;
+    EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction';
+END
+
+-- name: create_delayed
+-- Where messages wait until they are due; as the transport makes it, under its own lock.
+IF OBJECT_ID({delayed_text}, N'U') IS NULL
+BEGIN
+    DECLARE @name nvarchar(255) = {delayed_lock},
+            @got int, @number int, @said nvarchar(100);
+    EXEC @got = sys.sp_getapplock
+         @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
+    IF @got < 0
+    BEGIN
+        SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
+        THROW @number, @said, 1;
+    END;
+    BEGIN TRY
+        IF OBJECT_ID({delayed_text}, N'U') IS NULL
+        BEGIN
+            CREATE TABLE {delayed} (
+                Headers    nvarchar(max)  NOT NULL,
+                Body       varbinary(max) NULL,
+                Due        datetime       NOT NULL,
+                RowVersion bigint         IDENTITY(1,1) NOT NULL
+            );
+            CREATE NONCLUSTERED INDEX Index_Due ON {delayed} (Due);
+        END;
+    END TRY
+    BEGIN CATCH
+        IF XACT_STATE() = 1
+            EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction';
+        THROW;
+    END CATCH;
+    EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction';
+END
+
+-- name: create_delayed_index
+-- Of a table that was there without it.
+IF NOT EXISTS (SELECT 1
+                 FROM {delayed_catalog}sys.index_columns AS k
+                 JOIN {delayed_catalog}sys.columns AS c
+                   ON c.object_id = k.object_id AND c.column_id = k.column_id
+                WHERE k.object_id = OBJECT_ID({delayed_text}, N'U')
+                  AND k.key_ordinal = 1 AND c.name = N'Due')
+    CREATE NONCLUSTERED INDEX Index_Due ON {delayed} (Due)
+
+-- name: queue_columns
+-- Returns: name, type of each column of a queue, of a varchar with its collation; no row where the
+--          table is absent
+SELECT c.name,
+       CASE WHEN t.name = N'varchar'
+            THEN CONCAT(N'varchar COLLATE ', c.collation_name COLLATE DATABASE_DEFAULT)
+            ELSE t.name COLLATE DATABASE_DEFAULT END AS type
+  FROM {queue_catalog}sys.columns AS c
+  JOIN {queue_catalog}sys.types AS t ON t.user_type_id = c.user_type_id
+ WHERE c.object_id = OBJECT_ID({queue_text}, N'U')
+ ORDER BY c.column_id

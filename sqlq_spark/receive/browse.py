@@ -1,0 +1,151 @@
+"""
+Reading without receiving: pages of a queue, in the order of seq, that lock and delete nothing.
+
+A page is a short transaction of its own, so that a slow reader holds no snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sqlq_spark.database import transaction
+from sqlq_spark.receive.pace import apportion
+from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW, undecodable, with_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sqlq_spark.database import Connection
+    from sqlq_spark.wire.address import QueueAddress
+
+log = logging.getLogger("sqlq_spark")
+
+PAGE_BYTES = 8 << 20  # of a page; one message at least
+LARGEST = 256 << 20  # bytes of a message that is shown, if the caller does not say
+FIRST_PAGE = 50  # rows; later ones grow to PAGE_BYTES by what the rows before weighed
+LARGEST_PAGE = 20_000
+NAMED = 20  # seqs in a warning
+
+
+def parts(
+    connection: Connection, queues: Sequence[QueueAddress], *, parts: int, timeout: float
+) -> list[tuple[QueueAddress, int, int]]:
+    """
+    Cut the seqs of queues into ranges of about even width.
+
+    Returns:
+        About `parts` of them, at least one for each queue that is not empty: the queue, and a
+        half-open range; by queue, ascending.
+    """
+    with transaction(connection, timeout=timeout):
+        ends = [connection.rows("top", tables={"queue": queue})[0] for queue in queues]
+    widths = [0 if first is None else last + 1 - first for first, last in ends]
+    shares = apportion(widths, widths, tasks=parts)
+    return [
+        (queue, *each)
+        for queue, (first, last), share in zip(queues, ends, shares, strict=True)
+        if share
+        for each in cut(first, last + 1, parts=share)
+    ]
+
+
+def ranges(
+    connection: Connection, queue: QueueAddress, *, parts: int, timeout: float
+) -> list[tuple[int, int]]:
+    """
+    Cut the seqs of a queue into ranges of even width.
+
+    Returns:
+        At most `parts` half-open ranges, ascending; none where the queue is empty.
+    """
+    with transaction(connection, timeout=timeout):
+        first, last = connection.rows("top", tables={"queue": queue})[0]
+    if first is None:
+        return []
+    return cut(first, last + 1, parts=parts)
+
+
+def cut(first: int, stop: int, *, parts: int) -> list[tuple[int, int]]:
+    """Cut a range into at most so many of even width."""
+    width = -(-(stop - first) // parts)
+    return [(at, min(at + width, stop)) for at in range(first, stop, width)]
+
+
+def pages(
+    connection: Connection,
+    queue: QueueAddress,
+    first: int,
+    stop: int,
+    *,
+    narrow: bool,
+    body_string: bool = False,
+    largest: int = LARGEST,
+    timeout: float,
+) -> Iterator[pa.Table]:
+    """
+    Page through a range of seqs.
+
+    Args:
+        connection: no transaction open.
+        queue: where.
+        first: of the range of seqs.
+        stop: the seq behind the range.
+        narrow: without headers and bodies, which are null then.
+        body_string: also BODY_STRING, which the table must have.
+        largest: bytes of a message; a larger one is left out, with a warning.
+        timeout: seconds for each page.
+
+    Returns:
+        Tables of QUEUE_ROW by seq, U+FFFD in the place of what is no UTF-8.
+    """
+    rows = LARGEST_PAGE if narrow else FIRST_PAGE
+    statement = "browse_seq" if narrow else "browse_body_string" if body_string else "browse"
+    schema = QUEUE_ROW.append(BODY_STRING) if body_string else QUEUE_ROW
+    while first < stop:
+        with transaction(connection, timeout=timeout):
+            page = connection.arrow(
+                statement,
+                tables={"queue": queue},
+                first=first,
+                stop=stop,
+                messages=rows,
+                bytes=PAGE_BYTES,
+                largest=largest,
+            )
+        if not page.num_rows:
+            return
+        yield whole(fetched(page, connection.printed(queue), largest), schema)
+        first = page["seq"][-1].as_py() + 1
+        each = max(1, page.nbytes // page.num_rows)
+        rows = max(1, min(LARGEST_PAGE, rows * 8, PAGE_BYTES // each))
+
+
+def fetched(page: pa.Table, queue: str, largest: int) -> pa.Table:
+    """The messages of a page that were not too large, their texts readable."""
+    if "large" not in page.column_names:
+        return page
+    large = page["large"].is_valid()
+    if pc.any(large).as_py():
+        log.warning(
+            "%s: messages larger than %d bytes are left out: seq %s",
+            queue,
+            largest,
+            ", ".join(map(str, page["seq"].filter(large)[:NAMED].to_pylist())),
+        )
+        page = page.filter(pc.invert(large))
+    return with_texts(page, undecodable(page["headers"]))
+
+
+def whole(page: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A page with all columns of a schema; null for those that were not asked for."""
+    columns = [
+        page[field.name].cast(field.type)
+        if field.name in page.column_names
+        else pa.nulls(page.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)

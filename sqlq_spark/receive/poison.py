@@ -1,0 +1,216 @@
+"""
+What a task cannot deliver: messages that cannot be read, and those too large to be looked at.
+
+Poison is a row whose headers are no JSON object of texts, or no UTF-8 (a database of SQL_ASCII
+holds any bytes). It goes to the error queue byte for byte, all of a task at once. A message that is
+larger than maxMessageBytes is moved there by the server and never comes here. No header is added to
+either: the headers may be what is too large, or what cannot be read. The log says why.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sqlq_spark.database import attempt
+from sqlq_spark.database.destinations import Destinations
+from sqlq_spark.errors import MessageTooLarge, StatementFailed, StatementRefused
+from sqlq_spark.wire.rows import Headers, rising_ids, undecodable, with_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sqlq_spark.database import Connection, Row
+    from sqlq_spark.receive.task import Task
+    from sqlq_spark.wire.address import QueueAddress
+
+log = logging.getLogger("sqlq_spark")
+
+T = TypeVar("T")
+
+# why a row with a fresh id can be there already
+BEHIND = "its sequence gives seqs that are taken; let it go on behind the highest seq"
+
+SAMPLED = 50  # messages whose mean weight a plan knows: at most, see the statement `sample`
+SPREAD = 5  # times as much as headers and body a message may weigh with the body's text
+AT_ONCE = 64 << 20  # bytes that one statement moves; one message at least
+MOST_LARGE = 1000  # of them in a task, and
+MOST_BYTES = 1 << 30  # bytes; one message at least. The others wait for the next batch
+
+
+# ---------------------------------------------------------------- what cannot be read
+
+
+def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Table:
+    """
+    Put poison into the error queue; without one it is delivered, its invalid UTF-8 as U+FFFD.
+
+    Args:
+        connection: in the transaction that received the rows.
+        task: from which queue, and which error queue.
+        live: of QUEUE_ROW; its texts may be any bytes.
+
+    Returns:
+        The other rows, all texts valid.
+
+    Raises:
+        DestinationRefused: the error queue would run code of an owner that is not trusted.
+    """
+    errors = task.errors
+    unread = undecodable(live["headers"])
+    rows = with_texts(live, unread)
+    if errors is None:
+        return rows
+    poison = pc.or_(Headers(rows["headers"].combine_chunks()).poison(), unread)
+    if not pc.any(poison).as_py():
+        return rows
+    bad = live.filter(poison).select(["id", "headers", "body"])  # an expiry may be beyond Python
+    with trusted(connection, task, errors):
+        under_some_ids(
+            connection, errors, lambda renamed: load(connection, errors, bad, renamed=renamed)
+        )
+    log.warning(
+        "%s: %d poison messages moved to the error queue",
+        connection.printed(task.queue),
+        bad.num_rows,
+    )
+    return rows.filter(pc.invert(poison))
+
+
+@contextmanager
+def trusted(connection: Connection, task: Task, errors: QueueAddress) -> Iterator[None]:
+    """
+    Send to the error queue in the block, if that runs no code of an owner that is not trusted.
+
+    Raises:
+        DestinationRefused, DestinationChanged.
+    """
+    destinations = Destinations(connection, task.allowed, source=task.queue)
+    destinations.look_for([errors])
+    yield
+    destinations.confirm()
+
+
+def load(connection: Connection, errors: QueueAddress, rows: pa.Table, *, renamed: bool) -> None:
+    """Store rows of a queue under their ids, or under fresh ones."""
+    if renamed:
+        ids = pa.py_buffer(rising_ids(rows.num_rows, time.time()))
+        fresh = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows.num_rows, [None, ids])
+        rows = rows.set_column(0, "id", fresh)
+    connection.load(errors, rows)
+
+
+def under_some_ids(connection: Connection, errors: QueueAddress, work: Callable[[bool], T]) -> T:
+    """
+    Store messages in the error queue under their ids, or, where one is there already, fresh ones.
+
+    Args:
+        connection: in a transaction.
+        errors: the error queue.
+        work: stores all of them; True: under fresh ids.
+
+    Raises:
+        StatementFailed: the error queue takes them under no id; nothing was received.
+    """
+    try:
+        with attempt(connection):
+            return work(False)  # noqa: FBT003
+    except StatementRefused:
+        pass
+    try:
+        return work(True)  # noqa: FBT003
+    except StatementRefused as error:
+        statement, code, said = error.args
+        fix = BEHIND if "duplicate" in said else "fix that table, or name another errorQueue"
+        name = connection.printed(errors)
+        raise StatementFailed(statement, code, f"{said}: {name} takes no poison: {fix}") from None
+
+
+# ---------------------------------------------------------------- what is too large
+
+
+def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[int, int]:
+    """
+    Move messages that are larger than `task.largest` to the error queue, on the server.
+
+    `receive` passes them over, at no cost, so they become the lowest of the queue. Then they are in
+    the sample, whose mean tells that one may be there.
+
+    Args:
+        connection: in the transaction that receives.
+        task: which range.
+        short: whether the task got less than it was planned for and may hold.
+
+    Returns:
+        How many were moved, and how many had expired and are gone.
+
+    Raises:
+        MessageTooLarge: there is no error queue.
+    """
+    spread = SPREAD if task.body_string else 1
+    if not short or task.bytes_each * SAMPLED * spread < task.largest:
+        return 0, 0
+    found = connection.rows(
+        "find_large_body_string" if task.body_string else "find_large",
+        tables={"queue": task.queue},
+        first=task.first,
+        stop=task.stop,
+        messages=MOST_LARGE,
+        largest=task.largest,
+    )
+    name = connection.printed(task.queue)
+    if not found:
+        return 0, 0
+    if task.errors is None:
+        seq, size = found[0]
+        raise MessageTooLarge(name, seq, size, task.largest)
+    counts = [(0, 0)]
+    for group in groups(found):
+        counts.append(move(connection, task, task.errors, [seq for seq, _ in group]))
+        log.warning(
+            "%s: %d messages are larger than maxMessageBytes (%d) and leave the queue unread, for "
+            "the error queue unless they have expired; the largest has %d bytes and seq %d",
+            name,
+            len(group),
+            task.largest,
+            *max((size, seq) for seq, size in group),
+        )
+    moved, expired = zip(*counts, strict=True)
+    return sum(moved), sum(expired)
+
+
+def groups(found: list[Row]) -> Iterator[list[Row]]:
+    """Messages by seq and bytes, cut into what one statement moves, up to what one task may."""
+    before = accumulate((size for _, size in found), initial=0)
+    group: list[Row] = []
+    for row, total in zip(found, before, strict=False):
+        if total >= MOST_BYTES:
+            break
+        if group and sum(size for _, size in group) + row[1] > AT_ONCE:
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group
+
+
+def move(
+    connection: Connection, task: Task, errors: QueueAddress, seqs: list[int]
+) -> tuple[int, int]:
+    """Move messages to the error queue; how many, and how many had expired and are gone."""
+
+    def moved(renamed: bool) -> Row:  # noqa: FBT001
+        tables = {"queue": task.queue, "errors": errors}
+        listed = json.dumps(seqs)
+        return connection.rows("divert_large", tables=tables, seqs=listed, renamed=renamed)[0]
+
+    with trusted(connection, task, errors):
+        found, expired = under_some_ids(connection, errors, moved)
+    return found, expired

@@ -1,0 +1,135 @@
+"""One record batch of a user's frame: columns checked and cast, a row named in an error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sqlq_spark.errors import BadMessage, BadOption
+from sqlq_spark.options import addressed
+from sqlq_spark.send import delays
+from sqlq_spark.send.own_headers import Own, OwnMaps, OwnTexts, default
+from sqlq_spark.wire import headers as wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from sqlq_spark.options import SinkOptions
+
+LONGEST_LEFT = 100 * 365 * 86_400_000  # milliseconds: either database has a date for that
+
+
+class Frame:
+    """One record batch of a user's frame, and how to name a row of it in an error."""
+
+    def __init__(self, batch: pa.RecordBatch, partition: int, row: int) -> None:
+        self.batch = batch
+        self.partition = partition
+        self.row = row
+        self.rows = batch.num_rows
+
+    def refuse(self, wrong: pa.Array, reason: str) -> None:
+        """Raise BadMessage for the first row that is wrong."""
+        at = pc.index(wrong, pa.scalar(value=True)).as_py()
+        if at >= 0:
+            raise BadMessage(self.partition, self.row + at, reason)
+
+    def column(self, name: str) -> pa.Array | None:
+        """One column, or None where the frame has none of this name."""
+        return self.batch.column(name) if name in self.batch.schema.names else None
+
+    def text(self, name: str) -> pa.Array:
+        """A column of text; null where the frame has none."""
+        found = self.column(name)
+        return pa.nulls(self.rows, pa.string()) if found is None else found.cast(pa.string())
+
+    def check_queues(self, queues: pa.Array, topics: pa.Array | None, options: SinkOptions) -> None:
+        """Refuse a row without a destination, or with a name that none can have."""
+        if options.queue is None:
+            nowhere, neither = queues.is_null(), "queue is null, and the sink has no option queue"
+            if topics is not None:
+                nowhere = pc.and_(nowhere, topics.is_null())
+                neither = "queue is null, topics too, and the sink has no option for either"
+            self.refuse(nowhere, neither)
+        for name in pc.unique(queues.drop_null()).to_pylist():
+            try:
+                addressed("queue", options.url, name)
+            except BadOption as error:
+                self.refuse(pc.equal(queues, name), str(error))
+
+    def body(self) -> pa.Array:
+        """The bodies as bytes."""
+        bodies = self.batch.column("body")
+        self.refuse(bodies.is_null(), "body is null: send zero bytes instead, coalesce(body, '')")
+        return bodies.cast(pa.binary())
+
+    def lifetimes(self, default: int | None) -> pa.Array:
+        """Milliseconds until a message expires; null for never."""
+        found = self.milliseconds("timeToBeReceived", wire.LONGEST_SPAN, "24.8 days")
+        if found is None:
+            return pa.repeat(pa.scalar(default, pa.int64()), self.rows)
+        return pc.coalesce(found, pa.scalar(default, pa.int64()))
+
+    def remaining(self, clock: Callable[[], datetime]) -> pa.Array:
+        """Milliseconds from now until `expires`, none for what has expired; null for never."""
+        expires = self.column("expires")
+        if expires is None or expires.null_count == self.rows:
+            return pa.nulls(self.rows, pa.int64())
+        left = pc.subtract(expires.cast(delays.MOMENT), pa.scalar(clock(), delays.MOMENT))
+        milliseconds = pc.divide(left.cast(pa.int64()), 1000)
+        positive = pc.max_element_wise(milliseconds, 0, skip_nulls=False)
+        return pc.min_element_wise(positive, LONGEST_LEFT, skip_nulls=False)
+
+    def headers_as_received(self, fresh: pa.Array) -> pa.Array:
+        """
+        Header texts as they came, byte for byte.
+
+        A message without an id goes by that of its row, which becomes another: it is written down.
+        """
+        found, own = self.column("headers"), self.headers({})
+        lacking = own.lacking(wire.MESSAGE_ID)
+        ids = default(wire.MESSAGE_ID, pc.coalesce(self.text("id"), fresh), lacking)
+        inner = pc.binary_join_element_wise(ids, own.texts(), ",", null_handling="skip")
+        whole = pc.binary_join_element_wise("{", inner, "}", "")
+        if found is None or pa.types.is_map(found.type):
+            return whole
+        return pc.if_else(lacking, whole, found.cast(pa.string()))
+
+    def milliseconds(self, name: str, longest: int, most: str) -> pa.Array | None:
+        """A column of time spans, each from 0 to `longest`, which is `most` for people."""
+        found = self.column(name)
+        if found is None:
+            return None
+        if pa.types.is_string(found.type) or pa.types.is_large_string(found.type):
+            found = self._spans(name, found, longest)
+        elif pa.types.is_duration(found.type):
+            found = pc.divide(found.cast(pa.duration("us")).cast(pa.int64()), 1000)
+        milliseconds = found.cast(pa.int64())
+        bounds = f"at least 0 and at most {longest} ms ({most})"
+        self.refuse(pc.less(milliseconds, 0), f"{name} is negative: expected {bounds}")
+        self.refuse(pc.greater(milliseconds, longest), f"{name} is too long: expected {bounds}")
+        return milliseconds
+
+    def _spans(self, name: str, texts: pa.Array, longest: int) -> pa.Array:
+        coded = texts.dictionary_encode()
+        known = []
+        for code, text in enumerate(coded.dictionary.to_pylist()):
+            try:
+                known.append(wire.parse_span(text, longest=longest, what=name))
+            except wire.BadTimeSpan as error:
+                self.refuse(pc.equal(coded.indices, code), str(error))
+        return pa.array(known, pa.int64()).take(coded.indices)
+
+    def headers(self, explicit: dict[str, pa.Array]) -> Own:
+        """The headers that the rows bring themselves, without those that a column states."""
+        found = self.column("headers")
+        if found is None:
+            return OwnTexts(pa.nulls(self.rows, pa.string()))
+        if pa.types.is_map(found.type):
+            return OwnMaps(found, explicit)
+        own = OwnTexts(found.cast(pa.string()))
+        self.refuse(own.poison(), "headers is no JSON object of texts")
+        return own.without(explicit)

@@ -1,0 +1,184 @@
+"""
+The headers that rows to send bring themselves, and JSON of headers, in columns.
+
+They come as maps or as JSON; both say which rows lack a header, so that defaults are written for
+those alone. Measured: flat keys and values 840k maps/s, row by row 200k/s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.rows import flat, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+# as headers.SPECIAL, but without the slash, which is common and escaped in columns
+RARE = r"[^ !#-\[\]-~]"
+
+POISON: dict[str, str | None] = {}  # stands for what is no JSON object of texts
+
+
+class Own(Protocol):
+    """The headers that the rows of a record batch bring themselves."""
+
+    def lacking(self, name: str) -> pa.Array:
+        """Which rows do not have a header, as booleans."""
+
+    def values_of(self, name: str) -> pa.Array:
+        """One header of every row; null where it is absent."""
+
+    def texts(self) -> pa.Array:
+        """The insides of the JSON objects; null where there are no headers."""
+
+
+class OwnTexts:
+    """
+    Headers that came as JSON; what is not touched stays byte for byte.
+
+    Rows with the same keys are of one kind. All is read in one pass, while a row's dict is in the
+    processor's cache: measured, 2.3 us a message, 4 in a pass for each question.
+    """
+
+    def __init__(self, texts: pa.Array) -> None:
+        self._texts = texts
+        self._parsed: list[dict[str, str | None]] = []
+        self._kind: list[int] = []
+        self._kinds: dict[tuple[str, ...], int] = {}
+        for text in texts.to_pylist():
+            found = opened(text)
+            self._parsed.append(found if found is not None and flat(found) else POISON)
+            self._kind.append(self._kind_of(self._parsed[-1]))
+
+    def _kind_of(self, headers: dict[str, str | None]) -> int:
+        return self._kinds.setdefault(tuple(headers), len(self._kinds))
+
+    def _rows(self, true: Callable[[tuple[str, ...]], bool]) -> pa.Array:
+        """Which rows are of a kind for which something is true, as booleans."""
+        return pa.array(np.array([true(keys) for keys in self._kinds], bool)[self._kind])
+
+    def poison(self) -> pa.Array:
+        """Which rows are no JSON object of texts, as booleans."""
+        return pa.array([each is POISON for each in self._parsed], pa.bool_())
+
+    def without(self, explicit: dict[str, pa.Array]) -> OwnTexts:
+        """Write anew those rows that have a header which a column states otherwise."""
+        changed: dict[int, str] = {}
+        for name, column in explicit.items():
+            stated = column.to_pylist() if column.null_count < len(column) else []
+            for at, value in enumerate(stated):
+                if value is not None and self._parsed[at].get(name, value) != value:
+                    del self._parsed[at][name]
+                    changed[at] = wire.dumps(self._parsed[at])
+                    self._kind[at] = self._kind_of(self._parsed[at])
+        if changed:
+            texts = self._texts.to_pylist()
+            for at, text in changed.items():
+                texts[at] = text
+            self._texts = pa.array(texts, pa.string())
+        return self
+
+    def lacking(self, name: str) -> pa.Array:
+        """Which rows do not have a header, as booleans."""
+        return self._rows(lambda keys: name not in keys)
+
+    def values_of(self, name: str) -> pa.Array:
+        """One header of every row; null where it is absent."""
+        return pa.array([each.get(name) for each in self._parsed], pa.string())
+
+    def texts(self) -> pa.Array:
+        """The insides of the JSON objects; null where there are no headers."""
+        objects = pc.ascii_trim_whitespace(self._texts).cast(pa.binary())
+        insides = pc.binary_slice(objects, 1, -1).cast(pa.string())
+        return pc.if_else(self._rows(bool), insides, pa.scalar(None, pa.string()))
+
+
+class OwnMaps:
+    """Headers that came as maps, flat: entry `i` belongs to row `parents[i]`."""
+
+    def __init__(self, maps: pa.MapArray, explicit: dict[str, pa.Array]) -> None:
+        self.rows = len(maps)
+        offsets = maps.offsets.to_numpy()
+        # by hand: list_parent_indices of a map ends the process (pyarrow 26)
+        self.parents = np.repeat(np.arange(self.rows), np.diff(offsets))
+        self.keys = maps.keys.slice(offsets[0], len(self.parents)).cast(pa.string())
+        self.values = maps.items.slice(offsets[0], len(self.parents)).cast(pa.string())
+        self._leave_out(explicit)
+
+    def _leave_out(self, explicit: dict[str, pa.Array]) -> None:
+        keep = np.ones(len(self.parents), bool)
+        for name, column in explicit.items():
+            if column.null_count < self.rows:
+                stated = column.is_valid().to_numpy(zero_copy_only=False)[self.parents]
+                keep &= ~(stated & self._where(name))
+        if not keep.all():
+            mask = pa.array(keep)
+            self.keys, self.values = self.keys.filter(mask), self.values.filter(mask)
+            self.parents = self.parents[keep]
+
+    def _where(self, name: str) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = pc.equal(self.keys, name).to_numpy(zero_copy_only=False)
+        return found
+
+    def lacking(self, name: str) -> pa.Array:
+        """Which rows do not have a header, as booleans."""
+        lacking = np.ones(self.rows, bool)
+        lacking[self.parents[self._where(name)]] = False
+        return pa.array(lacking)
+
+    def values_of(self, name: str) -> pa.Array:
+        """One header of every row; null where it is absent."""
+        at = np.flatnonzero(self._where(name))
+        places = np.full(self.rows, -1, np.int64)
+        places[self.parents[at]] = at
+        return self.values.take(pa.array(places, mask=places < 0))
+
+    def texts(self) -> pa.Array:
+        """The insides of the JSON objects; null where there are no headers."""
+        coded = self.keys.dictionary_encode()
+        heads = pa.array(
+            [f'"{wire.escape(key)}":' for key in coded.dictionary.to_pylist()], pa.string()
+        )
+        quoted = pc.binary_join_element_wise('"', escaped(self.values), '"', "")
+        values = pc.fill_null(quoted, "null")
+        entries = pc.binary_join_element_wise(heads.take(coded.indices), values, "")
+        counts = np.bincount(self.parents, minlength=self.rows)
+        offsets = np.zeros(self.rows + 1, np.int32)
+        np.cumsum(counts, out=offsets[1:])
+        texts = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), entries), ",")
+        return pc.if_else(pa.array(counts > 0), texts, pa.scalar(None, pa.string()))
+
+
+def default(name: str, value: pa.Array | str, lacking: pa.Array) -> pa.Array:
+    """A header, `"name":"value"`, for the rows that lack it; null for the others."""
+    head = f'"{wire.escape(name)}":"'
+    if isinstance(value, str):
+        text = pa.scalar(f'{head}{wire.escape(value)}"')
+    else:
+        text = pc.binary_join_element_wise(head, escaped(value), '"', "")
+    return pc.if_else(lacking, text, pa.scalar(None, pa.string()))
+
+
+def escaped(texts: pa.Array) -> pa.Array:
+    """The insides of JSON strings; only what needs more than a slash escaped goes one by one."""
+    special = pc.match_substring_regex(texts, RARE)
+    if pc.any(special).as_py():
+        rare = [wire.escape(text) for text in texts.filter(special).to_pylist()]
+        plain = pc.replace_substring(texts, "/", "\\/")
+        return pc.replace_with_mask(
+            plain, pc.fill_null(special, fill_value=False), pa.array(rare, pa.string())
+        )
+    return pc.replace_substring(texts, "/", "\\/")
+
+
+def or_none(texts: pa.Array) -> pa.Array | None:
+    """The column, or None where it is all null."""
+    return None if texts.null_count == len(texts) else texts

@@ -1,0 +1,1 @@
+"""The transport's format: addresses, headers, rows and payloads. No IO."""
