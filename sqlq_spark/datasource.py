@@ -27,12 +27,13 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from sqlq_spark.admin import checks
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadFrame, BadOption, SqlQueueError
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive import browse
 from sqlq_spark.receive.driver import INITIAL, Offset, Reader
-from sqlq_spark.receive.task import Origin, Task, receive
+from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import messages as outgoing
 from sqlq_spark.spark_api import (
@@ -42,7 +43,7 @@ from sqlq_spark.spark_api import (
     SupportsTriggerAvailableNow,
     to_arrow_schema,
 )
-from sqlq_spark.wire.rows import chunks, received
+from sqlq_spark.wire.rows import Origin, chunks, received
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -235,7 +236,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reader(self) -> Reader:
         """The peek loop, made when the driver first needs it."""
         if self._reader is None:
-            self._reader = Reader(self.options, time.monotonic)
+            self._reader = Reader(self.options, time.monotonic, checks.at_start)
         return self._reader
 
     def initialOffset(self) -> Offset:

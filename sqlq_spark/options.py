@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 from urllib.parse import quote
 
 from sqlq_spark import database
+from sqlq_spark.database.zone import ZONE
 from sqlq_spark.errors import BadAddress, BadOption, MisplacedOption, MissingOption, UnknownOption
 from sqlq_spark.wire.address import (
     SHOWN,
@@ -48,7 +49,6 @@ SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 INT64 = 2**63 - 1
 LARGEST_MESSAGE = 1000 << 20  # PostgreSQL sends no row of 1 GB
-ZONE = "the time zone in which the .NET endpoints' sessions work, as Europe/Berlin"
 
 # how a user's name for a queue is read, by the dialect
 NAMED = {"postgresql": name_postgresql, "sqlserver": name_sqlserver}

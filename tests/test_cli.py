@@ -18,6 +18,7 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive import task as receive
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.rows import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +81,7 @@ def received(
             messages=messages,
             errors=QueueAddress(errors, place.schema) if errors else None,
         )
-        rows = receive.receive(connection, task, timeout=10, origin=receive.Origin())
+        rows = receive.receive(connection, task, timeout=10, origin=Origin())
         bodies: list[bytes] = rows["body"].to_pylist()
         return bodies
 

@@ -49,8 +49,8 @@ def test_a_shell_is_given_them(shop: str, place: Place) -> None:
     words = f"sqlqueue stats {place.schema}"
     asked = {"_SQLQUEUE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "2"}
     program = (
-        f"from sqlq_spark import cli, completion; completion.PATIENCE = {PATIENCE}; "
-        "import sys; sys.argv = ['sqlqueue']; cli.main()"
+        f"from sqlq_spark.cli import completion, main; completion.PATIENCE = {PATIENCE}; "
+        "import sys; sys.argv = ['sqlqueue']; main.main()"
     )
 
     done = subprocess.run(

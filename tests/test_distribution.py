@@ -83,7 +83,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
         found = {name for name in files.namelist() if ".dist-info/" not in name}
 
     assert found == ours("sqlq_spark", "pyspark_sqlqueue.py")
-    assert "sqlq_spark/dialects/sqlserver.sql" in found
+    assert "sqlq_spark/database/sqlserver/receive.sql" in found
     assert "sqlq_spark/py.typed" in found
 
 

@@ -230,7 +230,7 @@ def test_nothing_is_left_of_an_owner_killed_while_it_starts(after: float) -> Non
 
 def test_a_server_is_silent() -> None:
     """Nothing on stdout or stderr, with every warning shown."""
-    text = "from sqlq_spark import embedded\nwith embedded.server(): pass"
+    text = "from sqlq_spark.demo import embedded\nwith embedded.server(): pass"
     environ = {name: at for name, at in os.environ.items() if name != "XDG_RUNTIME_DIR"}
     ran = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", text],

@@ -11,13 +11,12 @@ PACKAGE = Path(__file__).parent.parent / "sqlq_spark"
 # each may import from its own floor's package and from the floors before it
 FLOORS = (
     {"errors"},
-    {"wire"},
+    {"wire", "versions", "java"},
     {"database"},
     {"options"},
-    {"receive", "send", "functions"},
+    {"receive", "send", "functions", "spark_api"},
     {"admin"},
-    {"datasource", "spark_api"},
-    {"java"},
+    {"datasource"},
     {"cli", "jobs", "demo"},
 )
 FLOOR = {name: at for at, names in enumerate(FLOORS) for name in names}

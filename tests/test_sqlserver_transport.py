@@ -8,7 +8,6 @@ parts. A change on one side alone fails here, without a server.
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import pytest
@@ -117,7 +116,7 @@ def first_missing(text: str, parts: Iterable[str]) -> str | None:
 
 def test_every_statement_of_the_file_is_reviewed_and_parsed() -> None:
     """What is rendered is what stands in the file, each with a text, and the bulk insert."""
-    text = files(database).joinpath("sqlserver.sql").read_text(encoding="utf-8")
+    text = "\n".join(database.sql("sqlserver", each) for each in database.FILES)
     written = re.findall(r"^-- name: *(\w+)", text, flags=re.MULTILINE)
 
     assert len(written) > 60

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import attempt, transaction
 from sqlq_spark.database.schema import delayed_of
-from sqlq_spark.delayed import peer_zone
+from sqlq_spark.database.zone import peer_zone
 from sqlq_spark.errors import BadAddress, DelayedQueueNotFound, MissingOption, RightMissing
 from sqlq_spark.receive import browse
 from sqlq_spark.wire.address import split_canonical

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sqlq_spark.admin.formats import counted, span
 from sqlq_spark.cli.options import CTRL_C, STOPPED, AsJson, Patience, Queue, Url, given
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.progress import progress
 from sqlq_spark.cli.screens.screen import say
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.delayed import BATCH, Moved, Mover, pause
+from sqlq_spark.receive.delayed import BATCH, Moved, Mover, pause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +87,7 @@ def tell(queue: str, moved: Moved, *, as_json: bool, total: bool) -> None:
         shown = {"queue": queue, "moved": moved.messages, "nextDueSeconds": moved.next_due}
         screen.print_json(shown | {"total": total})
         return
-    said = f"{screen.counted(moved.messages, 'message')} moved into {queue}"
+    said = f"{counted(moved.messages, 'message')} moved into {queue}"
     say(f"{said}{' in all' if total else ''}; {more(moved.next_due)}")
 
 
@@ -96,7 +97,7 @@ def more(next_due: float | None) -> str:
         return "none waits"
     if next_due <= 0:
         return "more are due, and in the hands of another mover"
-    return f"the next is due in {screen.span(next_due)}"
+    return f"the next is due in {span(next_due)}"
 
 
 @contextmanager

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import pyarrow.compute as pc
 import typer
 
-from sqlq_spark import delayed
 from sqlq_spark.admin import inspect
+from sqlq_spark.admin.formats import counted
 from sqlq_spark.cli import lines
 from sqlq_spark.cli.options import AsJson, Patience, Queue, QueueToSend, Url, given, location
 from sqlq_spark.cli.screens import queues, screen
 from sqlq_spark.cli.screens.progress import progress
-from sqlq_spark.cli.screens.screen import counted, say, say_error
+from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.options import SinkOptions, printed
-from sqlq_spark.send import dispatch, subscriptions
+from sqlq_spark.send import delayed, dispatch, subscriptions
 from sqlq_spark.send.messages import Sender
 
 if TYPE_CHECKING:

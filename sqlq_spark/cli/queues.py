@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlq_spark.admin import checks, inspect
+from sqlq_spark.admin import checks, inspect, purge
 from sqlq_spark.admin.endpoint import endpoint
+from sqlq_spark.admin.formats import counted
 from sqlq_spark.admin.script import WRITERS, Domain, Roles, script
 from sqlq_spark.cli.options import (
     FOUND,
@@ -26,12 +27,11 @@ from sqlq_spark.cli.options import (
 )
 from sqlq_spark.cli.screens import queues as screen_queues
 from sqlq_spark.cli.screens.progress import follow
-from sqlq_spark.cli.screens.screen import counted, print_json, say
+from sqlq_spark.cli.screens.screen import print_json, say
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session, check_state
 from sqlq_spark.errors import BadOption
 from sqlq_spark.options import ANY_TABLE, addressed
-from sqlq_spark.receive import purge
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark.admin import inspect
+from sqlq_spark.admin.formats import counted
 from sqlq_spark.cli.options import (
     FOUND,
     AsJson,
@@ -106,7 +107,7 @@ def return_(
         names = [each.name for each in settled]
         screen.print_json({"returned": messages, "receipts": len(back), "settled": names})
     else:
-        say(f"{screen.counted(messages, 'message')} returned")
+        say(f"{counted(messages, 'message')} returned")
     if settled:
         raise typer.Exit(FOUND)
 
@@ -135,7 +136,7 @@ def drop(
     if as_json:
         screen.print_json({"dropped": messages, "receipts": len(found)})
     else:
-        say(f"{screen.counted(messages, 'message')} dropped")
+        say(f"{counted(messages, 'message')} dropped")
 
 
 def held(found: Sequence[inspect.Receipt]) -> int:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark.admin import history, report
+from sqlq_spark.admin.formats import counted
 from sqlq_spark.admin.page import report as report_page
 from sqlq_spark.cli.options import AsJson, Patience, Queues, State, Url, given
-from sqlq_spark.cli.screens.screen import counted, print_json, say
+from sqlq_spark.cli.screens.screen import print_json, say
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.options import addressed

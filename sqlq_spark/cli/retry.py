@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark.admin import retry
+from sqlq_spark.admin.formats import counted
 from sqlq_spark.cli.options import (
     FOUND,
     AsJson,
@@ -20,7 +21,7 @@ from sqlq_spark.cli.options import (
     given,
 )
 from sqlq_spark.cli.screens.progress import progress
-from sqlq_spark.cli.screens.screen import counted, print_json, say, say_error, show
+from sqlq_spark.cli.screens.screen import print_json, say, say_error, show
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.options import addressed, printed

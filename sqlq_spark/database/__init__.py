@@ -198,6 +198,11 @@ def rollback(connection: Connection) -> None:
         connection.close()
 
 
+def sql(dialect: str, name: str) -> str:
+    """One of a dialect's SQL files, with its comments."""
+    return files(__name__).joinpath(dialect, f"{name}.sql").read_text(encoding="utf-8")
+
+
 class Statements(dict[str, str]):
     """The statements of one dialect by name, comments stripped."""
 
@@ -214,10 +219,7 @@ class Statements(dict[str, str]):
     @classmethod
     def read(cls, dialect: str) -> Self:
         """Split a dialect's SQL files, in the order of FILES, at their `-- name:` lines."""
-        folder = files(__name__).joinpath(dialect)
-        text = "\n".join(
-            folder.joinpath(f"{name}.sql").read_text(encoding="utf-8") for name in FILES
-        )
+        text = "\n".join(sql(dialect, name) for name in FILES)
         _, *parts = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
         bare = [re.sub(r"^ *--.*\n?", "", part, flags=re.MULTILINE).strip() for part in parts[1::2]]
         return cls(zip(parts[::2], bare, strict=True))

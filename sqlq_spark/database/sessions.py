@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import stamina
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.options import DatabaseOptions
 
 log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
@@ -44,6 +43,22 @@ ATTEMPTS = 7
 LONGEST_PAUSE = 5.0  # seconds; all pauses together are about 10
 TRANSIENT = (ConnectionLost, Deadlock, DestinationChanged, LockTimedOut, LogFull)
 IDLE = 20.0  # seconds after which a connection that no session takes is closed
+
+
+class Target(Protocol):
+    """Where a session leads to, as the options of a read or a write say it."""
+
+    @property
+    def url(self) -> str:
+        """It may hold a password."""
+
+    @property
+    def state_schema(self) -> str:
+        """The schema of the state tables."""
+
+    @property
+    def query_timeout(self) -> float:
+        """Seconds for each statement and wait."""
 
 
 class Idle:
@@ -91,7 +106,7 @@ class Session:
 
     def __init__(
         self,
-        options: DatabaseOptions,
+        options: Target,
         application: str,
         *,
         state: bool = True,

@@ -15,14 +15,13 @@ from dataclasses import asdict, dataclass
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.admin import checks, inspect
+from sqlq_spark.admin import checks, inspect, purge
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.delayed import BATCH, Mover
 from sqlq_spark.jobs import main as job
 from sqlq_spark.jobs.main import tell
 from sqlq_spark.options import ANY_TABLE, SinkOptions, SourceOptions, addressed
-from sqlq_spark.receive import purge
+from sqlq_spark.receive.delayed import BATCH, Mover
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

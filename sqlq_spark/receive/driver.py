@@ -18,24 +18,23 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlq_spark.admin import checks
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.delayed import Satellite
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, ReaderNotFound, ReaderOfOtherQueue
 from sqlq_spark.receive import pace, progress, receipts
+from sqlq_spark.receive.delayed import Satellite
 from sqlq_spark.receive.offset import plan_of, tasks_of
 from sqlq_spark.receive.pace import Backlog, Limits, Outcome, Ramp
 from sqlq_spark.receive.peek import Peek
-from sqlq_spark.receive.purge import purge
 from sqlq_spark.receive.receipts import Acknowledged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
     from sqlq_spark.receive.task import Task
+    from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
@@ -45,19 +44,40 @@ INITIAL: Offset = {"v": 1, "reader": None, "batch": 0, "plan": []}
 NOTHING = Acknowledged(batch=0, outcome=Outcome(0, 0, 0))
 
 
+def purge(connection: Connection, queues: Sequence[QueueAddress], *, timeout: float) -> int:
+    """
+    Delete every message of some queues, in one transaction; waits for those that others hold.
+
+    Returns:
+        How many. Done twice, it deletes what came in between as well.
+
+    Raises:
+        QueueNotFound, RightMissing, TimedOut: nothing was deleted.
+    """
+    with transaction(connection, timeout=timeout):
+        return sum(connection.rows("purge", tables={"queue": each})[0][0] for each in queues)
+
+
 class Reader:
     """One stream's peek loop; lives in Spark's long-lived driver worker."""
 
-    def __init__(self, options: SourceOptions, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        options: SourceOptions,
+        clock: Callable[[], float],
+        at_start: Callable[[Connection, SourceOptions], None],
+    ) -> None:
         """
         Begin; nothing is connected yet.
 
         Args:
             options: of the stream.
             clock: monotonic seconds.
+            at_start: checks the queues, once, before the first look; no transaction is open.
         """
         self.options = options
         self.clock = clock
+        self._at_start = at_start
         self.address = ", ".join(options.names)
         self.who = receipts.Driver(
             driver=str(uuid.uuid4()),
@@ -136,7 +156,7 @@ class Reader:
             self._purged = True
             log.warning("%s: %d messages purged, as purgeOnStartup asks for", self.address, gone)
         if not self._checked:
-            checks.at_start(connection, options)
+            self._at_start(connection, options)
             self._checked = True
         return connection
 

@@ -28,7 +28,7 @@ from sqlq_spark.errors import ReaderNotFound, StaleTask
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
 from sqlq_spark.wire.payload import RECEIPT_KEY, in_row, packed, pages
-from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW, by_seq
+from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW, Origin, by_seq
 from sqlq_spark.wire.unpack import Expected, unpacked
 
 if TYPE_CHECKING:
@@ -73,17 +73,6 @@ class Task:
     def key(self) -> tuple[str, int, int]:
         """Of its receipt."""
         return self.reader, self.batch, self.task
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """What Spark calls the micro-batch; kept in the receipt so that a sink can settle it."""
-
-    query_id: str | None = None
-    query_batch: int | None = None
-
-
-NO_STREAM = Origin()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,26 +29,24 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark import delayed
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.errors import MissingOption, NothingToSettle, ParcelsMissing
 from sqlq_spark.options import addressed
-from sqlq_spark.receive.task import NO_STREAM, Origin
-from sqlq_spark.send import dispatch_log, subscriptions
+from sqlq_spark.send import delayed, dispatch_log, subscriptions
 from sqlq_spark.send.delays import PARCEL_DELAYS
 from sqlq_spark.send.messages import PARCEL_ROW
 from sqlq_spark.send.topics import PARCEL_TOPICS
 from sqlq_spark.wire.payload import PARCEL_KEY, Packed, Seal, in_row, packed, pages
-from sqlq_spark.wire.rows import rising_ids, with_legacy_columns
+from sqlq_spark.wire.rows import NO_STREAM, Origin, rising_ids, with_legacy_columns
 from sqlq_spark.wire.unpack import Expected, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.database.sessions import Session
-    from sqlq_spark.options import DatabaseOptions, SinkOptions
+    from sqlq_spark.database.sessions import Session, Target
+    from sqlq_spark.options import SinkOptions
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -112,7 +110,7 @@ def _stage(
     payload: Packed,
     messages: int,
     key: tuple[str, int, str, int],
-    options: DatabaseOptions,
+    options: Target,
     connection: Connection,
 ) -> None:
     sink, batch, attempt, number = key

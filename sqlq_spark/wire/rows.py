@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -362,3 +363,14 @@ def uuid_text(value: bytes) -> str:
     """One UUID as text."""
     digits = value.hex()
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What Spark calls the micro-batch; kept in the receipt so that a sink can settle it."""
+
+    query_id: str | None = None
+    query_batch: int | None = None
+
+
+NO_STREAM = Origin()

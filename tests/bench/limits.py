@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sqlq_spark.admin import checks
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.driver import INITIAL, Reader
 from sqlq_spark.receive.peek import Peek
-from sqlq_spark.receive.task import Origin, receive
+from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch
 from sqlq_spark.send.messages import Sender
+from sqlq_spark.wire.rows import Origin
 
 from . import postgresql
 from .database import install_state
@@ -106,7 +108,7 @@ def _receive(bench: Bench) -> Costs:
     bench.database.fill("orders", bench.batch * _BATCHES)
     raw = {"url": bench.url, "queue": "orders", "maxMessagesPerTrigger": str(bench.batch)}
     options = SourceOptions.parse(raw | {"maxConcurrency": "2"})
-    reader, offset, taken = Reader(options, time.monotonic), INITIAL, 0
+    reader, offset, taken = Reader(options, time.monotonic, checks.at_start), INITIAL, 0
     with Session(options, "limits") as session:
         peek = _peek(options, session.open())
         reader.freeze()

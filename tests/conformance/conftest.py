@@ -19,14 +19,16 @@ from recorded_connection import RecordedConnection
 from waiting import until
 
 from sqlq_spark import database
+from sqlq_spark.admin import checks
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.driver import INITIAL, Offset, Reader
 from sqlq_spark.receive.receipts import Acknowledged, Driver, acknowledge, create, store_plan
-from sqlq_spark.receive.task import Origin, Task, receive
+from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.rows import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -165,7 +167,7 @@ class Bench:
 
     def reader(self, clock: Clock | None = None, **raw: str) -> Reader:
         """Give the driver's side of a stream, as a fresh process has it; its clock stands still."""
-        made = Reader(self.source(**raw), clock or Clock())
+        made = Reader(self.source(**raw), clock or Clock(), checks.at_start)
         self._stack.callback(made.close)
         return made
 

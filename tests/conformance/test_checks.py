@@ -392,7 +392,9 @@ def test_each_of_several_queues_is_looked_at(bare: Bench, caplog: pytest.LogCapt
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
     names = [bare.desk.printed(queue) for queue in queues]
     raw = {"url": bare.peer.url, "queues": ", ".join(names), "transactionMode": "none"}
-    reader = Reader(SourceOptions.parse({**raw, "purgeOnStartup": "true"}), Clock())
+    reader = Reader(
+        SourceOptions.parse({**raw, "purgeOnStartup": "true"}), Clock(), checks.at_start
+    )
 
     assert reader.latest(INITIAL) == INITIAL
     reader.close()

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 from servers import only
 
-from sqlq_spark import delayed
 from sqlq_spark.database import schema
-from sqlq_spark.delayed import Moved, Mover, pause
 from sqlq_spark.errors import DelayedQueueNotFound, QueueNotFound
+from sqlq_spark.receive import delayed
+from sqlq_spark.receive.delayed import Moved, Mover, pause
 from sqlq_spark.receive.driver import INITIAL
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.delays import PARCEL_DELAYS

@@ -10,7 +10,8 @@ import pytest
 from sqlq_spark.database import schema
 from sqlq_spark.errors import MessageTooLarge
 from sqlq_spark.receive import poison
-from sqlq_spark.receive.task import Origin, receive
+from sqlq_spark.receive.task import receive
+from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench, Strike, strikes
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from sqlq_spark.admin import checks
+from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import NotAQueue, QueueNotFound
 from sqlq_spark.receive import browse, receipts
-from sqlq_spark.receive.purge import purge_expired
 from sqlq_spark.send import dispatch
 from sqlq_spark.wire.address import QueueAddress
 

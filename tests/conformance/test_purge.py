@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import until
 
+from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.errors import QueueNotFound, TimedOut
-from sqlq_spark.receive.driver import INITIAL
-from sqlq_spark.receive.purge import purge, purge_expired
+from sqlq_spark.receive.driver import INITIAL, purge
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench, Strike

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sqlq_spark.admin import checks
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     DelayedQueueNotFound,
@@ -760,7 +761,7 @@ def test_a_reader_of_a_queue_in_the_default_schema_names_it(bench: Bench) -> Non
     """One queue is one address, however the user spelled it."""
     source = bench.source(queue="Shop.Orders")
 
-    reader = Reader(source, Clock())
+    reader = Reader(source, Clock(), checks.at_start)
 
     default = {"postgresql": '"public"."Shop.Orders"', "sqlserver": "Shop.Orders@[dbo]"}
     assert reader.address == default[bench.peer.dialect]

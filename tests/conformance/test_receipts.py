@@ -20,7 +20,7 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive import task as receiving
-from sqlq_spark.receive.task import Origin
+from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench
 

@@ -18,8 +18,9 @@ from sqlq_spark.database import transaction
 from sqlq_spark.errors import QueueNotFound, ReaderNotFound, StaleTask, StatementFailed, TimedOut
 from sqlq_spark.receive import task as module
 from sqlq_spark.receive.receipts import return_
-from sqlq_spark.receive.task import Origin, receive
+from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench, Strike, strikes
 from .shapes import cases

@@ -9,14 +9,16 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 from servers import only
 
+from sqlq_spark.admin import checks
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import DatabaseFailure, RightMissing
 from sqlq_spark.receive import browse
 from sqlq_spark.receive.driver import Reader
-from sqlq_spark.receive.task import Origin, receive
+from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.rows import Origin
 
 from . import satellites
 from .conftest import TIMEOUT, Bench, Clock
@@ -83,7 +85,7 @@ class Service:
         printed = self.bench.desk.printed
         raw = {"queue": printed(self.input), "errorQueue": printed(self.errors), "url": self.url}
         options = self.bench.source(**raw, delayedDelivery="true")
-        reader = Reader(options, Clock())
+        reader = Reader(options, Clock(), checks.at_start)
         try:
             end = reader.latest({"v": 1, "reader": None, "batch": 0, "plan": []})
             with Session(options, "service") as session:

@@ -19,11 +19,12 @@ from sqlq_spark.errors import (
     ReceiptSettled,
 )
 from sqlq_spark.receive.receipts import return_
-from sqlq_spark.receive.task import Origin, receive
+from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import dispatch_log
 from sqlq_spark.send.messages import PARCEL_ROW, Sender
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench, Strike, strikes
 from .test_install import HOSTILE

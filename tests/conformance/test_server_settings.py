@@ -19,8 +19,9 @@ from sqlq_spark.demo import embedded
 from sqlq_spark.errors import NotReachable, ReadOnly, ServerTooOld, StatementPooling
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.driver import INITIAL, Reader
-from sqlq_spark.receive.task import NO_STREAM, receive
+from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.rows import NO_STREAM
 
 from .conftest import TIMEOUT
 from .test_send import dispatch, parcel, stage
@@ -82,7 +83,7 @@ def test_what_was_received_outlives_a_crash() -> None:
         with psycopg.connect(server.url) as peer:
             peer.execute("INSERT INTO orders VALUES (gen_random_uuid(), NULL, '{}', 'x')")
         with Session(options, "test") as session:
-            reader = Reader(options, time.monotonic)
+            reader = Reader(options, time.monotonic, checks.at_start)
             end = reader.latest(INITIAL)
             (task,) = reader.tasks(end)
             got = receive(session.open(), task, timeout=TIMEOUT, origin=NO_STREAM)

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 from servers import only
 
-from sqlq_spark.admin import checks, inspect, report, watch
+from sqlq_spark.admin import checks, inspect, purge, report, watch
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import ConnectionLost, DelayedQueueNotFound
-from sqlq_spark.receive import purge
 from sqlq_spark.send import dispatch
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import dumps, wire_time

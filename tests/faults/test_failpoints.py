@@ -27,9 +27,9 @@ from sqlq_spark import database
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import ConnectionLost, ParcelsMissing
 from sqlq_spark.receive import task as receiving
-from sqlq_spark.receive.task import NO_STREAM
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import dispatch_log
+from sqlq_spark.wire.rows import NO_STREAM
 
 from .failpoints import points, spark_by_hand
 from .failpoints.message_count import HEARING, QUEUES, TIMEOUT, TOPIC, Books, Count, Shop

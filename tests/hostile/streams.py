@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sqlq_spark.admin import checks
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.driver import INITIAL, Reader
-from sqlq_spark.receive.task import Origin, receive
+from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.messages import Sender
 from sqlq_spark.wire import payload
-from sqlq_spark.wire.rows import QUEUE_ROW
+from sqlq_spark.wire.rows import QUEUE_ROW, Origin
 
 if TYPE_CHECKING:
     from conftest import Place
@@ -37,7 +38,7 @@ class Stream:
         given = {"url": url, "stateSchema": place.state, "queryTimeout": f"{TIMEOUT}s"}
         self.options = SourceOptions.parse(given | queues)
         ticks = count(1000.0, 2.0)  # a peek pauses for less
-        self.reader = Reader(self.options, lambda: next(ticks))
+        self.reader = Reader(self.options, lambda: next(ticks), checks.at_start)
         self.end = end
 
     @property

@@ -20,15 +20,16 @@ from sqlq_spark.admin import retry
 from sqlq_spark.cli import main
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.delayed import Mover
 from sqlq_spark.errors import DestinationChanged, DestinationRefused, SubscriberUnreachable
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.task import Origin, Task, receive
+from sqlq_spark.receive.delayed import Mover
+from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.send import dispatch, subscriptions
 from sqlq_spark.send.messages import PARCEL_ROW
 from sqlq_spark.send.topics import PARCEL_TOPICS
 from sqlq_spark.wire.address import QueueAddress, parse_postgresql
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps
+from sqlq_spark.wire.rows import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

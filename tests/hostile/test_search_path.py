@@ -23,15 +23,17 @@ from pooler import relayed
 from psycopg import sql
 from test_cli import READER, received, run
 
+from sqlq_spark.admin import checks
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.script import Roles, script
 from sqlq_spark.database import Statements
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.driver import INITIAL, Reader
-from sqlq_spark.receive.task import Origin, receive
+from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch
 from sqlq_spark.send.messages import Sender
+from sqlq_spark.wire.rows import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -199,7 +201,7 @@ def streamed(place: Place, url: str) -> int:
             "queryTimeout": f"{TIMEOUT:g}s",
         }
     )
-    reader, start, got = Reader(options, lambda: 1000.0), INITIAL, 0
+    reader, start, got = Reader(options, lambda: 1000.0, checks.at_start), INITIAL, 0
     with Session(options, "test") as session:
         while (end := reader.latest(start)) != start:
             for task in reader.tasks(end) * 2:  # the second one is handed the receipt

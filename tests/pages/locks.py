@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import re
 import sys
-from importlib.resources import files
 
-from sqlq_spark.database import Statements
+from sqlq_spark.database import FILES, Statements, sql
 
 # what a plain SELECT keeps on each
 DIALECTS = {"postgresql": "nothing", "sqlserver": "keeps none"}
@@ -24,30 +23,17 @@ USUAL = {
     "UPDATE": "the rows it changes, until commit",
 }
 # one task, one dispatch: what runs beside Spark's work; the rest is made once or asked by hand
-SECTIONS = [
-    "the peek loop",
-    "receive",
-    "receipts",
-    "send",
-    "publish and subscribe",
-    "delayed delivery",
-    "inspection",
-]
+CONCERNS = ["peek", "receive", "receipts", "staging", "subscriptions", "delayed", "browse"]
 
 
-def sections(dialect: str) -> dict[str, list[str]]:
-    """The statements' names below each heading of a file."""
-    text = files("sqlq_spark.database").joinpath(f"{dialect}.sql").read_text(encoding="utf-8")
-    parts = re.split(r"^-- -{10,} (.+)$", text, flags=re.MULTILINE)[1:]
-    return {
-        title: re.findall(r"^-- name: *(\w+)", body, flags=re.MULTILINE)
-        for title, body in zip(parts[::2], parts[1::2], strict=True)
-    }
+def names(dialect: str, concern: str) -> list[str]:
+    """The names of the statements of one file."""
+    return re.findall(r"^-- name: *(\w+)", sql(dialect, concern), flags=re.MULTILINE)
 
 
 def comments(dialect: str) -> dict[str, str]:
     """What stands above each statement, in one line."""
-    text = files("sqlq_spark.database").joinpath(f"{dialect}.sql").read_text(encoding="utf-8")
+    text = "\n".join(sql(dialect, each) for each in FILES)
     _, *parts = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
     found = {}
     for name, part in zip(parts[::2], parts[1::2], strict=True):
@@ -75,7 +61,6 @@ def rows() -> list[list[str]]:
     """Statement, and what it locks on each database."""
     said = {each: comments(each) for each in DIALECTS}
     texts = {each: Statements.load(each) for each in DIALECTS}
-    known = sections("postgresql")
     return [
         [
             f"`{name}`",
@@ -84,8 +69,8 @@ def rows() -> list[list[str]]:
                 for each, reads in DIALECTS.items()
             ),
         ]
-        for section in SECTIONS
-        for name in known[section]
+        for concern in CONCERNS
+        for name in names("postgresql", concern)
     ]
 
 

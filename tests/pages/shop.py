@@ -22,10 +22,12 @@ import pytest
 from psycopg import sql
 from typer.main import get_command
 
+from sqlq_spark.admin import checks
 from sqlq_spark.cli import main
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.driver import INITIAL, Reader
-from sqlq_spark.receive.task import Origin, receive
+from sqlq_spark.receive.task import receive
+from sqlq_spark.wire.rows import Origin
 
 from . import programs
 
@@ -154,7 +156,7 @@ class Stream:
     def __init__(self, options: SourceOptions, offset: Offset = INITIAL) -> None:
         self.options = options
         self.offset = offset
-        self.reader = Reader(options, time.monotonic)
+        self.reader = Reader(options, time.monotonic, checks.at_start)
 
     def again(self) -> Stream:
         """Start anew from the same checkpoint, in another process."""

@@ -13,9 +13,9 @@ from waiting import until
 
 from sqlq_spark import database as dialects
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.delayed import Mover
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.receive import browse
+from sqlq_spark.receive.delayed import Mover
 from sqlq_spark.send import dispatch
 from sqlq_spark.send.messages import Sender
 from sqlq_spark.wire.address import QueueAddress

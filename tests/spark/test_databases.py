@@ -15,8 +15,8 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from spark.stand import finish
-from sqlq_spark import delayed
 from sqlq_spark.database import schema
+from sqlq_spark.receive import delayed
 from sqlq_spark.send import subscriptions
 from sqlq_spark.wire.address import QueueAddress
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from sqlq_spark.cli.screens.screen import clean
+from sqlq_spark.admin.formats import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

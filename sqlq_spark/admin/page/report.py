@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin import watch
+from sqlq_spark.admin.formats import counted, sized, span
 from sqlq_spark.admin.page import page
-from sqlq_spark.cli.screens.screen import counted, sized, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

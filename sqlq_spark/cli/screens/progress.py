@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from sqlq_spark.admin.formats import counted
 from sqlq_spark.cli.options import CTRL_C
-from sqlq_spark.cli.screens.screen import counted, say_error
+from sqlq_spark.cli.screens.screen import say_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

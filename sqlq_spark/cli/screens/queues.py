@@ -6,17 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from sqlq_spark.cli.screens.screen import (
-    BODY,
-    NO_QUEUES,
-    clean,
-    described,
-    out,
-    say,
-    show,
-    sized,
-    span,
-)
+from sqlq_spark.admin.formats import clean, sized, span
+from sqlq_spark.cli.screens.screen import BODY, NO_QUEUES, described, out, say, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

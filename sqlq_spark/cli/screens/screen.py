@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sqlq_spark import demo
+from sqlq_spark.admin.formats import ago, clean, counted, sized
 from sqlq_spark.admin.inspect import DelayedMessage
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, TIME_SENT
 
@@ -72,16 +73,6 @@ def print_json(value: object) -> None:
     sys.stdout.write(
         "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text) + "\n"
     )
-
-
-def clean(text: str) -> str:
-    """Text without what moves a terminal's cursor, or worse."""
-    return "".join(each if each.isprintable() else "·" for each in text)
-
-
-def counted(how_many: int, what: str) -> str:
-    """`1 message`, `2,000 messages`."""
-    return f"{how_many:,} {what}{'' if how_many == 1 else 's'}"
 
 
 def total(receipts: Sequence[Receipt]) -> str:
@@ -226,37 +217,6 @@ def whole(message: Message | DelayedMessage) -> dict[str, Any]:
     except UnicodeDecodeError:
         shown["bodyBase64"] = base64.b64encode(message.body or b"").decode()
     return shown
-
-
-def span(seconds: float) -> str:
-    """A time for people: its two largest units."""
-    for unit, length, small, less in (
-        ("d", 86400, "h", 3600),
-        ("h", 3600, "min", 60),
-        ("min", 60, "s", 1),
-    ):
-        if seconds >= length:
-            whole_units, rest = divmod(int(seconds), length)
-            return f"{whole_units} {unit} {rest // less} {small}"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004
-
-
-def sized(size: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:  # noqa: PLR2004
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
-
-
-def ago(moment: datetime) -> str:
-    """How long ago; by this machine's clock."""
-    seconds = max(0, int((datetime.now(UTC) - moment).total_seconds()))
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length} {unit} ago"
-    return f"{seconds} s ago"
 
 
 # ---------------------------------------------------------------- the demo

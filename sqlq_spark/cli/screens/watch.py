@@ -12,19 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from sqlq_spark.admin.formats import ago, clean, sized, span
 from sqlq_spark.admin.watch import UNKNOWN, Flow, flows, lag, paces, shown
-from sqlq_spark.cli.screens.screen import (
-    NO_QUEUES,
-    ago,
-    clean,
-    out,
-    plain,
-    print_json,
-    say,
-    say_error,
-    sized,
-    span,
-)
+from sqlq_spark.cli.screens.screen import NO_QUEUES, out, plain, print_json, say, say_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -17,7 +17,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlq_spark import database
-from sqlq_spark.admin import retry
+from sqlq_spark.admin import checks, retry
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import StaleTask
@@ -25,10 +25,10 @@ from sqlq_spark.jobs.triage.ledger import SENT, Ledger
 from sqlq_spark.receive import pace, receipts
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.driver import INITIAL, Offset, Reader
-from sqlq_spark.receive.task import NO_STREAM, Origin, Task
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import subscriptions
 from sqlq_spark.wire import payload
+from sqlq_spark.wire.rows import NO_STREAM, Origin
 
 from .message_count import TIMEOUT, Shop
 from .points import watching
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sqlq_spark.options import SinkOptions
+    from sqlq_spark.receive.task import Task
     from sqlq_spark.send.dispatch import Staged
 
     from .message_count import Books
@@ -94,7 +95,7 @@ class Desk:
 
     def _new_reader(self) -> Reader:
         # every look at the clock is a minute later: no pause lasts
-        return Reader(self.shop.source(), partial(next, count(0.0, 60.0)))
+        return Reader(self.shop.source(), partial(next, count(0.0, 60.0)), checks.at_start)
 
     @cached_property
     def tasks(self) -> Session:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.receive.driver import Offset
     from sqlq_spark.receive.receipts import Move
-    from sqlq_spark.receive.task import Origin
+    from sqlq_spark.wire.rows import Origin
 
     from .queries import Key, Kind, Receipt
     from .steps import Order, Stage

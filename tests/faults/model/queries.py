@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from sqlq_spark.admin import checks
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import (
     CheckpointRolledBack,
@@ -24,8 +25,8 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.driver import INITIAL, Offset, Reader
-from sqlq_spark.receive.task import Origin, Task
 from sqlq_spark.send import dispatch as send
+from sqlq_spark.wire.rows import Origin
 
 from .steps import FIGURES, Killed, Order, Work
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.receive.receipts import Move, State
+    from sqlq_spark.receive.task import Task
 
     from .participants import World
 
@@ -110,7 +112,9 @@ class Driver:
         self.alive, self.fresh, self.idle, self.latests = True, True, 0, 0
         self.job: Job | None = None
         self.results: dict[tuple[int, int], Result] = {}
-        self.readers = [Reader(world.source, world.clock) for _ in range(checkpoint.sources)]
+        self.readers = [
+            Reader(world.source, world.clock, checks.at_start) for _ in range(checkpoint.sources)
+        ]
         logs, last = checkpoint.offsets, max(checkpoint.offsets, default=-1)
         nothing = (INITIAL,) * checkpoint.sources
         again = last >= 0 and last not in checkpoint.commits

@@ -12,27 +12,13 @@ from sqlq_spark.database import transaction
 from sqlq_spark.receive.browse import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from sqlq_spark.admin.inspect import Depth
     from sqlq_spark.database import Connection
     from sqlq_spark.wire.address import QueueAddress
 
 BATCH = 10_000  # messages, as the transport's
-
-
-def purge(connection: Connection, queues: Sequence[QueueAddress], *, timeout: float) -> int:
-    """
-    Delete every message of some queues, in one transaction; waits for those that others hold.
-
-    Returns:
-        How many. Done twice, it deletes what came in between as well.
-
-    Raises:
-        QueueNotFound, RightMissing, TimedOut: nothing was deleted.
-    """
-    with transaction(connection, timeout=timeout):
-        return sum(connection.rows("purge", tables={"queue": each})[0][0] for each in queues)
 
 
 def purge_parts(

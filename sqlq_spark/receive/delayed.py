@@ -1,169 +1,33 @@
-"""
-Delayed delivery: messages are stored in a table of their own, and moved into the queue when due.
-
-A stored message names its destination in the header ForwardDestination. Whoever owns the table
-moves what is due into its own queue, and forwards it from there: see forward.py.
-
-On PostgreSQL a due time is a timestamptz that the peers make of the server's UTC clock in their
-sessions' time zone, and compare with the same. So it is right only in that zone, which we name in
-every statement: it is the option peerTimeZone, or what a plain session of the server gets.
-On SQL Server it is a datetime in UTC, and no zone has a part in it.
-"""
+"""Move delayed messages that are due into their queue; send/delayed.py stores them."""
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import DELAYED, Destinations
 from sqlq_spark.database.schema import delayed_of
+from sqlq_spark.database.zone import peer_zone
 from sqlq_spark.errors import (
-    BadOption,
     DelayedQueueNotFound,
-    MissingOption,
     NotAQueue,
     QueueNotFound,
-    TimeZoneNotFound,
 )
-from sqlq_spark.options import ZONE
-from sqlq_spark.send.delays import MOMENT, PARCEL_DELAYS
-from sqlq_spark.wire.headers import FORWARD_DESTINATION, escape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.options import SinkOptions, SourceOptions
+    from sqlq_spark.options import SourceOptions
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
 
+
 BATCH = 100  # messages that are moved in one transaction, as the peers do
 SHORTEST, LONGEST = 1.0, 60.0  # seconds, the pauses of a mover that finds nothing
-
-
-def peer_zone(connection: Connection, told: str | None) -> str:
-    """
-    The time zone in which the peers' sessions work.
-
-    Args:
-        connection: any.
-        told: the option peerTimeZone.
-
-    Raises:
-        BadOption: the server knows no such zone.
-        MissingOption: this session's own zone hides the server's.
-    """
-    try:
-        zone: str | None = connection.rows("peer_zone", zone=told)[0][0]
-    except TimeZoneNotFound:
-        if told is None:
-            raise
-        raise BadOption("peerTimeZone", told, ZONE) from None
-    if zone is None:
-        raise MissingOption(
-            "peerTimeZone",
-            f"{ZONE}; the server's cannot be seen from this session, which was given a zone of its "
-            "own by PGTZ or by options of the url",
-        )
-    return zone
-
-
-# ---------------------------------------------------------------- store
-
-
-def waiting(parcel: pa.Table) -> pa.ChunkedArray | None:
-    """Which rows of a parcel are delayed, as booleans; None where none is."""
-    marks = [parcel[name].is_valid() for name in PARCEL_DELAYS if name in parcel.column_names]
-    if not marks:
-        return None
-    mask = marks[0] if len(marks) == 1 else pc.or_(*marks)
-    return mask if pc.any(mask).as_py() else None
-
-
-def store_delayed(
-    connection: Connection,
-    parcel: pa.Table,
-    chosen: dict[QueueAddress, pa.ChunkedArray],
-    options: SinkOptions,
-    known: Destinations,
-) -> None:
-    """
-    Insert delayed messages into the tables where they wait, Due by the database's clock.
-
-    A time in the past is stored with that Due, as the transport does: the next mover takes it.
-    Nothing here can happen twice: it is in the transaction that sends the rest of the parcel.
-
-    Args:
-        connection: in a transaction.
-        parcel: of PARCEL_ROW and PARCEL_DELAYS; each row is delayed.
-        chosen: which rows are for which queue.
-        options: the sink's.
-        known: tables sent to in this transaction; grows.
-
-    Raises:
-        DelayedQueueNotFound, DestinationRefused, BadOption, MissingOption.
-    """
-    rows = pa.table(
-        {
-            "headers": parcel["headers"],
-            "body": parcel["body"],
-            "due": dues(connection, parcel, peer_zone(connection, options.peer_time_zone)),
-        }
-    )
-    for queue, own in chosen.items():
-        table = options.delayed_address or delayed_of(queue)
-        look_for(known, table, queue)
-        mine = rows if len(chosen) == 1 else rows.filter(own)
-        headers = addressed(mine["headers"], connection.printed(queue))
-        connection.load(table, mine.set_column(0, "headers", headers))
-
-
-def look_for(known: Destinations, table: QueueAddress, queue: QueueAddress) -> None:
-    """Make sure that messages can wait in a table."""
-    try:
-        known.look_for([table], DELAYED)
-    except (QueueNotFound, NotAQueue):
-        connection = known.connection
-        names = connection.printed(table), connection.printed(queue)
-        raise DelayedQueueNotFound(*names, connection.server) from None
-
-
-def dues(connection: Connection, parcel: pa.Table, zone: str) -> pa.ChunkedArray:
-    """When each row is due; each distinct delay or moment is worked out once, by the database."""
-    found = {
-        name: parcel[name].combine_chunks().dictionary_encode()
-        for name in PARCEL_DELAYS
-        if name in parcel.column_names
-    }
-    texts = {name: coded.dictionary.cast(pa.string()).to_pylist() for name, coded in found.items()}
-    delays, moments = connection.rows(
-        "dues",
-        zone=zone,
-        delays=json.dumps(texts.get("delay", [])),
-        moments=json.dumps([text.replace(" ", "T") for text in texts.get("due", [])]),
-    )[0]
-    known = {"delay": delays, "due": moments}
-    return pc.coalesce(
-        *(pa.array(known[name], MOMENT).take(coded.indices) for name, coded in found.items())
-    )
-
-
-def addressed(headers: pa.ChunkedArray, destination: str) -> pa.ChunkedArray:
-    """Header texts with ForwardDestination at their end."""
-    entry = f'"{FORWARD_DESTINATION}":"{escape(destination)}"}}'
-    open_ = pc.utf8_slice_codeunits(headers, 0, -1)
-    comma = pc.if_else(pc.equal(open_, "{"), "", ",")
-    return pc.binary_join_element_wise(open_, comma, entry, "")
-
-
-# ---------------------------------------------------------------- move
 
 
 @dataclass(frozen=True, slots=True)

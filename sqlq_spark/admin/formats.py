@@ -1,0 +1,46 @@
+"""Numbers, sizes and times as people read them, in reports and on terminals."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def clean(text: str) -> str:
+    """Text without what moves a terminal's cursor, or worse."""
+    return "".join(each if each.isprintable() else "·" for each in text)
+
+
+def counted(how_many: int, what: str) -> str:
+    """`1 message`, `2,000 messages`."""
+    return f"{how_many:,} {what}{'' if how_many == 1 else 's'}"
+
+
+def span(seconds: float) -> str:
+    """A time for people: its two largest units."""
+    for unit, length, small, less in (
+        ("d", 86400, "h", 3600),
+        ("h", 3600, "min", 60),
+        ("min", 60, "s", 1),
+    ):
+        if seconds >= length:
+            whole_units, rest = divmod(int(seconds), length)
+            return f"{whole_units} {unit} {rest // less} {small}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004
+
+
+def sized(size: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:  # noqa: PLR2004
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def ago(moment: datetime) -> str:
+    """How long ago; by this machine's clock."""
+    seconds = max(0, int((datetime.now(UTC) - moment).total_seconds()))
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit} ago"
+    return f"{seconds} s ago"
