@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from adbc_driver_postgresql import dbapi
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sqlq_spark.spark_api import drains_at_once
@@ -31,6 +32,8 @@ SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
 }
+# Spark gives a worker ten seconds to start, which cannot be set, and a busy machine needs more.
+_BUSY = "connect back"
 _FILL = """
 INSERT INTO {} (Id, Expires, Headers, Body)
 SELECT gen_random_uuid(), NULL,
@@ -111,8 +114,13 @@ class Stage:
         """Run a stream until what waits is through; raises what it raised."""
         writer = writer.option("checkpointLocation", str(checkpoint))
         for _ in range(RUNS):
-            query = writer.trigger(availableNow=True).start()
-            assert query.awaitTermination(TIMEOUT)
+            try:
+                query = writer.trigger(availableNow=True).start()
+                assert query.awaitTermination(TIMEOUT)
+            except PySparkException as error:
+                if _BUSY in str(error):
+                    continue
+                raise
             ran = any("addBatch" in each.durationMs for each in query.recentProgress)
             if drains_at_once() or not ran:
                 return query

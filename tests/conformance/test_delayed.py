@@ -213,7 +213,7 @@ def test_without_the_table_nothing_of_the_batch_is_sent(desk: Desk, *, ordinary:
     )
     assert desk.bench.bodies() == []
     assert desk.bench.peer.rows(desk.bench.errors) == []
-    assert desk.bench.peer.state_rows("dispatched", "sink") == []
+    assert desk.bench.peer.state_rows("dispatched", "batch") == [(None,)]
 
 
 def test_a_hostile_name_waits_and_is_moved(desk: Desk) -> None:
