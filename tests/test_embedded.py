@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _OWNER = """
 import sys, time
-from sqlq_spark import embedded
+from sqlq_spark.demo import embedded
 with embedded.server(keep=sys.argv[1] if len(sys.argv) > 1 else None) as server:
     print(server.home, server.url, flush=True)
     time.sleep(600)
