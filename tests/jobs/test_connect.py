@@ -38,6 +38,7 @@ def connected(folder: Path, place: Place, *orders: list[str]) -> list[dict[str, 
     more |= {"SQLQUEUE_SOURCE_URL": place.url, "SQLQUEUE_TARGET_URL": place.url}
     environment = environ(more)
     environment["PYTHONPATH"] += f":{ROOT / 'tests'}"
+    environment["SPARK_TESTING"] = "1"  # a free port: another test's server may have 15002
     done = subprocess.run(
         [sys.executable, "-m", "jobs.connected", json.dumps(orders)],
         cwd=folder,
