@@ -78,6 +78,8 @@ def test_row_security_is_found_and_no_grant_is_asked_for(bench: Bench) -> None:
         )
         bench.peer.dba.on(bench.queue, "ALTER TABLE {queue} ENABLE ROW LEVEL SECURITY")
         staged = stage(bench, parcel(b"1"))
+        for table in ("outbox", "outbox_page", "dispatched"):
+            bench.peer.dba.run(f"UPDATE {state}.{table} SET login = '{role}'")
         with pytest.raises(StatementRefused, match="row-level security"):
             dispatch(bench, staged, connection=connection)
 
