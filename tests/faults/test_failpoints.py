@@ -236,7 +236,7 @@ def test_a_statement_that_no_kill_reaches_is_told() -> None:
         points.Point("deed", "before", site.statement, 1, site.module, site.first, 0)
         for site in points.sites(texts)
     ]
-    texts["receive"] += """
+    texts["receive.task"] += """
 def new(connection: Connection, name: str) -> None:
     connection.run(
         "made_up", reader="r")
@@ -245,7 +245,7 @@ def new(connection: Connection, name: str) -> None:
 
     found = points.untouched(points.sites(texts), struck)
 
-    assert found == ["receive.new:made_up", "receive.new:rows"]
+    assert found == ["receive.task.new:made_up", "receive.task.new:rows"]
 
 
 def empty_receipt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,26 +39,30 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(sqlq_spark.__file__).parent
 
+# packages whose modules speak to a connection, beside `database`, which makes it
+SPEAKING = ("receive", "send", "admin", "cli")
+
 # Modules and functions whose statements are not struck, and why.
 ELSEWHERE = {
-    "browse": "reads only",
-    "checks": "reads only",
-    "destinations._mark": "reads only, where a schema's owner is not trusted",
-    "destinations.check_writable": "reads only",
-    "destinations.confirm": "reads only, where a schema's owner is not trusted",
-    "dialects.rollback": "runs only after a failure, and where it fails the session is closed",
-    "forward._tried": "changes only how long locks are waited for",
-    "inspect": "reads only",
-    "install": "touches no message",
-    "peek.freeze": "reads only",
-    "purge": "what it takes is meant to be lost",
-    "reader._own": "reads only",
-    "report": "reads only",
-    "send.database_clock": "reads only",
-    "subscriptions.create": "touches no message",
-    "subscriptions.look_for": "reads only",
-    "subscriptions.subscribe": "touches no message",
-    "watch": "reads only",
+    "receive.browse": "reads only",
+    "admin.checks": "reads only",
+    "database.destinations._mark": "reads only, where a schema's owner is not trusted",
+    "database.destinations.check_writable": "reads only",
+    "database.destinations.confirm": "reads only, where a schema's owner is not trusted",
+    "database.rollback": "runs only after a failure, and where it fails the session is closed",
+    "receive.forward._tried": "changes only how long locks are waited for",
+    "admin.inspect": "reads only",
+    "database.schema": "touches no message",
+    "receive.peek.freeze": "reads only",
+    "admin.purge": "what it takes is meant to be lost",
+    "receive.driver._own": "reads only",
+    "receive.driver.purge": "what it takes is meant to be lost",
+    "admin.report": "reads only",
+    "send.dispatch.database_clock": "reads only",
+    "send.subscriptions.create": "touches no message",
+    "send.subscriptions.look_for": "reads only",
+    "send.subscriptions.subscribe": "touches no message",
+    "admin.watch": "reads only",
 }
 
 
@@ -91,7 +95,8 @@ def module(path: Path) -> str:
 
 def sources() -> dict[str, str]:
     """The modules that speak to a connection, by name."""
-    paths = [*PACKAGE.glob("*.py"), PACKAGE / "dialects" / "__init__.py"]
+    paths = [*PACKAGE.glob("*.py"), *(PACKAGE / "database").glob("*.py")]
+    paths += [each for name in SPEAKING for each in (PACKAGE / name).rglob("*.py")]
     texts = {module(path): path.read_text(encoding="utf-8") for path in paths}
     return {name: text for name, text in texts.items() if "Connection" in text}
 
