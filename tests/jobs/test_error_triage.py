@@ -110,7 +110,11 @@ def test_killed_while_it_collects(
 
 @pytest.mark.usefixtures("quick")
 def test_killed_between_a_return_and_its_mark(
-    queue: Queue, desk: Desk, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+    queue: Queue,
+    error: Queue,
+    desk: Desk,
+    spark: SparkSession,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What was sent is not sent again; what cannot be returned stays, with exit code 1."""
     table = desk.folder / "failures"
@@ -120,7 +124,7 @@ def test_killed_between_a_return_and_its_mark(
     made = triage_failures.failures(spark.createDataFrame(rows, kinds)).coalesce(1)
     made.write.format("delta").save(str(table))
     late = delta_rows(table)[0]["digest"]
-    given = settings(desk, Queue(queue.place, "error"), mode="retry", groups=[late])
+    given = settings(desk, error, mode="retry", groups=[late])
 
     desk.killed_when(queue.count, "error_triage", given)
     between = delta_rows(table)

@@ -53,8 +53,8 @@ def forget(queue: Queue, days: float) -> None:
     )
     queue.place.sql(
         f"INSERT INTO {state}.receipt"
-        " (reader, batch, task, queue, messages, expired, diverted, bytes, payload)"
-        " VALUES (%s, 1, 0, %s, 7, 0, 0, 0, '')",
+        " (reader, batch, task, queue, messages, expired, diverted, forwarded, bytes, unpacked,"
+        " payload) VALUES (%s, 1, 0, %s, 7, 0, 0, 0, 0, 0, '')",
         READER,
         queue.name,
     )

@@ -145,7 +145,9 @@ def renamed(url: str) -> str:
     parts = urlsplit(url)
     login, at, _ = parts.netloc.rpartition("@")
     place = f"{login}{at}elsewhere:{parts.port or 5432}"
-    return urlunsplit(parts._replace(netloc=place, query=f"hostaddr={parts.hostname}"))
+    return urlunsplit(
+        parts._replace(netloc=place, query=f"hostaddr={parts.hostname}&sslmode=disable")
+    )
 
 
 def test_a_queue_is_not_relayed_into_itself(queue: Queue, error: Queue, desk: Desk) -> None:
