@@ -381,9 +381,10 @@ def test_a_list_of_any_text_is_split_or_refused(text: str) -> None:
     assert ",".join(names).replace(" ", "") == text.replace(" ", "")
 
 
-# the rule in one pattern, which takes quadratic time where brackets are not closed
+# the rule in one pattern, which takes quadratic time where brackets are not closed; `]]` is always
+# a bracket inside a name
 LISTED_BY_RULE = re.compile(
-    r"\s*(?:\[(?:[^\]]|\]\])*\])?[^,@]*(?:@(?:\[(?:[^\]]|\]\])*\])?[^,@]*)*"
+    r"\s*(?:\[(?:[^\]]|\]\])*+\])?[^,@]*(?:@(?:\[(?:[^\]]|\]\])*+\])?[^,@]*)*"
 )
 
 
