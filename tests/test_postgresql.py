@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -50,8 +49,14 @@ def test_only_a_server_that_is_there_is_worth_another_try(
 def test_a_statement_with_the_body_as_text_differs_by_nothing_else(name: str) -> None:
     """Who changes one must change the other."""
     text = STATEMENTS[f"{name}_body_string"]
-    for line in ("+ coalesce(octet_length(bodystring), 0)", "q.bodystring,", "bodystring,"):
-        text = text.replace(line, "")
+    for part in (
+        "+ coalesce(octet_length(bodystring), 0)",
+        "+ coalesce(octet_length(q.bodystring), 0)",
+        "CASE WHEN bytes <= :largest::bigint THEN bodystring END AS bodystring,",
+        "q.bodystring,",
+        "bodystring,",
+    ):
+        text = text.replace(part, "")
 
     assert text.split() == STATEMENTS[name].split()
 
@@ -110,21 +115,23 @@ def test_what_was_cancelled_did_not_time_out(place: Place, *, cancelled: bool) -
     )
     striker = threading.Thread(target=strike)
     with transaction(first, timeout=30):
-        first.rows("task_lock", reader="r", batch=0, task=0)
+        first.rows("install_lock", state_name="r")
         if cancelled:
             striker.start()
         with (
             pytest.raises(errors.Cancelled if cancelled else errors.TimedOut) as caught,
             transaction(second, timeout=20 if cancelled else 0.2),
         ):
-            second.rows("task_lock", reader="r", batch=0, task=0)
+            second.rows("install_lock", state_name="r")
     ended.set()
     if cancelled:
         striker.join()
     first.close()
     second.close()
 
-    told = "task_lock was cancelled, by Ctrl-C" if cancelled else "task_lock took longer than 0.2 s"
+    told = "install_lock was cancelled, by Ctrl-C"
+    if not cancelled:
+        told = "install_lock took longer than 0.2 s"
     assert str(caught.value).startswith(told)
 
 
@@ -135,18 +142,15 @@ def test_what_a_trigger_misses_is_not_the_queue(place: Place) -> None:
     place.sql(f"CREATE TABLE {at}orders (id uuid, expires timestamp, headers text, body bytea)")
     place.sql(
         f"CREATE FUNCTION {at}noted() RETURNS trigger LANGUAGE plpgsql AS"
-        " 'BEGIN INSERT INTO notes VALUES (1); RETURN NEW; END'"
+        " 'BEGIN INSERT INTO notes VALUES (1); RETURN NULL; END'"
     )
-    place.sql(
-        f"CREATE TRIGGER noted AFTER INSERT ON {at}orders FOR EACH ROW EXECUTE FUNCTION {at}noted()"
-    )
-    values: dict[str, Any] = {"id": str(uuid.uuid4()), "headers": "{}", "body": b""}
+    place.sql(f"CREATE TRIGGER noted AFTER DELETE ON {at}orders EXECUTE FUNCTION {at}noted()")
     missing = QueueAddress("nowhere", place.schema)
 
     with closing(
         connect(place.url, application="test", timeout=10, state=place.state)
     ) as connection:
         with pytest.raises(errors.StatementRefused, match='"notes" does not exist'):
-            connection.rows("divert", tables={"errors": queue}, **values)
+            connection.rows("purge", tables={"queue": queue})
         with pytest.raises(errors.QueueNotFound):
-            connection.rows("divert", tables={"errors": missing}, **values)
+            connection.rows("purge", tables={"queue": missing})
