@@ -223,7 +223,8 @@ def a_job_drains_a_queue(stage: Stage) -> None:
         encoding="utf-8",
     )
     urls = {"SQLQUEUE_SOURCE_URL": stage.url, "SQLQUEUE_TARGET_URL": stage.url}
-    remote = {"SPARK_REMOTE": "local[2]"} if stage.connect else {}
+    # SPARK_TESTING lets Spark choose the server's port: this process has a server on the default one
+    remote = {"SPARK_REMOTE": "local[2]", "SPARK_TESTING": "1"} if stage.connect else {}
 
     done = subprocess.run(
         [Path(sys.executable).with_name("sqlqueue-relay"), "--settings", settings],
