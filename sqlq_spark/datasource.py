@@ -32,7 +32,7 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadFrame, BadOption, SqlQueueError
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive import browse
-from sqlq_spark.receive.driver import INITIAL, Offset, Reader
+from sqlq_spark.receive.driver import INITIAL, Offset, PeekLoop
 from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import messages as outgoing
@@ -43,7 +43,7 @@ from sqlq_spark.spark_api import (
     SupportsTriggerAvailableNow,
     to_arrow_schema,
 )
-from sqlq_spark.wire.rows import Origin, chunks, received
+from sqlq_spark.wire.rows import Origin, received, record_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -137,7 +137,7 @@ def sized(cores: int | None) -> type[DefaultSource]:
 
 
 def columns(options: SourceOptions) -> dict[str, str]:
-    """Column → type, as this reader gives them."""
+    """Column → type, as a read with these options gives them."""
     known = COLUMNS
     if options.headers_format == "json":
         known = {name: kind for name, kind in COLUMNS.items() if name != "corruptHeaders"} | {
@@ -217,27 +217,27 @@ class BrowseReader(DataSourceReader):
                 timeout=options.query_timeout,
             )
             for page in pages:
-                for chunk in chunks(page):
+                for chunk in record_batches(page):
                     yield received(chunk, schema, queue=session.open().printed(queue))
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """`spark.readStream`: receives; see reader.py for the driver's side, receive.py for a task."""
+    """`spark.readStream`: receives, by receive/driver.py on the driver and receive/task.py."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         """Begin; Spark builds several of these, only one of them speaks to the database."""
         check_columns(schema, options)
         self.options = options
         self.columns = schema
-        self._reader: Reader | None = None
+        self._loop: PeekLoop | None = None
         self._planned = INITIAL  # end of the last batch that Spark asked the tasks of
 
     @property
-    def reader(self) -> Reader:
+    def loop(self) -> PeekLoop:
         """The peek loop, made when the driver first needs it."""
-        if self._reader is None:
-            self._reader = Reader(self.options, time.monotonic, checks.at_start)
-        return self._reader
+        if self._loop is None:
+            self._loop = PeekLoop(self.options, time.monotonic, checks.at_start)
+        return self._loop
 
     def initialOffset(self) -> Offset:
         """A constant, as Spark asks for it more than once."""
@@ -257,25 +257,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start is None:
             warn_of_single_batches()
             start = self._planned
-        return self.reader.latest(start)
+        return self.loop.latest(start)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """What stands in the progress."""
-        return self.reader.report()
+        return self.loop.report()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Freeze the end of this run."""
-        self.reader.freeze()
+        self.loop.freeze()
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[TaskPartition]:  # noqa: ARG002
         """The tasks of a batch, from its offset alone: a replay has nothing else."""
         self._planned = end
-        return [TaskPartition(task) for task in self.reader.tasks(end)]
+        return [TaskPartition(task) for task in self.loop.tasks(end)]
 
     def read(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Receive on an executor, or hand out again what an earlier attempt received."""
         task, options = partition.task, self.options
-        name = f"{task.reader} {task.batch}/{task.task}"
+        name = f"{task.stream} {task.batch}/{task.task}"
         with Session(options, name, state=False, worker=True, reached=True) as session:
             rows = session.do(
                 lambda connection: receive(
@@ -284,17 +284,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             queue = session.open().printed(task.queue)
         schema = to_arrow_schema(self.columns)
-        for chunk in chunks(rows):
+        for chunk in record_batches(rows):
             yield warned(received(chunk, schema, queue=queue), queue)
 
     def commit(self, end: Offset) -> None:
         """Acknowledge `end`."""
-        self.reader.acknowledge(end)
+        self.loop.acknowledge(end)
 
     def stop(self) -> None:
         """End the driver's session; Spark does not always call this."""
-        if self._reader is not None:
-            self._reader.close()
+        if self._loop is not None:
+            self._loop.close()
 
 
 @cache
@@ -411,10 +411,10 @@ class Writing:
                 seed=seed,
                 clock=partial(send.database_clock, session),
             )
-            parcels = sender.parcels(batches)
+            chunks = sender.chunks(batches)
             if not exactly_once:
-                return Written(None, send.send_now(session, parcels, self.options))
-            staged = send.stage(session, parcels, sink=sink, batch=batch, origin=origin())
+                return Written(None, send.send_now(session, chunks, self.options))
+            staged = send.stage(session, chunks, sink=sink, batch=batch, origin=origin())
             return Written(staged, staged.messages)
 
     def dispatch(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -438,7 +438,7 @@ class Writing:
                     )
                 )
         except SqlQueueError as error:
-            log.warning("%s: batch %d: its parcels are left for now: %s", sink, batch, error)
+            log.warning("%s: batch %d: its chunks are left for now: %s", sink, batch, error)
 
     @staticmethod
     def _staged(messages: list[WriterCommitMessage | None]) -> list[Staged]:

@@ -20,12 +20,12 @@ What can go wrong, and what mends it.
     │   ├── StateNotInstalled · StateTooNew · StateOfOther
     │   ├── ServerTooOld · DatabaseTooOld · StatementPooling
     │   └── StatementFailed  and of its kind LogFull · StatementRefused
-    ├── CheckpointFailure    the checkpoint and the reader's row disagree
+    ├── CheckpointFailure    the checkpoint and the stream's row disagree
     │   ├── CheckpointRolledBack · DatabaseRolledBack
-    │   ├── ReaderNotFound · ReaderOfOtherQueue · ReaderTakenOver · BadPlan
+    │   ├── StreamNotFound · StreamOfOtherQueue · StreamTakenOver · BadPlan
     │   └── StaleTask
-    ├── ParcelsMissing
-    ├── PayloadRefused       a receipt or parcel is not as it was written
+    ├── ChunksMissing
+    ├── PayloadRefused       a receipt or chunk is not as it was written
     ├── NothingToSettle
     ├── DispatchLogAhead · DispatchLogOfOther
     └── ReceiptSettled
@@ -604,57 +604,57 @@ class StatementRefused(StatementFailed):
 
 
 class CheckpointFailure(SqlQueueError):
-    """The checkpoint and the reader's row in the database disagree."""
+    """The checkpoint and the stream's row in the database disagree."""
 
 
 class CheckpointRolledBack(CheckpointFailure):
     """The checkpoint stands before a batch that was acknowledged already."""
 
     template = (
-        "the checkpoint of reader {0} stands at batch {1}, but batch {2} was acknowledged: it was "
+        "the checkpoint of stream {0} stands at batch {1}, but batch {2} was acknowledged: it was "
         "rolled back or copied, and the messages between are gone from the queue. Restore the "
         "newer checkpoint, or begin with a new one; failOnDataLoss=false goes on with this one, "
         "but a sink that knows batches again (Delta, files, this one) skips as many new ones"
     )
 
-    def __init__(self, reader: str, start: int, acked: int) -> None:
-        super().__init__(reader, start, acked)
+    def __init__(self, stream: str, start: int, acked: int) -> None:
+        super().__init__(stream, start, acked)
 
 
 class DatabaseRolledBack(CheckpointFailure):
-    """The reader's row stands before a batch that Spark has in its commit log."""
+    """The stream's row stands before a batch that Spark has in its commit log."""
 
     template = (
-        "the checkpoint of reader {0} stands at batch {1}, but {3} has acknowledged {2} and knows "
+        "the checkpoint of stream {0} stands at batch {1}, but {3} has acknowledged {2} and knows "
         "nothing of what followed: it went back in time, by a standby that was behind when it took "
         "over, or by a backup that was restored. What was received since is in the queue again, "
         "and what was sent since may be gone. failOnDataLoss=false goes on, and hands those "
         "messages out a second time; the sink's own ledger and tables tell which they are"
     )
 
-    def __init__(self, reader: str, start: int, acked: int, server: str) -> None:
-        super().__init__(reader, start, acked, server)
+    def __init__(self, stream: str, start: int, acked: int, server: str) -> None:
+        super().__init__(stream, start, acked, server)
 
 
-class ReaderNotFound(CheckpointFailure):
-    """The checkpoint names a reader that the state tables do not know."""
+class StreamNotFound(CheckpointFailure):
+    """The checkpoint names a stream that the state tables do not know."""
 
     template = (
-        "reader {0} of this checkpoint is not in schema {1} of {2}: is it another database, were "
+        "stream {0} of this checkpoint is not in schema {1} of {2}: is it another database, were "
         "the state tables made anew, or did a login make it whose roles this one has not? Point "
         "url and stateSchema to where this checkpoint began, let a DBA grant the role of "
         "`sqlqueue script` to both logins, or begin with a new checkpoint"
     )
 
-    def __init__(self, reader: str, schema: str, server: str) -> None:
-        super().__init__(reader, schema, server)
+    def __init__(self, stream: str, schema: str, server: str) -> None:
+        super().__init__(stream, schema, server)
 
 
-class ReaderOfOtherQueue(CheckpointFailure):
+class StreamOfOtherQueue(CheckpointFailure):
     """The checkpoint was made by a stream on another queue."""
 
     template = (
-        "this checkpoint belongs to a reader of queue {0}, not of {1}: "
+        "this checkpoint belongs to a stream of queue {0}, not of {1}: "
         "give this stream a checkpointLocation of its own"
     )
 
@@ -662,49 +662,49 @@ class ReaderOfOtherQueue(CheckpointFailure):
         super().__init__(found, asked)
 
 
-class ReaderTakenOver(CheckpointFailure):
+class StreamTakenOver(CheckpointFailure):
     """A second driver runs on a copy of, or on the same, checkpoint."""
 
     template = (
-        "reader {0} was taken over by another driver: two queries run on one checkpoint or on "
+        "stream {0} was taken over by another driver: two queries run on one checkpoint or on "
         "copies of it. Stop one, and give it a checkpointLocation of its own"
     )
 
-    def __init__(self, reader: str) -> None:
-        super().__init__(reader)
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
 
 
 class BadPlan(CheckpointFailure):
     """A stored plan is none of ours; nothing was received by it."""
 
     template = (
-        "the plan of batch {1} of reader {0} cannot be used: {2}. It was changed in the table "
-        "reader of the state schema, or in the checkpoint: find out who may write there; "
+        "the plan of batch {1} of stream {0} cannot be used: {2}. It was changed in the table "
+        "stream of the state schema, or in the checkpoint: find out who may write there; "
         "restore it, or begin with a new checkpoint"
     )
 
-    def __init__(self, reader: str | None, batch: int, reason: str) -> None:
-        super().__init__(reader, batch, reason)
+    def __init__(self, stream: str | None, batch: int, reason: str) -> None:
+        super().__init__(stream, batch, reason)
 
 
 class StaleTask(CheckpointFailure):
     """A task of a batch that was acknowledged or returned; it must not touch the queue."""
 
     template = (
-        "task {2} of batch {1} of reader {0} came after the batch was acknowledged (up to {3}): "
+        "task {2} of batch {1} of stream {0} came after the batch was acknowledged (up to {3}): "
         "an earlier attempt that was given up, or a checkpoint that was rolled back or copied"
     )
 
-    def __init__(self, reader: str, batch: int, task: int, acked: int) -> None:
-        super().__init__(reader, batch, task, acked)
+    def __init__(self, stream: str, batch: int, task: int, acked: int) -> None:
+        super().__init__(stream, batch, task, acked)
 
 
-class ParcelsMissing(SqlQueueError):
-    """Staged messages are gone from the outbox before they were sent; nothing was sent."""
+class ChunksMissing(SqlQueueError):
+    """Staged messages are gone from the staging before they were sent; nothing was sent."""
 
     template = (
-        "batch {1} of sink {0} staged {2} parcels but {3} were found: nothing of it was sent; "
-        "were parcels dropped, or does the driver use another database or stateSchema?"
+        "batch {1} of sink {0} staged {2} chunks but {3} were found: nothing of it was sent; "
+        "were chunks dropped, or does the driver use another database or stateSchema?"
     )
 
     def __init__(self, sink: str, batch: int, staged: int, found: int) -> None:
@@ -712,7 +712,7 @@ class ParcelsMissing(SqlQueueError):
 
 
 class PayloadRefused(SqlQueueError):
-    """What lies in a receipt or a parcel is not as it was written; none of it was used."""
+    """What lies in a receipt or a chunk is not as it was written; none of it was used."""
 
     template = (
         "the payload of {0} in the state tables cannot be used: {1}. None of it was delivered or "
@@ -748,7 +748,7 @@ class DispatchLogAhead(SqlQueueError):
         "before. The checkpoint was rolled back by several batches, a txnVersion was used that is "
         "not the next one, or the log was changed. Restore the newer checkpoint, give the stream a "
         "new one, or, if batch {1} was not sent yet, let a DBA set the column batch of the sink's "
-        "row in the table dispatched to the last batch that was"
+        "row in the table dispatch_log to the last batch that was"
     )
 
     def __init__(self, sink: str, batch: int, found: int, schema: str, server: str) -> None:
@@ -759,10 +759,10 @@ class DispatchLogOfOther(SqlQueueError):
     """A login with all rights goes on with a sink that another one of that kind began."""
 
     template = (
-        "sink {0} belongs to login {1} in the table dispatched of schema {2} of {3}, and this "
+        "sink {0} belongs to login {1} in the table dispatch_log of schema {2} of {3}, and this "
         "login sees its row only because it sees all rows: nothing was sent, for a batch might be "
         "sent twice. Run this as {1}; or, to go on as this login, let a DBA set the column login "
-        "of the sink's rows in dispatched, outbox and outbox_page"
+        "of the sink's rows in dispatch_log, staging and staging_page"
     )
 
     def __init__(self, sink: str, login: str, schema: str, server: str) -> None:
@@ -777,5 +777,5 @@ class ReceiptSettled(SqlQueueError):
         "drop it with `sqlqueue receipts drop`"
     )
 
-    def __init__(self, reader: str, batch: int, task: int) -> None:
-        super().__init__(reader, batch, task)
+    def __init__(self, stream: str, batch: int, task: int) -> None:
+        super().__init__(stream, batch, task)

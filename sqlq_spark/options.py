@@ -237,7 +237,7 @@ class DatabaseOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions(DatabaseOptions):
-    """What a reader needs, parsed once; no one else sees a raw option."""
+    """What a stream needs, parsed once; no one else sees a raw option."""
 
     queue: str | None = option("queue", words, "a queue's name, also as .load(name)", default=None)
     queues: str | None = option(
@@ -282,7 +282,7 @@ class SourceOptions(DatabaseOptions):
     include_body_string: bool = option("includeBodyString", flag, "true or false", default=False)
     error_queue: str | None = option("errorQueue", words, "a queue's name", default=None)
     delayed_delivery: bool = option("delayedDelivery", flag, "true or false", default=False)
-    peer_time_zone: str | None = option("peerTimeZone", name, ZONE, default=None)
+    endpoint_time_zone: str | None = option("endpointTimeZone", name, ZONE, default=None)
     purge_on_startup: bool = option("purgeOnStartup", flag, "true or false", default=False)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, "true or false", default=True)
     cores: ClassVar[int | None] = None  # of the cluster, where `register` saw it; see `on`
@@ -394,7 +394,7 @@ class SinkOptions(DatabaseOptions):
     delayed_queue: str | None = option(
         "delayedQueue", words, "a table's name, as Shop.Orders.Delayed", default=None
     )
-    peer_time_zone: str | None = option("peerTimeZone", name, ZONE, default=None)
+    endpoint_time_zone: str | None = option("endpointTimeZone", name, ZONE, default=None)
     delivery: str = option(
         "delivery",
         one_of("exactlyOnce", "atLeastOnce"),

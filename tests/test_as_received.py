@@ -28,12 +28,12 @@ EXPIRES = pa.timestamp("us", "UTC")
 
 
 def sent(columns: dict[str, Any], **raw: str) -> list[dict[str, Any]]:
-    """The rows of the parcels that a frame makes; its sender stands at NOW."""
+    """The rows of the chunks that a frame makes; its sender stands at NOW."""
     given = {"url": "postgresql:///", "queue": "q", "asReceived": "true", **raw}
     options = SinkOptions.parse(given)
     batch = pa.record_batch({"body": [b""] * len(next(iter(columns.values()))), **columns})
     sender = messages.Sender(options=options, partition=0, clock=lambda: NOW)
-    return [row for parcel in sender.parcels([batch]) for row in parcel.to_pylist()]
+    return [row for chunk in sender.chunks([batch]) for row in chunk.to_pylist()]
 
 
 def test_headers_stay_byte_for_byte() -> None:

@@ -16,18 +16,18 @@ MIB = 1 << 20
 
 
 def options(**raw: str) -> SourceOptions:
-    """Options of a reader of two queues."""
+    """Options of a stream of two queues."""
     return SourceOptions.parse({"url": "postgresql://host/shop", "queues": "a, b", **raw})
 
 
 def offset(*parts: dict[str, Any]) -> dict[str, Any]:
     """Give an offset of parts that lack what does not matter."""
     part = {"queue": '"public"."a"', "messages": 10, "share": 5, "bytes": 100, "bounds": [1, 6, 11]}
-    return {"v": 1, "reader": "r", "batch": 3, "plan": [part | each for each in parts]}
+    return {"v": 1, "stream": "r", "batch": 3, "plan": [part | each for each in parts]}
 
 
 def test_tasks_are_numbered_over_all_queues() -> None:
-    """The receipt of a task is found by reader, batch and number."""
+    """The receipt of a task is found by stream, batch and number."""
     end = offset({}, {"queue": '"sales"."b, c"', "bounds": [7, 9], "share": 10}, {"bounds": [2, 3]})
 
     found = tasks_of(end, options())
@@ -85,7 +85,7 @@ def test_a_plan_of_too_many_tasks_is_refused() -> None:
 )
 def test_a_part_with_numbers_that_none_can_have_is_refused(wrong: dict[str, Any]) -> None:
     """Ranges rise, and are of the database's numbers."""
-    with pytest.raises(BadPlan, match="the plan of batch 3 of reader r"):
+    with pytest.raises(BadPlan, match="the plan of batch 3 of stream r"):
         tasks_of(offset(wrong), options())
 
 

@@ -1,4 +1,4 @@
-"""How long messages live by what they tell, and when a reader pauses longer than that."""
+"""How long messages live by what they tell, and when a stream pauses longer than that."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_lifetime_is_what_the_headers_tell(
         ([None], 1.0, []),
         ([1.0], 1.0, []),
         ([5.0, 0.9, None], 1.0, ["0.9"]),
-        ([0.0, -3.0, 20.0], 10.0, []),  # sent as expired: no reader is in time for it
+        ([0.0, -3.0, 20.0], 10.0, []),  # sent as expired: no stream is in time for it
     ],
 )
 def test_only_a_life_shorter_than_the_pause_is_told(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from conftest import Place
 
-READER = "0f0e0d0c-0000-4000-8000-000000000001"
+STREAM = "0f0e0d0c-0000-4000-8000-000000000001"
 
 Run = "Callable[..., tuple[int, str, str]]"
 
@@ -70,10 +70,10 @@ def received(
         connection = session.open()
         if batch == 1:
             address = connection.printed(queue)
-            connection.run("new_reader", reader=READER, queue_name=address, driver="d")
+            connection.run("new_stream", stream=STREAM, queue_name=address, driver="d")
         task = receive.Task(
             queue=queue,
-            reader=READER,
+            stream=STREAM,
             batch=batch,
             task=0,
             first=0,
@@ -145,7 +145,7 @@ def test_script_connects_to_nothing(run: Any, monkeypatch: pytest.MonkeyPatch) -
 def test_the_rights_of_the_script_are_enough_to_receive_and_to_send(
     run: Any, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader receives and diverts poison, a sender sends; neither owns a thing."""
+    """A stream receives and diverts poison, a sender sends; neither owns a thing."""
     queue, errors = f'"{place.schema}"."Shop.Orders"', f'"{place.schema}"."Er""ror; --"'
     reader, sender = f"{place.schema}_r", f"{place.schema}_s"
     words = ("--error", errors, "--reader", reader, "--sender", sender)
@@ -288,8 +288,8 @@ def test_browse_shows_no_markup_and_no_control_characters(run: Any, orders: str)
 # ---------------------------------------------------------------- stats and receipts
 
 
-def test_stats_counts_what_waits_and_what_readers_hold(run: Any, orders: str, place: Place) -> None:
-    """Depth, expired, readers, receipts."""
+def test_stats_counts_what_waits_and_what_streams_hold(run: Any, orders: str, place: Place) -> None:
+    """Depth, expired, streams, receipts."""
     run("send", orders, "--time-to-be-received", "00:00:00", stdin='{"body": "1"}')
     run("send", orders, stdin='{"body": "2"}\n{"body": "3"}')
     received(place, messages=2)
@@ -298,23 +298,23 @@ def test_stats_counts_what_waits_and_what_readers_hold(run: Any, orders: str, pl
     _, table, _ = run("stats", "--state-schema", place.state)
 
     found = json.loads(printed)
-    (depth,), (reader,) = found["queues"], found["readers"]
+    (depth,), (stream,) = found["queues"], found["streams"]
     assert code == 0
     assert (depth["queue"], depth["messages"], depth["expired"]) == (orders, 1, 0)
-    assert (reader["reader"], reader["receipts"], reader["held"]) == (READER, 1, 1)
-    assert READER in table
+    assert (stream["stream"], stream["receipts"], stream["held"]) == (STREAM, 1, 1)
+    assert STREAM in table
     assert orders in table
 
 
-def test_stats_tells_of_each_queue_of_a_reader_of_several(
+def test_stats_tells_of_each_queue_of_a_stream_of_several(
     run: Any, orders: str, place: Place
 ) -> None:
-    """Of one of them that reader too; a comma in a name does not make two of it."""
+    """Of one of them that stream too; a comma in a name does not make two of it."""
     other = f'"{place.schema}"."Shop, Billing"'
     run("create", other)
     received(place, messages=1)
     queues = f"{orders}, {other}"
-    place.sql(f'UPDATE "{place.state}".reader SET queue = %s', queues)
+    place.sql(f'UPDATE "{place.state}".stream SET queue = %s', queues)
 
     printed = [
         json.loads(run("stats", *queue, "--json", "--state-schema", place.state)[1])
@@ -324,7 +324,7 @@ def test_stats_tells_of_each_queue_of_a_reader_of_several(
 
     assert [each["queue"] for each in printed[0]["queues"]] == [other, orders]
     assert [each["queue"] for each in printed[1]["queues"]] == [other]
-    assert [[each["queue"] for each in said["readers"]] for said in printed] == [[queues]] * 2
+    assert [[each["queue"] for each in said["streams"]] for said in printed] == [[queues]] * 2
     assert json.loads(held)["queue"] == orders
 
 
@@ -346,7 +346,7 @@ def test_return_puts_messages_back_as_they_were(run: Any, orders: str, place: Pl
     before = place.sql(whole)
     received(place, messages=10)
     assert place.sql(whole) == []
-    words = ("--reader", READER, "--state-schema", place.state)
+    words = ("--stream", STREAM, "--state-schema", place.state)
 
     code, said, _ = run("receipts", "return", *words, "--yes")
 
@@ -359,7 +359,7 @@ def test_return_puts_messages_back_as_they_were(run: Any, orders: str, place: Pl
 
 def shown(place: Place) -> str:
     """The queue as the receipt has it."""
-    return str(place.sql(f"SELECT queue FROM {place.state}.reader")[0][0])
+    return str(place.sql(f"SELECT queue FROM {place.state}.stream")[0][0])
 
 
 def test_return_takes_one_batch_where_it_is_told_to(run: Any, orders: str, place: Place) -> None:
@@ -368,7 +368,7 @@ def test_return_takes_one_batch_where_it_is_told_to(run: Any, orders: str, place
     received(place, messages=1, batch=1)
     received(place, messages=1, batch=2)
 
-    words = ("--reader", READER, "--state-schema", place.state)
+    words = ("--stream", STREAM, "--state-schema", place.state)
     code, *_ = run("receipts", "return", *words, "--batch", "2", "--task", "0", "--yes")
     _, left, _ = run("receipts", "list", "--json", "--state-schema", place.state)
 
@@ -383,7 +383,7 @@ def test_a_settled_receipt_is_not_returned(run: Any, orders: str, place: Place) 
     received(place, messages=1)
     place.sql(f"UPDATE {place.state}.receipt SET settled = true")
 
-    words = ("--reader", READER, "--state-schema", place.state, "--yes")
+    words = ("--stream", STREAM, "--state-schema", place.state, "--yes")
     code, _, error = run("receipts", "return", *words)
 
     assert code == 1
@@ -395,7 +395,7 @@ def test_drop_deletes_only_after_a_yes(run: Any, orders: str, place: Place) -> N
     """It says what it will do, and asks."""
     run("send", orders, stdin='{"body": "1"}')
     received(place, messages=1)
-    words = ("receipts", "drop", "--reader", READER, "--state-schema", place.state)
+    words = ("receipts", "drop", "--stream", STREAM, "--state-schema", place.state)
 
     refused, said, _ = run(*words, stdin="n\n")
     _, kept, _ = run("receipts", "list", orders, "--json", "--state-schema", place.state)
@@ -429,7 +429,7 @@ def test_drop_deletes_only_after_a_yes(run: Any, orders: str, place: Place) -> N
         (("send", "q", "/nowhere"), 2, "No such file"),
         (("send", "q", "--file", "/nowhere"), 2, "No such file"),
         (("script", "q", "--dialect", "mysql"), 2, "option --dialect is 'mysql'"),
-        (("script", "q", "--reader", "$do$"), 2, "option --reader is '$do$'"),
+        (("script", "q", "--stream", "$do$"), 2, "option --stream is '$do$'"),
         (("browse", "q", "--limit", "0"), 2, "limit"),
         (("nothing",), 2, "nothing"),
     ],

@@ -76,8 +76,8 @@ def test_script_makes_the_same_tables_and_grants_what_they_need(
         rights = (
             "SELECT has_table_privilege(%s, %s, 'DELETE'), has_table_privilege(%s, %s, 'INSERT')"
         )
-        reader, sender = names.values()
-        assert place.sql(rights, reader, table(place), reader, orders) == [(True, True)]
+        stream, sender = names.values()
+        assert place.sql(rights, stream, table(place), stream, orders) == [(True, True)]
         assert place.sql(rights, sender, table(place), sender, table(place)) == [(False, True)]
         assert "Delayed" not in run(*words)[1]
     finally:
@@ -206,9 +206,11 @@ def test_a_watch_goes_on_until_it_is_stopped(
 
 def test_move_due_tells_what_is_missing(run: Any, orders: str, place: Place) -> None:
     """The table, by the command that makes it; a zone that there is not."""
-    code, _, error = run("move-due", orders, "--peer-time-zone", "Mars/Olympus")
+    code, _, error = run("move-due", orders, "--endpoint-time-zone", "Mars/Olympus")
     assert code == 2
-    assert error.startswith("option --peer-time-zone is 'Mars/Olympus': expected the time zone in ")
+    assert error.startswith(
+        "option --endpoint-time-zone is 'Mars/Olympus': expected the time zone in "
+    )
 
     place.sql(f"DROP TABLE {table(place)}")
     code, _, error = run("move-due", orders)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import Place, placed
-from test_cli import READER, received, run
+from test_cli import STREAM, received, run
 from test_cli_options import COMMANDS, options
 
 from sqlq_spark import demo
@@ -24,7 +24,7 @@ __all__ = ["run"]  # the fixture
 
 QUEUE, STATE = "QUEUE", ("--state-schema", "STATE")  # words that stand for the place's own
 TABLE = ("--subscription-table", "TABLE")
-MINE = ("--reader", READER, "--yes", *STATE)
+MINE = ("--stream", STREAM, "--yes", *STATE)
 
 # a call of each command, and keys that its first object has; the demo has a test of its own
 CALLS: dict[str, tuple[tuple[str, ...], set[str]]] = {
@@ -33,13 +33,13 @@ CALLS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "script": ((QUEUE, *STATE), {"dialect", "script"}),
     "send": ((QUEUE,), {"sent", "queues", "published", "unheard", "delayed"}),
     "browse": ((QUEUE,), {"id", "seq", "expires", "headers", "body"}),
-    "stats": ((QUEUE, *STATE), {"at", "queues", "readers"}),
+    "stats": ((QUEUE, *STATE), {"at", "queues", "streams"}),
     "purge": (("OTHER", "--yes"), {"queue", "deleted"}),
     "purge-expired": ((QUEUE,), {"queue", "deleted"}),
     "move-due": ((QUEUE,), {"queue", "moved", "nextDueSeconds", "total"}),
     "doctor": ((QUEUE, *STATE), {"where", "name", "severity", "found", "mend"}),
-    "report": ((QUEUE, *STATE), {"at", "server", "queues", "readers", "failures"}),
-    "receipts list": (STATE, {"reader", "queue", "batch", "task", "messages", "settled"}),
+    "report": ((QUEUE, *STATE), {"at", "server", "queues", "streams", "failures"}),
+    "receipts list": (STATE, {"stream", "queue", "batch", "task", "messages", "settled"}),
     "receipts return": ((*MINE, "--batch", "1"), {"returned", "receipts", "settled"}),
     "receipts drop": ((*MINE, "--batch", "2"), {"dropped", "receipts"}),
     "subscribe": (

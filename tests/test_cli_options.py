@@ -46,7 +46,7 @@ def test_what_connects_can_be_told_how_long_to_wait(name: str) -> None:
 def test_what_only_looks_waits_no_longer_than_it_is_told(
     run: Any, orders: str, place: Place
 ) -> None:
-    """Also for a lock that keeps out readers."""
+    """Also for a lock that keeps out streams."""
     asked = (("stats", orders), ("purge", orders, "--yes"))
     place.sql(f"BEGIN; LOCK TABLE {orders} IN ACCESS EXCLUSIVE MODE")
 

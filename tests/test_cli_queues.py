@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from test_cli import READER, as_role, drop_roles, received, run
+from test_cli import STREAM, as_role, drop_roles, received, run
 
 from sqlq_spark.cli.screens.queues import show_findings
 
@@ -97,7 +97,7 @@ def test_nothing_is_made_where_one_name_is_bad(run: Any, place: Place) -> None:
 
 
 def test_script_makes_what_create_makes(run: Any, place: Place) -> None:
-    """The reader may receive from the endpoint's own queues and insert into the shared ones."""
+    """The stream may receive from the endpoint's own queues and insert into the shared ones."""
     reader, sender = f"{place.schema}_r", f"{place.schema}_s"
     roles = ["--reader", reader, "--sender", sender, "--state-schema", place.state]
     code, text, _ = run("script", *endpoint(place), "--body-string", *roles)
@@ -125,7 +125,7 @@ def test_script_makes_what_create_makes(run: Any, place: Place) -> None:
 def test_the_rights_of_the_script_leave_the_doctor_nothing_to_mend(
     run: Any, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a reader and for a sender; what the other may is a note."""
+    """For a stream and for a sender; what the other may is a note."""
     queue = named(place, "shop")
     roles = ("--reader", f"{place.schema}_r", "--sender", f"{place.schema}_s")
     text = run("script", queue, "--state-schema", place.state, *roles)[1]
@@ -237,23 +237,23 @@ def test_the_doctor_tells_what_is_wrong_and_what_mends_it(run: Any, place: Place
     assert run(*words)[:2] == (0, "nothing wrong\n")
 
 
-def test_the_doctor_looks_at_the_queues_of_all_readers(run: Any, place: Place) -> None:
-    """When it is given none; a reader that is gone is told too."""
+def test_the_doctor_looks_at_the_queues_of_all_streams(run: Any, place: Place) -> None:
+    """When it is given none; a stream that is gone is told too."""
     queue = named(place, "Shop.Orders")
     run("install", "--state-schema", place.state)
     run("create", queue)
     run("send", queue, stdin='{"body": "1"}')
     received(place, messages=1)
-    place.sql(f"UPDATE {place.state}.reader SET seen = seen - interval '2 days'")
+    place.sql(f"UPDATE {place.state}.stream SET seen = seen - interval '2 days'")
     place.sql(f"ALTER TABLE {queue} SET (autovacuum_enabled = off)")
 
     code, printed, _ = run("doctor", "--json", "--state-schema", place.state)
 
     found = {each["name"]: each for each in map(json.loads, printed.splitlines())}
     assert code == 1
-    assert set(found) == {"forgotten_reader", "autovacuum"}
-    command = found["forgotten_reader"]["mend"]
-    assert command == f"sqlqueue receipts return --reader {READER} --state-schema {place.state}"
+    assert set(found) == {"unseen_stream", "autovacuum"}
+    command = found["unseen_stream"]["mend"]
+    assert command == f"sqlqueue receipts return --stream {STREAM} --state-schema {place.state}"
     assert run(*command.split()[1:], "--yes")[0] == 0
     assert left(place, queue) == 1
 
@@ -292,7 +292,7 @@ def test_the_doctor_says_where_it_looked_at_no_queue(run: Any, place: Place) -> 
     code, said, _ = run("doctor", "--state-schema", place.state)
 
     assert code == 0
-    assert said == "no queue is looked at: none is named, and no reader has one\nnothing wrong\n"
+    assert said == "no queue is looked at: none is named, and no stream has one\nnothing wrong\n"
 
 
 def test_the_doctor_grants_no_sequence_that_there_is_not(run: Any, place: Place) -> None:
@@ -357,9 +357,9 @@ def test_findings_are_shown_without_control_characters(capsys: pytest.CaptureFix
 def test_a_domain_has_a_schema_and_roles_of_its_own(place: Place, run: Any) -> None:
     """Of one option; what other options name stays."""
     _, plain, _ = run("script", "Q", "--domain", "billing")
-    _, other, _ = run("script", "Q", "--domain", "billing", "--reader", "clerk")
+    _, other, _ = run("script", "Q", "--domain", "billing", "--stream", "clerk")
 
-    for word in ('"sqlqueue_billing".reader', '"billing_reader"', '"billing_sender"'):
+    for word in ('"sqlqueue_billing".stream', '"billing_reader"', '"billing_sender"'):
         assert word in plain
     assert '"sqlqueue".' not in plain
     assert '"clerk"' in other

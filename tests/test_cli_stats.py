@@ -105,7 +105,7 @@ def test_a_watch_goes_on_when_the_database_was_away(
 
 
 def test_a_watch_of_nothing_says_so(run: Any, place: Place) -> None:
-    """No queue is named, and no reader has one."""
+    """No queue is named, and no stream has one."""
     code, text, _ = run("stats", *words(place, "--count", "1"))
 
     assert code == 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from test_cli import READER, orders, received, run
+from test_cli import STREAM, orders, received, run
 from waiting import PATIENCE, until
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def test_ctrl_c_during_work_is_130_and_tells_how_far_it_was(
         done = "deleted"
     else:
         received(place, messages=2)
-        words = ["--reader", READER, "--state-schema", place.state]
-        lock = f"SELECT FROM {place.state}.reader FOR UPDATE"
+        words = ["--stream", STREAM, "--state-schema", place.state]
+        lock = f"SELECT FROM {place.state}.stream FOR UPDATE"
         done = "returned" if command.endswith("return") else "dropped"
     place.sql(f"BEGIN; {lock}")
 

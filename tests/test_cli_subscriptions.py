@@ -148,8 +148,8 @@ def test_the_scripts_rights_are_enough_to_publish(run: Any, place: Place, table:
         options = SinkOptions.parse(given)
         batch = pa.RecordBatch.from_pydict({"body": [b"x"]})
         with Session(options, "sender") as session:
-            parcels = Sender(options=options, partition=0).parcels([batch])
-            staged = dispatch.stage(session, parcels, sink="app:s", batch=0)
+            chunks = Sender(options=options, partition=0).chunks([batch])
+            staged = dispatch.stage(session, chunks, sink="app:s", batch=0)
             dispatch.dispatch(session.open(), [staged], options)
 
         assert place.sql(f"SELECT body FROM {queue}") == [(b"x",)]

@@ -1,4 +1,4 @@
-"""Delays of rows to send: columns of a parcel, the headers that follow, and what is refused."""
+"""Delays of rows to send: columns of a chunk, the headers that follow, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from test_outgoing import MAP, frame, sender
 from sqlq_spark.errors import BadFrame, BadMessage
 from sqlq_spark.send import messages
 from sqlq_spark.send.delays import MOMENT
-from sqlq_spark.send.messages import PARCEL_ROW
+from sqlq_spark.send.messages import CHUNK_ROW
 from sqlq_spark.wire import headers as wire
 
 AT = datetime(2026, 7, 1, 9, 8, 7, 654321, UTC)
@@ -23,9 +23,9 @@ def moments(*found: datetime | int | None) -> pa.Array:
     return pa.array(found, pa.timestamp("us", "UTC"))
 
 
-def headers(parcel: pa.Table) -> list[dict[str, str | None]]:
+def headers(chunk: pa.Table) -> list[dict[str, str | None]]:
     """The headers of each message."""
-    return [wire.loads(text) for text in parcel["headers"].to_pylist()]
+    return [wire.loads(text) for text in chunk["headers"].to_pylist()]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_delay_is_milliseconds_and_a_header(column: pa.Array) -> None:
     """DeliverAt is the time sent and the delay; a row without one is as ever."""
     found = sender().messages(frame(5, delay=column), 0)
 
-    assert found.schema.names == [*PARCEL_ROW.names, "delay"]
+    assert found.schema.names == [*CHUNK_ROW.names, "delay"]
     assert found["delay"].to_pylist() == [1_800_000, None, 365_000 * 86_400_000, 1500, 0]
     assert [each.get(wire.DELIVER_AT) for each in headers(found)] == [
         "2026-06-30 17:35:09:123456 Z",
@@ -67,7 +67,7 @@ def test_a_moment_is_utc_and_a_header() -> None:
     past = datetime(1900, 1, 1, tzinfo=UTC)
     found = sender().messages(frame(3, deliverAt=moments(AT, None, past)), 0)
 
-    assert found.schema.names == [*PARCEL_ROW.names, "due"]
+    assert found.schema.names == [*CHUNK_ROW.names, "due"]
     assert found["due"].to_pylist() == [
         AT.replace(tzinfo=None),
         None,
@@ -78,11 +78,11 @@ def test_a_moment_is_utc_and_a_header() -> None:
     assert wire.parse_wire_time(str(at[0])) == AT
 
 
-def test_a_parcel_without_delays_is_as_it_was() -> None:
+def test_a_chunk_without_delays_is_as_it_was() -> None:
     """Not one column more, not one header."""
     found = sender().messages(frame(2), 0)
 
-    assert found.schema.equals(PARCEL_ROW)
+    assert found.schema.equals(CHUNK_ROW)
     assert wire.DELIVER_AT not in headers(found)[0]
 
 

@@ -243,7 +243,7 @@ def test_a_server_is_silent() -> None:
 
 
 def test_without_the_wheel_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader learns what to install."""
+    """The stream learns what to install."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
     with pytest.raises(MissingPackage) as raised, embedded.server():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from psycopg import sql
-from test_cli import READER, as_role, received, run
+from test_cli import STREAM, as_role, received, run
 from typer.testing import CliRunner
 
 from sqlq_spark.cli import main
@@ -75,7 +75,7 @@ def test_a_reader_receives_and_diverts(place: Place, granted: dict[str, str], qu
 def test_a_sender_sends_exactly_once_and_publishes(
     place: Place, granted: dict[str, str], queue: str, run: Any
 ) -> None:
-    """Through the outbox, to a queue and to a subscriber; it may not look at what waits."""
+    """Through the staging, to a queue and to a subscriber; it may not look at what waits."""
     table = f'"{place.schema}"."SubscriptionRouting"'
     place.sql(f"INSERT INTO {table} VALUES (%s, 'Lake', 'Shop.Placed')", queue)
     given = {"url": granted["sender"], "stateSchema": place.state, "subscriptionTable": table}
@@ -83,8 +83,8 @@ def test_a_sender_sends_exactly_once_and_publishes(
     for which, to in enumerate(({"queue": queue}, {"topics": "Shop.Placed"})):
         options = SinkOptions.parse(given | to)
         with Session(options, "sender") as session:
-            parcels = Sender(options=options, partition=0).parcels([batch])
-            staged = dispatch.stage(session, parcels, sink=f"app:{which}", batch=0)
+            chunks = Sender(options=options, partition=0).chunks([batch])
+            staged = dispatch.stage(session, chunks, sink=f"app:{which}", batch=0)
             dispatch.dispatch(session.open(), [staged], options)
 
     assert place.sql(f"SELECT body FROM {queue}") == [(b"x",)] * 2
@@ -103,7 +103,7 @@ def test_an_operator_may_run_the_commands(
     assert run("send", queue, *url, stdin='{"body": "1"}\n{"body": "2", "delay": 0}')[0] == 0
     assert run("move-due", queue, *url)[0] == 0
     received(place, messages=2)
-    returned = ("receipts", "return", "--reader", READER, "--yes")
+    returned = ("receipts", "return", "--stream", STREAM, "--yes")
     topic = ("Shop.Placed", "--endpoint", "Lake")
 
     ends = [

@@ -125,7 +125,7 @@ def test_re2_finds_the_same_text_unsafe() -> None:
 
 @given(HEADERS)
 def test_any_headers_are_read_back_as_they_were(headers: dict[str, str | None]) -> None:
-    """In their order, and any JSON reader agrees."""
+    """In their order, and any JSON stream agrees."""
     written = dumps(headers)
 
     assert list(loads(written).items()) == list(headers.items())

@@ -59,7 +59,7 @@ ROWS = st.lists(
 
 
 def read(text: str | None) -> dict[str, str | None] | None:
-    """Read headers by the strict reader; None for poison."""
+    """Read headers by the strict stream; None for poison."""
     try:
         return wire.loads(text)
     except wire.PoisonHeaders:
@@ -246,7 +246,7 @@ def test_chunks_together_are_the_rows(sizes: list[int], rows: int, size: int, sp
         patch.setattr(message, "BATCH_ROWS", rows)
         patch.setattr(message, "BATCH_BYTES", size)
 
-        found = list(message.chunks(whole))
+        found = list(message.record_batches(whole))
 
     assert pa.Table.from_batches(found, QUEUE_ROW).equals(whole)
     assert all(0 < part.num_rows <= rows for part in found)

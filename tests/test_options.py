@@ -1,4 +1,4 @@
-"""Options of a reader, without Spark: what several queues mean, and what cannot be meant."""
+"""Options of a stream, without Spark: what several queues mean, and what cannot be meant."""
 
 from __future__ import annotations
 

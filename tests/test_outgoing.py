@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sqlq_spark.errors import BadFrame, BadMessage
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import messages
-from sqlq_spark.send.messages import PARCEL_ROW, Sender
+from sqlq_spark.send.messages import CHUNK_ROW, Sender
 from sqlq_spark.wire import headers as wire
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def test_the_least_that_a_row_needs_becomes_a_whole_message() -> None:
     """One column, no option: what a peer wants to know is there, word for word."""
     found = sender().messages(frame(), 0)
 
-    assert found.schema.equals(PARCEL_ROW)
+    assert found.schema.equals(CHUNK_ROW)
     (row,) = found.to_pylist()
     headers = wire.loads(row["headers"])
     message_id, conversation = headers[wire.MESSAGE_ID], headers[wire.CONVERSATION_ID]
@@ -134,7 +134,7 @@ def test_headers_as_json_are_the_same_as_a_map(given_: list[dict[str, str | None
 
 @pytest.mark.parametrize("text", [None, "", "{}"])
 def test_no_headers_as_json_are_the_defaults(text: str | None) -> None:
-    """As a reader takes them."""
+    """As a stream takes them."""
     with_text = sender().messages(frame(headers=pa.array([text], pa.string())), 0)
 
     assert with_text.equals(sender().messages(frame(), 0))
@@ -290,40 +290,40 @@ def test_the_longest_lifetime_is_accepted() -> None:
     assert sender().messages(batch, 0)["lifetime"].to_pylist() == [2**31 - 1]
 
 
-# ----- parcels ---------------------------------------------------------------------------------
+# ----- chunks ---------------------------------------------------------------------------------
 
 
 def test_a_seed_gives_a_retried_task_the_same_messages() -> None:
     """Ids included; another task's are others, and without a seed they are fresh."""
     batches = [frame(3), frame(2)]
-    first = pa.concat_tables(sender().parcels(batches))
+    first = pa.concat_tables(sender().chunks(batches))
 
-    assert pa.concat_tables(sender().parcels(batches)).equals(first)
+    assert pa.concat_tables(sender().chunks(batches)).equals(first)
     ids = [wire.loads(text)[wire.MESSAGE_ID] for text in first["headers"].to_pylist()]
     assert len(set(ids)) == 5
     for seed in (b"\1" * 16, None):
-        other = pa.concat_tables(sender(seed).parcels(batches))
+        other = pa.concat_tables(sender(seed).chunks(batches))
         texts = other["headers"].to_pylist()
         assert not {wire.loads(text)[wire.MESSAGE_ID] for text in texts} & set(ids)
 
 
 @given(st.lists(st.lists(st.integers(0, 400), max_size=8), max_size=6), st.integers(300, 5000))
-def test_parcels_together_are_the_rows_and_none_is_empty(sizes: list[list[int]], most: int) -> None:
+def test_chunks_together_are_the_rows_and_none_is_empty(sizes: list[list[int]], most: int) -> None:
     """In order, and above the size only where one row is."""
     batches = [
         pa.RecordBatch.from_pydict({"body": pa.array([b"x" * each for each in part], pa.binary())})
         for part in sizes
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(messages, "PARCEL_BYTES", most)
+        patch.setattr(messages, "CHUNK_BYTES", most)
 
-        parcels = list(sender().parcels(batches))
+        chunks = list(sender().chunks(batches))
 
-    bodies = [body for parcel in parcels for body in parcel["body"].to_pylist()]
+    bodies = [body for chunk in chunks for body in chunk["body"].to_pylist()]
     assert bodies == [b"x" * each for part in sizes for each in part]
-    assert all(parcel.num_rows for parcel in parcels)
+    assert all(chunk.num_rows for chunk in chunks)
     heaviest = 400 + 600
-    assert all(parcel.num_rows == 1 or parcel.nbytes <= most + heaviest * 8 for parcel in parcels)
+    assert all(chunk.num_rows == 1 or chunk.nbytes <= most + heaviest * 8 for chunk in chunks)
 
 
 # ----- frames ----------------------------------------------------------------------------------

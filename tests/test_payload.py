@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from payloads import forged, of_receipt, reread, sealed
 
 from sqlq_spark.errors import PayloadRefused
-from sqlq_spark.send.messages import PARCEL_ROW
-from sqlq_spark.send.topics import PARCEL_TOPICS, TOPICS
+from sqlq_spark.send.messages import CHUNK_ROW
+from sqlq_spark.send.topics import CHUNK_TOPICS, TOPICS
 from sqlq_spark.wire.payload import LARGE, PAGE, RECEIPT_KEY, in_row, packed, pages
 from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW
 from sqlq_spark.wire.unpack import Expected, unpacked
@@ -24,7 +24,7 @@ from sqlq_spark.wire.unpack import Expected, unpacked
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-KEY = ("reader", 7, 1, "login")
+KEY = ("stream", 7, 1, "login")
 ONE = pa.schema([pa.field("body", pa.binary())])
 
 # two rows of QUEUE_ROW, buffer by buffer
@@ -67,7 +67,7 @@ def test_a_page_is_a_row_of_its_own_under_the_key() -> None:
     found = pages(packed(noise(LARGE + 2 * PAGE)).bytes, RECEIPT_KEY, KEY).to_pylist()
 
     assert [row["page"] for row in found] == list(range(len(found)))
-    assert {(row["reader"], row["batch"], row["task"], row["login"]) for row in found} == {KEY}
+    assert {(row["stream"], row["batch"], row["task"], row["login"]) for row in found} == {KEY}
     assert {len(row["payload"]) for row in found[:-1]} == {PAGE}
     assert 0 < len(found[-1]["payload"]) <= PAGE
 
@@ -96,7 +96,7 @@ def test_rows_of_any_slice_and_any_chunks_come_back(
     first: int,
 ) -> None:
     """Nulls, lists and empty ones, from wherever in a larger table they are cut."""
-    schema = PARCEL_ROW.append(PARCEL_TOPICS)
+    schema = CHUNK_ROW.append(CHUNK_TOPICS)
     columns = [[row[at] for row in rows] for at in (0, 1, 2)]
     arrays = [*columns, [None] * len(rows), pa.array([row[3] for row in rows], TOPICS)]
     whole = pa.table(arrays, schema=schema)
@@ -104,7 +104,7 @@ def test_rows_of_any_slice_and_any_chunks_come_back(
     slices = [whole.slice(a, b - a) for a, b in pairwise(ends)]
     found = pa.concat_tables([whole.slice(0, 0), *slices]).slice(first)
 
-    again = reread(packed(found), PARCEL_ROW, PARCEL_TOPICS)
+    again = reread(packed(found), CHUNK_ROW, CHUNK_TOPICS)
 
     assert again.schema.equals(schema)
     assert again.to_pylist() == found.to_pylist()
@@ -186,7 +186,7 @@ def test_what_is_forged_is_refused(name: str) -> None:
 )
 def test_lists_that_reach_outside_are_refused(ends: tuple[int, ...]) -> None:
     """The topics of a staged message, whose inner values have buffers of their own."""
-    schema = pa.schema([PARCEL_TOPICS])
+    schema = pa.schema([CHUNK_TOPICS])
     lists = [None, struct.pack("<3i", *ends), None, struct.pack("<2i", 0, 1), b"x"]
     payload = forged([(2, lists)], columns=["topics"])
 

@@ -52,7 +52,7 @@ def test_no_range_holds_more_than_its_share(drawn: tuple[list[int], Found, Plan]
 
 @given(peeks())
 def test_the_tasks_together_ask_for_the_plan(drawn: tuple[list[int], Found, Plan]) -> None:
-    """What each may take, as the reader reckons it from an offset, adds up to the plan."""
+    """What each may take, as the stream reckons it from an offset, adds up to the plan."""
     _, found, plan = drawn
 
     share, bounds = cut(found, plan)

@@ -18,7 +18,7 @@ import pytest
 
 from sqlq_spark.admin import history, watch
 from sqlq_spark.admin.history import BadHistory, Point
-from sqlq_spark.admin.inspect import Delayed, Depth, Reader
+from sqlq_spark.admin.inspect import Delayed, Depth, Stream
 from sqlq_spark.admin.page import page, report
 from sqlq_spark.admin.report import Failures, Group, QueueReport, Report, Sample, Sizes, histogram
 
@@ -51,12 +51,12 @@ def found(name: str = "Shop.Orders", *, messages: int = 5000) -> Report:
         width=width,
         unknown=100,
     )
-    reader = Reader(name, name, 3, 100, 0, 0, 0, NOW, NOW - timedelta(hours=3), 2, 40)
+    stream = Stream(name, name, 3, 100, 0, 0, 0, NOW, NOW - timedelta(hours=3), 2, 40)
     sizes = Sizes(80_000_000, 20_000_000, 23_456_789, 5000, 1200, NOW)
     group = Group(name, 9, {name: 9}, NOW, NOW, f"{name} was not there")
     return Report(
         server="postgresql://127.0.0.1/shop",
-        look=watch.Look(at=NOW, queues=[look], readers=[reader]),
+        look=watch.Look(at=NOW, queues=[look], streams=[stream]),
         queues=[QueueReport(look, sizes, sample)],
         failures=Failures(name, 10, 9, [group, Group(LONG, 1)]),
     )
@@ -158,12 +158,12 @@ def test_without_a_history_no_flow_is_drawn() -> None:
 
 def test_an_empty_place_has_a_page_too() -> None:
     """It says that there is nothing."""
-    empty = Report("server", watch.Look(at=NOW, queues=[], readers=None), [], None)
+    empty = Report("server", watch.Look(at=NOW, queues=[], streams=None), [], None)
 
     text = report.written(empty, {})
 
-    assert "No queue was named, and no reader has one." in text
-    assert "nothing is known of readers" in text
+    assert "No queue was named, and no stream has one." in text
+    assert "nothing is known of streams" in text
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_both_dialects_take_the_same_values() -> None:
         ("destination_code", "source_table"),  # it is asked of what is not trusted
         ("destination_locks", "places"),
         ("timeouts", "application"),
-        *((name, "zone") for name in ("peer_zone", "dues", "move_due", "next_due")),
+        *((name, "zone") for name in ("endpoint_zone", "dues", "move_due", "next_due")),
         *((name, "zone") for name in ("browse_delayed", "stats_delayed")),
     }
     for name, text in connection.STATEMENTS.items():
@@ -190,7 +190,7 @@ def test_the_columns_of_version_1_are_filled_where_the_table_has_them() -> None:
     "name", ["peek", "sample", "top", "browse", "browse_seq", "stats", "check_rows", "next_due"]
 )
 def test_what_only_looks_waits_for_no_row_and_keeps_no_lock(name: str) -> None:
-    """Also where readers lock, and where they read row versions."""
+    """Also where streams lock, and where they read row versions."""
     tables = TEXTS[name].count("[sales].[Shop.Orders")
     text = re.sub(r"N'\[sales\].*?'", "", TEXTS[name])
 
@@ -200,15 +200,15 @@ def test_what_only_looks_waits_for_no_row_and_keeps_no_lock(name: str) -> None:
 
 
 def test_the_fence_is_a_lock_also_where_row_versions_are_read() -> None:
-    """REPEATABLEREAD keeps it until commit; the ack's is an update, which no reader passes over."""
+    """REPEATABLEREAD keeps it until commit; the ack's is an update, which no stream passes over."""
     assert "WITH (REPEATABLEREAD, ROWLOCK)" in TEXTS["fence"]
     assert "WITH (REPEATABLEREAD, ROWLOCK)" in TEXTS["settle"]
-    assert TEXTS["lock_reader"].startswith(
-        "UPDATE [sqlqueue].reader WITH (REPEATABLEREAD, ROWLOCK)"
+    assert TEXTS["lock_stream"].startswith(
+        "UPDATE [sqlqueue].stream WITH (REPEATABLEREAD, ROWLOCK)"
     )
 
 
-def test_settling_locks_the_reader_before_its_receipts() -> None:
+def test_settling_locks_the_stream_before_its_receipts() -> None:
     """As the ack does: in the other order the two could wait for one another."""
     text = TEXTS["settle"]
 
@@ -222,7 +222,7 @@ def test_a_new_row_locks_the_gap_and_is_no_merge(name: str) -> None:
     assert "MERGE" not in TEXTS[name]
 
 
-@pytest.mark.parametrize("name", ["lock_reader", "task_lock", "sink_close"])
+@pytest.mark.parametrize("name", ["lock_stream", "task_lock", "sink_close"])
 def test_a_row_is_locked_by_an_update_that_changes_nothing(name: str) -> None:
     """A lock that is only hinted may be passed over by others."""
     found = re.search(r"WITH \(REPEATABLEREAD, ROWLOCK\)\s+SET (\w+) = (\w+)\s+OUTPUT", TEXTS[name])

@@ -128,12 +128,12 @@ def test_a_statement_is_data_and_each_value_has_a_type(
 def test_no_null_is_ever_bound(raw: Recorder, connection: sqlserver.Connection) -> None:
     """A driver asks the server for the type of one, and may lose what was done before by that."""
     connection.rows("subscribers", tables={"subscriptions": QUEUE}, topic=None)
-    connection.run("store_plan", reader="r", batch=1, plan="x" * 5000)
+    connection.run("store_plan", stream="r", batch=1, plan="x" * 5000)
 
     assert raw.sent[-2][0].endswith("@topic = NULL")
     sql, (_, types, *values) = raw.sent[-1]
-    assert sql.endswith("@reader = ?, @batch = ?, @plan = ?")
-    assert types == "@reader nvarchar(4000), @batch bigint, @plan nvarchar(max)"
+    assert sql.endswith("@stream = ?, @batch = ?, @plan = ?")
+    assert types == "@stream nvarchar(4000), @batch bigint, @plan nvarchar(max)"
     assert None not in values
 
 
@@ -218,8 +218,8 @@ def test_rows_come_as_the_package_knows_them(
     """All results of a statement; times of our tables are aware, lists are lists."""
     naive = datetime(2026, 6, 1, 12, 0, 0, 3000)  # noqa: DTZ001 - as a driver gives it
     raw.ready["receipts"] = [
-        (["reader", "created_utc", "seen_utc"], [("r", naive, None)]),
-        (["reader", "created_utc", "seen_utc"], [("s", naive, naive)]),
+        (["stream", "created_utc", "seen_utc"], [("r", naive, None)]),
+        (["stream", "created_utc", "seen_utc"], [("s", naive, naive)]),
     ]
     raw.ready["peek"] = [(["messages", "last", "marks_list"], [(3, 9, "1,5,9")])]
     raw.ready["dues"] = [
@@ -228,7 +228,7 @@ def test_rows_come_as_the_package_knows_them(
     raw.ready["find_receipt"] = [(["payload"], [(bytearray(b"x"),)])]
 
     aware = naive.replace(tzinfo=UTC)
-    assert connection.rows("receipts", reader=None, queue_name=None) == [
+    assert connection.rows("receipts", stream=None, queue_name=None) == [
         ("r", aware, None),
         ("s", aware, aware),
     ]
@@ -237,7 +237,7 @@ def test_rows_come_as_the_package_knows_them(
     assert connection.rows("dues", zone="UTC", delays="[]", moments="[1,2]") == [
         ([], [aware, datetime(2026, 6, 2, tzinfo=UTC)])
     ]
-    assert connection.rows("find_receipt", reader="r", batch=1, task=0) == [(b"x",)]
+    assert connection.rows("find_receipt", stream="r", batch=1, task=0) == [(b"x",)]
 
 
 @given(st.lists(st.uuids(), min_size=0, max_size=5))
@@ -380,7 +380,7 @@ def test_the_pages_of_a_payload_are_one_row(
     """A large value is kept in pages by the database itself."""
     pages = pa.table(
         {
-            "reader": ["r", "r"],
+            "stream": ["r", "r"],
             "batch": [1, 1],
             "task": [0, 0],
             "page": [0, 1],
@@ -392,7 +392,7 @@ def test_the_pages_of_a_payload_are_one_row(
     connection.store("receipt_page", pages.slice(0, 0))
 
     ((_, (text, types, *values)),) = raw.sent
-    assert "INSERT INTO [sqlqueue].[receipt_page] ([reader], [batch]," in text
+    assert "INSERT INTO [sqlqueue].[receipt_page] ([stream], [batch]," in text
     assert "@payload varbinary(8000)" in types
     assert values == ["r", 1, 0, 0, b"a" * 7900 + b"b"]
 
@@ -402,7 +402,7 @@ def test_a_failure_undoes_the_transaction(raw: Recorder, connection: sqlserver.C
     raw.fails["sqlqueue:fence"] = odbc("40001", 1205, VICTIM)
 
     with pytest.raises(errors.Deadlock), transaction(connection, timeout=1):
-        connection.rows("fence", reader="r")
+        connection.rows("fence", stream="r")
 
     assert raw.inner()[-2:] == [
         sqlserver.STATEMENTS["rollback"],

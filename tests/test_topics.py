@@ -1,4 +1,4 @@
-"""Rows with topics → parcels: who is published, under which headers; what is refused."""
+"""Rows with topics → chunks: who is published, under which headers; what is refused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from payloads import reread
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption, UnknownOption
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import messages
-from sqlq_spark.send.messages import PARCEL_ROW, Sender
-from sqlq_spark.send.topics import PARCEL_TOPICS, TOPICS
+from sqlq_spark.send.messages import CHUNK_ROW, Sender
+from sqlq_spark.send.topics import CHUNK_TOPICS, TOPICS
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.payload import packed
 
@@ -37,9 +37,9 @@ def frame(topics: list[Any] | None, **columns: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(made | columns)
 
 
-def headers(parcel: pa.Table) -> list[dict[str, str | None]]:
+def headers(chunk: pa.Table) -> list[dict[str, str | None]]:
     """Return the headers of each message."""
-    return [wire.loads(text) for text in parcel["headers"].to_pylist()]
+    return [wire.loads(text) for text in chunk["headers"].to_pylist()]
 
 
 def refused(batch: pa.RecordBatch, **raw: str) -> str:
@@ -49,7 +49,7 @@ def refused(batch: pa.RecordBatch, **raw: str) -> str:
     return str(caught.value)
 
 
-# ----- what a parcel holds ---------------------------------------------------------------------
+# ----- what a chunk holds ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -57,26 +57,26 @@ def refused(batch: pa.RecordBatch, **raw: str) -> str:
 )
 def test_a_row_with_topics_says_publish_and_lists_them(topics: list[str]) -> None:
     """The list, full names or assembly-qualified, is the header EnclosedMessageTypes."""
-    parcel = sender().messages(frame([topics]), 0)
+    chunk = sender().messages(frame([topics]), 0)
 
-    (found,) = headers(parcel)
+    (found,) = headers(chunk)
     assert found[wire.MESSAGE_INTENT] == "Publish"
     assert found[wire.ENCLOSED_MESSAGE_TYPES] == ";".join(topics)
-    assert parcel.schema.equals(PARCEL_ROW.append(PARCEL_TOPICS))
-    assert parcel["topics"].to_pylist() == [topics]
-    assert parcel["queue"].to_pylist() == [None]
+    assert chunk.schema.equals(CHUNK_ROW.append(CHUNK_TOPICS))
+    assert chunk["topics"].to_pylist() == [topics]
+    assert chunk["queue"].to_pylist() == [None]
 
 
 def test_the_option_stands_for_rows_that_have_neither_topics_nor_a_queue() -> None:
     """Their own topics win, their own queue too; an empty list is none."""
     batch = frame([None, [], ["Own"], None], queue=pa.array([None, None, None, "orders"]))
 
-    parcel = sender(topics="Shop.Placed,Shop.IEvent").messages(batch, 0)
+    chunk = sender(topics="Shop.Placed,Shop.IEvent").messages(batch, 0)
 
     given_ = ["Shop.Placed", "Shop.IEvent"]
-    assert parcel["topics"].to_pylist() == [given_, given_, ["Own"], None]
-    assert [each[wire.MESSAGE_INTENT] for each in headers(parcel)] == [*["Publish"] * 3, "Send"]
-    assert [each.get(wire.ENCLOSED_MESSAGE_TYPES) for each in headers(parcel)] == [
+    assert chunk["topics"].to_pylist() == [given_, given_, ["Own"], None]
+    assert [each[wire.MESSAGE_INTENT] for each in headers(chunk)] == [*["Publish"] * 3, "Send"]
+    assert [each.get(wire.ENCLOSED_MESSAGE_TYPES) for each in headers(chunk)] == [
         *["Shop.Placed;Shop.IEvent"] * 2,
         "Own",
         None,
@@ -85,17 +85,17 @@ def test_the_option_stands_for_rows_that_have_neither_topics_nor_a_queue() -> No
 
 def test_the_option_needs_no_column() -> None:
     """A frame of bodies is published."""
-    parcel = sender(topics="Shop.Placed").messages(frame(None), 0)
+    chunk = sender(topics="Shop.Placed").messages(frame(None), 0)
 
-    assert parcel["topics"].to_pylist() == [["Shop.Placed"]]
+    assert chunk["topics"].to_pylist() == [["Shop.Placed"]]
 
 
 def test_rows_without_topics_go_to_the_sinks_queue() -> None:
     """Beside others that are published."""
-    parcel = sender(queue="orders").messages(frame([None, ["Shop.Placed"], []]), 0)
+    chunk = sender(queue="orders").messages(frame([None, ["Shop.Placed"], []]), 0)
 
-    assert parcel["topics"].to_pylist() == [None, ["Shop.Placed"], None]
-    assert [each[wire.MESSAGE_INTENT] for each in headers(parcel)] == ["Send", "Publish", "Send"]
+    assert chunk["topics"].to_pylist() == [None, ["Shop.Placed"], None]
+    assert [each[wire.MESSAGE_INTENT] for each in headers(chunk)] == ["Send", "Publish", "Send"]
 
 
 def test_headers_that_a_row_or_the_option_gives_win_over_its_topics() -> None:
@@ -111,21 +111,21 @@ def test_headers_that_a_row_or_the_option_gives_win_over_its_topics() -> None:
     assert second[wire.ENCLOSED_MESSAGE_TYPES] == "Shop.Base"
 
 
-def test_without_topics_a_parcel_is_as_it_was() -> None:
+def test_without_topics_a_chunk_is_as_it_was() -> None:
     """No column more, and no header."""
-    parcel = sender(queue="orders").messages(frame(None), 0)
+    chunk = sender(queue="orders").messages(frame(None), 0)
 
-    assert parcel.schema.equals(PARCEL_ROW)
+    assert chunk.schema.equals(CHUNK_ROW)
 
 
 @given(LISTS, st.integers(0, 3))
-def test_topics_come_through_a_parcel_whatever_slice_they_are_of(
+def test_topics_come_through_a_chunk_whatever_slice_they_are_of(
     lists: list[list[str] | None], offset: int
 ) -> None:
     """Staged and read again: row by row the same; an empty list is none."""
-    parcel = sender(queue="orders").messages(frame(lists).slice(offset), 0)
+    chunk = sender(queue="orders").messages(frame(lists).slice(offset), 0)
 
-    back = reread(packed(parcel), PARCEL_ROW, PARCEL_TOPICS)
+    back = reread(packed(chunk), CHUNK_ROW, CHUNK_TOPICS)
 
     assert back["topics"].to_pylist() == [each or None for each in lists[offset:]]
 

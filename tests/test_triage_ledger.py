@@ -25,7 +25,7 @@ def ledger(place: Place) -> Ledger:
 
 def rows(place: Place) -> list[tuple[str, int]]:
     """All that the ledger holds."""
-    return place.sql(f"SELECT sink, batch FROM {place.state}.dispatched")
+    return place.sql(f"SELECT sink, batch FROM {place.state}.dispatch_log")
 
 
 def test_asking_changes_nothing(ledger: Ledger, place: Place) -> None:
@@ -39,7 +39,7 @@ def test_asking_changes_nothing(ledger: Ledger, place: Place) -> None:
 def test_what_was_sent_is_not_given_up(ledger: Ledger, place: Place) -> None:
     """Nor opened again."""
     ledger.open("r")
-    place.sql(f"UPDATE {place.state}.dispatched SET batch = {SENT}, messages = 7")
+    place.sql(f"UPDATE {place.state}.dispatch_log SET batch = {SENT}, messages = 7")
 
     assert ledger.state("r") == SENT
     assert ledger.give_up("r") == SENT

@@ -74,7 +74,7 @@ ADDRESSES = st.lists(
 
 @given(ADDRESSES)
 @example([QueueAddress("a, b"), QueueAddress("c@[d], e", "f]@["), QueueAddress("[x")])
-def test_the_queues_of_a_reader_are_found_again_on_sql_server(
+def test_the_queues_of_a_stream_are_found_again_on_sql_server(
     addresses: list[QueueAddress],
 ) -> None:
     """As its row keeps them; whatever their names hold, commas and brackets too."""
@@ -83,7 +83,7 @@ def test_the_queues_of_a_reader_are_found_again_on_sql_server(
     assert split_canonical(", ".join(printed)) == printed
 
 
-def test_a_catalog_in_a_readers_queues_is_kept() -> None:
+def test_a_catalog_in_a_streams_queues_is_kept() -> None:
     """A queue of another database is one address."""
     printed = [print_sqlserver(QueueAddress("a, b", "s", "c, d]")), "e@[dbo]"]
 
@@ -96,7 +96,7 @@ def test_a_catalog_in_a_readers_queues_is_kept() -> None:
         st.builds(QueueAddress, names(utf8=55), st.none() | names(utf8=63)), min_size=1, max_size=4
     )
 )
-def test_the_queues_of_a_reader_are_found_again_on_postgresql(
+def test_the_queues_of_a_stream_are_found_again_on_postgresql(
     addresses: list[QueueAddress],
 ) -> None:
     """By the same law."""
@@ -106,7 +106,7 @@ def test_the_queues_of_a_reader_are_found_again_on_postgresql(
 
 
 @given(st.text(st.sampled_from('a",[]@. '), max_size=12))
-def test_any_other_text_of_a_readers_queues_is_one_name(text: str) -> None:
+def test_any_other_text_of_a_streams_queues_is_one_name(text: str) -> None:
     """Nothing of it is lost."""
     assert ", ".join(split_canonical(text)) == text
 

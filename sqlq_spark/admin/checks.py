@@ -2,7 +2,7 @@
 What is wrong with queues, and the statement that mends it; reads only.
 
 The database's own laws stand in its dialect's file, as the statements `check_queue` and
-`check_server`, whose rows are findings; what a message, a reader or an option tells is added here.
+`check_server`, whose rows are findings; what a message, a stream or an option tells is added here.
 A stream looks once, when it starts, and logs what it finds; `sqlqueue doctor` looks at everything.
 """
 
@@ -41,7 +41,7 @@ log = logging.getLogger("sqlq_spark")
 
 OLD_TRANSACTION = 600.0  # seconds
 LONG_HEADERS = 1 << 20  # bytes
-FORGOTTEN = 86_400.0  # seconds since a reader that holds receipts was seen
+FORGOTTEN = 86_400.0  # seconds since a stream that holds receipts was seen
 
 Severity: TypeAlias = Literal["error", "warning", "note"]  # a note is nothing wrong
 
@@ -78,8 +78,8 @@ def of_queue(
     Args:
         connection: in a transaction.
         queue: where.
-        peek_delay: seconds that its reader pauses.
-        body_string: whether its reader asks for the column.
+        peek_delay: seconds that its stream pauses.
+        body_string: whether its stream asks for the column.
 
     Raises:
         QueueNotFound, RightMissing, NotAQueue: it cannot be read; `of_table` tells more.
@@ -153,14 +153,14 @@ def lifetime(expires: datetime, sent: str | None, lives: str | None) -> float | 
 
 
 def too_short(where: str, lives: Sequence[float | None], peek_delay: float) -> Iterator[Finding]:
-    """Tell where messages may expire while a reader pauses; one sent expired is not meant."""
+    """Tell where messages may expire while a stream pauses; one sent expired is not meant."""
     shortest = min((each for each in lives if each is not None and each > 0), default=None)
     if shortest is not None and shortest < peek_delay:
         yield Finding(
             where=where,
             name="peek_delay",
             severity="warning",
-            found=f"messages live {shortest:g} s, and a reader with peekDelay {peek_delay:g} s may "
+            found=f"messages live {shortest:g} s, and a stream with peekDelay {peek_delay:g} s may "
             "come too late for them",
             mend=f"option peekDelay: less than {shortest:g} s (100ms is the least), "
             "or a longer time to be received",
@@ -168,7 +168,7 @@ def too_short(where: str, lives: Sequence[float | None], peek_delay: float) -> I
 
 
 def too_long(where: str, seq: int | None, size: int | None) -> Iterator[Finding]:
-    """Report headers that are larger than any endpoint writes; they cost every reader memory."""
+    """Report headers that are larger than any endpoint writes; they cost every stream memory."""
     if seq is not None and size is not None and size > LONG_HEADERS:
         yield Finding(
             where=where,
@@ -209,20 +209,20 @@ def of_state(connection: Connection) -> list[Finding]:
     return []
 
 
-def of_readers(connection: Connection, *, after: float = FORGOTTEN) -> list[Finding]:
-    """Look for readers that hold receipts and have not been seen for `after` seconds."""
+def of_streams(connection: Connection, *, after: float = FORGOTTEN) -> list[Finding]:
+    """Look for streams that hold receipts and have not been seen for `after` seconds."""
     now = connection.rows("clock")[0][0].replace(tzinfo=UTC)
     return [
         Finding(
             where=each.queue,
-            name="forgotten_reader",
+            name="unseen_stream",
             severity="warning",
-            found=f"reader {each.reader} was last seen {each.seen:%Y-%m-%d %H:%M} and holds "
+            found=f"stream {each.stream} was last seen {each.seen:%Y-%m-%d %H:%M} and holds "
             f"{each.held} messages in {each.receipts} receipts: is its checkpoint gone?",
-            mend=f"sqlqueue receipts return --reader {quote(each.reader)} "
+            mend=f"sqlqueue receipts return --stream {quote(each.stream)} "
             f"--state-schema {quote(connection.state)}",
         )
-        for each in inspect.readers(connection)
+        for each in inspect.streams(connection)
         if each.receipts and (now - each.seen).total_seconds() > after
     ]
 
@@ -242,10 +242,10 @@ def everything(
     timeout: float,
     body_string: bool = False,
 ) -> list[Finding]:
-    """Look at queues, the server, the state tables and the readers; no transaction is open."""
+    """Look at queues, the server, the state tables and the streams; no transaction is open."""
     found = of_state(connection)
     if not found:
-        found += of_any_readers(connection, timeout=timeout)
+        found += of_any_streams(connection, timeout=timeout)
     with transaction(connection, timeout=timeout):
         found += of_server(connection)
     for each in queues:
@@ -253,13 +253,13 @@ def everything(
     return found
 
 
-def of_any_readers(connection: Connection, *, timeout: float) -> list[Finding]:
-    """Look at readers, which only those who receive may see; no transaction is open."""
+def of_any_streams(connection: Connection, *, timeout: float) -> list[Finding]:
+    """Look at streams, which only those who receive may see; no transaction is open."""
     try:
         with transaction(connection, timeout=timeout):
-            return of_readers(connection)
+            return of_streams(connection)
     except RightMissing as error:
-        found = told(connection.server, "readers_right", error, str(error.args[2]))
+        found = told(connection.server, "streams_right", error, str(error.args[2]))
         return [replace(found, severity="note")]
 
 

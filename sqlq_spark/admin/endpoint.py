@@ -65,7 +65,7 @@ def endpoint(
         instances: a discriminator each, put behind the endpoint's name, in the endpoint's schema;
             or the whole address of the instance's queue.
         qualifiers: of satellites, in the same way.
-        error: a queue's name or address, as errorQueue of a reader.
+        error: a queue's name or address, as errorQueue of a stream.
         audit: as `error`.
 
     Raises:

@@ -1,5 +1,5 @@
 """
-What waits and what is under way, for people: depths, readers, receipts, one message at a glance.
+What waits and what is under way, for people: depths, streams, receipts, one message at a glance.
 
 Reads only; locks nothing.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import attempt, transaction
 from sqlq_spark.database.schema import delayed_of
-from sqlq_spark.database.zone import peer_zone
+from sqlq_spark.database.zone import endpoint_zone
 from sqlq_spark.errors import BadAddress, DelayedQueueNotFound, MissingOption, RightMissing
 from sqlq_spark.receive import browse
 from sqlq_spark.wire.address import split_canonical
@@ -47,10 +47,10 @@ class Delayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
-    """A reader's row: one for each checkpoint."""
+class Stream:
+    """A stream's row: one for each checkpoint."""
 
-    reader: str
+    stream: str
     queue: str  # of several all, joined by ", "
     batch: int  # the last that is acknowledged
     messages: int  # of all acknowledged batches
@@ -72,7 +72,7 @@ class Reader:
 class Receipt:
     """What one task holds until its batch is acknowledged."""
 
-    reader: str
+    stream: str
     queue: str
     batch: int
     task: int
@@ -80,18 +80,18 @@ class Receipt:
     bytes: int
     settled: bool
     created: datetime
-    seen: datetime | None  # the reader, when it last spoke
+    seen: datetime | None  # the stream, when it last spoke
     login: str  # who made the stream
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """Reader, batch and task."""
-        return self.reader, self.batch, self.task
+        """Stream, batch and task."""
+        return self.stream, self.batch, self.task
 
     @property
     def name(self) -> str:
         """The same as a text."""
-        return f"{self.reader}/{self.batch}/{self.task}"
+        return f"{self.stream}/{self.batch}/{self.task}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def delayed(connection: Connection, queue: QueueAddress, zone: str | None) -> De
     Args:
         connection: in a transaction.
         queue: whose.
-        zone: the option peerTimeZone.
+        zone: the option endpointTimeZone.
 
     Returns:
         None where there is no such table, or this login may not read it.
@@ -165,27 +165,27 @@ def delayed_name(connection: Connection, queue: QueueAddress) -> str | None:
 def zone_or_none(connection: Connection, told: str | None) -> str | None:
     """The peers' time zone; None where this session cannot see it."""
     try:
-        return peer_zone(connection, told)
+        return endpoint_zone(connection, told)
     except MissingOption:
         return None
 
 
-def readers(connection: Connection, queue: str | None = None) -> list[Reader]:
-    """The readers of one queue, by its canonical address, or all; the last seen first."""
-    found = [Reader(*row) for row in connection.rows("readers")]
+def streams(connection: Connection, queue: str | None = None) -> list[Stream]:
+    """The streams of one queue, by its canonical address, or all; the last seen first."""
+    found = [Stream(*row) for row in connection.rows("streams")]
     return [each for each in found if queue is None or queue in each.queues]
 
 
 def receipts(
     connection: Connection,
     *,
-    reader: str | None = None,
+    stream: str | None = None,
     batch: int | None = None,
     task: int | None = None,
     queue: str | None = None,
 ) -> list[Receipt]:
     """Receipts, the oldest first; None is any."""
-    found = (Receipt(*row) for row in connection.rows("receipts", reader=reader, queue_name=queue))
+    found = (Receipt(*row) for row in connection.rows("receipts", stream=stream, queue_name=queue))
     return [each for each in found if batch in {None, each.batch} and task in {None, each.task}]
 
 
@@ -221,7 +221,7 @@ def delayed_messages(
         connection: no transaction open.
         queue: whose.
         limit: how many at most.
-        zone: the option peerTimeZone.
+        zone: the option endpointTimeZone.
         timeout: seconds for each statement.
 
     Raises:
@@ -235,7 +235,7 @@ def delayed_messages(
         rows = connection.rows(
             "browse_delayed",
             tables={"delayed": table},
-            zone=peer_zone(connection, zone),
+            zone=endpoint_zone(connection, zone),
             messages=limit,
         )
     return [

@@ -138,11 +138,11 @@ def report(
     most: int,
 ) -> Report:
     """
-    Look at queues and readers, and at headers.
+    Look at queues and streams, and at headers.
 
     Args:
         connection: no transaction open.
-        names: of the queues; those of all readers without any.
+        names: of the queues; those of all streams without any.
         options: where, and how long to wait.
         errors: an error queue.
         most: messages of each queue whose headers are read.

@@ -1,5 +1,5 @@
 """
-Looks at queues and their readers, and what flows between two of them.
+Looks at queues and their streams, and what flows between two of them.
 
 What came in is the growth of the highest seq; what went out is that less the change of the backlog,
 whoever took it and why: received, expired, purged. The highest seq is that of the messages that can
@@ -70,7 +70,7 @@ class Look:
 
     at: datetime
     queues: list[QueueLook]
-    readers: list[inspect.Reader] | None  # None without state tables, or the right to see them
+    streams: list[inspect.Stream] | None  # None without state tables, or the right to see them
 
 
 UNKNOWN = Flow()
@@ -85,30 +85,30 @@ def look(connection: Connection, names: Sequence[str], options: SourceOptions) -
 
     Args:
         connection: no transaction open.
-        names: of the queues; those of all readers without any.
+        names: of the queues; those of all streams without any.
         options: where, and how long to wait.
 
     Raises:
         QueueNotFound, RightMissing.
     """
-    readers, receipts = state(connection, options)
-    read = sorted({name for each in readers or () for name in each.queues})
+    streams, receipts = state(connection, options)
+    read = sorted({name for each in streams or () for name in each.queues})
     addresses = [addressed("QUEUE", options.url, name) for name in names or read]
     queues = [look_at(connection, each, options, receipts) for each in dict.fromkeys(addresses)]
-    if readers is not None and names:
+    if streams is not None and names:
         asked = {each.queue for each in queues}
-        readers = [each for each in readers if not asked.isdisjoint(each.queues)]
-    return Look(at=clock(connection), queues=queues, readers=readers)
+        streams = [each for each in streams if not asked.isdisjoint(each.queues)]
+    return Look(at=clock(connection), queues=queues, streams=streams)
 
 
 def state(
     connection: Connection, options: SourceOptions
-) -> tuple[list[inspect.Reader] | None, list[inspect.Receipt]]:
+) -> tuple[list[inspect.Stream] | None, list[inspect.Receipt]]:
     """What the state tables say; nothing where they are absent or closed to this login."""
     try:
         check_state(connection, options.state_schema)
         with transaction(connection, timeout=options.query_timeout):
-            return inspect.readers(connection), inspect.receipts(connection)
+            return inspect.streams(connection), inspect.receipts(connection)
     except (StateNotInstalled, RightMissing):
         return None, []
 
@@ -127,7 +127,7 @@ def look_at(
         if depth.first is not None:
             lowest = {"tables": {"queue": queue}, "first": depth.first}
             sent = connection.rows("sample", **lowest)[0][1]  # type: ignore[arg-type]
-        delayed = inspect.delayed(connection, queue, options.peer_time_zone)
+        delayed = inspect.delayed(connection, queue, options.endpoint_time_zone)
         now = clock(connection)
     own = [each for each in receipts if each.queue == depth.queue]
     return QueueLook(
@@ -174,22 +174,22 @@ def flows(before: Look | None, now: Look) -> dict[str, Flow]:
 
 
 def paces(before: Look | None, now: Look) -> dict[str, float | None]:
-    """Messages a second that each reader acknowledged since the look before."""
+    """Messages a second that each stream acknowledged since the look before."""
     if before is None:
         return {}
     seconds = (now.at - before.at).total_seconds()
-    counts = {each.reader: each.messages for each in before.readers or ()}
+    counts = {each.stream: each.messages for each in before.streams or ()}
     return {
-        each.reader: max(0, each.messages - counts[each.reader]) / seconds
-        for each in now.readers or ()
-        if each.reader in counts and seconds > 0
+        each.stream: max(0, each.messages - counts[each.stream]) / seconds
+        for each in now.streams or ()
+        if each.stream in counts and seconds > 0
     }
 
 
-def lag(reader: inspect.Reader, now: Look) -> int:
-    """Messages that a reader has before it: what waits in its queues, and what it holds."""
+def lag(stream: inspect.Stream, now: Look) -> int:
+    """Messages that a stream has before it: what waits in its queues, and what it holds."""
     waiting = Counter({each.queue: each.depth.messages for each in now.queues})
-    return sum(waiting[name] for name in reader.queues) + reader.held
+    return sum(waiting[name] for name in stream.queues) + stream.held
 
 
 # ---------------------------------------------------------------- for a program
@@ -201,9 +201,9 @@ def shown(before: Look | None, now: Look) -> Shown:
     return {
         "at": now.at,
         "queues": [queue_shown(each, found[each.queue]) for each in now.queues],
-        "readers": [
-            asdict(each) | {"lag": lag(each, now), "perSecond": rounded(speeds.get(each.reader))}
-            for each in now.readers or ()
+        "streams": [
+            asdict(each) | {"lag": lag(each, now), "perSecond": rounded(speeds.get(each.stream))}
+            for each in now.streams or ()
         ],
     }
 

@@ -29,7 +29,7 @@ def move_due(
     *,
     watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Messages in a transaction.")] = BATCH,
-    peer_time_zone: Annotated[
+    endpoint_time_zone: Annotated[
         str | None, typer.Option(help="In which the .NET endpoints' sessions work.")
     ] = None,
     as_json: AsJson = False,
@@ -42,8 +42,10 @@ def move_due(
     With --watch it looks again after 1 s, then 2, up to 60, but at the next
     due time at the latest.
     """
-    options = given(url, queue=queue, peerTimeZone=peer_time_zone, queryTimeout=query_timeout)
-    mover = Mover(options.address, zone=options.peer_time_zone, timeout=options.query_timeout)
+    options = given(
+        url, queue=queue, endpointTimeZone=endpoint_time_zone, queryTimeout=query_timeout
+    )
+    mover = Mover(options.address, zone=options.endpoint_time_zone, timeout=options.query_timeout)
     name, messages, moved = options.names[0], 0, Moved(0, None)
     with (
         stopped_by_signals() as stop,

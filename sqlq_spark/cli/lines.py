@@ -58,11 +58,11 @@ class Unfit(ValueError):
     """Why a line cannot be sent."""
 
 
-def parcels(
+def chunks(
     lines: Iterable[bytes], sender: Sender, headers: Mapping[str, str]
 ) -> Iterator[pa.Table]:
     """
-    Read lines into tables of PARCEL_ROW; blank lines are passed over.
+    Read lines into tables of CHUNK_ROW; blank lines are passed over.
 
     Args:
         lines: UTF-8.
@@ -74,7 +74,7 @@ def parcels(
     """
     numbers: list[int] = []
     try:
-        yield from sender.parcels(_batches(lines, headers, numbers))
+        yield from sender.chunks(_batches(lines, headers, numbers))
     except BadMessage as error:
         _, row, reason = error.args
         raise BadLine(numbers[row], reason) from None

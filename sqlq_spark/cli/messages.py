@@ -91,8 +91,8 @@ def send_(
     }
     options = SinkOptions.parse({name: text for name, text in raw.items() if text is not None})
     headers = dict(pair(text) for text in header or ())
-    parcels = read(source, file, Sender(options=options, partition=0), headers, quiet=as_json)
-    sent = Sent(parcels, options)
+    chunks = read(source, file, Sender(options=options, partition=0), headers, quiet=as_json)
+    sent = Sent(chunks, options)
     with Session(options, "send", state=False) as session:
         connection = session.open()  # once: a commit whose answer is lost must not be done again
         with (
@@ -100,9 +100,9 @@ def send_(
             transaction(connection, timeout=options.query_timeout),
         ):
             known = Destinations(connection, options.allowed)
-            for parcel in parcels:
-                sent.unheard += dispatch.insert(connection, parcel, options, known)
-                advance(parcel.num_rows)
+            for chunk in chunks:
+                sent.unheard += dispatch.insert(connection, chunk, options, known)
+                advance(chunk.num_rows)
             known.confirm()
     if as_json:
         screen.print_json(sent.shown())
@@ -120,7 +120,7 @@ def browse(
     delayed_: Annotated[
         bool, typer.Option("--delayed", help="Those that wait until they are due, first due first.")
     ] = False,
-    peer_time_zone: Annotated[
+    endpoint_time_zone: Annotated[
         str | None, typer.Option(help="In which the .NET endpoints' sessions work.")
     ] = None,
     as_json: AsJson = False,
@@ -128,12 +128,14 @@ def browse(
     url: Url = None,
 ) -> None:
     """Show the messages that wait, lowest seq first; deletes and locks nothing."""
-    options = given(url, queue=queue, peerTimeZone=peer_time_zone, queryTimeout=query_timeout)
+    options = given(
+        url, queue=queue, endpointTimeZone=endpoint_time_zone, queryTimeout=query_timeout
+    )
     how: dict[str, Any] = {"limit": limit, "timeout": options.query_timeout}
     with Session(options, "browse", state=False) as session:
         connection, address = session.open(), options.address
         if delayed_:
-            zone = options.peer_time_zone
+            zone = options.endpoint_time_zone
             found = inspect.delayed_messages(connection, address, zone=zone, **how)
             if not as_json:
                 queues.show_delayed(found)
@@ -155,18 +157,18 @@ def show_json(messages: Iterable[inspect.Message | inspect.DelayedMessage]) -> N
 
 
 class Sent:
-    """What some parcels hold, for the line that says so."""
+    """What some chunks hold, for the line that says so."""
 
-    def __init__(self, parcels: Iterable[pa.Table], options: SinkOptions) -> None:
+    def __init__(self, chunks: Iterable[pa.Table], options: SinkOptions) -> None:
         self.queues: Counter[str] = Counter()
         self.unheard: Counter[str] = Counter()  # lists of topics that no one is subscribed to
         self.messages = self.published = self.delayed = 0
-        for parcel in parcels:
-            self.messages += parcel.num_rows
-            later, topics = delayed.waiting(parcel), subscriptions.topics_of(parcel)
+        for chunk in chunks:
+            self.messages += chunk.num_rows
+            later, topics = delayed.waiting(chunk), subscriptions.topics_of(chunk)
             self.delayed += 0 if later is None else pc.sum(later).as_py()
             self.published += 0 if topics is None else len(topics) - topics.null_count
-            for queue, own in dispatch.by_queue(parcel, options).items():
+            for queue, own in dispatch.by_queue(chunk, options).items():
                 self.queues[printed(options.url, queue)] += pc.sum(own).as_py() or 0
 
     def shown(self) -> dict[str, Any]:
@@ -213,11 +215,11 @@ def read(
     *,
     quiet: bool,
 ) -> list[pa.Table]:
-    """All messages, in parcels."""
+    """All messages, in chunks."""
     if file is not None:
-        return list(sender.parcels([lines.whole(contents(file), headers)]))
+        return list(sender.chunks([lines.whole(contents(file), headers)]))
     with opened(source) as (stream, size), progress("byte", size, quiet=quiet) as advance:
-        return list(lines.parcels(weighed(stream, advance), sender, headers))
+        return list(lines.chunks(weighed(stream, advance), sender, headers))
 
 
 def weighed(stream: BinaryIO, advance: Callable[[int], None]) -> Iterator[bytes]:

@@ -43,13 +43,13 @@ MaybeQueue = Annotated[
 ]
 Queues = Annotated[
     list[str] | None,
-    typer.Argument(help="Queues; without any, those of all readers.", autocompletion=queues),
+    typer.Argument(help="Queues; without any, those of all streams.", autocompletion=queues),
 ]
 
 
 # the data source's options that commands have too
 SHARED = (
-    "url|stateSchema|queryTimeout|subscriptionTable|peerTimeZone"
+    "url|stateSchema|queryTimeout|subscriptionTable|endpointTimeZone"
     "|messageType|contentType|timeToBeReceived"
 )
 

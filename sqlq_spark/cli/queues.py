@@ -48,7 +48,7 @@ Qualifiers = Annotated[
     typer.Option("--qualifier", help="A satellite's queue, QUEUE.NAME; or its address."),
 ]
 Error = Annotated[
-    str | None, typer.Option("--error", help="The error queue; readers put poison there.")
+    str | None, typer.Option("--error", help="The error queue; streams put poison there.")
 ]
 Audit = Annotated[str | None, typer.Option("--audit", help="The audit queue.")]
 Delayed = Annotated[
@@ -80,7 +80,7 @@ def install_(
     url: Url = None,
     state_schema: State = Domain.state,
 ) -> None:
-    """Create the state tables where they are absent; readers and exactlyOnce writers need them."""
+    """Create the state tables where they are absent; streams and exactlyOnce writers need them."""
     state_schema = either(state_schema, Domain.state, Domain.of(domain).state)
     options = given(url, state_schema, queryTimeout=query_timeout)
     with Session(options, "install", state=False) as session:
@@ -298,14 +298,14 @@ def doctor(
     state_schema: State = "sqlqueue",
 ) -> None:
     """
-    Look for what is wrong: queues, the state tables, readers, the server; each with what mends it.
+    Look for what is wrong: queues, the state tables, streams, the server; each with what mends it.
 
     Changes nothing. The exit code is 1 where something is wrong; a note is not.
     """
     options = given(url, state_schema, queryTimeout=query_timeout)
     with Session(options, "doctor", state=False) as session:
         connection = session.open()
-        names = queues or names_of_readers(connection, options.query_timeout)
+        names = queues or names_of_streams(connection, options.query_timeout)
         asked = [addressed("QUEUE", options.url, name, ANY_TABLE) for name in names]
         found = checks.everything(
             connection, asked, timeout=options.query_timeout, body_string=body_string
@@ -315,7 +315,7 @@ def doctor(
             print_json(asdict(each))
     else:
         if not names:
-            say("no queue is looked at: none is named, and no reader has one")
+            say("no queue is looked at: none is named, and no stream has one")
         screen_queues.show_findings(found)
     if any(each.wrong for each in found):
         raise typer.Exit(FOUND)
@@ -327,9 +327,9 @@ def measured(connection: Connection, options: SourceOptions) -> inspect.Depth:
         return inspect.depth(connection, options.address)
 
 
-def names_of_readers(connection: Connection, timeout: float) -> list[str]:
-    """The queues that have readers."""
+def names_of_streams(connection: Connection, timeout: float) -> list[str]:
+    """The queues that have streams."""
     if checks.of_state(connection):
         return []
     with transaction(connection, timeout=timeout):
-        return sorted({name for each in inspect.readers(connection) for name in each.queues})
+        return sorted({name for each in inspect.streams(connection) for name in each.queues})

@@ -1,4 +1,4 @@
-"""The commands `sqlqueue receipts`: what readers received and have not acknowledged."""
+"""The commands `sqlqueue receipts`: what streams received and have not acknowledged."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
 
-app = typer.Typer(help="What readers received and have not acknowledged.", no_args_is_help=True)
+app = typer.Typer(help="What streams received and have not acknowledged.", no_args_is_help=True)
 
-ReaderOption = Annotated[str | None, typer.Option("--reader", help="As `list` shows it.")]
-ReaderId = Annotated[str, typer.Option("--reader", help="As `list` shows it.")]
+StreamOption = Annotated[str | None, typer.Option("--stream", help="As `list` shows it.")]
+StreamId = Annotated[str, typer.Option("--stream", help="As `list` shows it.")]
 Batch = Annotated[int | None, typer.Option(help="One batch only.")]
 Task = Annotated[int | None, typer.Option(help="One task only.")]
 
@@ -48,7 +48,7 @@ Task = Annotated[int | None, typer.Option(help="One task only.")]
 def list_(
     queue: MaybeQueue = None,
     *,
-    reader: ReaderOption = None,
+    stream: StreamOption = None,
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
@@ -62,7 +62,7 @@ def list_(
     ):
         # by the canonical address, as it is stored: a name without its schema is the same queue
         name = None if queue is None else session.open().printed(options.address)
-        found = inspect.receipts(session.open(), reader=reader, queue=name)
+        found = inspect.receipts(session.open(), stream=stream, queue=name)
     if as_json:
         for each in found:
             screen.print_json(asdict(each))
@@ -73,7 +73,7 @@ def list_(
 @app.command("return")
 def return_(
     *,
-    reader: ReaderId,
+    stream: StreamId,
     batch: Batch = None,
     task: Task = None,
     yes: Yes = False,
@@ -82,16 +82,16 @@ def return_(
     url: Url = None,
     state_schema: State = "sqlqueue",
 ) -> None:
-    """Put the messages of a reader whose checkpoint is gone back into their queue."""
+    """Put the messages of a stream whose checkpoint is gone back into their queue."""
     answerable(yes=yes, as_json=as_json)
     options = given(url, state_schema, queryTimeout=query_timeout)
     with Session(options, "receipts return") as session:
         with transaction(session.open(), timeout=options.query_timeout):
-            found = chosen(session.open(), reader, batch, task, quiet=as_json)
+            found = chosen(session.open(), stream, batch, task, quiet=as_json)
         settled = [each for each in found if each.settled]
         back = [each for each in found if not each.settled]
         for each in settled:
-            say_error(str(ReceiptSettled(each.reader, each.batch, each.task)))
+            say_error(str(ReceiptSettled(each.stream, each.batch, each.task)))
         if back:
             queues = ", ".join(sorted({each.queue for each in back}))
             confirm(
@@ -115,7 +115,7 @@ def return_(
 @app.command()
 def drop(
     *,
-    reader: ReaderId,
+    stream: StreamId,
     batch: Batch = None,
     task: Task = None,
     yes: Yes = False,
@@ -129,7 +129,7 @@ def drop(
     options = given(url, state_schema, queryTimeout=query_timeout)
     with Session(options, "receipts drop") as session:
         with transaction(session.open(), timeout=options.query_timeout):
-            found = chosen(session.open(), reader, batch, task, quiet=as_json)
+            found = chosen(session.open(), stream, batch, task, quiet=as_json)
         confirm(f"delete {screen.total(found)} for good", yes=yes, as_json=as_json)
         works = dropped(session.open(), found, options)
         messages = follow(works, "message", held(found), quiet=as_json, done="dropped")
@@ -152,7 +152,7 @@ def returned(
         queue = addressed("queue", options.url, each.queue)
         with transaction(connection, timeout=options.query_timeout):
             messages = receipts.return_(
-                connection, each.reader, each.batch, each.task, queue, login=each.login
+                connection, each.stream, each.batch, each.task, queue, login=each.login
             )
         yield messages
 
@@ -164,18 +164,18 @@ def dropped(
     for each in found:
         with transaction(connection, timeout=options.query_timeout):
             messages = receipts.drop(
-                connection, each.reader, each.batch, each.task, login=each.login
+                connection, each.stream, each.batch, each.task, login=each.login
             )
         yield messages
 
 
 def chosen(
-    connection: Connection, reader: str, batch: int | None, task: int | None, *, quiet: bool
+    connection: Connection, stream: str, batch: int | None, task: int | None, *, quiet: bool
 ) -> list[inspect.Receipt]:
     """The receipts that the options name, shown unless quiet; ends the command without any."""
-    found = inspect.receipts(connection, reader=reader, batch=batch, task=task)
+    found = inspect.receipts(connection, stream=stream, batch=batch, task=task)
     if not found:
-        say_error(f"reader {reader} has no such receipt; `sqlqueue receipts list` shows all")
+        say_error(f"stream {stream} has no such receipt; `sqlqueue receipts list` shows all")
         raise typer.Exit(FOUND)
     if not quiet:
         screen.show_receipts(found)

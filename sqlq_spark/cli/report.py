@@ -38,7 +38,7 @@ def report_(
     sample: Annotated[
         int, typer.Option(min=100, help="Messages of each queue whose headers are read.")
     ] = 20_000,
-    peer_time_zone: Annotated[
+    endpoint_time_zone: Annotated[
         str | None, typer.Option(help="In which the .NET endpoints' sessions work.")
     ] = None,
     as_json: AsJson = False,
@@ -59,7 +59,7 @@ def report_(
         url,
         state_schema,
         queue=(queues or ["all"])[0],
-        peerTimeZone=peer_time_zone,
+        endpointTimeZone=endpoint_time_zone,
         queryTimeout=query_timeout,
     )
     for name in queues or ():

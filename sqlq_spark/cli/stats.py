@@ -53,7 +53,7 @@ def stats(
     count: Annotated[
         int | None, typer.Option(min=1, help="End --watch after so many looks.")
     ] = None,
-    peer_time_zone: Annotated[
+    endpoint_time_zone: Annotated[
         str | None, typer.Option(help="In which the .NET endpoints' sessions work.")
     ] = None,
     as_json: AsJson = False,
@@ -62,7 +62,7 @@ def stats(
     state_schema: State = "sqlqueue",
 ) -> None:
     """
-    Show how deep queues are, what is delayed, and their readers.
+    Show how deep queues are, what is delayed, and their streams.
 
     --watch is a live screen on a terminal, elsewhere lines (with --json, of
     JSON: a history that `sqlqueue report --history` draws).
@@ -73,7 +73,7 @@ def stats(
         url,
         state_schema,
         queue=(queues or ["all"])[0],
-        peerTimeZone=peer_time_zone,
+        endpointTimeZone=endpoint_time_zone,
         queryTimeout=query_timeout,
     )
     names = queues or []
@@ -104,13 +104,13 @@ def once(
         screen.print_json(watch.shown(None, now))
         return
     screen_queues.show_queues(now.queues)
-    if now.readers is None:
+    if now.streams is None:
         say(
             f"no state tables in schema {options.state_schema} that this login may see: so no "
-            "readers (`sqlqueue install`)"
+            "streams (`sqlqueue install`)"
         )
     else:
-        screen.show_readers(now.readers)
+        screen.show_streams(now.streams)
     with transaction(connection, timeout=options.query_timeout):
         found = [
             each

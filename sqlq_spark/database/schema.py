@@ -25,20 +25,28 @@ VERSION = 3  # of the state tables
 TABLES = (
     "install_schema",
     "install_version",
-    "install_reader",
+    "install_stream",
     "install_task",
     "install_receipt",
     "install_receipt_storage",
     "install_receipt_page",
     "install_receipt_page_storage",
-    "install_outbox",
-    "install_outbox_storage",
-    "install_outbox_page",
-    "install_outbox_page_storage",
-    "install_dispatched",
+    "install_staging",
+    "install_staging_storage",
+    "install_staging_page",
+    "install_staging_page_storage",
+    "install_dispatch_log",
 )
 # each of them keeps its rows apart, by the login that made them
-KEPT_APART = ("reader", "task", "receipt", "receipt_page", "outbox", "outbox_page", "dispatched")
+KEPT_APART = (
+    "stream",
+    "task",
+    "receipt",
+    "receipt_page",
+    "staging",
+    "staging_page",
+    "dispatch_log",
+)
 ROW_SECURITY = tuple(
     (statement, table)
     for table, policy in [("version", "install_version_policy")]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 BATCHES = 8  # that the whole backlog is cut into
 KILL_AFTER = (2, 4)  # acknowledged batches: in the middle of the next one
 STARTING = "starting Spark"
-POLL = 0.03  # seconds between two looks at the reader's row
+POLL = 0.03  # seconds between two looks at the stream's row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,11 +232,11 @@ def stream(
                     note = ""
                 case "received":
                     doing = "count"
-            reader = next(iter(inspect.readers(connection)), None)
-            messages = reader.messages if reader else 0
+            stream = next(iter(inspect.streams(connection)), None)
+            messages = stream.messages if stream else 0
             yield Step(doing=doing, note=note, messages=messages, total=stage.messages)
-            if reader and kill_after is not None and reader.held and reader.batch >= kill_after:
+            if stream and kill_after is not None and stream.held and stream.batch >= kill_after:
                 processes = job.kill()
-                held = inspect.readers(connection)[0].held
-                return Kill(batch=reader.batch + 1, processes=processes, held=held)
+                held = inspect.streams(connection)[0].held
+                return Kill(batch=stream.batch + 1, processes=processes, held=held)
     return None

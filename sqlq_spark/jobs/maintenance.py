@@ -5,7 +5,7 @@ What queues need from time to time, for a schedule; starts no Spark.
     sqlqueue-maintenance --settings conf/maintenance.toml
 
 Each step by itself, and each may be done again: expired messages are deleted, delayed ones that
-are due moved into their queue, the doctor looks, and receipts are listed whose reader has not been
+are due moved into their queue, the doctor looks, and receipts are listed whose stream has not been
 seen for days. The exit code is 1 where the doctor found an error or such receipts are left.
 """
 
@@ -46,7 +46,7 @@ class Settings(job.DatabaseSettings):
     """What this job takes."""
 
     queues: str | None = job.setting(
-        "The queues, separated by commas; without it, those of all readers.", default=None
+        "The queues, separated by commas; without it, those of all streams.", default=None
     )
     purge_expired: bool = job.setting("Delete the messages that have expired.", default=True)
     move_due: bool = job.setting(
@@ -55,13 +55,13 @@ class Settings(job.DatabaseSettings):
     )
     doctor: bool = job.setting("Look for what is wrong.", default=True)
     receipts_days: float | None = job.setting(
-        "List receipts of readers that have not been seen for so many days.",
+        "List receipts of streams that have not been seen for so many days.",
         default=7.0,
         read=not_negative,
         expected="a number of days, at least 0",
     )
     source: dict[str, str] = job.setting(
-        "Options of the data source: stateSchema, queryTimeout, peerTimeZone.", default={}
+        "Options of the data source: stateSchema, queryTimeout, endpointTimeZone.", default={}
     )
 
     @property
@@ -106,7 +106,7 @@ def wrong(said: dict[str, Any]) -> bool:
     for each in said.get("findings", ()):
         tell("{severity}  {where}: {found}; this mends it: {mend}".format(**each))
     for each in said.get("receipts", ()):
-        tell("receipts left  {queue}: {messages} messages of reader {reader}".format(**each))
+        tell("receipts left  {queue}: {messages} messages of stream {stream}".format(**each))
     errors = [each for each in said.get("findings", ()) if each["severity"] == "error"]
     return bool(errors or said.get("receipts"))
 
@@ -117,20 +117,20 @@ def wrong(said: dict[str, Any]) -> bool:
 def chosen(
     connection: Connection, settings: Settings, options: SourceOptions
 ) -> list[QueueAddress]:
-    """The queues that are named, or those of all readers; none without state tables."""
+    """The queues that are named, or those of all streams; none without state tables."""
     if settings.queues:
         return list(options.addresses)
     if checks.of_state(connection):
         return []
     with transaction(connection, timeout=options.query_timeout):
-        names = {name for each in inspect.readers(connection) for name in each.queues}
+        names = {name for each in inspect.streams(connection) for name in each.queues}
     return [addressed("queues", options.url, name, ANY_TABLE) for name in sorted(names)]
 
 
 def present(
     connection: Connection, settings: Settings, queues: Sequence[QueueAddress]
 ) -> list[QueueAddress]:
-    """Without those that a reader had once, and that are gone; the doctor tells them."""
+    """Without those that a stream had once, and that are gone; the doctor tells them."""
     return [each for each in queues if settings.queues or connection.columns(each)]
 
 
@@ -150,7 +150,7 @@ def purged(session: Session, queue: QueueAddress, options: SourceOptions) -> int
 
 def moved(session: Session, queue: QueueAddress, options: SourceOptions) -> int:
     """Move what is due, as many transactions as that takes; see `Mover.move` for a lost answer."""
-    mover = Mover(queue, zone=options.peer_time_zone, timeout=options.query_timeout)
+    mover = Mover(queue, zone=options.endpoint_time_zone, timeout=options.query_timeout)
     if not session.do(lambda connection: connection.columns(mover.delayed)):
         return 0
     messages = 0
@@ -170,21 +170,21 @@ def looked(
 
 
 def held(connection: Connection, older: float, options: SourceOptions) -> list[dict[str, Any]]:
-    """Readers that hold receipts and have not been seen for so many seconds."""
+    """Streams that hold receipts and have not been seen for so many seconds."""
     if checks.of_state(connection):
         return []
     with transaction(connection, timeout=options.query_timeout):
         now = connection.rows("clock")[0][0].replace(tzinfo=UTC)
-        readers = inspect.readers(connection)
+        streams = inspect.streams(connection)
     return [
         {
-            "reader": each.reader,
+            "stream": each.stream,
             "queue": each.queue,
             "receipts": each.receipts,
             "messages": each.held,
             "seen": each.seen.isoformat(),
         }
-        for each in readers
+        for each in streams
         if each.receipts and (now - each.seen).total_seconds() > older
     ]
 

@@ -67,7 +67,7 @@ class Tally:
         self.batches = 0
         self.last = -1  # the last batch that is counted
         self.worked = False  # whether a batch was done, an empty or a replayed one too
-        self.reader: str | None = None  # of a stream from queues
+        self.stream: str | None = None  # of a stream from queues
         self._query = query
         self._seen: object = None
 
@@ -83,7 +83,7 @@ class Tally:
                 self.last = progress.batchId
                 self.batches += 1
                 self.messages += progress.numInputRows
-            self.reader = reader_of(progress.sources[0].endOffset) or self.reader
+            self.stream = stream_of(progress.sources[0].endOffset) or self.stream
 
 
 def follow(query: StreamingQuery) -> dict[str, int]:
@@ -122,10 +122,10 @@ def receive(
     again, ends = trigger == "availableNow" and not drains(), None
     with Stop() as stop:
         while True:
-            before = readers(source)
+            before = streams(source)
             tally = watch(start(read), stop)
             totals.update(messages=tally.messages, batches=tally.batches)
-            totals.update(dropped(tally.reader, before, readers(source)))
+            totals.update(dropped(tally.stream, before, streams(source)))
             if not again or stop.asked or not tally.worked:
                 return dict(totals)
             ends = tops(source) if ends is None else ends  # delayed messages that are due are in it
@@ -184,29 +184,29 @@ def through(source: SourceOptions, ends: dict[str, tuple[int, int]]) -> bool:
     return all(first > ends[name][1] for name, first in left.items())
 
 
-def readers(source: SourceOptions) -> dict[str, inspect.Reader]:
-    """What each reader has come to."""
+def streams(source: SourceOptions) -> dict[str, inspect.Stream]:
+    """What each stream has come to."""
     if source.transaction_mode == "none":
         return {}
     with Session(source, "job") as opened:
         connection = opened.open()
         with transaction(connection, timeout=source.query_timeout):
-            return {each.reader: each for each in inspect.readers(connection)}
+            return {each.stream: each for each in inspect.streams(connection)}
 
 
 def dropped(
-    reader: str | None, before: dict[str, inspect.Reader], after: dict[str, inspect.Reader]
+    stream: str | None, before: dict[str, inspect.Stream], after: dict[str, inspect.Stream]
 ) -> dict[str, int]:
-    """What a stream's reader did not deliver, between two looks."""
-    now, was = after.get(reader or ""), before.get(reader or "")
+    """What a stream did not deliver, between two looks."""
+    now, was = after.get(stream or ""), before.get(stream or "")
     names = ("expired", "diverted", "forwarded")
     return {name: getattr(now, name, 0) - getattr(was, name, 0) for name in names}
 
 
-def reader_of(offset: Any) -> str | None:  # noqa: ANN401
-    """The reader that a progress' offset names."""
+def stream_of(offset: Any) -> str | None:  # noqa: ANN401
+    """The stream that a progress' offset names."""
     try:
         found = json.loads(offset) if isinstance(offset, str) else offset
-        return None if found["reader"] is None else str(found["reader"])
+        return None if found["stream"] is None else str(found["stream"])
     except (TypeError, KeyError, ValueError):
         return None

@@ -1,7 +1,7 @@
 """
 Reading without receiving: pages of a queue, in the order of seq, that lock and delete nothing.
 
-A page is a short transaction of its own, so that a slow reader holds no snapshot.
+A page is a short transaction of its own, so that a slow stream holds no snapshot.
 """
 
 from __future__ import annotations

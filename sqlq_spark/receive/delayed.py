@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import DELAYED, Destinations
 from sqlq_spark.database.schema import delayed_of
-from sqlq_spark.database.zone import peer_zone
+from sqlq_spark.database.zone import endpoint_zone
 from sqlq_spark.errors import (
     DelayedQueueNotFound,
     NotAQueue,
@@ -54,7 +54,7 @@ class Mover:
 
         Args:
             queue: whose table of delayed messages it is.
-            zone: the option peerTimeZone.
+            zone: the option endpointTimeZone.
             timeout: seconds for each statement and wait.
             allowed: the option allowedDestinations.
         """
@@ -83,7 +83,7 @@ class Mover:
         try:
             with transaction(connection, timeout=self.timeout):
                 self._check(connection)
-                zone = self._zone or peer_zone(connection, self._told)
+                zone = self._zone or endpoint_zone(connection, self._told)
                 moved, renamed = connection.rows(
                     "move_due", tables=tables, zone=zone, messages=most
                 )[0]
@@ -143,7 +143,7 @@ class Satellite:
         self.options = options
         self.mover = Mover(
             queue,
-            zone=options.peer_time_zone,
+            zone=options.endpoint_time_zone,
             timeout=options.query_timeout,
             allowed=options.allowed,
         )

@@ -2,10 +2,10 @@
 The driver's side of a stream: acknowledge, peek, pace, plan.
 
 Spark calls `latest` with the end of the last batch in its commit log: that is the acknowledgement.
-All that must last is in the offset and in the reader's row. What is kept here (where a queue
+All that must last is in the offset and in the stream's row. What is kept here (where a queue
 began, when to look again, the ramp) only saves work, and a new process does without.
 
-An offset: `{"v":1,"reader":"<uuid>","batch":12,"plan":[{"queue":…,"messages":…,"share":…,
+An offset: `{"v":1,"stream":"<uuid>","batch":12,"plan":[{"queue":…,"messages":…,"share":…,
 "bytes":…,"bounds":[…]}]}`; each queue with work has a part of the plan, and task i
 of it receives seq in [bounds i, bounds i+1).
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.errors import ConnectionLost, DatabaseFailure, ReaderNotFound, ReaderOfOtherQueue
+from sqlq_spark.errors import ConnectionLost, DatabaseFailure, StreamNotFound, StreamOfOtherQueue
 from sqlq_spark.receive import pace, progress, receipts
 from sqlq_spark.receive.delayed import Satellite
 from sqlq_spark.receive.offset import plan_of, tasks_of
@@ -40,7 +40,7 @@ log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
 
 Offset = dict[str, Any]
-INITIAL: Offset = {"v": 1, "reader": None, "batch": 0, "plan": []}
+INITIAL: Offset = {"v": 1, "stream": None, "batch": 0, "plan": []}
 NOTHING = Acknowledged(batch=0, outcome=Outcome(0, 0, 0))
 
 
@@ -58,7 +58,7 @@ def purge(connection: Connection, queues: Sequence[QueueAddress], *, timeout: fl
         return sum(connection.rows("purge", tables={"queue": each})[0][0] for each in queues)
 
 
-class Reader:
+class PeekLoop:
     """One stream's peek loop; lives in Spark's long-lived driver worker."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Reader:
         self.satellites = [Satellite(options, peek.address) for peek in self.peeks]
         self._session = Session(options, f"driver {named(options)}", state=self._receipts)
         self._purged = self._checked = False
-        self._claimed: str | None = None  # the reader that this process speaks for
+        self._claimed: str | None = None  # the stream that this process speaks for
         self._acknowledged: Offset = INITIAL
         self._closed = NOTHING  # what that came to
         self._heeded = 0  # the batch that was learned from last
@@ -137,7 +137,7 @@ class Reader:
             self.address,
             {peek.name: peek.found for peek in self.peeks},
             self.ramp,
-            None if self._acknowledged["reader"] is None else self._closed,
+            None if self._acknowledged["stream"] is None else self._closed,
             most=self.options.max_messages,
         )
 
@@ -170,14 +170,14 @@ class Reader:
                 peek.freeze(connection)
 
     def _own(self, connection: Connection, end: Offset) -> None:
-        """Make sure that a batch of other queues is of our reader, which read them before."""
-        reader = end["reader"]
-        if reader is None:
-            raise ReaderOfOtherQueue(", ".join(part["queue"] for part in end["plan"]), self.address)
+        """Make sure that a batch of other queues is of our stream, which read them before."""
+        stream = end["stream"]
+        if stream is None:
+            raise StreamOfOtherQueue(", ".join(part["queue"] for part in end["plan"]), self.address)
         with transaction(connection, timeout=self.options.query_timeout):
-            row = connection.rows("reader_queue", reader=reader)
+            row = connection.rows("stream_queue", stream=stream)
         if not row:
-            raise ReaderNotFound(reader, self.options.state_schema, connection.server)
+            raise StreamNotFound(stream, self.options.state_schema, connection.server)
         self.who.check(row[0][0])
 
     # ------------------------------------------------------------ the loop
@@ -196,7 +196,7 @@ class Reader:
                 return start
             with transaction(connection, timeout=self._timeout(known=known)):
                 closed = self._closed if known else self._close(connection, start)
-                following = self._next(connection, start["reader"], closed, now)
+                following = self._next(connection, start["stream"], closed, now)
         except ConnectionLost:
             raise
         except DatabaseFailure:
@@ -206,7 +206,7 @@ class Reader:
         self._note(start, closed)
         if following is None:
             return self._pause(start, now)
-        self._claimed = following["reader"]
+        self._claimed = following["stream"]
         return following
 
     def _move_due(self, connection: Connection, now: float) -> None:
@@ -216,12 +216,12 @@ class Reader:
                 peek.wake()
 
     def _next(
-        self, connection: Connection, reader: str | None, closed: Acknowledged, now: float
+        self, connection: Connection, stream: str | None, closed: Acknowledged, now: float
     ) -> Offset | None:
         """Plan the next batch, in the transaction that is open; None where nothing is to do."""
         if closed.plan is not None:
             batch = closed.batch + 1
-            return offset(reader, batch, plan_of(closed.plan, reader, batch))
+            return offset(stream, batch, plan_of(closed.plan, stream, batch))
         for peek in self.peeks:
             if peek.awake(now):
                 peek.look(connection, now)
@@ -238,7 +238,7 @@ class Reader:
             return None
         self._waiting_since = None
         self._log_size(parts)
-        return self._store(connection, reader, closed.batch + 1, parts)
+        return self._store(connection, stream, closed.batch + 1, parts)
 
     def _log_size(self, parts: list[Any]) -> None:
         """Log, once in this process, how many tasks a batch may have, and what sets it."""
@@ -285,19 +285,19 @@ class Reader:
 
     def _close(self, connection: Connection, end: Offset) -> Acknowledged:
         """Close `end`'s batch, in the transaction that is open."""
-        reader, batch = end["reader"], end["batch"]
-        if reader is None:
+        stream, batch = end["stream"], end["batch"]
+        if stream is None:
             return replace(NOTHING, batch=batch)
-        claim = self._claimed != reader
+        claim = self._claimed != stream
         tasks = sum(len(part["bounds"]) - 1 for part in end["plan"])
-        closed = receipts.acknowledge(connection, reader, batch, self.who, claim=claim, tasks=tasks)
+        closed = receipts.acknowledge(connection, stream, batch, self.who, claim=claim, tasks=tasks)
         self._heed(closed)
         return closed
 
     def _note(self, end: Offset, closed: Acknowledged) -> None:
         """Remember, after the commit, what is acknowledged."""
         self._acknowledged, self._closed = end, closed
-        self._claimed = end["reader"]
+        self._claimed = end["stream"]
 
     def _heed(self, acked: Acknowledged) -> None:
         """Learn from what a batch came to, once, however often it must be closed."""
@@ -345,33 +345,33 @@ class Reader:
         return 0.0 if self._waiting_since is None else now - self._waiting_since
 
     def _store(
-        self, connection: Connection, reader: str | None, batch: int, plan: list[Any]
+        self, connection: Connection, stream: str | None, batch: int, plan: list[Any]
     ) -> Offset:
         if not self._receipts:
             return offset(None, batch, plan)
-        if reader is None:
-            reader = str(uuid.uuid4())
+        if stream is None:
+            stream = str(uuid.uuid4())
             self._warn_of_orphans(connection)
-            receipts.create(connection, reader, self.who)
-        stored = receipts.store_plan(connection, reader, batch, json.dumps(plan), self.who)
-        return offset(reader, batch, plan_of(stored, reader, batch))
+            receipts.create(connection, stream, self.who)
+        stored = receipts.store_plan(connection, stream, batch, json.dumps(plan), self.who)
+        return offset(stream, batch, plan_of(stored, stream, batch))
 
     def _warn_of_orphans(self, connection: Connection) -> None:
-        """Tell of receipts of other readers of these queues: their checkpoint may be gone."""
+        """Tell of receipts of other streams of these queues: their checkpoint may be gone."""
         for peek in self.peeks:
-            held = connection.rows("receipts", reader=None, queue_name=peek.name)
+            held = connection.rows("receipts", stream=None, queue_name=peek.name)
             if held:
                 log.warning(
-                    "%s: %d messages lie in receipts of other readers; if their checkpoints are "
+                    "%s: %d messages lie in receipts of other streams; if their checkpoints are "
                     "gone, `sqlqueue receipts list` and `sqlqueue receipts return` bring them back",
                     peek.name,
                     sum(row[4] for row in held),
                 )
 
 
-def offset(reader: str | None, batch: int, plan: list[Any]) -> Offset:
+def offset(stream: str | None, batch: int, plan: list[Any]) -> Offset:
     """An offset, its keys in the one order there is: Spark compares the text."""
-    return {"v": 1, "reader": reader, "batch": batch, "plan": plan}
+    return {"v": 1, "stream": stream, "batch": batch, "plan": plan}
 
 
 def named(options: SourceOptions) -> str:

@@ -29,25 +29,25 @@ MOST_TASKS = 10_000  # of a batch
 LOWEST, HIGHEST = -(2**63), 2**63 - 1  # of a bigint
 
 
-def plan_of(text: str, reader: str | None, batch: int) -> list[dict[str, Any]]:
+def plan_of(text: str, stream: str | None, batch: int) -> list[dict[str, Any]]:
     """
-    A plan as the reader's row keeps it.
+    A plan as the stream's row keeps it.
 
     Raises:
         BadPlan: it is none.
     """
     if len(text) > LONGEST:
-        raise BadPlan(reader, batch, f"it has {len(text)} characters, and {LONGEST} are the most")
+        raise BadPlan(stream, batch, f"it has {len(text)} characters, and {LONGEST} are the most")
     try:
         plan = json.loads(text)
     except (ValueError, RecursionError):
-        raise BadPlan(reader, batch, "it is no JSON") from None
-    check(plan, reader, batch)
+        raise BadPlan(stream, batch, "it is no JSON") from None
+    check(plan, stream, batch)
     found: list[dict[str, Any]] = plan
     return found
 
 
-def check(plan: Any, reader: str | None, batch: int) -> None:  # noqa: ANN401 - of JSON
+def check(plan: Any, stream: str | None, batch: int) -> None:  # noqa: ANN401 - of JSON
     """
     Make sure that a plan has the shape of one.
 
@@ -55,13 +55,13 @@ def check(plan: Any, reader: str | None, batch: int) -> None:  # noqa: ANN401 - 
         BadPlan.
     """
     if type(plan) is not list:
-        raise BadPlan(reader, batch, "it is no list")
+        raise BadPlan(stream, batch, "it is no list")
     for at, part in enumerate(plan):
         if fault := fault_of(part):
-            raise BadPlan(reader, batch, f"its part {at} {fault}")
+            raise BadPlan(stream, batch, f"its part {at} {fault}")
     tasks = sum(len(part["bounds"]) - 1 for part in plan)
     if tasks > MOST_TASKS:
-        raise BadPlan(reader, batch, f"it has {tasks} tasks, and {MOST_TASKS} are the most")
+        raise BadPlan(stream, batch, f"it has {tasks} tasks, and {MOST_TASKS} are the most")
 
 
 def fault_of(part: Any) -> str:  # noqa: ANN401 - of JSON
@@ -88,7 +88,7 @@ def tasks_of(end: dict[str, Any], options: SourceOptions) -> list[Task]:
         BadAddress: a queue that cannot be one.
         BadPlan: a plan that is none.
     """
-    check(end["plan"], end["reader"], end["batch"])
+    check(end["plan"], end["stream"], end["batch"])
     ceilings = shared(end["plan"], options.max_bytes)
     allowed = options.allowed
     found: list[Task] = []
@@ -98,7 +98,7 @@ def tasks_of(end: dict[str, Any], options: SourceOptions) -> list[Task]:
         found += [
             Task(
                 queue=queue,
-                reader=end["reader"] or "",
+                stream=end["stream"] or "",
                 batch=end["batch"],
                 task=len(found) + at,
                 first=first,
@@ -109,7 +109,7 @@ def tasks_of(end: dict[str, Any], options: SourceOptions) -> list[Task]:
                 largest=options.max_message_bytes,
                 errors=options.error_address,
                 allowed=allowed,
-                receipts=end["reader"] is not None,
+                receipts=end["stream"] is not None,
                 receives=printed(options.url, queue) in options.names,
                 body_string=options.include_body_string,
                 fail_on_data_loss=options.fail_on_data_loss,

@@ -25,7 +25,7 @@ BYTES_PER_TASK: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the reader's options allow."""
+    """What the stream's options allow."""
 
     messages: int  # in one batch, >= 1
     bytes: int | None  # in one batch, >= 1

@@ -1,9 +1,9 @@
 """
-Readers and their receipts: from the first plan of a batch to its acknowledgement.
+Streams and their receipts: from the first plan of a batch to its acknowledgement.
 
 MOVES is a receipt's life, and all there is to it: a move that it does not list is an error.
 
-A batch is open while `batch > acked_batch` of its reader; a task of another batch is stale.
+A batch is open while `batch > acked_batch` of its stream; a task of another batch is stale.
 Returning or dropping closes the batch, so that a checkpoint that comes back cannot receive for it
 again.
 """
@@ -18,10 +18,10 @@ from sqlq_spark.errors import (
     CheckpointFailure,
     CheckpointRolledBack,
     DatabaseRolledBack,
-    ReaderNotFound,
-    ReaderOfOtherQueue,
-    ReaderTakenOver,
     ReceiptSettled,
+    StreamNotFound,
+    StreamOfOtherQueue,
+    StreamTakenOver,
 )
 from sqlq_spark.options import LARGEST_MESSAGE
 from sqlq_spark.receive.pace import Outcome
@@ -67,7 +67,7 @@ MOVES: Final[dict[tuple[State, Move], State]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Driver:
-    """Who speaks for a reader, and about which queues."""
+    """Who speaks for a stream, and about which queues."""
 
     driver: str  # a fresh id for each driver process
     queue: str  # the canonical address; of several queues joined by ", "
@@ -81,18 +81,18 @@ class Driver:
 
     def check(self, queue: str) -> None:
         """
-        Accept the queues of a reader's row: others may have come or gone since, but not all.
+        Accept the queues of a stream's row: others may have come or gone since, but not all.
 
         Raises:
-            ReaderOfOtherQueue: none of them is read here.
+            StreamOfOtherQueue: none of them is read here.
         """
         if queue != self.queue and self.queues.isdisjoint(split_canonical(queue)):
-            raise ReaderOfOtherQueue(queue, self.queue)
+            raise StreamOfOtherQueue(queue, self.queue)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Acknowledged:
-    """What a batch had come to, and where the reader stands."""
+    """What a batch had come to, and where the stream stands."""
 
     batch: int  # the last that is closed
     outcome: Outcome
@@ -104,13 +104,13 @@ class Acknowledged:
     queues: dict[str, Acknowledged] = field(default_factory=dict)  # the same of each queue
 
 
-def create(connection: Connection, reader: str, who: Driver) -> None:
-    """Make the row of a new reader, in the transaction that is open."""
-    connection.run("new_reader", reader=reader, queue_name=who.queue, driver=who.driver)
+def create(connection: Connection, stream: str, who: Driver) -> None:
+    """Make the row of a new stream, in the transaction that is open."""
+    connection.run("new_stream", stream=stream, queue_name=who.queue, driver=who.driver)
 
 
 def acknowledge(
-    connection: Connection, reader: str, batch: int, who: Driver, *, claim: bool, tasks: int = 0
+    connection: Connection, stream: str, batch: int, who: Driver, *, claim: bool, tasks: int = 0
 ) -> Acknowledged:
     """
     Close all batches up to `batch` and forget their receipts, in the transaction that is open.
@@ -119,33 +119,33 @@ def acknowledge(
 
     Args:
         connection: in a transaction.
-        reader: from the checkpoint.
+        stream: from the checkpoint.
         batch: Spark has it in its commit log.
         who: this driver.
-        claim: take the reader over from the driver before (at the first call of a process).
+        claim: take the stream over from the driver before (at the first call of a process).
         tasks: how many the batch was planned for; fewer receipts are warned of.
 
     Raises:
-        ReaderNotFound, ReaderOfOtherQueue, ReaderTakenOver, CheckpointRolledBack,
+        StreamNotFound, StreamOfOtherQueue, StreamTakenOver, CheckpointRolledBack,
         DatabaseRolledBack.
     """
-    row = connection.rows("lock_reader", reader=reader, login=None)
+    row = connection.rows("lock_stream", stream=stream, login=None)
     if not row:
-        raise ReaderNotFound(reader, who.state_schema, connection.server)
+        raise StreamNotFound(stream, who.state_schema, connection.server)
     queue, driver, acked, plan_batch, plan, login = row[0]
-    key: dict[str, Any] = {"reader": reader, "login": login}
+    key: dict[str, Any] = {"stream": stream, "login": login}
     who.check(queue)
     if claim:
         connection.run("claim", **key, driver=who.driver, queue_name=who.queue)
     elif driver != who.driver:
-        raise ReaderTakenOver(reader)
+        raise StreamTakenOver(stream)
     if acked > batch:
-        rolled_back(CheckpointRolledBack(reader, batch, acked), who)
+        rolled_back(CheckpointRolledBack(stream, batch, acked), who)
         return Acknowledged(batch=acked, outcome=Outcome(0, 0, 0), plan=plan)
     rows = connection.rows("outcome", **key, batch=batch, acked=acked)
     # a batch's plan is committed before Spark has its offset, and it follows the one acknowledged
     if acked < batch - 1 or (acked < batch and plan_batch != batch and not rows):
-        rolled_back(DatabaseRolledBack(reader, batch, acked, connection.server), who)
+        rolled_back(DatabaseRolledBack(stream, batch, acked, connection.server), who)
     queues = {queue: counted(batch, counts) for queue, *counts in rows}
     total = counted(batch, [sum(column) for column in list(zip(*rows, strict=True))[1:]])
     if acked < batch and total.outcome.tasks < tasks:
@@ -179,13 +179,13 @@ def counted(batch: int, counts: list[int]) -> Acknowledged:
 
 
 def rolled_back(error: CheckpointFailure, who: Driver) -> None:
-    """Refuse a checkpoint and a reader's row of different times, unless the user accepts that."""
+    """Refuse a checkpoint and a stream's row of different times, unless the user accepts that."""
     if who.fail_on_data_loss:
         raise error
     log.warning("going on after data loss, as failOnDataLoss=false asks for: %s", error)
 
 
-def store_plan(connection: Connection, reader: str, batch: int, plan: str, who: Driver) -> str:
+def store_plan(connection: Connection, stream: str, batch: int, plan: str, who: Driver) -> str:
     """
     Give a batch its plan, in the transaction that is open; a batch has one plan, ever.
 
@@ -195,15 +195,15 @@ def store_plan(connection: Connection, reader: str, batch: int, plan: str, who: 
         The plan that counts: an earlier one where its commit's answer was lost.
 
     Raises:
-        ReaderTakenOver: another driver speaks for the reader.
+        StreamTakenOver: another driver speaks for the stream.
     """
-    row = connection.rows("lock_reader", reader=reader, login=None)[0]
+    row = connection.rows("lock_stream", stream=stream, login=None)[0]
     _, driver, _, plan_batch, stored, login = row
     if driver != who.driver:
-        raise ReaderTakenOver(reader)
+        raise StreamTakenOver(stream)
     if plan_batch == batch:
         return str(stored)
-    connection.run("store_plan", reader=reader, login=login, batch=batch, plan=plan)
+    connection.run("store_plan", stream=stream, login=login, batch=batch, plan=plan)
     return plan
 
 
@@ -212,7 +212,7 @@ def store_plan(connection: Connection, reader: str, batch: int, plan: str, who: 
 
 def return_(
     connection: Connection,
-    reader: str,
+    stream: str,
     batch: int,
     task: int,
     queue: QueueAddress,
@@ -227,7 +227,7 @@ def return_(
 
     Args:
         connection: in a transaction.
-        reader: of the receipt,
+        stream: of the receipt,
         batch: its batch,
         task: and its task.
         queue: of the receipt.
@@ -239,33 +239,33 @@ def return_(
     Raises:
         ReceiptSettled: they were sent on already.
     """
-    found = _remove(connection, "return_", (reader, batch, task), login)
+    found = _remove(connection, "return_", (stream, batch, task), login)
     if found is None:
         return 0
     messages, payload, size = found
     if messages:
         most = most_bytes(min(messages, MOST_MESSAGES), LARGEST_MESSAGE)
-        expected = expected_receipt(reader, batch, task, messages=messages, size=size, most=most)
+        expected = expected_receipt(stream, batch, task, messages=messages, size=size, most=most)
         rows = dated(unpacked(payload, (), expected)).select(["id", "expires", "headers", "body"])
         connection.load(queue, rows)
     return messages
 
 
 def drop(
-    connection: Connection, reader: str, batch: int, task: int, *, login: str | None = None
+    connection: Connection, stream: str, batch: int, task: int, *, login: str | None = None
 ) -> int:
     """Forget a receipt and its messages, as `return_`; returns how many."""
-    found = _remove(connection, "drop", (reader, batch, task), login)
+    found = _remove(connection, "drop", (stream, batch, task), login)
     return 0 if found is None else found[0]
 
 
 def _remove(
     connection: Connection, move: Move, receipt: tuple[str, int, int], login: str | None
 ) -> tuple[int, bytes, int] | None:
-    """Delete a receipt and close its batch; the reader's lock waits for running tasks."""
-    reader, batch, task = receipt
-    found = connection.rows("lock_reader", reader=reader, login=login)
-    owner: dict[str, Any] = {"reader": reader, "login": found[0][5] if found else login}
+    """Delete a receipt and close its batch; the stream's lock waits for running tasks."""
+    stream, batch, task = receipt
+    found = connection.rows("lock_stream", stream=stream, login=login)
+    owner: dict[str, Any] = {"stream": stream, "login": found[0][5] if found else login}
     pages = connection.rows("receipt_pages", **owner, batch=batch, task=task)
     row = connection.rows("drop_receipt", **owner, batch=batch, task=task)
     if not row:
@@ -274,5 +274,5 @@ def _remove(
     state: State = "settled" if settled else "held"
     if (state, move) not in MOVES:
         raise ReceiptSettled(*receipt)
-    connection.run("retire_reader", **owner, batch=batch)
+    connection.run("retire_stream", **owner, batch=batch)
     return messages, payload or b"".join(page for (page,) in pages), size

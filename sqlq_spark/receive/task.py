@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
-from sqlq_spark.errors import ReaderNotFound, StaleTask
+from sqlq_spark.errors import StaleTask, StreamNotFound
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
 from sqlq_spark.wire.payload import RECEIPT_KEY, in_row, packed, pages
@@ -53,7 +53,7 @@ class Task:
     """What one task of a batch is to receive, and from where."""
 
     queue: QueueAddress
-    reader: str
+    stream: str
     batch: int
     task: int
     first: int  # of the range of seqs
@@ -72,7 +72,7 @@ class Task:
     @property
     def key(self) -> tuple[str, int, int]:
         """Of its receipt."""
-        return self.reader, self.batch, self.task
+        return self.stream, self.batch, self.task
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +128,12 @@ def fence(connection: Connection, task: Task) -> tuple[bool, str]:
         hand out its receipt, which is there if only another task's was returned, and take nothing.
         And the login that made the stream, to which its receipts belong.
     """
-    row = connection.rows("fence", reader=task.reader)
+    row = connection.rows("fence", stream=task.stream)
     if not row:
-        raise ReaderNotFound(task.reader, connection.state, connection.server)
+        raise StreamNotFound(task.stream, connection.state, connection.server)
     acked, login = row[0]
     if task.batch <= acked:
-        error = StaleTask(task.reader, task.batch, task.task, acked)
+        error = StaleTask(task.stream, task.batch, task.task, acked)
         if task.fail_on_data_loss:
             raise error
         log.warning("nothing is received, as failOnDataLoss=false asks for: %s", error)
@@ -144,7 +144,7 @@ def fence(connection: Connection, task: Task) -> tuple[bool, str]:
 
 def lock(connection: Connection, task: Task, login: str) -> None:
     """Wait for another attempt of the task, and let others wait for this one."""
-    key: dict[str, Any] = {"reader": task.reader, "login": login, "task": task.task}
+    key: dict[str, Any] = {"stream": task.stream, "login": login, "task": task.task}
     if not connection.rows("task_lock", **key):
         connection.run("new_task", **key)
         connection.rows("task_lock", **key)
@@ -152,8 +152,8 @@ def lock(connection: Connection, task: Task, login: str) -> None:
 
 def receipt(connection: Connection, task: Task, login: str) -> pa.Table | None:
     """What an earlier attempt of the task got; None where there was none."""
-    reader, batch, at = task.key
-    key: dict[str, Any] = {"reader": reader, "login": login, "batch": batch, "task": at}
+    stream, batch, at = task.key
+    key: dict[str, Any] = {"stream": stream, "login": login, "batch": batch, "task": at}
     found = connection.rows("find_receipt", **key)
     if not found:
         return None
@@ -172,11 +172,11 @@ def most_bytes(messages: int, largest: int) -> int:
 
 
 def expected_receipt(
-    reader: str, batch: int, task: int, *, messages: int, size: int, most: int
+    stream: str, batch: int, task: int, *, messages: int, size: int, most: int
 ) -> Expected:
     """What the payload of a receipt must be; `messages` and `size` as stored with it."""
     return Expected(
-        where=f"receipt {reader}/{batch}/{task}",
+        where=f"receipt {stream}/{batch}/{task}",
         schema=QUEUE_ROW,
         optional=(BODY_STRING,),
         most=most,
@@ -251,7 +251,7 @@ def save(connection: Connection, task: Task, kept: Kept, *, login: str, origin: 
     payload = packed(kept.rows)
     connection.run(
         "save_receipt",
-        reader=task.reader,
+        stream=task.stream,
         login=login,
         batch=task.batch,
         task=task.task,

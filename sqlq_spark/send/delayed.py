@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database.destinations import DELAYED, Destinations
 from sqlq_spark.database.schema import delayed_of
-from sqlq_spark.database.zone import peer_zone
+from sqlq_spark.database.zone import endpoint_zone
 from sqlq_spark.errors import (
     DelayedQueueNotFound,
     NotAQueue,
     QueueNotFound,
 )
-from sqlq_spark.send.delays import MOMENT, PARCEL_DELAYS
+from sqlq_spark.send.delays import CHUNK_DELAYS, MOMENT
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, escape
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 
 
-def waiting(parcel: pa.Table) -> pa.ChunkedArray | None:
-    """Which rows of a parcel are delayed, as booleans; None where none is."""
-    marks = [parcel[name].is_valid() for name in PARCEL_DELAYS if name in parcel.column_names]
+def waiting(chunk: pa.Table) -> pa.ChunkedArray | None:
+    """Which rows of a chunk are delayed, as booleans; None where none is."""
+    marks = [chunk[name].is_valid() for name in CHUNK_DELAYS if name in chunk.column_names]
     if not marks:
         return None
     mask = marks[0] if len(marks) == 1 else pc.or_(*marks)
@@ -45,7 +45,7 @@ def waiting(parcel: pa.Table) -> pa.ChunkedArray | None:
 
 def store_delayed(
     connection: Connection,
-    parcel: pa.Table,
+    chunk: pa.Table,
     chosen: dict[QueueAddress, pa.ChunkedArray],
     options: SinkOptions,
     known: Destinations,
@@ -54,11 +54,11 @@ def store_delayed(
     Insert delayed messages into the tables where they wait, Due by the database's clock.
 
     A time in the past is stored with that Due, as the transport does: the next mover takes it.
-    Nothing here can happen twice: it is in the transaction that sends the rest of the parcel.
+    Nothing here can happen twice: it is in the transaction that sends the rest of the chunk.
 
     Args:
         connection: in a transaction.
-        parcel: of PARCEL_ROW and PARCEL_DELAYS; each row is delayed.
+        chunk: of CHUNK_ROW and CHUNK_DELAYS; each row is delayed.
         chosen: which rows are for which queue.
         options: the sink's.
         known: tables sent to in this transaction; grows.
@@ -68,9 +68,9 @@ def store_delayed(
     """
     rows = pa.table(
         {
-            "headers": parcel["headers"],
-            "body": parcel["body"],
-            "due": dues(connection, parcel, peer_zone(connection, options.peer_time_zone)),
+            "headers": chunk["headers"],
+            "body": chunk["body"],
+            "due": dues(connection, chunk, endpoint_zone(connection, options.endpoint_time_zone)),
         }
     )
     for queue, own in chosen.items():
@@ -91,12 +91,12 @@ def look_for(known: Destinations, table: QueueAddress, queue: QueueAddress) -> N
         raise DelayedQueueNotFound(*names, connection.server) from None
 
 
-def dues(connection: Connection, parcel: pa.Table, zone: str) -> pa.ChunkedArray:
+def dues(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:
     """When each row is due; each distinct delay or moment is worked out once, by the database."""
     found = {
-        name: parcel[name].combine_chunks().dictionary_encode()
-        for name in PARCEL_DELAYS
-        if name in parcel.column_names
+        name: chunk[name].combine_chunks().dictionary_encode()
+        for name in CHUNK_DELAYS
+        if name in chunk.column_names
     }
     texts = {name: coded.dictionary.cast(pa.string()).to_pylist() for name, coded in found.items()}
     delays, moments = connection.rows(

@@ -18,8 +18,8 @@ from sqlq_spark.wire import headers as wire
 if TYPE_CHECKING:
     from sqlq_spark.send.frame import Frame
 
-# columns of a parcel whose frame delays rows; a row has the one, the other or none
-PARCEL_DELAYS = {
+# columns of a chunk whose frame delays rows; a row has the one, the other or none
+CHUNK_DELAYS = {
     "delay": pa.field("delay", pa.int64()),  # milliseconds
     "due": pa.field("due", pa.timestamp("us")),  # UTC
 }
@@ -100,8 +100,8 @@ def stated(later: dict[str, pa.Array], sent: datetime) -> dict[str, pa.Array]:
     }
 
 
-def appended(parcel: pa.Table, later: dict[str, pa.Array]) -> pa.Table:
-    """A parcel with the columns of its delays, if it has any."""
+def appended(chunk: pa.Table, later: dict[str, pa.Array]) -> pa.Table:
+    """A chunk with the columns of its delays, if it has any."""
     for name, column in later.items():
-        parcel = parcel.append_column(PARCEL_DELAYS[name], column)
-    return parcel
+        chunk = chunk.append_column(CHUNK_DELAYS[name], column)
+    return chunk

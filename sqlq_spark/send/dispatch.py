@@ -1,15 +1,15 @@
 """
 Sending: stage on the executors, dispatch once on the driver, or send at once.
 
-exactlyOnce: a task writes its messages as parcels into the outbox, where no receiver sees them.
+exactlyOnce: a task writes its messages as chunks into the staging, where no receiver sees them.
 When all tasks are done, the driver enters the batch into the ledger, copies the winning attempts'
-parcels into the queues and empties the outbox, in one transaction. A batch that is in the ledger is
+chunks into the queues and empties the staging, in one transaction. A batch that is in the ledger is
 not sent again, and one that failed was not sent at all.
 
 With sendsAtomicWithReceive that transaction also settles the receipts of the micro-batch: what was
 received can no longer be returned to its queue, so receive and sends commit together.
 
-atLeastOnce: a task sends each parcel in a transaction of its own, straight into the queues.
+atLeastOnce: a task sends each chunk in a transaction of its own, straight into the queues.
 A task that is tried again sends again, with the same message ids.
 
 A message that is published becomes a row in each subscriber's queue, in the same transaction.
@@ -31,13 +31,13 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import Destinations
-from sqlq_spark.errors import MissingOption, NothingToSettle, ParcelsMissing
+from sqlq_spark.errors import ChunksMissing, MissingOption, NothingToSettle
 from sqlq_spark.options import addressed
 from sqlq_spark.send import delayed, dispatch_log, subscriptions
-from sqlq_spark.send.delays import PARCEL_DELAYS
-from sqlq_spark.send.messages import PARCEL_ROW
-from sqlq_spark.send.topics import PARCEL_TOPICS
-from sqlq_spark.wire.payload import PARCEL_KEY, Packed, Seal, in_row, packed, pages
+from sqlq_spark.send.delays import CHUNK_DELAYS
+from sqlq_spark.send.messages import CHUNK_ROW
+from sqlq_spark.send.topics import CHUNK_TOPICS
+from sqlq_spark.wire.payload import CHUNK_KEY, Packed, Seal, in_row, packed, pages
 from sqlq_spark.wire.rows import NO_STREAM, Origin, rising_ids, with_legacy_columns
 from sqlq_spark.wire.unpack import Expected, unpacked
 
@@ -56,14 +56,14 @@ ABANDONED = 7 * 86400.0  # seconds after which nothing is kept of a nameless wri
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What one attempt of a task put into the outbox."""
+    """What one attempt of a task put into the staging."""
 
     sink: str
     batch: int
     attempt: str
-    parcels: int
+    chunks: int
     messages: int
-    seals: tuple[Seal, ...] = ()  # one for each parcel; they do not pass through the database
+    seals: tuple[Seal, ...] = ()  # one for each chunk; they do not pass through the database
     origin: Origin = NO_STREAM  # the micro-batch, whose receipts may be settled
 
 
@@ -80,29 +80,29 @@ def nameless_sink() -> str:
 
 def stage(
     session: Session,
-    parcels: Iterable[pa.Table],
+    chunks: Iterable[pa.Table],
     *,
     sink: str,
     batch: int,
     origin: Origin = NO_STREAM,
 ) -> Staged:
     """
-    Put a task's messages into the outbox, a transaction for each parcel.
+    Put a task's messages into the staging, a transaction for each chunk.
 
     Args:
         session: of the task.
-        parcels: tables of PARCEL_ROW; computed by Spark while no transaction is open.
+        chunks: tables of CHUNK_ROW; computed by Spark while no transaction is open.
         sink: who sends.
         batch: the sink's batch.
         origin: Spark's names for the micro-batch that runs.
     """
     attempt, messages = str(uuid.uuid4()), 0
     seals: list[Seal] = []
-    for parcel in parcels:
-        payload, key = packed(parcel), (sink, batch, attempt, len(seals))
-        session.do(partial(_stage, payload, parcel.num_rows, key, session.options))
+    for chunk in chunks:
+        payload, key = packed(chunk), (sink, batch, attempt, len(seals))
+        session.do(partial(_stage, payload, chunk.num_rows, key, session.options))
         seals.append(payload.seal)
-        messages += parcel.num_rows
+        messages += chunk.num_rows
     return Staged(sink, batch, attempt, len(seals), messages, tuple(seals), origin)
 
 
@@ -122,12 +122,12 @@ def _stage(
             login=login,
             batch=batch,
             attempt=attempt,
-            parcel=number,
+            chunk=number,
             messages=messages,
             payload=in_row(payload.bytes),
         )
         if staged:
-            connection.store("outbox_page", pages(payload.bytes, PARCEL_KEY, (*key, login)))
+            connection.store("staging_page", pages(payload.bytes, CHUNK_KEY, (*key, login)))
 
 
 def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> int:
@@ -143,7 +143,7 @@ def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions)
         How many messages were sent now; 0 where the batch was sent before.
 
     Raises:
-        ParcelsMissing, QueueNotFound, DestinationRefused, SubscriberUnreachable,
+        ChunksMissing, QueueNotFound, DestinationRefused, SubscriberUnreachable,
         SubscriptionsNotFound, NothingToSettle, DispatchLogAhead, DispatchLogOfOther: nothing was
         sent.
     """
@@ -160,7 +160,7 @@ def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions)
         if new and options.settles:
             settle(connection, staged[0].origin)
         if new:
-            unheard = send_parcels(connection, staged, options, login)
+            unheard = send_chunks(connection, staged, options, login)
         connection.run("discard", **values)
         connection.run("discard_abandoned", seconds=ABANDONED)
         connection.run("forget_abandoned", seconds=ABANDONED)
@@ -184,11 +184,11 @@ def warn(where: str, unheard: Counter[str]) -> None:
         log.warning("%s: %s", where, subscriptions.told(unheard))
 
 
-def send_parcels(
+def send_chunks(
     connection: Connection, staged: list[Staged], options: SinkOptions, login: str
 ) -> Counter[str]:
     """
-    Copy the winning attempts' parcels into the queues, in the order of tasks and rows.
+    Copy the winning attempts' chunks into the queues, in the order of tasks and rows.
 
     Args:
         connection: in a transaction, with the sink's row locked.
@@ -203,24 +203,24 @@ def send_parcels(
     wanted = {
         (each.attempt, number): seal for each in staged for number, seal in enumerate(each.seals)
     }
-    there = set(connection.rows("parcels", sink=sink, login=login, batch=batch))
+    there = set(connection.rows("chunks", sink=sink, login=login, batch=batch))
     missing = wanted.keys() - there
     if missing:
-        raise ParcelsMissing(sink, batch, len(wanted), len(wanted) - len(missing))
+        raise ChunksMissing(sink, batch, len(wanted), len(wanted) - len(missing))
     known = Destinations(connection, options.allowed)
     unheard: Counter[str] = Counter()
     for (attempt, number), seal in wanted.items():
-        rows = parcel(connection, (sink, batch, attempt, number), seal, login)
+        rows = chunk(connection, (sink, batch, attempt, number), seal, login)
         unheard += insert(connection, rows, options, known)
     known.confirm()
     return unheard
 
 
-def parcel(
+def chunk(
     connection: Connection, key: tuple[str, int, str, int], seal: Seal, login: str
 ) -> pa.Table:
     """
-    One parcel of the outbox.
+    One chunk of the staging.
 
     Raises:
         PayloadRefused: it is not the one that the task wrote.
@@ -231,14 +231,14 @@ def parcel(
         "login": login,
         "batch": batch,
         "attempt": attempt,
-        "parcel": number,
+        "chunk": number,
     }
-    ((payload,),) = connection.rows("parcel", **named)
-    stored = [] if payload else connection.rows("parcel_pages", **named)
+    ((payload,),) = connection.rows("chunk", **named)
+    stored = [] if payload else connection.rows("chunk_pages", **named)
     expected = Expected(
-        where=f"staged parcel {number} of attempt {attempt}, batch {batch} of sink {sink}",
-        schema=PARCEL_ROW,
-        optional=(*PARCEL_DELAYS.values(), PARCEL_TOPICS),
+        where=f"staged chunk {number} of attempt {attempt}, batch {batch} of sink {sink}",
+        schema=CHUNK_ROW,
+        optional=(*CHUNK_DELAYS.values(), CHUNK_TOPICS),
         most=seal.size,
         size=seal.size,
         seal=seal,
@@ -246,20 +246,20 @@ def parcel(
     return unpacked(payload, stored, expected)
 
 
-def send_now(session: Session, parcels: Iterable[pa.Table], options: SinkOptions) -> int:
-    """Send parcels as they come, a transaction for each; returns how many messages."""
+def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions) -> int:
+    """Send chunks as they come, a transaction for each; returns how many messages."""
     messages, unheard = 0, Counter[str]()
-    for parcel in parcels:
-        unheard += session.do(partial(_send, parcel=parcel, options=options))
-        messages += parcel.num_rows
+    for chunk in chunks:
+        unheard += session.do(partial(_send, chunk=chunk, options=options))
+        messages += chunk.num_rows
     warn(session.application, unheard)
     return messages
 
 
-def _send(connection: Connection, parcel: pa.Table, options: SinkOptions) -> Counter[str]:
+def _send(connection: Connection, chunk: pa.Table, options: SinkOptions) -> Counter[str]:
     with transaction(connection, timeout=options.query_timeout):
         known = Destinations(connection, options.allowed)
-        unheard = insert(connection, parcel, options, known)
+        unheard = insert(connection, chunk, options, known)
         known.confirm()
         return unheard
 
@@ -284,14 +284,14 @@ def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeo
 
 
 def insert(
-    connection: Connection, parcel: pa.Table, options: SinkOptions, known: Destinations
+    connection: Connection, chunk: pa.Table, options: SinkOptions, known: Destinations
 ) -> Counter[str]:
     """
-    Insert a parcel's messages into their queues, Expires by the database's clock.
+    Insert a chunk's messages into their queues, Expires by the database's clock.
 
     Args:
         connection: in a transaction.
-        parcel: of PARCEL_ROW, with `topics` where some are published, and PARCEL_DELAYS where some
+        chunk: of CHUNK_ROW, with `topics` where some are published, and CHUNK_DELAYS where some
             are delayed: those are stored, due by the database's clock too.
         options: the sink's.
         known: tables sent to in this transaction; grows.
@@ -299,16 +299,16 @@ def insert(
     Returns:
         Topics that no one is subscribed to, with how many messages went nowhere.
     """
-    waiting = delayed.waiting(parcel)
+    waiting = delayed.waiting(chunk)
     if waiting is not None:
-        later, parcel = parcel.filter(waiting), parcel.filter(pc.invert(waiting))
+        later, chunk = chunk.filter(waiting), chunk.filter(pc.invert(waiting))
         delayed.store_delayed(connection, later, by_queue(later, options), options, known)
-    rows = expiring(connection, parcel)
+    rows = expiring(connection, chunk)
     if options.fills_legacy_columns:
         rows = with_legacy_columns(rows)
-    chosen = by_queue(parcel, options)
+    chosen = by_queue(chunk, options)
     known.look_for(chosen)
-    topics, unheard = subscriptions.topics_of(parcel), Counter[str]()
+    topics, unheard = subscriptions.topics_of(chunk), Counter[str]()
     if topics is not None:
         copied, unheard = subscriptions.fan_out(connection, topics, options, known)
         for queue, copies in copied.items():
@@ -319,9 +319,9 @@ def insert(
     return unheard
 
 
-def by_queue(parcel: pa.Table, options: SinkOptions) -> dict[QueueAddress, pa.ChunkedArray]:
+def by_queue(chunk: pa.Table, options: SinkOptions) -> dict[QueueAddress, pa.ChunkedArray]:
     """Which rows go to one queue, as booleans, for each queue."""
-    own, topics = parcel["queue"], subscriptions.topics_of(parcel)
+    own, topics = chunk["queue"], subscriptions.topics_of(chunk)
     sent = None if topics is None else pc.is_null(topics)
     names: dict[QueueAddress, list[str | None]] = {}
     for name in pc.unique(own if sent is None else own.filter(sent)).to_pylist():
@@ -358,10 +358,10 @@ def look_ahead(connection: Connection, options: SinkOptions) -> None:
             subscriptions.look_for(connection, options.subscription_address)
 
 
-def expiring(connection: Connection, parcel: pa.Table) -> pa.Table:
+def expiring(connection: Connection, chunk: pa.Table) -> pa.Table:
     """The columns of a queue, but for ids; `expires` is the database's now plus the lifetime."""
-    columns = {"headers": parcel["headers"], "body": parcel["body"]}
-    lifetime = parcel["lifetime"]
+    columns = {"headers": chunk["headers"], "body": chunk["body"]}
+    lifetime = chunk["lifetime"]
     if lifetime.null_count < len(lifetime):
         now = connection.rows("clock")[0][0]
         later = pc.multiply(lifetime, 1000).cast(pa.duration("us"))

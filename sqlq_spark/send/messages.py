@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from sqlq_spark.options import SinkOptions
 
-# a row to send, as it lies in a parcel; `queue` null is the sink's own
-# further columns are there only where the frame has them: see delays.PARCEL_DELAYS
-PARCEL_ROW = pa.schema(
+# a row to send, as it lies in a chunk; `queue` null is the sink's own
+# further columns are there only where the frame has them: see delays.CHUNK_DELAYS
+CHUNK_ROW = pa.schema(
     [
         pa.field("queue", pa.string()),
         pa.field("headers", pa.string()),
@@ -37,7 +37,7 @@ PARCEL_ROW = pa.schema(
     ]
 )
 
-PARCEL_BYTES = 16 << 20
+CHUNK_BYTES = 16 << 20
 
 WRITTEN = (
     "body",
@@ -134,15 +134,15 @@ class Sender:
     sent: datetime | None = None
     clock: Callable[[], datetime] = own_clock  # by which what was received expires
 
-    def parcels(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Messages in tables of PARCEL_ROW, each of about PARCEL_BYTES at most."""
+    def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        """Messages in tables of CHUNK_ROW, each of about CHUNK_BYTES at most."""
         held: list[pa.Table] = []
         weight = row = 0
         for batch in batches:
             messages = self.messages(batch, row)
             row += batch.num_rows
             for part in parts(messages):
-                if held and weight + part.nbytes > PARCEL_BYTES:
+                if held and weight + part.nbytes > CHUNK_BYTES:
                     yield pa.concat_tables(held)
                     held, weight = [], 0
                 held.append(part)
@@ -166,10 +166,10 @@ class Sender:
             lifetime,
         ]
         frame.check_queues(queues, topics, self.options)
-        messages = delays.appended(pa.Table.from_arrays(columns, schema=PARCEL_ROW), later)
+        messages = delays.appended(pa.Table.from_arrays(columns, schema=CHUNK_ROW), later)
         if topics is None:
             return messages
-        return messages.append_column(publishing.PARCEL_TOPICS, topics)
+        return messages.append_column(publishing.CHUNK_TOPICS, topics)
 
     def headers(
         self,
@@ -234,8 +234,8 @@ def spans(lifetimes: pa.Array) -> pa.Array | None:
 
 
 def parts(messages: pa.Table) -> Iterator[pa.Table]:
-    """Slices of about PARCEL_BYTES at most; one row may weigh more."""
+    """Slices of about CHUNK_BYTES at most; one row may weigh more."""
     each = max(1, messages.nbytes // max(1, messages.num_rows))
-    step = max(1, PARCEL_BYTES // each)
+    step = max(1, CHUNK_BYTES // each)
     for first in range(0, messages.num_rows, step):
         yield messages.slice(first, step)

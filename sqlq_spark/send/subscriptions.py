@@ -205,7 +205,7 @@ def fan_out(
     connection: Connection, topics: pa.ChunkedArray, options: SinkOptions, known: Destinations
 ) -> tuple[dict[QueueAddress, pa.ChunkedArray], Counter[str]]:
     """
-    Which rows of a parcel are copied into which queue.
+    Which rows of a chunk are copied into which queue.
 
     Args:
         connection: in the transaction that sends; reads the table unless it is remembered.
@@ -320,6 +320,6 @@ def shown(text: str) -> str:
     return ascii(text if len(text) <= LONGEST else text[:LONGEST] + "…")
 
 
-def topics_of(parcel: pa.Table) -> pa.ChunkedArray | None:
-    """The topics of a parcel's rows; None where none is published."""
-    return parcel["topics"] if "topics" in parcel.column_names else None
+def topics_of(chunk: pa.Table) -> pa.ChunkedArray | None:
+    """The topics of a chunk's rows; None where none is published."""
+    return chunk["topics"] if "topics" in chunk.column_names else None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sqlq_spark.send.frame import Frame
 
 TOPICS = pa.list_(pa.string())
-PARCEL_TOPICS = pa.field("topics", TOPICS)  # of a parcel some of whose rows may be published
+CHUNK_TOPICS = pa.field("topics", TOPICS)  # of a chunk some of whose rows may be published
 DELAYS = ("delay", "deliverAt")  # columns
 
 

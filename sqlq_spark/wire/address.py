@@ -247,7 +247,7 @@ def split_canonical(text: str) -> list[str]:
     Split canonical addresses, of either database, that `, ` joins; whatever their names hold.
 
     Args:
-        text: as the state tables keep the queues of a reader; another text is one address.
+        text: as the state tables keep the queues of a stream; another text is one address.
     """
     found, at = [], 0
     while at < len(text):

@@ -1,7 +1,7 @@
 """
 Header text: the JSON of a message's headers, the names that matter, and the times inside them.
 
-Written byte for byte as the transports' 9.1 writer does, read as strictly as their reader does:
+Written byte for byte as the transports' 9.1 writer does, read as strictly as their stream does:
 what makes a .NET peer fail must be poison here too. Source: WIRE.md part 2.
 """
 
@@ -100,7 +100,7 @@ def escape(text: str) -> str:
 
     Args:
         text: any; a surrogate alone becomes `\uFFFD`. Which characters are not assigned (and so
-            escaped) is a matter of Python's Unicode version; every reader takes either form.
+            escaped) is a matter of Python's Unicode version; every stream takes either form.
     """
     return text.translate(_ESCAPES) if UNSAFE.search(text) else text
 

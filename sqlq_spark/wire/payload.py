@@ -1,5 +1,5 @@
 """
-What lies in a receipt and in a parcel of the outbox: rows in columns, each buffer packed by zstd.
+What lies in a receipt and in a chunk of the staging: rows in columns, each buffer packed by zstd.
 
 Whoever may write the state tables may write any bytes there, so Arrow's own stream format is not
 read: it unpacks whatever size its metadata claims, and trusts the offsets that it finds. Ours says
@@ -39,16 +39,16 @@ LARGE = 256 << 10  # bytes; a longer payload goes into pages
 PAGE = 7_900  # bytes; with its key it fills a page of the table
 
 RECEIPT_KEY = {
-    "reader": pa.string(),
+    "stream": pa.string(),
     "batch": pa.int64(),
     "task": pa.int32(),
     "login": pa.string(),
 }
-PARCEL_KEY = {
+CHUNK_KEY = {
     "sink": pa.string(),
     "batch": pa.int64(),
     "attempt": pa.string(),
-    "parcel": pa.int32(),
+    "chunk": pa.int32(),
     "login": pa.string(),
 }
 
@@ -62,13 +62,13 @@ class Packed:
 
     @property
     def seal(self) -> Seal:
-        """By which whoever packed it knows it again; 1 ms for a parcel of like messages."""
+        """By which whoever packed it knows it again; 1 ms for a chunk of like messages."""
         return Seal(self.size, digest(self.bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What Spark carries from the task that staged a parcel to the driver that sends it."""
+    """What Spark carries from the task that staged a chunk to the driver that sends it."""
 
     size: int  # bytes, unpacked
     digest: str  # of the payload

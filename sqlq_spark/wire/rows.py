@@ -67,7 +67,7 @@ def by_seq(rows: pa.Table) -> pa.Table:
     return rows.take(pa.array(np.argsort(seqs)))
 
 
-def chunks(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+def record_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
     """Slices of at most BATCH_ROWS rows and about BATCH_BYTES bytes, at least one row each."""
     each = max(1, rows.nbytes // max(1, rows.num_rows))
     for chunk in rows.to_batches(max_chunksize=max(1, min(BATCH_ROWS, BATCH_BYTES // each))):

@@ -37,7 +37,7 @@ class Unfit(ValueError):
 class Expected:
     """What a payload must be, by what is known without it."""
 
-    where: str  # which receipt or parcel, for an error
+    where: str  # which receipt or chunk, for an error
     schema: pa.Schema
     optional: tuple[pa.Field, ...] = ()  # columns that may follow, in this order
     most: int  # bytes, unpacked

@@ -17,7 +17,7 @@ from sqlq_spark.admin import checks
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.driver import INITIAL, Reader
+from sqlq_spark.receive.driver import INITIAL, PeekLoop
 from sqlq_spark.receive.peek import Peek
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch
@@ -108,18 +108,18 @@ def _receive(bench: Bench) -> Costs:
     bench.database.fill("orders", bench.batch * _BATCHES)
     raw = {"url": bench.url, "queue": "orders", "maxMessagesPerTrigger": str(bench.batch)}
     options = SourceOptions.parse(raw | {"maxConcurrency": "2"})
-    reader, offset, taken = Reader(options, time.monotonic, checks.at_start), INITIAL, 0
+    loop, offset, taken = PeekLoop(options, time.monotonic, checks.at_start), INITIAL, 0
     with Session(options, "limits") as session:
         peek = _peek(options, session.open())
-        reader.freeze()
+        loop.freeze()
         before = bench.spent()
-        while (following := reader.latest(offset)) != offset:
+        while (following := loop.latest(offset)) != offset:
             offset = following
-            for task in reader.tasks(offset):
+            for task in loop.tasks(offset):
                 origin = Origin(query_id="limits", query_batch=offset["batch"])
                 taken += receive(session.open(), task, timeout=_TIMEOUT, origin=origin).num_rows
         costs = bench.cost(before, taken)
-    reader.close()
+    loop.close()
     _expect("receive", taken, bench.batch * _BATCHES)
     return costs | {"peek ms": peek}
 
@@ -138,12 +138,10 @@ def _peek(options: SourceOptions, connection: Connection) -> float:
 
 def _copy(bench: Bench) -> Costs:
     """The COPY of a batch alone, on one connection, without begin and commit."""
-    options, parcels = _to_send(bench)
+    options, chunks = _to_send(bench)
     elapsed = 0.0
     with Session(options, "limits") as session, transaction(session.open(), timeout=_TIMEOUT):
-        tables = [
-            dispatch.identified(dispatch.expiring(session.open(), parcel)) for parcel in parcels
-        ]
+        tables = [dispatch.identified(dispatch.expiring(session.open(), chunk)) for chunk in chunks]
         before = bench.spent()
         start = time.perf_counter()
         for rows in tables:
@@ -155,11 +153,11 @@ def _copy(bench: Bench) -> Costs:
 
 def _send_now(bench: Bench) -> Costs:
     """A task's way to send at once."""
-    options, parcels = _to_send(bench)
+    options, chunks = _to_send(bench)
     with Session(options, "limits") as session:
         session.open()
         before, start = bench.spent(), time.perf_counter()
-        dispatch.send_now(session, parcels, options)
+        dispatch.send_now(session, chunks, options)
         elapsed = time.perf_counter() - start
         costs = bench.cost(before, bench.batch)
     _expect("send", bench.database.count("sent"), bench.batch)
@@ -168,11 +166,11 @@ def _send_now(bench: Bench) -> Costs:
 
 def _stage_and_dispatch(bench: Bench) -> Costs:
     """A task's staging and the driver's dispatch, whose one connection is timed."""
-    options, parcels = _to_send(bench)
+    options, chunks = _to_send(bench)
     with Session(options, "limits") as session:
         session.open()
         before = bench.spent()
-        staged = dispatch.stage(session, parcels, sink=dispatch.nameless_sink(), batch=0)
+        staged = dispatch.stage(session, chunks, sink=dispatch.nameless_sink(), batch=0)
         start = time.perf_counter()
         dispatch.dispatch(session.open(), [staged], options)
         elapsed = time.perf_counter() - start
@@ -182,11 +180,11 @@ def _stage_and_dispatch(bench: Bench) -> Costs:
 
 
 def _to_send(bench: Bench) -> tuple[SinkOptions, list[pa.Table]]:
-    """An empty queue, and the parcels of a batch for it."""
+    """An empty queue, and the chunks of a batch for it."""
     bench.database.fill("sent", 0)
     options = SinkOptions.parse({"url": bench.url, "queue": "sent"})
     frame = orders(0, bench.batch).to_batches()
-    return options, list(Sender(options=options, partition=0).parcels(frame))
+    return options, list(Sender(options=options, partition=0).chunks(frame))
 
 
 def _expect(what: str, found: int, expected: int) -> None:

@@ -1,4 +1,4 @@
-"""What a reader knows already: Spark's JDBC and rate sources; a loop of one row, and a limit."""
+"""What a stream knows already: Spark's JDBC and rate sources; a loop of one row, and a limit."""
 
 from __future__ import annotations
 

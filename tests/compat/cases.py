@@ -160,7 +160,7 @@ def relayed(stage: Stage, name: str, **more: object) -> None:
         stage.finish(writer, stage.folder / name)
 
         assert stage.ids(target) == numbered(0, stop)
-    assert [stage.count(source), stage.count("outbox")] == [0, 0]
+    assert [stage.count(source), stage.count("staging")] == [0, 0]
 
 
 def functions_read_and_answer(stage: Stage) -> None:
@@ -223,7 +223,7 @@ def a_job_drains_a_queue(stage: Stage) -> None:
         encoding="utf-8",
     )
     urls = {"SQLQUEUE_SOURCE_URL": stage.url, "SQLQUEUE_TARGET_URL": stage.url}
-    # SPARK_TESTING lets Spark choose the server's port: this process has a server on the default one
+    # with SPARK_TESTING Spark chooses the port: the server of this process has the default one
     remote = {"SPARK_REMOTE": "local[2]", "SPARK_TESTING": "1"} if stage.connect else {}
 
     done = subprocess.run(

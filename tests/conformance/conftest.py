@@ -24,7 +24,7 @@ from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.driver import INITIAL, Offset, Reader
+from sqlq_spark.receive.driver import INITIAL, Offset, PeekLoop
 from sqlq_spark.receive.receipts import Acknowledged, Driver, acknowledge, create, store_plan
 from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.wire.address import QueueAddress
@@ -138,7 +138,7 @@ class Bench:
         return database.of(self.peer.url).printed(QueueAddress(table, self.peer.schema))
 
     def source(self, **raw: str) -> SourceOptions:
-        """Options of a reader of the queue, or of `queues`, by their public names."""
+        """Options of a stream of the queue, or of `queues`, by their public names."""
         given = {"url": self.peer.url, "stateSchema": self.peer.state}
         given |= {} if "queues" in raw else {"queue": self.printed}
         return SourceOptions.parse({**given, "queryTimeout": f"{TIMEOUT:g}s", **raw})
@@ -165,9 +165,9 @@ class Bench:
             self._desk = self.open("desk")
         return self._desk
 
-    def reader(self, clock: Clock | None = None, **raw: str) -> Reader:
+    def loop(self, clock: Clock | None = None, **raw: str) -> PeekLoop:
         """Give the driver's side of a stream, as a fresh process has it; its clock stands still."""
-        made = Reader(self.source(**raw), clock or Clock(), checks.at_start)
+        made = PeekLoop(self.source(**raw), clock or Clock(), checks.at_start)
         self._stack.callback(made.close)
         return made
 
@@ -186,37 +186,37 @@ class Bench:
 
     # ------------------------------------------------------------ a stream by hand
 
-    def new_reader(self, *, acked: int = 0) -> str:
-        """Make a reader's row, its batches up to `acked` closed."""
-        reader, connection = str(uuid.uuid4()), self.desk
+    def new_stream(self, *, acked: int = 0) -> str:
+        """Make a stream's row, its batches up to `acked` closed."""
+        stream, connection = str(uuid.uuid4()), self.desk
         with transaction(connection, timeout=TIMEOUT):
-            create(connection, reader, self.who)
+            create(connection, stream, self.who)
         for batch in range(1, acked + 1):
-            self.plan(reader, batch)
-            self.ack(reader, batch)
-        return reader
+            self.plan(stream, batch)
+            self.ack(stream, batch)
+        return stream
 
-    def plan(self, reader: str, batch: int) -> None:
+    def plan(self, stream: str, batch: int) -> None:
         """Give a batch a plan without tasks."""
         with transaction(self.desk, timeout=TIMEOUT):
-            store_plan(self.desk, reader, batch, "[]", self.who)
+            store_plan(self.desk, stream, batch, "[]", self.who)
 
     @property
     def who(self) -> Driver:
-        """The one driver of `new_reader`'s readers."""
+        """The one driver of `new_stream`'s streams."""
         return Driver(driver="the driver", queue=self.printed, state_schema=self.peer.state)
 
-    def ack(self, reader: str, batch: int, connection: Connection | None = None) -> Acknowledged:
-        """Acknowledge a batch, as the driver of `new_reader`."""
+    def ack(self, stream: str, batch: int, connection: Connection | None = None) -> Acknowledged:
+        """Acknowledge a batch, as the driver of `new_stream`."""
         connection = connection or self.desk
         with transaction(connection, timeout=TIMEOUT):
-            return acknowledge(connection, reader, batch, self.who, claim=False)
+            return acknowledge(connection, stream, batch, self.who, claim=False)
 
-    def task(self, reader: str, *, batch: int = 1, task: int = 0, **limits: Any) -> Task:
+    def task(self, stream: str, *, batch: int = 1, task: int = 0, **limits: Any) -> Task:
         """Give a task over the whole queue."""
         whole = Task(
             queue=self.queue,
-            reader=reader,
+            stream=stream,
             batch=batch,
             task=task,
             first=-(2**63),
@@ -229,16 +229,16 @@ class Bench:
         """Run a task as an executor does, once."""
         return receive(connection or self.desk, task, timeout=TIMEOUT, origin=Origin())
 
-    def batch(self, reader: Reader, start: Offset = INITIAL) -> tuple[Offset, list[pa.Table]]:
+    def batch(self, loop: PeekLoop, start: Offset = INITIAL) -> tuple[Offset, list[pa.Table]]:
         """Plan and receive the batch after `start`; the same offset means there was none."""
-        end = reader.latest(start)
-        return end, [] if end == start else [self.receive(task) for task in reader.tasks(end)]
+        end = loop.latest(start)
+        return end, [] if end == start else [self.receive(task) for task in loop.tasks(end)]
 
-    def drain(self, reader: Reader, start: Offset = INITIAL, most: int = 50) -> list[bytes]:
+    def drain(self, loop: PeekLoop, start: Offset = INITIAL, most: int = 50) -> list[bytes]:
         """Run micro-batches as AvailableNow does, until the offset stays; the bodies got."""
         got: list[bytes] = []
         for _ in range(most):
-            end, tables = self.batch(reader, start)
+            end, tables = self.batch(loop, start)
             if end == start:
                 return got
             start = end

@@ -202,8 +202,8 @@ class DBA(ABC):
         """Lock a queue against whoever would send to it, as long as the block lasts."""
 
     @abstractmethod
-    def holding_readers(self) -> AbstractContextManager[None]:
-        """Lock the rows of readers against whoever would lock them, as long as the block lasts."""
+    def holding_streams(self) -> AbstractContextManager[None]:
+        """Lock the rows of streams against whoever would lock them, as long as the block lasts."""
 
     @abstractmethod
     def age(self, table: str, column: str, *, hours: int) -> None:
@@ -415,10 +415,10 @@ class PostgreSQL(DBA):
             other.rollback()
 
     @contextmanager
-    def holding_readers(self) -> Iterator[None]:
+    def holding_streams(self) -> Iterator[None]:
         """As DBA."""
         with psycopg.connect(self.url) as other:
-            name = sql.Identifier(self.state, "reader")
+            name = sql.Identifier(self.state, "stream")
             other.execute(sql.SQL("SELECT FROM {} FOR UPDATE").format(name))
             yield
             other.rollback()

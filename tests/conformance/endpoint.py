@@ -44,7 +44,7 @@ class Mode(Enum):
 
 
 class NoBody(Exception):
-    """A body of NULL, which this transport's reader cannot read."""
+    """A body of NULL, which this transport's stream cannot read."""
 
 
 class HandlerFailed(Exception):

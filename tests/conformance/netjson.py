@@ -2,7 +2,7 @@ r"""
 Header text as .NET endpoints read and write it; the peer's own, not the package's.
 
 Written from WIRE.md part 2 alone, so that a mistake of the package's is not made twice.
-Headers are a flat object, which is a regular language: the reader is one expression.
+Headers are a flat object, which is a regular language: the stream is one expression.
 """
 
 from __future__ import annotations

@@ -234,10 +234,10 @@ class SQLServer(DBA):
             yield
 
     @contextmanager
-    def holding_readers(self) -> Iterator[None]:
+    def holding_streams(self) -> Iterator[None]:
         """As DBA."""
         with self.transaction() as execute:
-            execute(f"UPDATE {bracketed(self.state)}.reader SET driver = driver")
+            execute(f"UPDATE {bracketed(self.state)}.stream SET driver = driver")
             yield
 
     def age(self, table: str, column: str, *, hours: int) -> None:

@@ -70,23 +70,23 @@ def web(database: Database) -> Iterator[Endpoint]:
         yield endpoint
 
 
-def received(bench: Bench, reader: str, batch: int = 1, **limits: Any) -> list[dict[str, Any]]:
+def received(bench: Bench, stream: str, batch: int = 1, **limits: Any) -> list[dict[str, Any]]:
     """Receive as an executor does, and give the rows as Spark gets them."""
-    table = bench.receive(bench.task(reader, batch=batch, **limits))
+    table = bench.receive(bench.task(stream, batch=batch, **limits))
     chunks = [
         message.received(chunk, pa.schema(FIELDS.items()), queue="q")
-        for chunk in message.chunks(table)
+        for chunk in message.record_batches(table)
     ]
     rows = [row for chunk in chunks for row in chunk.to_pylist()]
     return [row | {"headers": row["headers"] and dict(row["headers"])} for row in rows]
 
 
 def write(bench: Bench, frame: dict[str, Any], *, batch: int = 0, **raw: str) -> None:
-    """Send a frame through the outbox, as a stream's task and driver do."""
+    """Send a frame through the staging, as a stream's task and driver do."""
     options = bench.sink(**raw)
     rows = pa.RecordBatch.from_pydict(frame)
-    parcels = messages.Sender(options=options, partition=0).parcels([rows])
-    staged = dispatch.stage(bench.session(), parcels, sink="sink", batch=batch)
+    chunks = messages.Sender(options=options, partition=0).chunks([rows])
+    staged = dispatch.stage(bench.session(), chunks, sink="sink", batch=batch)
     dispatch.dispatch(bench.desk, [staged], options)
 
 
@@ -149,7 +149,7 @@ def test_we_read_what_an_endpoint_sent(bench: Bench, orders: Endpoint, *, older:
 
     sent = [orders.send(orders.address, b"%d" % at, dict(mine)) for at in range(3)]
 
-    rows = received(bench, bench.new_reader())
+    rows = received(bench, bench.new_stream())
     assert rows == [
         {
             "correlationId": headers["NServiceBus.MessageId"],
@@ -167,7 +167,7 @@ def test_we_drop_what_expired_and_hand_out_what_did_not(bench: Bench, orders: En
     for lives in (0, None, 86_400_000):
         orders.send(orders.address, str(lives).encode(), lives=lives)
 
-    rows = received(bench, bench.new_reader())
+    rows = received(bench, bench.new_stream())
 
     assert [row["body"] for row in rows] == [b"None", b"86400000"]
 
@@ -178,7 +178,7 @@ def test_we_drop_what_expired_and_hand_out_what_did_not(bench: Bench, orders: En
 def test_a_request_of_an_endpoint_is_answered_by_our_sink(bench: Bench, web: Endpoint) -> None:
     """The reply goes to the address in the message, and finds the request that it belongs to."""
     request = web.send(bench.printed, b"question")
-    (row,) = received(bench, bench.new_reader())
+    (row,) = received(bench, bench.new_stream())
 
     related = {
         "NServiceBus.RelatedTo": row["headers"]["NServiceBus.MessageId"],
@@ -211,7 +211,7 @@ def test_our_request_is_answered_by_an_endpoint(bench: Bench, web: Endpoint, mod
     while web.receive(lambda request: request.reply(b"answer to " + request.body), mode):
         pass
 
-    rows = received(bench, bench.new_reader())
+    rows = received(bench, bench.new_stream())
     assert [(row["correlationId"], row["body"]) for row in rows] == [
         ("request 1", b"answer to 1"),
         ("request 2", b"answer to 2"),
@@ -237,7 +237,7 @@ def test_poison_lies_in_the_error_queue_as_the_endpoint_itself_leaves_it(
     for text, row in rows:
         bench.peer.send(bench.queue, text, b"\0body", lives=60_000, row=row)
 
-    assert received(bench, bench.new_reader(), errors=bench.errors) == []
+    assert received(bench, bench.new_stream(), errors=bench.errors) == []
 
     assert [row[:4] for row in bench.peer.rows(bench.errors)] == left_by_it
     assert len(left_by_it) == len(texts)
@@ -248,8 +248,8 @@ def test_poison_that_someone_mended_is_returned_to_us_by_the_tools(
 ) -> None:
     """As it lies there no tool can read it; with headers it goes where they say."""
     bench.peer.send(bench.queue, '{"NServiceBus.MessageId":"m",}', b"body")
-    reader = bench.new_reader()
-    received(bench, reader, errors=bench.errors)
+    stream = bench.new_stream()
+    received(bench, stream, errors=bench.errors)
     with pytest.raises(netjson.Poison):
         orders.return_to_source()
 
@@ -257,7 +257,7 @@ def test_poison_that_someone_mended_is_returned_to_us_by_the_tools(
     bench.peer.dba.rewrite(bench.errors, mended)
 
     assert orders.return_to_source() == bench.printed
-    (row,) = received(bench, reader, batch=2)
+    (row,) = received(bench, stream, batch=2)
     assert (row["headers"], row["body"]) == ({"NServiceBus.MessageId": "m"}, b"body")
 
 
@@ -279,7 +279,7 @@ def test_what_failed_at_an_endpoint_and_is_returned_is_whole_again(
     assert before.items() <= failed.items()
     assert failed["NServiceBus.FailedQ"] == bench.printed
     assert orders.return_to_source() == bench.printed
-    (row,) = received(bench, bench.new_reader())
+    (row,) = received(bench, bench.new_stream())
     assert (row["headers"], row["body"]) == (before, b"order")
     assert orders.return_to_source() is None
 
@@ -329,7 +329,7 @@ def test_we_hear_once_of_what_an_endpoint_publishes(bench: Bench, web: Endpoint)
 
     assert web.publish([PLACED, EVENT], b"event") == [bench.printed]
 
-    (row,) = received(bench, bench.new_reader())
+    (row,) = received(bench, bench.new_stream())
     assert row["body"] == b"event"
     assert row["headers"]["NServiceBus.MessageIntent"] == "Publish"
     assert row["headers"]["NServiceBus.EnclosedMessageTypes"] == f"{PLACED};{EVENT}"
@@ -387,7 +387,7 @@ def test_we_receive_what_an_endpoint_delayed_for_us(bench: Bench, web: Endpoint)
     web.move_due()
     assert handled(web) == []
 
-    (row,) = received(bench, bench.new_reader())
+    (row,) = received(bench, bench.new_stream())
 
     assert row["body"] == b"late"
     assert row["headers"]["Shop.Note"] == "a/b"
@@ -404,7 +404,7 @@ def test_we_move_and_forward_what_waits_in_our_table(
 
     moved = mover(bench).move_all(bench.desk)
 
-    rows = received(bench, bench.new_reader(), errors=bench.errors)
+    rows = received(bench, bench.new_stream(), errors=bench.errors)
     assert moved.messages == 2
     assert [row["body"] for row in rows] == [b"ours"]
     assert FORWARD not in rows[0]["headers"]
@@ -422,7 +422,7 @@ def test_what_we_cannot_forward_is_returned_to_where_it_belongs(
     with Endpoint(database, "absent") as absent:
         orders.defer(absent.address, b"late", 0)
         mover(bench).move_all(bench.desk)
-        assert received(bench, bench.new_reader(), errors=bench.errors) == []
+        assert received(bench, bench.new_stream(), errors=bench.errors) == []
 
         absent.install()
 
@@ -523,8 +523,8 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_receive(
     for at in range(10):
         orders.send(orders.address, b"%d" % at, lives=-1 if at in {2, 7} else None)
     orders.defer(orders.address, b"due", 0)
-    reader, connection = bench.new_reader(), bench.open("ours")
-    task = bench.task(reader, messages=6)
+    stream, connection = bench.new_stream(), bench.open("ours")
+    task = bench.task(stream, messages=6)
 
     with Endpoint(orders.database.impatient(0.3), orders.name) as hasty:
         connection.run("begin")
@@ -550,16 +550,16 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_dispatch(
 ) -> None:
     """What we are about to send is not there yet; what was there is served meanwhile."""
     orders.send(orders.address, b"before")
-    parcels = messages.Sender(options=bench.sink(), partition=0).parcels(
+    chunks = messages.Sender(options=bench.sink(), partition=0).chunks(
         [pa.RecordBatch.from_pydict({"body": pa.array([b"ours"], pa.binary())})]
     )
-    staged = dispatch.stage(bench.session(), parcels, sink="sink", batch=0)
+    staged = dispatch.stage(bench.session(), chunks, sink="sink", batch=0)
     connection = bench.open("ours")
 
     with Endpoint(orders.database.impatient(0.3), orders.name) as hasty:
         connection.run("begin")
         login, _ = dispatch_log.lock(connection, "sink")
-        dispatch.send_parcels(connection, [staged], bench.sink(), login)
+        dispatch.send_chunks(connection, [staged], bench.sink(), login)
         hasty.send(hasty.address, b"after")
         assert hasty.peek() >= 2
         during = [incoming.body for incoming in handled(hasty)]
@@ -577,21 +577,21 @@ def test_nothing_of_ours_waits_for_a_message_in_an_endpoints_hands(
     """We receive and browse around it; when its handler fails, the message comes to us."""
     for at in range(3):
         orders.send(orders.address, b"%d" % at)
-    reader = bench.new_reader()
+    stream = bench.new_stream()
     shown: list[bytes] = []
     got: list[bytes] = []
 
     def slow(_: Incoming) -> None:
         (page,) = browse.pages(bench.desk, bench.queue, 1, 99, narrow=False, timeout=TIMEOUT)
         shown.extend(page["body"].to_pylist())
-        got.extend(row["body"] for row in received(bench, reader))
+        got.extend(row["body"] for row in received(bench, stream))
         raise HandlerFailed
 
     orders.receive(slow)
 
     assert shown == [b"0", b"1", b"2"]
     assert got == [b"1", b"2"]
-    assert [row["body"] for row in received(bench, reader, batch=2)] == [b"0"]
+    assert [row["body"] for row in received(bench, stream, batch=2)] == [b"0"]
 
 
 class Contest:
@@ -636,15 +636,15 @@ class Contest:
                 fed = fed or self._first(mine)
                 mine.clear()
 
-    def stream(self, name: str, reader: str, connection: Connection) -> None:
+    def stream(self, name: str, stream: str, connection: Connection) -> None:
         """Receive batch after batch, as a stream's task and driver do."""
         batch, fed = 0, False
         self.start.wait(TIMEOUT)
         while self.open:
             batch += 1
-            task = self.bench.task(reader, batch=batch, messages=15)
+            task = self.bench.task(stream, batch=batch, messages=15)
             rows = self.bench.receive(task, connection)
-            self.bench.ack(reader, batch, connection)
+            self.bench.ack(stream, batch, connection)
             self.got += [(name, body) for body in rows["body"].to_pylist()]
             fed = fed or self._first(rows)
 
@@ -684,7 +684,7 @@ def test_every_message_comes_to_exactly_one_of_endpoints_and_streams(
 
     works: list[Callable[[], None]] = [
         *(partial(contest.serve, endpoint, mode) for endpoint, mode in modes),
-        *(partial(contest.stream, name, bench.new_reader(), bench.open(name)) for name in streams),
+        *(partial(contest.stream, name, bench.new_stream(), bench.open(name)) for name in streams),
         partial(contest.send, web, bodies[:60]),
         partial(contest.send, shop, bodies[60:120]),
         partial(contest.sink, bodies[120:]),

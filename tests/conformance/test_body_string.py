@@ -11,7 +11,7 @@ from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import BodyStringMissing
 from sqlq_spark.receive import browse, receipts
 from sqlq_spark.wire.address import QueueAddress
-from sqlq_spark.wire.rows import QUEUE_ROW, chunks, received
+from sqlq_spark.wire.rows import QUEUE_ROW, received, record_batches
 
 from .conftest import TIMEOUT, Bench
 
@@ -31,7 +31,7 @@ def texts(bench: Bench) -> Bench:
 
 def shown(rows: pa.Table) -> list[str | None]:
     """The column as Spark gets it."""
-    batches = [received(chunk, SPARK, queue="q") for chunk in chunks(rows)]
+    batches = [received(chunk, SPARK, queue="q") for chunk in record_batches(rows)]
     return [text for batch in batches for text in batch.column("bodyString").to_pylist()]
 
 
@@ -69,7 +69,7 @@ def test_a_task_hands_out_the_text_and_its_replay_does_too(texts: Bench) -> None
     """As the database writes it: bytes that are no ASCII as escapes, or all of them as UTF-16."""
     bodies = texts.peer.dba.shapes.texts
     send(texts, list(bodies))
-    task = texts.task(texts.new_reader(), body_string=True)
+    task = texts.task(texts.new_stream(), body_string=True)
 
     got = texts.receive(task)
 
@@ -79,16 +79,16 @@ def test_a_task_hands_out_the_text_and_its_replay_does_too(texts: Bench) -> None
 
 
 def test_a_receipt_that_was_made_without_the_text_is_replayed_with_null(texts: Bench) -> None:
-    """The option came with a restart; and one made with it serves a reader that went without."""
+    """The option came with a restart; and one made with it serves a stream that went without."""
     send(texts, text(texts, "1", "2"))
-    reader = texts.new_reader()
-    without = texts.task(reader, batch=1, messages=1)
-    with_text = texts.task(reader, batch=2, body_string=True)
+    stream = texts.new_stream()
+    without = texts.task(stream, batch=1, messages=1)
+    with_text = texts.task(stream, batch=2, body_string=True)
     before = [texts.receive(without), texts.receive(with_text)]
 
     after = [
-        texts.receive(texts.task(reader, batch=1, body_string=True)),
-        texts.receive(texts.task(reader, batch=2)),
+        texts.receive(texts.task(stream, batch=1, body_string=True)),
+        texts.receive(texts.task(stream, batch=2)),
     ]
 
     assert [shown(rows) for rows in after] == [[None], ["2"]]
@@ -98,22 +98,22 @@ def test_a_receipt_that_was_made_without_the_text_is_replayed_with_null(texts: B
 def test_a_receipt_with_the_text_is_returned_without_it(texts: Bench) -> None:
     """The table makes it anew."""
     send(texts, text(texts, "1"))
-    reader = texts.new_reader()
-    texts.receive(texts.task(reader, body_string=True))
+    stream = texts.new_stream()
+    texts.receive(texts.task(stream, body_string=True))
 
     with transaction(texts.desk, timeout=TIMEOUT):
-        receipts.return_(texts.desk, reader, 1, 0, texts.queue)
+        receipts.return_(texts.desk, stream, 1, 0, texts.queue)
 
-    assert shown(texts.receive(texts.task(texts.new_reader(), body_string=True))) == ["1"]
+    assert shown(texts.receive(texts.task(texts.new_stream(), body_string=True))) == ["1"]
 
 
 def test_the_text_counts_as_weight(texts: Bench) -> None:
     """A byte may be four of its text, or half of it: a task's memory holds both."""
     send(texts, [b"\xff" * 1000] * 8)
-    reader = texts.new_reader()
+    stream = texts.new_stream()
 
-    light = texts.task(reader, batch=1, bytes=2500)
-    heavy = texts.task(reader, batch=2, bytes=2500, body_string=True)
+    light = texts.task(stream, batch=1, bytes=2500)
+    heavy = texts.task(stream, batch=2, bytes=2500, body_string=True)
 
     assert texts.receive(light).num_rows == 3
     assert texts.receive(heavy).num_rows == {"postgresql": 1, "sqlserver": 2}[texts.peer.dialect]
@@ -121,7 +121,7 @@ def test_the_text_counts_as_weight(texts: Bench) -> None:
 
 def test_nothing_received_has_the_column_too(texts: Bench) -> None:
     """An empty batch fits the schema."""
-    got = texts.receive(texts.task(texts.new_reader(), body_string=True))
+    got = texts.receive(texts.task(texts.new_stream(), body_string=True))
 
     assert got.schema.names == [*QUEUE_ROW.names, "bodystring"]
 
@@ -132,7 +132,7 @@ def test_poison_and_expired_messages_are_diverted_as_ever(texts: Bench) -> None:
     texts.peer.send(texts.queue, body=b"gone", lives=-1)
     send(texts, text(texts, "good"))
 
-    task = texts.task(texts.new_reader(), body_string=True, errors=texts.errors)
+    task = texts.task(texts.new_stream(), body_string=True, errors=texts.errors)
 
     assert shown(texts.receive(task)) == ["good"]
     assert [row.body for row in texts.peer.rows(texts.errors)] == [b"poison"]
@@ -165,7 +165,7 @@ def test_a_browse_shows_the_text(texts: Bench) -> None:
 def test_a_table_without_the_column_is_told_with_what_adds_it(bench: Bench) -> None:
     """Nothing is taken; the statement of the error can be run."""
     send(bench, text(bench, "1"))
-    task = bench.task(bench.new_reader(), body_string=True)
+    task = bench.task(bench.new_stream(), body_string=True)
 
     with pytest.raises(BodyStringMissing) as caught:
         bench.receive(task)

@@ -55,7 +55,7 @@ def test_the_ranges_together_hold_every_message_once_and_by_seq(
 
 
 def test_browsing_waits_for_no_one_and_deletes_nothing(bench: Bench) -> None:
-    """Expired rows and poison are shown; what others hold, where readers see it."""
+    """Expired rows and poison are shown; what others hold, where streams see it."""
     bench.peer.send(bench.queue, "[]", None)
     bench.peer.send(bench.queue, lives=-1)
     before = bench.peer.rows(bench.queue)

@@ -17,7 +17,7 @@ from sqlq_spark.admin import checks, inspect
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import BodyStringMissing
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.driver import INITIAL, Reader
+from sqlq_spark.receive.driver import INITIAL, PeekLoop
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import wire_time
 
@@ -102,7 +102,7 @@ def test_expiring_messages_in_a_queue_as_the_transport_makes_it_are_nothing_wron
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
 
     (found,) = checks.of_any_queue(bare.desk, bare.queue, timeout=TIMEOUT)
-    bare.drain(bare.reader(transactionMode="none"))
+    bare.drain(bare.loop(transactionMode="none"))
 
     assert (found.name, found.severity) == ("expires_index", "note")
     assert caplog.records == []
@@ -260,7 +260,7 @@ def test_a_transaction_that_stays_open_is_found_and_can_be_ended(bench: Bench) -
     other = bench.open("idler")
     other.run("begin")
     assert old(bench) == []
-    other.run("new_reader", reader="x", queue_name="q", driver="d")
+    other.run("new_stream", stream="x", queue_name="q", driver="d")
 
     (found,) = old(bench)
 
@@ -291,7 +291,7 @@ def test_a_server_without_autovacuum_is_found(bare: Bench) -> None:
         run(bare, "ALTER SYSTEM RESET autovacuum;\nSELECT pg_reload_conf()")
 
 
-# ----- state tables and readers ----------------------------------------------------------------
+# ----- state tables and streams ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("absent", [True, False])
@@ -317,29 +317,29 @@ def test_state_tables_of_a_newer_release_are_found(bench: Bench) -> None:
     assert found.mend == "pip install --upgrade sqlq-spark"
 
 
-def test_a_reader_that_went_away_with_receipts_is_found(bench: Bench) -> None:
+def test_a_stream_that_went_away_with_receipts_is_found(bench: Bench) -> None:
     """Until they are returned; one that was seen lately, or holds nothing, is no matter."""
     bench.peer.send_many(bench.queue, [b"1", b"2"])
-    idle, reader = bench.new_reader(), bench.new_reader()
-    bench.receive(bench.task(reader))
-    assert checks.of_readers(bench.desk) == []
-    bench.peer.dba.age("reader", "seen", hours=25)
+    idle, stream = bench.new_stream(), bench.new_stream()
+    bench.receive(bench.task(stream))
+    assert checks.of_streams(bench.desk) == []
+    bench.peer.dba.age("stream", "seen", hours=25)
 
-    (found,) = checks.of_readers(bench.desk)
+    (found,) = checks.of_streams(bench.desk)
 
     assert (found.name, found.severity, found.where) == (
-        "forgotten_reader",
+        "unseen_stream",
         "warning",
         bench.printed,
     )
     assert "holds 2 messages in 1 receipts" in found.found
     assert (
         found.mend
-        == f"sqlqueue receipts return --reader {reader} --state-schema {bench.peer.state}"
+        == f"sqlqueue receipts return --stream {stream} --state-schema {bench.peer.state}"
     )
     assert idle not in found.mend
-    bench.ack(reader, 1)
-    assert checks.of_readers(bench.desk) == []
+    bench.ack(stream, 1)
+    assert checks.of_streams(bench.desk) == []
 
 
 def test_everything_is_looked_at_at_once(bench: Bench) -> None:
@@ -374,7 +374,7 @@ def test_a_stream_warns_once_of_what_is_wrong_and_how_to_mend_it(
     bare.peer.send_many(bare.queue, [b"1", b"2"])
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
 
-    got = bare.drain(bare.reader(maxMessagesPerTrigger="1", transactionMode="none"))
+    got = bare.drain(bare.loop(maxMessagesPerTrigger="1", transactionMode="none"))
 
     assert got == [b"1", b"2"]
     (record,) = caplog.records
@@ -392,12 +392,12 @@ def test_each_of_several_queues_is_looked_at(bare: Bench, caplog: pytest.LogCapt
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
     names = [bare.desk.printed(queue) for queue in queues]
     raw = {"url": bare.peer.url, "queues": ", ".join(names), "transactionMode": "none"}
-    reader = Reader(
+    loop = PeekLoop(
         SourceOptions.parse({**raw, "purgeOnStartup": "true"}), Clock(), checks.at_start
     )
 
-    assert reader.latest(INITIAL) == INITIAL
-    reader.close()
+    assert loop.latest(INITIAL) == INITIAL
+    loop.close()
 
     purged, *warned = [record.getMessage() for record in caplog.records]
     assert f"{names[0]}, {names[1]}: 2 messages purged" in purged
@@ -411,10 +411,10 @@ def test_a_stream_on_a_sound_queue_warns_of_nothing(
     """And looks with two statements for each queue and one for the server, once."""
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
     bench.watched = True
-    reader = bench.reader()
+    loop = bench.loop()
 
-    reader.latest(INITIAL)
-    reader.latest(INITIAL)
+    loop.latest(INITIAL)
+    loop.latest(INITIAL)
 
     assert caplog.records == []
     looked = [each for each in bench.said if each.startswith("check_")]
@@ -431,12 +431,12 @@ def test_a_pause_longer_than_messages_live_is_warned_of(
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
 
     for _ in range(2):
-        bare.reader(peekDelay="5s", transactionMode="none").latest(INITIAL)
+        bare.loop(peekDelay="5s", transactionMode="none").latest(INITIAL)
         bare.peer.send(bare.queue, headers(TimeToBeReceived="00:00:04.5000000"), lives=hour)
 
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"{bare.printed}: messages live 4.5 s, and a reader with peekDelay 5 s may come too late "
+        f"{bare.printed}: messages live 4.5 s, and a stream with peekDelay 5 s may come too late "
         "for them; this mends it: option peekDelay: less than 4.5 s (100ms is the least), "
         "or a longer time to be received"
     )
@@ -453,7 +453,7 @@ def test_a_message_that_expires_beyond_all_calendars_stops_no_stream(
     bench.peer.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{expires}'")
 
     (seen,) = inspect.messages(bench.desk, bench.queue, limit=5, timeout=TIMEOUT)
-    got = bench.drain(bench.reader())
+    got = bench.drain(bench.loop())
 
     assert seen.body == b"x"
     assert got == ([] if expires.endswith("BC") or expires.startswith("-") else [b"x"])
@@ -462,15 +462,15 @@ def test_a_message_that_expires_beyond_all_calendars_stops_no_stream(
 def test_a_stream_that_asks_for_a_body_string_that_is_missing_ends_at_once(bare: Bench) -> None:
     """Nothing is planned; the error names the command and the statement."""
     bare.peer.send(bare.queue)
-    reader = bare.reader(includeBodyString="true", transactionMode="none")
+    loop = bare.loop(includeBodyString="true", transactionMode="none")
 
     with pytest.raises(BodyStringMissing) as caught:
-        reader.latest(INITIAL)
+        loop.latest(INITIAL)
 
     assert f"`sqlqueue create '{bare.printed}' --body-string`" in str(caught.value)
     assert "BodyString" in caught.value.args[1]
     run(bare, caught.value.args[1])
-    assert reader.latest(INITIAL) != INITIAL
+    assert loop.latest(INITIAL) != INITIAL
 
 
 TOLD = ("column", "expires_index", "body_string")

@@ -20,8 +20,8 @@ from sqlq_spark.receive import delayed
 from sqlq_spark.receive.delayed import Moved, Mover, pause
 from sqlq_spark.receive.driver import INITIAL
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send.delays import PARCEL_DELAYS
-from sqlq_spark.send.messages import PARCEL_ROW
+from sqlq_spark.send.delays import CHUNK_DELAYS
+from sqlq_spark.send.messages import CHUNK_ROW
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 
@@ -59,7 +59,7 @@ class Desk:
     def mover(self, **raw: str) -> Mover:
         """Give a mover with the options of a source."""
         options = self.bench.source(**raw)
-        return Mover(options.address, zone=options.peer_time_zone, timeout=TIMEOUT)
+        return Mover(options.address, zone=options.endpoint_time_zone, timeout=TIMEOUT)
 
     def move(self, most: int = 100, **raw: str) -> Moved:
         """Move what is due, once."""
@@ -87,23 +87,23 @@ def desk(bench: Bench) -> Iterator[Desk]:
         yield made
 
 
-def parcel(*rows: dict[str, Any]) -> pa.Table:
-    """Make a parcel; each row has what it says, and a body."""
-    fields = [*PARCEL_ROW, *PARCEL_DELAYS.values()]
+def chunk(*rows: dict[str, Any]) -> pa.Table:
+    """Make a chunk; each row has what it says, and a body."""
+    fields = [*CHUNK_ROW, *CHUNK_DELAYS.values()]
     full = [{"headers": "{}", "body": b"%d" % at} | row for at, row in enumerate(rows)]
-    used = [at for at in fields if at.name in PARCEL_ROW.names or any(at.name in r for r in full)]
+    used = [at for at in fields if at.name in CHUNK_ROW.names or any(at.name in r for r in full)]
     return pa.Table.from_pylist(full, schema=pa.schema(used))
 
 
-def dispatch(desk: Desk, *parcels: pa.Table, **raw: str) -> int:
+def dispatch(desk: Desk, *chunks: pa.Table, **raw: str) -> int:
     """Stage and send, exactly once."""
-    staged = send.stage(desk.bench.session("stage"), parcels, sink=secrets.token_hex(4), batch=0)
+    staged = send.stage(desk.bench.session("stage"), chunks, sink=secrets.token_hex(4), batch=0)
     return send.dispatch(desk.bench.desk, [staged], desk.bench.sink(**raw))
 
 
-def send_now(desk: Desk, *parcels: pa.Table, **raw: str) -> int:
+def send_now(desk: Desk, *chunks: pa.Table, **raw: str) -> int:
     """Send at once, at least once."""
-    return send.send_now(desk.bench.session("send"), parcels, desk.bench.sink(**raw))
+    return send.send_now(desk.bench.session("send"), chunks, desk.bench.sink(**raw))
 
 
 # ----- stored ----------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_a_delayed_row_waits_and_the_others_are_sent(desk: Desk, way: Callable[.
     """Due by the database's clock, addressed to its destination; the queue sees nothing of it."""
     before = desk.bench.peer.clock()
 
-    way(desk, parcel({"delay": HOUR, "headers": '{"a":"b"}'}, {}, {"delay": 0}, {"due": FUTURE}))
+    way(desk, chunk({"delay": HOUR, "headers": '{"a":"b"}'}, {}, {"delay": 0}, {"due": FUTURE}))
 
     after = desk.bench.peer.clock()
     assert desk.bench.bodies() == [b"1"]
@@ -134,18 +134,18 @@ def utc(row: Delayed) -> datetime:
     return row.due.astimezone(UTC).replace(tzinfo=None)
 
 
-def test_a_parcel_without_delays_touches_no_delayed_table(desk: Desk) -> None:
+def test_a_chunk_without_delays_touches_no_delayed_table(desk: Desk) -> None:
     """Also one whose rows have none in their columns."""
     desk.bench.peer.dba.drop(desk.table)
 
-    dispatch(desk, parcel({}), parcel({"delay": None, "due": None}))
+    dispatch(desk, chunk({}), chunk({"delay": None, "due": None}))
 
     assert desk.bench.bodies() == [b"0", b"0"]
 
 
 def test_a_moment_in_the_past_is_stored_and_due_at_once(desk: Desk) -> None:
     """As the transport does: the next mover takes it."""
-    dispatch(desk, parcel({"due": PAST}, {"due": FUTURE}))
+    dispatch(desk, chunk({"due": PAST}, {"due": FUTURE}))
     assert desk.bench.bodies() == []
     assert utc(desk.waiting()[0]) == desk.satellite.kept(PAST)
 
@@ -162,7 +162,7 @@ def test_each_destination_has_its_own_table(desk: Desk) -> None:
     desk.satellite.create(desk.of(other))
     printed = desk.bench.desk.printed(other)
 
-    dispatch(desk, parcel({"delay": 5}, {"delay": 5, "queue": printed}, {"queue": printed}))
+    dispatch(desk, chunk({"delay": 5}, {"delay": 5, "queue": printed}, {"queue": printed}))
 
     assert desk.bodies() == [b"0"]
     (row,) = desk.satellite.rows(desk.of(other))
@@ -178,7 +178,7 @@ def test_one_table_can_take_all(desk: Desk) -> None:
 
     dispatch(
         desk,
-        parcel({"delay": 1}, {"delay": 2, "queue": error}),
+        chunk({"delay": 1}, {"delay": 2, "queue": error}),
         delayedQueue=desk.bench.desk.printed(table),
     )
 
@@ -201,7 +201,7 @@ def test_without_the_table_nothing_of_the_batch_is_sent(desk: Desk, *, ordinary:
         name = "orders.Delayed"
 
     with pytest.raises(DelayedQueueNotFound) as caught:
-        dispatch(desk, parcel({}, {"delay": 1}), **raw)
+        dispatch(desk, chunk({}, {"delay": 1}), **raw)
 
     address = desk.bench.address(name)
     sqlserver = desk.bench.peer.dialect == "sqlserver"
@@ -213,7 +213,7 @@ def test_without_the_table_nothing_of_the_batch_is_sent(desk: Desk, *, ordinary:
     )
     assert desk.bench.bodies() == []
     assert desk.bench.peer.rows(desk.bench.errors) == []
-    assert desk.bench.peer.state_rows("dispatched", "batch") == [(None,)]
+    assert desk.bench.peer.state_rows("dispatch_log", "batch") == [(None,)]
 
 
 def test_a_hostile_name_waits_and_is_moved(desk: Desk) -> None:
@@ -226,7 +226,7 @@ def test_a_hostile_name_waits_and_is_moved(desk: Desk) -> None:
         desk.satellite.create(desk.of(queue))
         printed = connection.printed(queue)
 
-        send_now(desk, parcel({"due": PAST, "queue": printed}))
+        send_now(desk, chunk({"due": PAST, "queue": printed}))
         moved = Mover(queue, zone=None, timeout=TIMEOUT).move(connection)
 
         assert moved == Moved(1, None)
@@ -416,7 +416,7 @@ def test_a_stream_moves_nothing_unless_asked_to(desk: Desk) -> None:
     """A satellite of the queue's endpoint may be at work."""
     desk.satellite.store(desk.table, delay=-1)
 
-    assert desk.bench.drain(desk.bench.reader()) == []
+    assert desk.bench.drain(desk.bench.loop()) == []
 
 
 def test_a_stream_moves_what_is_due_before_it_peeks(desk: Desk) -> None:
@@ -425,19 +425,19 @@ def test_a_stream_moves_what_is_due_before_it_peeks(desk: Desk) -> None:
     desk.satellite.store(desk.table, body=b"due", delay=-1)
     desk.satellite.store(desk.table, body=b"soon", delay=500)
     desk.bench.watched = True
-    reader = desk.bench.reader(clock, delayedDelivery="true", peekDelay="1000s")
+    loop = desk.bench.loop(clock, delayedDelivery="true", peekDelay="1000s")
 
-    end, tables = desk.bench.batch(reader)
+    end, tables = desk.bench.batch(loop)
     assert [table["body"].to_pylist() for table in tables] == [[b"due"]]
     turns = desk.bench.said.count("move_due")
-    assert reader.latest(end) == end
+    assert loop.latest(end) == end
     clock.now += 400
-    assert reader.latest(end) == end
+    assert loop.latest(end) == end
     assert desk.bench.said.count("move_due") == turns == 1
 
     desk.bench.peer.dba.make_due(desk.table, 500)
     clock.now += 100
-    end, tables = desk.bench.batch(reader, end)
+    end, tables = desk.bench.batch(loop, end)
     assert [table["body"].to_pylist() for table in tables] == [[b"soon"]]
 
 
@@ -445,13 +445,13 @@ def test_a_turn_is_bounded_by_the_micro_batch(desk: Desk) -> None:
     """And the next one follows at once while more is due."""
     for at in range(5):
         desk.satellite.store(desk.table, body=b"%d" % at, delay=at - 10)
-    reader = desk.bench.reader(delayedDelivery="true", maxMessagesPerTrigger="2")
+    loop = desk.bench.loop(delayedDelivery="true", maxMessagesPerTrigger="2")
 
-    end = reader.latest(INITIAL)
+    end = loop.latest(INITIAL)
     assert len(desk.bodies()) == 3
-    (task,) = reader.tasks(end)
+    (task,) = loop.tasks(end)
     assert desk.bench.receive(task)["body"].to_pylist() == [b"0", b"1"]
-    assert desk.bench.drain(reader, end) == [b"2", b"3", b"4"]
+    assert desk.bench.drain(loop, end) == [b"2", b"3", b"4"]
 
 
 def test_an_available_now_run_receives_all_that_is_due_when_it_starts(desk: Desk) -> None:
@@ -459,13 +459,13 @@ def test_an_available_now_run_receives_all_that_is_due_when_it_starts(desk: Desk
     for at in range(5):
         desk.satellite.store(desk.table, body=b"%d" % at, delay=at - 10)
     clock = Clock()
-    reader = desk.bench.reader(clock, delayedDelivery="true", maxMessagesPerTrigger="2")
+    loop = desk.bench.loop(clock, delayedDelivery="true", maxMessagesPerTrigger="2")
 
-    reader.freeze()
+    loop.freeze()
     desk.satellite.store(desk.table, body=b"too late", delay=-1)
     clock.now += 100
 
-    assert desk.bench.drain(reader) == [b"0", b"1", b"2", b"3", b"4"]
+    assert desk.bench.drain(loop) == [b"0", b"1", b"2", b"3", b"4"]
     assert desk.bodies() == [b"too late"]
 
 
@@ -480,11 +480,11 @@ def test_the_queue_of_an_instance_needs_no_delayed_table(desk: Desk, *, frozen: 
     desk.satellite.store(desk.of(queue), body=b"endpoint", delay=-1)
     desk.satellite.store(desk.of(instances[1]), body=b"web2", delay=-1)
     names = ", ".join(bench.desk.printed(each) for each in (queue, *instances))
-    reader = bench.reader(queues=names, delayedDelivery="true")
+    loop = bench.loop(queues=names, delayedDelivery="true")
     if frozen:
-        reader.freeze()
+        loop.freeze()
 
-    assert sorted(bench.drain(reader)) == [b"endpoint", b"web2"]
+    assert sorted(bench.drain(loop)) == [b"endpoint", b"web2"]
 
 
 def test_a_stream_tells_that_there_is_no_delayed_table(desk: Desk) -> None:
@@ -492,4 +492,4 @@ def test_a_stream_tells_that_there_is_no_delayed_table(desk: Desk) -> None:
     desk.bench.peer.dba.drop(desk.table)
 
     with pytest.raises(DelayedQueueNotFound):
-        desk.bench.reader(delayedDelivery="true").latest(INITIAL)
+        desk.bench.loop(delayedDelivery="true").latest(INITIAL)

@@ -25,7 +25,7 @@ from sqlq_spark.wire.address import QueueAddress
 from . import satellites
 from .conftest import Bench
 from .peers import PostgreSQL
-from .test_delayed import Desk, desk, parcel, send_now
+from .test_delayed import Desk, chunk, desk, send_now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +99,7 @@ def test_what_we_store_the_peer_moves_at_the_right_time(
 
     send_now(
         abroad,
-        parcel({"delay": 0}, {"delay": 600_000}, {"due": now - near}, {"due": now + near}),
+        chunk({"delay": 0}, {"delay": 600_000}, {"due": now - near}, {"due": now + near}),
     )
 
     assert abroad.satellite.move(abroad.table, abroad.bench.queue) == 2
@@ -108,18 +108,18 @@ def test_what_we_store_the_peer_moves_at_the_right_time(
 
 
 def test_peers_in_a_zone_of_their_own_are_followed_by_the_option(abroad: Desk) -> None:
-    """The option peerTimeZone, of the sink and of the source."""
+    """The option endpointTimeZone, of the sink and of the source."""
     zone = "Asia/Tokyo"
     peer = abroad.in_zone(zone)
     peer.store(abroad.table, body=b"due", delay=-1)
     peer.store(abroad.table, body=b"waits", delay=600)
 
-    assert abroad.move(peerTimeZone=zone).messages == 1
-    send_now(abroad, parcel({"delay": 0}, {"delay": 700_000}), peerTimeZone=zone)
+    assert abroad.move(endpointTimeZone=zone).messages == 1
+    send_now(abroad, chunk({"delay": 0}, {"delay": 700_000}), endpointTimeZone=zone)
 
     assert peer.move(abroad.table, abroad.bench.queue) == 1
     assert abroad.bench.bodies() == [b"due", b"0"]
-    assert 500 < (abroad.move(peerTimeZone=zone).next_due or 0) <= 600
+    assert 500 < (abroad.move(endpointTimeZone=zone).next_due or 0) <= 600
 
 
 @only("postgresql", "due times of a session's zone")
@@ -133,16 +133,16 @@ def test_a_zone_that_cannot_be_seen_is_asked_for(
 
     with pytest.raises(MissingOption) as caught:
         desk.mover().move(connection)
-    with pytest.raises(MissingOption, match="option peerTimeZone is missing"):
-        send_now(desk, parcel({"delay": 1}, {}))
+    with pytest.raises(MissingOption, match="option endpointTimeZone is missing"):
+        send_now(desk, chunk({"delay": 1}, {}))
 
     assert str(caught.value) == (
-        "option peerTimeZone is missing: give the time zone in which the .NET endpoints' sessions "
-        "work, as Europe/Berlin; the server's cannot be seen from this session, which was given a "
-        "zone of its own by PGTZ or by options of the url"
+        "option endpointTimeZone is missing: give the time zone in which the .NET endpoints' "
+        "sessions work, as Europe/Berlin; the server's cannot be seen from this session, which was "
+        "given a zone of its own by PGTZ or by options of the url"
     )
     assert desk.bench.bodies() == []
-    assert desk.mover(peerTimeZone="UTC").move(connection).messages == 1
+    assert desk.mover(endpointTimeZone="UTC").move(connection).messages == 1
 
 
 @only("postgresql", "due times of a session's zone")
@@ -150,8 +150,8 @@ def test_a_zone_that_cannot_be_seen_is_asked_for(
 def test_a_zone_that_the_server_does_not_know_is_told(desk: Desk, zone: str) -> None:
     """Before anything is moved."""
     with pytest.raises(BadOption) as caught:
-        desk.move(peerTimeZone=zone)
+        desk.move(endpointTimeZone=zone)
 
-    assert caught.value.args[:2] == ("peerTimeZone", zone)
+    assert caught.value.args[:2] == ("endpointTimeZone", zone)
     with pytest.raises(BadOption):
-        send_now(desk, parcel({"delay": 1}), peerTimeZone=zone)
+        send_now(desk, chunk({"delay": 1}), endpointTimeZone=zone)

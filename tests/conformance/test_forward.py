@@ -58,7 +58,7 @@ class Post:
     def receive(self, *, errors: bool = True, **limits: Any) -> pa.Table:
         """Receive all of the queue as one task."""
         where = self.bench.errors if errors else None
-        task = self.bench.task(self.bench.new_reader(), errors=where, **limits)
+        task = self.bench.task(self.bench.new_stream(), errors=where, **limits)
         return self.bench.receive(task)
 
     def rows(self, table: str) -> list[Stored]:
@@ -150,21 +150,21 @@ def test_what_is_forwarded_is_no_alarm(post: Post) -> None:
     post.send(post.printed("billing"))
     post.send(post.printed("absent"))
     post.bench.peer.send(post.bench.queue, "[]", b"poison")
-    reader = post.bench.reader(errorQueue=post.bench.address("error"))
-    end = reader.latest(INITIAL)
-    for task in reader.tasks(end):
+    loop = post.bench.loop(errorQueue=post.bench.address("error"))
+    end = loop.latest(INITIAL)
+    for task in loop.tasks(end):
         post.bench.receive(task)
 
-    reader.latest(end)
+    loop.latest(end)
 
-    last = reader.report()["lastBatch"]
+    last = loop.report()["lastBatch"]
     assert {name: last[name] for name in ("messages", "diverted", "forwarded")} == {
         "messages": 0,
         "diverted": 2,
         "forwarded": 1,
     }
     assert last["emptyTasks"] == 0
-    assert post.bench.peer.state_rows("reader", "diverted, forwarded") == [(2, 1)]
+    assert post.bench.peer.state_rows("stream", "diverted, forwarded") == [(2, 1)]
 
 
 def test_a_replay_forwards_nothing_twice(post: Post) -> None:
@@ -172,7 +172,7 @@ def test_a_replay_forwards_nothing_twice(post: Post) -> None:
     post.queue("billing")
     post.send(post.printed("billing"))
     post.send(post.printed("orders"), b"here")
-    task = post.bench.task(post.bench.new_reader())
+    task = post.bench.task(post.bench.new_stream())
 
     first = post.bench.receive(task)
 
@@ -312,7 +312,7 @@ def test_many_false_addresses_are_looked_up_at_once(post: Post, *, errors: bool)
     post.bench.watched = True
     connection = post.bench.open("watched")
     where = post.bench.errors if errors else None
-    task = post.bench.task(post.bench.new_reader(), errors=where)
+    task = post.bench.task(post.bench.new_stream(), errors=where)
 
     rows = post.bench.receive(task, connection)
 

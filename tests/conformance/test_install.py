@@ -37,12 +37,12 @@ HOSTILE = [
 
 def test_everything_installs_again_without_harm(bench: Bench) -> None:
     """What the tables hold stays."""
-    reader = bench.new_reader()
+    stream = bench.new_stream()
 
     schema.install(bench.desk, state=bench.peer.state, timeout=TIMEOUT)
     schema.create_queue(bench.desk, bench.queue, timeout=TIMEOUT)
 
-    assert bench.peer.state_rows("reader", "reader") == [(reader,)]
+    assert bench.peer.state_rows("stream", "stream") == [(stream,)]
     assert bench.peer.state_rows("version", "version") == [(schema.VERSION,)]
 
 
@@ -87,7 +87,7 @@ def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
     assert set(bench.desk.columns(queue)) == bench.peer.dba.shapes.columns
     bench.peer.send(queue, body=b"x")
     assert [row.body for row in bench.peer.rows(queue)] == [b"x"]
-    rows = bench.receive(bench.task(bench.new_reader(), queue=queue))
+    rows = bench.receive(bench.task(bench.new_stream(), queue=queue))
     assert rows["body"].to_pylist() == [b"x"]
     assert bench.peer.rows(queue) == []
     assert bench.bodies() == [b"bystander"]

@@ -31,7 +31,7 @@ def task(bench: Bench, **limits: Any) -> Task:
         "bytes_each": 5000 / poison.SAMPLED,
         "errors": bench.errors,
     }
-    return bench.task(bench.new_reader(), **given | limits)
+    return bench.task(bench.new_stream(), **given | limits)
 
 
 def test_large_messages_go_to_the_error_queue_and_the_others_are_received(bench: Bench) -> None:
@@ -113,11 +113,11 @@ def test_a_stream_comes_to_it_in_time(bench: Bench) -> None:
     bench.peer.send_many(bench.queue, [b"x"] * 300, lives=None)
     bench.peer.send(bench.queue, body=BIG)
     bench.peer.send_many(bench.queue, [b"x"] * 10, lives=None)
-    reader = bench.reader(
+    loop = bench.loop(
         errorQueue=bench.address("error"), maxMessageBytes="1000", maxMessagesPerTrigger="100"
     )
 
-    assert len(bench.drain(reader)) == 310
+    assert len(bench.drain(loop)) == 310
     assert [row.body for row in bench.peer.rows(bench.errors)] == [BIG]
 
 

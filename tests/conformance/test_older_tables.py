@@ -17,7 +17,7 @@ from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench
 from .shapes import cases
-from .test_send import parcel
+from .test_send import chunk
 
 
 def alter(bench: Bench, text: str) -> None:
@@ -46,12 +46,12 @@ def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str
     peer.send(bench.queue, body=b"gone", lives=-1)
 
     shown = browsed(bench, bench.queue)
-    reader = bench.reader(errorQueue=bench.desk.printed(bench.errors), maxConcurrency="1")
-    end, (rows,) = bench.batch(reader)
+    loop = bench.loop(errorQueue=bench.desk.printed(bench.errors), maxConcurrency="1")
+    end, (rows,) = bench.batch(loop)
     with transaction(bench.desk, timeout=TIMEOUT):
-        returned = receipts.return_(bench.desk, end["reader"], end["batch"], 0, bench.queue)
+        returned = receipts.return_(bench.desk, end["stream"], end["batch"], 0, bench.queue)
     with bench.session("sink") as session:
-        staged = dispatch.stage(session, [parcel(b"ours", lives=-1)], sink="s", batch=0)
+        staged = dispatch.stage(session, [chunk(b"ours", lives=-1)], sink="s", batch=0)
         dispatch.dispatch(bench.desk, [staged], bench.sink())
 
     assert [row["body"] for row in shown] == [b"good", b"poison", b"gone"]
@@ -89,7 +89,7 @@ def test_a_table_that_is_no_queue_is_told_as_such(bench: Bench, how: str) -> Non
     alter(bench, bench.peer.dba.shapes.no_queue[how])
 
     with pytest.raises(NotAQueue, match="is no queue's table: "):
-        bench.reader().latest({"v": 1, "reader": None, "batch": 0, "plan": []})
+        bench.loop().latest({"v": 1, "stream": None, "batch": 0, "plan": []})
     with pytest.raises(NotAQueue):
         bench.receive(bench.task("", receipts=False))
     with pytest.raises(NotAQueue):
@@ -102,7 +102,7 @@ def test_nothing_is_sent_to_a_table_that_is_no_queue(bare: Bench) -> None:
     for name in names:
         bare.peer.dba.rename(bare.queue, name, "other")
         with bare.session("sink") as session, pytest.raises(NotAQueue) as caught:
-            dispatch.send_now(session, [parcel(b"x")], bare.sink(delivery="atLeastOnce"))
+            dispatch.send_now(session, [chunk(b"x")], bare.sink(delivery="atLeastOnce"))
         bare.peer.dba.rename(bare.queue, "other", name)
 
         assert f"is no queue's table: it has no column {name}" in str(caught.value)

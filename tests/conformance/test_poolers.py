@@ -15,7 +15,7 @@ from sqlq_spark.send import subscriptions
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT
-from .test_send import dispatch, parcel, stage
+from .test_send import chunk, dispatch, stage
 
 if TYPE_CHECKING:
     from .conftest import Bench
@@ -36,8 +36,8 @@ def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> No
         schema.create_delayed(pooled, bench.queue, timeout=timeout)
         names = {"topic": "Shop.Placed", "endpoint": "Lake", "queue": bench.queue}
         subscriptions.subscribe(pooled, topics, timeout=timeout, **names)  # type: ignore[arg-type]
-        got = bench.drain(bench.reader(url=url, delayedDelivery="true"))
-        sent = dispatch(bench, stage(bench, parcel(b"4"), batch=1), connection=pooled)
+        got = bench.drain(bench.loop(url=url, delayedDelivery="true"))
+        sent = dispatch(bench, stage(bench, chunk(b"4"), batch=1), connection=pooled)
         found = checks.everything(pooled, [bench.queue], timeout=timeout)
         look = watch.look(pooled, [bench.printed], bench.source(url=url))
 

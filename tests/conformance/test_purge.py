@@ -145,10 +145,10 @@ def test_purge_on_startup_says_how_much_and_waits_for_consumers(
     """What a consumer holds and gives back is purged too, for it came before the start."""
     fill(bare, [None] * 3)
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
-    reader = bare.reader(purgeOnStartup="true", transactionMode="none")
+    loop = bare.loop(purgeOnStartup="true", transactionMode="none")
 
     with bare.peer.hold(bare.queue, bare.seqs()[:1]):
-        started = bare.thread(lambda: reader.latest(INITIAL))
+        started = bare.thread(lambda: loop.latest(INITIAL))
         until(lambda: bare.peer.waiting("sqlqueue driver orders"))
 
     assert started.result(timeout=TIMEOUT) == INITIAL
@@ -160,12 +160,12 @@ def test_purge_on_startup_says_how_much_and_waits_for_consumers(
 def test_available_now_with_a_purge_freezes_its_end_after_it(bare: Bench) -> None:
     """Nothing that was purged is waited for, and what comes later is for the next run."""
     fill(bare, [None] * 3)
-    reader = bare.reader(purgeOnStartup="true", transactionMode="none")
+    loop = bare.loop(purgeOnStartup="true", transactionMode="none")
 
-    reader.freeze()
+    loop.freeze()
     fill(bare, [None])
 
-    assert bare.drain(reader) == []
+    assert bare.drain(loop) == []
     assert len(bare.seqs()) == 1
 
 
@@ -175,9 +175,9 @@ def test_a_purge_whose_answer_is_lost_is_done_again(bench: Bench, impatient: Non
     fill(bench, [None] * 3)
     kill = partial(bench.peer.kill, "sqlqueue driver orders")
     bench.strike, bench.watched = Strike(4, kill, after=True), True
-    reader = bench.reader(purgeOnStartup="true")
+    loop = bench.loop(purgeOnStartup="true")
 
-    assert reader.latest(INITIAL) == INITIAL
+    assert loop.latest(INITIAL) == INITIAL
     assert bench.strike.fell == "commit"
     assert bench.said.count("purge") == 2
     assert bench.seqs() == []

@@ -14,10 +14,10 @@ from servers import only
 from sqlq_spark.admin import inspect
 from sqlq_spark.errors import (
     QueueNotFound,
-    ReaderNotFound,
-    ReaderOfOtherQueue,
-    ReaderTakenOver,
     StaleTask,
+    StreamNotFound,
+    StreamOfOtherQueue,
+    StreamTakenOver,
 )
 from sqlq_spark.receive import browse, pace
 from sqlq_spark.receive.driver import INITIAL
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sqlq_spark.receive.driver import Offset, Reader
+    from sqlq_spark.receive.driver import Offset, PeekLoop
 
-ONE = "begin timeouts lock_reader outcome acknowledge forget_receipts"
-STORED = "lock_reader store_plan commit"
+ONE = "begin timeouts lock_stream outcome acknowledge forget_receipts"
+STORED = "lock_stream store_plan commit"
 TABLES = ("Shop, Billing", 'say "hi"')  # beside `orders`
 
 
@@ -64,10 +64,10 @@ class Several:
         """How many wait in each queue."""
         return [len(self.bench.peer.rows(queue)) for queue in self.queues]
 
-    def reader(self, *read: int, clock: Clock | None = None, **raw: str) -> Reader:
-        """Give a reader of some of the queues; of all by default."""
+    def loop(self, *read: int, clock: Clock | None = None, **raw: str) -> PeekLoop:
+        """Give a stream of some of the queues; of all by default."""
         names = [self.names[at] for at in read or range(len(self.queues))]
-        return self.bench.reader(clock, queues=", ".join(names), **raw)
+        return self.bench.loop(clock, queues=", ".join(names), **raw)
 
 
 @pytest.fixture
@@ -92,11 +92,11 @@ def through_spark(offset: Offset) -> Offset:
     return found
 
 
-def batches(several: Several, reader: Reader, most: int = 50) -> Iterator[list[pa.Table]]:
+def batches(several: Several, loop: PeekLoop, most: int = 50) -> Iterator[list[pa.Table]]:
     """Run micro-batches as AvailableNow does, until the offset stays."""
     start = INITIAL
     for _ in range(most):
-        end, tables = several.bench.batch(reader, start)
+        end, tables = several.bench.batch(loop, start)
         if end == start:
             return
         start = end
@@ -109,31 +109,31 @@ def batches(several: Several, reader: Reader, most: int = 50) -> Iterator[list[p
 
 
 def test_every_message_of_every_queue_comes_once(several: Several) -> None:
-    """In the order of each queue; one row of the reader names them all."""
+    """In the order of each queue; one row of the stream names them all."""
     bench = several.bench
     sent = [body for at, messages in enumerate((25, 7, 13)) for body in several.send(at, messages)]
-    reader = several.reader(maxMessagesPerTrigger="10")
+    loop = several.loop(maxMessagesPerTrigger="10")
 
-    got = bench.drain(reader)
+    got = bench.drain(loop)
 
     assert Counter(got) == Counter(sent)
     for at in b"012":
         assert [body for body in got if body[0] == at] == [body for body in sent if body[0] == at]
     assert several.left() == [0, 0, 0]
     assert bench.peer.state_rows("receipt", "batch") == []
-    assert bench.peer.state_rows("reader", "queue, messages") == [(", ".join(several.names), 45)]
+    assert bench.peer.state_rows("stream", "queue, messages") == [(", ".join(several.names), 45)]
 
 
 def test_a_plan_has_a_part_for_each_queue_with_work(several: Several) -> None:
     """Its tasks are numbered over all parts; each receipt names its one queue."""
     several.send(0, 3)
     several.send(2, 2)
-    reader = several.reader()
+    loop = several.loop()
 
-    end, tables = several.bench.batch(reader)
+    end, tables = several.bench.batch(loop)
 
     assert [part["queue"] for part in end["plan"]] == [several.names[0], several.names[2]]
-    assert [(task.task, task.queue) for task in reader.tasks(end)] == [
+    assert [(task.task, task.queue) for task in loop.tasks(end)] == [
         (0, several.queues[0]),
         (1, several.queues[2]),
     ]
@@ -149,7 +149,7 @@ def test_one_of_ten_is_not_starved_by_one_of_many(several: Several) -> None:
     several.send(0, 1000)
     several.send(1, 10)
 
-    _, tables = several.bench.batch(several.reader(maxMessagesPerTrigger="50"))
+    _, tables = several.bench.batch(several.loop(maxMessagesPerTrigger="50"))
 
     assert counts(tables) == {0: 40, 1: 10}
 
@@ -158,9 +158,9 @@ def test_queues_take_turns_where_a_batch_is_too_small_for_all(several: Several) 
     """One message a batch, three queues: each has its turn within three batches."""
     for queue, messages in enumerate((6, 3, 3)):
         several.send(queue, messages)
-    reader = several.reader(maxMessagesPerTrigger="1")
+    loop = several.loop(maxMessagesPerTrigger="1")
 
-    got = [counts(tables) for tables in batches(several, reader)]
+    got = [counts(tables) for tables in batches(several, loop)]
 
     assert len(got) == 12
     assert all(len(batch) == 1 for batch in got)
@@ -181,9 +181,9 @@ def test_tasks_go_by_weight_and_a_callback_queue_has_one(
     names = f"{bench.printed}, {bench.desk.printed(instance)}"
 
     def planned(**raw: str) -> list[int]:
-        reader = bench.reader(None, queues=names, maxMessagesPerTrigger="50", **raw)
-        end = reader.latest(INITIAL)
-        found = Counter(task.queue for task in reader.tasks(end))
+        loop = bench.loop(None, queues=names, maxMessagesPerTrigger="50", **raw)
+        end = loop.latest(INITIAL)
+        found = Counter(task.queue for task in loop.tasks(end))
         return [found[bench.queue], found[instance]]
 
     assert planned() == [7, 1]
@@ -195,12 +195,12 @@ def test_a_competing_peer_and_a_held_queue_cost_nothing(several: Several) -> Non
     """What a peer takes it has alone; what it holds is left, and does not stop the others."""
     bench = several.bench
     sent = [body for at in range(3) for body in several.send(at, 12)]
-    reader = several.reader(maxMessagesPerTrigger="6")
+    loop = several.loop(maxMessagesPerTrigger="6")
     taken = []
 
     with bench.peer.hold(several.queues[2], range(1, 13)):
         got: list[bytes] = []
-        for tables in batches(several, reader):
+        for tables in batches(several, loop):
             got += bodies(tables)
             for queue in several.queues[:2]:
                 row = bench.peer.receive(queue)
@@ -231,10 +231,10 @@ def test_whatever_the_limits_each_message_comes_once(
     raw |= {} if size is None else {"maxBytesPerTrigger": str(size)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pace, "MESSAGES_PER_TASK", 1)
-        reader = several.reader(clock=None, **raw)
-        reader.freeze()
-        got = [bodies(tables) for tables in batches(several, reader)]
-        reader.close()
+        loop = several.loop(clock=None, **raw)
+        loop.freeze()
+        got = [bodies(tables) for tables in batches(several, loop)]
+        loop.close()
 
     assert sorted(body for batch in got for body in batch) == sorted(sent)
     assert all(len(batch) <= limit for batch in got)
@@ -264,14 +264,14 @@ def test_each_limit_bounds_each_batch_and_none_stops_the_stream(
     for raw, most in LIMITS:
         sent = [body for at in read for body in several.send(at, 9 // len(read), size=995)]
         clock = Clock()
-        reader = several.reader(*read, clock=clock, **raw)
+        loop = several.loop(*read, clock=clock, **raw)
         if frozen:
-            reader.freeze()
+            loop.freeze()
 
         got: list[list[bytes]] = []
         start = INITIAL
         for _ in range(40):
-            end, tables = several.bench.batch(reader, start)
+            end, tables = several.bench.batch(loop, start)
             if end != start:
                 got.append(bodies(tables))
             elif frozen or len(sent) == sum(map(len, got)):
@@ -279,7 +279,7 @@ def test_each_limit_bounds_each_batch_and_none_stops_the_stream(
             else:
                 clock.now += 5.0
             start = end
-        reader.close()
+        loop.close()
 
         assert sorted(body for batch in got for body in batch) == sorted(sent), raw
         assert all(0 < len(batch) <= most for batch in got), raw
@@ -289,23 +289,23 @@ def test_too_few_in_all_queues_are_waited_for_but_not_too_long(several: Several)
     """They count together; a queue that had too few is looked at again with the others."""
     clock = Clock()
     raw = {"minMessagesPerTrigger": "10", "maxTriggerDelay": "60s", "peekDelay": "1s"}
-    reader = several.reader(clock=clock, **raw)
+    loop = several.loop(clock=clock, **raw)
     several.send(0, 4)
     several.send(1, 5)
-    assert reader.latest(INITIAL) == INITIAL
+    assert loop.latest(INITIAL) == INITIAL
     several.send(2, 1)
-    assert reader.latest(INITIAL) == INITIAL
+    assert loop.latest(INITIAL) == INITIAL
     clock.now += 1.0
 
-    end, tables = several.bench.batch(reader)
+    end, tables = several.bench.batch(loop)
 
     assert counts(tables) == {0: 4, 1: 5, 2: 1}
     several.send(1, 3)
-    assert reader.latest(end) == end
+    assert loop.latest(end) == end
     clock.now += 59.5
-    assert reader.latest(end) == end
+    assert loop.latest(end) == end
     clock.now += 0.5
-    _, tables = several.bench.batch(reader, end)
+    _, tables = several.bench.batch(loop, end)
     assert counts(tables) == {1: 3}
 
 
@@ -313,16 +313,16 @@ def test_a_queue_that_had_too_few_still_counts_while_it_is_left_alone(several: S
     """An empty queue and one with too few rest by themselves, and are planned together."""
     clock = Clock()
     raw = {"minMessagesPerTrigger": "5", "maxTriggerDelay": "60s", "peekDelay": "2s"}
-    reader = several.reader(0, 1, clock=clock, **raw)
+    loop = several.loop(0, 1, clock=clock, **raw)
     several.send(0, 5)
-    end, _ = several.bench.batch(reader)  # the second is empty: it is left alone until 2 s
+    end, _ = several.bench.batch(loop)  # the second is empty: it is left alone until 2 s
     clock.now += 1.0
     several.send(0, 3)
-    assert reader.latest(end) == end  # too few: the first is left alone until 3 s
+    assert loop.latest(end) == end  # too few: the first is left alone until 3 s
     several.send(1, 2)
     clock.now += 1.0
 
-    _, tables = several.bench.batch(reader, end)
+    _, tables = several.bench.batch(loop, end)
 
     assert counts(tables) == {0: 3, 1: 2}
 
@@ -330,13 +330,13 @@ def test_a_queue_that_had_too_few_still_counts_while_it_is_left_alone(several: S
 def test_available_now_freezes_the_end_of_each_queue(several: Several) -> None:
     """However fast others send, and into whichever queue."""
     sent = several.send(0, 8) + several.send(1, 3)
-    reader = several.reader(maxMessagesPerTrigger="4")
-    reader.freeze()
+    loop = several.loop(maxMessagesPerTrigger="4")
+    loop.freeze()
     several.send(1, 2)
     several.send(2, 5)
 
     got: list[bytes] = []
-    for tables in batches(several, reader):
+    for tables in batches(several, loop):
         got += bodies(tables)
         several.send(0, 2)
 
@@ -351,12 +351,12 @@ def test_one_queue_costs_as_many_statements_as_ever(bench: Bench) -> None:
     """A batch is one transaction of the driver, with one look."""
     bench.peer.send_many(bench.queue, [b"x"] * 9)
     bench.watched = True
-    reader = bench.reader(maxMessagesPerTrigger="3")
-    start, _ = bench.batch(reader)
+    loop = bench.loop(maxMessagesPerTrigger="3")
+    start, _ = bench.batch(loop)
     bench.watched = False
     bench.said.clear()
 
-    end = reader.latest(start)
+    end = loop.latest(start)
 
     assert end["batch"] == 2
     assert bench.said == f"{ONE} peek sample {STORED}".split()
@@ -367,13 +367,13 @@ def test_an_empty_queue_is_left_alone_by_itself(several: Several) -> None:
     clock, bench = Clock(), several.bench
     several.send(0, 10)
     bench.watched = True
-    reader = several.reader(0, 1, clock=clock, peekDelay="5s", maxMessagesPerTrigger="2")
-    start = reader.latest(INITIAL)
+    loop = several.loop(0, 1, clock=clock, peekDelay="5s", maxMessagesPerTrigger="2")
+    start = loop.latest(INITIAL)
     several.send(1, 1)
     said = []
     for _ in range(2):
         bench.said.clear()
-        end = reader.latest(start)
+        end = loop.latest(start)
         said.append(bench.said[:])
         assert [part["queue"] for part in end["plan"]] == several.names[: 1 + len(said) // 2]
         start = end
@@ -389,16 +389,16 @@ def test_when_all_queues_are_empty_the_database_is_left_alone(several: Several) 
     """Not one statement before peekDelay is over."""
     clock, bench = Clock(), several.bench
     bench.watched = True
-    reader = several.reader(clock=clock, peekDelay="5s")
-    reader.latest(INITIAL)
+    loop = several.loop(clock=clock, peekDelay="5s")
+    loop.latest(INITIAL)
     bench.said.clear()
     several.send(2, 1)
 
     clock.now += 4.9
-    assert reader.latest(INITIAL) == INITIAL
+    assert loop.latest(INITIAL) == INITIAL
     assert bench.said == []
     clock.now += 0.1
-    assert reader.latest(INITIAL)["batch"] == 1
+    assert loop.latest(INITIAL)["batch"] == 1
 
 
 @pytest.mark.parametrize("missing", [0, 2])
@@ -406,16 +406,16 @@ def test_a_queue_that_is_missing_is_named(several: Several, missing: int) -> Non
     """Nothing of the others is received."""
     several.send(1, 3)
     several.bench.peer.dba.drop(several.queues[missing])
-    for reader in (several.reader(), several.reader()):
+    for loop in (several.loop(), several.loop()):
         if missing:
             with pytest.raises(QueueNotFound) as caught:
-                reader.freeze()
+                loop.freeze()
             assert caught.value.args[0] == several.names[missing]
         with pytest.raises(QueueNotFound) as caught:
-            reader.latest(INITIAL)
+            loop.latest(INITIAL)
         assert caught.value.args[0] == several.names[missing]
 
-    assert several.bench.peer.state_rows("reader", "reader") == []
+    assert several.bench.peer.state_rows("stream", "stream") == []
     assert len(several.bench.peer.rows(several.queues[1])) == 3
 
 
@@ -424,7 +424,7 @@ def test_purge_on_startup_empties_all_of_them(several: Several) -> None:
     for queue in range(3):
         several.send(queue, 4)
 
-    assert several.reader(0, 2, purgeOnStartup="true").latest(INITIAL) == INITIAL
+    assert several.loop(0, 2, purgeOnStartup="true").latest(INITIAL) == INITIAL
     assert several.left() == [0, 4, 0]
 
 
@@ -436,15 +436,15 @@ def test_a_batch_over_several_queues_is_replayed_word_for_word(several: Several)
     bench = several.bench
     for queue in range(3):
         several.send(queue, 8)
-    first = several.reader(maxMessagesPerTrigger="6")
+    first = several.loop(maxMessagesPerTrigger="6")
     start, _ = bench.batch(first)
     lost = first.latest(start)
     got = [bench.receive(task) for task in first.tasks(lost)]
     several.send(0, 5)
 
-    second = several.reader(2, 1, 0, maxMessagesPerTrigger="3")
+    second = several.loop(2, 1, 0, maxMessagesPerTrigger="3")
     again = second.latest(through_spark(start))
-    replayed = [bench.receive(task) for task in several.reader().tasks(through_spark(lost))]
+    replayed = [bench.receive(task) for task in several.loop().tasks(through_spark(lost))]
 
     assert json.dumps(again) == json.dumps(lost)
     assert all(one.equals(other) for one, other in zip(got, replayed, strict=True))
@@ -462,7 +462,7 @@ def test_of_a_queue_that_was_removed_only_what_was_received_is_handed_out(
     bench = several.bench
     several.send(0, 3)
     several.send(1, 3)
-    first = several.reader()
+    first = several.loop()
     pending = first.latest(INITIAL)
     planned = first.tasks(pending)
     if received:
@@ -472,8 +472,8 @@ def test_of_a_queue_that_was_removed_only_what_was_received_is_handed_out(
     got = {at: 3 for at in (0, 1) if received or at in kept}
     stays = [0 if at in got else 3 for at in (0, 1)]
 
-    again = several.reader(*kept)
-    start = pending if logged else again.latest(INITIAL | {"reader": pending["reader"]})
+    again = several.loop(*kept)
+    start = pending if logged else again.latest(INITIAL | {"stream": pending["stream"]})
     tables = [bench.receive(task) for task in again.tasks(through_spark(start))]
     end = again.latest(start)
 
@@ -482,25 +482,25 @@ def test_of_a_queue_that_was_removed_only_what_was_received_is_handed_out(
     assert end == start
     several.send(2, 2)
     several.send(1, 2)
-    later = several.reader(*kept)
+    later = several.loop(*kept)
     assert counts(bench.batch(later, end)[1]) == {2: 2}
     names = ", ".join(several.names[at] for at in kept)
-    assert bench.peer.state_rows("reader", "queue, messages") == [(names, sum(got.values()))]
+    assert bench.peer.state_rows("stream", "queue, messages") == [(names, sum(got.values()))]
     assert several.left() == [stays[0], stays[1] + 2, 0]
 
 
 def test_a_queue_that_was_added_is_read_from_the_next_batch_on(several: Several) -> None:
-    """The reader's row tells all of them."""
+    """The stream's row tells all of them."""
     bench = several.bench
     several.send(0, 3)
-    start, _ = bench.batch(several.reader(0))
+    start, _ = bench.batch(several.loop(0))
     several.send(2, 4)
 
-    second = several.reader(2, 0)
+    second = several.loop(2, 0)
     _, tables = bench.batch(second, through_spark(start))
 
     assert counts(tables) == {2: 4}
-    assert bench.peer.state_rows("reader", "queue") == [
+    assert bench.peer.state_rows("stream", "queue") == [
         (f"{several.names[2]}, {several.names[0]}",),
     ]
 
@@ -509,27 +509,27 @@ def test_a_checkpoint_that_shares_no_queue_is_refused(several: Several) -> None:
     """By the plan and by the acknowledgement; nothing is touched, and the row stays."""
     bench = several.bench
     several.send(0, 3)
-    end, _ = bench.batch(several.reader(0, 1))
-    other = several.reader(2)
+    end, _ = bench.batch(several.loop(0, 1))
+    other = several.loop(2)
 
     for work in (other.tasks, other.latest, other.acknowledge):
-        with pytest.raises(ReaderOfOtherQueue) as caught:
+        with pytest.raises(StreamOfOtherQueue) as caught:
             work(end)
         assert caught.value.args == (f"{several.names[0]}, {several.names[1]}", several.names[2])
-    assert bench.peer.state_rows("reader", "queue, acked_batch") == [
+    assert bench.peer.state_rows("stream", "queue, acked_batch") == [
         (f"{several.names[0]}, {several.names[1]}", 0)
     ]
 
 
 def test_a_pending_batch_of_unknown_origin_is_refused(several: Several) -> None:
-    """Without a reader, or with one that is in no state table, nobody says that it is ours."""
+    """Without a stream, or with one that is in no state table, nobody says that it is ours."""
     several.send(0, 3)
-    end = several.reader(0).latest(INITIAL)
+    end = several.loop(0).latest(INITIAL)
 
-    with pytest.raises(ReaderOfOtherQueue):
-        several.reader(1, 2).tasks(end | {"reader": None})
-    with pytest.raises(ReaderNotFound):
-        several.reader(1, 2).tasks(end | {"reader": "nobody"})
+    with pytest.raises(StreamOfOtherQueue):
+        several.loop(1, 2).tasks(end | {"stream": None})
+    with pytest.raises(StreamNotFound):
+        several.loop(1, 2).tasks(end | {"stream": "nobody"})
 
 
 def test_a_driver_with_the_old_list_is_told_that_it_was_taken_over(several: Several) -> None:
@@ -537,18 +537,18 @@ def test_a_driver_with_the_old_list_is_told_that_it_was_taken_over(several: Seve
     bench = several.bench
     several.send(0, 3)
     several.send(1, 3)
-    first = several.reader(0, 1)
+    first = several.loop(0, 1)
     start = first.latest(INITIAL)
     zombies = first.tasks(start)
     for task in zombies:
         bench.receive(task)
-    several.reader(0).latest(through_spark(start))
+    several.loop(0).latest(through_spark(start))
 
-    with pytest.raises(ReaderTakenOver):
+    with pytest.raises(StreamTakenOver):
         first.latest(start)
     with pytest.raises(StaleTask):
         bench.receive(zombies[1])
-    assert bench.peer.state_rows("reader", "queue") == [(several.names[0],)]
+    assert bench.peer.state_rows("stream", "queue") == [(several.names[0],)]
 
 
 @pytest.mark.usefixtures("impatient")
@@ -560,18 +560,18 @@ def test_a_session_lost_while_it_looks_or_commits_costs_no_message_of_any_queue(
 
     def drained(strike: Strike | None) -> list[str]:
         several.clear()
-        bench.peer.dba.forget("reader")
+        bench.peer.dba.forget("stream")
         sent = several.send(0, 2) + several.send(1, 1)
         bench.said.clear()
         bench.watched, bench.strike = True, strike
-        reader = several.reader(0, 1)
+        loop = several.loop(0, 1)
 
-        got = bench.drain(reader)
+        got = bench.drain(loop)
 
-        reader.close()
+        loop.close()
         bench.watched = False
         assert sorted(got) == sorted(sent)
-        assert sum(row[0] for row in bench.peer.state_rows("reader", "messages")) == 3
+        assert sum(row[0] for row in bench.peer.state_rows("stream", "messages")) == 3
         return [statement for statement in bench.said if statement != "version"]
 
     looks = [at for at, name in enumerate(drained(None)) if name in {"peek", "commit"}]
@@ -584,32 +584,32 @@ def test_a_session_lost_while_it_looks_or_commits_costs_no_message_of_any_queue(
 
 @pytest.mark.parametrize("frozen", [True, False], ids=["AvailableNow", "continuous"])
 def test_transaction_mode_none_reads_several_queues_too(several: Several, *, frozen: bool) -> None:
-    """At most once: no reader, no receipt."""
+    """At most once: no stream, no receipt."""
     sent = [body for at in range(3) for body in several.send(at, 8)]
-    reader = several.reader(transactionMode="none", maxMessagesPerTrigger="5")
+    loop = several.loop(transactionMode="none", maxMessagesPerTrigger="5")
     if frozen:
-        reader.freeze()
+        loop.freeze()
 
-    assert sorted(several.bench.drain(reader)) == sorted(sent)
-    assert several.bench.peer.state_rows("reader", "reader") == []
+    assert sorted(several.bench.drain(loop)) == sorted(sent)
+    assert several.bench.peer.state_rows("stream", "stream") == []
 
 
 # ----- what people see -------------------------------------------------------------------------
 
 
-def test_receipts_of_other_readers_are_warned_of_for_each_queue(
+def test_receipts_of_other_streams_are_warned_of_for_each_queue(
     several: Several, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A receipt names one queue, whatever list its reader had."""
+    """A receipt names one queue, whatever list its stream had."""
     several.send(1, 3)
     several.send(2, 2)
-    several.bench.batch(several.reader(1, 2))
+    several.bench.batch(several.loop(1, 2))
     several.send(0, 1)
     caplog.clear()
 
-    several.reader(0, 1).latest(INITIAL)
+    several.loop(0, 1).latest(INITIAL)
 
-    assert f"{several.names[1]}: 3 messages lie in receipts of other readers" in caplog.text
+    assert f"{several.names[1]}: 3 messages lie in receipts of other streams" in caplog.text
     assert "2 messages lie" not in caplog.text
 
 
@@ -621,12 +621,12 @@ def test_the_report_tells_of_each_queue_and_of_all(several: Several) -> None:
     )
     several.send(0, 30)
     bench.peer.send(several.queues[1], lives=-1)
-    reader = several.reader(maxMessagesPerTrigger="10", maxConcurrency="4")
-    end, _ = bench.batch(reader)
+    loop = several.loop(maxMessagesPerTrigger="10", maxConcurrency="4")
+    end, _ = bench.batch(loop)
 
-    said = reader.report()
-    reader.latest(end)
-    after = reader.report()
+    said = loop.report()
+    loop.latest(end)
+    after = loop.report()
 
     assert list(said) == [
         *("queue", "backlog", "backlogIsEstimate", "oldestWaited", "tasks", "ramp", "queues")
@@ -648,7 +648,7 @@ def test_the_report_tells_of_each_queue_and_of_all(several: Several) -> None:
     json.dumps(after)
 
 
-@only("postgresql", "readers that see what others hold")
+@only("postgresql", "streams that see what others hold")
 def test_min_concurrency_holds_the_tasks_against_competitors(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -658,12 +658,12 @@ def test_min_concurrency_holds_the_tasks_against_competitors(
 
     def after_empty_batches(**raw: str) -> int:
         clock = Clock()
-        reader, start = bench.reader(clock, maxConcurrency="4", **raw), INITIAL
+        loop, start = bench.loop(clock, maxConcurrency="4", **raw), INITIAL
         with bench.peer.hold(bench.queue, [row.seq for row in bench.peer.rows(bench.queue)]):
             for _ in range(10):
-                start, _ = bench.batch(reader, start)
+                start, _ = bench.batch(loop, start)
                 clock.now += 2.0
-        found: int = reader.report()["tasks"]
+        found: int = loop.report()["tasks"]
         return found
 
     assert after_empty_batches() == 1
@@ -671,18 +671,18 @@ def test_min_concurrency_holds_the_tasks_against_competitors(
     assert after_empty_batches(minConcurrency="4") == 4
 
 
-def test_readers_are_found_by_any_of_their_queues(several: Several) -> None:
+def test_streams_are_found_by_any_of_their_queues(several: Several) -> None:
     """By the canonical address, whatever it holds."""
     for queue in range(3):
         several.send(queue, 1)
-    several.reader(0, 1).latest(INITIAL)
-    several.reader(1, 2).latest(INITIAL)
+    several.loop(0, 1).latest(INITIAL)
+    several.loop(1, 2).latest(INITIAL)
 
-    found = [inspect.readers(several.bench.desk, name) for name in several.names]
+    found = [inspect.streams(several.bench.desk, name) for name in several.names]
 
     assert [len(each) for each in found] == [1, 2, 1]
     assert found[0][0].queues == several.names[:2]
-    assert len(inspect.readers(several.bench.desk)) == 2
+    assert len(inspect.streams(several.bench.desk)) == 2
 
 
 def test_a_browse_shares_its_ranges_among_the_queues(several: Several) -> None:
@@ -704,8 +704,8 @@ def test_a_browse_shares_its_ranges_among_the_queues(several: Several) -> None:
 def test_a_queues_row_text_of_strangers_is_refused_not_misread(several: Several) -> None:
     """What a row says is compared with names, never put into SQL."""
     several.send(0, 1)
-    end, _ = several.bench.batch(several.reader(0, 1))
-    several.bench.peer.dba.change("reader", queue="x, y; DROP TABLE z")
+    end, _ = several.bench.batch(several.loop(0, 1))
+    several.bench.peer.dba.change("stream", queue="x, y; DROP TABLE z")
 
-    with pytest.raises(ReaderOfOtherQueue, match=r"of queue x, y; DROP TABLE z, not of"):
-        several.reader(0, 1).latest(through_spark(end))
+    with pytest.raises(StreamOfOtherQueue, match=r"of queue x, y; DROP TABLE z, not of"):
+        several.loop(0, 1).latest(through_spark(end))

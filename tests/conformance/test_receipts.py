@@ -1,4 +1,4 @@
-"""Readers and receipts: acknowledged once, returned or dropped by an operator, never twice."""
+"""Streams and receipts: acknowledged once, returned or dropped by an operator, never twice."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sqlq_spark.database import transaction
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     DatabaseRolledBack,
-    ReaderNotFound,
-    ReaderOfOtherQueue,
-    ReaderTakenOver,
     ReceiptSettled,
     StaleTask,
+    StreamNotFound,
+    StreamOfOtherQueue,
+    StreamTakenOver,
 )
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive import task as receiving
@@ -24,70 +24,70 @@ from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench
 
-ROWS = "reader, batch, task"
+ROWS = "stream, batch, task"
 
 
-def received(bench: Bench, reader: str, *, batch: int = 1, messages: int = 3) -> None:
+def received(bench: Bench, stream: str, *, batch: int = 1, messages: int = 3) -> None:
     """Receive `messages` new messages as a batch of one task."""
     for at in range(messages):
         bench.peer.send(bench.queue, f'{{"n":"{at}"}}', b"%d/%d" % (batch, at), lives=10**8)
-    bench.receive(bench.task(reader, batch=batch))
+    bench.receive(bench.task(stream, batch=batch))
 
 
-def return_(bench: Bench, reader: str, batch: int = 1, task: int = 0) -> int:
+def return_(bench: Bench, stream: str, batch: int = 1, task: int = 0) -> int:
     """Return a receipt as the operator's command does."""
     with transaction(bench.desk, timeout=TIMEOUT):
-        return receipts.return_(bench.desk, reader, batch, task, bench.queue)
+        return receipts.return_(bench.desk, stream, batch, task, bench.queue)
 
 
-def drop(bench: Bench, reader: str, batch: int = 1, task: int = 0) -> int:
+def drop(bench: Bench, stream: str, batch: int = 1, task: int = 0) -> int:
     """Drop a receipt as the operator's command does."""
     with transaction(bench.desk, timeout=TIMEOUT):
-        return receipts.drop(bench.desk, reader, batch, task)
+        return receipts.drop(bench.desk, stream, batch, task)
 
 
 def test_an_ack_forgets_the_receipts_and_adds_up_what_they_held(bench: Bench) -> None:
-    """Of this reader and up to this batch, no others."""
-    reader, other = bench.new_reader(), bench.new_reader()
-    received(bench, reader)
-    bench.receive(bench.task(reader, task=1))
+    """Of this stream and up to this batch, no others."""
+    stream, other = bench.new_stream(), bench.new_stream()
+    received(bench, stream)
+    bench.receive(bench.task(stream, task=1))
     bench.peer.send(bench.queue, lives=-1)
     bench.peer.send(bench.queue, "[]")
-    bench.receive(bench.task(reader, task=2, errors=bench.errors))
-    received(bench, reader, batch=2)
+    bench.receive(bench.task(stream, task=2, errors=bench.errors))
+    received(bench, stream, batch=2)
     received(bench, other)
 
-    done = bench.ack(reader, 1)
+    done = bench.ack(stream, 1)
 
     assert (done.batch, done.messages, done.expired, done.diverted) == (1, 3, 1, 1)
     assert (done.outcome.tasks, done.outcome.empty, done.outcome.got) == (3, 1, 5)
-    assert bench.peer.state_rows("receipt", ROWS) == sorted([(reader, 2, 0), (other, 1, 0)])
+    assert bench.peer.state_rows("receipt", ROWS) == sorted([(stream, 2, 0), (other, 1, 0)])
     columns = "acked_batch, messages, expired, diverted"
-    assert bench.peer.state_rows("reader", columns) == [(0, 0, 0, 0), (1, 3, 1, 1)]
+    assert bench.peer.state_rows("stream", columns) == [(0, 0, 0, 0), (1, 3, 1, 1)]
 
 
 def test_a_second_ack_of_a_batch_changes_nothing(bench: Bench) -> None:
     """The answer of the first may have been lost."""
-    reader = bench.new_reader()
-    received(bench, reader)
-    bench.ack(reader, 1)
-    before = bench.peer.state_rows("reader", "acked_batch, messages")
+    stream = bench.new_stream()
+    received(bench, stream)
+    bench.ack(stream, 1)
+    before = bench.peer.state_rows("stream", "acked_batch, messages")
 
-    again = bench.ack(reader, 1)
+    again = bench.ack(stream, 1)
 
     assert (again.batch, again.outcome.tasks) == (1, 0)
-    assert bench.peer.state_rows("reader", "acked_batch, messages") == before == [(1, 3)]
+    assert bench.peer.state_rows("stream", "acked_batch, messages") == before == [(1, 3)]
 
 
 def test_an_ack_waits_for_a_running_task_and_takes_its_receipt_with_it(bench: Bench) -> None:
     """Without the wait a zombie could write a receipt that nobody will read."""
-    reader = bench.new_reader()
+    stream = bench.new_stream()
     bench.peer.send(bench.queue)
     driver, executor = bench.open("driver"), bench.open("executor")
-    task = bench.task(reader)
+    task = bench.task(stream)
     executor.run("begin")
     _, login = receiving.fence(executor, task)
-    ack = bench.thread(lambda: bench.ack(reader, 1, driver))
+    ack = bench.thread(lambda: bench.ack(stream, 1, driver))
     bench.blocked("driver")
     kept = receiving.divert(executor, task, receiving.take(executor, task))
     receiving.save(executor, task, kept, login=login, origin=Origin())
@@ -100,40 +100,40 @@ def test_an_ack_waits_for_a_running_task_and_takes_its_receipt_with_it(bench: Be
         bench.receive(task)
 
 
-def test_an_ack_behind_the_reader_is_a_rolled_back_checkpoint(bench: Bench) -> None:
+def test_an_ack_behind_the_stream_is_a_rolled_back_checkpoint(bench: Bench) -> None:
     """The error says from where to where, and what to do."""
-    reader = bench.new_reader(acked=5)
-    received(bench, reader, batch=6)
+    stream = bench.new_stream(acked=5)
+    received(bench, stream, batch=6)
 
     with pytest.raises(CheckpointRolledBack) as caught:
-        bench.ack(reader, 3)
+        bench.ack(stream, 3)
 
     assert str(caught.value).startswith(
-        f"the checkpoint of reader {reader} stands at batch 3, but batch 5 was acknowledged: "
+        f"the checkpoint of stream {stream} stands at batch 3, but batch 5 was acknowledged: "
     )
     assert "failOnDataLoss=false" in str(caught.value)
-    assert bench.peer.state_rows("receipt", ROWS) == [(reader, 6, 0)]
+    assert bench.peer.state_rows("receipt", ROWS) == [(stream, 6, 0)]
 
 
 @pytest.mark.parametrize("start", [3, 4])
-def test_an_ack_ahead_of_the_reader_is_a_database_that_went_back(
+def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
     bench: Bench, caplog: pytest.LogCaptureFixture, start: int
 ) -> None:
     """A standby that was behind, a backup: what was received since would come again, unsaid."""
-    reader = bench.new_reader(acked=2)
+    stream = bench.new_stream(acked=2)
 
     with pytest.raises(DatabaseRolledBack) as caught:
-        bench.ack(reader, start)
+        bench.ack(stream, start)
 
     assert str(caught.value).startswith(
-        f"the checkpoint of reader {reader} stands at batch {start}, but {bench.desk.server} has "
+        f"the checkpoint of stream {stream} stands at batch {start}, but {bench.desk.server} has "
         "acknowledged 2 and knows nothing of what followed: "
     )
-    assert bench.peer.state_rows("reader", "acked_batch") == [(2,)]
+    assert bench.peer.state_rows("stream", "acked_batch") == [(2,)]
     accepting = replace(bench.who, fail_on_data_loss=False)
     with transaction(bench.desk, timeout=TIMEOUT):
-        receipts.acknowledge(bench.desk, reader, start, accepting, claim=False)
-    assert bench.peer.state_rows("reader", "acked_batch") == [(start,)]
+        receipts.acknowledge(bench.desk, stream, start, accepting, claim=False)
+    assert bench.peer.state_rows("stream", "acked_batch") == [(start,)]
     assert "going on after data loss" in caplog.text
 
 
@@ -141,41 +141,41 @@ def test_what_a_takeover_lost_of_a_batch_that_is_there_is_no_error(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its plan alone, and its tasks ran after; or its receipts alone, which is warned of."""
-    reader = bench.new_reader()
-    received(bench, reader)
-    bench.ack(reader, 1)
+    stream = bench.new_stream()
+    received(bench, stream)
+    bench.ack(stream, 1)
     assert "receipts" not in caplog.text
-    bench.plan(reader, 2)
+    bench.plan(stream, 2)
 
     with transaction(bench.desk, timeout=TIMEOUT):
-        receipts.acknowledge(bench.desk, reader, 2, bench.who, claim=False, tasks=3)
+        receipts.acknowledge(bench.desk, stream, 2, bench.who, claim=False, tasks=3)
 
     assert "batch 2 had 3 tasks and left 0 receipts: " in caplog.text
-    assert bench.peer.state_rows("reader", "acked_batch") == [(2,)]
+    assert bench.peer.state_rows("stream", "acked_batch") == [(2,)]
 
 
 def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None:
-    """And one of a reader of another queue, and one of no reader at all; nothing changes."""
-    reader = bench.new_reader()
-    received(bench, reader)
+    """And one of a stream of another queue, and one of no stream at all; nothing changes."""
+    stream = bench.new_stream()
+    received(bench, stream)
     other = receipts.Driver(driver="another", queue=bench.printed, state_schema="s")
     elsewhere = receipts.Driver(driver="the driver", queue="x@[dbo]", state_schema="s")
 
-    def ack(reader: str, who: receipts.Driver, *, claim: bool = False) -> None:
+    def ack(stream: str, who: receipts.Driver, *, claim: bool = False) -> None:
         with transaction(bench.desk, timeout=TIMEOUT):
-            receipts.acknowledge(bench.desk, reader, 1, who, claim=claim)
+            receipts.acknowledge(bench.desk, stream, 1, who, claim=claim)
 
-    with pytest.raises(ReaderTakenOver):
-        ack(reader, other)
-    with pytest.raises(ReaderOfOtherQueue, match=r"of queue .*orders.*, not of x@\[dbo\]"):
-        ack(reader, elsewhere, claim=True)
-    with pytest.raises(ReaderNotFound):
+    with pytest.raises(StreamTakenOver):
+        ack(stream, other)
+    with pytest.raises(StreamOfOtherQueue, match=r"of queue .*orders.*, not of x@\[dbo\]"):
+        ack(stream, elsewhere, claim=True)
+    with pytest.raises(StreamNotFound):
         ack("nobody", other, claim=True)
-    assert bench.peer.state_rows("receipt", ROWS) == [(reader, 1, 0)]
-    ack(reader, other, claim=True)
+    assert bench.peer.state_rows("receipt", ROWS) == [(stream, 1, 0)]
+    ack(stream, other, claim=True)
     assert bench.peer.state_rows("receipt", ROWS) == []
-    with pytest.raises(ReaderTakenOver):
-        ack(reader, bench.who)
+    with pytest.raises(StreamTakenOver):
+        ack(stream, bench.who)
 
 
 # ----- by an operator --------------------------------------------------------------------------
@@ -183,14 +183,14 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
 
 def test_returned_messages_are_in_the_queue_again_as_they_were(bench: Bench) -> None:
     """Ids, headers, bodies and expiry; the seqs are new, behind all others."""
-    reader = bench.new_reader()
+    stream = bench.new_stream()
     for body in (b"a", None, b""):
         bench.peer.send(bench.queue, '{"a\\/b":"c"}', body, lives=10**8 if body else None)
     before = bench.peer.rows(bench.queue)
-    bench.receive(bench.task(reader))
+    bench.receive(bench.task(stream))
     bench.peer.send(bench.queue, body=b"newer")
 
-    assert return_(bench, reader) == 3
+    assert return_(bench, stream) == 3
 
     newer, *after = bench.peer.rows(bench.queue)
     assert newer.body == b"newer"
@@ -205,12 +205,12 @@ def test_returned_messages_are_in_the_queue_again_as_they_were(bench: Bench) -> 
 @pytest.mark.parametrize("expires", ["infinity", "294276-12-31", "20000-01-01"])
 def test_what_expires_beyond_all_calendars_can_be_returned(bench: Bench, expires: str) -> None:
     """It does not expire from then on; the driver would refuse, or turn, such a time."""
-    reader = bench.new_reader()
+    stream = bench.new_stream()
     bench.peer.send(bench.queue, "{}", b"x", lives=10**8)
     bench.peer.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{expires}'")
-    bench.receive(bench.task(reader))
+    bench.receive(bench.task(stream))
 
-    assert return_(bench, reader) == 1
+    assert return_(bench, stream) == 1
 
     assert [(row.body, row.expires) for row in bench.peer.rows(bench.queue)] == [(b"x", None)]
 
@@ -219,11 +219,11 @@ def test_a_large_receipt_is_returned_whole(bench: Bench) -> None:
     """Its messages lie in pages."""
     bodies = [random.randbytes(100_000) for _ in range(4)]
     bench.peer.send_many(bench.queue, bodies, lives=None)
-    reader = bench.new_reader()
-    bench.receive(bench.task(reader))
+    stream = bench.new_stream()
+    bench.receive(bench.task(stream))
     assert bench.seqs() == []
 
-    assert return_(bench, reader) == 4
+    assert return_(bench, stream) == 4
 
     assert bench.bodies() == bodies
     assert bench.peer.state_rows("receipt_page", "page") == []
@@ -231,86 +231,86 @@ def test_a_large_receipt_is_returned_whole(bench: Bench) -> None:
 
 def test_what_was_returned_is_not_received_for_its_batch_again(bench: Bench) -> None:
     """A checkpoint that comes back replays the batch: its tasks are stale."""
-    reader = bench.new_reader()
-    received(bench, reader)
-    return_(bench, reader)
+    stream = bench.new_stream()
+    received(bench, stream)
+    return_(bench, stream)
 
     with pytest.raises(StaleTask):
-        bench.receive(bench.task(reader))
+        bench.receive(bench.task(stream))
     assert len(bench.seqs()) == 3
     with pytest.raises(CheckpointRolledBack):
-        bench.ack(reader, 0)
-    assert return_(bench, reader) == 0
+        bench.ack(stream, 0)
+    assert return_(bench, stream) == 0
     assert len(bench.seqs()) == 3
 
 
 def test_what_was_dropped_is_gone_and_its_batch_closed(bench: Bench) -> None:
     """As little as a returned one can it be received again."""
-    reader = bench.new_reader()
-    received(bench, reader)
+    stream = bench.new_stream()
+    received(bench, stream)
 
-    assert drop(bench, reader) == 3
+    assert drop(bench, stream) == 3
 
     assert bench.seqs() == []
     assert bench.peer.state_rows("receipt", ROWS) == []
     with pytest.raises(StaleTask):
-        bench.receive(bench.task(reader))
-    assert drop(bench, reader) == 0
+        bench.receive(bench.task(stream))
+    assert drop(bench, stream) == 0
 
 
 def test_a_settled_receipt_cannot_be_returned_but_dropped(bench: Bench) -> None:
     """Its messages were sent on; nothing changes by the refusal."""
-    reader = bench.new_reader()
-    received(bench, reader)
+    stream = bench.new_stream()
+    received(bench, stream)
     bench.peer.dba.change("receipt", settled=True)
 
     with pytest.raises(ReceiptSettled, match="sqlqueue receipts drop"):
-        return_(bench, reader)
+        return_(bench, stream)
 
-    assert bench.peer.state_rows("receipt", ROWS) == [(reader, 1, 0)]
-    assert bench.peer.state_rows("reader", "acked_batch") == [(0,)]
+    assert bench.peer.state_rows("receipt", ROWS) == [(stream, 1, 0)]
+    assert bench.peer.state_rows("stream", "acked_batch") == [(0,)]
     assert bench.seqs() == []
-    assert drop(bench, reader) == 3
+    assert drop(bench, stream) == 3
 
 
-def test_returning_a_receipt_that_is_not_there_leaves_the_reader_alone(bench: Bench) -> None:
+def test_returning_a_receipt_that_is_not_there_leaves_the_stream_alone(bench: Bench) -> None:
     """A mistyped batch must not close batches that were never planned."""
-    reader = bench.new_reader()
-    received(bench, reader)
+    stream = bench.new_stream()
+    received(bench, stream)
 
-    assert return_(bench, reader, batch=999) == 0
-    assert drop(bench, reader, batch=999) == 0
+    assert return_(bench, stream, batch=999) == 0
+    assert drop(bench, stream, batch=999) == 0
 
-    assert bench.peer.state_rows("reader", "acked_batch") == [(0,)]
-    assert bench.receive(bench.task(reader)).num_rows == 3
+    assert bench.peer.state_rows("stream", "acked_batch") == [(0,)]
+    assert bench.receive(bench.task(stream)).num_rows == 3
 
 
 def test_returning_an_old_receipt_leaves_the_plan_of_a_later_batch(bench: Bench) -> None:
     """A batch has one plan, ever: planned anew, what only the first plan's tasks hold is lost."""
-    reader = bench.new_reader()
-    received(bench, reader)
-    bench.receive(bench.task(reader, task=1))
-    return_(bench, reader, task=0)
+    stream = bench.new_stream()
+    received(bench, stream)
+    bench.receive(bench.task(stream, task=1))
+    return_(bench, stream, task=0)
     with transaction(bench.desk, timeout=TIMEOUT):
-        receipts.store_plan(bench.desk, reader, 2, "[2]", bench.who)
+        receipts.store_plan(bench.desk, stream, 2, "[2]", bench.who)
 
-    return_(bench, reader, task=1)
+    return_(bench, stream, task=1)
 
-    assert bench.peer.state_rows("reader", "plan_batch, plan") == [(2, "[2]")]
+    assert bench.peer.state_rows("stream", "plan_batch, plan") == [(2, "[2]")]
 
 
 def test_a_return_waits_for_a_running_task(bench: Bench) -> None:
     """Then it returns what the task received."""
-    reader = bench.new_reader()
+    stream = bench.new_stream()
     bench.peer.send(bench.queue)
     operator, executor = bench.open("operator"), bench.open("executor")
-    task = bench.task(reader)
+    task = bench.task(stream)
     executor.run("begin")
     _, login = receiving.fence(executor, task)
 
     def work() -> int:
         with transaction(operator, timeout=TIMEOUT):
-            return receipts.return_(operator, reader, 1, 0, bench.queue)
+            return receipts.return_(operator, stream, 1, 0, bench.queue)
 
     returning = bench.thread(work)
     bench.blocked("operator")
@@ -325,29 +325,29 @@ def test_a_return_waits_for_a_running_task(bench: Bench) -> None:
 
 def test_a_return_into_a_queue_that_is_gone_keeps_the_receipt(bench: Bench) -> None:
     """The messages lie in it and nowhere else."""
-    reader = bench.new_reader()
-    received(bench, reader)
+    stream = bench.new_stream()
+    received(bench, stream)
     bench.peer.dba.drop(bench.queue)
 
     with pytest.raises(Exception, match="was not found"):
-        return_(bench, reader)
+        return_(bench, stream)
 
-    assert bench.peer.state_rows("receipt", ROWS) == [(reader, 1, 0)]
+    assert bench.peer.state_rows("receipt", ROWS) == [(stream, 1, 0)]
 
 
 def test_one_plan_counts_for_a_batch_the_first(bench: Bench) -> None:
     """Word for word, also where the answer of its commit was lost."""
-    reader = bench.new_reader()
+    stream = bench.new_stream()
 
     def plan(text: str, who: receipts.Driver) -> str:
         with transaction(bench.desk, timeout=TIMEOUT):
-            return receipts.store_plan(bench.desk, reader, 1, text, who)
+            return receipts.store_plan(bench.desk, stream, 1, text, who)
 
     assert plan('[{"b": 1}]', bench.who) == '[{"b": 1}]'
     assert plan('[{"b": 2}]', bench.who) == '[{"b": 1}]'
     other = receipts.Driver(driver="another", queue=bench.printed, state_schema="s")
-    with pytest.raises(ReaderTakenOver):
+    with pytest.raises(StreamTakenOver):
         plan('[{"b": 3}]', other)
-    assert bench.peer.state_rows("reader", "plan_batch, plan") == [(1, '[{"b": 1}]')]
-    assert bench.ack(reader, 0).plan == '[{"b": 1}]'
-    assert bench.ack(reader, 1).plan is None
+    assert bench.peer.state_rows("stream", "plan_batch, plan") == [(1, '[{"b": 1}]')]
+    assert bench.ack(stream, 0).plan == '[{"b": 1}]'
+    assert bench.ack(stream, 1).plan is None

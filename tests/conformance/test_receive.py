@@ -15,7 +15,7 @@ from servers import only
 from waiting import until
 
 from sqlq_spark.database import transaction
-from sqlq_spark.errors import QueueNotFound, ReaderNotFound, StaleTask, StatementFailed, TimedOut
+from sqlq_spark.errors import QueueNotFound, StaleTask, StatementFailed, StreamNotFound, TimedOut
 from sqlq_spark.receive import task as module
 from sqlq_spark.receive.receipts import return_
 from sqlq_spark.receive.task import receive
@@ -50,7 +50,7 @@ def test_a_message_arrives_as_the_peer_sent_it(bench: Bench) -> None:
     text = '{"key\\/with":"\\uD83D\\uDE80","n":null,"ü":"x \\u0000"}'
     row = bench.peer.send(bench.queue, text, b"\xef\xbb\xbf{}\x00\xff")
 
-    rows = bench.receive(bench.task(bench.new_reader()))
+    rows = bench.receive(bench.task(bench.new_stream()))
 
     assert rows.to_pylist() == [
         {
@@ -92,7 +92,7 @@ def test_a_task_takes_exactly_the_lowest_of_its_range_that_fit(
 
     Whatever the size of a step, and however wrong the guess of what a message weighs.
     """
-    reader = bench.new_reader()
+    stream = bench.new_stream()
     bench.peer.dba.empty(bench.queue)
     bench.peer.send_many(bench.queue, [b"x" * size for size in sizes], lives=None)
     there = bench.peer.rows(bench.queue)
@@ -106,7 +106,7 @@ def test_a_task_takes_exactly_the_lowest_of_its_range_that_fit(
         expected.append(row.seq)
         before += len(row.body or b"") + len(row.headers or "")
     task = bench.task(
-        reader,
+        stream,
         first=base + first,
         stop=base + stop,
         messages=messages,
@@ -125,35 +125,35 @@ def test_a_task_takes_exactly_the_lowest_of_its_range_that_fit(
 def test_rows_locked_by_a_competing_consumer_are_skipped_and_not_waited_for(bench: Bench) -> None:
     """The held ones stay, and can be received when they are free again."""
     bench.peer.send_many(bench.queue, [b"%d" % at for at in range(10)], lives=None)
-    reader = bench.new_reader()
+    stream = bench.new_stream()
 
     with bench.peer.hold(bench.queue, [1, 4, 5]):
-        rows = bench.receive(bench.task(reader))
+        rows = bench.receive(bench.task(stream))
 
     assert rows["seq"].to_pylist() == [2, 3, 6, 7, 8, 9, 10]
-    assert bench.receive(bench.task(reader, batch=2))["seq"].to_pylist() == [1, 4, 5]
+    assert bench.receive(bench.task(stream, batch=2))["seq"].to_pylist() == [1, 4, 5]
 
 
 def test_a_message_of_100_mb_is_received_alone(bench: Bench) -> None:
     """It weighs more than a task may hold: it comes all the same, and nothing with it."""
     bench.peer.send(bench.queue, body=b"\xa5" * 100_000_000)
     bench.peer.send(bench.queue, body=b"small")
-    reader = bench.new_reader()
+    stream = bench.new_stream()
 
-    rows = bench.receive(bench.task(reader))
+    rows = bench.receive(bench.task(stream))
 
     assert rows.num_rows == 1
     assert len(rows["body"][0].as_py()) == 100_000_000
-    assert bench.receive(bench.task(reader)).equals(rows)
-    assert bodies(bench.receive(bench.task(reader, batch=2))) == [b"small"]
+    assert bench.receive(bench.task(stream)).equals(rows)
+    assert bodies(bench.receive(bench.task(stream, batch=2))) == [b"small"]
 
 
 def test_a_task_holds_no_more_than_its_ceiling_of_1_mb_bodies(bench: Bench) -> None:
     """64 MiB, one message beyond it at the most; the rest waits for the next batch."""
     bench.peer.send_many(bench.queue, [b"x" * 1_048_576] * 70)
-    reader = bench.new_reader()
+    stream = bench.new_stream()
 
-    rows = bench.receive(bench.task(reader, bytes_each=100.0))
+    rows = bench.receive(bench.task(stream, bytes_each=100.0))
 
     assert rows["seq"].to_pylist() == list(range(1, 65))
     assert bench.seqs() == list(range(65, 71))
@@ -164,7 +164,7 @@ def test_null_and_empty_bodies_stay_what_they_are(bench: Bench) -> None:
     for body in (None, b"", b"x"):
         bench.peer.send(bench.queue, body=body)
 
-    rows = bench.receive(bench.task(bench.new_reader()))
+    rows = bench.receive(bench.task(bench.new_stream()))
 
     assert bodies(rows) == [None, b"", b"x"]
 
@@ -176,9 +176,9 @@ def test_expired_messages_are_counted_and_gone(bench: Bench) -> None:
     bench.peer.send(bench.queue, body=b"alive", lives=60_000)
     bench.peer.send(bench.queue, body=b"eternal")
     expires = bench.peer.rows(bench.queue)[2].expires
-    reader = bench.new_reader()
+    stream = bench.new_stream()
 
-    rows = bench.receive(bench.task(reader))
+    rows = bench.receive(bench.task(stream))
 
     assert bodies(rows) == [b"alive", b"eternal"]
     assert rows["expires"].to_pylist() == [expires, None]
@@ -189,20 +189,20 @@ def test_expired_messages_are_counted_and_gone(bench: Bench) -> None:
 def test_the_receipt_says_what_was_got(bench: Bench) -> None:
     """Counts, bytes of headers and bodies, and Spark's names of the micro-batch."""
     bench.peer.send(bench.queue, '{"a":"ü"}', b"12345")
-    reader = bench.new_reader()
+    stream = bench.new_stream()
     origin = Origin(query_id="q", query_batch=7)
 
-    receive(bench.open(), bench.task(reader, batch=3, task=2), timeout=TIMEOUT, origin=origin)
+    receive(bench.open(), bench.task(stream, batch=3, task=2), timeout=TIMEOUT, origin=origin)
 
-    columns = "reader, batch, task, messages, expired, diverted, bytes, query_id, query_batch"
+    columns = "stream, batch, task, messages, expired, diverted, bytes, query_id, query_batch"
     assert bench.peer.state_rows("receipt", f"{columns}, settled") == [
-        (reader, 3, 2, 1, 0, 0, 15, "q", 7, False)
+        (stream, 3, 2, 1, 0, 0, 15, "q", 7, False)
     ]
 
 
 def test_the_receipt_names_the_queue_by_its_canonical_address(bench: Bench) -> None:
     """Two schemas may hold queues of one name; the warning of orphans looks for the address."""
-    bench.receive(bench.task(bench.new_reader()))
+    bench.receive(bench.task(bench.new_stream()))
 
     assert bench.peer.state_rows("receipt", "queue") == [(bench.printed,)]
 
@@ -217,12 +217,12 @@ def test_a_receipt_replays_identical_rows_in_identical_order(
 ) -> None:
     """Also an empty one, and also when messages came after it: they are for the next batch."""
     bench.peer.dba.empty(bench.queue)
-    reader = bench.new_reader()
+    stream = bench.new_stream()
     bench.peer.send_many(bench.queue, [b"y" * size for size in sizes], lives=None)
-    first = bench.receive(bench.task(reader))
+    first = bench.receive(bench.task(stream))
     bench.peer.send_many(bench.queue, [b"later"] * later, lives=None)
 
-    again = bench.receive(bench.task(reader))
+    again = bench.receive(bench.task(stream))
 
     assert again.equals(first)
     assert first.num_rows == len(sizes)
@@ -233,22 +233,22 @@ def test_a_replay_gives_messages_that_expired_since(bench: Bench) -> None:
     """What was received once is received, however long Spark takes."""
     for lives in (300, 3_000, 30_000):  # a machine that stands still may find it expired
         bench.peer.send(bench.queue, body=b"short", lives=lives)
-        reader = bench.new_reader()
-        first = bench.receive(bench.task(reader))
+        stream = bench.new_stream()
+        first = bench.receive(bench.task(stream))
         if first.num_rows:
             break
     (expires,) = first["expires"].to_pylist()
     until(lambda: bench.peer.clock() > expires)
 
     assert bodies(first) == [b"short"]
-    assert bench.receive(bench.task(reader)).equals(first)
+    assert bench.receive(bench.task(stream)).equals(first)
 
 
 def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) -> None:
     """It is blocked by the first one's lock, not by chance: nothing is shared between the two."""
     bench.peer.send_many(bench.queue, [b"%d" % at for at in range(50)], lives=None)
-    reader, second = bench.new_reader(), bench.open("second")
-    task = bench.task(reader)
+    stream, second = bench.new_stream(), bench.open("second")
+    task = bench.task(stream)
     connection = bench.open("first")
     connection.run("begin")
     _, login = module.fence(connection, task)
@@ -266,8 +266,8 @@ def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) 
 def test_a_second_attempt_takes_over_when_the_first_dies(bench: Bench) -> None:
     """The first one's rows are in the queue again with its rollback."""
     bench.peer.send_many(bench.queue, [b"%d" % at for at in range(50)], lives=None)
-    reader, second = bench.new_reader(), bench.open("second")
-    task = bench.task(reader)
+    stream, second = bench.new_stream(), bench.open("second")
+    task = bench.task(stream)
     connection = bench.open("first")
     connection.run("begin")
     module.fence(connection, task)
@@ -280,16 +280,16 @@ def test_a_second_attempt_takes_over_when_the_first_dies(bench: Bench) -> None:
 
 
 def test_other_tasks_do_not_wait_for_one_another(bench: Bench) -> None:
-    """Two tasks of a batch, and a task of another reader, run at once."""
+    """Two tasks of a batch, and a task of another stream, run at once."""
     bench.peer.send_many(bench.queue, [b"%d" % at for at in range(30)], lives=None)
-    reader, other = bench.new_reader(), bench.new_reader()
+    stream, other = bench.new_stream(), bench.new_stream()
     connection = bench.open("first")
     connection.run("begin")
-    task = bench.task(reader, first=1, stop=11)
+    task = bench.task(stream, first=1, stop=11)
     module.fence(connection, task)
     module.take(connection, task)
 
-    second = bench.receive(bench.task(reader, task=1, first=11, stop=21))
+    second = bench.receive(bench.task(stream, task=1, first=11, stop=21))
     third = bench.receive(bench.task(other))
 
     assert second["seq"].to_pylist() == list(range(11, 21))
@@ -302,12 +302,12 @@ def test_other_tasks_do_not_wait_for_one_another(bench: Bench) -> None:
 def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> None:
     """With failOnDataLoss=false: only what was returned is in the queue again."""
     bench.peer.send_many(bench.queue, [b"0", b"1", b"2"], lives=None)
-    reader = bench.new_reader()
-    tasks = [bench.task(reader, task=at, first=at + 1, stop=at + 2) for at in range(2)]
+    stream = bench.new_stream()
+    tasks = [bench.task(stream, task=at, first=at + 1, stop=at + 2) for at in range(2)]
     for task in tasks:
         bench.receive(task)
     with transaction(bench.desk, timeout=TIMEOUT):
-        return_(bench.desk, reader, 1, 0, bench.queue)
+        return_(bench.desk, stream, 1, 0, bench.queue)
 
     again = [bench.receive(replace(task, fail_on_data_loss=False)) for task in tasks]
 
@@ -318,16 +318,16 @@ def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> No
 def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench) -> None:
     """Also where its receipt was there once: the batch is closed."""
     bench.peer.send(bench.queue)
-    reader = bench.new_reader()
-    bench.receive(bench.task(reader))
-    bench.ack(reader, 1)
+    stream = bench.new_stream()
+    bench.receive(bench.task(stream))
+    bench.ack(stream, 1)
     bench.peer.send(bench.queue, body=b"new")
 
     with pytest.raises(StaleTask) as caught:
-        bench.receive(bench.task(reader))
+        bench.receive(bench.task(stream))
 
     assert str(caught.value) == (
-        f"task 0 of batch 1 of reader {reader} came after the batch was acknowledged (up to 1): "
+        f"task 0 of batch 1 of stream {stream} came after the batch was acknowledged (up to 1): "
         "an earlier attempt that was given up, or a checkpoint that was rolled back or copied"
     )
     assert bench.bodies() == [b"new"]
@@ -337,12 +337,12 @@ def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench
 def test_a_zombie_that_waits_for_the_ack_is_stale_too(bench: Bench) -> None:
     """It read nothing before the ack's commit that it could act on after."""
     bench.peer.send(bench.queue)
-    reader, zombie, driver = bench.new_reader(), bench.open("zombie"), bench.open("driver")
+    stream, zombie, driver = bench.new_stream(), bench.open("zombie"), bench.open("driver")
     driver.run("begin")
-    login = driver.rows("lock_reader", reader=reader, login=None)[0][5]
+    login = driver.rows("lock_stream", stream=stream, login=None)[0][5]
     none = dict.fromkeys(("messages", "expired", "diverted", "forwarded"), 0)
-    driver.run("acknowledge", tables=None, reader=reader, login=login, batch=1, **none)
-    attempt = bench.thread(lambda: bench.receive(bench.task(reader), zombie))
+    driver.run("acknowledge", tables=None, stream=stream, login=login, batch=1, **none)
+    attempt = bench.thread(lambda: bench.receive(bench.task(stream), zombie))
     bench.blocked("zombie")
     driver.run("commit")
 
@@ -354,23 +354,23 @@ def test_a_zombie_that_waits_for_the_ack_is_stale_too(bench: Bench) -> None:
 def test_without_fail_on_data_loss_a_stale_task_receives_nothing(bench: Bench) -> None:
     """The stream goes on; the queue is as little touched."""
     bench.peer.send(bench.queue)
-    reader = bench.new_reader(acked=4)
+    stream = bench.new_stream(acked=4)
 
-    rows = bench.receive(bench.task(reader, batch=4, fail_on_data_loss=False))
+    rows = bench.receive(bench.task(stream, batch=4, fail_on_data_loss=False))
 
     assert rows.num_rows == 0
     assert bench.seqs() == [1]
 
 
-def test_a_reader_unknown_to_the_state_tables_receives_nothing(bench: Bench) -> None:
+def test_a_stream_unknown_to_the_state_tables_receives_nothing(bench: Bench) -> None:
     """State tables made anew, or another database's."""
     bench.peer.send(bench.queue)
-    reader = str(uuid.uuid4())
+    stream = str(uuid.uuid4())
 
-    with pytest.raises(ReaderNotFound) as caught:
-        bench.receive(bench.task(reader))
+    with pytest.raises(StreamNotFound) as caught:
+        bench.receive(bench.task(stream))
 
-    assert f"reader {reader} of this checkpoint is not in schema {bench.peer.state} of" in str(
+    assert f"stream {stream} of this checkpoint is not in schema {bench.peer.state} of" in str(
         caught.value
     )
     assert bench.seqs() == [1]
@@ -391,7 +391,7 @@ def test_a_task_of_transaction_mode_none_leaves_no_receipt(bench: Bench) -> None
 def test_a_queue_that_is_gone_is_told_by_its_name(bench: Bench) -> None:
     """The state tables are not blamed, whatever the names look like."""
     gone = QueueAddress(f"x{bench.peer.state}.orders", f"x{bench.peer.schema}")
-    task = bench.task(bench.new_reader(), queue=gone)
+    task = bench.task(bench.new_stream(), queue=gone)
 
     with pytest.raises(QueueNotFound):
         bench.receive(task)
@@ -399,7 +399,7 @@ def test_a_queue_that_is_gone_is_told_by_its_name(bench: Bench) -> None:
 
 def test_a_wait_longer_than_query_timeout_ends(bench: Bench) -> None:
     """A table that a DBA has locked blocks a task for queryTimeout, no longer."""
-    task, session = bench.task(bench.new_reader()), bench.session()
+    task, session = bench.task(bench.new_stream()), bench.session()
     with bench.peer.locked(bench.queue), pytest.raises(TimedOut) as caught:
         # a session that was idle for so long is ended, which is another matter
         session.do(partial(receive, task=task, timeout=0.2, origin=Origin()))
@@ -453,7 +453,7 @@ def test_poison_is_moved_to_the_error_queue_as_it_was(bench: Bench) -> None:
         if at < len(POISON)
     }
 
-    rows = bench.receive(bench.task(bench.new_reader(), errors=bench.errors))
+    rows = bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
 
     moved = bench.peer.rows(bench.errors)
     assert [row.headers for row in moved] == POISON
@@ -471,7 +471,7 @@ def test_no_headers_are_not_poison(bench: Bench, text: str | None) -> None:
     bench.peer.dba.allow_null_headers(bench.queue)
     bench.peer.send(bench.queue, text)
 
-    rows = bench.receive(bench.task(bench.new_reader(), errors=bench.errors))
+    rows = bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
 
     assert rows["headers"].to_pylist() == [text]
     assert bench.peer.rows(bench.errors) == []
@@ -481,7 +481,7 @@ def test_poison_of_5_mb_without_a_body_is_moved_whole(bench: Bench) -> None:
     """NULL stays NULL."""
     bench.peer.send(bench.queue, "[" + "x" * 5_000_000, None)
 
-    bench.receive(bench.task(bench.new_reader(), errors=bench.errors))
+    bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
 
     (row,) = bench.peer.rows(bench.errors)
     assert row.headers == "[" + "x" * 5_000_000
@@ -494,7 +494,7 @@ def test_poison_whose_id_is_in_the_error_queue_gets_a_new_one(bench: Bench) -> N
     row = bench.peer.send(bench.queue, "[]", b"second")
     bench.peer.send(bench.errors, "{}", b"first", row=row)
 
-    bench.receive(bench.task(bench.new_reader(), errors=bench.errors))
+    bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
 
     first, second = bench.peer.rows(bench.errors)
     assert (first.id, first.body) == (row, b"first")
@@ -509,7 +509,7 @@ def test_poison_that_expires_beyond_all_calendars_is_moved(bench: Bench, expires
     bench.peer.send(bench.queue, "[]", b"poison", lives=3_600_000)
     bench.peer.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{expires}'")
 
-    bench.receive(bench.task(bench.new_reader(), errors=bench.errors))
+    bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
 
     assert [row.body for row in bench.peer.rows(bench.errors)] == [b"poison"]
 
@@ -521,7 +521,7 @@ def test_poison_that_the_error_queue_refuses_stays_in_its_queue(bench: Bench) ->
         bench.peer.send(bench.errors, "{}", body)
     bench.peer.dba.on(bench.errors, "UPDATE {queue} SET Seq = Seq + 3")
     bench.peer.send(bench.queue, "[]", b"poison")
-    task = bench.task(bench.new_reader(), errors=bench.errors)
+    task = bench.task(bench.new_stream(), errors=bench.errors)
 
     with pytest.raises(StatementFailed, match="let it go on behind the highest seq"):
         bench.receive(task)
@@ -537,7 +537,7 @@ def test_poison_is_delivered_where_there_is_no_error_queue(bench: Bench) -> None
     for text in POISON:
         bench.peer.send(bench.queue, text)
 
-    rows = bench.receive(bench.task(bench.new_reader()))
+    rows = bench.receive(bench.task(bench.new_stream()))
 
     assert rows["headers"].to_pylist() == POISON
 
@@ -546,7 +546,7 @@ def test_expired_poison_is_gone_and_not_moved(bench: Bench) -> None:
     """As in the transport, which looks at the expiry first."""
     bench.peer.send(bench.queue, "[]", lives=-1)
 
-    bench.receive(bench.task(bench.new_reader(), errors=bench.errors))
+    bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
 
     assert bench.peer.rows(bench.errors) == []
     assert bench.peer.state_rows("receipt", "messages, expired, diverted") == [(0, 1, 0)]
@@ -556,10 +556,10 @@ def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:
     """The poison, and the batch with it, stays until the error queue is made."""
     bench.peer.send(bench.queue, "[]")
     absent = QueueAddress("absent", bench.peer.schema)
-    reader = bench.new_reader()
+    stream = bench.new_stream()
 
     with pytest.raises(QueueNotFound):
-        bench.receive(bench.task(reader, errors=absent))
+        bench.receive(bench.task(stream, errors=absent))
 
     assert bench.seqs() == [1]
     assert bench.peer.state_rows("receipt", "batch") == []
@@ -570,7 +570,7 @@ def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:
 
 def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: Bench) -> None:
     """Three endpoints delete one row at a time while our tasks receive in sets."""
-    total, reader = 3000, bench.new_reader()
+    total, stream = 3000, bench.new_stream()
     begun = threading.Barrier(5)  # nobody goes on before each has got something
     bench.peer.send_many(bench.queue, [b"%d" % at for at in range(total)], lives=None)
     sent = {row.id.bytes for row in bench.peer.rows(bench.queue)}
@@ -589,7 +589,7 @@ def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: B
         ids: list[bytes] = []
         for batch in range(1, 6):
             task = bench.task(
-                reader, batch=batch, task=at, first=at * 1500 + 1, stop=at * 1500 + 1501
+                stream, batch=batch, task=at, first=at * 1500 + 1, stop=at * 1500 + 1501
             )
             rows = bench.receive(task if batch == 5 else small(task), connection)
             ids += rows["id"].to_pylist()
@@ -599,7 +599,7 @@ def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: B
 
     def small(task: Task) -> Task:
         return bench.task(
-            reader,
+            stream,
             batch=task.batch,
             task=task.task,
             first=task.first,
@@ -629,7 +629,7 @@ def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again
         bench.peer.dba.empty(bench.queue)
         bench.peer.dba.empty(bench.errors)
         bench.watched, bench.strike = False, None
-        reader = bench.new_reader()
+        stream = bench.new_stream()
         for text in ("{}", "[]", "{}"):
             bench.peer.send(bench.queue, text)
         sent = {row.id.bytes for row in bench.peer.rows(bench.queue)}
@@ -637,7 +637,7 @@ def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again
         bench.watched = True
         bench.strike = Strike(at, partial(bench.peer.kill, f"{bench.name} {name}"), after)
         session = bench.session(name)
-        task = bench.task(reader, errors=bench.errors)
+        task = bench.task(stream, errors=bench.errors)
 
         rows = session.do(partial(receive, task=task, timeout=TIMEOUT, origin=Origin()))
 
@@ -667,7 +667,7 @@ def test_older_tables_are_received_from(bench: Bench, older: str) -> None:
         bench.peer.dba.put_at(bench.queue, 3_000_000_000)
     row = bench.peer.send(bench.queue, '{"a":"b"}', b"body", lives=60_000)
 
-    rows = bench.receive(bench.task(bench.new_reader()))
+    rows = bench.receive(bench.task(bench.new_stream()))
 
     found = rows.to_pylist()[-1 if not big else 0]
     assert (found["id"], found["headers"], found["body"]) == (row.bytes, '{"a":"b"}', b"body")

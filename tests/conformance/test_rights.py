@@ -14,7 +14,7 @@ from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import DatabaseFailure, RightMissing
 from sqlq_spark.receive import browse
-from sqlq_spark.receive.driver import Reader
+from sqlq_spark.receive.driver import PeekLoop
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch
 from sqlq_spark.wire.address import QueueAddress
@@ -23,8 +23,8 @@ from sqlq_spark.wire.rows import Origin
 from . import satellites
 from .conftest import TIMEOUT, Bench, Clock
 from .shapes import cases
-from .test_delayed import parcel as delayed_parcel
-from .test_send import parcel
+from .test_delayed import chunk as delayed_chunk
+from .test_send import chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,23 +85,23 @@ class Service:
         printed = self.bench.desk.printed
         raw = {"queue": printed(self.input), "errorQueue": printed(self.errors), "url": self.url}
         options = self.bench.source(**raw, delayedDelivery="true")
-        reader = Reader(options, Clock(), checks.at_start)
+        loop = PeekLoop(options, Clock(), checks.at_start)
         try:
-            end = reader.latest({"v": 1, "reader": None, "batch": 0, "plan": []})
+            end = loop.latest({"v": 1, "stream": None, "batch": 0, "plan": []})
             with Session(options, "service") as session:
                 connection = session.open()
-                for task in reader.tasks(end):
+                for task in loop.tasks(end):
                     receive(connection, task, timeout=TIMEOUT, origin=Origin())
                 assert browse.ranges(connection, self.input, parts=2, timeout=5) == []
                 sink = self.bench.sink(
                     url=self.url, queue=printed(self.output), delayedQueue=printed(delayed)
                 )
-                out = parcel(b"out", lives=1000), delayed_parcel({"delay": 0})
+                out = chunk(b"out", lives=1000), delayed_chunk({"delay": 0})
                 staged = dispatch.stage(session, out, sink=self.role, batch=0)
                 dispatch.dispatch(connection, [staged], sink)
-            reader.latest(end)
+            loop.latest(end)
         finally:
-            reader.close()
+            loop.close()
 
 
 @pytest.fixture

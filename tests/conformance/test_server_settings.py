@@ -18,13 +18,13 @@ from sqlq_spark.database.sessions import ATTEMPTS, Session
 from sqlq_spark.demo import embedded
 from sqlq_spark.errors import NotReachable, ReadOnly, ServerTooOld, StatementPooling
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.driver import INITIAL, Reader
+from sqlq_spark.receive.driver import INITIAL, PeekLoop
 from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import NO_STREAM
 
 from .conftest import TIMEOUT
-from .test_send import dispatch, parcel, stage
+from .test_send import chunk, dispatch, stage
 
 if TYPE_CHECKING:
     from .conftest import Bench
@@ -57,10 +57,10 @@ def test_what_a_login_sets_changes_nothing(bench: Bench, setting: str) -> None:
     url = with_setting(bench.peer.url, setting)
     odd = bench.open("odd", url=url)
     dispatch(
-        bench, stage(bench, parcel("é".encode(), lives=60_000), parcel(b"\x00\\")), connection=odd
+        bench, stage(bench, chunk("é".encode(), lives=60_000), chunk(b"\x00\\")), connection=odd
     )
 
-    got = bench.drain(bench.reader(url=url))
+    got = bench.drain(bench.loop(url=url))
 
     assert got == ["é".encode(), b"\x00\\"]
     assert [each for each in checks.of_table(odd, bench.queue) if each.wrong] == []
@@ -83,9 +83,9 @@ def test_what_was_received_outlives_a_crash() -> None:
         with psycopg.connect(server.url) as peer:
             peer.execute("INSERT INTO orders VALUES (gen_random_uuid(), NULL, '{}', 'x')")
         with Session(options, "test") as session:
-            reader = Reader(options, time.monotonic, checks.at_start)
-            end = reader.latest(INITIAL)
-            (task,) = reader.tasks(end)
+            loop = PeekLoop(options, time.monotonic, checks.at_start)
+            end = loop.latest(INITIAL)
+            (task,) = loop.tasks(end)
             got = receive(session.open(), task, timeout=TIMEOUT, origin=NO_STREAM)
             server.stop("immediate")
         server.start()
@@ -104,7 +104,7 @@ def test_a_server_that_takes_no_writes_is_told_and_may_be_browsed(bench: Bench) 
     odd = bench.open("odd", url=url)
 
     with pytest.raises(ReadOnly, match="target_session_attrs=read-write"):
-        dispatch(bench, stage(bench, parcel(b"1")), connection=odd)
+        dispatch(bench, stage(bench, chunk(b"1")), connection=odd)
 
     with transaction(odd, timeout=TIMEOUT):
         assert odd.rows("top", tables={"queue": bench.queue}) == [(1, 1)]

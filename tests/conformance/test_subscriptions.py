@@ -20,15 +20,15 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import dispatch, subscriptions
-from sqlq_spark.send.messages import PARCEL_ROW, Sender
+from sqlq_spark.send.messages import CHUNK_ROW, Sender
 from sqlq_spark.send.subscriptions import Remembered, Subscription
-from sqlq_spark.send.topics import PARCEL_TOPICS
+from sqlq_spark.send.topics import CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import MESSAGE_ID, loads
 
 from .conftest import TIMEOUT, Bench, Clock, Strike
 from .test_install import HOSTILE
-from .test_send import outbox, parcel, stage
+from .test_send import chunk, stage, staging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,9 +75,9 @@ def shop(bare: Bench, table: QueueAddress, queues: dict[str, QueueAddress]) -> Q
 
 
 def events(*bodies: bytes, topics: Sequence[str] | None = (PLACED,)) -> pa.Table:
-    """Make a parcel of messages that are published."""
-    lists = pa.array([topics] * len(bodies), PARCEL_TOPICS.type)
-    return parcel(*bodies, lives=10**7).append_column(PARCEL_TOPICS, lists)
+    """Make a chunk of messages that are published."""
+    lists = pa.array([topics] * len(bodies), CHUNK_TOPICS.type)
+    return chunk(*bodies, lives=10**7).append_column(CHUNK_TOPICS, lists)
 
 
 def sink(bench: Bench, table: QueueAddress, **raw: str) -> SinkOptions:
@@ -91,9 +91,9 @@ def sink(bench: Bench, table: QueueAddress, **raw: str) -> SinkOptions:
     return SinkOptions.parse({**given, **raw})
 
 
-def publish(bench: Bench, table: QueueAddress, *parcels: pa.Table, batch: int = 0) -> int:
+def publish(bench: Bench, table: QueueAddress, *chunks: pa.Table, batch: int = 0) -> int:
     """Stage and dispatch a batch."""
-    staged = stage(bench, *parcels, batch=batch)
+    staged = stage(bench, *chunks, batch=batch)
     return dispatch.dispatch(bench.desk, [staged], sink(bench, table))
 
 
@@ -229,7 +229,7 @@ def test_each_subscriber_gets_a_copy_with_an_id_of_its_own(
     """The message, its id and its lifetime are the same for all."""
     batch = pa.RecordBatch.from_pydict({"body": [b"1", b"2"]})
     options = sink(bench, shop, topics=f"{PLACED},{EVENT}", timeToBeReceived="00:10:00")
-    staged = stage(bench, *Sender(options=options, partition=0).parcels([batch]))
+    staged = stage(bench, *Sender(options=options, partition=0).chunks([batch]))
 
     assert dispatch.dispatch(bench.desk, [staged], options) == 2
 
@@ -283,11 +283,11 @@ def test_rows_that_are_sent_and_rows_that_are_published_keep_their_order(
     bench: Bench, shop: QueueAddress, queues: dict[str, QueueAddress]
 ) -> None:
     """In a queue that gets both, and each row goes only where it should."""
-    web = parcel(b"2", queue=bench.address("web"))
+    web = chunk(b"2", queue=bench.address("web"))
     mixed = pa.concat_tables(
         [
             events(b"1"),
-            web.append_column(PARCEL_TOPICS, pa.nulls(1, PARCEL_TOPICS.type)),
+            web.append_column(CHUNK_TOPICS, pa.nulls(1, CHUNK_TOPICS.type)),
             events(b"3", topics=[EVENT]),
             events(b"4"),
             events(b"5", topics=None),
@@ -306,15 +306,15 @@ def test_rows_that_are_sent_and_rows_that_are_published_keep_their_order(
     assert bench.bodies() == [b"5"]
 
 
-def test_old_parcels_are_still_sent(bench: Bench, shop: QueueAddress) -> None:
+def test_old_chunks_are_still_sent(bench: Bench, shop: QueueAddress) -> None:
     """Those staged without the column, beside others that have it."""
-    staged = [stage(bench, parcel(b"old")), stage(bench, events(b"new"))]
+    staged = [stage(bench, chunk(b"old")), stage(bench, events(b"new"))]
     assert staged[0].messages == 1
 
     dispatch.dispatch(bench.desk, staged, sink(bench, shop, queue=bench.printed))
 
     assert bench.bodies() == [b"old"]
-    assert parcel(b"old").schema.equals(PARCEL_ROW)
+    assert chunk(b"old").schema.equals(CHUNK_ROW)
 
 
 def test_what_no_one_is_subscribed_to_is_told_once_a_batch(
@@ -325,10 +325,10 @@ def test_what_no_one_is_subscribed_to_is_told_once_a_batch(
 ) -> None:
     """With the topics, which may hold anything, and how many messages went nowhere."""
     odd = "Shop.Odd\nNothing"
-    parcels = [events(b"1", b"2", topics=["Shop.Gone"]), events(b"3"), events(b"4", topics=[odd])]
+    chunks = [events(b"1", b"2", topics=["Shop.Gone"]), events(b"3"), events(b"4", topics=[odd])]
 
     with caplog.at_level(logging.WARNING, "sqlq_spark"):
-        publish(bench, shop, *parcels, events(b"5", topics=["Shop.Gone"]))
+        publish(bench, shop, *chunks, events(b"5", topics=["Shop.Gone"]))
 
     (record,) = caplog.records
     assert record.getMessage() == (
@@ -336,13 +336,13 @@ def test_what_no_one_is_subscribed_to_is_told_once_a_batch(
         "'Shop.Gone' (3), 'Shop.Odd\\nNothing' (1)"
     )
     assert got(bench, queues)["web"] == [b"3"]
-    assert outbox(bench) == []
+    assert staging(bench) == []
 
 
 def test_many_messages_are_copied_in_sets(
     bench: Bench, shop: QueueAddress, queues: dict[str, QueueAddress]
 ) -> None:
-    """One look at the table, two at new queues, a lock of each; an insert for each and parcel."""
+    """One look at the table, two at new queues, a lock of each; an insert for each and chunk."""
     staged = stage(bench, events(*[b"x"] * 500), events(*[b"y"] * 500, topics=[EVENT]))
     bench.watched = True
 
@@ -425,7 +425,7 @@ def test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch(
     said = f"endpoint 'late' is subscribed to topic '{EVENT}' with the queue {address!r}, which "
     assert str(caught.value).startswith(said + why)
     assert got(bench, queues) == {"web": [], "mail": [], "stock": []}
-    assert bench.peer.state_rows("dispatched", "batch") == [(None,)]
+    assert bench.peer.state_rows("dispatch_log", "batch") == [(None,)]
     bench.peer.unsubscribe(shop, "late", EVENT)
     assert dispatch.dispatch(bench.desk, [staged], sink(bench, shop)) == 2
 
@@ -463,7 +463,7 @@ def test_without_the_table_nothing_is_published(bench: Bench, table: QueueAddres
 
     said = f"the table of subscriptions {bench.desk.printed(table)} was not found in "
     assert str(caught.value).startswith(said)
-    assert bench.peer.state_rows("dispatched", "batch") == [(None,)]
+    assert bench.peer.state_rows("dispatch_log", "batch") == [(None,)]
     subscribe(bench, table)
     assert dispatch.dispatch(bench.desk, [staged], sink(bench, table)) == 1
     assert bench.bodies() == [b"x"]
@@ -499,11 +499,11 @@ def test_a_replayed_batch_is_not_published_again(
     assert publish(bench, shop, events(b"once"), batch=3) == 0
 
     assert got(bench, queues) == {"web": [b"once"], "mail": [b"once"], "stock": []}
-    assert outbox(bench) == []
+    assert staging(bench) == []
 
 
-def parcels_of_tasks() -> Iterator[pa.Table]:
-    """Two parcels, the second published to one more queue."""
+def chunks_of_tasks() -> Iterator[pa.Table]:
+    """Two chunks, the second published to one more queue."""
     yield events(b"1")
     yield events(b"2", topics=[PLACED, EVENT])
 
@@ -513,7 +513,7 @@ def test_a_session_lost_in_a_publication_is_answered_by_doing_it_again(
     bench: Bench, shop: QueueAddress, queues: dict[str, QueueAddress], clock: Clock
 ) -> None:
     """Each subscriber has each message once, whether the statement or only its answer was lost."""
-    whole, fell = pa.concat_tables(parcels_of_tasks()), []
+    whole, fell = pa.concat_tables(chunks_of_tasks()), []
     said = list(dispatched(bench, shop, whole, None, batch=0))
     at = [at for at, name in enumerate(said) if name in SENDING]
     last = said.index("commit")
@@ -527,7 +527,7 @@ def test_a_session_lost_in_a_publication_is_answered_by_doing_it_again(
         dispatched(bench, shop, whole, strike, batch=batch)
 
         assert got(bench, queues) == {"web": [b"1", b"2"], "mail": [b"1", b"2"], "stock": [b"2"]}
-        assert outbox(bench) == []
+        assert staging(bench) == []
         fell.append(strike.fell)
 
     assert Counter(fell) == {
@@ -542,7 +542,7 @@ def test_a_session_lost_in_a_publication_is_answered_by_doing_it_again(
 def dispatched(
     bench: Bench, table: QueueAddress, whole: pa.Table, strike: Strike | None, *, batch: int
 ) -> list[str]:
-    """Publish a parcel by a session that may be struck; returns what it said."""
+    """Publish a chunk by a session that may be struck; returns what it said."""
     staged = stage(bench, whole, batch=batch)
     bench.said.clear()
     bench.watched, bench.strike = True, strike
@@ -552,12 +552,12 @@ def dispatched(
     return bench.said
 
 
-def test_at_least_once_publishes_parcel_by_parcel_and_needs_no_state_tables(
+def test_at_least_once_publishes_chunk_by_chunk_and_needs_no_state_tables(
     bare: Bench, shop: QueueAddress, queues: dict[str, QueueAddress]
 ) -> None:
     """In each task's own transactions."""
     options = sink(bare, shop, delivery="atLeastOnce")
 
-    assert dispatch.send_now(bare.session(), parcels_of_tasks(), options) == 2
+    assert dispatch.send_now(bare.session(), chunks_of_tasks(), options) == 2
 
     assert got(bare, queues) == {"web": [b"1", b"2"], "mail": [b"1", b"2"], "stock": [b"2"]}

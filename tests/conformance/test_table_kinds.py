@@ -13,7 +13,7 @@ from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT
 from .test_checks import login
-from .test_send import dispatch, parcel, stage
+from .test_send import chunk, dispatch, stage
 
 if TYPE_CHECKING:
     from .conftest import Bench
@@ -60,10 +60,10 @@ def test_a_queue_that_is_no_plain_table_is_found(bare: Bench, kind: str) -> None
 def test_a_stream_on_what_is_no_plain_table_ends_at_once(bench: Bench, kind: str) -> None:
     """Before anything is received."""
     make(bench, kind)
-    reader = bench.reader(queue=bench.address("odd"))
+    loop = bench.loop(queue=bench.address("odd"))
 
     with pytest.raises(NotAQueue, match=f"it is {kind}"):
-        bench.batch(reader)
+        bench.batch(loop)
 
 
 @only("postgresql", "policies that COPY is refused under")
@@ -77,8 +77,8 @@ def test_row_security_is_found_and_no_grant_is_asked_for(bench: Bench) -> None:
             f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {bench.peer.schema} TO {role}"
         )
         bench.peer.dba.on(bench.queue, "ALTER TABLE {queue} ENABLE ROW LEVEL SECURITY")
-        staged = stage(bench, parcel(b"1"))
-        for table in ("outbox", "outbox_page", "dispatched"):
+        staged = stage(bench, chunk(b"1"))
+        for table in ("staging", "staging_page", "dispatch_log"):
             bench.peer.dba.run(f"UPDATE {state}.{table} SET login = '{role}'")
         with pytest.raises(StatementRefused, match="row-level security"):
             dispatch(bench, staged, connection=connection)

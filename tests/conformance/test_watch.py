@@ -88,16 +88,16 @@ def test_a_look_tells_since_when_the_lowest_waits(bare: Bench) -> None:
     assert look(bare).oldest is None
 
 
-def test_a_look_at_readers_tells_their_lag_and_pace(bench: Bench) -> None:
-    """What waits and what they hold; a reader's queues are looked at where none is named."""
+def test_a_look_at_streams_tells_their_lag_and_pace(bench: Bench) -> None:
+    """What waits and what they hold; a stream's queues are looked at where none is named."""
     bench.peer.send_many(bench.queue, [b"x"] * 10)
-    reader = bench.new_reader()
-    bench.receive(bench.task(reader, messages=4))
+    stream = bench.new_stream()
+    bench.receive(bench.task(stream, messages=4))
     before = watch.look(bench.desk, [], bench.source())
-    bench.ack(reader, 1)
+    bench.ack(stream, 1)
     now = watch.look(bench.desk, [], bench.source())
 
-    (queue,), (its,) = before.queues, before.readers or []
+    (queue,), (its,) = before.queues, before.streams or []
     assert (queue.queue, queue.depth.messages, queue.receipts, queue.held) == (
         bench.printed,
         6,
@@ -105,17 +105,17 @@ def test_a_look_at_readers_tells_their_lag_and_pace(bench: Bench) -> None:
         4,
     )
     assert watch.lag(its, before) == 10
-    assert watch.lag((now.readers or [])[0], now) == 6
+    assert watch.lag((now.streams or [])[0], now) == 6
     seconds = (now.at - before.at).total_seconds()
-    assert round((watch.paces(before, now)[reader] or 0) * seconds) == 4
+    assert round((watch.paces(before, now)[stream] or 0) * seconds) == 4
     assert watch.paces(None, now) == {}
 
 
 def test_a_look_needs_no_state_tables(bare: Bench) -> None:
-    """Then nothing is known of readers."""
+    """Then nothing is known of streams."""
     now = watch.look(bare.desk, [bare.printed, bare.printed], bare.source())
 
-    assert now.readers is None
+    assert now.streams is None
     assert [each.queue for each in now.queues] == [bare.printed]
 
 

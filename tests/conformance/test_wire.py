@@ -79,7 +79,7 @@ def read(tables: Iterable[pa.Table], schema: pa.Schema) -> dict[str, dict[str, A
     found = [
         row
         for table in tables
-        for chunk in message.chunks(table)
+        for chunk in message.record_batches(table)
         for row in message.received(chunk, schema, queue="q").to_pylist()
     ]
     return {row.pop("id"): row for row in found}
@@ -103,7 +103,7 @@ def test_every_row_is_received_as_its_file_says(bench: Bench, table: str | None)
     """Poison marked as such, expired rows gone; a header alone is the one among all of them."""
     rows = [case for case in put(bench, table) if not case.expired]
 
-    tables = [bench.receive(bench.task(bench.new_reader()))]
+    tables = [bench.receive(bench.task(bench.new_stream()))]
 
     assert read(tables, MAPS) == expected(rows)
     assert read(tables, JSON) == {str(case.id): {"headers": case.headers} for case in rows}
@@ -131,7 +131,7 @@ def test_poison_goes_to_the_error_queue_as_it_was_and_nothing_else_does(bench: B
     """Its id, headers and body; without expiry, as the transport leaves it."""
     rows = [case for case in put(bench, None, elsewhere=False) if not case.expired]
 
-    tables = [bench.receive(bench.task(bench.new_reader(), errors=bench.errors))]
+    tables = [bench.receive(bench.task(bench.new_stream(), errors=bench.errors))]
 
     assert read(tables, MAPS) == expected(case for case in rows if not case.poison)
     assert [row[:4] for row in bench.peer.rows(bench.errors)] == [
@@ -140,7 +140,7 @@ def test_poison_goes_to_the_error_queue_as_it_was_and_nothing_else_does(bench: B
 
 
 def test_a_reader_written_from_the_rules_alone_agrees_with_every_file() -> None:
-    """The files are right, as far as two readers and a writer can tell."""
+    """The files are right, as far as two streams and a writer can tell."""
     for case in cases():
         try:
             found = netjson.loads(case.headers)
@@ -155,7 +155,7 @@ def test_a_reader_written_from_the_rules_alone_agrees_with_every_file() -> None:
 
 
 def sent(bench: Bench, column: pa.Array, bodies: list[bytes]) -> list[tuple[str, bytes | None]]:
-    """Headers and bodies as they lie in the table after they went through the outbox."""
+    """Headers and bodies as they lie in the table after they went through the staging."""
     frame = pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary()), "headers": column})
     sender = Sender(
         options=bench.sink(),
@@ -163,7 +163,7 @@ def sent(bench: Bench, column: pa.Array, bodies: list[bytes]) -> list[tuple[str,
         seed=bytes(16),
         sent=datetime(2026, 6, 30, 17, 5, 9, 123456, UTC),
     )
-    staged = dispatch.stage(bench.session(), sender.parcels([frame]), sink="sink", batch=0)
+    staged = dispatch.stage(bench.session(), sender.chunks([frame]), sink="sink", batch=0)
     dispatch.dispatch(bench.desk, [staged], bench.sink())
     return [(row.headers or "", row.body) for row in bench.peer.rows(bench.queue)]
 

@@ -131,7 +131,7 @@ _SQLSERVER = {
               VALUES (source.QueueAddress, source.Topic, source.Endpoint);""",
     "unsubscribe": "DELETE FROM {queue} WHERE Endpoint = :endpoint AND Topic = :topic",
     "subscribers": "SELECT DISTINCT QueueAddress FROM {queue} WHERE Topic IN (:topics)",
-    # XLOCK alone would lock one index only, and readers that find the page unchanged pass it
+    # XLOCK alone would lock one index only, and streams that find the page unchanged pass it
     "hold": "DELETE FROM {queue} WHERE RowVersion IN (:seqs)",
     "hold_delayed": "DELETE FROM {queue} WHERE Body IN (:bodies)",
     "lock": "SELECT TOP (1) 1 FROM {queue} WITH (TABLOCKX, HOLDLOCK)",

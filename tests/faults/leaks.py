@@ -268,7 +268,7 @@ def watched(
 def tables(ground: Ground, *, filled: bool) -> list[str]:
     """The state tables that keep rows, or those that should be empty between two batches."""
     text = "SELECT relname FROM pg_stat_user_tables WHERE schemaname = %s ORDER BY 1"
-    keep = {"version", "reader", "task", "dispatched"}
+    keep = {"version", "stream", "task", "dispatch_log"}
     return [name for (name,) in ground.sql(text, ground.state) if (name in keep) is filled]
 
 

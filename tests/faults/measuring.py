@@ -69,7 +69,7 @@ class Ground:
         return print_postgresql(QueueAddress(queue, self.schema))
 
     def options(self, queue: str, **more: object) -> dict[str, str]:
-        """What a reader or a writer must be given."""
+        """What a stream or a writer must be given."""
         named = {"url": self.url, "stateSchema": self.state, "queue": self.name(queue)}
         return named | {option: str(value) for option, value in more.items()}
 

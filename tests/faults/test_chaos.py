@@ -91,9 +91,9 @@ def test_books_that_agree_have_nothing_wrong() -> None:
         ({"errors": [4, 0], "streamed": [3]}, "1 no poison, but in the error queue: 0"),
         ({"confirmed": {*range(7)}}, "1 committed, but not in the producer's table: 6"),
         ({"confirmed": {*range(5)}}, "1 in the producer's table, but not confirmed: 5"),
-        ({"expired": 2}, "readers counted 2 expired, but there are 1"),
-        ({"delivered": 3}, "readers counted 3 delivered, but there are 2"),
-        ({"diverted": 0}, "readers counted 0 diverted, but there are 1"),
+        ({"expired": 2}, "streams counted 2 expired, but there are 1"),
+        ({"delivered": 3}, "streams counted 3 delivered, but there are 2"),
+        ({"diverted": 0}, "streams counted 0 diverted, but there are 1"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

@@ -50,8 +50,8 @@ def out(queue: Queue) -> Queue:
 
 
 def settled(queue: Queue) -> list[int]:
-    """What is left in the queue, the receipts and the outbox."""
-    return [queue.count(), queue.state("receipt"), queue.state("outbox")]
+    """What is left in the queue, the receipts and the staging."""
+    return [queue.count(), queue.state("receipt"), queue.state("staging")]
 
 
 def replayed(order: Order, stream: int = 0) -> int:
@@ -146,7 +146,7 @@ def test_an_executor_killed_in_mid_task(
 
 @long
 def test_two_queries_share_a_queue(cluster: Cluster, queue: Queue) -> None:
-    """Each has a checkpoint of its own, so each is a reader; a message goes to one of them."""
+    """Each has a checkpoint of its own, so each is a stream; a message goes to one of them."""
     queue.fill(0, 6000)
     order = cluster.order()
     order.receive(queue, pause=0.0002)
@@ -158,7 +158,7 @@ def test_two_queries_share_a_queue(cluster: Cluster, queue: Queue) -> None:
     assert all(len(order.landed(stream)) > 0 for stream in (0, 1))
     assert sorted(order.landed(0) + order.landed(1)) == sorted(numbered(0, 6000))
     assert settled(queue) == [0, 0, 0]
-    assert queue.state("reader") == 2
+    assert queue.state("stream") == 2
 
 
 @pytest.mark.parametrize("sink", ["parquet", pytest.param("sqlqueue", marks=long)])

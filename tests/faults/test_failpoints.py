@@ -25,7 +25,7 @@ from conformance.peers import PostgreSQL
 
 from sqlq_spark import database
 from sqlq_spark.database import schema, transaction
-from sqlq_spark.errors import ConnectionLost, ParcelsMissing
+from sqlq_spark.errors import ChunksMissing, ConnectionLost
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import dispatch_log
@@ -239,7 +239,7 @@ def test_a_statement_that_no_kill_reaches_is_told() -> None:
     texts["receive.task"] += """
 def new(connection: Connection, name: str) -> None:
     connection.run(
-        "made_up", reader="r")
+        "made_up", stream="r")
     connection.rows(name)
 """
 
@@ -259,12 +259,12 @@ def empty_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def two_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parcels in one commit, the ledger in the next; a second time finds none."""
+    """The chunks in one commit, the ledger in the next; a second time finds none."""
 
     def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> None:
-        with suppress(ParcelsMissing), transaction(connection, timeout=TIMEOUT):
+        with suppress(ChunksMissing), transaction(connection, timeout=TIMEOUT):
             login, _ = dispatch_log.lock(connection, staged[0].sink)
-            send.send_parcels(connection, staged, options, login)
+            send.send_chunks(connection, staged, options, login)
         send.discard(connection, staged[0].sink, staged[0].batch, final=True, timeout=TIMEOUT)
 
     monkeypatch.setattr(send, "dispatch", dispatch)
@@ -291,17 +291,17 @@ def test_the_count_finds_what_a_kill_loses_or_repeats(
 def test_the_count_finds_what_is_left_on_the_server(
     walker: Callable[[str], Walk], shop: Shop
 ) -> None:
-    """A transaction, its lock and a parcel that nobody sends."""
+    """A transaction, its lock and a chunk that nobody sends."""
     walk = walker("cut off")
     books, connection = walk.books, walk.desk.sends.open()
     books.patience = 0.0
-    spark_by_hand.stage(walk.desk, [books.parcel([b"body"], ["{}"])], "app:left", 0, NO_STREAM)
+    spark_by_hand.stage(walk.desk, [books.chunk([b"body"], ["{}"])], "app:left", 0, NO_STREAM)
     connection.run("begin")
     connection.rows("sink_close", sink="app:left")
 
     found = books.count().wrong
 
-    assert found[0] == "1 rows left in outbox"
+    assert found[0] == "1 rows left in staging"
     assert "idle in transaction" in found[1]
     assert shop.mark in found[1]
     assert len(found) == 2

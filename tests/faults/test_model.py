@@ -112,7 +112,7 @@ def test_without_the_fence_the_model_finds_a_lost_message(
     """A task of a batch that was acknowledged receives, and nobody will read its receipt."""
 
     def open_always(connection: Connection, task: receiving.Task) -> tuple[bool, str]:
-        _, login = connection.rows("fence", reader=task.reader)[0]
+        _, login = connection.rows("fence", stream=task.stream)[0]
         receiving.lock(connection, task, login)
         return True, login
 
@@ -179,8 +179,8 @@ def test_if_an_ack_does_not_wait_for_tasks_the_model_finds_a_lost_message(
 ) -> None:
     """A task that began before the ack leaves its receipt after it."""
     statements = connection.STATEMENTS
-    bare = statements["lock_reader"].replace("FOR UPDATE", "")
-    monkeypatch.setitem(statements, "lock_reader", bare)
+    bare = statements["lock_stream"].replace("FOR UPDATE", "")
+    monkeypatch.setitem(statements, "lock_stream", bare)
     monkeypatch.setitem(statements, "fence", statements["fence"].replace("FOR SHARE", ""))
     connection.numbered.cache_clear()
     machine.world.begin()
@@ -201,9 +201,9 @@ def test_if_a_stored_plan_is_forgotten_the_model_finds_a_lost_message(
     def forgetful(*args: Any, **named: Any) -> receipts.Acknowledged:
         return replace(inner(*args, **named), plan=None)
 
-    def anew(connection: Connection, reader: str, batch: int, plan: str, _: Any) -> str:
-        login = connection.rows("lock_reader", reader=reader, login=None)[0][5]
-        connection.run("store_plan", reader=reader, login=login, batch=batch, plan=plan)
+    def anew(connection: Connection, stream: str, batch: int, plan: str, _: Any) -> str:
+        login = connection.rows("lock_stream", stream=stream, login=None)[0][5]
+        connection.run("store_plan", stream=stream, login=login, batch=batch, plan=plan)
         return plan
 
     monkeypatch.setattr(receipts, "acknowledge", forgetful)

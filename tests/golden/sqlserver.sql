@@ -1,14 +1,14 @@
 -- fence
 SELECT acked_batch, login
-  FROM [sqlqueue].reader WITH (REPEATABLEREAD, ROWLOCK)
- WHERE reader = @reader;
+  FROM [sqlqueue].stream WITH (REPEATABLEREAD, ROWLOCK)
+ WHERE stream = @stream;
 GO
 
 -- task_lock
 UPDATE [sqlqueue].task WITH (REPEATABLEREAD, ROWLOCK)
    SET task = task
 OUTPUT CAST(1 AS bit)
- WHERE reader = @reader AND login = @login AND task = @task;
+ WHERE stream = @stream AND login = @login AND task = @task;
 GO
 
 -- receive
@@ -84,22 +84,22 @@ GO
 
 -- save_receipt
 INSERT INTO [sqlqueue].receipt
-       (reader, login, batch, task, queue, messages, expired, diverted, forwarded, bytes,
+       (stream, login, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)
-VALUES (@reader, @login, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
+VALUES (@stream, @login, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
         @bytes, @query_id, @query_batch, @unpacked, @payload);
 GO
 
--- lock_reader
-UPDATE [sqlqueue].reader WITH (REPEATABLEREAD, ROWLOCK)
+-- lock_stream
+UPDATE [sqlqueue].stream WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
 OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan],
        inserted.login
- WHERE reader = @reader AND login = ISNULL(@login, login);
+ WHERE stream = @stream AND login = ISNULL(@login, login);
 GO
 
 -- acknowledge
-UPDATE [sqlqueue].reader
+UPDATE [sqlqueue].stream
    SET acked_batch = @batch,
        plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
        [plan]      = CASE WHEN plan_batch > @batch THEN [plan] END,
@@ -108,25 +108,25 @@ UPDATE [sqlqueue].reader
        diverted    = diverted + @diverted,
        forwarded   = forwarded + @forwarded,
        seen        = SYSUTCDATETIME()
- WHERE reader = @reader AND login = @login;
+ WHERE stream = @stream AND login = @login;
 GO
 
 -- forget_receipts
 DELETE FROM [sqlqueue].receipt_page
- WHERE reader = @reader AND login = @login AND batch BETWEEN @acked AND @batch;
+ WHERE stream = @stream AND login = @login AND batch BETWEEN @acked AND @batch;
 DELETE FROM [sqlqueue].receipt
- WHERE reader = @reader AND login = @login AND batch BETWEEN @acked AND @batch;
+ WHERE stream = @stream AND login = @login AND batch BETWEEN @acked AND @batch;
 GO
 
 -- sink_close
-UPDATE [sqlqueue].dispatched WITH (REPEATABLEREAD, ROWLOCK)
+UPDATE [sqlqueue].dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
    SET messages = messages
 OUTPUT inserted.login, inserted.batch
  WHERE sink = @sink;
 GO
 
 -- advance
-UPDATE [sqlqueue].dispatched
+UPDATE [sqlqueue].dispatch_log
    SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME()
 OUTPUT inserted.batch
  WHERE sink = @sink AND login = @login AND (batch IS NULL OR batch < @batch);
@@ -134,19 +134,19 @@ GO
 
 -- settle
 DECLARE @open TABLE (
-    reader nvarchar(36) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY, acked bigint NOT NULL);
-INSERT INTO @open (reader, acked)
-SELECT o.reader, o.acked_batch
-  FROM [sqlqueue].reader AS o WITH (REPEATABLEREAD, ROWLOCK)
- WHERE o.reader IN (
-        SELECT r.reader
+    stream nvarchar(36) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY, acked bigint NOT NULL);
+INSERT INTO @open (stream, acked)
+SELECT o.stream, o.acked_batch
+  FROM [sqlqueue].stream AS o WITH (REPEATABLEREAD, ROWLOCK)
+ WHERE o.stream IN (
+        SELECT r.stream
           FROM [sqlqueue].receipt AS r
          WHERE r.query_id = @query_id AND r.query_batch = @query_batch);
 UPDATE r
    SET settled = 1
 OUTPUT CAST(1 AS bit)
   FROM [sqlqueue].receipt AS r
-  JOIN @open AS o ON o.reader = r.reader
+  JOIN @open AS o ON o.stream = r.stream
  WHERE r.query_id = @query_id AND r.query_batch = @query_batch AND r.batch > o.acked;
 GO
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from sqlq_spark.admin import checks
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.driver import INITIAL, Reader
+from sqlq_spark.receive.driver import INITIAL, PeekLoop
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.messages import Sender
@@ -38,24 +38,24 @@ class Stream:
         given = {"url": url, "stateSchema": place.state, "queryTimeout": f"{TIMEOUT}s"}
         self.options = SourceOptions.parse(given | queues)
         ticks = count(1000.0, 2.0)  # a peek pauses for less
-        self.reader = Reader(self.options, lambda: next(ticks), checks.at_start)
+        self.loop = PeekLoop(self.options, lambda: next(ticks), checks.at_start)
         self.end = end
 
     @property
     def name(self) -> str:
-        """The reader's id, as every login can see it in application_name."""
-        return str(self.end["reader"])
+        """The stream's id, as every login can see it in application_name."""
+        return str(self.end["stream"])
 
     def plan(self) -> Offset:
         """Acknowledge the last batch and plan the next one."""
-        self.end = self.reader.latest(self.end)
+        self.end = self.loop.latest(self.end)
         return self.end
 
     def receive(self) -> list[bytes]:
         """Run the tasks of the last batch; the bodies that they hand out."""
         bodies: list[bytes] = []
         with Session(self.options, f"{self.name} 1/0") as session:
-            for task in self.reader.tasks(self.end):
+            for task in self.loop.tasks(self.end):
                 rows = receive(session.open(), task, timeout=TIMEOUT, origin=Origin())
                 bodies += rows["body"].to_pylist()
         return bodies
@@ -67,7 +67,7 @@ class Stream:
 
     def close(self) -> None:
         """End the driver's session."""
-        self.reader.close()
+        self.loop.close()
 
 
 class Writer:
@@ -83,8 +83,8 @@ class Writer:
         """Stage a message."""
         rows = pa.RecordBatch.from_pydict({"body": [body]})
         with Session(self.options, f"sink {self.sink}") as session:
-            parcels = Sender(options=self.options, partition=0).parcels([rows])
-            return send.stage(session, parcels, sink=self.sink, batch=batch)
+            chunks = Sender(options=self.options, partition=0).chunks([rows])
+            return send.stage(session, chunks, sink=self.sink, batch=batch)
 
     def dispatch(self, *staged: Staged) -> int:
         """Send what was staged; how many messages."""

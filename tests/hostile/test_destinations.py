@@ -25,8 +25,8 @@ from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.delayed import Mover
 from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.send import dispatch, subscriptions
-from sqlq_spark.send.messages import PARCEL_ROW
-from sqlq_spark.send.topics import PARCEL_TOPICS
+from sqlq_spark.send.messages import CHUNK_ROW
+from sqlq_spark.send.topics import CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress, parse_postgresql
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.rows import Origin
@@ -178,7 +178,7 @@ class Scene:
         options = self.source(**raw)
         task = Task(
             queue=parse_postgresql(self.shop.queue),
-            reader="",
+            stream="",
             batch=1,
             task=0,
             first=-(2**63),
@@ -196,8 +196,8 @@ class Scene:
         given = {"url": self.shop.url, "stateSchema": self.place.state, **raw}
         options = SinkOptions.parse(given)
         rows = [{"queue": queue, "headers": "{}", "body": b"secret", "lifetime": None}]
-        parcel = pa.Table.from_pylist(rows, schema=PARCEL_ROW)
-        dispatch._send(connection or self.connection(), parcel, options)  # noqa: SLF001 - a transaction
+        chunk = pa.Table.from_pylist(rows, schema=CHUNK_ROW)
+        dispatch._send(connection or self.connection(), chunk, options)  # noqa: SLF001 - a transaction
 
     def errors(self) -> list[dict[str, str]]:
         """Headers of what is in the error queue."""
@@ -521,12 +521,12 @@ def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
     given = {"url": scene.place.url, "subscriptionTable": scene.table("Routing")}
     options = SinkOptions.parse({**given, "topics": "Shop.Placed"})
     rows = [{"queue": None, "headers": "{}", "body": b"x", "lifetime": None}]
-    parcel = pa.Table.from_pylist(rows, schema=PARCEL_ROW).append_column(
-        PARCEL_TOPICS, pa.array([["Shop.Placed"]], PARCEL_TOPICS.type)
+    chunk = pa.Table.from_pylist(rows, schema=CHUNK_ROW).append_column(
+        CHUNK_TOPICS, pa.array([["Shop.Placed"]], CHUNK_TOPICS.type)
     )
 
     with pytest.raises(SubscriberUnreachable, match="trigger t calls"):
-        dispatch._send(connection, parcel, options)  # noqa: SLF001 - one transaction
+        dispatch._send(connection, chunk, options)  # noqa: SLF001 - one transaction
 
     assert scene.loot() == []
 

@@ -60,7 +60,7 @@ def put(place: Place, headers: str, body: str, table: str = "orders", late: str 
 
 def drain(bench: Bench) -> list[bytes]:
     """Run a stream with an error queue until nothing waits."""
-    return bench.drain(bench.reader(errorQueue=bench.address("error")))
+    return bench.drain(bench.loop(errorQueue=bench.address("error")))
 
 
 # ----- large headers ---------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_without_an_error_queue_a_large_row_is_an_error_that_names_it(
     put(place, "'{}'", "convert_to(repeat('y', 2000), 'UTF8')")
 
     with pytest.raises(MessageTooLarge) as caught:
-        bench.drain(bench.reader(maxMessageBytes="1k"))
+        bench.drain(bench.loop(maxMessageBytes="1k"))
 
     told = f"queue {bench.printed}: the message with seq 1 has 2002 bytes"
     assert str(caught.value).startswith(f"{told}, more than maxMessageBytes (1024): set the option")
@@ -214,7 +214,7 @@ def test_without_an_error_queue_they_come_with_a_mark_for_what_cannot_be_read(
         bench = bench_at(place)
         put_bytes(place, BAD, "bad")
         put_bytes(place, b'{"a":"\xc3\xa9"}', "good")
-        task = bench.task(bench.new_reader())
+        task = bench.task(bench.new_stream())
 
         rows = bench.receive(task)
 
@@ -234,7 +234,7 @@ def test_20_000_poison_messages_are_one_load(place: Place, bench: Bench) -> None
     )
     ids = place.sql(f'SELECT id, body FROM "{place.schema}".orders ORDER BY seq')
     bench.watched = True
-    task = bench.task(bench.new_reader(), errors=bench.errors)
+    task = bench.task(bench.new_stream(), errors=bench.errors)
 
     assert bench.receive(task).num_rows == 0
     assert place.sql(f'SELECT id, body FROM "{place.schema}".error ORDER BY seq') == ids
@@ -244,7 +244,7 @@ def test_20_000_poison_messages_are_one_load(place: Place, bench: Bench) -> None
         f"(SELECT id, '[]', 'again'::bytea FROM \"{place.schema}\".error LIMIT 1) "
         "UNION ALL SELECT gen_random_uuid(), '[]', 'new' FROM generate_series(1, 100)"
     )
-    bench.receive(bench.task(bench.new_reader(), errors=bench.errors))
+    bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
     assert place.sql(f'SELECT count(*), count(DISTINCT id) FROM "{place.schema}".error') == [
         (20_101, 20_101)
     ]

@@ -1,4 +1,4 @@
-"""What someone wrote into a receipt or a staged parcel is refused, with an error that names it."""
+"""What someone wrote into a receipt or a staged chunk is refused, with an error that names it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from conformance.conftest import TIMEOUT
-from conformance.test_send import dispatch, parcel, stage
+from conformance.test_send import chunk, dispatch, stage
 from payloads import forged
 
 from sqlq_spark.database import transaction
@@ -49,33 +49,33 @@ def test_a_forged_receipt_is_refused_by_its_task_and_by_a_return(
 ) -> None:
     """Nothing of it is delivered or put into the queue, and it can be dropped."""
     bench.peer.send(bench.queue, body=b"true")
-    reader = bench.new_reader()
-    task = bench.task(reader, messages=10, largest=1 << 20)
+    stream = bench.new_stream()
+    task = bench.task(stream, messages=10, largest=1 << 20)
     bench.receive(task)
     forge(place, *ATTACKS[name])
 
-    with pytest.raises(PayloadRefused, match=f"the payload of receipt {reader}/1/0 in the state"):
+    with pytest.raises(PayloadRefused, match=f"the payload of receipt {stream}/1/0 in the state"):
         bench.receive(task)
     if name != "200 kB that become 1 GB, as it says":  # an operator's bound is that of any row
         with pytest.raises(PayloadRefused), transaction(bench.desk, timeout=TIMEOUT):
-            return_(bench.desk, reader, 1, 0, bench.queue)
+            return_(bench.desk, stream, 1, 0, bench.queue)
     with transaction(bench.desk, timeout=TIMEOUT):
-        assert drop(bench.desk, reader, 1, 0) == 1
+        assert drop(bench.desk, stream, 1, 0) == 1
     assert bench.seqs() == []
 
 
 @pytest.mark.parametrize("kind", ["garbage", "another good one"])
-def test_a_rewritten_parcel_is_not_sent(
+def test_a_rewritten_chunk_is_not_sent(
     place: Place,
     bench: Bench,  # noqa: F811
     kind: str,
 ) -> None:
     """Also where it is a good one: the driver knows from the task what that has staged."""
-    staged = stage(bench, parcel(b"true"))
-    other = packed(parcel(b"forged")).bytes.to_pybytes()
-    text = f'UPDATE "{place.state}".outbox SET payload = %s'
+    staged = stage(bench, chunk(b"true"))
+    other = packed(chunk(b"forged")).bytes.to_pybytes()
+    text = f'UPDATE "{place.state}".staging SET payload = %s'
     place.sql(text, b"garbage" if kind == "garbage" else other)
 
-    with pytest.raises(PayloadRefused, match="the payload of staged parcel 0 of attempt"):
+    with pytest.raises(PayloadRefused, match="the payload of staged chunk 0 of attempt"):
         dispatch(bench, staged)
     assert bench.seqs() == []

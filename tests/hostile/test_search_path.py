@@ -21,7 +21,7 @@ from conformance.dba import as_login
 from conftest import Place
 from pooler import relayed
 from psycopg import sql
-from test_cli import READER, received, run
+from test_cli import STREAM, received, run
 
 from sqlq_spark.admin import checks
 from sqlq_spark.admin.endpoint import endpoint
@@ -29,7 +29,7 @@ from sqlq_spark.admin.script import Roles, script
 from sqlq_spark.database import Statements
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.driver import INITIAL, Reader
+from sqlq_spark.receive.driver import INITIAL, PeekLoop
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch
 from sqlq_spark.send.messages import Sender
@@ -156,7 +156,7 @@ def commands(place: Place) -> list[tuple[str, ...]]:
         ("doctor", orders, error, *state),
         ("move-due", orders),
         ("receipts", "list", *state),
-        ("receipts", "return", "--reader", READER, "--yes", *state),
+        ("receipts", "return", "--stream", STREAM, "--yes", *state),
         ("retry", error, "--all", "--yes"),
         ("purge-expired", orders),
         ("subscribers", *table),
@@ -201,13 +201,13 @@ def streamed(place: Place, url: str) -> int:
             "queryTimeout": f"{TIMEOUT:g}s",
         }
     )
-    reader, start, got = Reader(options, lambda: 1000.0, checks.at_start), INITIAL, 0
+    loop, start, got = PeekLoop(options, lambda: 1000.0, checks.at_start), INITIAL, 0
     with Session(options, "test") as session:
-        while (end := reader.latest(start)) != start:
-            for task in reader.tasks(end) * 2:  # the second one is handed the receipt
+        while (end := loop.latest(start)) != start:
+            for task in loop.tasks(end) * 2:  # the second one is handed the receipt
                 got += receive(session.open(), task, timeout=TIMEOUT, origin=Origin()).num_rows
             start = end
-    reader.close()
+    loop.close()
     return got // 2
 
 
@@ -217,8 +217,8 @@ def sent(place: Place, url: str, **to: str) -> int:
     options = SinkOptions.parse(given | {"subscriptionTable": '"shop"."SubscriptionRouting"'} | to)
     batch = pa.RecordBatch.from_pydict({"body": [b"x"], "delay": ["00:00:01"]})
     with Session(options, "sender") as session:
-        parcels = Sender(options=options, partition=0).parcels([batch])
-        staged = dispatch.stage(session, parcels, sink=secrets.token_hex(4), batch=0)
+        chunks = Sender(options=options, partition=0).chunks([batch])
+        staged = dispatch.stage(session, chunks, sink=secrets.token_hex(4), batch=0)
         return dispatch.dispatch(session.open(), [staged], options)
 
 
@@ -271,7 +271,7 @@ def test_the_script_of_a_dba_runs_none_either(
         roles=Roles(
             **{
                 each: f"{place.connection.info.dbname}_{each}"
-                for each in ("reader", "sender", "operator", "installer")
+                for each in ("stream", "sender", "operator", "installer")
             }
         ),
         body_string=True,

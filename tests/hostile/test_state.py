@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     Login = Callable[..., str]
 
-KEPT = ("reader", "task", "receipt", "receipt_page", "outbox", "outbox_page", "dispatched")
+KEPT = ("stream", "task", "receipt", "receipt_page", "staging", "staging_page", "dispatch_log")
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_tenant_cannot_set_another_tenants_plan(
     place.sql(PUT.format(shop.queue), b"order")
     stream = streams(shop.url, shop.queue)
     stream.batch()
-    text = f'UPDATE "{place.state}".reader SET plan = %s, plan_batch = acked_batch + 2'
+    text = f'UPDATE "{place.state}".stream SET plan = %s, plan_batch = acked_batch + 2'
 
     mallory.sql(text, plan('"' + place.schema + '"."payroll"'))
 
@@ -124,7 +124,7 @@ def test_a_stored_plan_receives_only_from_queues_that_the_options_name(
     assert stream.batch() == [b"order"]
     wrong = plan('"' + place.schema + '"."payroll"')[:-1] + ", " + plan(shop.queue)[1:]
 
-    place.sql(f'UPDATE "{place.state}".reader SET plan = %s, plan_batch = 2', wrong)
+    place.sql(f'UPDATE "{place.state}".stream SET plan = %s, plan_batch = 2', wrong)
 
     place.sql(PUT.format(shop.queue), b"second")
     assert stream.batch() == [b"second"]
@@ -165,9 +165,9 @@ def test_a_stored_plan_that_is_none_is_a_clear_error(
     place.sql(PUT.format(shop.queue), b"order")
     stream = streams(shop.url, shop.queue)
     stream.batch()
-    place.sql(f'UPDATE "{place.state}".reader SET plan = %s, plan_batch = 2', wrong)
+    place.sql(f'UPDATE "{place.state}".stream SET plan = %s, plan_batch = 2', wrong)
 
-    with pytest.raises(BadPlan, match=f"the plan of batch 2 of reader {stream.name}"):
+    with pytest.raises(BadPlan, match=f"the plan of batch 2 of stream {stream.name}"):
         stream.plan()
 
 
@@ -218,7 +218,7 @@ def test_a_receipt_that_is_forged_by_the_streams_own_login_is_handed_out(
 
 def forge(by: Tenant, table: str, stream: Stream, *, batch: int) -> None:
     """Put a receipt of an attacker's into a stream."""
-    columns = "reader, batch, task, queue, messages, expired, diverted, forwarded, bytes"
+    columns = "stream, batch, task, queue, messages, expired, diverted, forwarded, bytes"
     by.sql(
         f"INSERT INTO {table} ({columns}, unpacked, payload) "
         "VALUES (%s, %s, 0, 'q', 1, 0, 0, 0, 6, %s, %s)",
@@ -239,10 +239,10 @@ def test_a_tenants_rows_do_not_reach_the_streams_of_who_sees_all_rows(
     stream = streams(place.url, queue)
     stream.plan()
 
-    reader = f'"{place.state}".reader (reader, queue, driver)'
-    mallory.sql(f"INSERT INTO {reader} VALUES (%s, 'q', 'd')", stream.name)
+    rows = f'"{place.state}".stream (stream, queue, driver)'
+    mallory.sql(f"INSERT INTO {rows} VALUES (%s, 'q', 'd')", stream.name)
     forge(mallory, f'"{place.state}".receipt', stream, batch=1)
-    log = f'"{place.state}".dispatched (sink, batch, messages)'
+    log = f'"{place.state}".dispatch_log (sink, batch, messages)'
     mallory.sql(f"INSERT INTO {log} VALUES ('app:billing', 9000000000, 0)")
 
     assert stream.receive() == [b"order"]
@@ -254,7 +254,7 @@ def test_a_tenant_cannot_change_what_another_has_staged(place: Place, tenants: T
     shop, mallory = tenants.tenant("Shop"), tenants.tenant("Mallory")
     writer = Writer(place, shop.url, shop.queue)
     staged = writer.stage(b"order", 1)
-    table = f'"{place.state}".outbox'
+    table = f'"{place.state}".staging'
 
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         mallory.sql(f"UPDATE {table} SET payload = ''")
@@ -269,7 +269,7 @@ def test_a_tenant_cannot_have_another_tenants_batch_taken_for_sent(
 ) -> None:
     """By a row of the dispatch log, before there is one or after."""
     shop, mallory = tenants.tenant("Shop"), tenants.tenant("Mallory")
-    log = f'"{place.state}".dispatched'
+    log = f'"{place.state}".dispatch_log'
     writer = Writer(place, shop.url, shop.queue)
     mallory.sql(f"INSERT INTO {log} (sink, batch, messages) VALUES ('app:billing', 9000000000, 0)")
 
@@ -287,7 +287,7 @@ def test_a_dispatch_log_that_is_ahead_is_an_error(place: Place, tenants: Tenants
     writer.send(b"first", 4)
     assert writer.send(b"replay", 3) == 0
 
-    place.sql(f'UPDATE "{place.state}".dispatched SET batch = 9000000000')
+    place.sql(f'UPDATE "{place.state}".dispatch_log SET batch = 9000000000')
 
     with pytest.raises(DispatchLogAhead, match=r"app:billing is at batch 5, .* 9000000000"):
         writer.send(b"second", 5)
@@ -307,7 +307,7 @@ def test_a_tenant_sees_nothing_of_another(
         count = f'SELECT count(*) > 0 FROM "{place.state}".{table}'
         assert place.sql(count) == shop.sql(count) == [(True,)], table
         assert mallory.sql(count) == [(False,)], table
-    log = f'"{place.state}".dispatched (sink, login)'
+    log = f'"{place.state}".dispatch_log (sink, login)'
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         mallory.sql(f"INSERT INTO {log} VALUES ('x', %s)", shop.login)
 
@@ -340,7 +340,7 @@ def test_a_task_and_a_dispatch_hold_no_advisory_lock(
     place.sql(PUT.format(shop.queue), b"order")
     stream = streams(shop.url, shop.queue)
     stream.plan()
-    (task,) = stream.reader.tasks(stream.end)
+    (task,) = stream.loop.tasks(stream.end)
     held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
     with Session(stream.options, "x") as session:
         connection = session.open()
@@ -375,7 +375,7 @@ def test_a_stream_goes_on_under_another_login_of_its_role(
     assert third.receive() == [b"third"]
     assert third.plan() == second.end
     assert place.sql(f'SELECT count(*) FROM "{place.state}".receipt') == [(0,)]
-    assert place.sql(f'SELECT count(*), max(login) FROM "{place.state}".reader') == [
+    assert place.sql(f'SELECT count(*), max(login) FROM "{place.state}".stream') == [
         (1, shop.login)
     ]
 
@@ -397,7 +397,7 @@ def test_a_sink_goes_on_under_another_login_of_its_role(
     assert second.dispatch(staged) == 0
 
     assert bodies(place, shop.queue) == [b"first", large]
-    assert place.sql(f'SELECT login, batch FROM "{place.state}".dispatched') == [(shop.login, 1)]
+    assert place.sql(f'SELECT login, batch FROM "{place.state}".dispatch_log') == [(shop.login, 1)]
 
 
 def test_two_logins_of_a_role_make_one_row_for_a_new_sink(
@@ -423,7 +423,7 @@ def test_two_logins_of_a_role_make_one_row_for_a_new_sink(
     for session in sessions:
         session.close()
 
-    assert place.sql(f'SELECT login FROM "{place.state}".dispatched') == [(shop.login,)]
+    assert place.sql(f'SELECT login FROM "{place.state}".dispatch_log') == [(shop.login,)]
 
 
 def test_a_superusers_rows_are_not_shared(
@@ -434,7 +434,7 @@ def test_a_superusers_rows_are_not_shared(
     place.sql(PUT.format(shop.queue), b"order")
     streams(place.url, shop.queue).batch()
 
-    assert shop.sql(f'SELECT count(*) FROM "{place.state}".reader') == [(0,)]
+    assert shop.sql(f'SELECT count(*) FROM "{place.state}".stream') == [(0,)]
 
 
 def test_who_sees_all_rows_does_not_go_on_with_a_sink_of_another_of_its_kind(

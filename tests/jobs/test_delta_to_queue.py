@@ -57,7 +57,7 @@ def test_killed_between_two_batches(queue: Queue, desk: Desk) -> None:
     assert (desk.folder / "checkpoint" / "sqlqueue_ledger").exists()
     assert before < 600
     assert ended.totals["messages"] <= 700
-    assert queue.state("outbox") == 0
+    assert queue.state("staging") == 0
     assert sorted(body.decode() for _, body in rows) == sorted(
         f"{number} insert {number // 200}" for number in range(700)
     )

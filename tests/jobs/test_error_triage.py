@@ -138,7 +138,7 @@ def test_killed_between_a_return_and_its_mark(
     assert sorted(row["messageId"] for row in delta_rows(table) if row["returned"]) == expected
     assert sorted(queue.ids()) == expected
     assert all([*headers] == [MESSAGE_ID, "tenant"] for headers, _ in queue.rows())
-    assert queue.state("outbox") == 0
+    assert queue.state("staging") == 0
 
 
 @pytest.mark.usefixtures("quick")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LATE = "now() AT TIME ZONE 'UTC' - interval '1 hour'"
 PAST = datetime(2026, 1, 1, tzinfo=UTC)
-READER = "0f0e0d0c-0000-4000-8000-000000000001"
+STREAM = "0f0e0d0c-0000-4000-8000-000000000001"
 
 
 def delay(queue: Queue, messages: int) -> str:
@@ -42,20 +42,20 @@ def delay(queue: Queue, messages: int) -> str:
 
 
 def forget(queue: Queue, days: float) -> None:
-    """Let a reader hold a receipt, and not be seen for so long."""
+    """Let a stream hold a receipt, and not be seen for so long."""
     state = f'"{queue.place.state}"'
     queue.place.sql(
-        f"INSERT INTO {state}.reader (reader, queue, driver, seen)"
+        f"INSERT INTO {state}.stream (stream, queue, driver, seen)"
         " VALUES (%s, %s, 'd', now() - make_interval(secs => %s))",
-        READER,
+        STREAM,
         queue.name,
         days * 86_400,
     )
     queue.place.sql(
         f"INSERT INTO {state}.receipt"
-        " (reader, batch, task, queue, messages, expired, diverted, forwarded, bytes, unpacked,"
+        " (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, unpacked,"
         " payload) VALUES (%s, 1, 0, %s, 7, 0, 0, 0, 0, 0, '')",
-        READER,
+        STREAM,
         queue.name,
     )
 
@@ -118,8 +118,8 @@ def test_each_step_is_done_that_is_asked_for(queue: Queue, run: Any) -> None:
     assert (some["expired"], some["moved"], queue.count()) == (1, 0, 0)
 
 
-def test_receipts_that_a_dead_reader_left_are_listed(queue: Queue, run: Any) -> None:
-    """With exit code 1; those of a reader that was seen of late are none of ours."""
+def test_receipts_that_a_dead_stream_left_are_listed(queue: Queue, run: Any) -> None:
+    """With exit code 1; those of a stream that was seen of late are none of ours."""
     forget(queue, 8)
 
     code, said, text = run(doctor=False)
@@ -128,17 +128,17 @@ def test_receipts_that_a_dead_reader_left_are_listed(queue: Queue, run: Any) -> 
     assert (code, young) == (1, 0)
     assert said["queues"] == 1
     (left,) = said["receipts"]
-    assert (left["reader"], left["queue"], left["receipts"], left["messages"]) == (
-        READER,
+    assert (left["stream"], left["queue"], left["receipts"], left["messages"]) == (
+        STREAM,
         queue.name,
         1,
         7,
     )
-    assert f"receipts left  {queue.name}: 7 messages of reader {READER}" in text
+    assert f"receipts left  {queue.name}: 7 messages of stream {STREAM}" in text
 
 
 def test_what_the_doctor_finds_is_told(queue: Queue, run: Any) -> None:
-    """An error is exit code 1, as a queue that a reader had and that is gone; a warning is 0."""
+    """An error is exit code 1, as a queue that a stream had and that is gone; a warning is 0."""
     forget(queue, 3)
     warned, said, _ = run()
     queue.place.sql(f"DROP TABLE {queue.name}")
@@ -146,7 +146,7 @@ def test_what_the_doctor_finds_is_told(queue: Queue, run: Any) -> None:
     code, gone, text = run()
 
     assert warned == 0
-    assert "forgotten_reader" in {each["name"] for each in said["findings"]}
+    assert "unseen_stream" in {each["name"] for each in said["findings"]}
     assert code == 1
     assert "absent" in {each["name"] for each in gone["findings"]}
     assert f"sqlqueue create '{queue.name}'" in text

@@ -25,7 +25,7 @@ from typer.main import get_command
 from sqlq_spark.admin import checks
 from sqlq_spark.cli import main
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.driver import INITIAL, Reader
+from sqlq_spark.receive.driver import INITIAL, PeekLoop
 from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.rows import Origin
 
@@ -156,7 +156,7 @@ class Stream:
     def __init__(self, options: SourceOptions, offset: Offset = INITIAL) -> None:
         self.options = options
         self.offset = offset
-        self.reader = Reader(options, time.monotonic, checks.at_start)
+        self.loop = PeekLoop(options, time.monotonic, checks.at_start)
 
     def again(self) -> Stream:
         """Start anew from the same checkpoint, in another process."""
@@ -165,7 +165,7 @@ class Stream:
 
     def batch(self) -> list[pa.Table]:
         """Acknowledge the last batch, and receive the next."""
-        end = self.reader.latest(self.offset)
+        end = self.loop.latest(self.offset)
         if end == self.offset:
             return []
         self.offset = end
@@ -174,10 +174,10 @@ class Stream:
     def received(self) -> list[pa.Table]:
         """What the tasks of the open batch hand out."""
         options = self.options
-        with contextlib.closing(self.reader._session) as session:  # noqa: SLF001 - one is enough
+        with contextlib.closing(self.loop._session) as session:  # noqa: SLF001 - one is enough
             return [
                 receive(session.open(), task, timeout=options.query_timeout, origin=Origin())
-                for task in self.reader.tasks(self.offset)
+                for task in self.loop.tasks(self.offset)
             ]
 
     def bodies(self) -> list[bytes]:
@@ -186,12 +186,12 @@ class Stream:
 
     @property
     def id(self) -> str:
-        """The reader's, as `sqlqueue receipts list` shows it."""
-        return str(self.offset["reader"])
+        """The stream's, as `sqlqueue receipts list` shows it."""
+        return str(self.offset["stream"])
 
     def close(self) -> None:
         """End the session."""
-        self.reader.close()
+        self.loop.close()
 
 
 def commands(text: str) -> list[str]:

@@ -34,7 +34,7 @@ MESSAGE = pa.record_batch({"body": pa.array([b"{}"])})
 SCRIPT = [*["script", "Shop.Orders", "--delayed", "--error", "error"]]
 SCRIPT += ["--subscription-table", "SubscriptionRouting"]
 
-# what the script grants on → the second part of the ids of the page's rows, as in `reader:error`
+# what the script grants on → the second part of the ids of the page's rows, as in `stream:error`
 PLACES = {
     "SCHEMA": "schemas",
     '"public"."Shop.Orders"': "queue",
@@ -139,16 +139,16 @@ def test_the_modes_on_the_page_are_those_that_the_server_shows(
         held.clear()
 
     with closing(shop.stream()) as stream:
-        stream.reader.acknowledge(stream.offset)  # what is looked at once, at a start
+        stream.loop.acknowledge(stream.offset)  # what is looked at once, at a start
         held.clear()
-        stream.offset = stream.reader.latest(stream.offset)
+        stream.offset = stream.loop.latest(stream.offset)
         noted("acknowledge")
         received = stream.received()
         noted("receive")
     sink = SinkOptions.parse({"url": shop.url, "queue": "Shop.Orders"})
     with Session(sink, "sink") as session:
-        parcels = Sender(options=sink, partition=0).parcels([MESSAGE])
-        staged = dispatch.stage(session, parcels, sink="dba", batch=0)
+        chunks = Sender(options=sink, partition=0).chunks([MESSAGE])
+        staged = dispatch.stage(session, chunks, sink="dba", batch=0)
         held.clear()
         session.do(lambda connection: dispatch.dispatch(connection, [staged], sink))
         noted("dispatch")
@@ -245,11 +245,11 @@ def test_the_other_roles_can_do_their_work_with_what_the_page_gives_them(shop: S
         shop.sqlqueue("create", "Mine", "--url", url)
         shop.sql(f'GRANT SELECT ON "Shop.Orders" TO {role}')
         shop.sqlqueue("browse", "Shop.Orders", "--url", url)
-        words = (part for each in ("reader", "sender", "operator") for part in (f"--{each}", role))
+        words = (part for each in ("stream", "sender", "operator") for part in (f"--{each}", role))
         text = shop.sqlqueue("script", "Shop.Orders", *words)
         shop.sql(text)
         shop.sql(f"GRANT pg_read_all_stats TO {role}")
-        said = shop.sqlqueue("receipts", "return", "--reader", stream.id, "--yes", "--url", url)
+        said = shop.sqlqueue("receipts", "return", "--stream", stream.id, "--yes", "--url", url)
         looked = shop.sqlqueue("doctor", "Shop.Orders", "--url", url)
     finally:
         shop.sql(f"DROP OWNED BY {role}")
@@ -264,14 +264,14 @@ def test_the_other_roles_can_do_their_work_with_what_the_page_gives_them(shop: S
 
 
 def test_what_the_page_watches_by_is_seen(shop: Shop) -> None:
-    """Each query of `Watch` answers, of a reader at work."""
+    """Each query of `Watch` answers, of a stream at work."""
     shop.fill('"Shop.Orders"', 3)
     stream = shop.stream()
     stream.batch()
-    sessions, sizes, readers, seqs, pinned = blocks(PAGE, "watch")
+    sessions, sizes, streams, seqs, pinned = blocks(PAGE, "watch")
     with shop.other() as other:
         other.execute('SELECT pg_current_xact_id(), count(*) FROM "Shop.Orders"')
-        stream.reader.latest(stream.offset)
+        stream.loop.latest(stream.offset)
 
         def said() -> list[str]:
             shop.run(sessions)
@@ -283,14 +283,14 @@ def test_what_the_page_watches_by_is_seen(shop: Shop) -> None:
         other.rollback()
     shop.run(sizes)
     kept = {row[0] for row in shop.rows}
-    shop.run(readers)
-    [reader] = shop.rows
+    shop.run(streams)
+    [row] = shop.rows
     shop.run(seqs)
     stream.close()
 
     assert len(pins) == 1
-    assert {"Shop.Orders", "reader", "receipt"} <= kept
-    assert reader[0] == stream.id
+    assert {"Shop.Orders", "stream", "receipt"} <= kept
+    assert row[0] == stream.id
     assert ('"Shop.Orders_seq_seq"', 3) in [row[:2] for row in shop.rows]
 
 
@@ -303,7 +303,7 @@ def test_what_the_page_removes_leaves_no_trace(shop: Shop) -> None:
              "PRIMARY KEY (endpoint, topic)) WITH (fillfactor = 100)")  # fmt: skip
     before = shop.sql(CATALOGUE)
     words = (
-        part for kind in ("reader", "sender") for part in (f"--{kind}", roles[f"sqlqueue_{kind}"])
+        part for kind in ("stream", "sender") for part in (f"--{kind}", roles[f"sqlqueue_{kind}"])
     )
     shop.sql(shop.sqlqueue(*SCRIPT, *words))
     shop.sqlqueue("install")

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from sqlq_spark import errors
-from sqlq_spark.errors import QueueNotFound, ReaderNotFound, ReaderTakenOver, StateNotInstalled
+from sqlq_spark.errors import QueueNotFound, StateNotInstalled, StreamNotFound, StreamTakenOver
 
 from .page import blocks, table
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .shop import Shop
 
 PAGE = "docs/operations.md"
-READER = "8f14e45f-ceea-467f-a0d9-0d3f6d3b2c11"
+STREAM = "8f14e45f-ceea-467f-a0d9-0d3f6d3b2c11"
 MESSAGE = "8f14e45f-ceea-467f-a0d9-0d3f6d3b2c12"
 
 
@@ -52,11 +52,11 @@ def test_what_is_looked_at_first_answers(shop: Shop) -> None:
 
 
 def test_checkpoint_lost(shop: Shop) -> None:
-    """What its receipts hold is shown, put back or dropped, and the reader's row goes."""
+    """What its receipts hold is shown, put back or dropped, and the stream's row goes."""
     shop.fill('"Shop.Orders"', 3)
     with closing(shop.stream()) as lost:
         lost.batch()
-    shop.words = {READER: lost.id}
+    shop.words = {STREAM: lost.id}
     listed, asked, returned, dropped, deleted = runbook("checkpoint-lost")
 
     shop.run(listed, asked)
@@ -69,11 +69,11 @@ def test_checkpoint_lost(shop: Shop) -> None:
 
     with closing(shop.stream()) as again:
         assert len(again.bodies()) == 3
-    shop.words = {READER: again.id}
+    shop.words = {STREAM: again.id}
     shop.run(dropped, deleted)
     assert "3 messages dropped" in shop.printed
     assert shop.count("sqlqueue.receipt") == 0
-    assert shop.sql("SELECT reader FROM sqlqueue.reader") == [(lost.id,)]
+    assert shop.sql("SELECT stream FROM sqlqueue.stream") == [(lost.id,)]
 
 
 def test_receipts_left(shop: Shop) -> None:
@@ -185,22 +185,22 @@ def test_disk_full_commands(shop: Shop) -> None:
     assert shop.sql("SELECT pg_relation_size('\"Shop.Orders\"')") == [(0,)]
 
 
-def test_reader_taken_over(shop: Shop) -> None:
-    """The later driver is shown; when it is stopped the earlier one's restart claims the reader."""
+def test_stream_taken_over(shop: Shop) -> None:
+    """The later driver is shown; when it is stopped the earlier one's restart claims the stream."""
     shop.fill('"Shop.Orders"', 3)
     with closing(shop.stream(maxMessagesPerTrigger="1")) as first:
         first.batch()
         second = type(first)(first.options, first.offset)
         with closing(second):
             second.batch()
-            with pytest.raises(ReaderTakenOver):
+            with pytest.raises(StreamTakenOver):
                 first.batch()
             shop.run(*runbook("taken-over"))
             shown = shop.rows
     with closing(second.again()) as restarted:
         assert len(restarted.bodies()) == 1
 
-    assert {(row[0], row[1]) for row in shown} == {(first.id, second.reader.who.driver)}
+    assert {(row[0], row[1]) for row in shown} == {(first.id, second.loop.who.driver)}
 
 
 def test_a_dropped_queue(shop: Shop) -> None:
@@ -210,7 +210,7 @@ def test_a_dropped_queue(shop: Shop) -> None:
         first = stream.bodies()
         shop.sql('DROP TABLE "Shop.Orders"')
         with pytest.raises(QueueNotFound):
-            stream.reader.latest(shop.stream().offset)
+            stream.loop.latest(shop.stream().offset)
 
     shop.run(*runbook("dropped-queue"))
     shop.fill('"Shop.Orders"', 2)
@@ -226,7 +226,7 @@ def test_a_dropped_queue(shop: Shop) -> None:
 
 
 def test_the_state_tables_are_dropped(shop: Shop) -> None:
-    """The query is told so, and once they are made anew that its reader is not known."""
+    """The query is told so, and once they are made anew that its stream is not known."""
     shop.fill('"Shop.Orders"', 3)
     with closing(shop.stream()) as stream:
         stream.batch()
@@ -235,7 +235,7 @@ def test_the_state_tables_are_dropped(shop: Shop) -> None:
     with closing(stream.again()) as restarted, pytest.raises(StateNotInstalled):
         restarted.batch()
     shop.sqlqueue("install")
-    with closing(stream.again()) as restarted, pytest.raises(ReaderNotFound):
+    with closing(stream.again()) as restarted, pytest.raises(StreamNotFound):
         restarted.batch()
 
 

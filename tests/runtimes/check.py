@@ -21,7 +21,7 @@ DETECTING = "spark_api.py"
 # Only a session with a JVM of its own has them; each is asked for by `hasattr` or by the
 # environment first.
 CLASSIC = {"sparkContext"}
-# A field's, a function's or a class's; a reader's own `name` came later, and is not used.
+# A field's, a function's or a class's; a stream's own `name` came later, and is not used.
 AMBIGUOUS = {"name"}
 # Databricks' own, of its DBUtils
 DATABRICKS = {("get", "scope"), ("get", "key")}

@@ -34,7 +34,7 @@ def queue(request: pytest.FixtureRequest, peer: Peer) -> Queue:
 
 @pytest.fixture(scope="session")
 def wire() -> list[tuple[str, bytes]]:
-    """Give headers and body of the rows of tests/wire that any reader of JSON understands."""
+    """Give headers and body of the rows of tests/wire that any stream of JSON understands."""
     return messages()
 
 

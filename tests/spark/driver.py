@@ -87,7 +87,7 @@ def main(job: dict[str, Any]) -> None:
         query = writer.trigger(processingTime=job["every"]).start()
     else:
         query = writer.trigger(availableNow=True).start()
-    print("started", flush=True)  # noqa: T201 - for a reader of the log
+    print("started", flush=True)  # noqa: T201 - for a stream of the log
     query.awaitTermination()
 
 

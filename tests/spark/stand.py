@@ -78,7 +78,7 @@ class Queue:
 
     @property
     def options(self) -> dict[str, str]:
-        """What a reader and a writer must be given."""
+        """What a stream and a writer must be given."""
         return {"url": self.place.url, "stateSchema": self.place.state, "queue": self.name}
 
     # ------------------------------------------------------------ by others
@@ -133,7 +133,7 @@ class Queue:
         return self.dba.count(QueueAddress(table, self.place.state))
 
     def received(self, batch: int) -> int:
-        """How many messages lie in the receipts of a reader's batch; its first is 1."""
+        """How many messages lie in the receipts of a stream's batch; its first is 1."""
         rows = self.peer.state_rows("receipt", "batch, messages")
         return sum(messages for found, messages in rows if found == batch)
 

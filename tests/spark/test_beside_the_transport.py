@@ -83,4 +83,4 @@ def test_a_stream_between_endpoints_passes_every_message_on_once(
     given = {each["NServiceBus.MessageId"]: each for each in sent}
     assert [each.headers for each in passed] == [given[each.message_id] for each in passed]
     assert len(passed) >= HALF // 2
-    assert queue.state("outbox") == 0
+    assert queue.state("staging") == 0

@@ -34,7 +34,7 @@ BODIES = [bytes([number]) * number for number in range(40)]
 
 
 def options(bench: Bench, **more: str) -> dict[str, str]:
-    """What a reader and a writer of the bench's queue are given."""
+    """What a stream and a writer of the bench's queue are given."""
     mine = {"url": bench.peer.url, "stateSchema": bench.peer.state, "queue": bench.printed}
     return mine | more
 
@@ -113,7 +113,7 @@ def test_a_frame_is_sent_published_and_delayed(spark: SparkSession, bench: Bench
     assert [row.body for row in bench.peer.rows(bench.errors)] == ["ü🚀2".encode()]
     assert delayed.Mover(bench.queue, zone=None, timeout=20).move(bench.desk).messages == 1
     assert bench.bodies() == ["ü🚀1".encode(), "ü🚀3".encode()]
-    assert bench.peer.state_rows("outbox", "sink") == []
+    assert bench.peer.state_rows("staging", "sink") == []
 
 
 def test_a_stream_answers_each_message_once(

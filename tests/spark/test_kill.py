@@ -148,14 +148,14 @@ def test_killed_around_a_write_to_delta(
 
 def sent(queue: Queue) -> list[tuple[int | None]]:
     """The last batch of each sink; None before the first is sent."""
-    return queue.peer.state_rows("dispatched", "batch")
+    return queue.peer.state_rows("dispatch_log", "batch")
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_sink_killed_around_its_dispatch(
     spark: SparkSession, queue: Queue, job: dict[str, Any], moment: str
 ) -> None:
-    """Parcels staged, the dispatch held up by a lock; or dispatched, but not in Spark's log."""
+    """Chunks staged, the dispatch held up by a lock; or dispatched, but not in Spark's log."""
     out = Queue(queue.place, "out")
     out.create()
     queue.fill(0, 500)
@@ -163,11 +163,11 @@ def test_sink_killed_around_its_dispatch(
 
     if moment == "before":  # the dispatch waits for our lock
         with queue.dba.closed(out.address):
-            killed_when(job, lambda: queue.state("outbox") and queue.peer.waiting(OURS))
+            killed_when(job, lambda: queue.state("staging") and queue.peer.waiting(OURS))
     else:
         killed_when(job, lambda: any(batch is not None for (batch,) in sent(queue)))
         (Path(job["checkpoint"]) / "commits" / "0").unlink(missing_ok=True)
-    staged = queue.state("outbox")
+    staged = queue.state("staging")
     visible = out.count()
     stream = spark.readStream.format("sqlqueue").options(**job["options"]).load()
     writer = stream.drop("queue").writeStream.format("sqlqueue").options(**out.options)
@@ -178,7 +178,7 @@ def test_sink_killed_around_its_dispatch(
     else:
         assert (staged, visible) == (0, 200)
     assert sorted(out.ids()) == sorted(numbered(0, 500))
-    assert [queue.count(), queue.state("outbox"), queue.state("receipt")] == [0, 0, 0]
+    assert [queue.count(), queue.state("staging"), queue.state("receipt")] == [0, 0, 0]
 
 
 # ---------------------------------------------------------------- attempts
@@ -200,10 +200,10 @@ def test_two_attempts_at_once_get_the_same(queue: Queue) -> None:
     queue.fill(0, 500)
     options = queue.options | {"queryTimeout": f"{START:g}s"}  # the first waits for the second
     reader = DefaultSource(options).streamReader(SCHEMA)
-    end = reader.latestOffset({"v": 1, "reader": None, "batch": 0, "plan": []}, ReadMaxRows(500))
+    end = reader.latestOffset({"v": 1, "stream": None, "batch": 0, "plan": []}, ReadMaxRows(500))
 
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        with queue.dba.holding_readers():
+        with queue.dba.holding_streams():
             attempts = [pool.submit(attempt, options, end) for _ in range(2)]
             until(lambda: queue.peer.waiting_sessions(OURS), 2, seconds=START)
         first, second = (each.result() for each in attempts)
@@ -217,7 +217,7 @@ def test_an_attempt_after_the_ack_is_stale(queue: Queue) -> None:
     """A zombie must not touch the queue: what it took, nobody would read."""
     queue.fill(0, 10)
     reader = DefaultSource(queue.options).streamReader(SCHEMA)
-    end = reader.latestOffset({"v": 1, "reader": None, "batch": 0, "plan": []}, ReadMaxRows(500))
+    end = reader.latestOffset({"v": 1, "stream": None, "batch": 0, "plan": []}, ReadMaxRows(500))
     attempt(queue.options, end)
     reader.commit(end)
     queue.dba.from_first(queue.address)  # the range fills again

@@ -27,15 +27,15 @@ def options(queue: Queue) -> dict[str, str]:
 
 
 def process(options: dict[str, str]) -> StreamReader:
-    """Start a driver's process: a reader that knows nothing."""
+    """Start a driver's process: a stream that knows nothing."""
     return cast("StreamReader", DefaultSource(options).streamReader(SCHEMA))
 
 
-def batch(reader: StreamReader, start: Any, end: Any) -> list[int]:
+def batch(stream: StreamReader, start: Any, end: Any) -> list[int]:
     """Plan and read a batch, as Spark does for each."""
     found = []
-    for partition in reader.partitions(start, end):
-        for rows in reader.read(partition):
+    for partition in stream.partitions(start, end):
+        for rows in stream.read(partition):
             found += rows.column("seq").to_pylist()
     return found
 

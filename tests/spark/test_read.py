@@ -39,7 +39,7 @@ def test_columns_are_the_documented_ones(spark: SparkSession, queue: Queue) -> N
 def test_messages_of_net_endpoints_become_columns(
     spark: SparkSession, queue: Queue, wire: list[tuple[str, bytes]]
 ) -> None:
-    """Whatever writer made them: the values are what an independent JSON reader finds."""
+    """Whatever writer made them: the values are what an independent JSON stream finds."""
     for headers, body in wire:
         queue.put(headers, body)
     expected = [
@@ -110,7 +110,7 @@ def test_browsing_deletes_nothing_and_repeats(spark: SparkSession, queue: Queue)
     assert queue.ids() == numbered(0, 500)
 
 
-@only("postgresql", "readers that see what others hold")
+@only("postgresql", "streams that see what others hold")
 def test_browsing_waits_for_no_one(spark: SparkSession, queue: Queue) -> None:
     """Rows that a consumer holds locked are seen, as they are still there."""
     queue.fill(0, 10)

@@ -136,7 +136,7 @@ def test_removed_commit_replays_the_batch(run: Run, record: Record) -> None:
 
 
 def test_lost_offset_gets_the_stored_plan(run: Run, record: Record) -> None:
-    """offsets/N gone, commits/N with it: the plan in the reader's row is given out again."""
+    """offsets/N gone, commits/N with it: the plan in the stream's row is given out again."""
     run.queue.fill(0, 150)
     run.go()
     run.queue.fill(150, 4150)
@@ -158,7 +158,7 @@ def test_lost_offset_gets_the_stored_plan(run: Run, record: Record) -> None:
 
 
 def test_lost_offset_of_the_first_batch_leaves_an_orphan(run: Run, record: Record) -> None:
-    """No offset names the reader: its receipt is never lost, nor handed out by another reader."""
+    """No offset names the stream: its receipt is never lost, nor handed out by another stream."""
     run.queue.fill(0, 10)
     fail_after_receiving(run, record)
     run.forget("offsets", 0)
@@ -243,9 +243,9 @@ def test_rolled_back_checkpoint_is_refused(
     untouched = run.queue.ids()
     run.go(failOnDataLoss="false")
 
-    reader = run.queue.peer.state_rows("reader", "reader")[0][0]
+    stream = run.queue.peer.state_rows("stream", "stream")[0][0]
     assert (
-        f"the checkpoint of reader {reader} stands at batch 1, but batch {1 + batches} was "
+        f"the checkpoint of stream {stream} stands at batch 1, but batch {1 + batches} was "
         "acknowledged: it was rolled back or copied, and the messages between are gone from the "
         "queue. Restore the newer checkpoint, or begin with a new one; failOnDataLoss=false goes "
         "on with this one, but a sink that knows batches again (Delta, files, this one) skips as "
@@ -271,7 +271,7 @@ def test_commit_removed_after_its_ack_is_refused(run: Run, record: Record) -> No
 
 def test_checkpoint_copied_to_a_second_query(run: Run, record: Record, tmp_path: Path) -> None:
     """
-    Two drivers on one reader: the first notices that it was taken over, and nothing is lost.
+    Two drivers on one stream: the first notices that it was taken over, and nothing is lost.
 
     The batch that was open is given to both, for the second cannot be told from a restart.
     """
@@ -311,17 +311,17 @@ def test_checkpoint_of_another_queue_is_refused(run: Run) -> None:
         run.go()
 
     assert (
-        f"this checkpoint belongs to a reader of queue {mine.name}, not of {other.name}: "
+        f"this checkpoint belongs to a stream of queue {mine.name}, not of {other.name}: "
         "give this stream a checkpointLocation of its own"
     ) in str(refused.value)
     assert other.count() == 10
 
 
 def test_checkpoint_of_another_database_is_refused(run: Run) -> None:
-    """State tables made anew know no reader of an old checkpoint."""
+    """State tables made anew know no stream of an old checkpoint."""
     run.queue.fill(0, 10)
     run.go()
-    run.queue.dba.forget("reader")
+    run.queue.dba.forget("stream")
     run.queue.fill(10, 20)
 
     with pytest.raises(StreamingQueryException, match="of this checkpoint is not in schema"):

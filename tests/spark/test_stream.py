@@ -59,7 +59,7 @@ def test_available_now_goes_on_where_it_ended(
 
     assert batches(idle) == []
     assert sorted(message_ids(spark.read.parquet(table).collect())) == sorted(numbered(0, 50))
-    assert queue.state("reader") == 1
+    assert queue.state("stream") == 1
 
 
 def test_available_now_ends_at_what_waited_at_the_start(
@@ -185,7 +185,7 @@ def test_progress_tells_backlog_and_last_batch(
     }
     assert all(each >= 0 for each in waits)
     end = json.loads(query.recentProgress[0].sources[0].endOffset)
-    assert list(end) == ["v", "reader", "batch", "plan"]
+    assert list(end) == ["v", "stream", "batch", "plan"]
 
 
 def test_concurrency_is_the_most_tasks_of_a_batch(

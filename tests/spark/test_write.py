@@ -45,17 +45,19 @@ def other(queue: Queue, table: str) -> Queue:
     return made
 
 
-def outbox(queue: Queue) -> list[int]:
-    """How many parcels are left, and how many sinks have sent; a given-up write is a row of 0."""
-    sent = [messages for (messages,) in queue.peer.state_rows("dispatched", "messages") if messages]
-    return [queue.state("outbox"), len(sent)]
+def staging(queue: Queue) -> list[int]:
+    """How many chunks are left, and how many sinks have sent; a given-up write is a row of 0."""
+    sent = [
+        messages for (messages,) in queue.peer.state_rows("dispatch_log", "messages") if messages
+    ]
+    return [queue.state("staging"), len(sent)]
 
 
 @DELIVERIES
 def test_a_frame_is_sent_with_the_headers_that_peers_need(
     spark: SparkSession, queue: Queue, delivery: str
 ) -> None:
-    """Defaults come from options; nothing stays in the outbox."""
+    """Defaults come from options; nothing stays in the staging."""
     queue.send(
         numbers(spark, 0, 1000),
         delivery=delivery,
@@ -87,7 +89,7 @@ def test_a_frame_is_sent_with_the_headers_that_peers_need(
     }
     lasts = queue.dba.lifetimes(queue.address)
     assert all(life is not None and 29 * 60 <= life <= 30 * 60 for life in lasts)
-    assert outbox(queue) == [0, int(delivery == "exactlyOnce")]
+    assert staging(queue) == [0, int(delivery == "exactlyOnce")]
 
 
 def test_bodies_may_be_text_or_bytes(spark: SparkSession, queue: Queue) -> None:
@@ -138,7 +140,7 @@ def test_round_trip(spark: SparkSession, queue: Queue, wire: list[tuple[str, byt
     back.send(frame.drop("id"), intent="Send")
 
     first = queue.reader(spark).load().orderBy("headers.`NServiceBus.MessageId`")
-    again = back.reader(spark).load().orderBy("headers.`NServiceBus.MessageId`")
+    again = back.stream(spark).load().orderBy("headers.`NServiceBus.MessageId`")
     assert_df_equality(
         first.select("headers", "body", "correlationId"),
         again.select("headers", "body", "correlationId"),
@@ -190,7 +192,7 @@ def test_a_missing_destination_sends_nothing(spark: SparkSession, queue: Queue) 
 
     assert f"queue {queue.beside('absent').name} was not found in " in str(refused.value)
     assert "create it with `sqlqueue create`" in str(refused.value)
-    assert [queue.count(), second.count(), *outbox(queue)] == [0, 0, 0, 0]
+    assert [queue.count(), second.count(), *staging(queue)] == [0, 0, 0, 0]
 
 
 @DELIVERIES
@@ -232,7 +234,7 @@ def test_a_missing_destination_is_told_before_a_task_runs(
 def test_a_failed_task_sends_nothing(
     spark: SparkSession, queue: Queue, tmp_path: Path, delivery: str
 ) -> None:
-    """One partition raises after the other is done: nothing is sent, and no parcel is left."""
+    """One partition raises after the other is done: nothing is sent, and no chunk is left."""
     done = str(tmp_path / "done")
 
     @F.udf("string", useArrow=False)
@@ -246,7 +248,7 @@ def test_a_failed_task_sends_nothing(
         return name
 
     def watch() -> None:
-        until(queue.count if delivery == "atLeastOnce" else lambda: queue.state("outbox"))
+        until(queue.count if delivery == "atLeastOnce" else lambda: queue.state("staging"))
         Path(done).touch()
 
     frame = numbers(spark, 0, 100).withColumn("id", checked("id"))
@@ -257,9 +259,9 @@ def test_a_failed_task_sends_nothing(
             queue.send(frame, delivery=delivery)
     watched.result()
 
-    # atLeastOnce has sent the other task's parcel, whole
+    # atLeastOnce has sent the other task's chunk, whole
     assert queue.count() == (0 if delivery == "exactlyOnce" else 50)
-    assert outbox(queue) == [0, 0]
+    assert staging(queue) == [0, 0]
 
 
 def test_tasks_that_end_after_a_failed_write_leave_nothing(
@@ -275,7 +277,7 @@ def test_tasks_that_end_after_a_failed_write_leave_nothing(
     tracker = spark.sparkContext._jsc.sc().statusTracker()  # noqa: SLF001 - Python's has no tasks
     until(lambda: sum(each.numRunningTasks() for each in tracker.getExecutorInfos()), 0)
 
-    assert [queue.count(), *outbox(queue)] == [0, 0, 0]
+    assert [queue.count(), *staging(queue)] == [0, 0, 0]
 
 
 BAD_FRAMES: list[tuple[str, str]] = [
@@ -380,7 +382,7 @@ def test_a_row_that_does_not_fit_sends_nothing(
         queue.send(frame)
 
     assert f"row 3 of partition 0 cannot be sent: {sentence}" in str(refused.value)
-    assert [queue.count(), *outbox(queue)] == [0, 0, 0]
+    assert [queue.count(), *staging(queue)] == [0, 0, 0]
 
 
 def test_no_destination_at_all(spark: SparkSession, queue: Queue) -> None:
@@ -425,8 +427,8 @@ def test_a_stream_is_sent(spark: SparkSession, queue: Queue, tmp_path: Path, del
     finish(writer, tmp_path / "checkpoint")
 
     assert sorted(out.ids()) == sorted(numbered(0, 500))
-    assert [queue.count(), queue.state("outbox")] == [0, 0]
-    ledger = queue.peer.state_rows("dispatched", "batch")
+    assert [queue.count(), queue.state("staging")] == [0, 0]
+    ledger = queue.peer.state_rows("dispatch_log", "batch")
     assert ledger == ([(2,)] if delivery == "exactlyOnce" else [])
 
 
@@ -459,13 +461,13 @@ def test_a_replayed_batch(spark: SparkSession, queue: Queue, tmp_path: Path, del
     else:  # repeats can be told by their message ids
         assert queue.count() == 200
         assert set(queue.ids()) == set(before)
-    assert queue.state("outbox") == 0
+    assert queue.state("staging") == 0
 
 
 def test_a_failed_micro_batch_sends_nothing_until_it_succeeds(
     spark: SparkSession, queue: Queue, tmp_path: Path
 ) -> None:
-    """A bad row stops the stream and leaves no parcel; mended, the batch is sent once."""
+    """A bad row stops the stream and leaves no chunk; mended, the batch is sent once."""
     queue.fill(0, 20)
     queue.put('{"NServiceBus.MessageId":"m-20"}', None)  # a body of NULL, as no writer may send
     out = other(queue, "out")
@@ -477,13 +479,13 @@ def test_a_failed_micro_batch_sends_nothing_until_it_succeeds(
 
     with pytest.raises(StreamingQueryException) as refused:
         run(stream)
-    after = [out.count(), queue.state("outbox")]
+    after = [out.count(), queue.state("staging")]
     run(stream.withColumn("body", F.coalesce("body", F.lit(b""))))
 
     assert "body is null: send zero bytes instead, coalesce(body, '')" in str(refused.value)
     assert after == [0, 0]
     assert sorted(out.ids()) == sorted(numbered(0, 21))
-    assert queue.state("outbox") == 0
+    assert queue.state("staging") == 0
 
 
 def test_txn_version_inside_foreach_batch(
@@ -506,30 +508,30 @@ def test_txn_version_inside_foreach_batch(
     finish(stream.writeStream.foreachBatch(send), tmp_path / "checkpoint")
 
     assert sorted(out.ids()) == sorted(numbered(0, 250))
-    ledger = queue.peer.state_rows("dispatched", "sink, batch")
+    ledger = queue.peer.state_rows("dispatch_log", "sink, batch")
     assert ledger == [("app:loader", 2)]
-    assert queue.state("outbox") == 0
+    assert queue.state("staging") == 0
 
 
-def test_parcels_of_a_killed_attempt_are_neither_sent_nor_kept(
+def test_chunks_of_a_killed_attempt_are_neither_sent_nor_kept(
     spark: SparkSession, queue: Queue
 ) -> None:
     """What an attempt staged that did not win is dropped with the batch's dispatch."""
-    row = {"sink": "app:loader", "parcel": 0, "messages": 9, "payload": b""}
-    queue.dba.insert("outbox", batch=6, attempt="older", **row)
-    queue.dba.insert("outbox", batch=7, attempt="lost", **row)
+    row = {"sink": "app:loader", "chunk": 0, "messages": 9, "payload": b""}
+    queue.dba.insert("staging", batch=6, attempt="older", **row)
+    queue.dba.insert("staging", batch=7, attempt="lost", **row)
 
     queue.send(numbers(spark, 0, 10), txnAppId="loader", txnVersion=7)
 
     assert sorted(queue.ids()) == sorted(numbered(0, 10))
-    assert outbox(queue) == [0, 1]
+    assert staging(queue) == [0, 1]
 
 
 def test_an_empty_frame_sends_nothing(spark: SparkSession, queue: Queue) -> None:
-    """Neither message nor parcel nor error."""
+    """Neither message nor chunk nor error."""
     queue.send(numbers(spark, 0, 0))
 
-    assert [queue.count(), *outbox(queue)] == [0, 0, 0]
+    assert [queue.count(), *staging(queue)] == [0, 0, 0]
 
 
 def test_many_destinations_from_one_stream(
@@ -549,7 +551,7 @@ def test_many_destinations_from_one_stream(
 
     with pytest.raises(StreamingQueryException) as refused:
         finish(writer, tmp_path / "checkpoint")
-    before = [even.count(), queue.state("outbox")]
+    before = [even.count(), queue.state("staging")]
     odd.create()
     finish(writer, tmp_path / "checkpoint")
 
@@ -559,4 +561,4 @@ def test_many_destinations_from_one_stream(
         sorted(numbered(0, 100)[::2]),
         sorted(numbered(0, 100)[1::2]),
     ]
-    assert len(message_ids(odd.reader(spark).load().collect())) == 50
+    assert len(message_ids(odd.stream(spark).load().collect())) == 50

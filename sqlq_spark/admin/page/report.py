@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from sqlq_spark.admin.history import Point
-    from sqlq_spark.admin.inspect import Reader
+    from sqlq_spark.admin.inspect import Stream
     from sqlq_spark.admin.report import Failures, QueueReport, Report, Sample, Sizes
 
 ABSENT = "-"
@@ -36,9 +36,9 @@ def written(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
         f"Queues of {found.server}, {at}",
         page.heading(1, "Queues"),
         page.paragraph(f"{found.server}, as of {at}."),
-        "" if found.queues else page.paragraph("No queue was named, and no reader has one."),
+        "" if found.queues else page.paragraph("No queue was named, and no stream has one."),
         *(queue(each, history.get(each.look.queue, ())) for each in found.queues),
-        readers(found),
+        streams(found),
         "" if found.failures is None else failures(found.failures),
         footer(),
     )
@@ -210,26 +210,26 @@ def percent(part: int, of: int) -> str:
 # ---------------------------------------------------------------- the rest
 
 
-def readers(found: Report) -> str:
-    """A table of the readers."""
-    if found.look.readers is None:
-        note = "No state tables that this login may see: nothing is known of readers."
-        return f"<section>{page.heading(2, 'Readers')}{page.paragraph(note)}</section>"
-    names = ("reader", "queue", "lag", "receipts", "held", "acknowledged", "seen", "since")
-    rows = [reader(each, found.look) for each in found.look.readers]
-    inner = page.table(names, rows) if rows else page.paragraph("No reader.")
+def streams(found: Report) -> str:
+    """A table of the streams."""
+    if found.look.streams is None:
+        note = "No state tables that this login may see: nothing is known of streams."
+        return f"<section>{page.heading(2, 'Streams')}{page.paragraph(note)}</section>"
+    names = ("stream", "queue", "lag", "receipts", "held", "acknowledged", "seen", "since")
+    rows = [stream(each, found.look) for each in found.look.streams]
+    inner = page.table(names, rows) if rows else page.paragraph("No stream.")
     note = (
         "Lag: messages that wait in its queues, and those that it holds. Acknowledged: since its "
         "first batch."
     )
-    return f"<section>{page.heading(2, 'Readers')}{page.paragraph(note)}{inner}</section>"
+    return f"<section>{page.heading(2, 'Streams')}{page.paragraph(note)}{inner}</section>"
 
 
-def reader(each: Reader, now: watch.Look) -> list[object]:
-    """One reader."""
+def stream(each: Stream, now: watch.Look) -> list[object]:
+    """One stream."""
     ago = max(0.0, (now.at - each.seen).total_seconds())
     return [
-        each.reader,
+        each.stream,
         each.queue,
         watch.lag(each, now),
         each.receipts,

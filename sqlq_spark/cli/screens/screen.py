@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from rich.progress import TaskID
 
-    from sqlq_spark.admin.inspect import Message, Reader, Receipt
+    from sqlq_spark.admin.inspect import Message, Receipt, Stream
 
 NO_TERMINAL = 160  # columns: nothing that a program reads should be cut
-NO_QUEUES = "no queues: none is named, and no reader has one; name some, as Shop.Orders"
+NO_QUEUES = "no queues: none is named, and no stream has one; name some, as Shop.Orders"
 BODY = 200  # characters looked at; the terminal's width cuts them
 
 TEN_LINES = """\
@@ -116,11 +116,11 @@ def plain(value: object) -> Text:
     return Text(clean(str(value)))
 
 
-def show_readers(readers: Sequence[Reader]) -> None:
-    """Readers."""
+def show_streams(streams: Sequence[Stream]) -> None:
+    """Streams."""
     rows = (
         (
-            each.reader,
+            each.stream,
             each.batch,
             each.messages,
             each.expired,
@@ -131,10 +131,10 @@ def show_readers(readers: Sequence[Reader]) -> None:
             each.held,
             each.queue,
         )
-        for each in readers
+        for each in streams
     )
     names = (
-        "reader",
+        "stream",
         "batch",
         "messages",
         "expired",
@@ -145,14 +145,14 @@ def show_readers(readers: Sequence[Reader]) -> None:
         "held",
         "queue",
     )
-    show(names, rows, "readers")
+    show(names, rows, "streams")
 
 
 def show_receipts(receipts: Sequence[Receipt]) -> None:
     """Receipts."""
     rows = (
         (
-            each.reader,
+            each.stream,
             each.batch,
             each.task,
             each.messages,
@@ -165,14 +165,14 @@ def show_receipts(receipts: Sequence[Receipt]) -> None:
         for each in receipts
     )
     names = (
-        "reader",
+        "stream",
         "batch",
         "task",
         "messages",
         "size",
         "settled",
         "made",
-        "reader seen",
+        "stream seen",
         "queue",
     )
     show(names, rows, "receipts")

@@ -101,7 +101,7 @@ class Screen(AbstractContextManager["Screen"]):
             line.append(each.depth.messages)
         head = Text.assemble((f"{now.at:%H:%M:%S} UTC", "bold"), f"  every {self._interval:g} s")
         parts: list[RenderableType] = [head, Text(), self._queues(before, now), Text()]
-        parts += [readers(before, now), Text(), Text(EXPLAINED, "dim")]
+        parts += [streams(before, now), Text(), Text(EXPLAINED, "dim")]
         self._live.update(Group(*parts), refresh=True)
 
     def fail(self, text: str) -> None:
@@ -138,19 +138,19 @@ def cells(each: QueueLook, its: Flow = UNKNOWN) -> list[object]:
     ]
 
 
-def readers(before: Look | None, now: Look) -> RenderableType:
-    """The table of readers."""
-    if now.readers is None:
-        return Text("no state tables that this login may see: so no readers", "dim")
+def streams(before: Look | None, now: Look) -> RenderableType:
+    """The table of streams."""
+    if now.streams is None:
+        return Text("no state tables that this login may see: so no streams", "dim")
     table = made("lag", "messages/s", "receipts", "held", "seen")
-    table.add_column("reader", no_wrap=True)
+    table.add_column("stream", no_wrap=True)
     table.add_column("queue", no_wrap=True, overflow="ellipsis", ratio=1)
     found = paces(before, now)
-    for each in now.readers:
-        figures = [lag(each, now), rate(found.get(each.reader)), each.receipts, each.held]
-        row = [*figures, ago(each.seen), each.reader, each.queue]
+    for each in now.streams:
+        figures = [lag(each, now), rate(found.get(each.stream)), each.receipts, each.held]
+        row = [*figures, ago(each.seen), each.stream, each.queue]
         table.add_row(*map(plain, row))
-    return table if now.readers else Text("no readers", "dim")
+    return table if now.streams else Text("no streams", "dim")
 
 
 def made(*names: str) -> Table:

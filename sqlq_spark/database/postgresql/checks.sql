@@ -88,7 +88,7 @@ WITH queue AS (
       LEFT JOIN seq AS s ON true
 )
 SELECT 'column', 'error',
-       format('column %s is missing: a peer and a reader name it', wanted.name),
+       format('column %s is missing: the transport and this source name it', wanted.name),
        CASE WHEN near.name IS NULL
             THEN format('ALTER TABLE %s ADD COLUMN %s %s', f.named, wanted.name, wanted.type)
             ELSE format('ALTER TABLE %s RENAME COLUMN %I TO %s', f.named, near.name, wanted.name)

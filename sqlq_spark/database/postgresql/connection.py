@@ -407,7 +407,7 @@ class Connection:
             case "42501" if "row-level security" not in said:
                 mend = grant(statement, target, said, role)
                 found = errors.RightMissing(statement, said, mend)
-            case "22023" if statement == "peer_zone":
+            case "22023" if statement == "endpoint_zone":
                 found = errors.TimeZoneNotFound(statement, said)
             case "40P01" | "40001":
                 found = errors.Deadlock(statement, said)

@@ -1,4 +1,4 @@
--- name: peer_zone
+-- name: endpoint_zone
 -- The zone in which the peers' sessions work: as told, or what a plain session of this database gets,
 -- which is the database's own setting, or else the server's. Where this session's client asked for
 -- a zone (PGTZ, options of the url), the server's cannot be seen.

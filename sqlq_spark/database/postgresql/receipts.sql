@@ -1,14 +1,14 @@
--- name: new_reader
-INSERT INTO {state}.reader (reader, queue, driver)
-VALUES (:reader::text, :queue_name::text, :driver::text)
+-- name: new_stream
+INSERT INTO {state}.stream (stream, queue, driver)
+VALUES (:stream::text, :queue_name::text, :driver::text)
 
--- name: lock_reader
+-- name: lock_stream
 -- The row of a login, or, where :login is null, the one that `fence` finds.
--- Locks:   the reader's row; waits for running tasks.
+-- Locks:   the stream's row; waits for running tasks.
 -- Returns: queue text, driver text, acked_batch bigint, plan_batch bigint, plan text, login text
 SELECT queue, driver, acked_batch, plan_batch, plan, login::text
-  FROM {state}.reader
- WHERE reader = :reader::text
+  FROM {state}.stream
+ WHERE stream = :stream::text
    AND CASE WHEN :login::text IS NULL THEN login = current_user OR row_security_active(tableoid)
             ELSE login = :login::text END
  ORDER BY login <> current_user
@@ -16,17 +16,17 @@ SELECT queue, driver, acked_batch, plan_batch, plan, login::text
    FOR UPDATE
 
 -- name: claim
--- This driver speaks for the reader from now on; the queues are those that it reads.
-UPDATE {state}.reader
+-- This driver speaks for the stream from now on; the queues are those that it reads.
+UPDATE {state}.stream
    SET driver = :driver::text, queue = :queue_name::text, seen = now()
- WHERE reader = :reader::text AND login = :login::text
+ WHERE stream = :stream::text AND login = :login::text
 
--- name: reader_queue
+-- name: stream_queue
 -- Of the row that `fence` finds. Locks nothing.
 -- Returns: queue text
 SELECT queue
-  FROM {state}.reader
- WHERE reader = :reader::text
+  FROM {state}.stream
+ WHERE stream = :stream::text
    AND (login = current_user OR row_security_active(tableoid))
  ORDER BY login <> current_user
  LIMIT 1
@@ -44,12 +44,12 @@ SELECT queue,
        coalesce(sum(diverted), 0)::bigint,
        coalesce(sum(forwarded), 0)::bigint
   FROM {state}.receipt
- WHERE reader = :reader::text AND login = :login::text
+ WHERE stream = :stream::text AND login = :login::text
    AND batch BETWEEN :acked::bigint AND :batch::bigint
  GROUP BY queue
 
 -- name: acknowledge
-UPDATE {state}.reader
+UPDATE {state}.stream
    SET acked_batch = :batch::bigint,
        plan_batch  = CASE WHEN plan_batch > :batch::bigint THEN plan_batch END,
        plan        = CASE WHEN plan_batch > :batch::bigint THEN plan END,
@@ -58,62 +58,62 @@ UPDATE {state}.reader
        diverted    = diverted + :diverted::bigint,
        forwarded   = forwarded + :forwarded::bigint,
        seen        = now()
- WHERE reader = :reader::text AND login = :login::text
+ WHERE stream = :stream::text AND login = :login::text
 
 -- name: forget_receipts
 WITH pages AS (
     DELETE FROM {state}.receipt_page
-     WHERE reader = :reader::text AND login = :login::text
+     WHERE stream = :stream::text AND login = :login::text
        AND batch BETWEEN :acked::bigint AND :batch::bigint)
 DELETE FROM {state}.receipt
- WHERE reader = :reader::text AND login = :login::text
+ WHERE stream = :stream::text AND login = :login::text
    AND batch BETWEEN :acked::bigint AND :batch::bigint
 
 -- name: store_plan
-UPDATE {state}.reader
+UPDATE {state}.stream
    SET plan_batch = :batch::bigint, plan = :plan::text, seen = now()
- WHERE reader = :reader::text AND login = :login::text
+ WHERE stream = :stream::text AND login = :login::text
 
 -- name: receipts
 -- Without their payloads, oldest first.
--- Returns: reader, queue, batch, task, messages, bytes, settled, created, seen, login
-SELECT r.reader, r.queue, r.batch, r.task::bigint, r.messages, r.bytes, r.settled, r.created, o.seen,
+-- Returns: stream, queue, batch, task, messages, bytes, settled, created, seen, login
+SELECT r.stream, r.queue, r.batch, r.task::bigint, r.messages, r.bytes, r.settled, r.created, o.seen,
        r.login::text
   FROM {state}.receipt AS r
-  LEFT JOIN {state}.reader AS o ON o.reader = r.reader AND o.login = r.login
- WHERE (:reader::text IS NULL OR r.reader = :reader::text)
+  LEFT JOIN {state}.stream AS o ON o.stream = r.stream AND o.login = r.login
+ WHERE (:stream::text IS NULL OR r.stream = :stream::text)
    AND (:queue_name::text IS NULL OR r.queue = :queue_name::text)
- ORDER BY r.created, r.reader, r.login, r.batch, r.task
+ ORDER BY r.created, r.stream, r.login, r.batch, r.task
 
 -- name: drop_receipt
 -- Returns: queue, messages, settled, payload, unpacked of the receipt dropped
 WITH pages AS (
     DELETE FROM {state}.receipt_page
-     WHERE reader = :reader::text AND login = :login::text
+     WHERE stream = :stream::text AND login = :login::text
        AND batch = :batch::bigint AND task = :task::bigint)
 DELETE FROM {state}.receipt
- WHERE reader = :reader::text AND login = :login::text
+ WHERE stream = :stream::text AND login = :login::text
    AND batch = :batch::bigint AND task = :task::bigint
 RETURNING queue, messages, settled, payload, unpacked
 
--- name: retire_reader
+-- name: retire_stream
 -- Its receipts were returned or dropped: a checkpoint that comes back must not receive again.
-UPDATE {state}.reader
+UPDATE {state}.stream
    SET acked_batch = greatest(acked_batch, :batch::bigint),
        plan_batch  = CASE WHEN plan_batch > :batch::bigint THEN plan_batch END,
        plan        = CASE WHEN plan_batch > :batch::bigint THEN plan END
- WHERE reader = :reader::text AND login = :login::text
+ WHERE stream = :stream::text AND login = :login::text
 
--- name: readers
--- Returns: reader, queue, acked_batch, messages, expired, diverted, forwarded, created, seen,
+-- name: streams
+-- Returns: stream, queue, acked_batch, messages, expired, diverted, forwarded, created, seen,
 --          receipts, held
-SELECT o.reader, o.queue, o.acked_batch, o.messages, o.expired, o.diverted, o.forwarded,
+SELECT o.stream, o.queue, o.acked_batch, o.messages, o.expired, o.diverted, o.forwarded,
        o.created, o.seen,
        (SELECT count(*)
           FROM {state}.receipt AS r
-         WHERE r.reader = o.reader AND r.login = o.login),
+         WHERE r.stream = o.stream AND r.login = o.login),
        (SELECT coalesce(sum(r.messages), 0)::bigint
           FROM {state}.receipt AS r
-         WHERE r.reader = o.reader AND r.login = o.login)
-  FROM {state}.reader AS o
+         WHERE r.stream = o.stream AND r.login = o.login)
+  FROM {state}.stream AS o
  ORDER BY o.seen DESC

@@ -1,11 +1,11 @@
 -- name: fence
 -- A task of a batch that was acknowledged must not touch the queue. A login from whom no rows are
 -- kept (a superuser, the tables' owner) takes its own row only: anyone may have made another.
--- Locks:   the reader's row FOR SHARE, until commit: the ack waits for us.
--- Returns: acked_batch bigint, login text; no row where the reader is unknown
+-- Locks:   the stream's row FOR SHARE, until commit: the ack waits for us.
+-- Returns: acked_batch bigint, login text; no row where the stream is unknown
 SELECT acked_batch, login::text
-  FROM {state}.reader
- WHERE reader = :reader::text
+  FROM {state}.stream
+ WHERE stream = :stream::text
    AND (login = current_user OR row_security_active(tableoid))
  ORDER BY login <> current_user
  LIMIT 1
@@ -14,31 +14,31 @@ SELECT acked_batch, login::text
 -- name: task_lock
 -- One attempt of a task at a time; the second waits here, then finds the first one's receipt. A row,
 -- for an advisory lock could be taken by logins that have no right on any table.
--- Locks:   the row of this number of the reader's tasks, until commit.
+-- Locks:   the row of this number of the stream's tasks, until commit.
 -- Returns: one row; none where the number is new
 SELECT true
   FROM {state}.task
- WHERE reader = :reader::text AND login = :login::text AND task = :task::bigint
+ WHERE stream = :stream::text AND login = :login::text AND task = :task::bigint
    FOR UPDATE
 
 -- name: new_task
 -- Locks:   the row it writes, until commit; of two attempts the second waits.
-INSERT INTO {state}.task (reader, login, task)
-VALUES (:reader::text, :login::text, :task::bigint)
+INSERT INTO {state}.task (stream, login, task)
+VALUES (:stream::text, :login::text, :task::bigint)
     ON CONFLICT DO NOTHING
 
 -- name: find_receipt
 -- Returns: payload bytea; empty where it is in pages; messages, unpacked (bytes) bigint
 SELECT payload, messages, unpacked
   FROM {state}.receipt
- WHERE reader = :reader::text AND login = :login::text
+ WHERE stream = :stream::text AND login = :login::text
    AND batch = :batch::bigint AND task = :task::bigint
 
 -- name: receipt_pages
 -- Returns: payload bytea, in order
 SELECT payload
   FROM {state}.receipt_page
- WHERE reader = :reader::text AND login = :login::text
+ WHERE stream = :stream::text AND login = :login::text
    AND batch = :batch::bigint AND task = :task::bigint
  ORDER BY page
 
@@ -445,9 +445,9 @@ SELECT count(*) FILTER (WHERE NOT expired), count(*) FILTER (WHERE expired) FROM
 
 -- name: save_receipt
 INSERT INTO {state}.receipt
-       (reader, login, batch, task, queue, messages, expired, diverted, forwarded, bytes,
+       (stream, login, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)
-VALUES (:reader::text, :login::text, :batch::bigint, :task::bigint, :queue_name::text,
+VALUES (:stream::text, :login::text, :batch::bigint, :task::bigint, :queue_name::text,
         :messages::bigint,
         :expired::bigint, :diverted::bigint, :forwarded::bigint, :bytes::bigint,
         :query_id::text, :query_batch::bigint, :unpacked::bigint, :payload::bytea)

@@ -40,13 +40,13 @@ END
 $do$;
 ALTER SCHEMA {state} OWNER TO {role};
 ALTER TABLE {state}.version OWNER TO {role};
-ALTER TABLE {state}.reader OWNER TO {role};
+ALTER TABLE {state}.stream OWNER TO {role};
 ALTER TABLE {state}.task OWNER TO {role};
 ALTER TABLE {state}.receipt OWNER TO {role};
 ALTER TABLE {state}.receipt_page OWNER TO {role};
-ALTER TABLE {state}.outbox OWNER TO {role};
-ALTER TABLE {state}.outbox_page OWNER TO {role};
-ALTER TABLE {state}.dispatched OWNER TO {role}
+ALTER TABLE {state}.staging OWNER TO {role};
+ALTER TABLE {state}.staging_page OWNER TO {role};
+ALTER TABLE {state}.dispatch_log OWNER TO {role}
 
 -- name: script_reader
 -- UPDATE of one column is what FOR UPDATE SKIP LOCKED needs.
@@ -60,7 +60,7 @@ GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT,
       UPDATE (queue, driver, acked_batch, plan_batch, plan, messages, expired, diverted, forwarded,
               seen)
-   ON {state}.reader TO {role};
+   ON {state}.stream TO {role};
 GRANT SELECT, INSERT, UPDATE (task) ON {state}.task TO {role};
 GRANT SELECT, INSERT, DELETE, UPDATE (settled) ON {state}.receipt TO {role};
 GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role}
@@ -73,8 +73,8 @@ GRANT USAGE ON SEQUENCE {sequence} TO {role}
 -- name: script_sender_state
 GRANT USAGE ON SCHEMA {state} TO {role};
 GRANT SELECT ON {state}.version TO {role};
-GRANT SELECT, INSERT, DELETE ON {state}.outbox, {state}.outbox_page TO {role};
-GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched) ON {state}.dispatched TO {role}
+GRANT SELECT, INSERT, DELETE ON {state}.staging, {state}.staging_page TO {role};
+GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched) ON {state}.dispatch_log TO {role}
 
 -- name: script_share
 -- The members of a role share their rows: a stream may go on under another login of its role. What a

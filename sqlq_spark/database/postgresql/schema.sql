@@ -19,8 +19,8 @@ WITH state AS (
            c.relkind
       FROM state AS s
       JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid
-     WHERE c.relname IN ('version', 'reader', 'task', 'receipt', 'receipt_page', 'outbox',
-                         'outbox_page', 'dispatched')
+     WHERE c.relname IN ('version', 'stream', 'task', 'receipt', 'receipt_page', 'staging',
+                         'staging_page', 'dispatch_log')
 ), owned AS (
     SELECT format('schema %I', nspname) AS what, owner FROM state
     UNION ALL
@@ -77,12 +77,12 @@ SELECT :version::integer
 -- Older state tables were made current by what came before.
 DELETE FROM {state}.version WHERE version < :version::integer
 
--- name: install_reader
+-- name: install_stream
 -- One row for each checkpoint. A row is rewritten twice in a batch: room in its page keeps that HOT.
 -- `login` made it; it is in each key, so that no one else's row stands in the way, nor shows itself
--- by that. What belongs to a stream or a sink has the login of its row here or in `dispatched`.
-CREATE TABLE IF NOT EXISTS {state}.reader (
-    reader      varchar(36) NOT NULL,
+-- by that. What belongs to a stream or a sink has the login of its row here or in `dispatch_log`.
+CREATE TABLE IF NOT EXISTS {state}.stream (
+    stream      varchar(36) NOT NULL,
     login       name        NOT NULL DEFAULT current_user,
     queue       text        NOT NULL,
     driver      varchar(36) NOT NULL,
@@ -95,23 +95,23 @@ CREATE TABLE IF NOT EXISTS {state}.reader (
     forwarded   bigint      NOT NULL DEFAULT 0,
     created     timestamptz NOT NULL DEFAULT now(),
     seen        timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (reader, login)
+    PRIMARY KEY (stream, login)
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
 -- name: install_task
 -- A row for each number that a task of a stream ever had, to be locked by who is at work on it.
 CREATE TABLE IF NOT EXISTS {state}.task (
-    reader varchar(36) NOT NULL,
+    stream varchar(36) NOT NULL,
     login  name        NOT NULL DEFAULT current_user,
     task   integer     NOT NULL CHECK (task >= 0),
-    PRIMARY KEY (reader, login, task)
+    PRIMARY KEY (stream, login, task)
 )
 
 -- name: install_receipt
 -- What one task took from a queue, in one commit with the delete. Written once, read back only
 -- by a replay, deleted by the ack of its batch.
 CREATE TABLE IF NOT EXISTS {state}.receipt (
-    reader      varchar(36) NOT NULL,
+    stream      varchar(36) NOT NULL,
     login       name        NOT NULL DEFAULT current_user,
     batch       bigint      NOT NULL CHECK (batch > 0),
     task        integer     NOT NULL CHECK (task >= 0),
@@ -127,7 +127,7 @@ CREATE TABLE IF NOT EXISTS {state}.receipt (
     unpacked    bigint      NOT NULL CHECK (unpacked >= 0),
     payload     bytea       NOT NULL,
     created     timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (reader, batch, task, login)
+    PRIMARY KEY (stream, batch, task, login)
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
 -- name: install_receipt_storage
@@ -137,54 +137,54 @@ ALTER TABLE {state}.receipt ALTER COLUMN payload SET STORAGE EXTERNAL
 -- name: install_receipt_page
 -- The payload of a large receipt, cut so that a row fills a page.
 CREATE TABLE IF NOT EXISTS {state}.receipt_page (
-    reader  varchar(36) NOT NULL,
+    stream  varchar(36) NOT NULL,
     login   name        NOT NULL DEFAULT current_user,
     batch   bigint      NOT NULL,
     task    integer     NOT NULL,
     page    integer     NOT NULL,
     payload bytea       NOT NULL,
-    PRIMARY KEY (reader, batch, task, page, login)
+    PRIMARY KEY (stream, batch, task, page, login)
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
 -- name: install_receipt_page_storage
 ALTER TABLE {state}.receipt_page ALTER COLUMN payload SET STORAGE PLAIN
 
--- name: install_outbox
+-- name: install_staging
 -- Messages staged by the tasks of a sink, until the driver dispatches or discards them.
-CREATE TABLE IF NOT EXISTS {state}.outbox (
+CREATE TABLE IF NOT EXISTS {state}.staging (
     sink     varchar(200) NOT NULL,
     login    name         NOT NULL DEFAULT current_user,
     batch    bigint       NOT NULL,
     attempt  varchar(36)  NOT NULL,
-    parcel   integer      NOT NULL,
+    chunk   integer      NOT NULL,
     messages bigint       NOT NULL CHECK (messages > 0),
     payload  bytea        NOT NULL,
     created  timestamptz  NOT NULL DEFAULT now(),
-    PRIMARY KEY (sink, batch, attempt, parcel, login)
+    PRIMARY KEY (sink, batch, attempt, chunk, login)
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
--- name: install_outbox_storage
-ALTER TABLE {state}.outbox ALTER COLUMN payload SET STORAGE EXTERNAL
+-- name: install_staging_storage
+ALTER TABLE {state}.staging ALTER COLUMN payload SET STORAGE EXTERNAL
 
--- name: install_outbox_page
--- The payload of a large parcel, cut so that a row fills a page.
-CREATE TABLE IF NOT EXISTS {state}.outbox_page (
+-- name: install_staging_page
+-- The payload of a large chunk, cut so that a row fills a page.
+CREATE TABLE IF NOT EXISTS {state}.staging_page (
     sink    varchar(200) NOT NULL,
     login   name         NOT NULL DEFAULT current_user,
     batch   bigint       NOT NULL,
     attempt varchar(36)  NOT NULL,
-    parcel  integer      NOT NULL,
+    chunk  integer      NOT NULL,
     page    integer      NOT NULL,
     payload bytea        NOT NULL,
-    PRIMARY KEY (sink, batch, attempt, parcel, page, login)
+    PRIMARY KEY (sink, batch, attempt, chunk, page, login)
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
--- name: install_outbox_page_storage
-ALTER TABLE {state}.outbox_page ALTER COLUMN payload SET STORAGE PLAIN
+-- name: install_staging_page_storage
+ALTER TABLE {state}.staging_page ALTER COLUMN payload SET STORAGE PLAIN
 
--- name: install_dispatched
+-- name: install_dispatch_log
 -- The dispatch log: the last batch that each sink has sent; null where it has sent none.
-CREATE TABLE IF NOT EXISTS {state}.dispatched (
+CREATE TABLE IF NOT EXISTS {state}.dispatch_log (
     sink       varchar(200) NOT NULL,
     login      name         NOT NULL DEFAULT current_user,
     batch      bigint,

@@ -4,7 +4,7 @@
 -- Locks:   the sink's row FOR SHARE, until commit.
 -- Returns: login text; no row where the sink is new
 SELECT login::text
-  FROM {state}.dispatched
+  FROM {state}.dispatch_log
  WHERE sink = :sink::text
    AND (login = current_user OR row_security_active(tableoid))
  ORDER BY login <> current_user
@@ -16,7 +16,7 @@ SELECT login::text
 --          the second waits.
 -- Returns: login text, batch bigint; no row where the sink is new
 SELECT login::text, batch
-  FROM {state}.dispatched
+  FROM {state}.dispatch_log
  WHERE sink = :sink::text
    AND (login = current_user OR row_security_active(tableoid))
  ORDER BY login <> current_user
@@ -26,13 +26,13 @@ SELECT login::text, batch
 -- name: sinks_lock
 -- Two logins that share their rows must not make two rows for one sink. Another's dispatch goes on.
 -- Locks:   the dispatch log against whoever makes a row in it, until commit.
-LOCK TABLE {state}.dispatched IN SHARE UPDATE EXCLUSIVE MODE
+LOCK TABLE {state}.dispatch_log IN SHARE UPDATE EXCLUSIVE MODE
 
 -- name: sink_elsewhere
 -- For a login from whom no rows are kept: whose row a sink has that was made by another of that kind.
 -- Returns: login text
 SELECT d.login::text
-  FROM {state}.dispatched AS d
+  FROM {state}.dispatch_log AS d
   JOIN pg_catalog.pg_class AS c ON c.oid = d.tableoid
   JOIN pg_catalog.pg_roles AS r ON r.rolname = d.login
  WHERE d.sink = :sink::text
@@ -43,22 +43,22 @@ SELECT d.login::text
  LIMIT 1
 
 -- name: new_sink
-INSERT INTO {state}.dispatched (sink)
+INSERT INTO {state}.dispatch_log (sink)
 SELECT :sink::text
  WHERE NOT EXISTS (
         SELECT
-          FROM {state}.dispatched
+          FROM {state}.dispatch_log
          WHERE sink = :sink::text AND (login = current_user OR row_security_active(tableoid)))
 
 -- name: stage
 -- Nothing where the batch is done or given up, or, after a lost answer, where it is there already.
 -- Returns: one row where it was inserted
-INSERT INTO {state}.outbox (sink, login, batch, attempt, parcel, messages, payload)
-SELECT :sink::text, :login::text, :batch::bigint, :attempt::text, :parcel::bigint,
+INSERT INTO {state}.staging (sink, login, batch, attempt, chunk, messages, payload)
+SELECT :sink::text, :login::text, :batch::bigint, :attempt::text, :chunk::bigint,
        :messages::bigint, :payload::bytea
  WHERE NOT EXISTS (
         SELECT
-          FROM {state}.dispatched
+          FROM {state}.dispatch_log
          WHERE sink = :sink::text AND login = :login::text AND batch >= :batch::bigint)
     ON CONFLICT DO NOTHING
 RETURNING true
@@ -67,7 +67,7 @@ RETURNING true
 -- Enter a batch into the dispatch log, whose row `sink_close` has locked, unless it, or a later one,
 -- is there.
 -- Returns: batch bigint; no row where it was sent before
-UPDATE {state}.dispatched
+UPDATE {state}.dispatch_log
    SET batch = :batch::bigint, messages = :messages::bigint, dispatched = now()
  WHERE sink = :sink::text AND login = :login::text
    AND (batch IS NULL OR batch < :batch::bigint)
@@ -76,12 +76,12 @@ RETURNING batch
 -- name: settle
 -- What a micro-batch received is sent on in this transaction. A batch that was closed, because its
 -- receipts were returned or dropped, has none to settle.
--- Locks:   the reader's row FOR SHARE, as its tasks do; the receipts until commit.
+-- Locks:   the stream's row FOR SHARE, as its tasks do; the receipts until commit.
 -- Returns: a row for each receipt
 WITH held AS (
-    SELECT r.reader, r.login, r.batch, r.task
+    SELECT r.stream, r.login, r.batch, r.task
       FROM {state}.receipt AS r
-      JOIN {state}.reader AS o ON o.reader = r.reader AND o.login = r.login
+      JOIN {state}.stream AS o ON o.stream = r.stream AND o.login = r.login
      WHERE r.query_id = :query_id::text
        AND r.query_batch = :query_batch::bigint
        AND r.batch > o.acked_batch
@@ -90,53 +90,53 @@ WITH held AS (
 UPDATE {state}.receipt AS r
    SET settled = true
   FROM held
- WHERE r.reader = held.reader AND r.login = held.login
+ WHERE r.stream = held.stream AND r.login = held.login
    AND r.batch = held.batch AND r.task = held.task
 RETURNING true
 
--- name: parcels
--- Returns: attempt text, parcel bigint
-SELECT attempt, parcel::bigint
-  FROM {state}.outbox
+-- name: chunks
+-- Returns: attempt text, chunk bigint
+SELECT attempt, chunk::bigint
+  FROM {state}.staging
  WHERE sink = :sink::text AND login = :login::text AND batch = :batch::bigint
- ORDER BY attempt, parcel
+ ORDER BY attempt, chunk
 
--- name: parcel
+-- name: chunk
 -- Returns: payload bytea; empty where it is in pages
 SELECT payload
-  FROM {state}.outbox
+  FROM {state}.staging
  WHERE sink = :sink::text AND login = :login::text AND batch = :batch::bigint
-   AND attempt = :attempt::text AND parcel = :parcel::bigint
+   AND attempt = :attempt::text AND chunk = :chunk::bigint
 
--- name: parcel_pages
+-- name: chunk_pages
 -- Returns: payload bytea, in order
 SELECT payload
-  FROM {state}.outbox_page
+  FROM {state}.staging_page
  WHERE sink = :sink::text AND login = :login::text AND batch = :batch::bigint
-   AND attempt = :attempt::text AND parcel = :parcel::bigint
+   AND attempt = :attempt::text AND chunk = :chunk::bigint
  ORDER BY page
 
 -- name: discard
 -- What a sink staged up to a batch: sent by now, or never to be sent.
 WITH pages AS (
-    DELETE FROM {state}.outbox_page
+    DELETE FROM {state}.staging_page
      WHERE sink = :sink::text AND login = :login::text AND batch <= :batch::bigint)
-DELETE FROM {state}.outbox
+DELETE FROM {state}.staging
  WHERE sink = :sink::text AND login = :login::text AND batch <= :batch::bigint
 
 -- name: discard_abandoned
 -- What writes without a name left behind when their job was killed.
 WITH gone AS (
-    DELETE FROM {state}.outbox
+    DELETE FROM {state}.staging
      WHERE sink LIKE 'write:%' AND created < now() - make_interval(secs => :seconds::float8)
-    RETURNING sink, login, batch, attempt, parcel)
-DELETE FROM {state}.outbox_page AS p
+    RETURNING sink, login, batch, attempt, chunk)
+DELETE FROM {state}.staging_page AS p
  USING gone
  WHERE p.sink = gone.sink AND p.login = gone.login AND p.batch = gone.batch
-   AND p.attempt = gone.attempt AND p.parcel = gone.parcel
+   AND p.attempt = gone.attempt AND p.chunk = gone.chunk
 
 -- name: forget_abandoned
 -- The ledger's rows of writes without a name: kept for a while, so that a task which comes back late
 -- stages nothing.
-DELETE FROM {state}.dispatched
+DELETE FROM {state}.dispatch_log
  WHERE sink LIKE 'write:%' AND dispatched < now() - make_interval(secs => :seconds::float8)

@@ -58,7 +58,7 @@ IF EXISTS (SELECT 1 FROM @columns WHERE name = N'Due')
    AND NOT EXISTS (SELECT 1 FROM @columns WHERE name = N'Id')
     SET @delayed = 1;
 SELECT N'column' AS name, N'error' AS severity,
-       CONCAT(N'column ', wanted.name, N' is missing: a peer and a reader name it') AS found,
+       CONCAT(N'column ', wanted.name, N' is missing: the transport and this source name it') AS found,
        CONCAT(N'ALTER TABLE ', @named, N' ADD ', wanted.name, N' ', wanted.type) AS mend
   FROM (VALUES (N'Id', N'uniqueidentifier NOT NULL DEFAULT NEWID()'),
                (N'Expires', N'datetime NULL'),

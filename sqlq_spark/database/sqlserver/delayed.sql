@@ -1,4 +1,4 @@
--- name: peer_zone
+-- name: endpoint_zone
 -- Due is a datetime, in UTC for everyone: no session's zone has a part in it.
 -- Returns: zone
 SELECT N'UTC' AS zone

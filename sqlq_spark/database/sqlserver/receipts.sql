@@ -1,27 +1,27 @@
--- name: new_reader
-INSERT INTO {state}.reader (reader, queue, driver)
-VALUES (@reader, @queue_name, @driver)
+-- name: new_stream
+INSERT INTO {state}.stream (stream, queue, driver)
+VALUES (@stream, @queue_name, @driver)
 
--- name: lock_reader
+-- name: lock_stream
 -- An update that changes nothing: a lock that is only hinted may be passed over by others.
 -- REPEATABLEREAD keeps it where locking is optimized (Azure, 2025) and may end with the statement.
--- Locks:   the reader's row; waits for running tasks.
+-- Locks:   the stream's row; waits for running tasks.
 -- Returns: queue, driver, acked_batch bigint, plan_batch bigint, plan, login
-UPDATE {state}.reader WITH (REPEATABLEREAD, ROWLOCK)
+UPDATE {state}.stream WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
 OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan],
        inserted.login
- WHERE reader = @reader AND login = ISNULL(@login, login)
+ WHERE stream = @stream AND login = ISNULL(@login, login)
 
 -- name: claim
--- This driver speaks for the reader from now on; the queues are those that it reads.
-UPDATE {state}.reader
+-- This driver speaks for the stream from now on; the queues are those that it reads.
+UPDATE {state}.stream
    SET driver = @driver, queue = @queue_name, seen = SYSUTCDATETIME()
- WHERE reader = @reader AND login = @login
+ WHERE stream = @stream AND login = @login
 
--- name: reader_queue
+-- name: stream_queue
 -- Returns: queue
-SELECT queue FROM {state}.reader WHERE reader = @reader
+SELECT queue FROM {state}.stream WHERE stream = @stream
 
 -- name: outcome
 -- What the tasks of the batches up to this one got, a row for each queue.
@@ -36,11 +36,11 @@ SELECT queue,
        SUM(diverted) AS diverted,
        SUM(forwarded) AS forwarded
   FROM {state}.receipt
- WHERE reader = @reader AND login = @login AND batch BETWEEN @acked AND @batch
+ WHERE stream = @stream AND login = @login AND batch BETWEEN @acked AND @batch
  GROUP BY queue
 
 -- name: acknowledge
-UPDATE {state}.reader
+UPDATE {state}.stream
    SET acked_batch = @batch,
        plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
        [plan]      = CASE WHEN plan_batch > @batch THEN [plan] END,
@@ -49,53 +49,53 @@ UPDATE {state}.reader
        diverted    = diverted + @diverted,
        forwarded   = forwarded + @forwarded,
        seen        = SYSUTCDATETIME()
- WHERE reader = @reader AND login = @login
+ WHERE stream = @stream AND login = @login
 
 -- name: forget_receipts
 DELETE FROM {state}.receipt_page
- WHERE reader = @reader AND login = @login AND batch BETWEEN @acked AND @batch;
+ WHERE stream = @stream AND login = @login AND batch BETWEEN @acked AND @batch;
 DELETE FROM {state}.receipt
- WHERE reader = @reader AND login = @login AND batch BETWEEN @acked AND @batch
+ WHERE stream = @stream AND login = @login AND batch BETWEEN @acked AND @batch
 
 -- name: store_plan
-UPDATE {state}.reader
+UPDATE {state}.stream
    SET plan_batch = @batch, [plan] = @plan, seen = SYSUTCDATETIME()
- WHERE reader = @reader AND login = @login
+ WHERE stream = @stream AND login = @login
 
 -- name: receipts
 -- Without their payloads, oldest first; those that a task is writing now are passed over.
--- Returns: reader, queue, batch, task, messages, bytes, settled, created, seen, login
-SELECT r.reader, r.queue, r.batch, CAST(r.task AS bigint) AS task, r.messages, r.bytes, r.settled,
+-- Returns: stream, queue, batch, task, messages, bytes, settled, created, seen, login
+SELECT r.stream, r.queue, r.batch, CAST(r.task AS bigint) AS task, r.messages, r.bytes, r.settled,
        r.created AS created_utc, o.seen AS seen_utc, r.login
   FROM {state}.receipt AS r WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
-  LEFT JOIN {state}.reader AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK) ON o.reader = r.reader
- WHERE (@reader IS NULL OR r.reader = @reader)
+  LEFT JOIN {state}.stream AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK) ON o.stream = r.stream
+ WHERE (@stream IS NULL OR r.stream = @stream)
    AND (@queue_name IS NULL OR r.queue = @queue_name)
- ORDER BY r.created, r.reader, r.login, r.batch, r.task
+ ORDER BY r.created, r.stream, r.login, r.batch, r.task
 
 -- name: drop_receipt
 -- Returns: queue, messages, settled, payload, unpacked of the receipt dropped
 DELETE FROM {state}.receipt_page
- WHERE reader = @reader AND login = @login AND batch = @batch AND task = @task;
+ WHERE stream = @stream AND login = @login AND batch = @batch AND task = @task;
 DELETE FROM {state}.receipt
 OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload, deleted.unpacked
- WHERE reader = @reader AND login = @login AND batch = @batch AND task = @task
+ WHERE stream = @stream AND login = @login AND batch = @batch AND task = @task
 
--- name: retire_reader
+-- name: retire_stream
 -- Its receipts were returned or dropped: a checkpoint that comes back must not receive again.
-UPDATE {state}.reader
+UPDATE {state}.stream
    SET acked_batch = CASE WHEN acked_batch > @batch THEN acked_batch ELSE @batch END,
        plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
        [plan]      = CASE WHEN plan_batch > @batch THEN [plan] END
- WHERE reader = @reader AND login = @login
+ WHERE stream = @stream AND login = @login
 
--- name: readers
--- Returns: reader, queue, acked_batch, messages, expired, diverted, forwarded, created, seen,
+-- name: streams
+-- Returns: stream, queue, acked_batch, messages, expired, diverted, forwarded, created, seen,
 --          receipts, held
-SELECT o.reader, o.queue, o.acked_batch, o.messages, o.expired, o.diverted, o.forwarded,
+SELECT o.stream, o.queue, o.acked_batch, o.messages, o.expired, o.diverted, o.forwarded,
        o.created AS created_utc, o.seen AS seen_utc, h.receipts, h.held
-  FROM {state}.reader AS o
+  FROM {state}.stream AS o
  CROSS APPLY (SELECT COUNT_BIG(*) AS receipts, ISNULL(SUM(r.messages), 0) AS held
                 FROM {state}.receipt AS r WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
-               WHERE r.reader = o.reader) AS h
+               WHERE r.stream = o.stream) AS h
  ORDER BY o.seen DESC

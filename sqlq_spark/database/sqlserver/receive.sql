@@ -1,43 +1,43 @@
 -- name: fence
 -- A task of a batch that was acknowledged must not touch the queue.
--- Locks:   the reader's row, shared, until commit: the ack waits for us. REPEATABLEREAD locks also
+-- Locks:   the stream's row, shared, until commit: the ack waits for us. REPEATABLEREAD locks also
 --          where the database reads row versions.
--- Returns: acked_batch bigint, login; no row where the reader is unknown
+-- Returns: acked_batch bigint, login; no row where the stream is unknown
 SELECT acked_batch, login
-  FROM {state}.reader WITH (REPEATABLEREAD, ROWLOCK)
- WHERE reader = @reader
+  FROM {state}.stream WITH (REPEATABLEREAD, ROWLOCK)
+ WHERE stream = @stream
 
 -- name: task_lock
 -- One attempt of a task at a time; the second waits here, then finds the first one's receipt. A row,
 -- for an application lock could be taken by logins that have no right on any table. An update that
--- changes nothing, as lock_reader.
--- Locks:   the row of this number of the reader's tasks, until commit.
+-- changes nothing, as lock_stream.
+-- Locks:   the row of this number of the stream's tasks, until commit.
 -- Returns: one row; none where the number is new
 UPDATE {state}.task WITH (REPEATABLEREAD, ROWLOCK)
    SET task = task
 OUTPUT CAST(1 AS bit)
- WHERE reader = @reader AND login = @login AND task = @task
+ WHERE stream = @stream AND login = @login AND task = @task
 
 -- name: new_task
 -- Locks:   the row it writes, until commit; of two attempts the second waits.
-INSERT INTO {state}.task (reader, login, task)
-SELECT @reader, @login, @task
+INSERT INTO {state}.task (stream, login, task)
+SELECT @stream, @login, @task
  WHERE NOT EXISTS (
         SELECT 1
           FROM {state}.task WITH (UPDLOCK, HOLDLOCK, ROWLOCK)
-         WHERE reader = @reader AND task = @task)
+         WHERE stream = @stream AND task = @task)
 
 -- name: find_receipt
 -- Returns: payload varbinary; empty where it is in pages; messages, unpacked (bytes) bigint
 SELECT payload, messages, unpacked
   FROM {state}.receipt
- WHERE reader = @reader AND login = @login AND batch = @batch AND task = @task
+ WHERE stream = @stream AND login = @login AND batch = @batch AND task = @task
 
 -- name: receipt_pages
 -- Returns: payload varbinary, in order
 SELECT payload
   FROM {state}.receipt_page
- WHERE reader = @reader AND login = @login AND batch = @batch AND task = @task
+ WHERE stream = @stream AND login = @login AND batch = @batch AND task = @task
  ORDER BY page
 
 -- name: receive
@@ -326,7 +326,7 @@ SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS moved
 
 -- name: save_receipt
 INSERT INTO {state}.receipt
-       (reader, login, batch, task, queue, messages, expired, diverted, forwarded, bytes,
+       (stream, login, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)
-VALUES (@reader, @login, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
+VALUES (@stream, @login, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
         @bytes, @query_id, @query_batch, @unpacked, @payload)

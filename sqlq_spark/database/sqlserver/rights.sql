@@ -30,7 +30,7 @@ GRANT SELECT, DELETE ON {queue} TO {role}
 
 -- name: script_reader_state
 GRANT SELECT ON {state}.version TO {role};
-GRANT SELECT, INSERT, UPDATE ON {state}.reader TO {role};
+GRANT SELECT, INSERT, UPDATE ON {state}.stream TO {role};
 GRANT SELECT, INSERT, UPDATE ON {state}.task TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.receipt TO {role};
 GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role}
@@ -40,9 +40,9 @@ GRANT INSERT ON {queue} TO {role}
 
 -- name: script_sender_state
 GRANT SELECT ON {state}.version TO {role};
-GRANT SELECT, INSERT, DELETE ON {state}.outbox TO {role};
-GRANT SELECT, INSERT, DELETE ON {state}.outbox_page TO {role};
-GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.dispatched TO {role}
+GRANT SELECT, INSERT, DELETE ON {state}.staging TO {role};
+GRANT SELECT, INSERT, DELETE ON {state}.staging_page TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.dispatch_log TO {role}
 
 -- name: script_share
 -- Nothing: who may use the schema shares its rows.

@@ -33,8 +33,8 @@ SELECT CONCAT(QUOTENAME(o.name), N' is no table')
   FROM sys.objects AS o
  WHERE o.schema_id = SCHEMA_ID(@state_name)
    AND o.type IN ('V', 'SN')
-   AND o.name IN (N'version', N'reader', N'task', N'receipt', N'receipt_page', N'outbox',
-                  N'outbox_page', N'dispatched')
+   AND o.name IN (N'version', N'stream', N'task', N'receipt', N'receipt_page', N'staging',
+                  N'staging_page', N'dispatch_log')
 UNION ALL
 SELECT CONCAT(N'table ', QUOTENAME(o.name), N' has the trigger ', QUOTENAME(r.name))
   FROM sys.triggers AS r
@@ -67,13 +67,13 @@ SELECT @version
 -- Older state tables were made current by what came before.
 DELETE FROM {state}.version WHERE version < @version
 
--- name: install_reader
+-- name: install_stream
 -- One row for each checkpoint. Names are compared byte by byte, as in Python. `login` made it: it tells
 -- who, and keeps no one out, which is left to the schema: each domain has one of its own.
-IF OBJECT_ID({state_text} + N'.reader', N'U') IS NULL
+IF OBJECT_ID({state_text} + N'.stream', N'U') IS NULL
 BEGIN
-    CREATE TABLE {state}.reader (
-        reader      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+    CREATE TABLE {state}.stream (
+        stream      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
         login       nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         queue       nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,
         driver      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -90,7 +90,7 @@ BEGIN
         CHECK (([plan] IS NULL AND plan_batch IS NULL)
                OR ([plan] IS NOT NULL AND plan_batch IS NOT NULL))
     );
-    ALTER TABLE {state}.reader SET (LOCK_ESCALATION = DISABLE);
+    ALTER TABLE {state}.stream SET (LOCK_ESCALATION = DISABLE);
 END
 
 -- name: install_task
@@ -98,10 +98,10 @@ END
 IF OBJECT_ID({state_text} + N'.task', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.task (
-        reader nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        stream nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
         login  nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         task   int           NOT NULL CHECK (task >= 0),
-        PRIMARY KEY (reader, task)
+        PRIMARY KEY (stream, task)
     );
     ALTER TABLE {state}.task SET (LOCK_ESCALATION = DISABLE);
 END
@@ -112,7 +112,7 @@ END
 IF OBJECT_ID({state_text} + N'.receipt', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.receipt (
-        reader      nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        stream      nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
         login       nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch       bigint         NOT NULL CHECK (batch > 0),
         task        int            NOT NULL CHECK (task >= 0),
@@ -128,7 +128,7 @@ BEGIN
         unpacked    bigint         NOT NULL CHECK (unpacked >= 0),
         payload     varbinary(max) NOT NULL,
         created     datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
-        PRIMARY KEY (reader, batch, task),
+        PRIMARY KEY (stream, batch, task),
         INDEX receipt_query (query_id, query_batch)
     );
     ALTER TABLE {state}.receipt SET (LOCK_ESCALATION = DISABLE);
@@ -150,13 +150,13 @@ END
 IF OBJECT_ID({state_text} + N'.receipt_page', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.receipt_page (
-        reader  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        stream  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
         login   nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch   bigint         NOT NULL,
         task    int            NOT NULL,
         page    int            NOT NULL,
         payload varbinary(max) NOT NULL,
-        PRIMARY KEY (reader, batch, task, page)
+        PRIMARY KEY (stream, batch, task, page)
     );
     ALTER TABLE {state}.receipt_page SET (LOCK_ESCALATION = DISABLE);
 END
@@ -170,71 +170,71 @@ BEGIN
     EXEC sys.sp_tableoption @table, 'large value types out of row', '1';
 END
 
--- name: install_outbox
+-- name: install_staging
 -- Messages staged by the tasks of a sink, until the driver dispatches or discards them.
-IF OBJECT_ID({state_text} + N'.outbox', N'U') IS NULL
+IF OBJECT_ID({state_text} + N'.staging', N'U') IS NULL
 BEGIN
-    CREATE TABLE {state}.outbox (
+    CREATE TABLE {state}.staging (
         sink     nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
         login    nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch    bigint         NOT NULL,
         attempt  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
-        parcel   int            NOT NULL,
+        chunk   int            NOT NULL,
         messages bigint         NOT NULL CHECK (messages > 0),
         payload  varbinary(max) NOT NULL,
         created  datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
-        PRIMARY KEY (sink, batch, attempt, parcel)
+        PRIMARY KEY (sink, batch, attempt, chunk)
     );
-    ALTER TABLE {state}.outbox SET (LOCK_ESCALATION = DISABLE);
+    ALTER TABLE {state}.staging SET (LOCK_ESCALATION = DISABLE);
 END
 
--- name: install_outbox_storage
+-- name: install_staging_storage
 IF EXISTS (SELECT 1 FROM sys.tables
-            WHERE object_id = OBJECT_ID({state_text} + N'.outbox', N'U')
+            WHERE object_id = OBJECT_ID({state_text} + N'.staging', N'U')
               AND large_value_types_out_of_row = 0)
 BEGIN
-    DECLARE @table nvarchar(300) = {state_text} + N'.outbox';
+    DECLARE @table nvarchar(300) = {state_text} + N'.staging';
     EXEC sys.sp_tableoption @table, 'large value types out of row', '1';
 END
 
--- name: install_outbox_page
--- The payload of a large parcel, in one row.
-IF OBJECT_ID({state_text} + N'.outbox_page', N'U') IS NULL
+-- name: install_staging_page
+-- The payload of a large chunk, in one row.
+IF OBJECT_ID({state_text} + N'.staging_page', N'U') IS NULL
 BEGIN
-    CREATE TABLE {state}.outbox_page (
+    CREATE TABLE {state}.staging_page (
         sink    nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
         login   nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch   bigint         NOT NULL,
         attempt nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
-        parcel  int            NOT NULL,
+        chunk  int            NOT NULL,
         page    int            NOT NULL,
         payload varbinary(max) NOT NULL,
-        PRIMARY KEY (sink, batch, attempt, parcel, page)
+        PRIMARY KEY (sink, batch, attempt, chunk, page)
     );
-    ALTER TABLE {state}.outbox_page SET (LOCK_ESCALATION = DISABLE);
+    ALTER TABLE {state}.staging_page SET (LOCK_ESCALATION = DISABLE);
 END
 
--- name: install_outbox_page_storage
+-- name: install_staging_page_storage
 IF EXISTS (SELECT 1 FROM sys.tables
-            WHERE object_id = OBJECT_ID({state_text} + N'.outbox_page', N'U')
+            WHERE object_id = OBJECT_ID({state_text} + N'.staging_page', N'U')
               AND large_value_types_out_of_row = 0)
 BEGIN
-    DECLARE @table nvarchar(300) = {state_text} + N'.outbox_page';
+    DECLARE @table nvarchar(300) = {state_text} + N'.staging_page';
     EXEC sys.sp_tableoption @table, 'large value types out of row', '1';
 END
 
--- name: install_dispatched
+-- name: install_dispatch_log
 -- The dispatch log: the last batch that each sink has sent; null where it has sent none.
-IF OBJECT_ID({state_text} + N'.dispatched', N'U') IS NULL
+IF OBJECT_ID({state_text} + N'.dispatch_log', N'U') IS NULL
 BEGIN
-    CREATE TABLE {state}.dispatched (
+    CREATE TABLE {state}.dispatch_log (
         sink       nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
         login      nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch      bigint        NULL,
         messages   bigint        NOT NULL DEFAULT 0,
         dispatched datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME()
     );
-    ALTER TABLE {state}.dispatched SET (LOCK_ESCALATION = DISABLE);
+    ALTER TABLE {state}.dispatch_log SET (LOCK_ESCALATION = DISABLE);
 END
 
 -- name: install_row_security

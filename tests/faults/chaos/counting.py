@@ -16,7 +16,7 @@ class Ledger:
     taken: list[int]  # by the competitor
     errors: list[int]  # in the error queue
     left: list[int]  # still in the queue
-    expired: int  # by the readers' rows,
+    expired: int  # by the streams' rows,
     delivered: int  # and delivered,
     diverted: int  # and diverted
 
@@ -29,7 +29,7 @@ class Verdict:
     repeated: list[int]
     expired: int  # and counted as such
     others: dict[str, list[int]] = field(default_factory=dict)
-    counters: list[str] = field(default_factory=list)  # of readers, that do not fit
+    counters: list[str] = field(default_factory=list)  # of streams, that do not fit
 
     @property
     def sentences(self) -> list[str]:
@@ -47,7 +47,7 @@ def reckon(ledger: Ledger) -> Verdict:
     """
     Find every message in exactly one place.
 
-    Only messages that had a time to be received may be missing, as many as readers say expired:
+    Only messages that had a time to be received may be missing, as many as streams say expired:
     if more are, the highest of them count as lost, and stand last.
     """
     places = Counter([*ledger.streamed, *ledger.taken, *ledger.errors, *ledger.left])
@@ -77,14 +77,14 @@ def reckon(ledger: Ledger) -> Verdict:
 
 
 def _counters(ledger: Ledger, dropped: int) -> list[str]:
-    """Where the readers' rows do not say what the books say."""
+    """Where the streams' rows do not say what the books say."""
     pairs = {
         "expired": (ledger.expired, dropped),
         "delivered": (ledger.delivered, len(ledger.streamed)),
         "diverted": (ledger.diverted, len(ledger.errors)),
     }
     return [
-        f"readers counted {counter} {name}, but there are {found}"
+        f"streams counted {counter} {name}, but there are {found}"
         for name, (counter, found) in pairs.items()
         if counter != found
     ]

@@ -36,14 +36,14 @@ _SESSIONS: dict[str, tuple[str, tuple[str | None, ...]]] = {
     "source": (
         "^sqlqueue driver ",
         (
-            *("lock_reader", "outcome", "acknowledge", "forget_receipts", "peek", "sample"),
+            *("lock_stream", "outcome", "acknowledge", "forget_receipts", "peek", "sample"),
             *("store_plan", "begin", "timeouts", "commit", None),
         ),
     ),
     "sink": ("^sqlqueue (sink|abort) ", ("sink_open", "stage", "discard", "commit", None)),
     "dispatch": (
         "^sqlqueue dispatch ",
-        ("sink_close", "advance", "settle", "parcel", "load", "discard", "commit", None),
+        ("sink_close", "advance", "settle", "chunk", "load", "discard", "commit", None),
     ),
 }
 _SEE = """

@@ -2,8 +2,8 @@
 Rounds of chaos: a stream, its producer and its competitor are harmed for a while, then counted.
 
 A round: start, harm about once a second, stop, drain with AvailableNow, and find every committed
-message in exactly one of the sink, the competitor's table, the error queue, or the readers' count
-of expired ones. Nothing may be left in the queue, in receipts or in the outbox.
+message in exactly one of the sink, the competitor's table, the error queue, or the streams' count
+of expired ones. Nothing may be left in the queue, in receipts or in the staging.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class Round:
             streamed = json.load(file)
         counters = place.ground.ask(
             "SELECT coalesce(sum(expired), 0)::int, coalesce(sum(messages), 0)::int, "
-            f"coalesce(sum(diverted), 0)::int FROM {place.state}.reader"
+            f"coalesce(sum(diverted), 0)::int FROM {place.state}.stream"
         )[0]
         return Ledger(
             sent=dict(place.ground.ask(f"SELECT number, kind FROM {place.name}.sent")),

@@ -191,11 +191,11 @@ class Place:
         return [row[0] for row in self.ground.ask(text)]
 
     def leftovers(self) -> dict[str, int]:
-        """Rows of state tables that ought to be empty: all but the readers and the ledger."""
+        """Rows of state tables that ought to be empty: all but the streams and the ledger."""
         tables = self.ground.ask(
             "SELECT tablename FROM pg_tables WHERE schemaname = %s", self.state
         )
-        kept = {"version", "reader", "task", "dispatched"}
+        kept = {"version", "stream", "task", "dispatch_log"}
         rows = {name: self.count(f"{self.state}.{name}") for (name,) in tables if name not in kept}
         return {name: count for name, count in rows.items() if count}
 

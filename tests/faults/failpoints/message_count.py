@@ -21,9 +21,9 @@ from psycopg import sql
 
 from sqlq_spark import database
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.send.delays import PARCEL_DELAYS
-from sqlq_spark.send.messages import PARCEL_ROW
-from sqlq_spark.send.topics import PARCEL_TOPICS
+from sqlq_spark.send.delays import CHUNK_DELAYS
+from sqlq_spark.send.messages import CHUNK_ROW
+from sqlq_spark.send.topics import CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import FAILED_Q, FORWARD_DESTINATION, dumps
 
@@ -36,7 +36,7 @@ QUEUES = ("orders", "error", "billing", "shipping")
 HEARING = ("billing", "shipping")  # subscribed to TOPIC
 TOPIC = "Shop.Billed"
 DELAYED = "orders.Delayed"  # where messages wait
-STATE = ("receipt", "receipt_page", "outbox", "outbox_page", "task", "reader", "dispatched")
+STATE = ("receipt", "receipt_page", "staging", "staging_page", "task", "stream", "dispatch_log")
 LIFE = 10**8  # milliseconds
 TIMEOUT = 60.0
 HEADERS = '{"NServiceBus.MessageId":"%s","Shop.Note":"%s"}'
@@ -194,34 +194,34 @@ class Books:
         late = [0.0] * messages
         self.peer.connection.execute(self._sql(_POST, "error"), (late, headers, bodies))
 
-    def parcel(self, bodies: Sequence[bytes], headers: Sequence[str]) -> pa.Table:
-        """Give a parcel to both queues; the first lives for ever."""
+    def chunk(self, bodies: Sequence[bytes], headers: Sequence[str]) -> pa.Table:
+        """Give a chunk to both queues; the first lives for ever."""
         queues = [self.shop.printed(("billing", "shipping")[at % 2]) for at in range(len(bodies))]
         lives = [None, *[LIFE] * len(bodies)][: len(bodies)]
-        return pa.table([queues, headers, bodies, lives], schema=PARCEL_ROW)
+        return pa.table([queues, headers, bodies, lives], schema=CHUNK_ROW)
 
     def to_send(self, messages: int) -> pa.Table:
-        """Give a parcel of new messages; the last of them is delayed."""
+        """Give a chunk of new messages; the last of them is delayed."""
         places = ["sold"] * (messages - 1) + ["waiting"]
         delays = [LIFE if place == "waiting" else None for place in places]
-        plain = self.parcel([self.message(place) for place in places], ["{}"] * messages)
-        return plain.append_column(PARCEL_DELAYS["delay"], pa.array(delays, pa.int64()))
+        plain = self.chunk([self.message(place) for place in places], ["{}"] * messages)
+        return plain.append_column(CHUNK_DELAYS["delay"], pa.array(delays, pa.int64()))
 
     def to_publish(self, messages: int) -> pa.Table:
-        """Give a parcel of new messages for all queues that hear, one for one, and one delayed."""
+        """Give a chunk of new messages for all queues that hear, one for one, and one delayed."""
         sent = self.to_send(2)
         bodies = [self.message("sold", len(HEARING)) for _ in range(messages)]
-        heard = self.parcel(bodies, ["{}"] * messages).drop_columns("queue")
+        heard = self.chunk(bodies, ["{}"] * messages).drop_columns("queue")
         lists = [[TOPIC, "Shop.IEvent"]] * messages
         published = pa.concat_tables([sent, heard], promote_options="default")
         return published.append_column(
-            PARCEL_TOPICS, pa.array([None, None, *lists], PARCEL_TOPICS.type)
+            CHUNK_TOPICS, pa.array([None, None, *lists], CHUNK_TOPICS.type)
         )
 
-    def twice(self, parcels: Sequence[pa.Table]) -> None:
-        """Expect parcels a second time: at least once is what was asked for."""
-        for parcel in parcels:
-            for row in parcel.to_pylist():
+    def twice(self, chunks: Sequence[pa.Table]) -> None:
+        """Expect chunks a second time: at least once is what was asked for."""
+        for chunk in chunks:
+            for row in chunk.to_pylist():
                 copies = len(HEARING) if row.get("topics") else 1
                 place = "sold" if row.get("delay") is None else "waiting"
                 self.due[row["body"].decode(), place] += copies
@@ -259,14 +259,14 @@ class Books:
 
     def a_week_passes(self) -> None:
         """Age what was staged."""
-        self.peer.dba.age("outbox", "created", hours=8 * 24)
+        self.peer.dba.age("staging", "created", hours=8 * 24)
 
     # ------------------------------------------------------------ the count
 
     def total(self, *expected: int) -> None:
-        """Expect the readers to say so many were delivered, expired, diverted, forwarded."""
+        """Expect the streams to say so many were delivered, expired, diverted, forwarded."""
         columns = "sum(messages), sum(expired), sum(diverted), sum(forwarded)"
-        found = self.peer.state_rows("reader", columns)[0]
+        found = self.peer.state_rows("stream", columns)[0]
         if tuple(map(int, found)) != expected:
             self.wrong.append(f"acknowledged {found}, not {expected}")
 

@@ -1,7 +1,7 @@
 """
 What Spark does with the package, by hand, so that it can die anywhere and is cheap to repeat.
 
-`Desk` is what one process holds: a reader and sessions. The deeds below it are the package's calls,
+`Desk` is what one process holds: a stream and sessions. The deeds below it are the package's calls,
 made as datasource.py and cli.py make them; they travel to a process that is to be killed.
 `Stream` is a query of two or more micro-batches from a queue into two others, `write` a job that
 writes frames, `operate` an operator who brings back what a lost checkpoint has left. Each does what
@@ -24,7 +24,7 @@ from sqlq_spark.errors import StaleTask
 from sqlq_spark.jobs.triage.ledger import SENT, Ledger
 from sqlq_spark.receive import pace, receipts
 from sqlq_spark.receive import task as receiving
-from sqlq_spark.receive.driver import INITIAL, Offset, Reader
+from sqlq_spark.receive.driver import INITIAL, Offset, PeekLoop
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import subscriptions
 from sqlq_spark.wire import payload
@@ -91,11 +91,11 @@ class Desk:
 
     def __init__(self, shop: Shop) -> None:
         self.shop = shop
-        self.reader = self._new_reader()
+        self.loop = self._new_loop()
 
-    def _new_reader(self) -> Reader:
+    def _new_loop(self) -> PeekLoop:
         # every look at the clock is a minute later: no pause lasts
-        return Reader(self.shop.source(), partial(next, count(0.0, 60.0)), checks.at_start)
+        return PeekLoop(self.shop.source(), partial(next, count(0.0, 60.0)), checks.at_start)
 
     @cached_property
     def tasks(self) -> Session:
@@ -109,12 +109,12 @@ class Desk:
 
     def restart(self) -> None:
         """Be a new driver."""
-        self.reader.close()
-        self.reader = self._new_reader()
+        self.loop.close()
+        self.loop = self._new_loop()
 
     def close(self) -> None:
         """End the sessions."""
-        self.reader.close()
+        self.loop.close()
         self.tasks.close()
         self.sends.close()
 
@@ -133,7 +133,7 @@ def elsewhere(shop: Shop, work: Callable[..., Any], args: tuple[Any, ...]) -> No
 
 def latest(desk: Desk, start: Offset) -> Offset:
     """Acknowledge, peek and plan."""
-    return desk.reader.latest(start)
+    return desk.loop.latest(start)
 
 
 def receive(desk: Desk, task: Task, origin: Origin) -> pa.Table:
@@ -143,9 +143,9 @@ def receive(desk: Desk, task: Task, origin: Origin) -> pa.Table:
     )
 
 
-def stage(desk: Desk, parcels: list[pa.Table], sink: str, batch: int, origin: Origin) -> Staged:
+def stage(desk: Desk, chunks: list[pa.Table], sink: str, batch: int, origin: Origin) -> Staged:
     """Run the write of a task."""
-    return send.stage(desk.sends, parcels, sink=sink, batch=batch, origin=origin)
+    return send.stage(desk.sends, chunks, sink=sink, batch=batch, origin=origin)
 
 
 def dispatch(desk: Desk, staged: list[Staged], options: SinkOptions) -> int:
@@ -161,16 +161,16 @@ def discard(desk: Desk, sink: str, batch: int) -> None:
     )
 
 
-def send_now(desk: Desk, parcels: list[pa.Table]) -> int:
+def send_now(desk: Desk, chunks: list[pa.Table]) -> int:
     """Run the write of a task with delivery=atLeastOnce."""
-    return send.send_now(desk.sends, parcels, desk.shop.sink(delivery="atLeastOnce"))
+    return send.send_now(desk.sends, chunks, desk.shop.sink(delivery="atLeastOnce"))
 
 
-def give_back(desk: Desk, reader: str, batch: int, task: int) -> int:
+def give_back(desk: Desk, stream: str, batch: int, task: int) -> int:
     """Return a receipt."""
     with transaction(desk.tasks.open(), timeout=TIMEOUT):
         queue = desk.shop.address("orders")
-        return receipts.return_(desk.tasks.open(), reader, batch, task, queue)
+        return receipts.return_(desk.tasks.open(), stream, batch, task, queue)
 
 
 def return_to_source(desk: Desk) -> None:
@@ -181,10 +181,10 @@ def return_to_source(desk: Desk) -> None:
         pass
 
 
-def drop(desk: Desk, reader: str, batch: int, task: int) -> int:
+def drop(desk: Desk, stream: str, batch: int, task: int) -> int:
     """Drop a receipt."""
     with transaction(desk.tasks.open(), timeout=TIMEOUT):
-        return receipts.drop(desk.tasks.open(), reader, batch, task)
+        return receipts.drop(desk.tasks.open(), stream, batch, task)
 
 
 # ---------------------------------------------------------------- a query
@@ -222,7 +222,7 @@ class Stream:
                 return self.books.waiting()
             self.offsets.append(end)
         number, end = len(self.offsets), self.offsets[-1]
-        staged = [self.task(task, number) for task in self.desk.reader.tasks(end)]
+        staged = [self.task(task, number) for task in self.desk.loop.tasks(end)]
         sink = f"query:{self.query}"
         if number == 2 and not self.failed:
             self.failed = True
@@ -244,16 +244,16 @@ class Stream:
                     self.do(f"replay {name}", receive, task, origin)
                 ):
                     self.books.wrong.append(f"replay {name}: other rows")
-                parcels = [self.parcel(part) for part in (rows[:2], rows[2:]) if part.num_rows]
+                chunks = [self.chunk(part) for part in (rows[:2], rows[2:]) if part.num_rows]
                 sink = f"query:{self.query}"
-                staged: Staged = self.do(f"stage {name}", stage, parcels, sink, number, origin)
+                staged: Staged = self.do(f"stage {name}", stage, chunks, sink, number, origin)
                 return staged
         message = f"task {name} found no end"
         raise AssertionError(message)
 
-    def parcel(self, rows: pa.Table) -> pa.Table:
+    def chunk(self, rows: pa.Table) -> pa.Table:
         """What the query makes of messages."""
-        return self.books.parcel(rows["body"].to_pylist(), rows["headers"].to_pylist())
+        return self.books.chunk(rows["body"].to_pylist(), rows["headers"].to_pylist())
 
 
 # ---------------------------------------------------------------- a job that writes
@@ -265,34 +265,34 @@ def write(desk: Desk, books: Books, do: Doing) -> None:
     options = desk.shop.sink()
     # a job of its own: nothing is remembered
     subscriptions.remembered.forget(options.url, options.subscription_address)
-    parcels = [books.to_send(4), books.to_publish(2)]
+    chunks = [books.to_send(4), books.to_publish(2)]
     for _ in range(TRIES):
-        staged = [stage(desk, [parcel], "app:bill", 7, NO_STREAM) for parcel in parcels]
+        staged = [stage(desk, [chunk], "app:bill", 7, NO_STREAM) for chunk in chunks]
         with suppress(Died):
             do("dispatch", dispatch, staged, options)
             break
-    parcels = [books.to_send(3), books.to_publish(2)]
+    chunks = [books.to_send(3), books.to_publish(2)]
     try:
-        do("send_now", send_now, parcels)
+        do("send_now", send_now, chunks)
         lost = do.fell.commits if do.fell and do.fell.moment == "after" else 0
-        books.twice(parcels[lost - 1 : lost] if lost else [])
+        books.twice(chunks[lost - 1 : lost] if lost else [])
     except Died:
-        send_now(desk, parcels)
-        books.twice(parcels if do.fell is None else parcels[: do.fell.commits])
+        send_now(desk, chunks)
+        books.twice(chunks if do.fell is None else chunks[: do.fell.commits])
 
 
 def given_up(desk: Desk, books: Books, do: Doing) -> None:
     """Abort a write without a name; a late task of it stages nothing, or nothing that lasts."""
     sink = send.nameless_sink()
-    parcels = [books.parcel([books.message(None)] * 2, ["{}"] * 2)]
-    stage(desk, parcels, sink, 0, NO_STREAM)
+    chunks = [books.chunk([books.message(None)] * 2, ["{}"] * 2)]
+    stage(desk, chunks, sink, 0, NO_STREAM)
     with suppress(Died):
         do("discard+final", discard, sink, 0)
-        stage(desk, parcels, sink, 0, NO_STREAM)
-        if books.state("outbox"):
+        stage(desk, chunks, sink, 0, NO_STREAM)
+        if books.state("staging"):
             books.wrong.append("a late task staged for a write that was given up")
         return
-    stage(desk, parcels, sink, 0, NO_STREAM)
+    stage(desk, chunks, sink, 0, NO_STREAM)
     books.a_week_passes()
 
 
@@ -317,11 +317,11 @@ def ledger(desk: Desk) -> Ledger:
 def let_go(desk: Desk, books: Books, do: Doing) -> None:
     """Give up a return while an attempt of it is under way: that sends nothing any more."""
     request = str(uuid.uuid4())
-    parcels = [books.parcel([books.message(None)] * 2, ["{}"] * 2)]
+    chunks = [books.chunk([books.message(None)] * 2, ["{}"] * 2)]
     until_done(do, "open", request_opened, request)
-    staged = stage(desk, parcels, f"app:{request}", SENT, NO_STREAM)
+    staged = stage(desk, chunks, f"app:{request}", SENT, NO_STREAM)
     until_done(do, "give_up", request_given_up, request)
-    late = stage(desk, parcels, f"app:{request}", SENT, NO_STREAM)
+    late = stage(desk, chunks, f"app:{request}", SENT, NO_STREAM)
     if sent := sum(dispatch(desk, [each], desk.shop.sink()) for each in (staged, late)):
         books.wrong.append(f"{sent} messages sent of a return that was given up")
 
@@ -338,12 +338,12 @@ def operate(desk: Desk, books: Books, do: Doing) -> None:
     """Return one receipt of a stream that is gone, drop the other, and receive again."""
     let_go(desk, books, do)
     end = latest(desk, INITIAL)
-    tasks = desk.reader.tasks(end)
+    tasks = desk.loop.tasks(end)
     kept, dropped = (receive(desk, task, Origin()) for task in tasks)
     for name, work, at in (("return", give_back, 0), ("drop", drop, 1)):
         for _ in range(TRIES):
             with suppress(Died):
-                do(name, work, end["reader"], end["batch"], at)
+                do(name, work, end["stream"], end["batch"], at)
                 break
             desk.tasks.close()
     books.dropped(dropped["body"].to_pylist())

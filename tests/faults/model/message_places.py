@@ -62,8 +62,8 @@ class Ledger:
         self.dropped: list[bytes] = []
         self.forgotten = 0  # expired messages whose count went with a receipt
         self.sinks: list[Sink] = []
-        self.owners: dict[str, Checkpoint] = {}  # reader → a checkpoint that knew it
-        self.retired: dict[str, int] = {}  # reader → the batch that an operator closed
+        self.owners: dict[str, Checkpoint] = {}  # stream → a checkpoint that knew it
+        self.retired: dict[str, int] = {}  # stream → the batch that an operator closed
         self.shared: set[tuple[str, int]] = set()  # batches in flight when a copy came in
         self.before: dict[Key, Receipt] = {}
 
@@ -144,7 +144,7 @@ class Ledger:
         """How many expired messages the state tables, the competitor and the operator know of."""
         state = self.peer.state
         text = f"""
-            SELECT (SELECT coalesce(sum(expired), 0) FROM "{state}".reader)::bigint
+            SELECT (SELECT coalesce(sum(expired), 0) FROM "{state}".stream)::bigint
                  + (SELECT coalesce(sum(expired), 0) FROM "{state}".receipt)::bigint"""
         row = self.peer.connection.execute(text.encode()).fetchone()
         assert row is not None
@@ -166,25 +166,25 @@ class Ledger:
         """All receipts, opened."""
         state = self.peer.state
         text = f"""
-            SELECT r.reader, r.batch, r.task, r.settled, r.expired, r.batch <= o.acked_batch,
+            SELECT r.stream, r.batch, r.task, r.settled, r.expired, r.batch <= o.acked_batch,
                    coalesce(nullif(r.payload, ''),
                             (SELECT string_agg(p.payload, '' ORDER BY page)
                                FROM "{state}".receipt_page AS p
-                              WHERE (p.reader, p.batch, p.task) = (r.reader, r.batch, r.task)))
-              FROM "{state}".receipt AS r JOIN "{state}".reader AS o ON o.reader = r.reader"""
+                              WHERE (p.stream, p.batch, p.task) = (r.stream, r.batch, r.task)))
+              FROM "{state}".receipt AS r JOIN "{state}".stream AS o ON o.stream = r.stream"""
         rows = self.peer.connection.execute(text.encode(), binary=True).fetchall()
         return {
-            (reader, batch, task): Receipt(
+            (stream, batch, task): Receipt(
                 "settled" if settled else "held",
                 of_receipt(payload)["body"].to_pylist(),
                 expired,
                 closed,
             )
-            for reader, batch, task, settled, expired, closed, payload in rows
+            for stream, batch, task, settled, expired, closed, payload in rows
         }
 
-    def acked(self, reader: str | None) -> int:
-        """The last batch of a reader that is closed."""
-        text = f'SELECT acked_batch FROM "{self.peer.state}".reader WHERE reader = %s'
-        row = self.peer.connection.execute(text.encode(), [reader]).fetchone()
+    def acked(self, stream: str | None) -> int:
+        """The last batch of a stream that is closed."""
+        text = f'SELECT acked_batch FROM "{self.peer.state}".stream WHERE stream = %s'
+        row = self.peer.connection.execute(text.encode(), [stream]).fetchone()
         return 0 if row is None else int(row[0])

@@ -14,7 +14,7 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost, Deadlock, ReceiptSettled
 from sqlq_spark.receive import receipts
 from sqlq_spark.send import dispatch
-from sqlq_spark.send.messages import PARCEL_ROW
+from sqlq_spark.send.messages import CHUNK_ROW
 
 from .message_places import Ledger, Lost
 from .queries import TIMEOUT, Checkpoint, Driver, Job, Sink, expected
@@ -48,7 +48,7 @@ class World(Ledger):
         self.drivers: list[Driver] = []
         self.checkpoints: list[Checkpoint] = []
         self.held: list[bytes] = []  # by the competitor, not committed
-        self.mending: set[str] = set()  # readers that an operator has in hand
+        self.mending: set[str] = set()  # streams that an operator has in hand
         self.planned: dict[tuple[str, int], set[int]] = defaultdict(set)
 
     # ------------------------------------------------------------ processes
@@ -98,17 +98,17 @@ class World(Ledger):
                     self.step(job)
 
     def stage_rows(self, sink: Sink, bodies: list[bytes], origin: Origin) -> dispatch.Staged:
-        """Put a task's messages into the outbox, a parcel for each two of them."""
+        """Put a task's messages into the staging, a chunk for each two of them."""
         assert sink.options is not None
         rows = [{"headers": "{}", "body": body} for body in bodies]
-        parcels = [
-            pa.Table.from_pylist(rows[at : at + 2], PARCEL_ROW) for at in range(0, len(rows), 2)
+        chunks = [
+            pa.Table.from_pylist(rows[at : at + 2], CHUNK_ROW) for at in range(0, len(rows), 2)
         ]
         query, batch = origin.query_id, origin.query_batch
         assert batch is not None
         with Session(sink.options, "sink") as session:
             return dispatch.stage(
-                session, parcels, sink=f"query:{query}", batch=batch, origin=origin
+                session, chunks, sink=f"query:{query}", batch=batch, origin=origin
             )
 
     def send(self, messages: int, kind: str = "plain") -> None:
@@ -188,7 +188,7 @@ class World(Ledger):
 
     def drive(self, checkpoint: Checkpoint) -> Driver | None:
         """Start a driver, unless an operator has the checkpoint's receipts in hand."""
-        if checkpoint.readers & self.mending and checkpoint.sink.kind != "atomic":
+        if checkpoint.streams & self.mending and checkpoint.sink.kind != "atomic":
             return None
         driver = Driver(self, checkpoint)
         self.drivers.append(driver)
@@ -202,20 +202,20 @@ class World(Ledger):
 
     def heard(self, driver: Driver, end: Offset) -> None:
         """Note who was given which plan; a second query is given one only as it takes over."""
-        self.owners[end["reader"]] = driver.checkpoint
-        queries = self.planned[end["reader"], end["batch"]]
+        self.owners[end["stream"]] = driver.checkpoint
+        queries = self.planned[end["stream"], end["batch"]]
         if queries and id(driver.checkpoint) not in queries:
             assert driver.latests == 1, "a plan went to a second query that had not just begun"
-            self.shared.add((end["reader"], end["batch"]))
+            self.shared.add((end["stream"], end["batch"]))
         queries.add(id(driver.checkpoint))
 
     def spoken_for(self, driver: Driver) -> bool:
-        """Whether another driver speaks for a reader of this one's."""
-        text = f'SELECT driver FROM "{self.peer.state}".reader WHERE reader = %s'
+        """Whether another driver speaks for a stream of this one's."""
+        text = f'SELECT driver FROM "{self.peer.state}".stream WHERE stream = %s'
         return any(
-            self.peer.connection.execute(text.encode(), [start["reader"]]).fetchone()
-            != (reader.who.driver,)
-            for reader, start in zip(driver.readers, driver.start, strict=True)
+            self.peer.connection.execute(text.encode(), [start["stream"]]).fetchone()
+            != (stream.who.driver,)
+            for stream, start in zip(driver.streams, driver.start, strict=True)
         )
 
     def copy(self, checkpoint: Checkpoint, *, elsewhere: bool) -> Checkpoint:
@@ -229,17 +229,17 @@ class World(Ledger):
         self.checkpoints.append(twin)
         last = max(twin.offsets, default=-1)
         if last >= 0 and last not in twin.commits:
-            self.shared |= {(each["reader"], each["batch"]) for each in twin.offsets[last]}
+            self.shared |= {(each["stream"], each["batch"]) for each in twin.offsets[last]}
         for offsets in twin.offsets.values():
             for each in offsets:
-                self.planned[each["reader"], each["batch"]].add(id(twin))
+                self.planned[each["stream"], each["batch"]].add(id(twin))
         return twin
 
     def roll_back(self, checkpoint: Checkpoint, entries: int, *, offsets: bool) -> None:
         """
         Lose the last entries of a checkpoint's logs: commits only, or the offsets with them.
 
-        The first offsets stay: with them Spark's query would forget its reader, but not its name.
+        The first offsets stay: with them Spark's query would forget its stream, but not its name.
         """
         for driver in self.alive(checkpoint):
             driver.die()
@@ -332,5 +332,5 @@ class World(Ledger):
             job.work.step("die")
             job.work.thread.join(10)
         for driver in self.drivers:
-            for reader in driver.readers:
-                reader.close()
+            for loop in driver.streams:
+                loop.close()

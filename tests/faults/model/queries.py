@@ -4,7 +4,7 @@ A model of Spark and of all who touch a queue, around the real functions on a re
 Spark's side is what SPARK.md tells: a checkpoint is a log of offsets and a log of commits; a driver
 plans, writes the offsets, runs tasks in attempts, hands their rows to the sink, writes the commit.
 A driver may die, live on as a second one, or stand on a copy of its checkpoint; an attempt may go
-on when nobody waits for it any more. The receipts, readers, fences and ledgers are the package's.
+on when nobody waits for it any more. The receipts, streams, fences and ledgers are the package's.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from sqlq_spark.admin import checks
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import (
     CheckpointRolledBack,
+    ChunksMissing,
     ConnectionLost,
     Deadlock,
     NothingToSettle,
-    ParcelsMissing,
-    ReaderTakenOver,
     StaleTask,
+    StreamTakenOver,
 )
 from sqlq_spark.receive import task as receiving
-from sqlq_spark.receive.driver import INITIAL, Offset, Reader
+from sqlq_spark.receive.driver import INITIAL, Offset, PeekLoop
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.wire.rows import Origin
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from .participants import World
 
-Key = tuple[str, int, int]  # of a receipt: reader, batch, task
+Key = tuple[str, int, int]  # of a receipt: stream, batch, task
 Kind = Literal["table", "queue", "atomic"]
 TIMEOUT = 60.0
 
@@ -66,10 +66,10 @@ class Checkpoint:
     commits: set[int] = field(default_factory=set)
 
     @property
-    def readers(self) -> set[str]:
+    def streams(self) -> set[str]:
         """Whose receipts this checkpoint may still ask for."""
         last = self.offsets.get(max(self.offsets, default=-1), ())
-        return {offset["reader"] for offset in last if offset["reader"]}
+        return {offset["stream"] for offset in last if offset["stream"]}
 
 
 @dataclass
@@ -112,8 +112,8 @@ class Driver:
         self.alive, self.fresh, self.idle, self.latests = True, True, 0, 0
         self.job: Job | None = None
         self.results: dict[tuple[int, int], Result] = {}
-        self.readers = [
-            Reader(world.source, world.clock, checks.at_start) for _ in range(checkpoint.sources)
+        self.streams = [
+            PeekLoop(world.source, world.clock, checks.at_start) for _ in range(checkpoint.sources)
         ]
         logs, last = checkpoint.offsets, max(checkpoint.offsets, default=-1)
         nothing = (INITIAL,) * checkpoint.sources
@@ -127,12 +127,12 @@ class Driver:
     @property
     def slots(self) -> dict[tuple[int, int], Task]:
         """The batch's tasks."""
-        sources = zip(self.readers, self.start, self.end, strict=True)
+        sources = zip(self.streams, self.start, self.end, strict=True)
         return {
             (source, task.task): task
-            for source, (reader, start, end) in enumerate(sources)
+            for source, (loop, start, end) in enumerate(sources)
             if start != end
-            for task in reader.tasks(end)
+            for task in loop.tasks(end)
         }
 
     def attempts(self, slot: tuple[int, int]) -> int:
@@ -146,10 +146,10 @@ class Driver:
 
     def _plan(self) -> None:
         self.latests += 1
-        pairs = list(zip(self.readers, self.start, strict=True))
+        pairs = list(zip(self.streams, self.start, strict=True))
 
         def latest() -> tuple[Offset, ...]:
-            return tuple(reader.latest(start) for reader, start in pairs)
+            return tuple(loop.latest(start) for loop, start in pairs)
 
         self._do("latest", latest, "acknowledge", self._planned)
 
@@ -193,7 +193,7 @@ class Driver:
                 )
             bodies = rows["body"].to_pylist()
             staged = None if sink.options is None else world.stage_rows(sink, bodies, origin)
-            return Result((task.reader, task.batch, task.task), bodies, staged)
+            return Result((task.stream, task.batch, task.task), bodies, staged)
 
         def end() -> None:
             waiting = self.alive and self.batch == batch and self.phase == "tasks"
@@ -203,7 +203,7 @@ class Driver:
                     self.results.setdefault(slot, job.work.result)
             elif isinstance(job.work.error, StaleTask):
                 FIGURES["zombies refused"] += 1
-                assert task.batch <= world.acked(task.reader), job.work.error
+                assert task.batch <= world.acked(task.stream), job.work.error
                 if waiting:
                     self.die()
             else:
@@ -272,13 +272,13 @@ class Driver:
         """End the query; the error must be true."""
         pairs = list(zip(self.start, self.end, strict=True))
         if isinstance(error, CheckpointRolledBack):
-            assert any(self.world.acked(start["reader"]) > start["batch"] for start, _ in pairs)
-        elif isinstance(error, ReaderTakenOver):
+            assert any(self.world.acked(start["stream"]) > start["batch"] for start, _ in pairs)
+        elif isinstance(error, StreamTakenOver):
             assert self.world.spoken_for(self), error
         elif isinstance(error, NothingToSettle):
-            assert any(self.world.acked(end["reader"]) >= end["batch"] for _, end in pairs)
+            assert any(self.world.acked(end["stream"]) >= end["batch"] for _, end in pairs)
         else:
-            expected(error, ConnectionLost, Deadlock, ParcelsMissing)
+            expected(error, ConnectionLost, Deadlock, ChunksMissing)
         FIGURES[type(error).__name__] += 1
         self.die()
 
@@ -290,13 +290,13 @@ class Driver:
         FIGURES["drivers ended"] += 1
         if self.job is not None:
             self.world.step(self.job, order)
-        for reader in self.readers:
-            reader.close()
+        for loop in self.streams:
+            loop.close()
 
     @property
     def names(self) -> set[str]:
-        """The readers that this driver may speak for."""
-        return {each["reader"] for each in (*self.start, *self.end) if each["reader"]}
+        """The streams that this driver may speak for."""
+        return {each["stream"] for each in (*self.start, *self.end) if each["stream"]}
 
 
 def expected(error: BaseException | None, *kinds: type[BaseException]) -> None:

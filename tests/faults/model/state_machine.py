@@ -193,7 +193,7 @@ class Machine(RuleBasedStateMachine):
         elif what == "lose":
             self.world.lose(checkpoint)
         # With two sources Spark would give a batch's number to other plans, and the sink skip them.
-        # So it would on a copy without offsets: two readers under one query's name.
+        # So it would on a copy without offsets: two streams under one query's name.
         elif what == "copy" and checkpoint.sources == 1 and checkpoint.offsets:
             self.world.copy(checkpoint, elsewhere=more % 2 == 0)
         elif what == "roll back" and checkpoint.offsets:
