@@ -91,12 +91,12 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Browse: deletes nothing."""
-        options = SourceOptions.parse(self.options).on(self.cores)
+        options = SourceOptions.parse(self.options, cores=self.cores)
         return BrowseReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Receive."""
-        options = SourceOptions.parse(self.options).on(self.cores)
+        options = SourceOptions.parse(self.options, cores=self.cores)
         return StreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
@@ -386,7 +386,7 @@ class Writing:
             raise BadOption(*mode, "append: sending adds to a queue")
         outgoing.check(
             {field.name: field.dataType.simpleString() for field in schema},
-            queue=options.queue is not None,
+            queue=options.address is not None,
             topics=options.topics is not None,
             as_received=options.as_received,
         )

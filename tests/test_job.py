@@ -17,7 +17,8 @@ from sqlq_spark.jobs import main as job
 from sqlq_spark.jobs import settings as job_settings
 from sqlq_spark.jobs import settings_reader
 from sqlq_spark.jobs import spark as job_spark
-from sqlq_spark.options import SinkOptions, SourceOptions, count
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.parse import count
 
 ROOT = Path(__file__).parent.parent
 URL = "postgresql://spark:s3cret@localhost:5432/shop"

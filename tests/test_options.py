@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
 
 import pytest
 
 from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.wire.address import QueueAddress
 
 
@@ -30,7 +32,7 @@ def parse(**raw: str) -> SourceOptions:
 )
 def test_queues_are_separated_by_commas_outside_quotes(queues: str, names: list[str]) -> None:
     """Blanks around a name are not part of it."""
-    assert parse(queues=queues).names == names
+    assert parse(queues=queues).names == tuple(names)
 
 
 def test_one_queue_is_a_list_of_one() -> None:
@@ -61,8 +63,16 @@ def test_one_queue_is_a_list_of_one() -> None:
             "queues",
             'expected each queue once, but "public"."a" is twice',
         ),
-        ({"queues": "a, b", "queue": "a"}, "queues", "expected nothing beside the one queue 'a'"),
-        ({"queues": "a, b", "path": "c"}, "queues", "expected nothing beside the one queue 'c'"),
+        (
+            {"queues": "a, b", "queue": "a"},
+            "queues",
+            'expected nothing beside the one queue "public"."a"',
+        ),
+        (
+            {"queues": "a, b", "path": "c"},
+            "queues",
+            'expected nothing beside the one queue "public"."c"',
+        ),
         (
             {"queues": "a, b", "errorQueue": '"public"."b"'},
             "errorQueue",
@@ -153,3 +163,50 @@ def test_an_option_of_the_other_side_is_refused() -> None:
         kind.parse(
             {**url, "path": "orders", "paths": "[]", "checkpointLocation": "/c", "mergeSchema": "x"}
         )
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw"),
+    [
+        (SourceOptions, {"queues": "Shop, Shop.east1", "errorQueue": "error"}),
+        (SinkOptions, {"queue": "Shop", "delayedQueue": "Shop.Delayed", "legacyColumns": "true"}),
+    ],
+)
+@pytest.mark.parametrize("server", ["postgresql", "sqlserver"])
+def test_options_travel_to_executors(
+    kind: type[SourceOptions | SinkOptions], raw: dict[str, str], server: str
+) -> None:
+    """Pickled options are equal and have the same hash; their repr hides the password."""
+    options = kind.parse({"url": f"{server}://host/shop", "password": "hush", **raw})
+
+    copy = pickle.loads(pickle.dumps(options))  # noqa: S301 - our own
+
+    assert copy == options
+    assert hash(copy) == hash(options)
+    assert vars(copy) == vars(options)
+    assert "hush" not in repr(copy)
+
+
+def test_a_command_has_options_of_the_database_alone() -> None:
+    """It needs no queue, and an option of a read or a write raises an error."""
+    options = DatabaseOptions.parse({"url": "postgresql://host/shop", "queryTimeout": "5s"})
+    with pytest.raises(MisplacedOption):
+        DatabaseOptions.parse({"url": "postgresql://host/shop", "queue": "orders"})
+
+    assert options.query_timeout == 5.0
+    assert options.allowed == ()
+
+
+def test_allowed_destinations_have_their_schema() -> None:
+    """The default schema is the one of the database."""
+    allowed = {
+        server: SinkOptions.parse(
+            {"url": f"{server}://host/shop", "allowedDestinations": "orders, Shop.*"}
+        ).allowed
+        for server in ("postgresql", "sqlserver")
+    }
+
+    assert allowed == {
+        "postgresql": (QueueAddress("orders", "public"), QueueAddress("Shop.*", "public")),
+        "sqlserver": (QueueAddress("orders", "dbo"), QueueAddress("Shop.*", "dbo")),
+    }

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from typing import TYPE_CHECKING
 
 import pytest
 from pages.page import blocks, table
 
+from sqlq_spark.database.names import POSTGRESQL
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.fields import option_fields, option_names, read_option
 
 if TYPE_CHECKING:
-    from sqlq_spark.options import DatabaseOptions
+    from sqlq_spark.options.connection import DatabaseOptions
 
 
 def defaults(table_id: str) -> dict[str, str]:
@@ -26,7 +28,7 @@ def defaults(table_id: str) -> dict[str, str]:
 )
 def test_the_tables_name_every_option(table_id: str, options: type[DatabaseOptions]) -> None:
     """None is missing and none is made up; checkpointLocation is Spark's own."""
-    names = {each.metadata["option"] for each in fields(options)} - {"checkpointLocation"}
+    names = set(option_names(options).values()) - {"checkpointLocation"}
 
     assert set(defaults(table_id)) == names | {"user", "password"}
 
@@ -37,12 +39,12 @@ def test_the_tables_name_every_option(table_id: str, options: type[DatabaseOptio
 def test_the_tables_tell_the_defaults(table_id: str, options: type[DatabaseOptions]) -> None:
     """A default in the table, read as an option, is the dataclass's default."""
     told = defaults(table_id)
-    for each in fields(options):
+    for each in option_fields(options):
         default = told.get(each.metadata["option"], "")
         if default.startswith("`"):
-            assert each.metadata["read"](default.strip("`")) == each.default
+            assert read_option(each, default.strip("`"), POSTGRESQL) == each.default
         else:
-            assert each.default in {None, MISSING}
+            assert each.default in {None, MISSING, ()}
 
 
 def test_each_set_up_command_stands_alone() -> None:

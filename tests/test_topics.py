@@ -182,8 +182,9 @@ def test_the_options_queue_and_topics_exclude_each_other() -> None:
         sender(queue="orders", topics="Shop.Placed")
 
     assert str(caught.value) == (
-        "option topics is 'Shop.Placed': expected no queue beside it, 'orders' here: rows without "
-        "a destination of their own are sent to that queue or published, not both"
+        "option topics is 'Shop.Placed': expected no queue beside it, "
+        '"public"."orders" here: rows without a destination of their own are sent to that queue '
+        "or published, not both"
     )
 
 

@@ -63,8 +63,8 @@ def test_queues_are_read_in_the_notation_of_the_url() -> None:
     other = SourceOptions.parse({"url": POSTGRESQL, "queues": '"sales"."a, b", orders'})
 
     assert mine.addresses == (QueueAddress("a, b", "sales"), QueueAddress('o"r"'))
-    assert mine.names == ["a, b@[sales]", 'o"r"@[dbo]']
-    assert other.names == ['"sales"."a, b"', '"public"."orders"']
+    assert mine.names == ("a, b@[sales]", 'o"r"@[dbo]')
+    assert other.names == ('"sales"."a, b"', '"public"."orders"')
 
 
 ADDRESSES = st.lists(
@@ -167,9 +167,9 @@ def test_a_password_of_the_environment_is_that_of_either_database(
 ) -> None:
     """As the option of the data source; nothing is added where there is none."""
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush&;1")
-    with_one = options.given(url, queue="q")
+    with_one = options.given(url)
     monkeypatch.delenv("SQLQUEUE_PASSWORD")
-    without = options.given(url, queue="q")
+    without = options.given(url)
 
     assert with_one.url == f"{url}?password=hush%26%3B1"
     assert without.url == url
@@ -190,7 +190,7 @@ def test_a_password_in_the_url_wins_over_that_of_the_environment(
     """What is said last and by hand is meant; so it is for a job."""
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush")
 
-    assert options.given(url, queue="q").url == url
+    assert options.given(url).url == url
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_what_only_looks_like_a_password_is_none(url: str, monkeypatch: pytest.M
     """A port and an @ behind it."""
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush")
 
-    assert options.given(url, queue="q").url == f"{url}&password=hush"
+    assert options.given(url).url == f"{url}&password=hush"
 
 
 @pytest.mark.usefixtures("_no_pauses")

@@ -12,13 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sqlq_spark import database
+from sqlq_spark.database.names import names_of
 from sqlq_spark.errors import BadAddress, BadOption
-from sqlq_spark.options import NAMED, addressed, printed
+from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from sqlq_spark.database.names import Names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +73,16 @@ def endpoint(
     Raises:
         BadOption: a name is empty, too long, or comes twice; it names the flag.
     """
-    primary = addressed("queue", url, queue)
+    naming = names_of(url)
+    primary = parse_queue("queue", queue, naming)
     made = Endpoint(
         primary=primary,
-        instances=tuple(_derived("--instance", url, primary, text) for text in instances),
-        satellites=tuple(_derived("--qualifier", url, primary, text) for text in qualifiers),
-        error=None if error is None else addressed("--error", url, error),
-        audit=None if audit is None else addressed("--audit", url, audit),
+        instances=tuple(_derived("--instance", naming, primary, text) for text in instances),
+        satellites=tuple(_derived("--qualifier", naming, primary, text) for text in qualifiers),
+        error=None if error is None else parse_queue("--error", error, naming),
+        audit=None if audit is None else parse_queue("--audit", audit, naming),
     )
-    _check_each_once(url, made)
+    _check_each_once(naming, made)
     return made
 
 
@@ -88,25 +91,25 @@ def table_name(endpoint: str, qualifier: str = "", discriminator: str = "") -> s
     return ".".join(part for part in (endpoint, qualifier, discriminator) if part)
 
 
-def _derived(flag: str, url: str, primary: QueueAddress, text: str) -> QueueAddress:
+def _derived(flag: str, naming: Names, primary: QueueAddress, text: str) -> QueueAddress:
     """A queue named behind the endpoint's, unless the text is an address of its own."""
-    given = addressed(flag, url, text)
+    given = parse_queue(flag, text, naming)
     if given != QueueAddress(text):
         return given
     made = replace(primary, table=table_name(primary.table, text))
     try:
-        NAMED[database.kind(url)](printed(url, made))
+        naming.parse_queue(naming.print_address(made))
     except BadAddress as error:
         expected = f"a name that fits behind {primary.table}. ({error.args[-1]})"
         raise BadOption(flag, text, expected) from None
     return made
 
 
-def _check_each_once(url: str, made: Endpoint) -> None:
+def _check_each_once(naming: Names, made: Endpoint) -> None:
     seen: set[str] = set()
     for flag, queues in _by_flag(made):
         for each in queues:
-            name = printed(url, each)
+            name = naming.print_address(each)
             if name in seen:
                 raise BadOption(flag, name, "another queue than those named before it")
             seen.add(name)

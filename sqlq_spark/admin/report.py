@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.admin import inspect, watch
 from sqlq_spark.database import transaction
-from sqlq_spark.options import addressed
+from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.receive.browse import cut
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.message_types import full_name, split_types
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.options import SourceOptions
+    from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
 
 PAGE = 1_000  # rows of headers at a time; 64 MB at most, for each is cut at 65,536 characters
@@ -132,7 +132,7 @@ class Report:
 def report(
     connection: Connection,
     names: Sequence[str],
-    options: SourceOptions,
+    options: DatabaseOptions,
     *,
     errors: QueueAddress | None,
     most: int,
@@ -154,10 +154,10 @@ def report(
 
 
 def one(
-    connection: Connection, look: watch.QueueLook, options: SourceOptions, *, most: int
+    connection: Connection, look: watch.QueueLook, options: DatabaseOptions, *, most: int
 ) -> QueueReport:
     """One queue."""
-    queue, timeout = addressed("queue", options.url, look.queue), options.query_timeout
+    queue, timeout = parse_queue("queue", look.queue, options.naming), options.query_timeout
     with transaction(connection, timeout=timeout):
         rows = connection.rows("table_sizes", tables={"queue": queue}, table_name=look.queue)
     tally: Counter[str] = Counter()
@@ -170,7 +170,7 @@ def one(
 
 
 def failures(
-    connection: Connection, queue: QueueAddress, options: SourceOptions, *, most: int
+    connection: Connection, queue: QueueAddress, options: DatabaseOptions, *, most: int
 ) -> Failures:
     """Group an error queue's messages by the type of their exception."""
     with transaction(connection, timeout=options.query_timeout):

@@ -7,27 +7,26 @@ again without harm.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from sqlq_spark.database import Statements
+from sqlq_spark.database import dialect_named
+from sqlq_spark.database.names import DIALECTS
 from sqlq_spark.database.schema import (
     KEPT_APART,
     ROW_SECURITY,
     TABLES,
-    VERSION,
     VERSIONS,
     delayed_of,
 )
-from sqlq_spark.database.sqlserver import calls
-from sqlq_spark.errors import BadAddress, BadOption
-from sqlq_spark.wire.address import QueueAddress, bracketed, due_index, identifier, quote_postgresql
+from sqlq_spark.database.script import Step
+from sqlq_spark.errors import BadOption
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from sqlq_spark.admin.endpoint import Endpoint
+    from sqlq_spark.wire.address import QueueAddress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +90,8 @@ def script(
         dialect: of which database.
     """
     roles = roles or Roles()
-    apart = dialect == "postgresql"  # by row security; SQL Server by a schema for each domain
+    # SQL Server keeps rows apart by a schema for each domain
+    apart = DIALECTS[dialect].has_row_security
     steps = [*_tables(endpoint, body_string=body_string, apart=apart)]
     steps += _rights(endpoint, roles, apart=apart)
     steps += _topics(subscriptions, roles)
@@ -101,18 +101,7 @@ def script(
         steps += _operator(endpoint, roles.operator, subscriptions, delayed=delayed, apart=apart)
     if roles.installer is not None:
         steps += _installer(endpoint, roles.installer, roles.owner)
-    return WRITERS[dialect](Statements.load(dialect), steps, state, roles.owner)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A statement of the script, and whom and what it is about; or a comment."""
-
-    comment: str = ""
-    statement: str = ""
-    tables: dict[str, QueueAddress] = field(default_factory=dict)
-    role: str = ""
-    state_table: str = ""  # its name, where the statement is about one
+    return dialect_named(dialect).write_script(steps, state=state, owner=roles.owner)
 
 
 READER_TABLES, SENDER_TABLES = KEPT_APART[:4], KEPT_APART[4:]
@@ -201,105 +190,3 @@ def _installer(endpoint: Endpoint, role: str, owner: str) -> Iterator[Step]:
     yield Step(statement="script_role", role=role)
     for each in {each.schema: each for each in endpoint.queues}.values():
         yield Step(statement="script_creator", tables={"queue": each}, role=role)
-
-
-# ---------------------------------------------------------------- in a database's language
-
-
-def _postgresql(known: Statements, steps: Sequence[Step], state: str, owner: str) -> str:
-    """
-    One transaction.
-
-    Raises:
-        BadOption: a schema that would end the quotes of the script's blocks.
-    """
-    if "$" in state:
-        raise BadOption("--state-schema", state, "a schema's name without $")
-    parts = []
-    values = {"state_name": literal(state), "owner": literal(owner)}
-    faults = _filled(known["state_faults"], values).rstrip(";")
-    for step in steps:
-        role = identifier(step.role)
-        if step.comment:
-            parts.append("-- " + step.comment.format(grant=f"GRANT {_plain(role)} TO"))
-            continue
-        words = {"state": identifier(state), "version": str(VERSION), "faults": faults}
-        words |= {"role": role, "literal": literal(step.role)}
-        if step.state_table:
-            words["table"] = f"{identifier(state)}.{identifier(step.state_table)}"
-        for name, table in step.tables.items():
-            words |= _named(name, table)
-        parts.append(_filled(known[step.statement], words))
-    body = "\n\n".join(parts)
-    return f"{known['begin']};\n\n{body}\n\nCOMMIT;\n"
-
-
-def _named(name: str, table: QueueAddress) -> dict[str, str]:
-    """A table's own names, quoted; the sequence is the one that `serial` makes."""
-    words = {name: quote_postgresql(table)}
-    if name == "delayed":
-        return words | {"index": identifier(due_index(table))}
-    sequence = QueueAddress(f"{table.table}_seq_seq", table.schema)
-    words["schema"] = identifier(table.schema or "public")
-    return words | {"sequence": quote_postgresql(sequence)}
-
-
-def _sqlserver(known: Statements, steps: Sequence[Step], state: str, owner: str) -> str:
-    """
-    A batch for each statement, in a transaction of its own: names declared in one end with it.
-
-    Raises:
-        BadAddress: a name with a line break, which may end a batch, or with `$(`, which sqlcmd
-            reads as a variable.
-    """
-    names = [state, owner, *(name for step in steps for name in (step.role, *_parts(step)))]
-    for name in names:
-        if "$(" in name or len(name.splitlines()) > 1:
-            raise BadAddress(name, "a line break or $( in a name would be misread by sqlcmd")
-    # sqlcmd has QUOTED_IDENTIFIER off, and an index with a filter wants it on
-    settings = ("NOCOUNT", "XACT_ABORT", "ANSI_NULLS", "QUOTED_IDENTIFIER")
-    parts = ["".join(f"SET {each} ON;\n" for each in settings) + "GO"]
-    values = {"state_name": calls.literal(state), "owner": calls.literal(owner)}
-    text = calls.named(known["state_faults"], state, {})
-    faults = _filled(text, values).rstrip(";")
-    for step in steps:
-        role = bracketed(step.role)
-        if step.comment:
-            grant = f"ALTER ROLE {_plain(role)} ADD MEMBER"
-            parts.append("-- " + step.comment.format(grant=grant))
-            continue
-        words = calls.names(state, step.tables) | {"faults": faults}
-        words |= {
-            "role": role,
-            "role_name": calls.literal(step.role),
-            "version": str(VERSION),
-        }
-        if "queue" in step.tables:
-            words["schema"] = bracketed(step.tables["queue"].schema or "dbo")
-        text = _filled(known[step.statement], words)
-        parts.append(f"BEGIN TRANSACTION;\n{text}\nCOMMIT TRANSACTION;\nGO")
-    return "\n\n".join(parts) + "\n"
-
-
-def _parts(step: Step) -> Iterator[str]:
-    for table in step.tables.values():
-        yield from filter(None, (table.table, table.schema, table.catalog))
-
-
-WRITERS = {"postgresql": _postgresql, "sqlserver": _sqlserver}
-
-
-def _filled(statement: str, words: dict[str, str]) -> str:
-    """A statement with its words written out; one pass, so that none is filled in again."""
-    pattern = "|".join(rf"\{{{name}\}}|(?<![:@\w])[:@]{name}\b" for name in words)
-    return re.sub(pattern, lambda found: words[found[0].strip("{:@}")], statement) + ";"
-
-
-def _plain(quoted: str) -> str:
-    """A name inside a comment, which a line break would end."""
-    return " ".join(quoted.split())
-
-
-def literal(text: str) -> str:
-    """A quoted text."""
-    return "'" + text.replace("'", "''") + "'"

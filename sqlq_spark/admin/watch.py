@@ -19,7 +19,7 @@ from sqlq_spark.admin import inspect
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import check_state
 from sqlq_spark.errors import RightMissing, StateNotInstalled
-from sqlq_spark.options import addressed
+from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.receive.progress import waited
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.options import SourceOptions
+    from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
 
 Shown = dict[str, Any]
@@ -79,7 +79,7 @@ UNKNOWN = Flow()
 # ---------------------------------------------------------------- look
 
 
-def look(connection: Connection, names: Sequence[str], options: SourceOptions) -> Look:
+def look(connection: Connection, names: Sequence[str], options: DatabaseOptions) -> Look:
     """
     Look at queues, each in a transaction of its own; nothing is locked.
 
@@ -93,7 +93,7 @@ def look(connection: Connection, names: Sequence[str], options: SourceOptions) -
     """
     streams, receipts = state(connection, options)
     read = sorted({name for each in streams or () for name in each.queues})
-    addresses = [addressed("QUEUE", options.url, name) for name in names or read]
+    addresses = [parse_queue("QUEUE", name, options.naming) for name in names or read]
     queues = [look_at(connection, each, options, receipts) for each in dict.fromkeys(addresses)]
     if streams is not None and names:
         asked = {each.queue for each in queues}
@@ -102,7 +102,7 @@ def look(connection: Connection, names: Sequence[str], options: SourceOptions) -
 
 
 def state(
-    connection: Connection, options: SourceOptions
+    connection: Connection, options: DatabaseOptions
 ) -> tuple[list[inspect.Stream] | None, list[inspect.Receipt]]:
     """What the state tables say; nothing where they are absent or closed to this login."""
     try:
@@ -116,7 +116,7 @@ def state(
 def look_at(
     connection: Connection,
     queue: QueueAddress,
-    options: SourceOptions,
+    options: DatabaseOptions,
     receipts: Sequence[inspect.Receipt] = (),
 ) -> QueueLook:
     """Look at one queue; no transaction is open."""

@@ -12,7 +12,8 @@ import re
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SqlQueueError
-from sqlq_spark.options import DatabaseOptions, with_password
+from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.login import with_password
 
 PATIENCE = 1.0  # seconds for the statement; a server that cannot be reached is given up after 2
 PLAIN = re.compile(r"[\w.-]+")  # what no shell needs quotes for

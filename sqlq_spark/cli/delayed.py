@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark.admin.formats import counted, span
-from sqlq_spark.cli.options import CTRL_C, STOPPED, AsJson, Patience, Queue, Url, given
+from sqlq_spark.cli.options import CTRL_C, STOPPED, AsJson, Patience, Queue, Url, given_queue
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.progress import progress
 from sqlq_spark.cli.screens.screen import say
@@ -42,8 +42,8 @@ def move_due(
     With --watch it looks again after 1 s, then 2, up to 60, but at the next
     due time at the latest.
     """
-    options = given(
-        url, queue=queue, endpointTimeZone=endpoint_time_zone, queryTimeout=query_timeout
+    options = given_queue(
+        url, queue, endpointTimeZone=endpoint_time_zone, queryTimeout=query_timeout
     )
     mover = Mover(options.address, zone=options.endpoint_time_zone, timeout=options.query_timeout)
     name, messages, moved = options.names[0], 0, Moved(0, None)

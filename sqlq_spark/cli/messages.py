@@ -14,7 +14,7 @@ import typer
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import counted
 from sqlq_spark.cli import lines
-from sqlq_spark.cli.options import AsJson, Patience, Queue, QueueToSend, Url, given, location
+from sqlq_spark.cli.options import AsJson, Patience, Queue, QueueToSend, Url, given_queue, location
 from sqlq_spark.cli.screens import queues, screen
 from sqlq_spark.cli.screens.progress import progress
 from sqlq_spark.cli.screens.screen import say, say_error
@@ -22,7 +22,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
-from sqlq_spark.options import SinkOptions, printed
+from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import delayed, dispatch, subscriptions
 from sqlq_spark.send.messages import Sender
 
@@ -128,8 +128,8 @@ def browse(
     url: Url = None,
 ) -> None:
     """Show the messages that wait, lowest seq first; deletes and locks nothing."""
-    options = given(
-        url, queue=queue, endpointTimeZone=endpoint_time_zone, queryTimeout=query_timeout
+    options = given_queue(
+        url, queue, endpointTimeZone=endpoint_time_zone, queryTimeout=query_timeout
     )
     how: dict[str, Any] = {"limit": limit, "timeout": options.query_timeout}
     with Session(options, "browse", state=False) as session:
@@ -169,7 +169,7 @@ class Sent:
             self.delayed += 0 if later is None else pc.sum(later).as_py()
             self.published += 0 if topics is None else len(topics) - topics.null_count
             for queue, own in dispatch.by_queue(chunk, options).items():
-                self.queues[printed(options.url, queue)] += pc.sum(own).as_py() or 0
+                self.queues[options.naming.print_address(queue)] += pc.sum(own).as_py() or 0
 
     def shown(self) -> dict[str, Any]:
         """As an object of JSON."""

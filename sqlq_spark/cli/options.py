@@ -11,9 +11,11 @@ import typer
 
 from sqlq_spark.cli.completion import queues
 from sqlq_spark.cli.screens.screen import say, say_error
-from sqlq_spark.database import EXAMPLES
+from sqlq_spark.database.names import EXAMPLES
 from sqlq_spark.errors import BadOption, Cancelled, MissingOption
-from sqlq_spark.options import SourceOptions, with_password
+from sqlq_spark.options import SourceOptions
+from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.login import with_password
 
 FOUND, USAGE, DATABASE, STOPPED = 1, 2, 3, 130  # exit codes
 
@@ -70,12 +72,22 @@ def location(url: str | None) -> str:
     return with_password(url, os.environ.get("SQLQUEUE_PASSWORD"))
 
 
-def given(url: str | None, state_schema: str = "sqlqueue", **raw: str | None) -> SourceOptions:
-    """Validate as the data source does."""
+def given(url: str | None, state_schema: str = "sqlqueue", **raw: str | None) -> DatabaseOptions:
+    """Validate the options of a command, as the data source does."""
+    return DatabaseOptions.parse(_texts(url, state_schema, raw))
+
+
+def given_queue(
+    url: str | None, queue: str, state_schema: str = "sqlqueue", **raw: str | None
+) -> SourceOptions:
+    """Validate the options of a command on one queue, as the data source does."""
+    return SourceOptions.parse({**_texts(url, state_schema, raw), "queue": queue})
+
+
+def _texts(url: str | None, state_schema: str, raw: dict[str, str | None]) -> dict[str, str]:
+    """Name the options that were given."""
     named = {name: text for name, text in raw.items() if text is not None}
-    return SourceOptions.parse(
-        {"url": location(url), "stateSchema": state_schema, "queue": "all", **named}
-    )
+    return {"url": location(url), "stateSchema": state_schema, **named}
 
 
 def answerable(*, yes: bool, as_json: bool) -> None:

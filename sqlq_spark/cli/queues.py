@@ -11,7 +11,7 @@ import typer
 from sqlq_spark.admin import checks, inspect, purge
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.formats import counted
-from sqlq_spark.admin.script import WRITERS, Domain, Roles, script
+from sqlq_spark.admin.script import Domain, Roles, script
 from sqlq_spark.cli.options import (
     FOUND,
     AsJson,
@@ -24,14 +24,16 @@ from sqlq_spark.cli.options import (
     answerable,
     confirm,
     given,
+    given_queue,
 )
 from sqlq_spark.cli.screens import queues as screen_queues
 from sqlq_spark.cli.screens.progress import follow
 from sqlq_spark.cli.screens.screen import print_json, say
 from sqlq_spark.database import schema, transaction
+from sqlq_spark.database.names import DIALECTS
 from sqlq_spark.database.sessions import Session, check_state
 from sqlq_spark.errors import BadOption
-from sqlq_spark.options import ANY_TABLE, addressed
+from sqlq_spark.options.addresses import parse_queue, parse_table
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
@@ -116,7 +118,7 @@ def create(
     satellites in QUEUE's.
     """
     one_endpoint(context)
-    options = given(url, queue=queue, queryTimeout=query_timeout)
+    options = given_queue(url, queue, queryTimeout=query_timeout)
     made = endpoint(
         options.url,
         queue,
@@ -189,9 +191,9 @@ def script_(
         installer=installer,
         owner=owner,
     )
-    if dialect not in WRITERS:
-        raise BadOption("--dialect", dialect, " or ".join(WRITERS))
-    options = given(f"{dialect}://", state_schema, queue=queue)
+    if dialect not in DIALECTS:
+        raise BadOption("--dialect", dialect, " or ".join(DIALECTS))
+    options = given_queue(f"{dialect}://", queue, state_schema)
     made = endpoint(
         options.url,
         queue,
@@ -205,7 +207,7 @@ def script_(
         state=options.state_schema,
         subscriptions=None
         if subscription_table is None
-        else addressed("--subscription-table", options.url, subscription_table),
+        else parse_queue("--subscription-table", subscription_table, options.naming),
         roles=roles,
         delayed=delayed,
         body_string=body_string,
@@ -247,7 +249,7 @@ def purge_(
     Waits for those that a consumer holds. What is sent meanwhile stays.
     """
     answerable(yes=yes, as_json=as_json)
-    options = given(url, queue=queue, queryTimeout=query_timeout)
+    options = given_queue(url, queue, queryTimeout=query_timeout)
     with Session(options, "purge", state=False) as session:
         connection = session.open()
         depth = measured(connection, options)
@@ -273,7 +275,7 @@ def purge_expired(
     url: Url = None,
 ) -> None:
     """Delete the messages that have expired, in batches; never waits for those that others hold."""
-    options = given(url, queue=queue, queryTimeout=query_timeout)
+    options = given_queue(url, queue, queryTimeout=query_timeout)
     with Session(options, "purge", state=False) as session:
         connection = session.open()
         depth = measured(connection, options)
@@ -306,7 +308,7 @@ def doctor(
     with Session(options, "doctor", state=False) as session:
         connection = session.open()
         names = queues or names_of_streams(connection, options.query_timeout)
-        asked = [addressed("QUEUE", options.url, name, ANY_TABLE) for name in names]
+        asked = [parse_table("QUEUE", name, options.naming) for name in names]
         found = checks.everything(
             connection, asked, timeout=options.query_timeout, body_string=body_string
         )

@@ -27,14 +27,14 @@ from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ReceiptSettled
-from sqlq_spark.options import addressed
+from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.receive import receipts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.options import SourceOptions
+    from sqlq_spark.options.connection import DatabaseOptions
 
 app = typer.Typer(help="What streams received and have not acknowledged.", no_args_is_help=True)
 
@@ -55,13 +55,14 @@ def list_(
     state_schema: State = "sqlqueue",
 ) -> None:
     """List receipts, the oldest first."""
-    options = given(url, state_schema, queue=queue or "all", queryTimeout=query_timeout)
+    options = given(url, state_schema, queryTimeout=query_timeout)
+    address = None if queue is None else parse_queue("queue", queue, options.naming)
     with (
         Session(options, "receipts") as session,
         transaction(session.open(), timeout=options.query_timeout),
     ):
         # by the canonical address, as it is stored: a name without its schema is the same queue
-        name = None if queue is None else session.open().printed(options.address)
+        name = None if address is None else session.open().printed(address)
         found = inspect.receipts(session.open(), stream=stream, queue=name)
     if as_json:
         for each in found:
@@ -145,11 +146,11 @@ def held(found: Sequence[inspect.Receipt]) -> int:
 
 
 def returned(
-    connection: Connection, found: Sequence[inspect.Receipt], options: SourceOptions
+    connection: Connection, found: Sequence[inspect.Receipt], options: DatabaseOptions
 ) -> Iterator[int]:
     """Return receipts, each in a transaction of its own; how many messages each had."""
     for each in found:
-        queue = addressed("queue", options.url, each.queue)
+        queue = parse_queue("queue", each.queue, options.naming)
         with transaction(connection, timeout=options.query_timeout):
             messages = receipts.return_(
                 connection, each.stream, each.batch, each.task, queue, login=each.login
@@ -158,7 +159,7 @@ def returned(
 
 
 def dropped(
-    connection: Connection, found: Sequence[inspect.Receipt], options: SourceOptions
+    connection: Connection, found: Sequence[inspect.Receipt], options: DatabaseOptions
 ) -> Iterator[int]:
     """Drop receipts, each in a transaction of its own; how many messages each had."""
     for each in found:

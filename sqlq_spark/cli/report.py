@@ -15,7 +15,7 @@ from sqlq_spark.cli.options import AsJson, Patience, Queues, State, Url, given
 from sqlq_spark.cli.screens.screen import print_json, say
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
-from sqlq_spark.options import addressed
+from sqlq_spark.options.addresses import parse_queue
 
 if TYPE_CHECKING:
     from sqlq_spark.admin.history import Point
@@ -58,13 +58,14 @@ def report_(
     options = given(
         url,
         state_schema,
-        queue=(queues or ["all"])[0],
         endpointTimeZone=endpoint_time_zone,
         queryTimeout=query_timeout,
     )
     for name in queues or ():
-        addressed("QUEUE", options.url, name)  # before anything is connected
-    errors = None if error_queue is None else addressed("--error-queue", options.url, error_queue)
+        parse_queue("QUEUE", name, options.naming)  # before anything is connected
+    errors = (
+        None if error_queue is None else parse_queue("--error-queue", error_queue, options.naming)
+    )
     points = {} if history_ is None else kept(history_)
     with Session(options, "report", state=False) as session:
         found = report.report(session.open(), queues or (), options, errors=errors, most=sample)

@@ -18,13 +18,13 @@ from sqlq_spark.cli.options import (
     Yes,
     answerable,
     confirm,
-    given,
+    given_queue,
 )
 from sqlq_spark.cli.screens.progress import progress
 from sqlq_spark.cli.screens.screen import print_json, say, say_error, show
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
-from sqlq_spark.options import addressed, printed
+from sqlq_spark.options.addresses import parse_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,9 +73,9 @@ def retry_(
     then.
     """
     answerable(yes=yes, as_json=as_json)
-    options = given(
+    options = given_queue(
         url,
-        queue=queue,
+        queue,
         queryTimeout=query_timeout,
         allowedDestinations=", ".join(allow) if allow else None,
     )
@@ -134,8 +134,8 @@ def chosen(
     """Read what the command was told to choose."""
     queue = None
     if failed_queue is not None:
-        address = addressed("--failed-queue", options.url, failed_queue)
-        queue = printed(options.url, address)
+        address = parse_queue("--failed-queue", failed_queue, options.naming)
+        queue = options.naming.print_address(address)
     return retry.Choice(
         ids=frozenset(ids),
         exceptions=frozenset(exceptions),

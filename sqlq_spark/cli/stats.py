@@ -26,7 +26,7 @@ from sqlq_spark.errors import (
     SqlQueueError,
     TimedOut,
 )
-from sqlq_spark.options import addressed
+from sqlq_spark.options.addresses import parse_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sqlq_spark.admin.watch import Look
     from sqlq_spark.cli.screens.watch import Shower
     from sqlq_spark.database import Connection
-    from sqlq_spark.options import SourceOptions
+    from sqlq_spark.options.connection import DatabaseOptions
 
 app = typer.Typer()
 
@@ -72,13 +72,12 @@ def stats(
     options = given(
         url,
         state_schema,
-        queue=(queues or ["all"])[0],
         endpointTimeZone=endpoint_time_zone,
         queryTimeout=query_timeout,
     )
     names = queues or []
     for name in names:
-        addressed("QUEUE", options.url, name)  # before anything is connected
+        parse_queue("QUEUE", name, options.naming)  # before anything is connected
     if count is not None and not watch_:
         raise BadOption("--count", str(count), "--watch beside it")
     with Session(options, "stats", state=False) as session:
@@ -96,7 +95,7 @@ def live() -> bool:
 
 
 def once(
-    connection: Connection, names: list[str], options: SourceOptions, *, as_json: bool
+    connection: Connection, names: list[str], options: DatabaseOptions, *, as_json: bool
 ) -> None:
     """Show one look, and the seqs that come to an end."""
     now = watch.look(connection, names, options)
@@ -128,7 +127,7 @@ def once(
 def follow(
     session: Session,
     names: list[str],
-    options: SourceOptions,
+    options: DatabaseOptions,
     shower: Shower,
     *,
     interval: float,
@@ -148,7 +147,7 @@ def follow(
 
 
 def looks(
-    session: Session, names: list[str], options: SourceOptions, interval: float
+    session: Session, names: list[str], options: DatabaseOptions, interval: float
 ) -> Iterator[Look | SqlQueueError]:
     """Look, and pause; what passes by itself is handed out, unless it is the first look's."""
     reached = False

@@ -12,7 +12,9 @@ from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.options import SinkOptions, addressed
+from sqlq_spark.options import SinkOptions
+from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 from sqlq_spark.send import subscriptions
 
 app = typer.Typer()
@@ -20,7 +22,6 @@ app = typer.Typer()
 Topic = Annotated[str, typer.Argument(help="A type's full name, as Shop.OrderPlaced.")]
 Endpoint = Annotated[str, typer.Option(help="The endpoint's name.")]
 Table = Annotated[str, typer.Option("--subscription-table", help='A table, or "schema"."table".')]
-DEFAULT = SinkOptions.subscription_table
 
 
 def given(url: str | None, table: str, query_timeout: str) -> SinkOptions:
@@ -37,13 +38,13 @@ def subscribe(
     endpoint: Endpoint,
     queue: Annotated[str, typer.Option(help="Its queue, which has to be there.")],
     as_json: AsJson = False,
-    subscription_table: Table = DEFAULT,
+    subscription_table: Table = SUBSCRIPTION_TABLE,
     query_timeout: Patience = "30s",
     url: Url = None,
 ) -> None:
     """Let an endpoint hear of a topic in its queue; makes the table where it is absent."""
     options = given(url, subscription_table, query_timeout)
-    address = addressed("--queue", options.url, queue)
+    address = parse_queue("--queue", queue, options.naming)
     with Session(options, "subscribe", state=False) as session:
         made = subscriptions.subscribe(
             session.open(),
@@ -65,7 +66,7 @@ def unsubscribe(
     *,
     endpoint: Endpoint,
     as_json: AsJson = False,
-    subscription_table: Table = DEFAULT,
+    subscription_table: Table = SUBSCRIPTION_TABLE,
     query_timeout: Patience = "30s",
     url: Url = None,
 ) -> None:
@@ -93,7 +94,7 @@ def subscribers(
     topic: Annotated[str | None, typer.Argument(help="Of this topic only.")] = None,
     *,
     as_json: AsJson = False,
-    subscription_table: Table = DEFAULT,
+    subscription_table: Table = SUBSCRIPTION_TABLE,
     query_timeout: Patience = "30s",
     url: Url = None,
 ) -> None:

@@ -17,20 +17,19 @@ from importlib.resources import files
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, cast
 
-from sqlq_spark.errors import BadOption
+from sqlq_spark.database.names import DIALECTS, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
+    from sqlq_spark.database.script import Step
     from sqlq_spark.wire.address import QueueAddress
 
 Value: TypeAlias = "str | int | float | bool | bytes | None"
 Row: TypeAlias = "tuple[Any, ...]"
 
-# the url's scheme → the dialect's module
-SCHEMES = {"postgresql": "postgresql", "postgres": "postgresql", "sqlserver": "sqlserver"}
 # a dialect's SQL files, one for each concern
 FILES = (
     "transactions",
@@ -45,7 +44,6 @@ FILES = (
     "checks",
     "rights",
 )
-EXAMPLES = "postgresql://user@host:5432/database or sqlserver://user@host:1433/database"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,25 +136,18 @@ class Dialect(Protocol):
     def printed(self, address: QueueAddress) -> str:
         """The canonical address, as it stands in messages."""
 
+    def write_script(self, steps: Sequence[Step], *, state: str, owner: str) -> str:
+        """Write a script for a DBA; connects to nothing."""
 
-def kind(url: str) -> str:
-    """
-    The name of the dialect that speaks to a url.
 
-    Raises:
-        BadOption: no dialect speaks this scheme.
-    """
-    scheme, colon, _ = url.partition("://")
-    try:
-        return SCHEMES[scheme.lower()]
-    except KeyError:
-        found = f"{scheme}://…" if colon else "…"  # never the text itself: it may hold a password
-        raise BadOption("url", found, EXAMPLES) from None
+def dialect_named(name: str) -> Dialect:
+    """Import a dialect with its driver."""
+    return cast("Dialect", import_module(f"{__name__}.{name}"))
 
 
 def of(url: str) -> Dialect:
     """The dialect that speaks to a url, imported with its driver."""
-    return cast("Dialect", import_module(f"{__name__}.{kind(url)}"))
+    return dialect_named(names_of(url).dialect)
 
 
 @contextmanager
@@ -209,7 +200,7 @@ class Statements(dict[str, str]):
     @classmethod
     def load(cls, dialect: str) -> Self:
         """Read `<dialect>.sql`; its names, and their order, must be those of the first dialect."""
-        statements, model = cls.read(dialect), cls.read(next(iter(SCHEMES.values())))
+        statements, model = cls.read(dialect), cls.read(next(iter(DIALECTS)))
         for found, expected in zip_longest(statements, model):
             if found != expected:
                 message = f"{dialect}.sql: statement {found} stands where {expected} belongs"

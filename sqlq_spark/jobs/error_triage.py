@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.jobs import main as job
 from sqlq_spark.jobs.spark import has_table, is_path
-from sqlq_spark.options import SinkOptions, SourceOptions, one_of
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.parse import one_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

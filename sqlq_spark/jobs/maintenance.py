@@ -20,7 +20,9 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.jobs import main as job
 from sqlq_spark.jobs.main import tell
-from sqlq_spark.options import ANY_TABLE, SinkOptions, SourceOptions, addressed
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.addresses import parse_table
+from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.receive.delayed import BATCH, Mover
 
 if TYPE_CHECKING:
@@ -65,15 +67,15 @@ class Settings(job.DatabaseSettings):
     )
 
     @property
-    def database(self) -> SourceOptions:
-        """How to reach the database, and the queues that are named."""
-        named = {"queues": self.queues} if self.queues else {"queue": "all"}
-        return SourceOptions.parse(job.passed(SourceOptions, self.source, **self.login, **named))
+    def database(self) -> DatabaseOptions:
+        """Options of the database; SourceOptions if queues are named."""
+        kind = SourceOptions if self.queues else DatabaseOptions
+        return kind.parse(job.passed(kind, self.source, **self.login, queues=self.queues))
 
     def options(self) -> list[SourceOptions | SinkOptions]:
         """What a dry run reaches: the queues that are named."""
         database = self.database
-        return [database] if self.queues else []
+        return [database] if isinstance(database, SourceOptions) else []
 
 
 def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
@@ -86,7 +88,7 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
     """
     options, said = settings.database, dict[str, Any]()
     with Session(options, "maintenance", state=False) as session:
-        queues = session.do(lambda connection: chosen(connection, settings, options))
+        queues = session.do(lambda connection: chosen(connection, options))
         there = session.do(lambda connection: present(connection, settings, queues))
         said["queues"] = len(queues)
         if settings.purge_expired:
@@ -114,17 +116,15 @@ def wrong(said: dict[str, Any]) -> bool:
 # ---------------------------------------------------------------- which queues
 
 
-def chosen(
-    connection: Connection, settings: Settings, options: SourceOptions
-) -> list[QueueAddress]:
+def chosen(connection: Connection, options: DatabaseOptions) -> list[QueueAddress]:
     """The queues that are named, or those of all streams; none without state tables."""
-    if settings.queues:
+    if isinstance(options, SourceOptions):
         return list(options.addresses)
     if checks.of_state(connection):
         return []
     with transaction(connection, timeout=options.query_timeout):
         names = {name for each in inspect.streams(connection) for name in each.queues}
-    return [addressed("queues", options.url, name, ANY_TABLE) for name in sorted(names)]
+    return [parse_table("queues", name, options.naming) for name in sorted(names)]
 
 
 def present(
@@ -137,7 +137,7 @@ def present(
 # ---------------------------------------------------------------- the steps
 
 
-def purged(session: Session, queue: QueueAddress, options: SourceOptions) -> int:
+def purged(session: Session, queue: QueueAddress, options: DatabaseOptions) -> int:
     """Delete what has expired, a batch in each transaction; a lost answer loses only its count."""
     gone: list[int] = []
 
@@ -148,7 +148,7 @@ def purged(session: Session, queue: QueueAddress, options: SourceOptions) -> int
     return sum(gone)
 
 
-def moved(session: Session, queue: QueueAddress, options: SourceOptions) -> int:
+def moved(session: Session, queue: QueueAddress, options: DatabaseOptions) -> int:
     """Move what is due, as many transactions as that takes; see `Mover.move` for a lost answer."""
     mover = Mover(queue, zone=options.endpoint_time_zone, timeout=options.query_timeout)
     if not session.do(lambda connection: connection.columns(mover.delayed)):
@@ -162,14 +162,14 @@ def moved(session: Session, queue: QueueAddress, options: SourceOptions) -> int:
 
 
 def looked(
-    connection: Connection, queues: Sequence[QueueAddress], options: SourceOptions
+    connection: Connection, queues: Sequence[QueueAddress], options: DatabaseOptions
 ) -> list[dict[str, Any]]:
     """What is wrong, or worth knowing."""
     found = checks.everything(connection, queues, timeout=options.query_timeout)
     return [asdict(each) for each in found]
 
 
-def held(connection: Connection, older: float, options: SourceOptions) -> list[dict[str, Any]]:
+def held(connection: Connection, older: float, options: DatabaseOptions) -> list[dict[str, Any]]:
     """Streams that hold receipts and have not been seen for so many seconds."""
     if checks.of_state(connection):
         return []

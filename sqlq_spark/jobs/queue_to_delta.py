@@ -24,7 +24,8 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 from sqlq_spark.functions import message_type, time_sent
 from sqlq_spark.jobs import files, type_tables
 from sqlq_spark.jobs import main as job
-from sqlq_spark.options import SinkOptions, SourceOptions, count, one_of
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.parse import count, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

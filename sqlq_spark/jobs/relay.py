@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import check_writable
+from sqlq_spark.database.names import names_of
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import TimedOut
 from sqlq_spark.jobs import main as job
-from sqlq_spark.options import SinkOptions, SourceOptions, addressed, printed
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
@@ -99,22 +101,21 @@ class Settings(job.Settings):
             BadSettings: [targets] names a queue that is not read.
         """
         source = SourceOptions.parse(self.read())
+        reads, writes = source.naming, names_of(self.target_url)
         named = {
-            printed(source.url, addressed("targets", source.url, each)): each
-            for each in self.targets
+            reads.print_address(parse_queue("targets", each, reads)): each for each in self.targets
         }
         if stray := named.keys() - set(source.names):
             raise job.BadSettings(
                 f"setting {named[min(stray)]} in [targets] is none of the queues that are read: "
                 f"{', '.join(source.names)}"
             )
-        url = self.target_url
         found = {}
         for queue, name in zip(source.addresses, source.names, strict=True):
             target = QueueAddress(queue.table, self.target_schema)
             if name in named:
-                target = addressed("targets", url, self.targets[named[name]])
-            found[name] = printed(url, target)
+                target = parse_queue("targets", self.targets[named[name]], writes)
+            found[name] = writes.print_address(target)
         return found
 
     def options(self) -> list[SourceOptions | SinkOptions]:

@@ -15,12 +15,17 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlq_spark.errors import BadInput
-from sqlq_spark.options import SinkOptions, SourceOptions, duration, encoded, one_of
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.fields import option_fields
+from sqlq_spark.options.login import encoded
+from sqlq_spark.options.parse import duration, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from sqlq_spark.options.connection import DatabaseOptions
 
 LEVELS = ("OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG")
 BLANK = "***"
@@ -186,7 +191,7 @@ Options = TypeVar("Options", SourceOptions, SinkOptions)
 
 
 def passed(
-    kind: type[SourceOptions | SinkOptions], table: Mapping[str, str], **own: str | float | None
+    kind: type[DatabaseOptions], table: Mapping[str, str], **own: str | float | None
 ) -> dict[str, str]:
     """
     The options of the data source: a job's own, and those of its table `[source]` or `[sink]`.
@@ -202,8 +207,8 @@ def passed(
     Raises:
         BadInput: an option is not known, is the job's own, or has a bad value.
     """
-    title = "source" if kind is SourceOptions else "sink"
-    known = {each.metadata["option"] for each in fields(kind)} - {"checkpointLocation"}
+    title = "sink" if kind is SinkOptions else "source"
+    known = {each.metadata["option"] for each in option_fields(kind)} - {"checkpointLocation"}
     lower = {each.lower(): each for each in known}
     ours = {name.lower() for name in own} | {"url", "user", "password"}
     free = sorted(name for name in known if name.lower() not in ours)

@@ -15,8 +15,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
+from sqlq_spark.database.names import other_password_variables
 from sqlq_spark.jobs.settings import BLANK, BadSettings, Settings, blanked, unknown
-from sqlq_spark.options import flag as option_flag
+from sqlq_spark.options.parse import flag as option_flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -249,9 +250,9 @@ def _secret(
     url = str(values.get(each.name.replace("password", "url"), ""))
     if not each.metadata["secret"] or blanked("url", url) != url:
         return None
-    postgresql = url.lower().startswith("postgres")
+    others = other_password_variables(url)
     for variable in each.metadata["environment"]:
-        if os.environ.get(variable) and (postgresql or not variable.startswith("PG")):
+        if os.environ.get(variable) and variable not in others:
             return os.environ[variable]
     scope, key = values.get("secret_scope"), values.get(each.metadata["key"] or "")
     return secret(scope, key) if scope and key else None

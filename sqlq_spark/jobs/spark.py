@@ -239,7 +239,7 @@ def spread(spark: SparkSession, read: dict[str, str]) -> dict[str, str]:
     one instance of an endpoint is read, nothing is set: its replies are for one task.
     """
     given = SourceOptions.parse(read)
-    if given.max_concurrency is not None or any(map(given.is_instance, given.addresses)):
+    if given.max_concurrency is not None or given.instances:
         return read
     found = parallelism(spark)
     if found is None:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Self
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.options import SourceOptions, duration
+from sqlq_spark.options import SourceOptions
+from sqlq_spark.options.parse import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -190,6 +190,6 @@ class Satellite:
         try:
             return self.mover.move_all(connection, most)
         except DelayedQueueNotFound:
-            if not self.options.is_instance(self.mover.queue):
+            if self.mover.queue not in self.options.instances:
                 raise
             return None

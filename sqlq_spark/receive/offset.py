@@ -14,9 +14,7 @@ import json
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark import database
 from sqlq_spark.errors import BadPlan
-from sqlq_spark.options import NAMED, printed
 from sqlq_spark.receive.task import CEILING, Task
 
 if TYPE_CHECKING:
@@ -93,7 +91,7 @@ def tasks_of(end: dict[str, Any], options: SourceOptions) -> list[Task]:
     allowed = options.allowed
     found: list[Task] = []
     for part, ceiling in zip(end["plan"], ceilings, strict=True):
-        queue = NAMED[database.kind(options.url)](part["queue"])
+        queue = options.naming.parse_queue(part["queue"])
         messages, share = part["messages"], part["share"]
         found += [
             Task(
@@ -110,7 +108,7 @@ def tasks_of(end: dict[str, Any], options: SourceOptions) -> list[Task]:
                 errors=options.error_address,
                 allowed=allowed,
                 receipts=end["stream"] is not None,
-                receives=printed(options.url, queue) in options.names,
+                receives=options.naming.print_address(queue) in options.names,
                 body_string=options.include_body_string,
                 fail_on_data_loss=options.fail_on_data_loss,
             )

@@ -23,7 +23,7 @@ from sqlq_spark.errors import (
     StreamOfOtherQueue,
     StreamTakenOver,
 )
-from sqlq_spark.options import LARGEST_MESSAGE
+from sqlq_spark.options.parse import LARGEST_MESSAGE
 from sqlq_spark.receive.pace import Outcome
 from sqlq_spark.receive.task import expected_receipt, most_bytes
 from sqlq_spark.wire.address import split_canonical

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.errors import ChunksMissing, MissingOption, NothingToSettle
-from sqlq_spark.options import addressed
+from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.send import delayed, dispatch_log, subscriptions
 from sqlq_spark.send.delays import CHUNK_DELAYS
 from sqlq_spark.send.messages import CHUNK_ROW
@@ -339,7 +339,7 @@ def destination(name: str | None, options: SinkOptions) -> QueueAddress:
         if options.address is None:
             raise MissingOption("queue", "a queue's name, or a column queue without nulls")
         return options.address
-    return addressed("queue (column)", options.url, name)
+    return parse_queue("queue (column)", name, options.naming)
 
 
 def look_ahead(connection: Connection, options: SinkOptions) -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.errors import BadMessage, BadOption
-from sqlq_spark.options import addressed
+from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.send import delays
 from sqlq_spark.send.own_headers import Own, OwnMaps, OwnTexts, default
 from sqlq_spark.wire import headers as wire
@@ -48,7 +48,7 @@ class Frame:
 
     def check_queues(self, queues: pa.Array, topics: pa.Array | None, options: SinkOptions) -> None:
         """Refuse a row without a destination, or with a name that none can have."""
-        if options.queue is None:
+        if options.address is None:
             nowhere, neither = queues.is_null(), "queue is null, and the sink has no option queue"
             if topics is not None:
                 nowhere = pc.and_(nowhere, topics.is_null())
@@ -56,7 +56,7 @@ class Frame:
             self.refuse(nowhere, neither)
         for name in pc.unique(queues.drop_null()).to_pylist():
             try:
-                addressed("queue", options.url, name)
+                parse_queue("queue", name, options.naming)
             except BadOption as error:
                 self.refuse(pc.equal(queues, name), str(error))
 

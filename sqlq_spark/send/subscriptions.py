@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark import database
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import (
     BadAddress,
@@ -32,12 +31,12 @@ from sqlq_spark.errors import (
     SubscriptionsNotFound,
 )
 from sqlq_spark.send.topics import joined
-from sqlq_spark.wire.address import parse_postgresql, parse_sqlserver
 from sqlq_spark.wire.message_types import full_name, split_types, unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from sqlq_spark import database
     from sqlq_spark.database import Connection
     from sqlq_spark.database.destinations import Destinations
     from sqlq_spark.options import SinkOptions
@@ -48,9 +47,6 @@ LONGEST = 200  # characters of each column of the table
 MADE = {"42P07", "42710", "23505", "2714"}  # a table that another creator has made at the same time
 UNSENDABLE = re.compile("[\0\ud800-\udfff]")
 TOLD = 5  # lists of topics that a warning names
-
-# how an address in the table is read, by the dialect
-PARSED = {"postgresql": parse_postgresql, "sqlserver": parse_sqlserver}
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +240,7 @@ def _audience(
 ) -> dict[QueueAddress, list[str]]:
     """Which lists of topics each queue gets; what is remembered is read anew before it fails."""
     url, table = options.url, options.subscription_address
-    reach = partial(_queues, known, parse=PARSED[database.kind(url)])
+    reach = partial(_queues, known, parse=options.naming.parse_address)
     try:
         found = _reached(remembered.of(connection, url, table), lists, reach)
     except SubscriberUnreachable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from sqlq_spark.database.postgresql import url as postgresql_url
 from sqlq_spark.database.sqlserver import url as sqlserver_url
 from sqlq_spark.errors import BadFrame, BadOption
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.fields import option_names
 from sqlq_spark.send import messages
 
 from . import programs
@@ -166,10 +166,7 @@ def test_the_columns_of_a_write_are_those_that_are_taken() -> None:
 
 def test_options_are_called_what_they_are_called() -> None:
     """A name between backticks, on any page, that is an option but for its case has its case."""
-    known = {
-        each.metadata["option"] for kind in (SourceOptions, SinkOptions) for each in fields(kind)
-    }
-    lower = {name.lower(): name for name in known}
+    lower = option_names(SourceOptions, SinkOptions)
     for page in ALL:
         for name in re.findall(r"`([a-z]+[A-Z]\w+)(?:=[^`]*)?`", read(page)):
             assert lower.get(name.lower(), name) == name, f"{page}: {name}"

@@ -1,5 +1,6 @@
 """SQL Server, through mssql-python or pyodbc."""
 
 from sqlq_spark.database.sqlserver.connection import Connection, connect, printed
+from sqlq_spark.database.sqlserver.script import write_script
 
-__all__ = ["Connection", "connect", "printed"]
+__all__ = ["Connection", "connect", "printed", "write_script"]

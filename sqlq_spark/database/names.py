@@ -1,0 +1,121 @@
+"""
+How each database writes names: one frozen value for each dialect.
+
+The rest of the package asks this value. It never looks at a url's scheme or at a quote character.
+No driver is imported here. `wire/address.py` holds the notations that the functions follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sqlq_spark.errors import BadOption
+from sqlq_spark.wire.address import (
+    bracketed,
+    identifier,
+    name_postgresql,
+    name_sqlserver,
+    parse_postgresql,
+    parse_sqlserver,
+    print_postgresql,
+    print_sqlserver,
+    quote_postgresql,
+    quote_sqlserver,
+    split_list,
+    split_list_sqlserver,
+    table_postgresql,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlq_spark.wire.address import QueueAddress
+
+EXAMPLES = "postgresql://user@host:5432/database or sqlserver://user@host:1433/database"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """
+    How one database writes names.
+
+    Functions that read a text raise BadAddress for a name that the database cannot hold.
+    """
+
+    dialect: str  # the folder beside this module
+    default_schema: str  # of a name without a schema
+    has_legacy_columns: bool  # its queues have columns for endpoints of version 1
+    has_row_security: bool  # the server hides state rows from other logins
+    password_variable: str | None  # the environment variable that only this database's tools read
+    parse_address: Callable[[str], QueueAddress]  # an address in a message
+    parse_queue: Callable[[str], QueueAddress]  # a queue's name, as a user writes it
+    parse_table: Callable[[str], QueueAddress]  # the same for any existing table
+    print_address: Callable[[QueueAddress], str]  # canonical, as in messages
+    quote_address: Callable[[QueueAddress], str]  # as an SQL identifier
+    quote_name: Callable[[str], str]  # one part, as an SQL identifier
+    split_list: Callable[[str], list[str]]  # names that commas separate
+
+    def qualify(self, address: QueueAddress) -> QueueAddress:
+        """Return the address with its schema, the default one if it names none."""
+        return address if address.schema else replace(address, schema=self.default_schema)
+
+
+POSTGRESQL = Names(
+    dialect="postgresql",
+    default_schema="public",
+    has_legacy_columns=False,
+    has_row_security=True,
+    password_variable="PGPASSWORD",  # noqa: S106 - the variable's name
+    parse_address=parse_postgresql,
+    parse_queue=name_postgresql,
+    parse_table=table_postgresql,
+    print_address=print_postgresql,
+    quote_address=quote_postgresql,
+    quote_name=identifier,
+    split_list=split_list,
+)
+
+SQLSERVER = Names(
+    dialect="sqlserver",
+    default_schema="dbo",
+    has_legacy_columns=True,
+    has_row_security=False,
+    password_variable=None,
+    parse_address=parse_sqlserver,
+    parse_queue=name_sqlserver,
+    parse_table=name_sqlserver,
+    print_address=print_sqlserver,
+    quote_address=quote_sqlserver,
+    quote_name=bracketed,
+    split_list=split_list_sqlserver,
+)
+
+# by the dialect's name; the statements of the first are the model for the others
+DIALECTS = {each.dialect: each for each in (POSTGRESQL, SQLSERVER)}
+SCHEMES = {"postgresql": POSTGRESQL, "postgres": POSTGRESQL, "sqlserver": SQLSERVER}
+
+
+def names_of(url: str) -> Names:
+    """
+    Return how the database of a url writes names.
+
+    Raises:
+        BadOption: no dialect has this scheme.
+    """
+    scheme, colon, _ = url.partition("://")
+    try:
+        return SCHEMES[scheme.lower()]
+    except KeyError:
+        found = f"{scheme}://…" if colon else "…"  # the text may hold a password
+        raise BadOption("url", found, EXAMPLES) from None
+
+
+def other_password_variables(url: str) -> set[str]:
+    """Return the environment variables whose password is for other databases than the url's."""
+    own = SCHEMES.get(url.partition("://")[0].lower())
+    return {
+        each.password_variable
+        for each in DIALECTS.values()
+        if each.password_variable is not None and each is not own
+    }

@@ -1,0 +1,60 @@
+"""Names of queues and tables that users write, in options and in commands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlq_spark.errors import BadAddress, BadOption
+from sqlq_spark.wire.address import SHOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlq_spark.database.names import Names
+    from sqlq_spark.wire.address import QueueAddress
+
+
+def parse_queue(option: str, text: str, naming: Names) -> QueueAddress:
+    """
+    Read a queue's name in the notation of the database.
+
+    Args:
+        option: the option or flag that an error names.
+        text: as the user wrote it.
+        naming: of the database.
+
+    Raises:
+        BadOption: the text is no queue's name.
+    """
+    return _parse(option, text, naming.parse_queue)
+
+
+def parse_table(option: str, text: str, naming: Names) -> QueueAddress:
+    """Read the name of an existing table, as `parse_queue`; it may be longer than a queue's."""
+    return _parse(option, text, naming.parse_table)
+
+
+def parse_queues(option: str, text: str, naming: Names) -> tuple[QueueAddress, ...]:
+    """Read the names of queues that commas separate, as `parse_queue`."""
+    return tuple(parse_queue(option, each, naming) for each in _split(option, text, naming))
+
+
+def parse_tables(option: str, text: str, naming: Names) -> tuple[QueueAddress, ...]:
+    """Read the names of existing tables that commas separate; each result has its schema."""
+    found = (parse_table(option, each, naming) for each in _split(option, text, naming))
+    return tuple(map(naming.qualify, found))
+
+
+def _parse(option: str, text: str, parse: Callable[[str], QueueAddress]) -> QueueAddress:
+    try:
+        return parse(text)
+    except BadAddress as error:
+        raise BadOption(option, text[:SHOWN], f"a queue's name ({error.args[1]})") from None
+
+
+def _split(option: str, text: str, naming: Names) -> list[str]:
+    try:
+        return naming.split_list(text)
+    except BadAddress as error:
+        expected = f"names of queues, separated by commas ({error.args[1]})"
+        raise BadOption(option, text, expected) from None

@@ -1,0 +1,103 @@
+"""Options that a read, a write and a command share: the database and how to reach it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from sqlq_spark.database.names import EXAMPLES, Names, names_of
+from sqlq_spark.database.zone import ZONE
+from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption
+from sqlq_spark.options.addresses import parse_tables
+from sqlq_spark.options.fields import (
+    LOGIN,
+    address_option,
+    computed,
+    option,
+    option_names,
+    read_options,
+    refuse_typos,
+)
+from sqlq_spark.options.login import with_login
+from sqlq_spark.options.parse import duration, name, words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlq_spark.wire.address import QueueAddress
+
+CHECKPOINT = "checkpointlocation"  # Spark's own option, allowed on both sides of a stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatabaseOptions:
+    """Where the database is, how long to wait for it, and which names it uses."""
+
+    # what has these options, and where the options of the other side belong
+    side: ClassVar[tuple[str, str]] = ("command", "a read or a write")
+
+    url: str = option("url", words, EXAMPLES, secret=True)  # with the login
+    state_schema: str = option(
+        "stateSchema", name, "the schema of the state tables", default="sqlqueue"
+    )
+    query_timeout: float = option(
+        "queryTimeout", duration(1, 86400), "a time from 1s to 1d, as 30s", default=30.0
+    )  # seconds
+    # tables that are trusted as destinations, whoever owns them; `*` and `?` are wildcards
+    allowed: tuple[QueueAddress, ...] = address_option(
+        "allowedDestinations",
+        parse_tables,
+        "names of tables, in which * and ? may stand",
+        default=(),
+    )
+    endpoint_time_zone: str | None = option("endpointTimeZone", name, ZONE, default=None)
+    naming: Names = computed(shown=False)  # how the database writes names
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, str]) -> Self:
+        """
+        Read the options that Spark passes on.
+
+        Args:
+            raw: option names in any case → text. `user` and `password` become part of the url.
+                `path`, the argument of `.load` and `.save`, is another name of `queue`.
+
+        Raises:
+            BadOption, MissingOption, MisplacedOption, UnknownOption: with what was found and what
+                is expected.
+        """
+        return cls(**cls._read(raw))
+
+    @classmethod
+    def _read(cls, raw: Mapping[str, str]) -> dict[str, Any]:
+        """Read the options as arguments of the class."""
+        given = {key.lower(): text for key, text in raw.items()}
+        if "path" in given:
+            queue = given.setdefault("queue", given["path"])
+            if queue != given["path"]:
+                expected = f"nothing beside .load or .save of {given['path']!r}"
+                raise BadOption("queue", queue, expected)
+        cls._refuse_strays(given)
+        if "url" not in given:
+            raise MissingOption("url", EXAMPLES)
+        values = read_options(cls, given, names_of(given["url"]))
+        values["url"] = with_login(values["url"], given.get("user"), given.get("password"))
+        return values
+
+    @classmethod
+    def _refuse_strays(cls, given: Mapping[str, str]) -> None:
+        """Refuse likely typos, and options that only the other side has."""
+        own = option_names(cls)
+        known = own | option_names(*DatabaseOptions.__subclasses__())
+        if misplaced := (given.keys() & known.keys()) - own.keys() - {CHECKPOINT}:
+            raise MisplacedOption(known[min(misplaced)], *cls.side)
+        refuse_typos(given.keys() - known.keys() - {"path"}, own | LOGIN)
+
+    def __post_init__(self) -> None:
+        """Compute what depends on several options."""
+        self._compute(naming=names_of(self.url))
+
+    def _compute(self, **values: object) -> None:
+        """Set computed fields; only `__post_init__` may do so, because the value is frozen."""
+        for field_name, value in values.items():
+            object.__setattr__(self, field_name, value)
