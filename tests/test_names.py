@@ -69,3 +69,25 @@ def test_names_are_equal_after_pickling(names: Names) -> None:
 def test_a_password_of_another_database_is_known(url: str, others: set[str]) -> None:
     """PGPASSWORD is for PostgreSQL alone."""
     assert other_password_variables(url) == others
+
+
+@pytest.mark.parametrize(
+    ("names", "text", "other", "guess"),
+    [
+        (POSTGRESQL, "orders@machine", True, None),
+        (POSTGRESQL, '"a@b"', False, None),
+        (POSTGRESQL, "Shop.Orders", False, QueueAddress("Shop.Orders")),
+        (POSTGRESQL, '"sales"."orders"', False, None),
+        (SQLSERVER, '"sales"."orders"', True, None),
+        (SQLSERVER, "Shop.Orders@[sales]", False, None),
+    ],
+)
+def test_an_address_in_another_notation_is_recognised(
+    names: Names,
+    text: str,
+    other: bool,  # noqa: FBT001 - a case of the table
+    guess: QueueAddress | None,
+) -> None:
+    """The error of a return to source then says so, or names the table that is likely meant."""
+    assert names.is_of_other_database(text) is other
+    assert names.guess_table(text) == guess

@@ -35,7 +35,6 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.receive import browse
 from sqlq_spark.send.dispatch import identified
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import (
     EXCEPTION_INFO,
     FAILED_Q,
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.database.sessions import Session
+    from sqlq_spark.wire.address import QueueAddress
 
 BATCH = 1000  # messages in one transaction
 BATCH_BYTES = 16 << 20  # of headers and bodies in it, but one message at least
@@ -281,7 +281,7 @@ def sources(
     Returns:
         The queues that can be sent to, and why the others cannot, by text.
     """
-    own = connection.printed(errors)
+    own, names = connection.printed(errors), connection.names
     parsed: dict[str, QueueAddress] = {}
     reasons: dict[str, str] = {}
     for text in texts:
@@ -289,7 +289,8 @@ def sources(
             parsed[text] = connection.parsed(text)
         except BadAddress as error:
             bad = BadAddress(text[:LONGEST], error.args[1])
-            reasons[text] = str(QueueElsewhere(text[:LONGEST], own) if foreign(text, own) else bad)
+            other = names.is_of_other_database(text)
+            reasons[text] = str(QueueElsewhere(text[:LONGEST], own) if other else bad)
     refused: dict[QueueAddress, SqlQueueError] = {}
     if parsed:
         with transaction(connection, timeout=timeout):
@@ -304,21 +305,14 @@ def sources(
             continue
         elif isinstance(refused[address], DestinationRefused):
             reasons[text] = str(refused[address])
-        elif address.catalog is not None or foreign(text, own):
+        elif address.catalog is not None or names.is_of_other_database(text):
             reasons[text] = str(QueueElsewhere(text, own))
-        elif own.startswith('"') and "." in text and '"' not in text:
-            meant = connection.printed(QueueAddress(text))
+        elif (guess := names.guess_table(text)) is not None:
+            meant = connection.printed(guess)
             reasons[text] = str(QueueUnquoted(text, name, meant, connection.server))
         else:
             reasons[text] = str(refused[address])
     return {text: at for text, at in parsed.items() if text not in reasons}, reasons
-
-
-def foreign(text: str, own: str) -> bool:
-    """Whether an address is written as another database's are, or names a host."""
-    if own.startswith('"'):
-        return "@" in text and not text.startswith('"')
-    return text.startswith('"')
 
 
 # ---------------------------------------------------------------- to do

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from sqlq_spark.database.names import Names
     from sqlq_spark.database.script import Step
     from sqlq_spark.wire.address import QueueAddress
 
@@ -74,6 +75,7 @@ class Connection(Protocol):
     The transaction is then undone; from the statement `savepoint` to `release`, what came since.
     """
 
+    names: Names  # how this database writes names
     server: str  # where it leads to, without secrets
     state: str  # the schema of the state tables
     application: str  # what the DBA sees while a transaction is open

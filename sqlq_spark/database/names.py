@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark.errors import BadOption
 from sqlq_spark.wire.address import (
+    QueueAddress,
     bracketed,
     identifier,
     name_postgresql,
@@ -29,8 +30,6 @@ from sqlq_spark.wire.address import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from sqlq_spark.wire.address import QueueAddress
 
 EXAMPLES = "postgresql://user@host:5432/database or sqlserver://user@host:1433/database"
 
@@ -55,10 +54,30 @@ class Names:
     quote_address: Callable[[QueueAddress], str]  # as an SQL identifier
     quote_name: Callable[[str], str]  # one part, as an SQL identifier
     split_list: Callable[[str], list[str]]  # names that commas separate
+    is_of_other_database: Callable[[str], bool]  # an address in another notation, or with a host
+    guess_table: Callable[[str], QueueAddress | None]  # what an address without quotes may mean
 
     def qualify(self, address: QueueAddress) -> QueueAddress:
         """Return the address with its schema, the default one if it names none."""
         return address if address.schema else replace(address, schema=self.default_schema)
+
+
+def _is_no_postgresql(text: str) -> bool:
+    return "@" in text and not text.startswith('"')
+
+
+def _is_no_sqlserver(text: str) -> bool:
+    return text.startswith('"')
+
+
+def _guess_postgresql(text: str) -> QueueAddress | None:
+    """Guess the table whose name has dots: without quotes, the first part is read as a schema."""
+    return QueueAddress(text) if "." in text and '"' not in text else None
+
+
+def _guess_sqlserver(_: str) -> QueueAddress | None:
+    """Guess nothing: dots separate no parts."""
+    return None
 
 
 POSTGRESQL = Names(
@@ -74,6 +93,8 @@ POSTGRESQL = Names(
     quote_address=quote_postgresql,
     quote_name=identifier,
     split_list=split_list,
+    is_of_other_database=_is_no_postgresql,
+    guess_table=_guess_postgresql,
 )
 
 SQLSERVER = Names(
@@ -89,6 +110,8 @@ SQLSERVER = Names(
     quote_address=quote_sqlserver,
     quote_name=bracketed,
     split_list=split_list_sqlserver,
+    is_of_other_database=_is_no_sqlserver,
+    guess_table=_guess_sqlserver,
 )
 
 # by the dialect's name; the statements of the first are the model for the others

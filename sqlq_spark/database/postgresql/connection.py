@@ -30,6 +30,7 @@ from adbc_driver_postgresql import dbapi
 
 from sqlq_spark import errors
 from sqlq_spark.database import Destination, Row, Statements, Value
+from sqlq_spark.database.names import POSTGRESQL
 from sqlq_spark.database.postgresql import url as postgresql_url
 from sqlq_spark.wire.address import (
     QueueAddress,
@@ -176,6 +177,8 @@ def warn_once(hosts: str, mode: str, consequence: str) -> None:
 
 class Connection:
     """One session; see the protocol in `sqlq_spark.database`."""
+
+    names = POSTGRESQL
 
     def __init__(
         self, raw: dbapi.Connection, *, server: str, state: str, timeout: float, application: str

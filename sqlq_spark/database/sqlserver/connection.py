@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
 from sqlq_spark.database import Destination, Row, Statements, Value
+from sqlq_spark.database.names import SQLSERVER
 from sqlq_spark.database.sqlserver import drivers
 from sqlq_spark.database.sqlserver import errors as sqlserver_errors
 from sqlq_spark.database.sqlserver.calls import blamed, call, fits, insertion, named
@@ -120,6 +121,8 @@ def context(application: str) -> str:
 
 class Connection:
     """One session; see the protocol in `sqlq_spark.database`."""
+
+    names = SQLSERVER
 
     def __init__(
         self,
