@@ -55,7 +55,7 @@ def setting(
     Args:
         told: the help.
         default: as it is in the dataclass; without one the setting must be given.
-        read: text → value, raises ValueError; the parsers of options.py fit.
+        read: text → value, raises ValueError; the readers of `options.parse` fit.
         expected: what would do, for an error.
         secret: never printed, and no flag.
         shown: whether `repr` has it.
