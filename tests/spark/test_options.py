@@ -71,7 +71,11 @@ def said(spark: SparkSession, options: dict[str, str]) -> str:
         ("failOnDataLoss", "1", "option failOnDataLoss is '1': expected true or false"),
         ("stateSchema", "", "option stateSchema is '': expected the schema of the state tables"),
         ("errorQueue", " ", "option errorQueue is ' ': expected a queue's name"),
-        ("errorQueue", "orders", "option errorQueue is 'orders': expected another queue"),
+        (
+            "errorQueue",
+            "orders",
+            'option errorQueue is \'"public"."orders"\': expected another queue',
+        ),
         (
             "maxMessagesPerTriger",
             "5",
