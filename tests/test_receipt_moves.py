@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from sqlq_spark.receive.receipts import MOVES, Move, State
+from sqlq_spark.database.receipt_moves import MOVES, Move, State
 
 STATES: tuple[State, ...] = get_args(State)
 EVERY_MOVE: tuple[Move, ...] = get_args(Move)

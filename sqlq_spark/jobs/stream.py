@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
+from sqlq_spark.errors import CheckpointFailure
 from sqlq_spark.options import SourceOptions, duration
+from sqlq_spark.receive.offset import Offset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -203,10 +205,9 @@ def dropped(
     return {name: getattr(now, name, 0) - getattr(was, name, 0) for name in names}
 
 
-def stream_of(offset: Any) -> str | None:  # noqa: ANN401
-    """The stream that a progress' offset names."""
+def stream_of(offset: str | dict[str, Any] | None) -> str | None:
+    """Give the stream that a progress' offset names; None: it is not an offset of ours."""
     try:
-        found = json.loads(offset) if isinstance(offset, str) else offset
-        return None if found["stream"] is None else str(found["stream"])
-    except (TypeError, KeyError, ValueError):
+        return Offset.parse(json.loads(offset) if isinstance(offset, str) else offset).stream
+    except (CheckpointFailure, TypeError, ValueError):
         return None

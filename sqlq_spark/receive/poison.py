@@ -63,7 +63,7 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
     Raises:
         DestinationRefused: the error queue would run code of an owner that is not trusted.
     """
-    errors = task.errors
+    errors = task.rules.errors
     unread = undecodable(live["headers"])
     rows = with_texts(live, unread)
     if errors is None:
@@ -92,7 +92,7 @@ def trusted(connection: Connection, task: Task, errors: QueueAddress) -> Iterato
     Raises:
         DestinationRefused, DestinationChanged.
     """
-    destinations = Destinations(connection, task.allowed, source=task.queue)
+    destinations = Destinations(connection, task.rules.allowed, source=task.queue)
     destinations.look_for([errors])
     yield
     destinations.confirm()
@@ -138,7 +138,7 @@ def under_some_ids(connection: Connection, errors: QueueAddress, work: Callable[
 
 def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[int, int]:
     """
-    Move messages that are larger than `task.largest` to the error queue, on the server.
+    Move messages that are larger than `task.rules.largest` to the error queue, on the server.
 
     `receive` passes them over, at no cost, so they become the lowest of the queue. Then they are in
     the sample, whose mean tells that one may be there.
@@ -154,32 +154,32 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
     Raises:
         MessageTooLarge: there is no error queue.
     """
-    spread = SPREAD if task.body_string else 1
-    if not short or task.bytes_each * SAMPLED * spread < task.largest:
+    spread = SPREAD if task.rules.body_string else 1
+    if not short or task.bytes_each * SAMPLED * spread < task.rules.largest:
         return 0, 0
     found = connection.rows(
-        "find_large_body_string" if task.body_string else "find_large",
+        "find_large_body_string" if task.rules.body_string else "find_large",
         tables={"queue": task.queue},
         first=task.first,
         stop=task.stop,
         messages=MOST_LARGE,
-        largest=task.largest,
+        largest=task.rules.largest,
     )
     name = connection.printed(task.queue)
     if not found:
         return 0, 0
-    if task.errors is None:
+    if task.rules.errors is None:
         seq, size = found[0]
-        raise MessageTooLarge(name, seq, size, task.largest)
+        raise MessageTooLarge(name, seq, size, task.rules.largest)
     counts = [(0, 0)]
     for group in groups(found):
-        counts.append(move(connection, task, task.errors, [seq for seq, _ in group]))
+        counts.append(move(connection, task, task.rules.errors, [seq for seq, _ in group]))
         log.warning(
             "%s: %d messages are larger than maxMessageBytes (%d) and leave the queue unread, for "
             "the error queue unless they have expired; the largest has %d bytes and seq %d",
             name,
             len(group),
-            task.largest,
+            task.rules.largest,
             *max((size, seq) for seq, size in group),
         )
     moved, expired = zip(*counts, strict=True)

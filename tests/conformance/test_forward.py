@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from servers import only
 
-from sqlq_spark.receive.driver import INITIAL
+from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import (
     EXCEPTION_INFO,

@@ -11,7 +11,8 @@ from waiting import until
 
 from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.errors import QueueNotFound, TimedOut
-from sqlq_spark.receive.driver import INITIAL, purge
+from sqlq_spark.receive.offset import INITIAL
+from sqlq_spark.receive.purge import purge
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench, Strike

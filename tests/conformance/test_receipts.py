@@ -18,8 +18,9 @@ from sqlq_spark.errors import (
     StreamOfOtherQueue,
     StreamTakenOver,
 )
-from sqlq_spark.receive import receipts
+from sqlq_spark.receive import receipts, streams
 from sqlq_spark.receive import task as receiving
+from sqlq_spark.receive.offset import Plan, QueuePlan, write_plan
 from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench
@@ -158,10 +159,10 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
     """And one of a stream of another queue, and one of no stream at all; nothing changes."""
     stream = bench.new_stream()
     received(bench, stream)
-    other = receipts.Driver(driver="another", queue=bench.printed, state_schema="s")
-    elsewhere = receipts.Driver(driver="the driver", queue="x@[dbo]", state_schema="s")
+    other = streams.Driver(driver="another", queue=bench.printed, state_schema="s")
+    elsewhere = streams.Driver(driver="the driver", queue="x@[dbo]", state_schema="s")
 
-    def ack(stream: str, who: receipts.Driver, *, claim: bool = False) -> None:
+    def ack(stream: str, who: streams.Driver, *, claim: bool = False) -> None:
         with transaction(bench.desk, timeout=TIMEOUT):
             receipts.acknowledge(bench.desk, stream, 1, who, claim=claim)
 
@@ -285,6 +286,11 @@ def test_returning_a_receipt_that_is_not_there_leaves_the_stream_alone(bench: Be
     assert bench.receive(bench.task(stream)).num_rows == 3
 
 
+def plan_to(stop: int) -> Plan:
+    """Give a plan that ends before a seq."""
+    return (QueuePlan(queue='"a"', messages=1, share=1, bytes=1, bounds=(1, stop)),)
+
+
 def test_returning_an_old_receipt_leaves_the_plan_of_a_later_batch(bench: Bench) -> None:
     """A batch has one plan, ever: planned anew, what only the first plan's tasks hold is lost."""
     stream = bench.new_stream()
@@ -292,11 +298,11 @@ def test_returning_an_old_receipt_leaves_the_plan_of_a_later_batch(bench: Bench)
     bench.receive(bench.task(stream, task=1))
     return_(bench, stream, task=0)
     with transaction(bench.desk, timeout=TIMEOUT):
-        receipts.store_plan(bench.desk, stream, 2, "[2]", bench.who)
+        streams.store_plan(bench.desk, stream, 2, plan_to(9), bench.who)
 
     return_(bench, stream, task=1)
 
-    assert bench.peer.state_rows("stream", "plan_batch, plan") == [(2, "[2]")]
+    assert bench.peer.state_rows("stream", "plan_batch, plan") == [(2, write_plan(plan_to(9)))]
 
 
 def test_a_return_waits_for_a_running_task(bench: Bench) -> None:
@@ -339,15 +345,15 @@ def test_one_plan_counts_for_a_batch_the_first(bench: Bench) -> None:
     """Word for word, also where the answer of its commit was lost."""
     stream = bench.new_stream()
 
-    def plan(text: str, who: receipts.Driver) -> str:
+    def store(plan: Plan, who: streams.Driver) -> Plan:
         with transaction(bench.desk, timeout=TIMEOUT):
-            return receipts.store_plan(bench.desk, stream, 1, text, who)
+            return streams.store_plan(bench.desk, stream, 1, plan, who)
 
-    assert plan('[{"b": 1}]', bench.who) == '[{"b": 1}]'
-    assert plan('[{"b": 2}]', bench.who) == '[{"b": 1}]'
-    other = receipts.Driver(driver="another", queue=bench.printed, state_schema="s")
+    assert store(plan_to(5), bench.who) == plan_to(5)
+    assert store(plan_to(6), bench.who) == plan_to(5)
+    other = streams.Driver(driver="another", queue=bench.printed, state_schema="s")
     with pytest.raises(StreamTakenOver):
-        plan('[{"b": 3}]', other)
-    assert bench.peer.state_rows("stream", "plan_batch, plan") == [(1, '[{"b": 1}]')]
-    assert bench.ack(stream, 0).plan == '[{"b": 1}]'
+        store(plan_to(7), other)
+    assert bench.peer.state_rows("stream", "plan_batch, plan") == [(1, write_plan(plan_to(5)))]
+    assert bench.ack(stream, 0).plan == write_plan(plan_to(5))
     assert bench.ack(stream, 1).plan is None
