@@ -148,7 +148,7 @@ def columns(options: SourceOptions) -> dict[str, str]:
 
 
 def check_columns(schema: StructType, options: SourceOptions) -> None:
-    """Refuse a user's schema with columns that a read does not give; fewer are welcome."""
+    """Refuse a user's schema with columns that a read does not give; fewer are allowed."""
     known = columns(options)
     for field in schema:
         kind = field.dataType.simpleString()
@@ -293,7 +293,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             queue = session.open().printed(task.queue)
         schema = to_arrow_schema(self.columns)
         for chunk in record_batches(rows):
-            yield warned(received(chunk, schema, queue=queue), queue)
+            batch = received(chunk, schema, queue=queue)
+            warn_of_poison(batch, queue)
+            yield batch
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge `end`."""
@@ -327,7 +329,7 @@ def origin() -> Origin:
     )
 
 
-def warned(rows: pa.RecordBatch, queue: str) -> pa.RecordBatch:
+def warn_of_poison(rows: pa.RecordBatch, queue: str) -> None:
     """Say in the executor's log that poison is delivered."""
     if "headers" in rows.schema.names and rows.column("headers").null_count:
         log.warning(
@@ -336,7 +338,6 @@ def warned(rows: pa.RecordBatch, queue: str) -> pa.RecordBatch:
             queue,
             rows.column("headers").null_count,
         )
-    return rows
 
 
 # ---------------------------------------------------------------- write

@@ -17,7 +17,6 @@ from sqlq_spark.receive.pace import (
     apportion,
     fair,
     plans,
-    share,
 )
 
 MIB = 1024 * 1024
@@ -137,7 +136,7 @@ def test_no_task_is_without_work(found: Backlog, allowed: Limits, ramp: Ramp) ->
     planned = plan(found, allowed, ramp)
 
     if planned is not None:
-        assert min(share(planned.messages, tasks=planned.tasks)) >= 1
+        assert planned.messages >= planned.tasks
     if planned is not None and planned.tasks > 1:
         each = planned.messages / planned.tasks
         enough = each * found.bytes_each >= BYTES_PER_TASK * (1 - 1e-9)
@@ -157,25 +156,6 @@ def test_there_is_progress_once_the_wait_is_over(
         assert planned.tasks >= 1
     else:
         assert planned is None
-
-
-# ----- share -----------------------------------------------------------------------------------
-
-
-def test_the_larger_shares_come_first() -> None:
-    """Ten among four."""
-    assert share(10, tasks=4) == [3, 3, 2, 2]
-
-
-@given(st.integers(0, 10**9), st.integers(1, 1000))
-def test_shares_add_up_and_differ_by_at_most_one(messages: int, tasks: int) -> None:
-    """Every message is in one share."""
-    shares = share(messages, tasks=tasks)
-
-    assert sum(shares) == messages
-    assert len(shares) == tasks
-    assert max(shares) - min(shares) <= 1
-    assert shares == sorted(shares, reverse=True)
 
 
 # ----- ramp ------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class PeekLoop:
         Acknowledge `start` and plan the batch after it.
 
         Returns:
-            The next offset; `start` itself if there is nothing to do now.
+            The next offset; `start` if there is nothing to do now.
         """
         return self._do(lambda connection: self._latest(connection, start))
 

@@ -1,5 +1,5 @@
 """
-How much the next micro-batch asks for: pure arithmetic on the backlog, the limits and the past.
+How many messages the next micro-batch asks for: pure arithmetic on backlog, limits and past.
 
 A stream may read several queues: what a batch may hold is shared among them by water filling, so
 that none starves beside a queue with a million waiting.
@@ -174,21 +174,6 @@ def apportion(weights: Sequence[float], most: Sequence[int], *, tasks: int) -> l
         if shares[at] < most[at]:
             heappush(next_, (-weights[at] / (shares[at] + 1), at))
     return shares
-
-
-def share(messages: int, *, tasks: int) -> list[int]:
-    """
-    Share a batch among its tasks, as evenly as whole messages allow.
-
-    Args:
-        messages: how many in the batch, >= 0.
-        tasks: how many tasks, > 0.
-
-    Returns:
-        One count for each task, the larger ones first; they add up to `messages`.
-    """
-    each, rest = divmod(messages, tasks)
-    return [each + (at < rest) for at in range(tasks)]
 
 
 def _succeeded(ramp: Ramp, concurrency: int) -> Ramp:

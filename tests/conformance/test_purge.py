@@ -155,7 +155,7 @@ def test_purge_on_startup_says_how_much_and_waits_for_consumers(
     assert started.result(timeout=TIMEOUT) == INITIAL
     assert bare.seqs() == []
     (record,) = caplog.records
-    assert record.getMessage() == (f"{bare.printed}: 3 messages purged, as purgeOnStartup asks for")
+    assert record.getMessage() == f"{bare.printed}: 3 messages purged (purgeOnStartup=true)"
 
 
 def test_available_now_with_a_purge_freezes_its_end_after_it(bare: Bench) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from servers import only
 
 from sqlq_spark.database import transaction
+from sqlq_spark.database.receipt_moves import MOVES, Move
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     DatabaseRolledBack,
+    ReceiptMoveRefused,
     ReceiptSettled,
     StaleTask,
     StreamNotFound,
@@ -21,9 +24,13 @@ from sqlq_spark.errors import (
 from sqlq_spark.receive import receipts, streams
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.offset import Plan, QueuePlan, write_plan
+from sqlq_spark.send import dispatch
 from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROWS = "stream, batch, task"
 
@@ -45,6 +52,30 @@ def drop(bench: Bench, stream: str, batch: int = 1, task: int = 0) -> int:
     """Drop a receipt as the operator's command does."""
     with transaction(bench.desk, timeout=TIMEOUT):
         return receipts.drop(bench.desk, stream, batch, task)
+
+
+@pytest.mark.parametrize("move", ["save", "replay", "acknowledge", "return_", "drop", "settle"])
+def test_a_move_that_the_table_does_not_list_is_not_done(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, move: Move
+) -> None:
+    """Each place that moves a receipt looks it up in MOVES first, and changes nothing."""
+    stream, query = bench.new_stream(), Origin(query_id="q", query_batch=0)
+    received(bench, stream)
+    monkeypatch.delitem(MOVES, ("none" if move == "save" else "held", move))
+    before = bench.peer.state_rows("receipt", f"{ROWS}, settled"), bench.seqs()
+    moves: dict[Move, Callable[[], object]] = {
+        "save": lambda: bench.receive(bench.task(stream, task=1)),
+        "replay": lambda: bench.receive(bench.task(stream)),
+        "acknowledge": lambda: bench.ack(stream, 1),
+        "return_": lambda: return_(bench, stream),
+        "drop": lambda: drop(bench, stream),
+        "settle": lambda: dispatch.settle(bench.desk, query),
+    }
+
+    with pytest.raises(ReceiptMoveRefused, match=f"move {move} of"):
+        moves[move]()
+
+    assert (bench.peer.state_rows("receipt", f"{ROWS}, settled"), bench.seqs()) == before
 
 
 def test_an_ack_forgets_the_receipts_and_adds_up_what_they_held(bench: Bench) -> None:
@@ -135,7 +166,7 @@ def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
     with transaction(bench.desk, timeout=TIMEOUT):
         receipts.acknowledge(bench.desk, stream, start, accepting, claim=False)
     assert bench.peer.state_rows("stream", "acked_batch") == [(start,)]
-    assert "going on after data loss" in caplog.text
+    assert "the stream goes on after data loss" in caplog.text
 
 
 def test_what_a_takeover_lost_of_a_batch_that_is_there_is_no_error(
