@@ -15,8 +15,8 @@ from sqlq_spark.receive.pace import (
     Plan,
     Ramp,
     apportion,
-    fair,
     plans,
+    share_fairly,
 )
 
 MIB = 1024 * 1024
@@ -256,7 +256,7 @@ def test_what_is_left_over_by_small_queues_goes_to_large_ones(
     wants: list[int], limit: int, turn: int, expected: list[int]
 ) -> None:
     """The last pieces go around, by the turn."""
-    assert fair(wants, limit, turn=turn) == expected
+    assert share_fairly(wants, limit, turn=turn) == expected
 
 
 WANTS = st.lists(st.integers(0, 1_000_000), max_size=12)
@@ -267,7 +267,7 @@ def test_a_fair_share_is_all_that_is_wanted_or_as_much_as_anyone_has(
     wants: list[int], limit: int, turn: int
 ) -> None:
     """Nothing is left while someone wants more."""
-    shares = fair(wants, limit, turn=turn)
+    shares = share_fairly(wants, limit, turn=turn)
 
     assert sum(shares) == min(sum(wants), limit)
     assert all(0 <= got <= want for got, want in zip(shares, wants, strict=True))
@@ -278,7 +278,7 @@ def test_a_fair_share_is_all_that_is_wanted_or_as_much_as_anyone_has(
 @given(WANTS.filter(any), st.integers(1, 50), st.integers(0, 100))
 def test_everyone_has_a_turn(wants: list[int], limit: int, turn: int) -> None:
     """Within as many batches as there are queues, however little there is."""
-    batches = [fair(wants, limit, turn=turn + at) for at in range(len(wants))]
+    batches = [share_fairly(wants, limit, turn=turn + at) for at in range(len(wants))]
 
     for had, want in zip(zip(*batches, strict=True), wants, strict=True):
         assert any(had) == (want > 0)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 POLL = 0.25  # seconds between two looks at a stream
-LAST_BATCH = 60.0  # seconds that a stream may need to end its batch when it is told to stop
+LAST_BATCH = 60.0  # seconds that a stream may need to end its batch after it is asked to stop
 
 
 def triggered(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
@@ -199,9 +199,11 @@ def streams(source: SourceOptions) -> dict[str, inspect.Stream]:
 def dropped(
     stream: str | None, before: dict[str, inspect.Stream], after: dict[str, inspect.Stream]
 ) -> dict[str, int]:
-    """What a stream did not deliver, between two looks."""
-    now, was = after.get(stream or ""), before.get(stream or "")
+    """Count what a stream did not deliver, between two looks."""
     names = ("expired", "diverted", "forwarded")
+    if stream is None:
+        return dict.fromkeys(names, 0)
+    now, was = after.get(stream), before.get(stream)
     return {name: getattr(now, name, 0) - getattr(was, name, 0) for name in names}
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
-    from sqlq_spark.receive.offset import Plan
+    from sqlq_spark.receive.offset import BatchPlan
     from sqlq_spark.receive.task import Task
 
 log = logging.getLogger("sqlq_spark")
@@ -200,7 +200,9 @@ class PeekLoop:
             return Offset(stream=None, batch=batch, plan=plan)
         return self._store(connection, stream, batch, plan)
 
-    def _store(self, connection: Connection, stream: str | None, batch: int, plan: Plan) -> Offset:
+    def _store(
+        self, connection: Connection, stream: str | None, batch: int, plan: BatchPlan
+    ) -> Offset:
         """Keep a plan in the stream's row; the first plan creates the stream."""
         if stream is None:
             stream = str(uuid.uuid4())

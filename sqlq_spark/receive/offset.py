@@ -61,7 +61,7 @@ class QueuePlan:
         }
 
 
-Plan: TypeAlias = tuple[QueuePlan, ...]
+BatchPlan: TypeAlias = tuple[QueuePlan, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Offset:
 
     stream: str | None  # None: transactionMode=none, or nothing was planned yet
     batch: int
-    plan: Plan = ()
+    plan: BatchPlan = ()
 
     @classmethod
     def parse(cls, found: Any) -> Self:  # noqa: ANN401 - of JSON
@@ -111,7 +111,7 @@ INITIAL = Offset(stream=None, batch=0)
 # ---------------------------------------------------------------- plans
 
 
-def read_plan(text: str, stream: str | None, batch: int) -> Plan:
+def read_plan(text: str, stream: str | None, batch: int) -> BatchPlan:
     """
     Read a plan as the stream's row keeps it.
 
@@ -127,12 +127,12 @@ def read_plan(text: str, stream: str | None, batch: int) -> Plan:
     return parse_plan(found, stream, batch)
 
 
-def write_plan(plan: Plan) -> str:
+def write_plan(plan: BatchPlan) -> str:
     """Write a plan as the stream's row keeps it."""
     return json.dumps([part.to_json() for part in plan])
 
 
-def parse_plan(found: Any, stream: str | None, batch: int) -> Plan:  # noqa: ANN401 - of JSON
+def parse_plan(found: Any, stream: str | None, batch: int) -> BatchPlan:  # noqa: ANN401 - of JSON
     """
     Check that JSON has the shape of a plan, and make it a value.
 
@@ -216,7 +216,7 @@ def tasks_of(end: Offset, options: SourceOptions) -> list[Task]:
     return found
 
 
-def share_bytes(plan: Plan, most: int | None) -> list[int]:
+def share_bytes(plan: BatchPlan, most: int | None) -> list[int]:
     """
     Give the bytes that each task of a queue may receive, at least one.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
-    from sqlq_spark.receive.offset import Plan
+    from sqlq_spark.receive.offset import BatchPlan
     from sqlq_spark.receive.receipts import Acknowledged
 
 log = logging.getLogger("sqlq_spark")
@@ -57,7 +57,7 @@ class Planner:
         for peeker in self.peekers:
             peeker.freeze(connection)
 
-    def plan(self, connection: Connection, now: float, turn: int) -> Plan:
+    def plan(self, connection: Connection, now: float, turn: int) -> BatchPlan:
         """
         Look at the queues and plan a batch, in the transaction that is open.
 

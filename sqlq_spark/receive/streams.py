@@ -21,7 +21,7 @@ from sqlq_spark.wire.address import split_canonical
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
-    from sqlq_spark.receive.offset import Plan
+    from sqlq_spark.receive.offset import BatchPlan
 
 log = logging.getLogger("sqlq_spark")
 
@@ -78,7 +78,9 @@ def create(connection: Connection, stream: str, who: Driver) -> None:
     connection.run("new_stream", stream=stream, queue_name=who.queue, driver=who.driver)
 
 
-def store_plan(connection: Connection, stream: str, batch: int, plan: Plan, who: Driver) -> Plan:
+def store_plan(
+    connection: Connection, stream: str, batch: int, plan: BatchPlan, who: Driver
+) -> BatchPlan:
     """
     Give a batch its plan, in the transaction that is open. A batch never gets a second plan.
 

@@ -23,7 +23,7 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.receive import receipts, streams
 from sqlq_spark.receive import task as receiving
-from sqlq_spark.receive.offset import Plan, QueuePlan, write_plan
+from sqlq_spark.receive.offset import BatchPlan, QueuePlan, write_plan
 from sqlq_spark.send import dispatch
 from sqlq_spark.wire.rows import Origin
 
@@ -317,7 +317,7 @@ def test_returning_a_receipt_that_is_not_there_leaves_the_stream_alone(bench: Be
     assert bench.receive(bench.task(stream)).num_rows == 3
 
 
-def plan_to(stop: int) -> Plan:
+def plan_to(stop: int) -> BatchPlan:
     """Give a plan that ends before a seq."""
     return (QueuePlan(queue='"a"', messages=1, share=1, bytes=1, bounds=(1, stop)),)
 
@@ -376,7 +376,7 @@ def test_one_plan_counts_for_a_batch_the_first(bench: Bench) -> None:
     """Word for word, also where the answer of its commit was lost."""
     stream = bench.new_stream()
 
-    def store(plan: Plan, who: streams.Driver) -> Plan:
+    def store(plan: BatchPlan, who: streams.Driver) -> BatchPlan:
         with transaction(bench.desk, timeout=TIMEOUT):
             return streams.store_plan(bench.desk, stream, 1, plan, who)
 

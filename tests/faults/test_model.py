@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from conftest import Place
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.receive.offset import Plan
+    from sqlq_spark.receive.offset import BatchPlan
 
 pytestmark = pytest.mark.faults
 
@@ -203,7 +203,7 @@ def test_if_a_stored_plan_is_forgotten_the_model_finds_a_lost_message(
     def forgetful(*args: Any, **named: Any) -> receipts.Acknowledged:
         return replace(inner(*args, **named), plan=None)
 
-    def anew(connection: Connection, stream: str, batch: int, plan: Plan, _: Any) -> Plan:
+    def anew(connection: Connection, stream: str, batch: int, plan: BatchPlan, _: Any) -> BatchPlan:
         login = connection.rows("lock_stream", stream=stream, login=None)[0][5]
         connection.run("store_plan", stream=stream, login=login, batch=batch, plan=write_plan(plan))
         return plan
