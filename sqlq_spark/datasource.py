@@ -32,7 +32,8 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadFrame, BadOption, SqlQueueError
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive import browse
-from sqlq_spark.receive.driver import INITIAL, Offset, PeekLoop
+from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import messages as outgoing
@@ -147,7 +148,7 @@ def columns(options: SourceOptions) -> dict[str, str]:
 
 
 def check_columns(schema: StructType, options: SourceOptions) -> None:
-    """Refuse a user's schema with columns that a read does not give; fewer are welcome."""
+    """Refuse a user's schema with columns that a read does not give; fewer are allowed."""
     known = columns(options)
     for field in schema:
         kind = field.dataType.simpleString()
@@ -225,12 +226,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream`: receives, by receive/driver.py on the driver and receive/task.py."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        """Begin; Spark builds several of these, only one of them speaks to the database."""
+        """Start; Spark builds several of these, only one of them speaks to the database."""
         check_columns(schema, options)
         self.options = options
         self.columns = schema
         self._loop: PeekLoop | None = None
-        self._planned = INITIAL  # end of the last batch that Spark asked the tasks of
+        self._planned = INITIAL  # end of the last batch whose tasks Spark asked for
 
     @property
     def loop(self) -> PeekLoop:
@@ -239,44 +240,51 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._loop = PeekLoop(self.options, time.monotonic, checks.at_start)
         return self._loop
 
-    def initialOffset(self) -> Offset:
-        """A constant, as Spark asks for it more than once."""
-        return INITIAL
+    def initialOffset(self) -> dict[str, Any]:
+        """Give a constant, as Spark asks for it more than once."""
+        return INITIAL.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What Spark hands back to latestOffset."""
+        """Give what Spark hands back to latestOffset."""
         return ReadMaxRows(self.options.max_messages)
 
-    def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:  # noqa: ARG002
+    def latestOffset(
+        self,
+        start: dict[str, Any] | None = None,
+        limit: ReadLimit | None = None,  # noqa: ARG002
+    ) -> dict[str, Any]:
         """
         Acknowledge `start`, and plan the batch after it.
 
         Spark 4.0 and 4.1 do not name it. They ask for the tasks of the last batch in the offset
-        log at every start, and come here only when that batch is in the commit log.
+        log at every start, and call this only if that batch is in the commit log.
         """
         if start is None:
             warn_of_single_batches()
-            start = self._planned
-        return self.loop.latest(start)
+        end = self._planned if start is None else Offset.parse(start)
+        return self.loop.latest(end).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """What stands in the progress."""
+        """Report what the progress shows."""
         return self.loop.report()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Freeze the end of this run."""
         self.loop.freeze()
 
-    def partitions(self, start: Offset, end: Offset) -> Sequence[TaskPartition]:  # noqa: ARG002
-        """The tasks of a batch, from its offset alone: a replay has nothing else."""
-        self._planned = end
-        return [TaskPartition(task) for task in self.loop.tasks(end)]
+    def partitions(
+        self,
+        start: dict[str, Any],  # noqa: ARG002
+        end: dict[str, Any],
+    ) -> Sequence[TaskPartition]:
+        """Make the tasks of a batch, from its offset alone: a replay has nothing else."""
+        self._planned = Offset.parse(end)
+        return [TaskPartition(task) for task in self.loop.tasks(self._planned)]
 
     def read(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Receive on an executor, or hand out again what an earlier attempt received."""
         task, options = partition.task, self.options
-        name = f"{task.stream} {task.batch}/{task.task}"
-        with Session(options, name, state=False, worker=True, reached=True) as session:
+        with Session(options, task.name, state=False, worker=True, reached=True) as session:
             rows = session.do(
                 lambda connection: receive(
                     connection, task, timeout=options.query_timeout, origin=origin()
@@ -285,11 +293,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             queue = session.open().printed(task.queue)
         schema = to_arrow_schema(self.columns)
         for chunk in record_batches(rows):
-            yield warned(received(chunk, schema, queue=queue), queue)
+            batch = received(chunk, schema, queue=queue)
+            warn_of_poison(batch, queue)
+            yield batch
 
-    def commit(self, end: Offset) -> None:
+    def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge `end`."""
-        self.loop.acknowledge(end)
+        self.loop.acknowledge(Offset.parse(end))
 
     def stop(self) -> None:
         """End the driver's session; Spark does not always call this."""
@@ -319,7 +329,7 @@ def origin() -> Origin:
     )
 
 
-def warned(rows: pa.RecordBatch, queue: str) -> pa.RecordBatch:
+def warn_of_poison(rows: pa.RecordBatch, queue: str) -> None:
     """Say in the executor's log that poison is delivered."""
     if "headers" in rows.schema.names and rows.column("headers").null_count:
         log.warning(
@@ -328,7 +338,6 @@ def warned(rows: pa.RecordBatch, queue: str) -> pa.RecordBatch:
             queue,
             rows.column("headers").null_count,
         )
-    return rows
 
 
 # ---------------------------------------------------------------- write

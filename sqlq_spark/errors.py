@@ -22,13 +22,13 @@ What can go wrong, and what mends it.
     │   └── StatementFailed  and of its kind LogFull · StatementRefused
     ├── CheckpointFailure    the checkpoint and the stream's row disagree
     │   ├── CheckpointRolledBack · DatabaseRolledBack
-    │   ├── StreamNotFound · StreamOfOtherQueue · StreamTakenOver · BadPlan
+    │   ├── StreamNotFound · StreamOfOtherQueue · StreamTakenOver · BadOffset · BadPlan
     │   └── StaleTask
     ├── ChunksMissing
     ├── PayloadRefused       a receipt or chunk is not as it was written
     ├── NothingToSettle
     ├── DispatchLogAhead · DispatchLogOfOther
-    └── ReceiptSettled
+    └── ReceiptSettled · ReceiptMoveRefused
 
 Every message says what was found, where, and what would do.
 The arguments stay in `args`, so that an error survives the pickling between Spark's processes.
@@ -674,6 +674,18 @@ class StreamTakenOver(CheckpointFailure):
         super().__init__(stream)
 
 
+class BadOffset(CheckpointFailure):
+    """An offset of the checkpoint cannot be read; nothing was received by it."""
+
+    template = (
+        "the offset of this checkpoint cannot be used: {0}. Run the query with the release of "
+        "sqlq_spark that wrote the checkpoint, or restore the checkpoint, or start with a new one"
+    )
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+
+
 class BadPlan(CheckpointFailure):
     """A stored plan is none of ours; nothing was received by it."""
 
@@ -779,3 +791,15 @@ class ReceiptSettled(SqlQueueError):
 
     def __init__(self, stream: str, batch: int, task: int) -> None:
         super().__init__(stream, batch, task)
+
+
+class ReceiptMoveRefused(SqlQueueError):
+    """A move of a receipt is not in the table of moves. This is a defect of the package."""
+
+    template = (
+        "move {1} of {0} from state {2} is not allowed: MOVES in database/receipt_moves.py does "
+        "not list it. Nothing was changed. Report this as a bug of sqlq_spark"
+    )
+
+    def __init__(self, receipts: str, move: str, state: str) -> None:
+        super().__init__(receipts, move, state)

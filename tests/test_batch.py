@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from sqlq_spark.errors import BadAddress, BadPlan
+from sqlq_spark.errors import BadAddress, BadOffset, BadPlan
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.offset import LONGEST, MOST_TASKS, plan_of, tasks_of
-from sqlq_spark.receive.task import CEILING
+from sqlq_spark.receive.offset import INITIAL, LONGEST, MOST_TASKS, Offset, read_plan, tasks_of
+from sqlq_spark.receive.task import CEILING, receipt_key
 from sqlq_spark.wire.address import QueueAddress
 
 MIB = 1 << 20
@@ -20,10 +21,11 @@ def options(**raw: str) -> SourceOptions:
     return SourceOptions.parse({"url": "postgresql://host/shop", "queues": "a, b", **raw})
 
 
-def offset(*parts: dict[str, Any]) -> dict[str, Any]:
-    """Give an offset of parts that lack what does not matter."""
+def offset(*parts: dict[str, Any]) -> Offset:
+    """Parse an offset of parts that lack what does not matter."""
     part = {"queue": '"public"."a"', "messages": 10, "share": 5, "bytes": 100, "bounds": [1, 6, 11]}
-    return {"v": 1, "stream": "r", "batch": 3, "plan": [part | each for each in parts]}
+    plan = [part | each for each in parts]
+    return Offset.parse({"v": 1, "stream": "r", "batch": 3, "plan": plan})
 
 
 def test_tasks_are_numbered_over_all_queues() -> None:
@@ -32,7 +34,7 @@ def test_tasks_are_numbered_over_all_queues() -> None:
 
     found = tasks_of(end, options())
 
-    assert [each.key for each in found] == [("r", 3, at) for at in range(4)]
+    assert [receipt_key(each) for each in found] == [("r", 3, at) for at in range(4)]
     assert [(each.queue, each.first, each.stop, each.messages) for each in found] == [
         (QueueAddress("a", "public"), 1, 6, 5),
         (QueueAddress("a", "public"), 6, 11, 5),
@@ -71,12 +73,10 @@ def test_a_queues_name_never_leaves_its_quotes() -> None:
 
 def test_a_plan_of_too_many_tasks_is_refused() -> None:
     """As is one whose text is too long; both are far above what a stream plans."""
-    part = offset({"bounds": list(range(MOST_TASKS + 2))})
-
     with pytest.raises(BadPlan, match="has 10001 tasks"):
-        tasks_of(part, options())
+        offset({"bounds": list(range(MOST_TASKS + 2))})
     with pytest.raises(BadPlan, match="characters"):
-        plan_of("[" + " " * LONGEST, "r", 2)
+        read_plan("[" + " " * LONGEST, "r", 2)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,37 @@ def test_a_plan_of_too_many_tasks_is_refused() -> None:
 def test_a_part_with_numbers_that_none_can_have_is_refused(wrong: dict[str, Any]) -> None:
     """Ranges rise, and are of the database's numbers."""
     with pytest.raises(BadPlan, match="the plan of batch 3 of stream r"):
-        tasks_of(offset(wrong), options())
+        offset(wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        ({"v": 2}, "its version is 2, and this release reads version 1"),
+        ({"v": "1"}, "its version is '1'"),
+        ({"stream": 7}, "its stream is not a text"),
+        ({"batch": "3"}, "its batch is not a whole number"),
+        ({"more": 1}, "its keys are not v, stream, batch, plan"),
+    ],
+)
+def test_an_offset_of_another_form_raises(wrong: dict[str, Any], found: str) -> None:
+    """The error says what was found, and what to do with the checkpoint."""
+    with pytest.raises(BadOffset, match=found) as error:
+        Offset.parse(offset({}).to_json() | wrong)
+
+    assert "Run the query with the release of sqlq_spark that wrote" in str(error.value)
+
+
+def test_an_offset_keeps_its_text() -> None:
+    """Spark compares the text of offsets: the order of keys is constant."""
+    end = offset({}, {"bounds": [3, 4]})
+
+    assert Offset.parse(end.to_json()) == end
+    assert json.dumps(INITIAL.to_json()) == '{"v": 1, "stream": null, "batch": 0, "plan": []}'
+    assert json.dumps(end.to_json()).startswith(
+        '{"v": 1, "stream": "r", "batch": 3, "plan": [{"queue": "\\"public\\".\\"a\\"", '
+        '"messages": 10, "share": 5, "bytes": 100, "bounds": [1, 6, 11]}, {'
+    )
 
 
 def test_a_queue_that_the_options_do_not_name_is_not_received_from() -> None:

@@ -79,7 +79,7 @@ def received(
             first=0,
             stop=2**31,
             messages=messages,
-            errors=QueueAddress(errors, place.schema) if errors else None,
+            rules=receive.TaskRules(errors=QueueAddress(errors, place.schema) if errors else None),
         )
         rows = receive.receive(connection, task, timeout=10, origin=Origin())
         bodies: list[bytes] = rows["body"].to_pylist()

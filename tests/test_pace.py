@@ -15,9 +15,8 @@ from sqlq_spark.receive.pace import (
     Plan,
     Ramp,
     apportion,
-    fair,
     plans,
-    share,
+    share_fairly,
 )
 
 MIB = 1024 * 1024
@@ -137,7 +136,7 @@ def test_no_task_is_without_work(found: Backlog, allowed: Limits, ramp: Ramp) ->
     planned = plan(found, allowed, ramp)
 
     if planned is not None:
-        assert min(share(planned.messages, tasks=planned.tasks)) >= 1
+        assert planned.messages >= planned.tasks
     if planned is not None and planned.tasks > 1:
         each = planned.messages / planned.tasks
         enough = each * found.bytes_each >= BYTES_PER_TASK * (1 - 1e-9)
@@ -157,25 +156,6 @@ def test_there_is_progress_once_the_wait_is_over(
         assert planned.tasks >= 1
     else:
         assert planned is None
-
-
-# ----- share -----------------------------------------------------------------------------------
-
-
-def test_the_larger_shares_come_first() -> None:
-    """Ten among four."""
-    assert share(10, tasks=4) == [3, 3, 2, 2]
-
-
-@given(st.integers(0, 10**9), st.integers(1, 1000))
-def test_shares_add_up_and_differ_by_at_most_one(messages: int, tasks: int) -> None:
-    """Every message is in one share."""
-    shares = share(messages, tasks=tasks)
-
-    assert sum(shares) == messages
-    assert len(shares) == tasks
-    assert max(shares) - min(shares) <= 1
-    assert shares == sorted(shares, reverse=True)
 
 
 # ----- ramp ------------------------------------------------------------------------------------
@@ -276,7 +256,7 @@ def test_what_is_left_over_by_small_queues_goes_to_large_ones(
     wants: list[int], limit: int, turn: int, expected: list[int]
 ) -> None:
     """The last pieces go around, by the turn."""
-    assert fair(wants, limit, turn=turn) == expected
+    assert share_fairly(wants, limit, turn=turn) == expected
 
 
 WANTS = st.lists(st.integers(0, 1_000_000), max_size=12)
@@ -287,7 +267,7 @@ def test_a_fair_share_is_all_that_is_wanted_or_as_much_as_anyone_has(
     wants: list[int], limit: int, turn: int
 ) -> None:
     """Nothing is left while someone wants more."""
-    shares = fair(wants, limit, turn=turn)
+    shares = share_fairly(wants, limit, turn=turn)
 
     assert sum(shares) == min(sum(wants), limit)
     assert all(0 <= got <= want for got, want in zip(shares, wants, strict=True))
@@ -298,7 +278,7 @@ def test_a_fair_share_is_all_that_is_wanted_or_as_much_as_anyone_has(
 @given(WANTS.filter(any), st.integers(1, 50), st.integers(0, 100))
 def test_everyone_has_a_turn(wants: list[int], limit: int, turn: int) -> None:
     """Within as many batches as there are queues, however little there is."""
-    batches = [fair(wants, limit, turn=turn + at) for at in range(len(wants))]
+    batches = [share_fairly(wants, limit, turn=turn + at) for at in range(len(wants))]
 
     for had, want in zip(zip(*batches, strict=True), wants, strict=True):
         assert any(had) == (want > 0)

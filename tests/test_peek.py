@@ -1,4 +1,4 @@
-"""Cutting a batch at the marks of a peek: the ranges cover it, do not overlap, and are even."""
+"""A look at a queue: which queries it makes, what it remembers, and how it cuts a batch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.receive.pace import Plan
-from sqlq_spark.receive.peek import Found, cut
+from sqlq_spark.receive import peek
+from sqlq_spark.receive.pace import Outcome, Plan
+from sqlq_spark.receive.peek import LOWEST, Answer, Found, PeekState, Query, cut
 
 
 @st.composite
@@ -60,3 +61,118 @@ def test_the_tasks_together_ask_for_the_plan(drawn: tuple[list[int], Found, Plan
 
     assert all(messages > 0 for messages in asked)
     assert sum(asked) == plan.messages
+
+
+# ----- the queries of a look -------------------------------------------------------------------
+
+WAITING = Found(3, marks=(5, 6, 7), last=7)
+NONE_EMPTY = Outcome(tasks=1, empty=0, got=3)
+EMPTY = Outcome(tasks=1, empty=1, got=0)
+
+
+def look(
+    state: PeekState,
+    *answers: Found,
+    now: float = 0.0,
+    took: float = 0.0,
+    receipts: bool = True,
+) -> tuple[PeekState, list[Query]]:
+    """Run a look whose queries find `answers`, in order; all of them are needed."""
+    query: Query | None
+    asked: list[Query] = []
+    state, query = peek.start_look(state, now)
+    for found in answers:
+        assert query is not None
+        asked.append(query)
+        answer = Answer(found, now, took)
+        state, query = peek.answer_look(state, query, answer, receipts=receipts, pause=1.0)
+    assert query is None
+    return state, asked
+
+
+def plan(state: PeekState) -> PeekState:
+    """Plan all that was found."""
+    return peek.plan(state, Plan(state.found.messages, 1))[0]
+
+
+def test_the_first_look_starts_at_the_very_beginning() -> None:
+    """Nothing is remembered by a new process."""
+    state, asked = look(PeekState(), WAITING)
+
+    assert asked == [Query("start", LOWEST)]
+    assert (state.found, state.anchor) == (WAITING, 5)
+
+
+def test_the_next_look_starts_where_the_queue_started() -> None:
+    """The dead rows before it are not looked at again."""
+    state, _ = look(PeekState(), WAITING)
+
+    assert look(state, WAITING, now=29.0)[1] == [Query("anchor", 5)]
+    assert look(state, WAITING, now=30.0)[1] == [Query("start", LOWEST)]
+
+
+def test_a_slow_look_from_the_very_beginning_comes_seldom() -> None:
+    """Fifty times what it took."""
+    state, _ = look(PeekState(), WAITING, took=2.0)
+
+    assert look(state, WAITING, now=99.0)[1] == [Query("anchor", 5)]
+    assert look(state, WAITING, now=100.0)[1] == [Query("start", LOWEST)]
+
+
+def test_a_look_that_finds_nothing_looks_at_the_very_beginning_and_rests() -> None:
+    """A lower seq may have been committed late."""
+    state, _ = look(PeekState(), WAITING)
+
+    state, asked = look(state, Found(), Found(), now=1.0)
+
+    assert asked == [Query("anchor", 5), Query("start", LOWEST)]
+    assert (state.is_awake(1.9), state.is_awake(2.0)) == (False, True)
+
+
+def test_after_a_batch_that_received_nothing_a_look_passes_over_its_messages() -> None:
+    """Others hold them; when nothing is behind them, they are tried again."""
+    state = peek.learn(plan(look(PeekState(), WAITING)[0]), EMPTY)
+    behind = Found(1, marks=(9,), last=9)
+
+    state, first = look(state, behind)
+    state = peek.learn(plan(state), NONE_EMPTY)
+    state, second = look(state, Found(), WAITING)
+
+    assert first == [Query("behind", 8, ends=True)]
+    assert second == [Query("behind", 8), Query("anchor", 5, ends=True)]
+    assert state.found == WAITING
+
+
+def test_a_look_behind_held_messages_that_finds_nothing_rests() -> None:
+    """The next look tries all messages."""
+    state = peek.learn(plan(look(PeekState(), WAITING)[0]), EMPTY)
+
+    state, _ = look(state, Found())
+
+    assert not state.is_awake(0.5)
+    assert look(state, WAITING, now=1.0)[1] == [Query("anchor", 5)]
+
+
+def test_without_receipts_an_unchanged_queue_shows_that_a_batch_received_nothing() -> None:
+    """No outcome is known there; with receipts the outcome is what counts."""
+    state = plan(look(PeekState(), WAITING)[0])
+
+    assert look(state, WAITING, Found(), receipts=False)[1] == [
+        Query("anchor", 5),
+        Query("behind", 8, ends=True),
+    ]
+    assert look(state, WAITING)[1] == [Query("anchor", 5)]
+
+
+def test_a_full_batch_moves_the_start_of_the_next_look() -> None:
+    """What was asked for was received, so only dead rows are before its end."""
+    state = peek.learn(plan(look(PeekState(), WAITING)[0]), NONE_EMPTY)
+
+    assert state.anchor == 8
+
+
+def test_the_end_of_a_run_is_frozen_below_the_highest_seq() -> None:
+    """An empty queue has an end, too."""
+    assert not PeekState().frozen
+    assert (peek.freeze(PeekState(), 7).end, peek.freeze(PeekState(), None).end) == (7, LOWEST)
+    assert peek.freeze(PeekState(), 2**63 - 1).frozen

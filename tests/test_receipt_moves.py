@@ -1,4 +1,4 @@
-"""The life of a receipt, as its table tells it."""
+"""The life of a receipt, by its table of moves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from typing import get_args
 
 import pytest
 
-from sqlq_spark.receive.receipts import MOVES, Move, State
+from sqlq_spark.database.receipt_moves import (
+    MOVES,
+    STORED,
+    Move,
+    State,
+    check_stored,
+    next_state,
+)
+from sqlq_spark.errors import ReceiptMoveRefused, ReceiptSettled, SqlQueueError
 
 STATES: tuple[State, ...] = get_args(State)
 EVERY_MOVE: tuple[Move, ...] = get_args(Move)
@@ -59,3 +67,36 @@ def test_a_receipt_ends_by_its_ack_or_by_an_operator(state: State) -> None:
     ends = {move for move, then in after(state).items() if then == "none"}
 
     assert ends - {"return_"} == {"acknowledge", "drop"}
+
+
+KEY = ("a stream", 3, 0)
+
+
+@pytest.mark.parametrize("move", EVERY_MOVE)
+@pytest.mark.parametrize("state", STATES)
+def test_a_move_that_is_not_listed_raises(state: State, move: Move) -> None:
+    """The table is what the product obeys."""
+    if (state, move) in MOVES:
+        assert next_state(state, move, KEY) == MOVES[state, move]
+        return
+
+    with pytest.raises(SqlQueueError) as caught:
+        next_state(state, move, KEY)
+    returned = (state, move) == ("settled", "return_")
+    assert type(caught.value) is (ReceiptSettled if returned else ReceiptMoveRefused)
+    assert "receipt a stream/3/0" in str(caught.value)
+
+
+@pytest.mark.parametrize("move", ["save", "return_"])
+def test_a_statement_that_reads_no_state_may_not_do_every_move(move: Move) -> None:
+    """It may meet a receipt in any stored state."""
+    with pytest.raises(ReceiptMoveRefused, match=f"move {move} of the receipts"):
+        check_stored(move, "the receipts")
+
+
+@pytest.mark.parametrize("move", ["replay", "settle", "acknowledge", "drop"])
+def test_the_other_moves_are_listed_for_every_stored_state(move: Move) -> None:
+    """Therefore their statements need not look at the state."""
+    check_stored(move, "the receipts")
+
+    assert set(STORED) == {"held", "settled"}

@@ -20,7 +20,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import check_state
 from sqlq_spark.errors import RightMissing, StateNotInstalled
 from sqlq_spark.options.addresses import parse_queue
-from sqlq_spark.receive.progress import waited
+from sqlq_spark.receive.progress import seconds_since
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +134,7 @@ def look_at(
         at=now,
         depth=depth,
         given=given[0][0] if given else None,
-        oldest=waited(sent, now),
+        oldest=seconds_since(sent, now),
         delayed=delayed,
         receipts=len(own),
         held=sum(each.messages for each in own),

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Self
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
+from sqlq_spark.errors import CheckpointFailure
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.options.parse import duration
+from sqlq_spark.receive.offset import Offset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 POLL = 0.25  # seconds between two looks at a stream
-LAST_BATCH = 60.0  # seconds that a stream may need to end its batch when it is told to stop
+LAST_BATCH = 60.0  # seconds that a stream may need to end its batch after it is asked to stop
 
 
 def triggered(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
@@ -198,16 +200,17 @@ def streams(source: SourceOptions) -> dict[str, inspect.Stream]:
 def dropped(
     stream: str | None, before: dict[str, inspect.Stream], after: dict[str, inspect.Stream]
 ) -> dict[str, int]:
-    """What a stream did not deliver, between two looks."""
-    now, was = after.get(stream or ""), before.get(stream or "")
+    """Count what a stream did not deliver, between two looks."""
     names = ("expired", "diverted", "forwarded")
+    if stream is None:
+        return dict.fromkeys(names, 0)
+    now, was = after.get(stream), before.get(stream)
     return {name: getattr(now, name, 0) - getattr(was, name, 0) for name in names}
 
 
-def stream_of(offset: Any) -> str | None:  # noqa: ANN401
-    """The stream that a progress' offset names."""
+def stream_of(offset: str | dict[str, Any] | None) -> str | None:
+    """Give the stream that a progress' offset names; None: it is not an offset of ours."""
     try:
-        found = json.loads(offset) if isinstance(offset, str) else offset
-        return None if found["stream"] is None else str(found["stream"])
-    except (TypeError, KeyError, ValueError):
+        return Offset.parse(json.loads(offset) if isinstance(offset, str) else offset).stream
+    except (CheckpointFailure, TypeError, ValueError):
         return None

@@ -118,14 +118,14 @@ def pages(
             )
         if not page.num_rows:
             return
-        yield whole(fetched(page, connection.printed(queue), largest), schema)
+        yield fill_columns(leave_out_large(page, connection.printed(queue), largest), schema)
         first = page["seq"][-1].as_py() + 1
         each = max(1, page.nbytes // page.num_rows)
         rows = max(1, min(LARGEST_PAGE, rows * 8, PAGE_BYTES // each))
 
 
-def fetched(page: pa.Table, queue: str, largest: int) -> pa.Table:
-    """The messages of a page that were not too large, their texts readable."""
+def leave_out_large(page: pa.Table, queue: str, largest: int) -> pa.Table:
+    """Give the messages of a page that are not too large, with readable texts."""
     if "large" not in page.column_names:
         return page
     large = page["large"].is_valid()
@@ -140,8 +140,8 @@ def fetched(page: pa.Table, queue: str, largest: int) -> pa.Table:
     return with_texts(page, undecodable(page["headers"]))
 
 
-def whole(page: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A page with all columns of a schema; null for those that were not asked for."""
+def fill_columns(page: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Give a page with all columns of a schema; null for those that were not asked for."""
     columns = [
         page[field.name].cast(field.type)
         if field.name in page.column_names

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 
 
-BATCH = 100  # messages that are moved in one transaction, as the peers do
+BATCH = 100  # messages that are moved in one transaction, as the transport does
 SHORTEST, LONGEST = 1.0, 60.0  # seconds, the pauses of a mover that finds nothing
 
 
@@ -39,7 +39,7 @@ class Moved:
 
 
 class Mover:
-    """Moves what is due for a queue's owner into that queue; remembers the zone of its peers."""
+    """Moves due messages into their queue; remembers the time zone of its endpoints."""
 
     def __init__(
         self,
@@ -62,19 +62,20 @@ class Mover:
         self.allowed = allowed
         self.delayed = delayed_of(queue)
         self.timeout = timeout
-        self._told = zone
+        self._given_zone = zone
         self._zone: str | None = None
 
     def move(self, connection: Connection, most: int = BATCH) -> Moved:
         """
         Move up to `most` messages, those that have been due for longest, in one transaction.
 
-        May be done again after a lost answer: a message is in one of the tables at any time, so it
-        is moved once; what the second time moves are others. Several movers share the work.
+        The caller may run it again after a lost answer. A message is in one of the tables at any
+        time, so it is moved once; the second run moves other messages. Several movers share the
+        work.
 
-        An id that is in the queue already, which a copy by hand or a restored table can leave, gets
-        a new one there. To pass it over would hold up the mover for ever, to drop it could lose a
-        message; should it be a copy indeed, its MessageId still tells a receiver.
+        A copy by hand or a restored table can leave an id that is in the queue already. Such a
+        message gets a new id there. To pass it over would stop the mover for ever, and to drop it
+        could lose a message. If it is a copy, a receiver sees that by its MessageId.
 
         Raises:
             DelayedQueueNotFound, QueueNotFound, DestinationRefused, BadOption, MissingOption.
@@ -83,7 +84,7 @@ class Mover:
         try:
             with transaction(connection, timeout=self.timeout):
                 self._check(connection)
-                zone = self._zone or endpoint_zone(connection, self._told)
+                zone = self._zone or endpoint_zone(connection, self._given_zone)
                 moved, renamed = connection.rows(
                     "move_due", tables=tables, zone=zone, messages=most
                 )[0]
@@ -121,15 +122,15 @@ class Mover:
 
 def pause(before: float, moved: Moved) -> float:
     """
-    How long a mover sleeps, as the peers' does.
+    Count how long a mover sleeps, as the transport's does.
 
     Args:
         before: seconds that it slept last, 0 if it has moved something since.
         moved: what it found now, after no full batch.
 
     Returns:
-        Seconds: 1, then twice as many each time up to 60, but not beyond the next due time. What is
-        due and was not moved is in another mover's hands, and no reason for haste.
+        Seconds: 1, then twice as many each time up to 60, but not beyond the next due time. Another
+        mover moves what is due and was not moved, so it does not shorten the pause.
     """
     seconds = min(LONGEST, max(SHORTEST, 0.0 if moved.messages else 2 * before))
     return seconds if (moved.next_due or 0.0) <= 0 else min(seconds, moved.next_due or 0.0)
@@ -163,7 +164,7 @@ class Satellite:
         if now < self._next:
             return False
         options = self.options
-        moved = self._moved(connection, options.max_messages)
+        moved = self._move(connection, options.max_messages)
         if moved is None:
             self._next = now + max(LONGEST, options.peek_delay)
             return False
@@ -176,16 +177,16 @@ class Satellite:
     def finish(self, connection: Connection) -> None:
         """Move all that is due now, and nothing after it: what AvailableNow is to receive."""
         if self.options.delayed_delivery:
-            self._moved(connection, None)
+            self._move(connection, None)
             self._next = 1e18
 
-    def _moved(self, connection: Connection, most: int | None) -> Moved | None:
+    def _move(self, connection: Connection, most: int | None) -> Moved | None:
         """
-        Move.
+        Move due messages.
 
         Returns:
-            None where there is no table, which the queue of an instance need not have: its endpoint
-            has one for all.
+            None: there is no table. The queue of an instance need not have one, because its
+            endpoint has one for all.
         """
         try:
             return self.mover.move_all(connection, most)

@@ -1,132 +1,229 @@
 """
-The tasks of a batch, from its offset alone: a replay has nothing else.
+Offsets and plans as values, and the tasks of a batch.
 
-An offset comes out of a checkpoint, which may be older than the options, or not ours at all, and
-its plan may come out of a state table, which others may write: its shape is checked, and its queues
-are read as untrusted addresses are. A queue that the options do not name is not received from. A
-task of it hands out the receipt that is there; without one it leaves an empty receipt, so that it
-stays empty when it is done again, also after the options name its queue again.
+An offset comes out of a checkpoint, and a plan may come out of a state table. Others may write to
+both. Therefore everything is checked once, here: the version, the shape, the sizes and the bounds.
+A queue's address is read as an untrusted one.
+
+The JSON form has one constant order of keys, because Spark compares the text:
+
+    {"v":1,"stream":"<uuid>","batch":12,
+     "plan":[{"queue":…,"messages":…,"share":…,"bytes":…,"bounds":[…]}]}
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from sqlq_spark.errors import BadPlan
-from sqlq_spark.receive.task import CEILING, Task
+from sqlq_spark.errors import BadOffset, BadPlan
+from sqlq_spark.receive.task import CEILING, Task, TaskRules
 
 if TYPE_CHECKING:
     from sqlq_spark.options import SourceOptions
 
 
+VERSION = 1
+KEYS = ("v", "stream", "batch", "plan")  # of an offset, in order
 KINDS = {"queue": str, "messages": int, "share": int, "bytes": int, "bounds": list}
-LONGEST = 4 << 20  # characters of a plan
+LONGEST = 4 << 20  # characters of a stored plan
 MOST_TASKS = 10_000  # of a batch
 LOWEST, HIGHEST = -(2**63), 2**63 - 1  # of a bigint
 
 
-def plan_of(text: str, stream: str | None, batch: int) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePlan:
+    """What a batch receives from one queue. Task i receives seq in [bounds i, bounds i+1)."""
+
+    queue: str  # the canonical address
+    messages: int  # at most, of all tasks
+    share: int  # messages of each task, at most
+    bytes: int  # expected, of one message
+    bounds: tuple[int, ...]
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks receive from the queue."""
+        return len(self.bounds) - 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the part of the offset, in the order of KINDS."""
+        return {
+            "queue": self.queue,
+            "messages": self.messages,
+            "share": self.share,
+            "bytes": self.bytes,
+            "bounds": list(self.bounds),
+        }
+
+
+BatchPlan: TypeAlias = tuple[QueuePlan, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offset:
+    """The end of a batch: which stream, which batch, and what that batch receives."""
+
+    stream: str | None  # None: transactionMode=none, or nothing was planned yet
+    batch: int
+    plan: BatchPlan = ()
+
+    @classmethod
+    def parse(cls, found: Any) -> Self:  # noqa: ANN401 - of JSON
+        """
+        Read what Spark hands over.
+
+        Raises:
+            BadOffset: an unknown version, or other keys and types than those of an offset.
+            BadPlan: the plan in it cannot be one.
+        """
+        if not isinstance(found, dict) or "v" not in found:
+            raise BadOffset("it is not an offset of the format sqlqueue")
+        if type(found["v"]) is not int or found["v"] != VERSION:
+            raise BadOffset(
+                f"its version is {found['v']!r:.40}, and this release reads version {VERSION}"
+            )
+        if found.keys() != set(KEYS):
+            raise BadOffset(f"its keys are not {', '.join(KEYS)}")
+        stream, batch = found["stream"], found["batch"]
+        if not (stream is None or type(stream) is str) or type(batch) is not int:
+            raise BadOffset("its stream is not a text, or its batch is not a whole number")
+        return cls(stream=stream, batch=batch, plan=parse_plan(found["plan"], stream, batch))
+
+    def to_json(self) -> dict[str, Any]:
+        """Give what Spark writes into the checkpoint, in the order of KEYS."""
+        plan = [part.to_json() for part in self.plan]
+        return {"v": VERSION, "stream": self.stream, "batch": self.batch, "plan": plan}
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks the batch has."""
+        return sum(part.tasks for part in self.plan)
+
+
+INITIAL = Offset(stream=None, batch=0)
+
+
+# ---------------------------------------------------------------- plans
+
+
+def read_plan(text: str, stream: str | None, batch: int) -> BatchPlan:
     """
-    A plan as the stream's row keeps it.
+    Read a plan as the stream's row keeps it.
 
     Raises:
-        BadPlan: it is none.
+        BadPlan: the text is too long, is not JSON, or is not a plan.
     """
     if len(text) > LONGEST:
         raise BadPlan(stream, batch, f"it has {len(text)} characters, and {LONGEST} are the most")
     try:
-        plan = json.loads(text)
+        found = json.loads(text)
     except (ValueError, RecursionError):
-        raise BadPlan(stream, batch, "it is no JSON") from None
-    check(plan, stream, batch)
-    found: list[dict[str, Any]] = plan
-    return found
+        raise BadPlan(stream, batch, "it is not JSON") from None
+    return parse_plan(found, stream, batch)
 
 
-def check(plan: Any, stream: str | None, batch: int) -> None:  # noqa: ANN401 - of JSON
+def write_plan(plan: BatchPlan) -> str:
+    """Write a plan as the stream's row keeps it."""
+    return json.dumps([part.to_json() for part in plan])
+
+
+def parse_plan(found: Any, stream: str | None, batch: int) -> BatchPlan:  # noqa: ANN401 - of JSON
     """
-    Make sure that a plan has the shape of one.
+    Check that JSON has the shape of a plan, and make it a value.
 
     Raises:
-        BadPlan.
+        BadPlan: it has not.
     """
-    if type(plan) is not list:
-        raise BadPlan(stream, batch, "it is no list")
-    for at, part in enumerate(plan):
-        if fault := fault_of(part):
+    if type(found) is not list:
+        raise BadPlan(stream, batch, "it is not a list")
+    for at, part in enumerate(found):
+        if fault := find_fault(part):
             raise BadPlan(stream, batch, f"its part {at} {fault}")
-    tasks = sum(len(part["bounds"]) - 1 for part in plan)
+    plan = tuple(QueuePlan(**part | {"bounds": tuple(part["bounds"])}) for part in found)
+    tasks = sum(part.tasks for part in plan)
     if tasks > MOST_TASKS:
         raise BadPlan(stream, batch, f"it has {tasks} tasks, and {MOST_TASKS} are the most")
+    return plan
 
 
-def fault_of(part: Any) -> str:  # noqa: ANN401 - of JSON
-    """What is wrong with the part of one queue; empty where nothing is."""
+def find_fault(part: Any) -> str | None:  # noqa: ANN401 - of JSON
+    """Say what is wrong with the part of one queue."""
     if type(part) is not dict or part.keys() != KINDS.keys():
         return f"has not the keys {', '.join(KINDS)}"
     for name, kind in KINDS.items():
         if type(part[name]) is not kind:
             return f"has a wrong {name}"
-    bounds = part["bounds"]
     if not all(0 < part[name] <= HIGHEST for name in ("messages", "share", "bytes")):
-        return "has numbers that none can have"
+        return "has numbers out of range"
+    return None if are_bounds(part["bounds"]) else "has wrong bounds"
+
+
+def are_bounds(bounds: list[Any]) -> bool:
+    """Check that bounds are numbers of the database, at least two, and that they rise."""
     if len(bounds) < 2 or any(type(each) is not int for each in bounds):  # noqa: PLR2004
-        return "has wrong bounds"
+        return False
     rising = all(first < stop for first, stop in pairwise(bounds))
-    return "" if rising and bounds[0] >= LOWEST and bounds[-1] <= HIGHEST else "has wrong bounds"
+    return rising and bounds[0] >= LOWEST and bounds[-1] <= HIGHEST
 
 
-def tasks_of(end: dict[str, Any], options: SourceOptions) -> list[Task]:
+# ---------------------------------------------------------------- tasks
+
+
+def tasks_of(end: Offset, options: SourceOptions) -> list[Task]:
     """
-    The tasks of the batch that ends at an offset, numbered over all its queues.
+    Make the tasks of the batch that ends at an offset, numbered over all its queues.
+
+    A replay has nothing but the offset. The options may have changed since: from a queue that they
+    do not name any more, nothing is received. A task of such a queue hands out the receipt that is
+    there. Without one it writes an empty receipt. Thus it stays empty when Spark runs it again,
+    also if the options name its queue again.
 
     Raises:
-        BadAddress: a queue that cannot be one.
-        BadPlan: a plan that is none.
+        BadAddress: a queue's address cannot be one.
     """
-    check(end["plan"], end["stream"], end["batch"])
-    ceilings = shared(end["plan"], options.max_bytes)
-    allowed = options.allowed
+    rules = TaskRules(
+        largest=options.max_message_bytes,
+        errors=options.error_address,
+        allowed=options.allowed,
+        body_string=options.include_body_string,
+        fail_on_data_loss=options.fail_on_data_loss,
+    )
     found: list[Task] = []
-    for part, ceiling in zip(end["plan"], ceilings, strict=True):
-        queue = options.naming.parse_queue(part["queue"])
-        messages, share = part["messages"], part["share"]
+    for part, ceiling in zip(end.plan, share_bytes(end.plan, options.max_bytes), strict=True):
+        queue = options.naming.parse_queue(part.queue)
         found += [
             Task(
                 queue=queue,
-                stream=end["stream"] or "",
-                batch=end["batch"],
+                stream=end.stream,
+                batch=end.batch,
                 task=len(found) + at,
                 first=first,
                 stop=stop,
-                messages=max(1, min(share, messages - at * share)),
+                messages=max(1, min(part.share, part.messages - at * part.share)),
                 bytes=ceiling,
-                bytes_each=part["bytes"],
-                largest=options.max_message_bytes,
-                errors=options.error_address,
-                allowed=allowed,
-                receipts=end["stream"] is not None,
+                bytes_each=part.bytes,
                 receives=options.naming.print_address(queue) in options.names,
-                body_string=options.include_body_string,
-                fail_on_data_loss=options.fail_on_data_loss,
+                rules=rules,
             )
-            for at, (first, stop) in enumerate(pairwise(part["bounds"]))
+            for at, (first, stop) in enumerate(pairwise(part.bounds))
         ]
     return found
 
 
-def shared(plan: list[dict[str, Any]], most: int | None) -> list[int]:
+def share_bytes(plan: BatchPlan, most: int | None) -> list[int]:
     """
-    The bytes that each task of a queue may take, at least one.
+    Give the bytes that each task of a queue may receive, at least one.
 
-    The batch's limit is shared among the queues by what their messages were thought to weigh.
+    The queues share the batch's limit by the expected weight of their messages.
     """
-    weights = [max(1, part["messages"] * part["bytes"]) for part in plan]
+    if most is None:
+        return [CEILING] * len(plan)
+    weights = [max(1, part.messages * part.bytes) for part in plan]
+    total = sum(weights)
     return [
-        max(1, min(CEILING, most * weight // sum(weights) // (len(part["bounds"]) - 1)))
-        if most is not None
-        else CEILING
+        max(1, min(CEILING, most * weight // total // part.tasks))
         for part, weight in zip(plan, weights, strict=True)
     ]

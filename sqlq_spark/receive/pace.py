@@ -1,12 +1,12 @@
 """
-How much the next micro-batch asks for: pure arithmetic on the backlog, the limits and the past.
+How many messages the next micro-batch asks for: pure arithmetic on backlog, limits and past.
 
-A stream may read several queues: what a batch may hold is shared among them by water filling, so
-that none starves beside a queue with a million waiting.
+A stream may read several queues. They share what a batch may hold by water filling, so that a
+queue with a million messages does not keep the others waiting.
 
-It starts as the transport's version 3 does, with a task for all pending work up to the maximum, and
-adapts as its version 2.1 did, by counting receives that yielded something and receives that did
-not. Source: DESIGN.md part 4; the SQL Server transport's documentation, "Concurrency".
+It starts as the transport's version 3 does: with a task for all pending work, up to the maximum. It
+adapts as the transport's version 2.1 did, by counting the receives with and without messages.
+Source: DESIGN.md part 4; the SQL Server transport's documentation, "Concurrency".
 """
 
 import math
@@ -45,7 +45,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a batch."""
+    """What a batch has received."""
 
     tasks: int
     empty: int  # tasks that got nothing
@@ -62,7 +62,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """How many tasks may run now, and the receives in a row that led there (version 2.1)."""
+    """How many tasks may run now, and the receives in a row that led to it (version 2.1)."""
 
     tasks: int  # begin with `Limits.concurrency`
     successes: int = 0
@@ -72,7 +72,7 @@ class Ramp:
         """
         Move by what a batch did; each of its tasks is one receive.
 
-        The successes count first: one empty task in every batch is enough to end the climb.
+        The successes count first: one empty task in every batch is enough to end the increase.
 
         Args:
             outcome: the batch that was just acknowledged.
@@ -81,9 +81,9 @@ class Ramp:
         """
         ramp = replace(self, tasks=min(max(self.tasks, least), concurrency))
         for _ in range(outcome.tasks - outcome.empty):
-            ramp = _succeeded(ramp, concurrency)
+            ramp = _count_success(ramp, concurrency)
         for _ in range(outcome.empty):
-            ramp = _failed(ramp, least)
+            ramp = _count_failure(ramp, least)
         return ramp
 
 
@@ -110,7 +110,7 @@ def plans(
         every queue that is asked has a task; or None: nothing waits there, or it is the turn of
         others, or, then for all, not yet enough waits.
     """
-    if _too_early(sum(backlog.messages for backlog in backlogs), limits, waited):
+    if _is_too_early(sum(backlog.messages for backlog in backlogs), limits, waited):
         return [None] * len(backlogs)
     counts = _messages(backlogs, limits, turn)
     asked = [
@@ -120,7 +120,7 @@ def plans(
     return [Plan(count, each) if count else None for count, each in zip(counts, tasks, strict=True)]
 
 
-def fair(wants: Sequence[int], limit: int, *, turn: int = 0) -> list[int]:
+def share_fairly(wants: Sequence[int], limit: int, *, turn: int = 0) -> list[int]:
     """
     Share something out by water filling.
 
@@ -176,29 +176,14 @@ def apportion(weights: Sequence[float], most: Sequence[int], *, tasks: int) -> l
     return shares
 
 
-def share(messages: int, *, tasks: int) -> list[int]:
-    """
-    Share a batch among its tasks, as evenly as whole messages allow.
-
-    Args:
-        messages: how many in the batch, >= 0.
-        tasks: how many tasks, > 0.
-
-    Returns:
-        One count for each task, the larger ones first; they add up to `messages`.
-    """
-    each, rest = divmod(messages, tasks)
-    return [each + (at < rest) for at in range(tasks)]
-
-
-def _succeeded(ramp: Ramp, concurrency: int) -> Ramp:
+def _count_success(ramp: Ramp, concurrency: int) -> Ramp:
     successes = ramp.successes + 1
     if successes > RAMP_UP and ramp.tasks < concurrency:
         return Ramp(ramp.tasks + 1)
     return Ramp(ramp.tasks, successes=successes)
 
 
-def _failed(ramp: Ramp, least: int) -> Ramp:
+def _count_failure(ramp: Ramp, least: int) -> Ramp:
     failures = ramp.failures + 1
     fewer = failures > RAMP_DOWN and ramp.tasks > least
     return Ramp(ramp.tasks - fewer, failures=failures)
@@ -209,8 +194,8 @@ def _around(queues: int, turn: int) -> list[int]:
     return [(turn + at) % queues for at in range(queues)]
 
 
-def _too_early(messages: int, limits: Limits, waited: float) -> bool:
-    """Is it better to wait for more? The count stops at the limit, so no more can be awaited."""
+def _is_too_early(messages: int, limits: Limits, waited: float) -> bool:
+    """Whether to wait for more messages. The count stops at the limit, so there it is enough."""
     enough = min(limits.min_messages or 1, limits.messages)
     return messages < enough and waited < limits.max_delay
 
@@ -219,19 +204,19 @@ def _messages(backlogs: Sequence[Backlog], limits: Limits, turn: int) -> list[in
     if limits.bytes is None:
         wants = [backlog.messages for backlog in backlogs]
     else:
-        wants = _within(limits.bytes, backlogs, turn)
-    return fair(wants, limits.messages, turn=turn)
+        wants = _fit_in_turns(limits.bytes, backlogs, turn)
+    return share_fairly(wants, limits.messages, turn=turn)
 
 
-def _within(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[int]:
+def _fit_in_turns(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[int]:
     """
-    How many messages of each queue the bytes of a batch can hold.
+    Count the messages of each queue that the bytes of a batch can hold.
 
-    A queue whose share is less than one message leaves it to the others, until it is its turn: then
-    it has one message, and the others what is left beside it. So a limit below the weight of one
-    message does not stop the stream, nor a heavy message its queue.
+    A queue whose share is less than one message leaves it to the others, until it is its turn. Then
+    it has one message, and the others share the rest. So a limit below the weight of one message
+    does not stop the stream, and a heavy message does not stop its queue.
     """
-    counts = _fitting(limit, backlogs, turn)
+    counts = _fit_bytes(limit, backlogs, turn)
     heavy = [each.messages > count == 0 for each, count in zip(backlogs, counts, strict=True)]
     if not any(heavy):
         return counts
@@ -242,16 +227,16 @@ def _within(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[int]:
         replace(each, messages=0) if out else each
         for each, out in zip(backlogs, heavy, strict=True)
     ]
-    counts = _fitting(limit, light, turn)
+    counts = _fit_bytes(limit, light, turn)
     counts[first] += heavy[first]
     return counts
 
 
-def _fitting(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[int]:
-    """How many messages of each queue fit into its fair share of the bytes."""
+def _fit_bytes(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[int]:
+    """Count the messages of each queue that fit into its fair share of the bytes."""
     # what is beyond the limit makes no difference, and may be beyond all numbers
     wants = [math.ceil(min(each.messages * each.bytes_each, limit + 1)) for each in backlogs]
-    shares = fair(wants, limit, turn=turn)
+    shares = share_fairly(wants, limit, turn=turn)
     return [
         each.messages if share == want else min(each.messages, int(share // each.bytes_each))
         for each, want, share in zip(backlogs, wants, shares, strict=True)
@@ -259,7 +244,7 @@ def _fitting(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[int]:
 
 
 def _tasks(asked: Sequence[Backlog], tasks: int) -> list[int]:
-    """Tasks of each queue, so many in all; those that are worth their start, and one at least."""
+    """Share the tasks among the queues: those that are worth their start, and one at least."""
     weights = [_worth(each) for each in asked]
     most = [
         min(each.messages, max(1, int(weight)), each.most_tasks or each.messages)
@@ -269,6 +254,6 @@ def _tasks(asked: Sequence[Backlog], tasks: int) -> list[int]:
 
 
 def _worth(asked: Backlog) -> float:
-    """How many tasks so many messages are worth; each has at least one of them."""
+    """Count the tasks that so many messages are worth; each has at least one message."""
     by_bytes = min(asked.messages, asked.messages * asked.bytes_each / BYTES_PER_TASK)
     return max(asked.messages / MESSAGES_PER_TASK, by_bytes)

@@ -1,28 +1,26 @@
 """
-Where the driver looks for messages: plain reads that lock nothing and wait for no one.
+Where the driver looks for messages: a frozen state, and pure functions that move it.
 
-A peek begins where the queue began last time, because rows that were deleted may lie before it,
-kept by someone's old snapshot. Now and then, and when nothing is found, it begins at the very
-beginning: a lower seq may commit late. Where a batch got nothing, as others hold its messages, it
-goes on behind them. A queue where nothing was found is left alone for a while, by itself.
+A look starts where the queue started last time, because rows that were deleted may lie before it,
+kept by someone's old snapshot. From time to time, and when nothing is found, it starts at the very
+beginning: a lower seq may commit late. If a batch received nothing, because others hold its
+messages, the next look starts behind them. A queue where nothing was found rests for a while.
+
+A look is a few queries. `start_look` gives the first one, and `answer_look` takes what a query
+found and gives the next one, or None at the end. receive/peeker.py runs the queries.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from sqlq_spark.database import Connection
-    from sqlq_spark.options import SourceOptions
     from sqlq_spark.receive.pace import Outcome, Plan
-    from sqlq_spark.wire.address import QueueAddress
 
 # of seqs; what is one higher still must be a number of the database
 LOWEST, HIGHEST = -(2**63), 2**63 - 2
-MARKS = 1000  # places of a full batch where it can be cut
-# A peek from the very beginning walks over the dead rows that an old snapshot keeps. It comes so
+# A query from the very beginning walks over the dead rows that an old snapshot keeps. It comes so
 # many seconds after the one before, and so many times what that one took.
 FROM_THE_START = 30.0
 FROM_THE_START_SHARE = 50.0
@@ -30,7 +28,7 @@ FROM_THE_START_SHARE = 50.0
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a peek saw."""
+    """What a query saw."""
 
     messages: int = 0  # up to the limit
     marks: tuple[int, ...] = ()  # the seq of every `grain`-th message
@@ -46,153 +44,179 @@ class Found:
         return self.messages, self.marks[:1], self.last
 
 
-def cut(found: Found, plan: Plan) -> tuple[int, list[int]]:
-    """
-    Cut a batch into ranges of seqs, at the marks of a peek.
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The batch that was planned last, and what is known of it."""
 
-    Returns:
-        How many messages each range holds, the last one perhaps fewer, and the ranges' bounds:
-        range i is [bounds i, bounds i+1). There are at most `plan.tasks` ranges.
-    """
-    grains = -(-plan.messages // found.grain)
-    step = -(-grains // plan.tasks)
-    stop = found.marks[grains] if grains < len(found.marks) else found.last + 1
-    return step * found.grain, [*found.marks[:grains:step], stop]
+    found: Found  # by which it was planned
+    stop: int  # the seq behind its last range
+    asked: int  # messages
+    empty: bool = False  # it received nothing, though messages were there
 
 
-class Peek:
-    """Looks at one queue; remembers what saves work, a new process does without."""
+@dataclass(frozen=True, slots=True)
+class PeekState:
+    """What the driver remembers of one queue. It only saves work: a new process starts without."""
 
-    def __init__(self, options: SourceOptions, address: QueueAddress, name: str) -> None:
-        """
-        Begin; nothing was seen yet.
-
-        Args:
-            options: of the stream.
-            address: of the queue.
-            name: its canonical address.
-        """
-        self.options = options
-        self.address = address
-        self.name = name
-        self.most_tasks = options.most_tasks(address)
-        self.found = Found()  # by the last look
-        self._rests_until = -1e9
-        self._end = HIGHEST
-        self._anchor = LOWEST  # where the queue began last time
-        self._from_start = -1e9  # when a peek may begin at the very beginning again
-        self._behind: int | None = None  # the seq behind messages that others hold
-        self._planned: Found | None = None  # what the batch before was planned on,
-        self._stop = LOWEST  # where it ended,
-        self._asked = 0  # how many messages it asked for,
-        self._empty = False  # and whether it got nothing, though they were there
+    found: Found = Found()  # by the last look
+    rests_until: float = -1e9
+    end: int = HIGHEST  # the highest seq to look at
+    anchor: int = LOWEST  # where the queue started last time
+    from_start: float = -1e9  # when a look may start at the very beginning again
+    behind: int | None = None  # the seq behind messages that others hold
+    planned: Planned | None = None
 
     @property
     def frozen(self) -> bool:
         """Whether the end is fixed (AvailableNow)."""
-        return self._end != HIGHEST
+        return self.end != HIGHEST
 
-    def awake(self, now: float) -> bool:
+    def is_awake(self, now: float) -> bool:
         """Whether its rest is over."""
-        return now >= self._rests_until
+        return now >= self.rests_until
 
-    def freeze(self, connection: Connection) -> None:
-        """Take the highest seq as it stands now for the end, in the transaction that is open."""
-        _, last = connection.rows("top", tables={"queue": self.address})[0]
-        self._end = LOWEST if last is None else min(last, HIGHEST - 1)
 
-    def learn(self, outcome: Outcome) -> None:
-        """Heed what came of the batch that was planned last."""
-        if self._planned is None:
-            return
-        self._empty = outcome.got == 0
-        if outcome.got >= self._asked and self._behind is None:
-            self._anchor = self._stop  # dead rows before it need not be looked at again
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What to ask the database for: messages from a seq on."""
 
-    def look(self, connection: Connection, now: float) -> None:
-        """
-        See what waits, up to the limit of a batch; a queue where nothing does is left alone now.
+    place: Literal["behind", "anchor", "start"]
+    first: int
+    ends: bool = False  # its answer ends the look, also if it is empty
 
-        What is behind held messages is worked off before those are tried again.
-        """
-        self.found = self._look(connection, now)
-        if not self.found.messages:
-            self.rest(now + self.options.peek_delay)
 
-    def _look(self, connection: Connection, now: float) -> Found:
-        planned, empty = self._planned, self._empty
-        self._planned, self._empty = None, False
-        found = Found() if empty else self._peek(connection, now)
-        if empty or self._unchanged(planned, found):
-            self._behind = self._stop
-            return self._peek(connection, now)
-        if not found.messages and self._behind is not None:
-            self._behind = None
-            return self._peek(connection, now)
-        return found
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a query found, and when."""
 
-    def plan(self, plan: Plan) -> dict[str, Any]:
-        """Cut what was found into ranges, and remember it; what an offset says of one queue."""
-        share, bounds = cut(self.found, plan)
-        self._planned, self._stop, self._asked = self.found, bounds[-1], plan.messages
-        self._rests_until = -1e9
-        return {
-            "queue": self.name,
-            "messages": plan.messages,
-            "share": share,
-            "bytes": round(self.found.bytes_each),
-            "bounds": bounds,
-        }
+    found: Found
+    now: float  # monotonic seconds when the look started
+    took: float  # seconds
 
-    def rest(self, until: float) -> None:
-        """Leave the queue alone, and begin anew after that: what was held may be free."""
-        self._planned = self._behind = None
-        self._rests_until = until
 
-    def wake(self) -> None:
-        """End its rest: something came."""
-        self._rests_until = -1e9
+# ---------------------------------------------------------------- a look
 
-    def _unchanged(self, planned: Found | None, found: Found) -> bool:
-        """Without receipts: whether the batch before got nothing, as nothing has moved."""
-        without = self.options.transaction_mode == "none"
-        return without and planned is not None and planned.place == found.place
 
-    def _peek(self, connection: Connection, now: float) -> Found:
-        if self._behind is not None:
-            return self._found_from(connection, self._behind)
-        if now < self._from_start:
-            found = self._found_from(connection, self._anchor)
-            if found.messages:
-                self._anchor = found.marks[0]
-                return found
-        begun = time.monotonic()
-        found = self._found_from(connection, LOWEST)
-        took = time.monotonic() - begun
-        self._from_start = now + max(FROM_THE_START, FROM_THE_START_SHARE * took)
-        self._anchor = found.marks[0] if found.messages else LOWEST
-        return found
+def start_look(state: PeekState, now: float) -> tuple[PeekState, Query]:
+    """Choose the first query of a look."""
+    if state.planned is not None and state.planned.empty:
+        return look_behind(state, state.planned)
+    return state, choose_query(state, now)
 
-    def _found_from(self, connection: Connection, first: int) -> Found:
-        tables = {"queue": self.address}
-        grain = max(1, self.options.max_messages // MARKS)
-        messages, last, marks = connection.rows(
-            "peek",
-            tables=tables,
-            first=first,
-            last=self._end,
-            messages=self.options.max_messages,
-            grain=grain,
-        )[0]
-        if not messages:
-            return Found()
-        each, sent, span = connection.rows("sample", tables=tables, first=marks[0])[0]
-        return Found(
-            messages,
-            marks=tuple(marks),
-            grain=grain,
-            last=last,
-            bytes_each=max(1.0, each or 1024.0),
-            sent=sent,
-            span=span or 0,
-        )
+
+def answer_look(
+    state: PeekState, query: Query, answer: Answer, *, receipts: bool, pause: float
+) -> tuple[PeekState, Query | None]:
+    """
+    Take the answer of a query.
+
+    Messages behind those that others hold are received first, before a look tries the held ones
+    again.
+
+    Args:
+        state: before the answer.
+        query: the one that was asked.
+        answer: what it found.
+        receipts: False: transactionMode=none, so that only this look shows what a batch received.
+        pause: seconds that a queue rests in which nothing was found.
+
+    Returns:
+        The state, and the next query. None: the look is over, and `found` is its result.
+    """
+    found = answer.found
+    state = note_place(state, query, answer)
+    if query.place == "anchor" and not found.messages:
+        return state, replace(query, place="start", first=LOWEST)
+    if not query.ends:
+        planned, state = state.planned, replace(state, planned=None)
+        if planned is not None and not receipts and planned.found.place == found.place:
+            return look_behind(state, planned)
+        if not found.messages and state.behind is not None:
+            state = replace(state, behind=None)
+            return state, replace(choose_query(state, answer.now), ends=True)
+    state = replace(state, found=found)
+    return (state if found.messages else rest(state, answer.now + pause)), None
+
+
+def choose_query(state: PeekState, now: float) -> Query:
+    """Start behind held messages, or where the queue started, or at the very beginning."""
+    if state.behind is not None:
+        return Query("behind", state.behind)
+    if now < state.from_start:
+        return Query("anchor", state.anchor)
+    return Query("start", LOWEST)
+
+
+def look_behind(state: PeekState, planned: Planned) -> tuple[PeekState, Query]:
+    """Pass over the messages of a batch that received nothing: others hold them."""
+    state = replace(state, behind=planned.stop, planned=None)
+    return state, Query("behind", planned.stop, ends=True)
+
+
+def note_place(state: PeekState, query: Query, answer: Answer) -> PeekState:
+    """Remember where the queue starts, and when a look may start at the very beginning again."""
+    found = answer.found
+    if query.place == "behind":
+        return state
+    if found.messages:
+        state = replace(state, anchor=found.marks[0])
+    if query.place == "anchor":
+        return state
+    pause = max(FROM_THE_START, FROM_THE_START_SHARE * answer.took)
+    anchor = state.anchor if found.messages else LOWEST
+    return replace(state, anchor=anchor, from_start=answer.now + pause)
+
+
+# ---------------------------------------------------------------- what happens between looks
+
+
+def freeze(state: PeekState, last: int | None) -> PeekState:
+    """Take the highest seq as it is now for the end of all looks."""
+    return replace(state, end=LOWEST if last is None else min(last, HIGHEST - 1))
+
+
+def plan(state: PeekState, asked: Plan) -> tuple[PeekState, int, tuple[int, ...]]:
+    """
+    Cut what the last look found into ranges, and remember the batch.
+
+    Returns:
+        The state, and as `cut` the share of each range and the bounds.
+    """
+    share, bounds = cut(state.found, asked)
+    planned = Planned(state.found, stop=bounds[-1], asked=asked.messages)
+    return replace(wake(state), planned=planned), share, bounds
+
+
+def cut(found: Found, asked: Plan) -> tuple[int, tuple[int, ...]]:
+    """
+    Cut a batch into ranges of seqs, at the marks of a query.
+
+    Returns:
+        How many messages each range holds, the last one perhaps fewer, and the ranges' bounds:
+        range i is [bounds i, bounds i+1). There are at most `asked.tasks` ranges.
+    """
+    grains = -(-asked.messages // found.grain)
+    step = -(-grains // asked.tasks)
+    stop = found.marks[grains] if grains < len(found.marks) else found.last + 1
+    return step * found.grain, (*found.marks[:grains:step], stop)
+
+
+def learn(state: PeekState, outcome: Outcome) -> PeekState:
+    """Record what the batch that was planned last has received."""
+    planned = state.planned
+    if planned is None:
+        return state
+    state = replace(state, planned=replace(planned, empty=outcome.got == 0))
+    if outcome.got >= planned.asked and state.behind is None:
+        state = replace(state, anchor=planned.stop)  # dead rows before it need no second look
+    return state
+
+
+def rest(state: PeekState, until: float) -> PeekState:
+    """Look at nothing for a while, and then at all messages: held ones may be free by then."""
+    return replace(state, planned=None, behind=None, rests_until=until)
+
+
+def wake(state: PeekState) -> PeekState:
+    """End the rest."""
+    return replace(state, rests_until=-1e9)

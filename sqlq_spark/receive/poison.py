@@ -1,10 +1,11 @@
 """
-What a task cannot deliver: messages that cannot be read, and those too large to be looked at.
+What a task cannot deliver: messages that cannot be read, and messages that are too large.
 
-Poison is a row whose headers are no JSON object of texts, or no UTF-8 (a database of SQL_ASCII
-holds any bytes). It goes to the error queue byte for byte, all of a task at once. A message that is
-larger than maxMessageBytes is moved there by the server and never comes here. No header is added to
-either: the headers may be what is too large, or what cannot be read. The log says why.
+Poison is a row whose headers are not a JSON object of texts, or are not UTF-8 (a database of
+SQL_ASCII holds any bytes). It goes to the error queue byte for byte, all of a task at once. The
+server moves a message that is larger than maxMessageBytes, without sending it to the task. No
+header is added to either: the headers may be what is too large, or what cannot be read. The log
+says why.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ MOST_BYTES = 1 << 30  # bytes; one message at least. The others wait for the nex
 
 def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Table:
     """
-    Put poison into the error queue; without one it is delivered, its invalid UTF-8 as U+FFFD.
+    Put poison into the error queue. Without one it is delivered, its invalid UTF-8 as U+FFFD.
 
     Args:
         connection: in the transaction that received the rows.
@@ -63,7 +64,7 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
     Raises:
         DestinationRefused: the error queue would run code of an owner that is not trusted.
     """
-    errors = task.errors
+    errors = task.rules.errors
     unread = undecodable(live["headers"])
     rows = with_texts(live, unread)
     if errors is None:
@@ -72,8 +73,8 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
     if not pc.any(poison).as_py():
         return rows
     bad = live.filter(poison).select(["id", "headers", "body"])  # an expiry may be beyond Python
-    with trusted(connection, task, errors):
-        under_some_ids(
+    with check_trust(connection, task, errors):
+        store_renamed_if_needed(
             connection, errors, lambda renamed: load(connection, errors, bad, renamed=renamed)
         )
     log.warning(
@@ -85,21 +86,21 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
 
 
 @contextmanager
-def trusted(connection: Connection, task: Task, errors: QueueAddress) -> Iterator[None]:
+def check_trust(connection: Connection, task: Task, errors: QueueAddress) -> Iterator[None]:
     """
-    Send to the error queue in the block, if that runs no code of an owner that is not trusted.
+    Let the block send to the error queue, if that runs no code of an owner that is not trusted.
 
     Raises:
         DestinationRefused, DestinationChanged.
     """
-    destinations = Destinations(connection, task.allowed, source=task.queue)
+    destinations = Destinations(connection, task.rules.allowed, source=task.queue)
     destinations.look_for([errors])
     yield
     destinations.confirm()
 
 
 def load(connection: Connection, errors: QueueAddress, rows: pa.Table, *, renamed: bool) -> None:
-    """Store rows of a queue under their ids, or under fresh ones."""
+    """Store rows of a queue under their ids, or under new ones."""
     if renamed:
         ids = pa.py_buffer(rising_ids(rows.num_rows, time.time()))
         fresh = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows.num_rows, [None, ids])
@@ -107,25 +108,27 @@ def load(connection: Connection, errors: QueueAddress, rows: pa.Table, *, rename
     connection.load(errors, rows)
 
 
-def under_some_ids(connection: Connection, errors: QueueAddress, work: Callable[[bool], T]) -> T:
+def store_renamed_if_needed(
+    connection: Connection, errors: QueueAddress, store: Callable[[bool], T]
+) -> T:
     """
-    Store messages in the error queue under their ids, or, where one is there already, fresh ones.
+    Store messages in the error queue under their ids, or, if one is there already, new ones.
 
     Args:
         connection: in a transaction.
         errors: the error queue.
-        work: stores all of them; True: under fresh ids.
+        store: stores all of them; True: under new ids.
 
     Raises:
         StatementFailed: the error queue takes them under no id; nothing was received.
     """
     try:
         with attempt(connection):
-            return work(False)  # noqa: FBT003
+            return store(False)  # noqa: FBT003
     except StatementRefused:
         pass
     try:
-        return work(True)  # noqa: FBT003
+        return store(True)  # noqa: FBT003
     except StatementRefused as error:
         statement, code, said = error.args
         fix = BEHIND if "duplicate" in said else "fix that table, or name another errorQueue"
@@ -138,10 +141,7 @@ def under_some_ids(connection: Connection, errors: QueueAddress, work: Callable[
 
 def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[int, int]:
     """
-    Move messages that are larger than `task.largest` to the error queue, on the server.
-
-    `receive` passes them over, at no cost, so they become the lowest of the queue. Then they are in
-    the sample, whose mean tells that one may be there.
+    Move messages that are larger than `rules.largest` to the error queue, on the server.
 
     Args:
         connection: in the transaction that receives.
@@ -154,40 +154,54 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
     Raises:
         MessageTooLarge: there is no error queue.
     """
-    spread = SPREAD if task.body_string else 1
-    if not short or task.bytes_each * SAMPLED * spread < task.largest:
-        return 0, 0
-    found = connection.rows(
-        "find_large_body_string" if task.body_string else "find_large",
-        tables={"queue": task.queue},
-        first=task.first,
-        stop=task.stop,
-        messages=MOST_LARGE,
-        largest=task.largest,
-    )
-    name = connection.printed(task.queue)
+    rules = task.rules
+    found = find_large(connection, task) if short and may_hold_large(task) else []
     if not found:
         return 0, 0
-    if task.errors is None:
+    name = connection.printed(task.queue)
+    if rules.errors is None:
         seq, size = found[0]
-        raise MessageTooLarge(name, seq, size, task.largest)
-    counts = [(0, 0)]
-    for group in groups(found):
-        counts.append(move(connection, task, task.errors, [seq for seq, _ in group]))
+        raise MessageTooLarge(name, seq, size, rules.largest)
+    moved = expired = 0
+    for group in cut_groups(found):
+        counts = move(connection, task, rules.errors, [seq for seq, _ in group])
+        moved, expired = moved + counts[0], expired + counts[1]
         log.warning(
             "%s: %d messages are larger than maxMessageBytes (%d) and leave the queue unread, for "
             "the error queue unless they have expired; the largest has %d bytes and seq %d",
             name,
             len(group),
-            task.largest,
+            rules.largest,
             *max((size, seq) for seq, size in group),
         )
-    moved, expired = zip(*counts, strict=True)
-    return sum(moved), sum(expired)
+    return moved, expired
 
 
-def groups(found: list[Row]) -> Iterator[list[Row]]:
-    """Messages by seq and bytes, cut into what one statement moves, up to what one task may."""
+def may_hold_large(task: Task) -> bool:
+    """
+    Whether the plan's sample allows that a message of the range is too large.
+
+    `receive` passes over large messages, at no cost, so they become the lowest of the queue. Then
+    they are in the sample, and raise its mean.
+    """
+    spread = SPREAD if task.rules.body_string else 1
+    return task.bytes_each * SAMPLED * spread >= task.rules.largest
+
+
+def find_large(connection: Connection, task: Task) -> list[Row]:
+    """Find the messages of the range that are too large: seq and bytes."""
+    return connection.rows(
+        "find_large_body_string" if task.rules.body_string else "find_large",
+        tables={"queue": task.queue},
+        first=task.first,
+        stop=task.stop,
+        messages=MOST_LARGE,
+        largest=task.rules.largest,
+    )
+
+
+def cut_groups(found: list[Row]) -> Iterator[list[Row]]:
+    """Cut messages by seq and bytes into what one statement moves, up to what one task may."""
     before = accumulate((size for _, size in found), initial=0)
     group: list[Row] = []
     for row, total in zip(found, before, strict=False):
@@ -206,11 +220,11 @@ def move(
 ) -> tuple[int, int]:
     """Move messages to the error queue; how many, and how many had expired and are gone."""
 
-    def moved(renamed: bool) -> Row:  # noqa: FBT001
+    def divert(renamed: bool) -> Row:  # noqa: FBT001
         tables = {"queue": task.queue, "errors": errors}
         listed = json.dumps(seqs)
         return connection.rows("divert_large", tables=tables, seqs=listed, renamed=renamed)[0]
 
-    with trusted(connection, task, errors):
-        found, expired = under_some_ids(connection, errors, moved)
-    return found, expired
+    with check_trust(connection, task, errors):
+        moved, expired = store_renamed_if_needed(connection, errors, divert)
+    return moved, expired

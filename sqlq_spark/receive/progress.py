@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from sqlq_spark.receive.peek import Found
     from sqlq_spark.receive.receipts import Acknowledged
 
-Said = dict[str, Any]
+Report = dict[str, Any]
 
 
-def report(
+def report_stream(
     name: str,
     found: dict[str, Found],
     ramp: Ramp,
     last: Acknowledged | None,
     *,
     most: int,
-) -> Said:
+) -> Report:
     """
-    Tell of a stream: all of it, and of several queues each.
+    Report on a stream as a whole, and on each queue if there are several.
 
     Args:
         name: of its queue, or of all of them.
@@ -34,35 +34,35 @@ def report(
         most: where a look stops counting.
     """
     now = datetime.now(UTC)
-    queues = [queue(each, seen, most, now) for each, seen in found.items()]
-    said = total(name, queues) | {
+    queues = [report_queue(each, seen, most, now) for each, seen in found.items()]
+    report = sum_queues(name, queues) | {
         "tasks": ramp.tasks,
         "ramp": {"successes": ramp.successes, "failures": ramp.failures},
     }
     if last is not None:
-        said["lastBatch"] = batch(last)
+        report["lastBatch"] = report_batch(last)
     if len(queues) > 1:
-        got = {} if last is None else last.queues
-        said["queues"] = [
-            each | ({"lastBatch": batch(got[each["queue"]])} if each["queue"] in got else {})
-            for each in queues
+        batches = {} if last is None else last.queues
+        report["queues"] = [
+            queue | ({"lastBatch": report_batch(batches[name])} if name in batches else {})
+            for name, queue in zip(found, queues, strict=True)
         ]
-    return said
+    return report
 
 
-def queue(name: str, found: Found, most: int, now: datetime) -> Said:
-    """What waits in a queue; beyond the limit of a batch that is only estimated."""
+def report_queue(name: str, found: Found, most: int, now: datetime) -> Report:
+    """Report what waits in a queue; beyond the limit of a batch that is only estimated."""
     full = found.messages >= most
     return {
         "queue": name,
         "backlog": max(found.messages, found.span) if full else found.messages,
         "backlogIsEstimate": full,
-        "oldestWaited": waited(found.sent, now),
+        "oldestWaited": seconds_since(found.sent, now),
     }
 
 
-def total(name: str, queues: list[Said]) -> Said:
-    """What waits in all queues together."""
+def sum_queues(name: str, queues: list[Report]) -> Report:
+    """Report what waits in all queues together."""
     oldest = [each["oldestWaited"] for each in queues if each["oldestWaited"] is not None]
     return {
         "queue": name,
@@ -72,8 +72,8 @@ def total(name: str, queues: list[Said]) -> Said:
     }
 
 
-def batch(last: Acknowledged) -> Said:
-    """What a batch had come to."""
+def report_batch(last: Acknowledged) -> Report:
+    """Report what a batch has received."""
     return {
         "batch": last.batch,
         "tasks": last.outcome.tasks,
@@ -85,13 +85,11 @@ def batch(last: Acknowledged) -> Said:
     }
 
 
-def waited(sent: str | None, now: datetime) -> float | None:
-    """Seconds since a message was sent, by its header; None where that cannot be known."""
+def seconds_since(sent: str | None, now: datetime) -> float | None:
+    """Count the seconds since a message was sent, by its header; None: the header has no time."""
+    if sent is None:
+        return None
     try:
-        return (
-            None
-            if sent is None
-            else max(0.0, round((now - parse_wire_time(sent)).total_seconds(), 3))
-        )
+        return max(0.0, round((now - parse_wire_time(sent)).total_seconds(), 3))
     except BadWireTime:
         return None

@@ -1,17 +1,17 @@
 """
 One receive task: a database transaction that takes messages and leaves a receipt.
 
-    fence         the batch is not acknowledged, and cannot be while we work; else StaleTask
+    fence         the batch is not acknowledged, and cannot be while the task runs; else StaleTask
     task_lock     one attempt at a time
-    find_receipt  another attempt was here: hand out what it got, and receive nothing more
+    find_receipt  an earlier attempt left a receipt: hand out its messages, and receive nothing more
     receive       delete what no one else holds, step by step, up to the ceiling
-    divert        expired rows are counted and gone; poison, and what is too large to be fetched,
-                  goes to the error queue, what was delayed for another queue is forwarded there
+    divert        expired rows are counted and dropped; poison, and what is too large to be fetched,
+                  goes to the error queue; what was delayed for another queue is forwarded there
     save_receipt  the rest, in the same commit
 
 The rows go to Spark only after the commit.
-A connection lost at any point, the commit's answer among them, is answered by doing all of it
-again: either nothing had happened, or the receipt is there.
+After a lost connection, the caller runs the task again. It does not matter whether the commit was
+done: either nothing has happened, or the receipt is there.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
+from sqlq_spark.database.receipt_moves import check_stored, name_receipt, next_state
 from sqlq_spark.errors import StaleTask, StreamNotFound
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
@@ -33,6 +34,7 @@ from sqlq_spark.wire.unpack import Expected, unpacked
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection, Row
+    from sqlq_spark.database.receipt_moves import ReceiptKey
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -48,31 +50,37 @@ ROW, GROWTH = 64, 3
 TAKEN = QUEUE_ROW.append(pa.field("expired", pa.bool_()))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskRules:
+    """What all tasks of a stream do with messages; parsed from the options once for a batch."""
+
+    largest: int = LARGEST  # bytes of a message; a larger one is not fetched
+    errors: QueueAddress | None = None  # the error queue
+    allowed: tuple[QueueAddress, ...] = ()  # the option allowedDestinations
+    body_string: bool = False  # also the column BodyString
+    fail_on_data_loss: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What one task of a batch is to receive, and from where."""
+    """What one task of a batch receives, and from where."""
 
     queue: QueueAddress
-    stream: str
+    stream: str | None  # None: transactionMode=none, the task leaves no receipt
     batch: int
     task: int
     first: int  # of the range of seqs
     stop: int
     messages: int  # at most
     bytes: int = CEILING  # at most, but one message at least
-    bytes_each: float = 1024.0  # what one is thought to weigh
-    largest: int = LARGEST  # bytes of a message; a larger one is not fetched
-    errors: QueueAddress | None = None
-    allowed: tuple[QueueAddress, ...] = ()  # the option allowedDestinations
-    receipts: bool = True  # False: transactionMode none
+    bytes_each: float = 1024.0  # expected, of one message
     receives: bool = True  # False: the options do not name its queue
-    body_string: bool = False  # also the column BodyString
-    fail_on_data_loss: bool = True
+    rules: TaskRules = TaskRules()
 
     @property
-    def key(self) -> tuple[str, int, int]:
-        """Of its receipt."""
-        return self.stream, self.batch, self.task
+    def name(self) -> str:
+        """What the DBA and the errors call it."""
+        return f"{self.stream or 'without receipts'} {self.batch}/{self.task}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,15 @@ class Kept:
     expired: int = 0
     diverted: int = 0  # to the error queue
     forwarded: int = 0  # to other queues
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReceipt:
+    """The receipt of an earlier attempt, as its row has it."""
+
+    payload: bytes  # empty: it is in pages
+    messages: int
+    size: int  # bytes of the payload, unpacked
 
 
 def receive(connection: Connection, task: Task, *, timeout: float, origin: Origin) -> pa.Table:
@@ -96,50 +113,60 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
         origin: Spark's names for this batch.
 
     Returns:
-        Messages of QUEUE_ROW in the order of seq; they have left the queue, committed.
-        With `task.body_string` also BODY_STRING, unless an earlier attempt was not asked for it.
+        Messages of QUEUE_ROW in the order of seq. They have left the queue, committed.
+        With `body_string` also BODY_STRING, unless an earlier attempt was not asked for it.
 
     Raises:
         StaleTask: the batch was acknowledged.
-        DatabaseFailure: nothing was taken, or, after ConnectionLost, that is not known: call again.
+        DatabaseFailure: nothing was taken. After ConnectionLost that is not known: call again.
     """
     with transaction(connection, timeout=timeout):
-        if not task.receipts and not task.receives:
+        if task.stream is None:
+            return take_allowed(connection, task).rows
+        is_open, login = fence(connection, task)
+        stored = find_receipt(connection, task, login)
+        if stored is not None:
+            return replay(connection, task, stored, login)
+        if not is_open:
             return QUEUE_ROW.empty_table()
-        if not task.receipts:
-            return divert(connection, task, take(connection, task)).rows
-        open_, login = fence(connection, task)
-        found = receipt(connection, task, login)
-        if found is not None or not open_:
-            return QUEUE_ROW.empty_table() if found is None else found
-        kept = Kept(QUEUE_ROW.empty_table())
-        if task.receives:
-            kept = divert(connection, task, take(connection, task))
+        kept = take_allowed(connection, task)
         save(connection, task, kept, login=login, origin=origin)
         return kept.rows
 
 
+def receipt_key(task: Task) -> ReceiptKey:
+    """Give the stream, batch and task of a task's receipt."""
+    if task.stream is None:
+        message = "a task of transactionMode=none has no receipt"
+        raise ValueError(message)
+    return task.stream, task.batch, task.task
+
+
 def fence(connection: Connection, task: Task) -> tuple[bool, str]:
     """
-    Make sure that the batch is open, and that no other attempt of the task is at work.
+    Make sure that the batch is open, and that no other attempt of the task runs.
 
     Returns:
-        False where the batch is closed and failOnDataLoss=false accepts that: the task may still
+        Whether the batch is open. It is False only with failOnDataLoss=false: the task may still
         hand out its receipt, which is there if only another task's was returned, and take nothing.
         And the login that made the stream, to which its receipts belong.
+
+    Raises:
+        StreamNotFound, StaleTask.
     """
-    row = connection.rows("fence", stream=task.stream)
+    stream, batch, number = receipt_key(task)
+    row = connection.rows("fence", stream=stream)
     if not row:
-        raise StreamNotFound(task.stream, connection.state, connection.server)
+        raise StreamNotFound(stream, connection.state, connection.server)
     acked, login = row[0]
-    if task.batch <= acked:
-        error = StaleTask(task.stream, task.batch, task.task, acked)
-        if task.fail_on_data_loss:
-            raise error
-        log.warning("nothing is received, as failOnDataLoss=false asks for: %s", error)
-        return False, login
-    lock(connection, task, login)
-    return True, login
+    if batch > acked:
+        lock(connection, task, login)
+        return True, login
+    error = StaleTask(stream, batch, number, acked)
+    if task.rules.fail_on_data_loss:
+        raise error
+    log.warning("this task receives nothing because failOnDataLoss=false: %s", error)
+    return False, login
 
 
 def lock(connection: Connection, task: Task, login: str) -> None:
@@ -150,33 +177,63 @@ def lock(connection: Connection, task: Task, login: str) -> None:
         connection.rows("task_lock", **key)
 
 
-def receipt(connection: Connection, task: Task, login: str) -> pa.Table | None:
-    """What an earlier attempt of the task got; None where there was none."""
-    stream, batch, at = task.key
-    key: dict[str, Any] = {"stream": stream, "login": login, "batch": batch, "task": at}
-    found = connection.rows("find_receipt", **key)
-    if not found:
-        return None
-    payload, messages, size = found[0]
-    stored: list[Row] = []
-    if not payload:
-        stored = connection.rows("receipt_pages", **key)
-    most = most_bytes(task.messages, task.largest)
-    expected = expected_receipt(*task.key, messages=messages, size=size, most=most)
-    return unpacked(payload, stored, expected)
+# ---------------------------------------------------------------- the receipt
+
+
+def find_receipt(connection: Connection, task: Task, login: str) -> StoredReceipt | None:
+    """Read the receipt that an earlier attempt has left, without its pages."""
+    found = connection.rows("find_receipt", **receipt_values(task, login))
+    return StoredReceipt(*found[0]) if found else None
+
+
+def receipt_values(task: Task, login: str) -> dict[str, Any]:
+    """Give the parameters of statements on the task's receipt."""
+    return {"stream": task.stream, "login": login, "batch": task.batch, "task": task.task}
+
+
+def replay(connection: Connection, task: Task, stored: StoredReceipt, login: str) -> pa.Table:
+    """Hand out what an earlier attempt received. The receipt stays as it is."""
+    key = receipt_key(task)
+    check_stored("replay", name_receipt(key))
+    stored_pages: list[Row] = []
+    if not stored.payload:
+        stored_pages = connection.rows("receipt_pages", **receipt_values(task, login))
+    most = most_bytes(task.messages, task.rules.largest)
+    expected = expected_receipt(key, messages=stored.messages, size=stored.size, most=most)
+    return unpacked(stored.payload, stored_pages, expected)
+
+
+def save(connection: Connection, task: Task, kept: Kept, *, login: str, origin: Origin) -> None:
+    """Write the receipt, also if nothing was received: a replay must then receive nothing again."""
+    key = receipt_key(task)
+    next_state("none", "save", key)
+    payload = packed(kept.rows)
+    connection.run(
+        "save_receipt",
+        **receipt_values(task, login),
+        queue_name=connection.printed(task.queue),
+        messages=kept.rows.num_rows,
+        expired=kept.expired,
+        diverted=kept.diverted,
+        forwarded=kept.forwarded,
+        bytes=weigh(kept.rows),
+        query_id=origin.query_id,
+        query_batch=origin.query_batch,
+        unpacked=payload.size,
+        payload=in_row(payload.bytes),
+    )
+    connection.store("receipt_page", pages(payload.bytes, RECEIPT_KEY, (*key, login)))
 
 
 def most_bytes(messages: int, largest: int) -> int:
-    """What a receipt may hold unpacked: the ceiling, a step and one message beyond it, and rows."""
+    """Limit what a receipt may hold unpacked: the ceiling, one more step and message, and rows."""
     return CEILING + GROWTH * (STEP + largest) + ROW * messages
 
 
-def expected_receipt(
-    stream: str, batch: int, task: int, *, messages: int, size: int, most: int
-) -> Expected:
-    """What the payload of a receipt must be; `messages` and `size` as stored with it."""
+def expected_receipt(receipt: ReceiptKey, *, messages: int, size: int, most: int) -> Expected:
+    """Describe what the payload of a receipt must be; `messages` and `size` are stored with it."""
     return Expected(
-        where=f"receipt {stream}/{batch}/{task}",
+        where=name_receipt(receipt),
         schema=QUEUE_ROW,
         optional=(BODY_STRING,),
         most=most,
@@ -185,31 +242,36 @@ def expected_receipt(
     )
 
 
+# ---------------------------------------------------------------- the messages
+
+
+def take_allowed(connection: Connection, task: Task) -> Kept:
+    """Receive, unless the options do not name the task's queue."""
+    if not task.receives:
+        return Kept(QUEUE_ROW.empty_table())
+    return divert(connection, task, take(connection, task))
+
+
 def take(connection: Connection, task: Task) -> pa.Table:
     """
     Delete the task's messages, in steps of about STEP bytes, until its range or a limit ends.
 
-    A step looks at no more rows than are likely to fit; the database cuts it at the exact weight.
+    A step looks at no more rows than are likely to fit. The database cuts it at the exact weight.
     """
-    statement = "receive_body_string" if task.body_string else "receive"
-    wanted = TAKEN.append(BODY_STRING) if task.body_string else TAKEN
+    wanted = TAKEN.append(BODY_STRING) if task.rules.body_string else TAKEN
     steps: list[pa.Table] = []
-    first, messages, ceiling, each = (
-        task.first,
-        task.messages,
-        task.bytes,
-        max(1.0, task.bytes_each),
-    )
+    first, messages, ceiling = task.first, task.messages, task.bytes
+    each = max(1.0, task.bytes_each)
     while first < task.stop and messages > 0 and ceiling > 0:
         room = min(STEP, ceiling)
         step = connection.arrow(
-            statement,
+            "receive_body_string" if task.rules.body_string else "receive",
             tables={"queue": task.queue},
             first=first,
             stop=task.stop,
             messages=min(messages, int(room / each) + 1),
             bytes=room,
-            largest=task.largest,
+            largest=task.rules.largest,
         )
         if not step.num_rows:
             break
@@ -224,13 +286,13 @@ def take(connection: Connection, task: Task) -> pa.Table:
 
 
 def weigh(rows: pa.Table) -> int:
-    """Bytes of headers and bodies, and of the bodies' texts, where they were asked for."""
+    """Count the bytes of headers and bodies, and of the bodies' texts, if they are there."""
     heavy = {"headers", "body", BODY_STRING.name}.intersection(rows.column_names)
     return sum(pc.sum(pc.binary_length(rows[name])).as_py() or 0 for name in heavy)
 
 
 def divert(connection: Connection, task: Task, taken: pa.Table) -> Kept:
-    """Keep what is to be delivered, and count what is not."""
+    """Drop what expired, and move poison and delayed messages away; keep and count the rest."""
     short = taken.num_rows < task.messages and weigh(taken) < task.bytes
     large, gone = divert_large(connection, task, short=short)
     live = taken.drop_columns("expired")
@@ -240,30 +302,7 @@ def divert(connection: Connection, task: Task, taken: pa.Table) -> Kept:
     if not live.num_rows:
         return Kept(live, expired, large)
     good = divert_poison(connection, task, live)
-    rest, forwarded, failed = forward(
-        connection, task.queue, task.errors, good, allowed=task.allowed
-    )
-    return Kept(rest, expired, live.num_rows - good.num_rows + failed + large, forwarded)
-
-
-def save(connection: Connection, task: Task, kept: Kept, *, login: str, origin: Origin) -> None:
-    """Write the receipt, also where nothing was got: a replay must then get nothing again."""
-    payload = packed(kept.rows)
-    connection.run(
-        "save_receipt",
-        stream=task.stream,
-        login=login,
-        batch=task.batch,
-        task=task.task,
-        queue_name=connection.printed(task.queue),
-        messages=kept.rows.num_rows,
-        expired=kept.expired,
-        diverted=kept.diverted,
-        forwarded=kept.forwarded,
-        bytes=weigh(kept.rows),
-        query_id=origin.query_id,
-        query_batch=origin.query_batch,
-        unpacked=payload.size,
-        payload=in_row(payload.bytes),
-    )
-    connection.store("receipt_page", pages(payload.bytes, RECEIPT_KEY, (*task.key, login)))
+    rules = task.rules
+    done = forward(connection, task.queue, rules.errors, good, allowed=rules.allowed)
+    diverted = live.num_rows - good.num_rows + done.failed + large
+    return Kept(done.rows, expired, diverted, done.forwarded)

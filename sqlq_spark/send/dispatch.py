@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import Destinations
+from sqlq_spark.database.receipt_moves import check_stored
 from sqlq_spark.errors import ChunksMissing, MissingOption, NothingToSettle
 from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.send import delayed, dispatch_log, subscriptions
@@ -174,6 +175,7 @@ def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions)
 def settle(connection: Connection, origin: Origin) -> None:
     """Mark what the micro-batch received as sent on, in the transaction that is open."""
     query, batch = origin.query_id, origin.query_batch
+    check_stored("settle", f"the receipts of micro-batch {batch} of query {query}")
     if not connection.rows("settle", query_id=query, query_batch=batch):
         raise NothingToSettle(query, batch, connection.state, connection.server)
 

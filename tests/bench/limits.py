@@ -17,8 +17,9 @@ from sqlq_spark.admin import checks
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.driver import INITIAL, PeekLoop
-from sqlq_spark.receive.peek import Peek
+from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.offset import INITIAL
+from sqlq_spark.receive.peeker import Peeker
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch
 from sqlq_spark.send.messages import Sender
@@ -116,7 +117,7 @@ def _receive(bench: Bench) -> Costs:
         while (following := loop.latest(offset)) != offset:
             offset = following
             for task in loop.tasks(offset):
-                origin = Origin(query_id="limits", query_batch=offset["batch"])
+                origin = Origin(query_id="limits", query_batch=offset.batch)
                 taken += receive(session.open(), task, timeout=_TIMEOUT, origin=origin).num_rows
         costs = bench.cost(before, taken)
     loop.close()
@@ -126,7 +127,7 @@ def _receive(bench: Bench) -> Costs:
 
 def _peek(options: SourceOptions, connection: Connection) -> float:
     """Milliseconds to see a batch and where to cut it."""
-    peek = Peek(options, options.address, *options.names)
+    peek = Peeker(options, options.address, options.names[0], time.monotonic)
     with transaction(connection, timeout=_TIMEOUT):
         peek.freeze(connection)
         start = time.perf_counter()

@@ -10,7 +10,7 @@ import secrets
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,9 +24,11 @@ from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.driver import INITIAL, Offset, PeekLoop
-from sqlq_spark.receive.receipts import Acknowledged, Driver, acknowledge, create, store_plan
-from sqlq_spark.receive.task import Task, receive
+from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.offset import INITIAL, Offset
+from sqlq_spark.receive.receipts import Acknowledged, acknowledge
+from sqlq_spark.receive.streams import Driver, create, store_plan
+from sqlq_spark.receive.task import Task, TaskRules, receive
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 
@@ -199,7 +201,7 @@ class Bench:
     def plan(self, stream: str, batch: int) -> None:
         """Give a batch a plan without tasks."""
         with transaction(self.desk, timeout=TIMEOUT):
-            store_plan(self.desk, stream, batch, "[]", self.who)
+            store_plan(self.desk, stream, batch, (), self.who)
 
     @property
     def who(self) -> Driver:
@@ -212,8 +214,10 @@ class Bench:
         with transaction(connection, timeout=TIMEOUT):
             return acknowledge(connection, stream, batch, self.who, claim=False)
 
-    def task(self, stream: str, *, batch: int = 1, task: int = 0, **limits: Any) -> Task:
-        """Give a task over the whole queue."""
+    def task(self, stream: str | None, *, batch: int = 1, task: int = 0, **limits: Any) -> Task:
+        """Give a task over the whole queue; `limits` are fields of the task or of its rules."""
+        names = limits.keys() & {each.name for each in fields(TaskRules)}
+        rules = TaskRules(**{name: limits.pop(name) for name in names})
         whole = Task(
             queue=self.queue,
             stream=stream,
@@ -222,6 +226,7 @@ class Bench:
             first=-(2**63),
             stop=2**63 - 1,
             messages=1_000_000,
+            rules=rules,
         )
         return replace(whole, **limits)
 

@@ -17,7 +17,8 @@ from sqlq_spark.admin import checks, inspect
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import BodyStringMissing
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.driver import INITIAL, PeekLoop
+from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import wire_time
 
@@ -77,7 +78,7 @@ def test_what_is_wrong_is_found_and_its_mend_mends_it(bare: Bench, name: str) ->
     run(bare, found.mend)
     assert look(bare) == []
     bare.peer.send(bare.queue, body=b"after")
-    got = bare.receive(bare.task("", receipts=False))
+    got = bare.receive(bare.task(None))
     assert got["body"].to_pylist()[-1] == b"after"
 
 

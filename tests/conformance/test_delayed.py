@@ -18,7 +18,7 @@ from sqlq_spark.database import schema
 from sqlq_spark.errors import DelayedQueueNotFound, QueueNotFound
 from sqlq_spark.receive import delayed
 from sqlq_spark.receive.delayed import Moved, Mover, pause
-from sqlq_spark.receive.driver import INITIAL
+from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.delays import CHUNK_DELAYS
 from sqlq_spark.send.messages import CHUNK_ROW

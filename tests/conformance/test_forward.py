@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from servers import only
 
-from sqlq_spark.receive.driver import INITIAL
+from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import (
     EXCEPTION_INFO,
@@ -55,10 +55,11 @@ class Post:
         text = dumps({"a": "b", FORWARD_DESTINATION: destination, **more})
         self.bench.peer.send(self.bench.queue, text, body)
 
-    def receive(self, *, errors: bool = True, **limits: Any) -> pa.Table:
+    def receive(self, *, errors: bool = True, receipts: bool = True) -> pa.Table:
         """Receive all of the queue as one task."""
         where = self.bench.errors if errors else None
-        task = self.bench.task(self.bench.new_stream(), errors=where, **limits)
+        stream = self.bench.new_stream() if receipts else None
+        task = self.bench.task(stream, errors=where)
         return self.bench.receive(task)
 
     def rows(self, table: str) -> list[Stored]:

@@ -12,6 +12,7 @@ from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import NotAQueue, QueueNotFound
 from sqlq_spark.receive import browse, receipts
+from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.send import dispatch
 from sqlq_spark.wire.address import QueueAddress
 
@@ -49,7 +50,7 @@ def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str
     loop = bench.loop(errorQueue=bench.desk.printed(bench.errors), maxConcurrency="1")
     end, (rows,) = bench.batch(loop)
     with transaction(bench.desk, timeout=TIMEOUT):
-        returned = receipts.return_(bench.desk, end["stream"], end["batch"], 0, bench.queue)
+        returned = receipts.return_(bench.desk, str(end.stream), end.batch, 0, bench.queue)
     with bench.session("sink") as session:
         staged = dispatch.stage(session, [chunk(b"ours", lives=-1)], sink="s", batch=0)
         dispatch.dispatch(bench.desk, [staged], bench.sink())
@@ -89,9 +90,9 @@ def test_a_table_that_is_no_queue_is_told_as_such(bench: Bench, how: str) -> Non
     alter(bench, bench.peer.dba.shapes.no_queue[how])
 
     with pytest.raises(NotAQueue, match="is no queue's table: "):
-        bench.loop().latest({"v": 1, "stream": None, "batch": 0, "plan": []})
+        bench.loop().latest(INITIAL)
     with pytest.raises(NotAQueue):
-        bench.receive(bench.task("", receipts=False))
+        bench.receive(bench.task(None))
     with pytest.raises(NotAQueue):
         browsed(bench, bench.queue)
 

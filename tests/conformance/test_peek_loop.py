@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,13 +24,11 @@ from sqlq_spark.errors import (
     TimedOut,
 )
 from sqlq_spark.receive import pace
-from sqlq_spark.receive.driver import INITIAL, PeekLoop
+from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench, Clock, Strike, strikes
-
-if TYPE_CHECKING:
-    from sqlq_spark.receive.driver import Offset
 
 DATABASE = settings(
     max_examples=15,
@@ -47,8 +45,7 @@ def send(bench: Bench, messages: int, first: int = 0, **more: Any) -> list[bytes
 
 def through_spark(offset: Offset) -> Offset:
     """Return an offset as it comes back from a checkpoint."""
-    found: Offset = json.loads(json.dumps(offset))
-    return found
+    return Offset.parse(json.loads(json.dumps(offset.to_json())))
 
 
 # ----- plans -----------------------------------------------------------------------------------
@@ -120,8 +117,9 @@ def test_an_offset_is_one_text_whoever_makes_it(bench: Bench) -> None:
 
     end = loop.latest(INITIAL)
 
-    assert list(end) == list(INITIAL) == ["v", "stream", "batch", "plan"]
-    assert json.dumps(bench.loop().latest(INITIAL | {"stream": end["stream"]})) == json.dumps(end)
+    assert list(end.to_json()) == list(INITIAL.to_json()) == ["v", "stream", "batch", "plan"]
+    again = bench.loop().latest(replace(INITIAL, stream=end.stream))
+    assert json.dumps(again.to_json()) == json.dumps(end.to_json())
 
 
 def test_a_plan_is_stored_word_for_word_and_given_out_again(bench: Bench) -> None:
@@ -136,7 +134,7 @@ def test_a_plan_is_stored_word_for_word_and_given_out_again(bench: Bench) -> Non
     second = bench.loop(maxMessagesPerTrigger="3", maxConcurrency="8")
     again = second.latest(through_spark(start))
 
-    assert json.dumps(again) == json.dumps(lost)
+    assert json.dumps(again.to_json()) == json.dumps(lost.to_json())
     (replayed,) = [bench.receive(task) for task in second.tasks(again)]
     assert replayed.equals(got)
     assert len(bench.drain(second, through_spark(again))) == 15
@@ -231,7 +229,7 @@ def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) ->
     assert bench.said == []
     clock.now += 0.5
 
-    assert loop.latest(INITIAL)["batch"] == 1
+    assert loop.latest(INITIAL).batch == 1
     assert "peek" in bench.said
 
 
@@ -414,9 +412,7 @@ def test_two_drivers_on_one_checkpoint_the_first_is_told(bench: Bench) -> None:
     assert other == plan
     with pytest.raises(StreamTakenOver) as caught:
         first.latest(plan)
-    assert str(caught.value).startswith(
-        f"stream {start['stream']} was taken over by another driver: "
-    )
+    assert str(caught.value).startswith(f"stream {start.stream} was taken over by another driver: ")
     got = [body for table in tables for body in table["body"].to_pylist()]
     got += [
         body for task in second.tasks(other) for body in bench.receive(task)["body"].to_pylist()
@@ -453,7 +449,7 @@ def test_two_first_drivers_at_once_are_two_streams(bench: Bench) -> None:
         for task in loop.tasks(end)
     ]
 
-    assert one["stream"] != two["stream"]
+    assert one.stream != two.stream
     assert sorted(chain(*got)) == sorted(sent)
 
 
@@ -504,7 +500,7 @@ def test_a_rolled_back_checkpoint_goes_on_over_several_starts(bench: Bench) -> N
     loop.acknowledge(two)
     again, tables = bench.batch(bench.loop(failOnDataLoss="false"), through_spark(one))
 
-    assert again["batch"] == 3
+    assert again.batch == 3
     assert tables[0]["body"].to_pylist() == sent[20:]
     assert bench.drain(bench.loop(), through_spark(again)) == []
     assert bench.peer.state_rows("stream", "acked_batch") == [(3,)]
@@ -546,7 +542,7 @@ def test_a_checkpoint_whose_receipts_were_returned_does_not_receive_twice(bench:
     bench.receive(task)
     from .test_receipts import return_  # noqa: PLC0415 - an operator is needed here only
 
-    assert return_(bench, end["stream"]) == 3
+    assert return_(bench, str(end.stream)) == 3
 
     with pytest.raises(StaleTask):
         bench.receive(task)
@@ -682,7 +678,7 @@ def test_a_batch_that_must_be_closed_again_is_learned_from_once(bench: Bench) ->
     loop.latest(end)
 
     assert bench.strike.fell == "peek"
-    assert loop.ramp.successes == 1
+    assert loop.planner.ramp.successes == 1
 
 
 @pytest.mark.usefixtures("impatient")
@@ -764,5 +760,5 @@ def test_a_stream_of_a_queue_in_the_default_schema_names_it(bench: Bench) -> Non
     loop = PeekLoop(source, Clock(), checks.at_start)
 
     default = {"postgresql": '"public"."Shop.Orders"', "sqlserver": "Shop.Orders@[dbo]"}
-    assert loop.address == default[bench.peer.dialect]
+    assert loop.who.queue == default[bench.peer.dialect]
     assert source.address == QueueAddress("Shop.Orders")

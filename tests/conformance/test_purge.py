@@ -11,7 +11,8 @@ from waiting import until
 
 from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.errors import QueueNotFound, TimedOut
-from sqlq_spark.receive.driver import INITIAL, purge
+from sqlq_spark.receive.offset import INITIAL
+from sqlq_spark.receive.purge import purge
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench, Strike
@@ -154,7 +155,7 @@ def test_purge_on_startup_says_how_much_and_waits_for_consumers(
     assert started.result(timeout=TIMEOUT) == INITIAL
     assert bare.seqs() == []
     (record,) = caplog.records
-    assert record.getMessage() == (f"{bare.printed}: 3 messages purged, as purgeOnStartup asks for")
+    assert record.getMessage() == f"{bare.printed}: 3 messages purged (purgeOnStartup=true)"
 
 
 def test_available_now_with_a_purge_freezes_its_end_after_it(bare: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +21,7 @@ from sqlq_spark.errors import (
     StreamTakenOver,
 )
 from sqlq_spark.receive import browse, pace
-from sqlq_spark.receive.driver import INITIAL
+from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench, Clock, Strike
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sqlq_spark.receive.driver import Offset, PeekLoop
+    from sqlq_spark.receive.driver import PeekLoop
 
 ONE = "begin timeouts lock_stream outcome acknowledge forget_receipts"
 STORED = "lock_stream store_plan commit"
@@ -88,8 +89,7 @@ def counts(tables: list[pa.Table]) -> dict[int, int]:
 
 def through_spark(offset: Offset) -> Offset:
     """Return an offset as it comes back from a checkpoint."""
-    found: Offset = json.loads(json.dumps(offset))
-    return found
+    return Offset.parse(json.loads(json.dumps(offset.to_json())))
 
 
 def batches(several: Several, loop: PeekLoop, most: int = 50) -> Iterator[list[pa.Table]]:
@@ -132,7 +132,7 @@ def test_a_plan_has_a_part_for_each_queue_with_work(several: Several) -> None:
 
     end, tables = several.bench.batch(loop)
 
-    assert [part["queue"] for part in end["plan"]] == [several.names[0], several.names[2]]
+    assert [part.queue for part in end.plan] == [several.names[0], several.names[2]]
     assert [(task.task, task.queue) for task in loop.tasks(end)] == [
         (0, several.queues[0]),
         (1, several.queues[2]),
@@ -358,7 +358,7 @@ def test_one_queue_costs_as_many_statements_as_ever(bench: Bench) -> None:
 
     end = loop.latest(start)
 
-    assert end["batch"] == 2
+    assert end.batch == 2
     assert bench.said == f"{ONE} peek sample {STORED}".split()
 
 
@@ -375,7 +375,7 @@ def test_an_empty_queue_is_left_alone_by_itself(several: Several) -> None:
         bench.said.clear()
         end = loop.latest(start)
         said.append(bench.said[:])
-        assert [part["queue"] for part in end["plan"]] == several.names[: 1 + len(said) // 2]
+        assert [part.queue for part in end.plan] == several.names[: 1 + len(said) // 2]
         start = end
         clock.now += 5.0
 
@@ -398,7 +398,7 @@ def test_when_all_queues_are_empty_the_database_is_left_alone(several: Several) 
     assert loop.latest(INITIAL) == INITIAL
     assert bench.said == []
     clock.now += 0.1
-    assert loop.latest(INITIAL)["batch"] == 1
+    assert loop.latest(INITIAL).batch == 1
 
 
 @pytest.mark.parametrize("missing", [0, 2])
@@ -446,7 +446,7 @@ def test_a_batch_over_several_queues_is_replayed_word_for_word(several: Several)
     again = second.latest(through_spark(start))
     replayed = [bench.receive(task) for task in several.loop().tasks(through_spark(lost))]
 
-    assert json.dumps(again) == json.dumps(lost)
+    assert json.dumps(again.to_json()) == json.dumps(lost.to_json())
     assert all(one.equals(other) for one, other in zip(got, replayed, strict=True))
     assert counts(got) == {0: 2, 1: 2, 2: 2}
     assert len(bench.drain(second, again)) == 24 + 5 - 12
@@ -473,7 +473,7 @@ def test_of_a_queue_that_was_removed_only_what_was_received_is_handed_out(
     stays = [0 if at in got else 3 for at in (0, 1)]
 
     again = several.loop(*kept)
-    start = pending if logged else again.latest(INITIAL | {"stream": pending["stream"]})
+    start = pending if logged else again.latest(replace(INITIAL, stream=pending.stream))
     tables = [bench.receive(task) for task in again.tasks(through_spark(start))]
     end = again.latest(start)
 
@@ -527,9 +527,9 @@ def test_a_pending_batch_of_unknown_origin_is_refused(several: Several) -> None:
     end = several.loop(0).latest(INITIAL)
 
     with pytest.raises(StreamOfOtherQueue):
-        several.loop(1, 2).tasks(end | {"stream": None})
+        several.loop(1, 2).tasks(replace(end, stream=None))
     with pytest.raises(StreamNotFound):
-        several.loop(1, 2).tasks(end | {"stream": "nobody"})
+        several.loop(1, 2).tasks(replace(end, stream="nobody"))
 
 
 def test_a_driver_with_the_old_list_is_told_that_it_was_taken_over(several: Several) -> None:

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from servers import only
 
 from sqlq_spark.database import transaction
+from sqlq_spark.database.receipt_moves import MOVES, Move
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     DatabaseRolledBack,
+    ReceiptMoveRefused,
     ReceiptSettled,
     StaleTask,
     StreamNotFound,
     StreamOfOtherQueue,
     StreamTakenOver,
 )
-from sqlq_spark.receive import receipts
+from sqlq_spark.receive import receipts, streams
 from sqlq_spark.receive import task as receiving
+from sqlq_spark.receive.offset import BatchPlan, QueuePlan, write_plan
+from sqlq_spark.send import dispatch
 from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROWS = "stream, batch, task"
 
@@ -44,6 +52,30 @@ def drop(bench: Bench, stream: str, batch: int = 1, task: int = 0) -> int:
     """Drop a receipt as the operator's command does."""
     with transaction(bench.desk, timeout=TIMEOUT):
         return receipts.drop(bench.desk, stream, batch, task)
+
+
+@pytest.mark.parametrize("move", ["save", "replay", "acknowledge", "return_", "drop", "settle"])
+def test_a_move_that_the_table_does_not_list_is_not_done(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, move: Move
+) -> None:
+    """Each place that moves a receipt looks it up in MOVES first, and changes nothing."""
+    stream, query = bench.new_stream(), Origin(query_id="q", query_batch=0)
+    received(bench, stream)
+    monkeypatch.delitem(MOVES, ("none" if move == "save" else "held", move))
+    before = bench.peer.state_rows("receipt", f"{ROWS}, settled"), bench.seqs()
+    moves: dict[Move, Callable[[], object]] = {
+        "save": lambda: bench.receive(bench.task(stream, task=1)),
+        "replay": lambda: bench.receive(bench.task(stream)),
+        "acknowledge": lambda: bench.ack(stream, 1),
+        "return_": lambda: return_(bench, stream),
+        "drop": lambda: drop(bench, stream),
+        "settle": lambda: dispatch.settle(bench.desk, query),
+    }
+
+    with pytest.raises(ReceiptMoveRefused, match=f"move {move} of"):
+        moves[move]()
+
+    assert (bench.peer.state_rows("receipt", f"{ROWS}, settled"), bench.seqs()) == before
 
 
 def test_an_ack_forgets_the_receipts_and_adds_up_what_they_held(bench: Bench) -> None:
@@ -134,7 +166,7 @@ def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
     with transaction(bench.desk, timeout=TIMEOUT):
         receipts.acknowledge(bench.desk, stream, start, accepting, claim=False)
     assert bench.peer.state_rows("stream", "acked_batch") == [(start,)]
-    assert "going on after data loss" in caplog.text
+    assert "the stream goes on after data loss" in caplog.text
 
 
 def test_what_a_takeover_lost_of_a_batch_that_is_there_is_no_error(
@@ -158,10 +190,10 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
     """And one of a stream of another queue, and one of no stream at all; nothing changes."""
     stream = bench.new_stream()
     received(bench, stream)
-    other = receipts.Driver(driver="another", queue=bench.printed, state_schema="s")
-    elsewhere = receipts.Driver(driver="the driver", queue="x@[dbo]", state_schema="s")
+    other = streams.Driver(driver="another", queue=bench.printed, state_schema="s")
+    elsewhere = streams.Driver(driver="the driver", queue="x@[dbo]", state_schema="s")
 
-    def ack(stream: str, who: receipts.Driver, *, claim: bool = False) -> None:
+    def ack(stream: str, who: streams.Driver, *, claim: bool = False) -> None:
         with transaction(bench.desk, timeout=TIMEOUT):
             receipts.acknowledge(bench.desk, stream, 1, who, claim=claim)
 
@@ -285,6 +317,11 @@ def test_returning_a_receipt_that_is_not_there_leaves_the_stream_alone(bench: Be
     assert bench.receive(bench.task(stream)).num_rows == 3
 
 
+def plan_to(stop: int) -> BatchPlan:
+    """Give a plan that ends before a seq."""
+    return (QueuePlan(queue='"a"', messages=1, share=1, bytes=1, bounds=(1, stop)),)
+
+
 def test_returning_an_old_receipt_leaves_the_plan_of_a_later_batch(bench: Bench) -> None:
     """A batch has one plan, ever: planned anew, what only the first plan's tasks hold is lost."""
     stream = bench.new_stream()
@@ -292,11 +329,11 @@ def test_returning_an_old_receipt_leaves_the_plan_of_a_later_batch(bench: Bench)
     bench.receive(bench.task(stream, task=1))
     return_(bench, stream, task=0)
     with transaction(bench.desk, timeout=TIMEOUT):
-        receipts.store_plan(bench.desk, stream, 2, "[2]", bench.who)
+        streams.store_plan(bench.desk, stream, 2, plan_to(9), bench.who)
 
     return_(bench, stream, task=1)
 
-    assert bench.peer.state_rows("stream", "plan_batch, plan") == [(2, "[2]")]
+    assert bench.peer.state_rows("stream", "plan_batch, plan") == [(2, write_plan(plan_to(9)))]
 
 
 def test_a_return_waits_for_a_running_task(bench: Bench) -> None:
@@ -339,15 +376,15 @@ def test_one_plan_counts_for_a_batch_the_first(bench: Bench) -> None:
     """Word for word, also where the answer of its commit was lost."""
     stream = bench.new_stream()
 
-    def plan(text: str, who: receipts.Driver) -> str:
+    def store(plan: BatchPlan, who: streams.Driver) -> BatchPlan:
         with transaction(bench.desk, timeout=TIMEOUT):
-            return receipts.store_plan(bench.desk, stream, 1, text, who)
+            return streams.store_plan(bench.desk, stream, 1, plan, who)
 
-    assert plan('[{"b": 1}]', bench.who) == '[{"b": 1}]'
-    assert plan('[{"b": 2}]', bench.who) == '[{"b": 1}]'
-    other = receipts.Driver(driver="another", queue=bench.printed, state_schema="s")
+    assert store(plan_to(5), bench.who) == plan_to(5)
+    assert store(plan_to(6), bench.who) == plan_to(5)
+    other = streams.Driver(driver="another", queue=bench.printed, state_schema="s")
     with pytest.raises(StreamTakenOver):
-        plan('[{"b": 3}]', other)
-    assert bench.peer.state_rows("stream", "plan_batch, plan") == [(1, '[{"b": 1}]')]
-    assert bench.ack(stream, 0).plan == '[{"b": 1}]'
+        store(plan_to(7), other)
+    assert bench.peer.state_rows("stream", "plan_batch, plan") == [(1, write_plan(plan_to(5)))]
+    assert bench.ack(stream, 0).plan == write_plan(plan_to(5))
     assert bench.ack(stream, 1).plan is None

@@ -18,7 +18,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.errors import QueueNotFound, StaleTask, StatementFailed, StreamNotFound, TimedOut
 from sqlq_spark.receive import task as module
 from sqlq_spark.receive.receipts import return_
-from sqlq_spark.receive.task import receive
+from sqlq_spark.receive.task import TaskRules, receive
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 
@@ -309,7 +309,9 @@ def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> No
     with transaction(bench.desk, timeout=TIMEOUT):
         return_(bench.desk, stream, 1, 0, bench.queue)
 
-    again = [bench.receive(replace(task, fail_on_data_loss=False)) for task in tasks]
+    again = [
+        bench.receive(replace(task, rules=TaskRules(fail_on_data_loss=False))) for task in tasks
+    ]
 
     assert [bodies(rows) for rows in again] == [[], [b"1"]]
     assert bench.bodies() == [b"2", b"0"]
@@ -380,12 +382,12 @@ def test_a_task_of_transaction_mode_none_leaves_no_receipt(bench: Bench) -> None
     """The delete is committed at once, the fence is not asked."""
     bench.peer.send(bench.queue, body=b"once")
 
-    rows = bench.receive(bench.task("", receipts=False))
+    rows = bench.receive(bench.task(None))
 
     assert bodies(rows) == [b"once"]
     assert bench.seqs() == []
     assert bench.peer.state_rows("receipt", "batch") == []
-    assert bench.receive(bench.task("", receipts=False)).num_rows == 0
+    assert bench.receive(bench.task(None)).num_rows == 0
 
 
 def test_a_queue_that_is_gone_is_told_by_its_name(bench: Bench) -> None:
@@ -689,7 +691,7 @@ def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -
         bench.watched = True
         bench.strike = Strike(at, partial(bench.peer.kill, f"{bench.name} {name}"), after)
         session = bench.session(name)
-        task = bench.task("", receipts=False)
+        task = bench.task(None)
 
         rows = session.do(partial(receive, task=task, timeout=TIMEOUT, origin=Origin()))
 

@@ -15,6 +15,7 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import DatabaseFailure, RightMissing
 from sqlq_spark.receive import browse
 from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch
 from sqlq_spark.wire.address import QueueAddress
@@ -87,7 +88,7 @@ class Service:
         options = self.bench.source(**raw, delayedDelivery="true")
         loop = PeekLoop(options, Clock(), checks.at_start)
         try:
-            end = loop.latest({"v": 1, "stream": None, "batch": 0, "plan": []})
+            end = loop.latest(INITIAL)
             with Session(options, "service") as session:
                 connection = session.open()
                 for task in loop.tasks(end):

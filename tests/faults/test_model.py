@@ -21,8 +21,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from sqlq_spark.database import postgresql, schema
 from sqlq_spark.database.postgresql import connection
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive import pace, receipts
+from sqlq_spark.receive import pace, receipts, streams
 from sqlq_spark.receive import task as receiving
+from sqlq_spark.receive.offset import write_plan
 from sqlq_spark.wire import payload
 from sqlq_spark.wire.address import QueueAddress, print_postgresql
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from conftest import Place
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.receive.offset import BatchPlan
 
 pytestmark = pytest.mark.faults
 
@@ -201,13 +203,13 @@ def test_if_a_stored_plan_is_forgotten_the_model_finds_a_lost_message(
     def forgetful(*args: Any, **named: Any) -> receipts.Acknowledged:
         return replace(inner(*args, **named), plan=None)
 
-    def anew(connection: Connection, stream: str, batch: int, plan: str, _: Any) -> str:
+    def anew(connection: Connection, stream: str, batch: int, plan: BatchPlan, _: Any) -> BatchPlan:
         login = connection.rows("lock_stream", stream=stream, login=None)[0][5]
-        connection.run("store_plan", stream=stream, login=login, batch=batch, plan=plan)
+        connection.run("store_plan", stream=stream, login=login, batch=batch, plan=write_plan(plan))
         return plan
 
     monkeypatch.setattr(receipts, "acknowledge", forgetful)
-    monkeypatch.setattr(receipts, "store_plan", anew)
+    monkeypatch.setattr(streams, "store_plan", anew)
     machine.world.begin()
 
     with pytest.raises(Lost, match="no place"):

@@ -10,7 +10,8 @@ import pyarrow as pa
 from sqlq_spark.admin import checks
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.driver import INITIAL, PeekLoop
+from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.messages import Sender
@@ -20,7 +21,7 @@ from sqlq_spark.wire.rows import QUEUE_ROW, Origin
 if TYPE_CHECKING:
     from conftest import Place
 
-    from sqlq_spark.receive.driver import Offset
+    from sqlq_spark.receive.offset import Offset
     from sqlq_spark.send.dispatch import Staged
 
 TIMEOUT = 10.0  # seconds for a statement; what an attacker holds is held for longer
@@ -44,7 +45,7 @@ class Stream:
     @property
     def name(self) -> str:
         """The stream's id, as every login can see it in application_name."""
-        return str(self.end["stream"])
+        return str(self.end.stream)
 
     def plan(self) -> Offset:
         """Acknowledge the last batch and plan the next one."""

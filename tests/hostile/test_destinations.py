@@ -23,7 +23,7 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import DestinationChanged, DestinationRefused, SubscriberUnreachable
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.delayed import Mover
-from sqlq_spark.receive.task import Task, receive
+from sqlq_spark.receive.task import Task, TaskRules, receive
 from sqlq_spark.send import dispatch, subscriptions
 from sqlq_spark.send.messages import CHUNK_ROW
 from sqlq_spark.send.topics import CHUNK_TOPICS
@@ -178,15 +178,15 @@ class Scene:
         options = self.source(**raw)
         task = Task(
             queue=parse_postgresql(self.shop.queue),
-            stream="",
+            stream=None,
             batch=1,
             task=0,
             first=-(2**63),
             stop=2**63 - 1,
             messages=1000,
-            errors=options.error_address if errors else None,
-            allowed=options.allowed,
-            receipts=False,
+            rules=TaskRules(
+                errors=options.error_address if errors else None, allowed=options.allowed
+            ),
         )
         connection = connection or self.connection()
         return receive(connection, task, timeout=TIMEOUT, origin=Origin())

@@ -29,7 +29,8 @@ from sqlq_spark.admin.script import Roles, script
 from sqlq_spark.database import Statements
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.driver import INITIAL, PeekLoop
+from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch
 from sqlq_spark.send.messages import Sender

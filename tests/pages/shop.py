@@ -25,7 +25,8 @@ from typer.main import get_command
 from sqlq_spark.admin import checks
 from sqlq_spark.cli import main
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.driver import INITIAL, PeekLoop
+from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.rows import Origin
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sqlq_spark.receive.driver import Offset
+    from sqlq_spark.receive.offset import Offset
 
     from .page import Block
 
@@ -187,7 +188,7 @@ class Stream:
     @property
     def id(self) -> str:
         """The stream's, as `sqlqueue receipts list` shows it."""
-        return str(self.offset["stream"])
+        return str(self.offset.stream)
 
     def close(self) -> None:
         """End the session."""

@@ -24,7 +24,8 @@ from sqlq_spark.errors import StaleTask
 from sqlq_spark.jobs.triage.ledger import SENT, Ledger
 from sqlq_spark.receive import pace, receipts
 from sqlq_spark.receive import task as receiving
-from sqlq_spark.receive.driver import INITIAL, Offset, PeekLoop
+from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import subscriptions
 from sqlq_spark.wire import payload
@@ -343,7 +344,7 @@ def operate(desk: Desk, books: Books, do: Doing) -> None:
     for name, work, at in (("return", give_back, 0), ("drop", drop, 1)):
         for _ in range(TRIES):
             with suppress(Died):
-                do(name, work, end["stream"], end["batch"], at)
+                do(name, work, end.stream, end.batch, at)
                 break
             desk.tasks.close()
     books.dropped(dropped["body"].to_pylist())

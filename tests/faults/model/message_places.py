@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from payloads import of_receipt
 
+from sqlq_spark.database.receipt_moves import MOVES
 from sqlq_spark.database.schema import KEPT_APART
-from sqlq_spark.receive.receipts import MOVES
 
 from .queries import Receipt
 from .steps import FIGURES
@@ -26,8 +26,8 @@ from .steps import FIGURES
 if TYPE_CHECKING:
     from conformance.peers import PostgreSQL
 
+    from sqlq_spark.database.receipt_moves import State
     from sqlq_spark.options import SinkOptions, SourceOptions
-    from sqlq_spark.receive.receipts import State
     from sqlq_spark.wire.address import QueueAddress
 
     from .queries import Checkpoint, Job, Key, Kind, Sink

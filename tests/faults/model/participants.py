@@ -23,8 +23,8 @@ from .steps import FIGURES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlq_spark.receive.driver import Offset
-    from sqlq_spark.receive.receipts import Move
+    from sqlq_spark.database.receipt_moves import Move
+    from sqlq_spark.receive.offset import Offset
     from sqlq_spark.wire.rows import Origin
 
     from .queries import Key, Kind, Receipt
@@ -202,18 +202,19 @@ class World(Ledger):
 
     def heard(self, driver: Driver, end: Offset) -> None:
         """Note who was given which plan; a second query is given one only as it takes over."""
-        self.owners[end["stream"]] = driver.checkpoint
-        queries = self.planned[end["stream"], end["batch"]]
+        assert end.stream is not None
+        self.owners[end.stream] = driver.checkpoint
+        queries = self.planned[end.stream, end.batch]
         if queries and id(driver.checkpoint) not in queries:
             assert driver.latests == 1, "a plan went to a second query that had not just begun"
-            self.shared.add((end["stream"], end["batch"]))
+            self.shared.add((end.stream, end.batch))
         queries.add(id(driver.checkpoint))
 
     def spoken_for(self, driver: Driver) -> bool:
         """Whether another driver speaks for a stream of this one's."""
         text = f'SELECT driver FROM "{self.peer.state}".stream WHERE stream = %s'
         return any(
-            self.peer.connection.execute(text.encode(), [start["stream"]]).fetchone()
+            self.peer.connection.execute(text.encode(), [start.stream]).fetchone()
             != (stream.who.driver,)
             for stream, start in zip(driver.streams, driver.start, strict=True)
         )
@@ -229,10 +230,10 @@ class World(Ledger):
         self.checkpoints.append(twin)
         last = max(twin.offsets, default=-1)
         if last >= 0 and last not in twin.commits:
-            self.shared |= {(each["stream"], each["batch"]) for each in twin.offsets[last]}
+            self.shared |= {(str(each.stream), each.batch) for each in twin.offsets[last]}
         for offsets in twin.offsets.values():
             for each in offsets:
-                self.planned[each["stream"], each["batch"]].add(id(twin))
+                self.planned[str(each.stream), each.batch].add(id(twin))
         return twin
 
     def roll_back(self, checkpoint: Checkpoint, entries: int, *, offsets: bool) -> None:

@@ -24,7 +24,8 @@ from sqlq_spark.errors import (
     StreamTakenOver,
 )
 from sqlq_spark.receive import task as receiving
-from sqlq_spark.receive.driver import INITIAL, Offset, PeekLoop
+from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.wire.rows import Origin
 
@@ -33,8 +34,8 @@ from .steps import FIGURES, Killed, Order, Work
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sqlq_spark.database.receipt_moves import Move, State
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.receive.receipts import Move, State
     from sqlq_spark.receive.task import Task
 
     from .participants import World
@@ -69,7 +70,7 @@ class Checkpoint:
     def streams(self) -> set[str]:
         """Whose receipts this checkpoint may still ask for."""
         last = self.offsets.get(max(self.offsets, default=-1), ())
-        return {offset["stream"] for offset in last if offset["stream"]}
+        return {offset.stream for offset in last if offset.stream}
 
 
 @dataclass
@@ -193,7 +194,7 @@ class Driver:
                 )
             bodies = rows["body"].to_pylist()
             staged = None if sink.options is None else world.stage_rows(sink, bodies, origin)
-            return Result((task.stream, task.batch, task.task), bodies, staged)
+            return Result(receiving.receipt_key(task), bodies, staged)
 
         def end() -> None:
             waiting = self.alive and self.batch == batch and self.phase == "tasks"
@@ -272,11 +273,11 @@ class Driver:
         """End the query; the error must be true."""
         pairs = list(zip(self.start, self.end, strict=True))
         if isinstance(error, CheckpointRolledBack):
-            assert any(self.world.acked(start["stream"]) > start["batch"] for start, _ in pairs)
+            assert any(self.world.acked(start.stream) > start.batch for start, _ in pairs)
         elif isinstance(error, StreamTakenOver):
             assert self.world.spoken_for(self), error
         elif isinstance(error, NothingToSettle):
-            assert any(self.world.acked(end["stream"]) >= end["batch"] for _, end in pairs)
+            assert any(self.world.acked(end.stream) >= end.batch for _, end in pairs)
         else:
             expected(error, ConnectionLost, Deadlock, ChunksMissing)
         FIGURES[type(error).__name__] += 1
@@ -296,7 +297,7 @@ class Driver:
     @property
     def names(self) -> set[str]:
         """The streams that this driver may speak for."""
-        return {each["stream"] for each in (*self.start, *self.end) if each["stream"]}
+        return {each.stream for each in (*self.start, *self.end) if each.stream}
 
 
 def expected(error: BaseException | None, *kinds: type[BaseException]) -> None:

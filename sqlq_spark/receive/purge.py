@@ -1,0 +1,27 @@
+"""Empty queues before a stream starts, as the option purgeOnStartup asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlq_spark.database import transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlq_spark.database import Connection
+    from sqlq_spark.wire.address import QueueAddress
+
+
+def purge(connection: Connection, queues: Sequence[QueueAddress], *, timeout: float) -> int:
+    """
+    Delete every message of some queues, in one transaction; waits for those that others hold.
+
+    Returns:
+        How many. A second call deletes what has arrived in between as well.
+
+    Raises:
+        QueueNotFound, RightMissing, TimedOut: nothing was deleted.
+    """
+    with transaction(connection, timeout=timeout):
+        return sum(connection.rows("purge", tables={"queue": each})[0][0] for each in queues)

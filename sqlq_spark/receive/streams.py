@@ -1,0 +1,130 @@
+"""
+The row of a stream: who speaks for it, which batch is closed, and the plan of the next one.
+
+To create, lock and plan happens in a transaction that the caller has open.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlq_spark.errors import (
+    CheckpointFailure,
+    StreamNotFound,
+    StreamOfOtherQueue,
+    StreamTakenOver,
+)
+from sqlq_spark.receive.offset import read_plan, write_plan
+from sqlq_spark.wire.address import split_canonical
+
+if TYPE_CHECKING:
+    from sqlq_spark.database import Connection
+    from sqlq_spark.receive.offset import BatchPlan
+
+log = logging.getLogger("sqlq_spark")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """Who speaks for a stream, and about which queues."""
+
+    driver: str  # a fresh id for each driver process
+    queue: str  # the canonical address; of several queues joined by ", "
+    state_schema: str
+    fail_on_data_loss: bool = True
+
+    @property
+    def queues(self) -> set[str]:
+        """Each queue's canonical address."""
+        return set(split_canonical(self.queue))
+
+    def check(self, queue: str) -> None:
+        """
+        Accept the queues of a stream's row: others may have come or gone since, but not all.
+
+        Raises:
+            StreamOfOtherQueue: none of them is read here.
+        """
+        if queue != self.queue and self.queues.isdisjoint(split_canonical(queue)):
+            raise StreamOfOtherQueue(queue, self.queue)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """A stream's row, locked."""
+
+    queue: str
+    driver: str
+    acked: int
+    plan_batch: int | None
+    plan: str | None
+    login: str  # who made the stream
+
+    def plan_of(self, batch: int) -> str | None:
+        """Give the stored plan, if it is that of a batch."""
+        return self.plan if self.plan_batch == batch else None
+
+
+def lock_stream(connection: Connection, stream: str, login: str | None = None) -> StreamRow | None:
+    """Lock a stream's row until commit; that waits for running tasks."""
+    found = connection.rows("lock_stream", stream=stream, login=login)
+    return StreamRow(*found[0]) if found else None
+
+
+def create(connection: Connection, stream: str, who: Driver) -> None:
+    """Make the row of a new stream, in the transaction that is open."""
+    connection.run("new_stream", stream=stream, queue_name=who.queue, driver=who.driver)
+
+
+def store_plan(
+    connection: Connection, stream: str, batch: int, plan: BatchPlan, who: Driver
+) -> BatchPlan:
+    """
+    Give a batch its plan, in the transaction that is open. A batch never gets a second plan.
+
+    Two plans of one batch would share its receipts. Messages that only one of them receives would
+    be lost.
+
+    Returns:
+        The plan to use: an earlier one, if the answer of its commit was lost.
+
+    Raises:
+        StreamNotFound: the stream's row is gone.
+        StreamTakenOver: another driver speaks for the stream.
+        BadPlan: the earlier plan cannot be read.
+    """
+    row = lock_stream(connection, stream)
+    if row is None:
+        raise StreamNotFound(stream, who.state_schema, connection.server)
+    if row.driver != who.driver:
+        raise StreamTakenOver(stream)
+    stored = row.plan_of(batch)
+    if stored is not None:
+        return read_plan(stored, stream, batch)
+    values: dict[str, Any] = {"stream": stream, "login": row.login, "batch": batch}
+    connection.run("store_plan", **values, plan=write_plan(plan))
+    return plan
+
+
+def lacks_commits(row: StreamRow, batch: int, *, found: bool) -> bool:
+    """
+    Say whether the database is older than the checkpoint.
+
+    A batch's plan is committed before Spark has its offset, and it follows the acknowledged one.
+
+    Args:
+        row: of the stream.
+        batch: Spark has it in its commit log.
+        found: whether the batch has receipts.
+    """
+    planned = row.plan_batch == batch or found
+    return row.acked < batch - 1 or (row.acked < batch and not planned)
+
+
+def accept_or_raise(error: CheckpointFailure, who: Driver) -> None:
+    """Refuse a checkpoint and a stream's row of different times, unless the user accepts that."""
+    if who.fail_on_data_loss:
+        raise error
+    log.warning("the stream goes on after data loss because failOnDataLoss=false: %s", error)
