@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.script import Roles, script
 from sqlq_spark.cli import queues as cli_queues
-from sqlq_spark.database import Statements
 from sqlq_spark.database.sqlserver import calls, connection
+from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress
 from sqlq_spark.wire.address import QueueAddress
 

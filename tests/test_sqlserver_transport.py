@@ -16,7 +16,7 @@ from bench import sqlserver as bench
 from conformance import shapes, sqlserver, sqlserver_dba, transport_sqlserver
 from test_sqlserver import UNKNOWN, faults, parser, plain
 
-from sqlq_spark import database
+from sqlq_spark.database import statements
 from sqlq_spark.database.sqlserver import calls
 from sqlq_spark.database.sqlserver import connection as dialect
 
@@ -116,7 +116,7 @@ def first_missing(text: str, parts: Iterable[str]) -> str | None:
 
 def test_every_statement_of_the_file_is_reviewed_and_parsed() -> None:
     """What is rendered is what stands in the file, each with a text, and the bulk insert."""
-    text = "\n".join(database.sql("sqlserver", each) for each in database.FILES)
+    text = "\n".join(statements.sql("sqlserver", each) for each in statements.FILES)
     written = re.findall(r"^-- name: *(\w+)", text, flags=re.MULTILINE)
 
     assert len(written) > 60

@@ -11,9 +11,8 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from sqlq_spark.database import Statements
 from sqlq_spark.database.schema import (
-    KEPT_APART,
+    ROW_SECURED,
     ROW_SECURITY,
     TABLES,
     VERSION,
@@ -21,6 +20,7 @@ from sqlq_spark.database.schema import (
     delayed_of,
 )
 from sqlq_spark.database.sqlserver import calls
+from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress, BadOption
 from sqlq_spark.wire.address import QueueAddress, bracketed, due_index, identifier, quote_postgresql
 
@@ -115,7 +115,7 @@ class Step:
     state_table: str = ""  # its name, where the statement is about one
 
 
-READER_TABLES, SENDER_TABLES = KEPT_APART[:4], KEPT_APART[4:]
+READER_TABLES, SENDER_TABLES = ROW_SECURED[:4], ROW_SECURED[4:]
 
 
 def _tables(endpoint: Endpoint, *, body_string: bool, apart: bool) -> Iterator[Step]:
@@ -178,7 +178,7 @@ def _operator(
     yield Step(comment="Rights of an operator: {grant} whoever runs `sqlqueue`.", role=role)
     for name in ("script_role", "script_reader_state", "script_sender_state"):
         yield Step(statement=name, role=role)
-    for table in KEPT_APART if apart else ():
+    for table in ROW_SECURED if apart else ():
         yield Step(statement="script_all_rows", role=role, state_table=table)
     for each in endpoint.queues:
         for name in ("script_reader", "script_sender"):

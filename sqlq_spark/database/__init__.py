@@ -9,13 +9,10 @@ The rest of the package speaks to a `Connection` by those names and never sees a
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.resources import files
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from sqlq_spark.errors import BadOption
 
@@ -24,6 +21,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
 Value: TypeAlias = "str | int | float | bool | bytes | None"
@@ -31,20 +29,6 @@ Row: TypeAlias = "tuple[Any, ...]"
 
 # the url's scheme → the dialect's module
 SCHEMES = {"postgresql": "postgresql", "postgres": "postgresql", "sqlserver": "sqlserver"}
-# a dialect's SQL files, one for each concern
-FILES = (
-    "transactions",
-    "schema",
-    "peek",
-    "receive",
-    "receipts",
-    "staging",
-    "subscriptions",
-    "delayed",
-    "browse",
-    "checks",
-    "rights",
-)
 EXAMPLES = "postgresql://user@host:5432/database or sqlserver://user@host:1433/database"
 
 
@@ -81,17 +65,29 @@ class Connection(Protocol):
     application: str  # what the DBA sees while a transaction is open
 
     def run(
-        self, statement: str, *, tables: dict[str, QueueAddress] | None = None, **values: Value
+        self,
+        statement: StatementName,
+        *,
+        tables: dict[str, QueueAddress] | None = None,
+        **values: Value,
     ) -> None:
         """Execute a statement for its effect."""
 
     def rows(
-        self, statement: str, *, tables: dict[str, QueueAddress] | None = None, **values: Value
+        self,
+        statement: StatementName,
+        *,
+        tables: dict[str, QueueAddress] | None = None,
+        **values: Value,
     ) -> list[Row]:
         """Execute a statement and return its rows."""
 
     def arrow(
-        self, statement: str, *, tables: dict[str, QueueAddress], **numbers: int | list[int]
+        self,
+        statement: StatementName,
+        *,
+        tables: dict[str, QueueAddress],
+        **numbers: int | list[int],
     ) -> pa.Table:
         """Execute a statement and return its rows in columns; a uuid is 16 bytes."""
 
@@ -196,30 +192,3 @@ def rollback(connection: Connection) -> None:
         connection.run("rollback")
     except Exception:  # noqa: BLE001 - the caller's error is the one to tell
         connection.close()
-
-
-def sql(dialect: str, name: str) -> str:
-    """One of a dialect's SQL files, with its comments."""
-    return files(__name__).joinpath(dialect, f"{name}.sql").read_text(encoding="utf-8")
-
-
-class Statements(dict[str, str]):
-    """The statements of one dialect by name, comments stripped."""
-
-    @classmethod
-    def load(cls, dialect: str) -> Self:
-        """Read `<dialect>.sql`; its names, and their order, must be those of the first dialect."""
-        statements, model = cls.read(dialect), cls.read(next(iter(SCHEMES.values())))
-        for found, expected in zip_longest(statements, model):
-            if found != expected:
-                message = f"{dialect}.sql: statement {found} stands where {expected} belongs"
-                raise RuntimeError(message)
-        return statements
-
-    @classmethod
-    def read(cls, dialect: str) -> Self:
-        """Split a dialect's SQL files, in the order of FILES, at their `-- name:` lines."""
-        text = "\n".join(sql(dialect, name) for name in FILES)
-        _, *parts = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
-        bare = [re.sub(r"^ *--.*\n?", "", part, flags=re.MULTILINE).strip() for part in parts[1::2]]
-        return cls(zip(parts[::2], bare, strict=True))

@@ -33,6 +33,7 @@ from sqlq_spark.wire.unpack import Expected, unpacked
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection, Row
+    from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -191,7 +192,7 @@ def take(connection: Connection, task: Task) -> pa.Table:
 
     A step looks at no more rows than are likely to fit; the database cuts it at the exact weight.
     """
-    statement = "receive_body_string" if task.body_string else "receive"
+    statement: StatementName = "receive_body_string" if task.body_string else "receive"
     wanted = TAKEN.append(BODY_STRING) if task.body_string else TAKEN
     steps: list[pa.Table] = []
     first, messages, ceiling, each = (

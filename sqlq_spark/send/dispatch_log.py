@@ -14,6 +14,7 @@ from sqlq_spark.errors import DispatchLogAhead, DispatchLogOfOther
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
+    from sqlq_spark.database.statements import StatementName
 
 AHEAD = 1  # batches that the log may be ahead of a replay: the one after it was sent by then
 
@@ -69,7 +70,7 @@ def check(connection: Connection, sink: str, batch: int, last: int | None) -> No
         raise DispatchLogAhead(sink, batch, last, connection.state, connection.server)
 
 
-def _found(connection: Connection, statement: str, sink: str) -> tuple[Any, ...]:
+def _found(connection: Connection, statement: StatementName, sink: str) -> tuple[Any, ...]:
     """The sink's row, locked; made where the sink is new."""
     found = connection.rows(statement, sink=sink)
     if not found:

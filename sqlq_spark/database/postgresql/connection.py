@@ -29,8 +29,9 @@ from adbc_driver_manager import Error
 from adbc_driver_postgresql import dbapi
 
 from sqlq_spark import errors
-from sqlq_spark.database import Destination, Row, Statements, Value
+from sqlq_spark.database import Destination, Row, Value
 from sqlq_spark.database.postgresql import url as postgresql_url
+from sqlq_spark.database.statements import Statements
 from sqlq_spark.wire.address import (
     QueueAddress,
     due_index,

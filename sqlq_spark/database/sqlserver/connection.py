@@ -16,13 +16,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
-from sqlq_spark.database import Destination, Row, Statements, Value
+from sqlq_spark.database import Destination, Row, Value
 from sqlq_spark.database.sqlserver import drivers
 from sqlq_spark.database.sqlserver import errors as sqlserver_errors
 from sqlq_spark.database.sqlserver.calls import blamed, call, fits, insertion, named
 from sqlq_spark.database.sqlserver.errors import Place
 from sqlq_spark.database.sqlserver.rows import json_rows, plain, shown, table_of
 from sqlq_spark.database.sqlserver.url import Target
+from sqlq_spark.database.statements import Statements
 from sqlq_spark.wire.address import (
     QueueAddress,
     bracketed,

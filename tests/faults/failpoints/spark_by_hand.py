@@ -25,8 +25,8 @@ from sqlq_spark.jobs.triage.ledger import SENT, Ledger
 from sqlq_spark.receive import pace, receipts
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.driver import INITIAL, Offset, PeekLoop
+from sqlq_spark.send import at_least_once, fan_out, staging
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send import subscriptions
 from sqlq_spark.wire import payload
 from sqlq_spark.wire.rows import NO_STREAM, Origin
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.receive.task import Task
-    from sqlq_spark.send.dispatch import Staged
+    from sqlq_spark.send.staging import Staged
 
     from .message_count import Books
     from .points import Point
@@ -145,7 +145,7 @@ def receive(desk: Desk, task: Task, origin: Origin) -> pa.Table:
 
 def stage(desk: Desk, chunks: list[pa.Table], sink: str, batch: int, origin: Origin) -> Staged:
     """Run the write of a task."""
-    return send.stage(desk.sends, chunks, sink=sink, batch=batch, origin=origin)
+    return staging.stage(desk.sends, chunks, sink=sink, batch=batch, origin=origin)
 
 
 def dispatch(desk: Desk, staged: list[Staged], options: SinkOptions) -> int:
@@ -157,13 +157,13 @@ def discard(desk: Desk, sink: str, batch: int) -> None:
     """Abort a micro-batch, or a write without a name, which is not tried again."""
     final = sink.startswith("write:")
     desk.sends.do(
-        lambda connection: send.discard(connection, sink, batch, final=final, timeout=TIMEOUT)
+        lambda connection: staging.discard(connection, sink, batch, final=final, timeout=TIMEOUT)
     )
 
 
 def send_now(desk: Desk, chunks: list[pa.Table]) -> int:
     """Run the write of a task with delivery=atLeastOnce."""
-    return send.send_now(desk.sends, chunks, desk.shop.sink(delivery="atLeastOnce"))
+    return at_least_once.send_now(desk.sends, chunks, desk.shop.sink(delivery="atLeastOnce"))
 
 
 def give_back(desk: Desk, stream: str, batch: int, task: int) -> int:
@@ -264,7 +264,7 @@ def write(desk: Desk, books: Books, do: Doing) -> None:
     given_up(desk, books, do)
     options = desk.shop.sink()
     # a job of its own: nothing is remembered
-    subscriptions.remembered.forget(options.url, options.subscription_address)
+    fan_out.cache.drop(options.url, options.subscription_address)
     chunks = [books.to_send(4), books.to_publish(2)]
     for _ in range(TRIES):
         staged = [stage(desk, [chunk], "app:bill", 7, NO_STREAM) for chunk in chunks]
@@ -283,7 +283,7 @@ def write(desk: Desk, books: Books, do: Doing) -> None:
 
 def given_up(desk: Desk, books: Books, do: Doing) -> None:
     """Abort a write without a name; a late task of it stages nothing, or nothing that lasts."""
-    sink = send.nameless_sink()
+    sink = staging.nameless_sink()
     chunks = [books.chunk([books.message(None)] * 2, ["{}"] * 2)]
     stage(desk, chunks, sink, 0, NO_STREAM)
     with suppress(Died):

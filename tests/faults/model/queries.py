@@ -26,6 +26,7 @@ from sqlq_spark.errors import (
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.driver import INITIAL, Offset, PeekLoop
 from sqlq_spark.send import dispatch as send
+from sqlq_spark.send import staging
 from sqlq_spark.wire.rows import Origin
 
 from .steps import FIGURES, Killed, Order, Work
@@ -100,7 +101,7 @@ class Result:
 
     key: Key
     bodies: list[bytes]
-    staged: send.Staged | None
+    staged: staging.Staged | None
 
 
 class Driver:
