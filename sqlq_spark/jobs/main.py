@@ -37,7 +37,7 @@ from sqlq_spark.java import NoJava
 from sqlq_spark.jobs import settings as job_settings
 from sqlq_spark.jobs import settings_reader
 from sqlq_spark.jobs import spark as job_spark
-from sqlq_spark.jobs.ledger import bind
+from sqlq_spark.jobs.checkpoint_binding import bind
 from sqlq_spark.jobs.settings import (
     BadSettings,
     DatabaseSettings,

@@ -124,9 +124,9 @@ class Dispatch:
             for key, seal in zip(each.keys(), each.seals, strict=True)
         }
         there = set(self.connection.rows("chunks", **self._key))
-        missing = sum((key.attempt, key.chunk) not in there for key in wanted)
-        if missing:
-            raise ChunksMissing(first.sink, first.batch, len(wanted), missing)
+        found = sum((key.attempt, key.chunk) in there for key in wanted)
+        if found < len(wanted):
+            raise ChunksMissing(first.sink, first.batch, len(wanted), found)
         return wanted
 
     def copy_chunks(self) -> None:

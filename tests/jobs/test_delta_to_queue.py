@@ -54,7 +54,7 @@ def test_killed_between_two_batches(queue: Queue, desk: Desk) -> None:
 
     rows = queue.rows()
     assert ended.code == 0, ended
-    assert (desk.folder / "checkpoint" / "sqlqueue_ledger").exists()
+    assert (desk.folder / "checkpoint" / "sqlqueue_dispatch_log").exists()
     assert before < 600
     assert ended.totals["messages"] <= 700
     assert queue.state("staging") == 0

@@ -95,7 +95,7 @@ def test_killed_between_two_databases(queue: Queue, error: Queue, desk: Desk) ->
         ended = desk.run("relay", given)
 
         assert 0 < between < 1003
-        assert (desk.folder / "checkpoint" / "sqlqueue_ledger").exists()
+        assert (desk.folder / "checkpoint" / "sqlqueue_dispatch_log").exists()
         assert (ended.code, ended.totals["job"]) == (0, "relay"), ended.log
         found = place.sql(
             "SELECT headers, body, extract(epoch FROM expires - now() AT TIME ZONE 'UTC')::int"

@@ -428,8 +428,8 @@ def test_a_stream_is_sent(spark: SparkSession, queue: Queue, tmp_path: Path, del
 
     assert sorted(out.ids()) == sorted(numbered(0, 500))
     assert [queue.count(), queue.state("staging")] == [0, 0]
-    ledger = queue.peer.state_rows("dispatch_log", "batch")
-    assert ledger == ([(2,)] if delivery == "exactlyOnce" else [])
+    entered = queue.peer.state_rows("dispatch_log", "batch")
+    assert entered == ([(2,)] if delivery == "exactlyOnce" else [])
 
 
 @DELIVERIES
@@ -508,8 +508,8 @@ def test_txn_version_inside_foreach_batch(
     finish(stream.writeStream.foreachBatch(send), tmp_path / "checkpoint")
 
     assert sorted(out.ids()) == sorted(numbered(0, 250))
-    ledger = queue.peer.state_rows("dispatch_log", "sink, batch")
-    assert ledger == [("app:loader", 2)]
+    entered = queue.peer.state_rows("dispatch_log", "sink, batch")
+    assert entered == [("app:loader", 2)]
     assert queue.state("staging") == 0
 
 

@@ -136,7 +136,7 @@ DELETE FROM {state}.staging_page AS p
    AND p.attempt = gone.attempt AND p.chunk = gone.chunk
 
 -- name: forget_abandoned
--- The ledger's rows of writes without a name: kept for a while, so that a task which comes back late
--- stages nothing.
+-- Rows of writes without a name. They are kept for a week, so that a task that resumes late stages
+-- nothing.
 DELETE FROM {state}.dispatch_log
  WHERE sink LIKE 'write:%' AND dispatched < now() - make_interval(secs => :seconds::float8)

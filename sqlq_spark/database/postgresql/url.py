@@ -8,16 +8,27 @@ A server on another machine is verified unless someone writes otherwise: libpq's
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote
 
+from sqlq_spark.errors import BadOption
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# libpq's variables, by the parameter that they are the default of
+# a raw /, ?, @ or blank in the password would be read as the end of the user information
+HOST = r"(?:\[[^\[\]@/?\s]*\]|[^\[\]:,@/?\s]*)(?::[0-9]*)?"
+URL = re.compile(
+    rf"(?P<scheme>\w+)://(?:[^@/?\s]*@)?(?P<hosts>{HOST}(?:,{HOST})*)(?P<path>/[^@?\s]*)?"
+    r"(?:\?[^=&\s]+=[^&\s]*(?:&[^=&\s]+=[^&\s]*)*)?"
+)
+UNCODED = re.compile(r"%(?:00|(?![0-9A-Fa-f]{2}))")
+
+# parameter → libpq's variable for its default
 VARIABLES = {
     "host": "PGHOST",
     "hostaddr": "PGHOSTADDR",
@@ -103,6 +114,20 @@ class Target:
     @property
     def _has_root(self) -> bool:
         return "sslrootcert" in self.given or (_home() / ".postgresql" / "root.crt").exists()
+
+
+def redact(url: str) -> str:
+    """
+    Return where a url leads to, without the secrets of its user information and parameters.
+
+    Raises:
+        BadOption: libpq would read it in another way, and quote what may be part of the password.
+    """
+    found = URL.fullmatch(url)
+    if found is None or UNCODED.search(url):
+        expected = "postgresql://user@host:5432/database, its parts percent-encoded"
+        raise BadOption("url", f"{url.partition('://')[0]}://…", expected)
+    return f"{found['scheme']}://{found['hosts'] or 'local socket'}{found['path'] or ''}"
 
 
 def trusted() -> str:

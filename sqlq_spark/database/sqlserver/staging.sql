@@ -121,8 +121,8 @@ DELETE FROM o
  WHERE o.sink LIKE N'write:%' AND o.created < @before
 
 -- name: forget_abandoned
--- The ledger's rows of writes without a name: kept for a while, so that a task which comes back late
--- stages nothing.
+-- Rows of writes without a name. They are kept for a week, so that a task that resumes late stages
+-- nothing.
 DELETE FROM d
   FROM {state}.dispatch_log AS d WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE d.sink LIKE N'write:%'

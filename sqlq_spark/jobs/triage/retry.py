@@ -1,18 +1,18 @@
 """
 Failures of a Delta table go back to the queues in which they failed, each exactly once.
 
-    open     the request's name is entered into the database's ledger
+    open     the request's name is entered into the dispatch log
     choose   it is written into the rows that it returns, in one commit of the table; no other
              request takes these, so what it sends is fixed
-    send     in one transaction, which enters into the ledger that it was sent (txnAppId)
+    send     in one transaction, which enters into the dispatch log that it was sent (txnAppId)
     mark     the rows are returned, in one commit of the table
 
-What is killed before `choose` has done nothing. After it the request is pending, and whoever comes
-next finishes it: it is sent, unless the ledger says that it was, and then marked. The gap between
-the send and the mark is the one in which the table does not know better; the ledger does. It keeps
-the request's name for ever: a name is never used again. A ledger that does not know a pending
-request is another one, of another database or stateSchema: nothing is sent then. A request that can
-never be sent, for its queue is gone for good, is given up, and its rows are free again.
+A run that is killed before `choose` has changed nothing. After it the request is pending, and the
+next run finishes it: it sends the request, unless the dispatch log has it as sent, and marks the
+rows. Between send and mark only the dispatch log records that the request was sent. It keeps the
+request's name for ever, so a name is never used again. If a dispatch log does not have a pending
+request, it is that of another database or stateSchema, and the run sends nothing. A request whose
+queue no longer exists cannot be sent. An operator gives it up, and its rows are free again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.functions import return_to_source
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.jobs.spark import has_table, quoted, read_table
-from sqlq_spark.jobs.triage.ledger import GIVEN_UP, SENT, UNKNOWN, Ledger
+from sqlq_spark.jobs.triage.request_log import GIVEN_UP, SENT, UNKNOWN, RequestLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -49,8 +49,8 @@ CONFLICT = re.compile(
 ATTEMPTS = 8  # to commit, with pauses of 8 s together
 
 ELSEWHERE = (
-    "the ledger here does not know it: it was begun in another database or stateSchema, and may "
-    "have been sent there"
+    "the dispatch log here does not have it: it was begun in another database or stateSchema, and "
+    "may have been sent there"
 )
 GO_BACK = "Give the url and the [sink] that it was begun with"
 LET_GO = "Make the queue, or let go of the request by --give-up {}"
@@ -58,7 +58,7 @@ HOMELESS = "it has no header NServiceBus.FailedQ, or corrupt headers"
 
 
 class RequestStuck(SqlQueueError):
-    """A request cannot be finished yet; all of it was sent, as the ledger knows, or nothing."""
+    """A request cannot be finished yet; all of it was sent, by the dispatch log, or nothing."""
 
     template = (
         "request {0} of table {1} cannot be finished: {2}. {3}; the next run then goes on with it, "
@@ -98,7 +98,7 @@ class Retry:
         self.table = table
         self.source = source
         self.sink = sink
-        self.ledger = Ledger(sink)
+        self.request_log = RequestLog(sink)
 
     @property
     def rows(self) -> DataFrame:
@@ -141,7 +141,9 @@ class Retry:
             raise BadSettings(
                 f"setting give_up names {strange[0]!r}: expected a request that is pending: {told}"
             )
-        return sum(self._free(each) for each in requests if self.ledger.give_up(each) == GIVEN_UP)
+        return sum(
+            self._free(each) for each in requests if self.request_log.give_up(each) == GIVEN_UP
+        )
 
     def missing(self, *, groups: Sequence[str], ids: Sequence[str]) -> list[str]:
         """Those of some groups and ids that no failure of the table has."""
@@ -170,7 +172,7 @@ class Retry:
             return 0, staying
         request = str(uuid.uuid4())
         chosen = f"{wanted} AND {among('failedQueue', there)}"
-        self.ledger.open(request)
+        self.request_log.open(request)
         self._update(chosen, f"request = {literal(request)}")
         return self.finish(request), staying
 
@@ -182,18 +184,18 @@ class Retry:
             How many there are; none, if it was given up.
 
         Raises:
-            RequestStuck: one of its queues has gone, or the ledger does not know it.
+            RequestStuck: one of its queues has gone, or the dispatch log does not have it.
         """
         rows = self.rows.where(mine(request))
         counted = by_queue(rows)
         if not counted:
             return 0
-        state = self.ledger.state(request)
+        state = self.request_log.state(request)
         if state == UNKNOWN:
             raise RequestStuck(request, self.table, ELSEWHERE, GO_BACK, sum(counted.values()))
         if state < SENT:
             self.send(request, rows, counted)
-            state = self.ledger.state(request)
+            state = self.request_log.state(request)
         if state == GIVEN_UP:
             self._free(request)
             return 0

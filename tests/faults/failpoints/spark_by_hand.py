@@ -21,7 +21,7 @@ from sqlq_spark.admin import checks, retry
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import StaleTask
-from sqlq_spark.jobs.triage.ledger import SENT, Ledger
+from sqlq_spark.jobs.triage.request_log import SENT, RequestLog
 from sqlq_spark.receive import pace, receipts
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.driver import INITIAL, Offset, PeekLoop
@@ -301,17 +301,19 @@ def given_up(desk: Desk, books: Books, do: Doing) -> None:
 
 def request_opened(desk: Desk, request: str) -> None:
     """Enter a return that is about to be chosen."""
-    ledger(desk).open(request)
+    request_log(desk).open(request)
 
 
 def request_given_up(desk: Desk, request: str) -> int:
     """See to it that a return is never sent."""
-    return ledger(desk).give_up(request)
+    return request_log(desk).give_up(request)
 
 
-def ledger(desk: Desk) -> Ledger:
+def request_log(desk: Desk) -> RequestLog:
     """Of returns."""
-    return Ledger(lambda request: desk.shop.raw() | {"txnAppId": request, "txnVersion": str(SENT)})
+    return RequestLog(
+        lambda request: desk.shop.raw() | {"txnAppId": request, "txnVersion": str(SENT)}
+    )
 
 
 def let_go(desk: Desk, books: Books, do: Doing) -> None:

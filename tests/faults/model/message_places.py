@@ -37,7 +37,7 @@ class Lost(AssertionError):
     """A message is not in exactly one place."""
 
 
-class Ledger:
+class Places:
     """What was sent, and what became of it."""
 
     def __init__(

@@ -16,7 +16,7 @@ from sqlq_spark.receive import receipts
 from sqlq_spark.send import staging
 from sqlq_spark.send.messages import CHUNK_ROW
 
-from .message_places import Ledger, Lost
+from .message_places import Lost, Places
 from .queries import TIMEOUT, Checkpoint, Driver, Job, Sink, expected
 from .steps import FIGURES
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from .steps import Order, Stage
 
 
-class World(Ledger):
+class World(Places):
     """The database, all that was sent, and all who work."""
 
-    def __init__(self, stage: Stage, *ledger: Any) -> None:
-        super().__init__(*ledger)
+    def __init__(self, stage: Stage, *places: Any) -> None:
+        super().__init__(*places)
         self.stage = stage
         self.rival = self.peer.consumer()
 

@@ -1,17 +1,16 @@
 """
-What the database's ledger knows of a return: whether it was begun here, sent, or given up.
+What the dispatch log records of a return request: opened, sent, or given up.
 
-    OPEN       entered before the table knows of it, so that who goes on with it can tell this
-               ledger from another, where what was sent is not known
-    SENT       by the write's own transaction
-    GIVEN_UP   by an operator; no attempt that is still under way can send it any more
+    OPEN       entered before the table of failures names the request. So whoever finishes the
+               request can recognise this dispatch log. Another one does not record what was sent.
+    SENT       entered by the transaction that sends
+    GIVEN_UP   entered by an operator; no attempt that still runs can send the request any more
 
-Each is a batch number of the same sink, and a later one is never undone.
+Each is a batch number of the request's sink. A dispatch log never goes back to a lower number.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,29 +27,25 @@ if TYPE_CHECKING:
 UNKNOWN, OPEN, SENT, GIVEN_UP = -2, -1, 0, 1  # batches; SENT is the txnVersion of the write
 
 
-class Asked(Exception):
-    """Ends the transaction that asked, so that it changes nothing."""
-
-
-class Ledger:
-    """The ledger that the sink's options lead to."""
+class RequestLog:
+    """The requests in the dispatch log that the sink's options lead to."""
 
     def __init__(self, sink: Callable[[str], dict[str, str]]) -> None:
-        """Begin; `sink` gives the options of the write of a request."""
+        """Prepare; `sink` returns the options of the write that sends a request."""
         self._sink = sink
 
     def open(self, request: str) -> None:
-        """Enter a request that is about to be chosen."""
-        self._do(request, enter, OPEN)
+        """Enter a new request."""
+        self._do(request, enter_batch, OPEN)
 
     def state(self, request: str) -> int:
-        """What is known of a request."""
-        return self._do(request, last)
+        """Return UNKNOWN, OPEN, SENT or GIVEN_UP."""
+        return self._do(request, read_batch)
 
     def give_up(self, request: str) -> int:
-        """See to it that an open request is never sent, unless it was; returns what it is now."""
+        """Make sure that an open request is never sent, unless it was; return its state."""
         if self.state(request) == OPEN:
-            self._do(request, close)
+            self._do(request, close_request)
         return self.state(request)
 
     def _do(self, request: str, work: Callable[..., int], *more: int) -> int:
@@ -60,24 +55,22 @@ class Ledger:
             return session.do(partial(work, sink, timeout, *more))
 
 
-def enter(sink: str, timeout: float, batch: int, connection: Connection) -> int:
-    """Enter a batch, unless it or a later one is there."""
+def enter_batch(sink: str, timeout: float, batch: int, connection: Connection) -> int:
+    """Enter a batch of a sink, unless it or a later one is there."""
     with transaction(connection, timeout=timeout):
         dispatch_log.enter(connection, sink, batch)
     return batch
 
 
-def last(sink: str, timeout: float, connection: Connection) -> int:
-    """The last batch that is there; nothing is changed."""
-    found: int | None = None
-    with suppress(Asked), transaction(connection, timeout=timeout):
-        found = dispatch_log.lock(connection, sink)[1]
-        raise Asked
+def read_batch(sink: str, timeout: float, connection: Connection) -> int:
+    """Return the last batch of a sink, or UNKNOWN; wait for a dispatch that runs."""
+    with transaction(connection, timeout=timeout):
+        found = dispatch_log.read(connection, sink)
     return UNKNOWN if found is None else found
 
 
-def close(sink: str, timeout: float, connection: Connection) -> int:
-    """Enter that a request is given up, where it is open; drop what it staged."""
+def close_request(sink: str, timeout: float, connection: Connection) -> int:
+    """Enter that an open request is given up, and delete its chunks."""
     with transaction(connection, timeout=timeout):
         login, last = dispatch_log.lock(connection, sink)
         if last is None or last < SENT:
