@@ -260,7 +260,7 @@ def _sqlserver(known: Statements, steps: Sequence[Step], state: str, owner: str)
     settings = ("NOCOUNT", "XACT_ABORT", "ANSI_NULLS", "QUOTED_IDENTIFIER")
     parts = ["".join(f"SET {each} ON;\n" for each in settings) + "GO"]
     values = {"state_name": calls.literal(state), "owner": calls.literal(owner)}
-    text = calls.named(known["state_faults"], state, {})
+    text = calls.fill_names(known["state_faults"], state, {})
     faults = _filled(text, values).rstrip(";")
     for step in steps:
         role = bracketed(step.role)
@@ -268,7 +268,7 @@ def _sqlserver(known: Statements, steps: Sequence[Step], state: str, owner: str)
             grant = f"ALTER ROLE {_plain(role)} ADD MEMBER"
             parts.append("-- " + step.comment.format(grant=grant))
             continue
-        words = calls.names(state, step.tables) | {"faults": faults}
+        words = calls.quoted_words(state, step.tables) | {"faults": faults}
         words |= {
             "role": role,
             "role_name": calls.literal(step.role),
