@@ -429,7 +429,7 @@ def test_drop_deletes_only_after_a_yes(run: Any, orders: str, place: Place) -> N
         (("send", "q", "/nowhere"), 2, "No such file"),
         (("send", "q", "--file", "/nowhere"), 2, "No such file"),
         (("script", "q", "--dialect", "mysql"), 2, "option --dialect is 'mysql'"),
-        (("script", "q", "--stream", "$do$"), 2, "option --stream is '$do$'"),
+        (("script", "q", "--reader", "$do$"), 2, "option --reader is '$do$'"),
         (("browse", "q", "--limit", "0"), 2, "limit"),
         (("nothing",), 2, "nothing"),
     ],

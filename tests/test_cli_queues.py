@@ -357,7 +357,7 @@ def test_findings_are_shown_without_control_characters(capsys: pytest.CaptureFix
 def test_a_domain_has_a_schema_and_roles_of_its_own(place: Place, run: Any) -> None:
     """Of one option; what other options name stays."""
     _, plain, _ = run("script", "Q", "--domain", "billing")
-    _, other, _ = run("script", "Q", "--domain", "billing", "--stream", "clerk")
+    _, other, _ = run("script", "Q", "--domain", "billing", "--reader", "clerk")
 
     for word in ('"sqlqueue_billing".stream', '"billing_reader"', '"billing_sender"'):
         assert word in plain

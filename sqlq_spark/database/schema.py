@@ -57,41 +57,38 @@ ROW_SECURITY: tuple[tuple[StatementName, str], ...] = tuple(
     for table, policy in POLICIES.items()
     for statement in ("install_row_security", "install_no_policy", policy)
 )
-VERSIONS: tuple[StatementName, ...] = (
-    "install_version_row",
-    "install_version_only",
-)  # rows; written once the owner is checked
+# rows, written once the owner of the tables is checked
+VERSIONS: tuple[StatementName, ...] = ("install_version_row", "install_version_only")
 
 
-def install(connection: Connection, *, state: str, timeout: float) -> None:
+def install(connection: Connection, *, timeout: float) -> None:
     """
-    Create the state tables where they are absent.
+    Create the connection's state tables where they are absent.
 
     Raises:
         RightMissing: the login may not create schemas or tables.
         StateOfOther: another login owns what is there, and could run code as this login.
     """
     with transaction(connection, timeout=timeout):
-        connection.rows("install_lock", state_name=state)
-        check_ours(connection, state)
+        connection.rows("install_lock", state_name=connection.state)
+        check_ours(connection)
         for statement in TABLES:
             connection.run(statement)
-        check_ours(
-            connection, state
-        )  # again: another login may have created a table in the schema meanwhile
+        check_ours(connection)  # another login may have created a table in the schema meanwhile
         for statement, table in ROW_SECURITY:
-            connection.run(statement, tables={"table": QueueAddress(table, state)})
+            connection.run(statement, tables={"table": QueueAddress(table, connection.state)})
         for statement in VERSIONS:
             connection.run(statement, version=VERSION)
 
 
-def check_ours(connection: Connection, state: str) -> None:
+def check_ours(connection: Connection) -> None:
     """
     Make sure that this login owns the state tables that are there, and that they run no code.
 
     Raises:
         StateOfOther.
     """
+    state = connection.state
     found = [text for (text,) in connection.rows("state_faults", state_name=state, owner=None)]
     if found:
         raise StateOfOther(state, connection.server, "; ".join(found))
