@@ -3,7 +3,7 @@ The url of a SQL Server, read strictly, and the connection string that a driver 
 
     sqlserver://user:password@host:1433/database?encrypt=yes&trustServerCertificate=no
 
-An unknown parameter raises an error, because a misspelt `encrypt` would disable encryption silently.
+An unknown parameter raises an error: a misspelt `encrypt` would disable encryption silently.
 Errors name the wrong part, never its text, which may be a password.
 """
 
