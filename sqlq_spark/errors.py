@@ -629,7 +629,7 @@ class DatabaseRolledBack(CheckpointFailure):
         "nothing of what followed: it went back in time, by a standby that was behind when it took "
         "over, or by a backup that was restored. What was received since is in the queue again, "
         "and what was sent since may be gone. failOnDataLoss=false goes on, and hands those "
-        "messages out a second time; the sink's own tables show which they are"
+        "messages out a second time; the sink's own ledger and tables tell which they are"
     )
 
     def __init__(self, stream: str, start: int, acked: int, server: str) -> None:

@@ -8,12 +8,12 @@ An error queue → a Delta table of failures and one of their groups; and back.
 `collect` receives the error queue into the table, exactly once, headers and body whole, and writes
 the groups anew: failures of one exception and one stack, by their digest.
 `retry` returns the failures of some groups, or some ids, to the queues in which they failed, each
-exactly once. It first writes a request into their rows, which fixes what it sends. Then it sends
-them, in one transaction that enters the request into the dispatch log. Then it marks them as
-returned. The next `retry` finishes a request that was interrupted, whatever it is asked to return.
-It does not send again what the dispatch log has, and raises an error if the dispatch log does not
-have the request. Failures that cannot be returned stay, and are reported with exit code 1, as is an
-id or group that is not in the table. `--give-up` ends a request whose queue no longer exists.
+exactly once. It first writes a request into their rows, which fixes what it sends; then it sends
+them, in one transaction that enters the request into the database's ledger; then it marks them as
+returned. What was killed in between is finished by the next `retry`, whatever that is told to
+return: what the ledger knows is not sent again, and a ledger that does not know the request is told
+to be another one. What cannot be returned stays and is told, with exit code 1, and so is an id or
+group that is not in the table. A request whose queue is gone for good is let go by `--give-up`.
 """
 
 from __future__ import annotations

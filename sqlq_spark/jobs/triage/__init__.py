@@ -1,1 +1,1 @@
-"""Error triage: failures in columns, their return to where they failed, and its requests."""
+"""Error triage: failures as columns, their return, and its record in the dispatch log."""

@@ -1,12 +1,12 @@
 """
-What the dispatch log records of a return request: opened, sent, or given up.
+Records in the dispatch log whether a request of failures was begun, sent, or given up.
 
-    OPEN       entered before the table of failures names the request. So whoever finishes the
-               request can recognise this dispatch log. Another one does not record what was sent.
-    SENT       entered by the transaction that sends
-    GIVEN_UP   entered by an operator; no attempt that still runs can send the request any more
+    OPEN       entered before the request is written to the table. A dispatch log without it belongs
+               to another database or stateSchema, and does not show what was sent.
+    SENT       entered by the transaction of the write
+    GIVEN_UP   entered for an operator; a write that is still running can no longer send the request
 
-Each is a batch number of the request's sink. A dispatch log never goes back to a lower number.
+Each state is a batch number of the same sink. It only increases.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ UNKNOWN, OPEN, SENT, GIVEN_UP = -2, -1, 0, 1  # batches; SENT is the txnVersion 
 
 
 class RequestLog:
-    """The requests in the dispatch log that the sink's options lead to."""
+    """The requests in the dispatch log of the sink's database."""
 
     def __init__(self, sink: Callable[[str], dict[str, str]]) -> None:
-        """Prepare; `sink` returns the options of the write that sends a request."""
+        """Begin; `sink` gives the options of the write of a request."""
         self._sink = sink
 
     def open(self, request: str) -> None:
         """Enter a new request."""
-        self._do(request, enter_batch, OPEN)
+        self._do(request, enter, OPEN)
 
     def state(self, request: str) -> int:
-        """Return UNKNOWN, OPEN, SENT or GIVEN_UP."""
-        return self._do(request, read_batch)
+        """The state of a request."""
+        return self._do(request, last)
 
     def give_up(self, request: str) -> int:
-        """Make sure that an open request is never sent, unless it was; return its state."""
+        """Prevent that an open request is sent, unless it was sent already; returns its state."""
         if self.state(request) == OPEN:
-            self._do(request, close_request)
+            self._do(request, close)
         return self.state(request)
 
     def _do(self, request: str, work: Callable[..., int], *more: int) -> int:
@@ -55,22 +55,22 @@ class RequestLog:
             return session.do(partial(work, sink, timeout, *more))
 
 
-def enter_batch(sink: str, timeout: float, batch: int, connection: Connection) -> int:
-    """Enter a batch of a sink, unless it or a later one is there."""
+def enter(sink: str, timeout: float, batch: int, connection: Connection) -> int:
+    """Enter a batch, unless the dispatch log has it or a later one."""
     with transaction(connection, timeout=timeout):
         dispatch_log.enter(connection, sink, batch)
     return batch
 
 
-def read_batch(sink: str, timeout: float, connection: Connection) -> int:
-    """Return the last batch of a sink, or UNKNOWN; wait for a dispatch that runs."""
+def last(sink: str, timeout: float, connection: Connection) -> int:
+    """Read the last batch of a sink; changes nothing."""
     with transaction(connection, timeout=timeout):
         found = dispatch_log.read(connection, sink)
     return UNKNOWN if found is None else found
 
 
-def close_request(sink: str, timeout: float, connection: Connection) -> int:
-    """Enter that an open request is given up, and delete its chunks."""
+def close(sink: str, timeout: float, connection: Connection) -> int:
+    """Give up a request, if it is open, and delete what it staged."""
     with transaction(connection, timeout=timeout):
         login, last = dispatch_log.lock(connection, sink)
         if last is None or last < SENT:

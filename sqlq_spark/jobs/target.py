@@ -1,0 +1,61 @@
+"""
+Binds a stream's checkpoint to the database that it sends to.
+
+If a batch was sent, but its commit did not reach the checkpoint, the next run repeats it. The
+sink's dispatch log has that batch, but the dispatch log of another database or stateSchema has not.
+An id is therefore entered into the dispatch log, and kept in the checkpoint beside Spark's own
+files. While a batch is open, the job sends only where the dispatch log has the id. After a run that
+ended without an error, the target may be changed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.jobs import files
+from sqlq_spark.jobs.settings import BadSettings
+from sqlq_spark.jobs.triage.request_log import OPEN, UNKNOWN, enter, last
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sqlq_spark.options import SinkOptions
+
+FILE = "sqlqueue_target"  # a folder of one file, because Spark writes only folders
+
+
+def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
+    """
+    Bind a checkpoint to its target before the stream starts.
+
+    Raises:
+        BadSettings: an open batch may have been sent to another target.
+    """
+    if sink.delivery != "exactlyOnce":
+        return
+    note = f"{checkpoint.rstrip('/')}/{FILE}"
+    known, _, was = files.text(spark, note).partition("\n")
+    with Session(sink, "job") as session:
+        here = f"{session.open().server}, stateSchema {sink.state_schema}"
+        if known and session.do(partial(last, known, sink.query_timeout)) != UNKNOWN:
+            return
+        batch, done = (newest(spark, f"{checkpoint}/{log}") for log in ("offsets", "commits"))
+        if known and batch > done:
+            raise BadSettings(
+                f"setting checkpoint is {checkpoint!r}: its batch {batch} is open, and may have "
+                f"been sent to {was}. The dispatch log of {here} does not have it, so the batch "
+                "would be sent again. First run the job with the former target until it ends "
+                f"without an error. Or, if the batch was not sent, delete {note}"
+            )
+        fresh = f"job:{uuid.uuid4()}"
+        session.do(partial(enter, fresh, sink.query_timeout, OPEN))
+    files.write(spark, note, f"{fresh}\n{here}")
+
+
+def newest(spark: SparkSession, log: str) -> int:
+    """The last batch in a log of a checkpoint; -1 if there is none."""
+    numbers = (int(name) for name in files.names(spark, log) if name.isdecimal())
+    return max(numbers, default=-1)
