@@ -1,4 +1,4 @@
-"""What the ledger says of a return: begun here, sent, given up; asking changes nothing."""
+"""What the dispatch log has of a return request: opened, sent, given up."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def ledger(place: Place) -> RequestLog:
-    """Give a ledger that knows nothing."""
+def log(place: Place) -> RequestLog:
+    """Give the log of an empty database."""
     queue = Queue(place, "orders")
     queue.install()
     return RequestLog(
@@ -24,39 +24,39 @@ def ledger(place: Place) -> RequestLog:
 
 
 def rows(place: Place) -> list[tuple[str, int]]:
-    """All that the ledger holds."""
+    """Return the rows of the dispatch log."""
     return place.sql(f"SELECT sink, batch FROM {place.state}.dispatch_log")
 
 
-def test_asking_changes_nothing(ledger: RequestLog, place: Place) -> None:
+def test_asking_changes_nothing(log: RequestLog, place: Place) -> None:
     """Neither of a request that is not known, nor of one that is open."""
-    assert [ledger.state("r"), rows(place)] == [UNKNOWN, []]
-    ledger.open("r")
-    assert [ledger.state("r"), ledger.state("other")] == [OPEN, UNKNOWN]
+    assert [log.state("r"), rows(place)] == [UNKNOWN, []]
+    log.open("r")
+    assert [log.state("r"), log.state("other")] == [OPEN, UNKNOWN]
     assert rows(place) == [("app:triage:r", OPEN)]
 
 
-def test_what_was_sent_is_not_given_up(ledger: RequestLog, place: Place) -> None:
+def test_what_was_sent_is_not_given_up(log: RequestLog, place: Place) -> None:
     """Nor opened again."""
-    ledger.open("r")
+    log.open("r")
     place.sql(f"UPDATE {place.state}.dispatch_log SET batch = {SENT}, messages = 7")
 
-    assert ledger.state("r") == SENT
-    assert ledger.give_up("r") == SENT
-    ledger.open("r")
-    assert ledger.state("r") == SENT
+    assert log.state("r") == SENT
+    assert log.give_up("r") == SENT
+    log.open("r")
+    assert log.state("r") == SENT
 
 
-def test_what_is_given_up_stays_so(ledger: RequestLog) -> None:
+def test_what_is_given_up_stays_so(log: RequestLog) -> None:
     """Whoever comes late finds it closed."""
-    ledger.open("r")
+    log.open("r")
 
-    assert [ledger.give_up("r") for _ in range(2)] == [GIVEN_UP] * 2
-    ledger.open("r")
-    assert ledger.state("r") == GIVEN_UP
+    assert [log.give_up("r") for _ in range(2)] == [GIVEN_UP] * 2
+    log.open("r")
+    assert log.state("r") == GIVEN_UP
 
 
-def test_what_is_not_known_is_not_given_up(ledger: RequestLog, place: Place) -> None:
-    """It may have been sent by way of another ledger."""
-    assert ledger.give_up("r") == UNKNOWN
+def test_what_is_not_known_is_not_given_up(log: RequestLog, place: Place) -> None:
+    """It may have been sent through another dispatch log."""
+    assert log.give_up("r") == UNKNOWN
     assert rows(place) == []

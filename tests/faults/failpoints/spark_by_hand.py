@@ -301,15 +301,15 @@ def given_up(desk: Desk, books: Books, do: Doing) -> None:
 
 def request_opened(desk: Desk, request: str) -> None:
     """Enter a return that is about to be chosen."""
-    ledger(desk).open(request)
+    request_log(desk).open(request)
 
 
 def request_given_up(desk: Desk, request: str) -> int:
     """See to it that a return is never sent."""
-    return ledger(desk).give_up(request)
+    return request_log(desk).give_up(request)
 
 
-def ledger(desk: Desk) -> RequestLog:
+def request_log(desk: Desk) -> RequestLog:
     """Of returns."""
     return RequestLog(
         lambda request: desk.shop.raw() | {"txnAppId": request, "txnVersion": str(SENT)}
