@@ -46,7 +46,7 @@ def failures(spark: SparkSession, queue: Queue, tmp_path: Path) -> str:
 
 @pytest.fixture
 def options(queue: Queue) -> dict[str, str]:
-    """Where messages are returned to, and the ledger is; may be changed between two runs."""
+    """Where messages are returned to, and the dispatch log is; may be changed between two runs."""
     return {"url": queue.place.url, "stateSchema": queue.place.state}
 
 
@@ -157,7 +157,7 @@ def test_a_request_whose_queue_has_gone_waits_for_it(
     assert queue.ids() == ["m-1"]
 
 
-def test_another_ledger_is_not_taken_for_one_that_sent_nothing(
+def test_another_dispatch_log_is_not_taken_for_one_that_sent_nothing(
     retry: Callable[[], Retry],
     queue: Queue,
     options: dict[str, str],
@@ -209,7 +209,7 @@ def test_a_request_that_is_let_go_is_never_sent_by_itself(
 def test_one_that_is_killed_while_it_lets_go_is_done_by_the_next(
     retry: Callable[[], Retry], queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ledger says that it was given up, and the rows do not yet."""
+    """The dispatch log says that it was given up, and the rows do not yet."""
     with pytest.raises(Killed):
         dying(retry(), "before the send", monkeypatch).do(groups=(), ids=["m-1"])
     made = retry()
