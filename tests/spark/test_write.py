@@ -140,7 +140,7 @@ def test_round_trip(spark: SparkSession, queue: Queue, wire: list[tuple[str, byt
     back.send(frame.drop("id"), intent="Send")
 
     first = queue.reader(spark).load().orderBy("headers.`NServiceBus.MessageId`")
-    again = back.stream(spark).load().orderBy("headers.`NServiceBus.MessageId`")
+    again = back.reader(spark).load().orderBy("headers.`NServiceBus.MessageId`")
     assert_df_equality(
         first.select("headers", "body", "correlationId"),
         again.select("headers", "body", "correlationId"),
@@ -561,4 +561,4 @@ def test_many_destinations_from_one_stream(
         sorted(numbered(0, 100)[::2]),
         sorted(numbered(0, 100)[1::2]),
     ]
-    assert len(message_ids(odd.stream(spark).load().collect())) == 50
+    assert len(message_ids(odd.reader(spark).load().collect())) == 50
