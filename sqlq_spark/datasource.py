@@ -35,8 +35,10 @@ from sqlq_spark.receive import browse
 from sqlq_spark.receive.driver import PeekLoop
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.receive.task import Task, receive
+from sqlq_spark.send import at_least_once, queue_writer, staging
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import messages as outgoing
+from sqlq_spark.send.columns import check_frame
 from sqlq_spark.spark_api import (
     DataSourceStreamArrowWriter,
     ReadLimit,
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from sqlq_spark.send.dispatch import Staged
+    from sqlq_spark.send.staging import Staged
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -362,7 +364,7 @@ def look_ahead(options: SinkOptions) -> None:
     with Session(
         options, "look ahead", state=options.delivery == "exactlyOnce", worker=True
     ) as session:
-        session.do(lambda connection: send.look_ahead(connection, options))
+        session.do(lambda connection: queue_writer.check_destination(connection, options))
 
 
 @cache
@@ -393,7 +395,7 @@ class Writing:
             complete = isinstance(self, StreamWriter)
             mode = ("outputMode", "complete") if complete else ("mode", "overwrite")
             raise BadOption(*mode, "append: sending adds to a queue")
-        outgoing.check(
+        check_frame(
             {field.name: field.dataType.simpleString() for field in schema},
             queue=options.address is not None,
             topics=options.topics is not None,
@@ -418,12 +420,12 @@ class Writing:
                 options=self.options,
                 partition=partition,
                 seed=seed,
-                clock=partial(send.database_clock, session),
+                clock=partial(queue_writer.database_clock, session),
             )
             chunks = sender.chunks(batches)
             if not exactly_once:
-                return Written(None, send.send_now(session, chunks, self.options))
-            staged = send.stage(session, chunks, sink=sink, batch=batch, origin=origin())
+                return Written(None, at_least_once.send_now(session, chunks, self.options))
+            staged = staging.stage(session, chunks, sink=sink, batch=batch, origin=origin())
             return Written(staged, staged.messages)
 
     def dispatch(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -442,7 +444,7 @@ class Writing:
         try:
             with Session(options, f"abort {sink}") as session:
                 session.do(
-                    lambda connection: send.discard(
+                    lambda connection: staging.discard(
                         connection, sink, batch, final=final, timeout=options.query_timeout
                     )
                 )
@@ -465,7 +467,7 @@ class BatchWriter(Writing, DataSourceArrowWriter):
         """Begin; this object is pickled to the executors and back to the driver."""
         super().__init__(options, schema, overwrite=overwrite)
         named = options.txn_app_id is not None
-        self.sink = f"app:{options.txn_app_id}" if named else send.nameless_sink()
+        self.sink = f"app:{options.txn_app_id}" if named else staging.nameless_sink()
         self.batch = options.txn_version or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -488,7 +490,7 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
         """Stage or send one task's rows of a micro-batch."""
         batch = origin()
         if batch.query_id is None or batch.query_batch is None:
-            # without them two queries would share a ledger row, and one's messages be dropped
+            # without them two queries would share a row of the dispatch log and lose messages
             raise SqlQueueError(
                 "Spark did not tell this task its query and batch, by which a stream sends once: "
                 "write by foreachBatch with txnAppId and txnVersion instead"
@@ -496,7 +498,7 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
         return self.send(iterator, f"query:{batch.query_id}", batch.query_batch)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
-        """Send what was staged, unless the ledger has the batch."""
+        """Send what was staged, unless the dispatch log has the batch."""
         self.dispatch(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from sqlq_spark.database.sqlserver import calls, connection
+from sqlq_spark.database.sqlserver import calls
 from sqlq_spark.wire.address import QueueAddress
 
 TABLES = {
@@ -38,8 +38,10 @@ QUEUE = {"id": "", "recoverable": "", "headers": "", "body": "", "expires": ""}
 
 def rendered() -> dict[str, str]:
     """Every statement by its name, and the bulk inserts."""
-    known = {**connection.STATEMENTS, "load": calls.insertion(SENT, QUEUE)}
-    return {name: filled(calls.named(text, "sqlqueue", TABLES)) for name, text in known.items()}
+    known = {**calls.STATEMENTS, "load": calls.build_insert(SENT, QUEUE)}
+    return {
+        name: filled(calls.fill_names(text, "sqlqueue", TABLES)) for name, text in known.items()
+    }
 
 
 def filled(text: str) -> str:

@@ -15,7 +15,7 @@ from wire import cases
 from sqlq_spark.datasource import BatchWriter
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send import frame, messages
+from sqlq_spark.send import columns, frame, messages
 from sqlq_spark.wire.headers import MESSAGE_ID
 
 if TYPE_CHECKING:
@@ -130,9 +130,9 @@ def test_a_frame_whose_expires_is_no_time_is_refused() -> None:
     """Unless it is not looked at."""
     types = {"body": "binary", "expires": "string"}
 
-    messages.check(types, queue=True)
+    columns.check_frame(types, queue=True)
     with pytest.raises(BadFrame, match="column expires is string: expected timestamp"):
-        messages.check(types, queue=True, as_received=True)
+        columns.check_frame(types, queue=True, as_received=True)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from test_cli import as_role, drop_roles, run
 
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send import dispatch
+from sqlq_spark.send import dispatch, staging
 from sqlq_spark.send.messages import Sender
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def test_the_scripts_rights_are_enough_to_publish(run: Any, place: Place, table:
         batch = pa.RecordBatch.from_pydict({"body": [b"x"]})
         with Session(options, "sender") as session:
             chunks = Sender(options=options, partition=0).chunks([batch])
-            staged = dispatch.stage(session, chunks, sink="app:s", batch=0)
+            staged = staging.stage(session, chunks, sink="app:s", batch=0)
             dispatch.dispatch(session.open(), [staged], options)
 
         assert place.sql(f"SELECT body FROM {queue}") == [(b"x",)]

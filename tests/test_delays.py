@@ -10,7 +10,7 @@ import pytest
 from test_outgoing import MAP, frame, sender
 
 from sqlq_spark.errors import BadFrame, BadMessage
-from sqlq_spark.send import messages
+from sqlq_spark.send import columns
 from sqlq_spark.send.delays import MOMENT
 from sqlq_spark.send.messages import CHUNK_ROW
 from sqlq_spark.wire import headers as wire
@@ -167,7 +167,7 @@ def test_a_lifetime_by_option_forbids_delays_too() -> None:
 @pytest.mark.parametrize("kind", ["string", "bigint", "int", "interval day to second"])
 def test_columns_that_can_be_delays_pass(kind: str) -> None:
     """As Spark names their types."""
-    messages.check({"body": "binary", "delay": kind, "deliverAt": "timestamp"}, queue=True)
+    columns.check_frame({"body": "binary", "delay": kind, "deliverAt": "timestamp"}, queue=True)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_columns_that_can_be_delays_pass(kind: str) -> None:
 def test_columns_that_cannot_are_refused_with_what_can(name: str, kind: str) -> None:
     """A month has no length, and a time without its zone could be any moment."""
     with pytest.raises(BadFrame) as caught:
-        messages.check({"body": "binary", name: kind}, queue=True)
+        columns.check_frame({"body": "binary", name: kind}, queue=True)
 
     expected = "timestamp" if name == "deliverAt" else 'string "hh:mm:ss", interval day to second'
     assert f"column {name} is {kind}: expected {expected}" in str(caught.value)

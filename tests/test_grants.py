@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from sqlq_spark.cli import main
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send import dispatch
+from sqlq_spark.send import dispatch, staging
 from sqlq_spark.send.messages import Sender
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def test_a_sender_sends_exactly_once_and_publishes(
         options = SinkOptions.parse(given | to)
         with Session(options, "sender") as session:
             chunks = Sender(options=options, partition=0).chunks([batch])
-            staged = dispatch.stage(session, chunks, sink=f"app:{which}", batch=0)
+            staged = staging.stage(session, chunks, sink=f"app:{which}", batch=0)
             dispatch.dispatch(session.open(), [staged], options)
 
     assert place.sql(f"SELECT body FROM {queue}") == [(b"x",)] * 2

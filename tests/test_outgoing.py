@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sqlq_spark.errors import BadFrame, BadMessage
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send import messages
+from sqlq_spark.send import columns, messages
 from sqlq_spark.send.messages import CHUNK_ROW, Sender
 from sqlq_spark.wire import headers as wire
 
@@ -344,7 +344,7 @@ def test_a_frame_that_a_read_gives_can_be_written_back() -> None:
         "bodyString": "string",
     }
 
-    messages.check(read, queue=False)
+    columns.check_frame(read, queue=False)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_a_frame_that_does_not_fit_is_refused_with_what_would(
 ) -> None:
     """Before anything is computed."""
     with pytest.raises(BadFrame) as caught:
-        messages.check(types, queue=True)
+        columns.check_frame(types, queue=True)
 
     assert str(caught.value).startswith(f"the DataFrame cannot be sent: {told}")
 
@@ -372,6 +372,6 @@ def test_a_frame_that_does_not_fit_is_refused_with_what_would(
 def test_a_frame_without_any_destination_is_refused() -> None:
     """Neither the option nor a column."""
     with pytest.raises(BadFrame, match="give the option queue, or a column queue"):
-        messages.check({"body": "binary"}, queue=False)
+        columns.check_frame({"body": "binary"}, queue=False)
 
-    messages.check({"body": "binary", "queue": "string"}, queue=False)
+    columns.check_frame({"body": "binary", "queue": "string"}, queue=False)

@@ -11,7 +11,10 @@ import pytest
 
 from sqlq_spark import errors
 from sqlq_spark.database import transaction
-from sqlq_spark.database.postgresql.connection import STATEMENTS, connect, redacted, refused
+from sqlq_spark.database.postgresql.calls import STATEMENTS
+from sqlq_spark.database.postgresql.connection import connect
+from sqlq_spark.database.postgresql.errors import connection_error
+from sqlq_spark.database.postgresql.url import redact
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ def test_only_a_server_that_is_there_is_worth_another_try(
     said: str, kind: type[errors.DatabaseFailure]
 ) -> None:
     """A connection lost while it was made is tried again; a wrong url is told at once."""
-    assert type(refused("postgresql://db/shop", said)) is kind
+    assert type(connection_error("postgresql://db/shop", said)) is kind
 
 
 @pytest.mark.parametrize("name", ["receive", "browse"])
@@ -96,7 +99,7 @@ def test_a_url_that_cannot_be_read_is_not_told(url: str) -> None:
 )
 def test_an_error_tells_where_a_url_leads(url: str, place: str) -> None:
     """Without login and parameters."""
-    assert redacted(url) == place
+    assert redact(url) == place
 
 
 @pytest.mark.parametrize("cancelled", [True, False])

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.script import Roles, script
 from sqlq_spark.cli import queues as cli_queues
-from sqlq_spark.database import Statements
 from sqlq_spark.database.sqlserver import calls, connection
+from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress
 from sqlq_spark.wire.address import QueueAddress
 
@@ -119,7 +119,7 @@ def test_both_dialects_take_the_same_values() -> None:
         *((name, "zone") for name in ("endpoint_zone", "dues", "move_due", "next_due")),
         *((name, "zone") for name in ("browse_delayed", "stats_delayed")),
     }
-    for name, text in connection.STATEMENTS.items():
+    for name, text in calls.STATEMENTS.items():
         expected = set(re.findall(r"(?<![:\w]):([a-z_]+)", model[name]))
         found = set(calls.PARAMETER.findall(text))
 
@@ -159,11 +159,11 @@ def test_what_is_sent_is_what_a_peer_would_send() -> None:
         "INSERT INTO [sales].[Shop.Orders] (Headers, Body, Expires, Id, Recoverable) "
         "SELECT Headers, Body, Expires, Id, 1 FROM OPENJSON(@rows)"
     )
-    assert "Recoverable" not in calls.insertion(["headers", "body", "id"], {"id": ""})
+    assert "Recoverable" not in calls.build_insert(["headers", "body", "id"], {"id": ""})
     divert = plain(TEXTS["divert_large"])
     assert "INSERT INTO [dbo].[error] (Id, Recoverable, Headers, Body) SELECT CASE" in divert
-    without = calls.named(
-        connection.STATEMENTS["divert_large"], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
+    without = calls.fill_names(
+        calls.STATEMENTS["divert_large"], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
     )
     assert "Recoverable" not in without
     assert "1, Headers" not in plain(without)
@@ -174,8 +174,8 @@ def test_the_columns_of_version_1_are_filled_where_the_table_has_them() -> None:
     names = ["headers", "correlationid", "replytoaddress", "id"]
     shape = dict.fromkeys((*names, "recoverable"), "")
 
-    full = plain(calls.insertion(names, shape))
-    bare = plain(calls.insertion(names, {"headers": "", "id": ""}))
+    full = plain(calls.build_insert(names, shape))
+    bare = plain(calls.build_insert(names, {"headers": "", "id": ""}))
 
     assert "(Headers, CorrelationId, ReplyToAddress, Id, Recoverable)" in full
     assert "CorrelationId varchar(255) '$[2]'" in full
@@ -260,8 +260,8 @@ HOSTILE = "a]b'c--{state}@x?{d '1'}%(y)s"
 def test_a_hostile_name_stays_a_name(parser: Linter) -> None:
     """In brackets and in a text; words in braces inside it are not filled in."""
     tables = dict.fromkeys(sqlserver_texts.TABLES, QueueAddress(HOSTILE, HOSTILE, HOSTILE))
-    for name, text in connection.STATEMENTS.items():
-        found = sqlserver_texts.filled(calls.named(text, HOSTILE, tables))
+    for name, text in calls.STATEMENTS.items():
+        found = sqlserver_texts.filled(calls.fill_names(text, HOSTILE, tables))
 
         assert "{queue" not in found, name
         inside = HOSTILE.replace("]", "]]")
@@ -277,7 +277,7 @@ def test_a_table_of_another_database_is_looked_up_there() -> None:
     """The catalogue of this one does not know it."""
     tables = {"queue": QueueAddress("orders", "dbo", "other")}
 
-    text = calls.named(connection.STATEMENTS["queue_columns"], "sqlqueue", tables)
+    text = calls.fill_names(calls.STATEMENTS["queue_columns"], "sqlqueue", tables)
 
     assert "FROM [other].sys.columns" in text
     assert "OBJECT_ID(N'[other].[dbo].[orders]', N'U')" in text

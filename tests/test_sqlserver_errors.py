@@ -135,20 +135,20 @@ def test_an_error_is_the_same_by_either_driver(
 ) -> None:
     """By the number where a driver reports it, by the server's sentence where not."""
     for raised in (odbc(state, int(number), sentence), mssql(PHRASES[state], sentence)):
-        said = sqlserver_errors.read(raised)
-        found = sqlserver_errors.failed(said, place())
+        said = sqlserver_errors.read_error(raised)
+        found = sqlserver_errors.statement_error(said, place())
 
         assert type(found) is kind
         assert said.text == sentence
         assert str(pickle.loads(pickle.dumps(found))) == str(found)  # noqa: S301 - our own
 
 
-def test_an_error_tells_its_mend() -> None:
+def test_an_error_contains_its_fix() -> None:
     """The GRANT, the log, the index, the level of the database."""
 
     def told(state: str, number: int, sentence: str, statement: str = "receive") -> str:
-        said = sqlserver_errors.read(odbc(state, number, sentence))
-        return str(sqlserver_errors.failed(said, place(statement)))
+        said = sqlserver_errors.read_error(odbc(state, number, sentence))
+        return str(sqlserver_errors.statement_error(said, place(statement)))
 
     assert "GRANT SELECT ON [dbo].[orders] TO the_user" in told("42000", 229, DENIED)
     denied = "CREATE TABLE permission denied in database 'shop'."
@@ -158,7 +158,7 @@ def test_an_error_tells_its_mend() -> None:
     assert "COMPATIBILITY_LEVEL = 130" in told("42S02", 208, "Invalid object name 'OPENJSON'.")
     assert "sqlqueue doctor" in told("42000", 8622, HINTS)
     assert told("42000", 334, TRIGGER).endswith(
-        "the table of orders@[dbo] has a trigger, with which nothing can be received: "
+        "the table of orders@[dbo] has a trigger, so nothing can be received from it: "
         "DISABLE TRIGGER ALL ON [dbo].[orders]"
     )
     assert "ALTER TABLE [dbo].[orders] ALTER COLUMN Headers nvarchar(max) NOT NULL" in told(
@@ -168,9 +168,11 @@ def test_an_error_tells_its_mend() -> None:
 
 def test_a_missing_state_table_is_told_as_such() -> None:
     """A statement about no queue."""
-    said = sqlserver_errors.read(odbc("42S02", 208, "Invalid object name 'sqlqueue.version'."))
+    said = sqlserver_errors.read_error(
+        odbc("42S02", 208, "Invalid object name 'sqlqueue.version'.")
+    )
 
-    found = sqlserver_errors.failed(said, place("version", state=True))
+    found = sqlserver_errors.statement_error(said, place("version", state=True))
 
     assert type(found) is errors.StateNotInstalled
 
@@ -182,7 +184,9 @@ def test_a_missing_schema_is_told_as_such() -> None:
         "to use it."
     )
     for raised in (odbc("42000", 2760, sentence), mssql("Syntax error", sentence)):
-        found = sqlserver_errors.failed(sqlserver_errors.read(raised), place("create_queue"))
+        found = sqlserver_errors.statement_error(
+            sqlserver_errors.read_error(raised), place("create_queue")
+        )
 
         assert type(found) is errors.SchemaNotFound
         assert sentence in str(found)
@@ -193,7 +197,7 @@ def test_a_queues_name_cannot_pass_for_an_error() -> None:
     name = "Lock request time out period exceeded (1222) [x]"
     sentence = f"Invalid object name 'dbo.{name}'."
 
-    said = sqlserver_errors.read(mssql("Base table or view not found", sentence))
+    said = sqlserver_errors.read_error(mssql("Base table or view not found", sentence))
 
     assert said.number == 208
     assert said.text == sentence
@@ -230,7 +234,7 @@ def test_only_a_server_that_is_there_is_worth_another_try(
     raised: Exception, kind: type[errors.DatabaseFailure]
 ) -> None:
     """A wrong url, login or database is told at once."""
-    found = sqlserver_errors.refused("sqlserver://db", sqlserver_errors.read(raised))
+    found = sqlserver_errors.connection_error("sqlserver://db", sqlserver_errors.read_error(raised))
 
     assert type(found) is kind
 
@@ -239,4 +243,4 @@ def test_a_password_in_a_drivers_text_is_blotted_out() -> None:
     """Whatever made the driver repeat its connection string."""
     raised = Odbc("HY000", f"[HY000] cannot use PWD={SECRET} (0) (SQLDriverConnect)")
 
-    assert sqlserver_errors.read(raised, (SECRET, "")).text == "cannot use PWD=…"
+    assert sqlserver_errors.read_error(raised, (SECRET, "")).text == "cannot use PWD=…"

@@ -152,7 +152,7 @@ def test_no_null_is_ever_bound(raw: Recorder, connection: sqlserver.Connection) 
 )
 def test_a_type_holds_its_value(value: database.Value, kind: str) -> None:
     """In a few sizes, so that plans are found again."""
-    assert calls.declared("x", value) == kind
+    assert calls.type_of("x", value) == kind
 
 
 def test_a_transaction_is_made_of_plain_statements(
@@ -281,8 +281,8 @@ def test_columns_are_the_same_by_rows_and_by_arrow(
         ],
         names=names,
     )
-    assert sqlserver_rows.plain(large).equals(found)
-    assert sqlserver_rows.plain(large.slice(0, 0)).schema == found.schema
+    assert sqlserver_rows.plain_columns(large).equals(found)
+    assert sqlserver_rows.plain_columns(large.slice(0, 0)).schema == found.schema
 
 
 def test_a_bulk_insert_is_in_the_transaction_and_in_small_steps(
@@ -405,8 +405,8 @@ def test_a_failure_undoes_the_transaction(raw: Recorder, connection: sqlserver.C
         connection.rows("fence", stream="r")
 
     assert raw.inner()[-2:] == [
-        sqlserver.STATEMENTS["rollback"],
-        "/* sqlqueue:rollback */ " + sqlserver.STATEMENTS["rollback"],
+        calls.STATEMENTS["rollback"],
+        "/* sqlqueue:rollback */ " + calls.STATEMENTS["rollback"],
     ]
 
 
@@ -445,7 +445,7 @@ def test_an_attempt_is_undone_alone(raw: Recorder, connection: sqlserver.Connect
     inner = raw.inner()
     assert "SET XACT_ABORT OFF;\nSAVE TRANSACTION attempt" in inner[2]
     assert sqlserver.UNDO in inner
-    assert sqlserver.STATEMENTS["rollback"] not in inner
+    assert calls.STATEMENTS["rollback"] not in inner
     assert raw.sent[-2][0].startswith("IF @@TRANCOUNT <> 1")
     assert inner[-1].endswith("COMMIT TRANSACTION")
 
@@ -509,7 +509,7 @@ def test_closing_undoes_what_is_open(raw: Recorder, connection: sqlserver.Connec
 
     connection.close()
 
-    assert raw.inner()[-1] == sqlserver.STATEMENTS["rollback"]
+    assert raw.inner()[-1] == calls.STATEMENTS["rollback"]
     assert raw.closed
 
 

@@ -16,7 +16,7 @@ from bench import sqlserver as bench
 from conformance import shapes, sqlserver, sqlserver_dba, transport_sqlserver
 from test_sqlserver import UNKNOWN, faults, parser, plain
 
-from sqlq_spark import database
+from sqlq_spark.database import statements
 from sqlq_spark.database.sqlserver import calls
 from sqlq_spark.database.sqlserver import connection as dialect
 
@@ -116,7 +116,7 @@ def first_missing(text: str, parts: Iterable[str]) -> str | None:
 
 def test_every_statement_of_the_file_is_reviewed_and_parsed() -> None:
     """What is rendered is what stands in the file, each with a text, and the bulk insert."""
-    text = "\n".join(database.sql("sqlserver", each) for each in database.FILES)
+    text = "\n".join(statements.sql("sqlserver", each) for each in statements.FILES)
     written = re.findall(r"^-- name: *(\w+)", text, flags=re.MULTILINE)
 
     assert len(written) > 60
@@ -138,25 +138,25 @@ BESIDE = {
     "settings": dialect.SETTINGS,
     "undo": dialect.UNDO,
     "guard": calls.GUARD,
-    "a call": calls.call(
+    "a call": calls.build_call(
         "divert_large",
-        dialect.STATEMENTS["divert_large"],
+        calls.STATEMENTS["divert_large"],
         {"seqs": "[1]", "renamed": False},
         guarded=True,
     )[0],
-    "a call without values": calls.call("clock", "SELECT 1", {}, guarded=True)[0],
-    "a load of an old table": calls.named(
-        calls.insertion(["headers", "body", "id"], {}), "sqlqueue", sqlserver_texts.TABLES
+    "a call without values": calls.build_call("clock", "SELECT 1", {}, guarded=True)[0],
+    "a load of an old table": calls.fill_names(
+        calls.build_insert(["headers", "body", "id"], {}), "sqlqueue", sqlserver_texts.TABLES
     ),
-    "a load of delays": calls.named(
-        calls.insertion(["headers", "body", "due"], {}),
+    "a load of delays": calls.fill_names(
+        calls.build_insert(["headers", "body", "due"], {}),
         "sqlqueue",
         sqlserver_texts.TABLES,
     ),
     **{
         f"{name} without Recoverable": sqlserver_texts.filled(
-            calls.named(
-                dialect.STATEMENTS[name], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
+            calls.fill_names(
+                calls.STATEMENTS[name], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
             )
         )
         for name in ("divert_large", "move_due")

@@ -12,7 +12,7 @@ from payloads import reread
 
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption, UnknownOption
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send import messages
+from sqlq_spark.send import columns
 from sqlq_spark.send.messages import CHUNK_ROW, Sender
 from sqlq_spark.send.topics import CHUNK_TOPICS, TOPICS
 from sqlq_spark.wire import headers as wire
@@ -207,10 +207,10 @@ def test_near_misses_and_unreadable_tables_are_refused() -> None:
 
 def test_a_frame_may_have_topics_in_the_place_of_a_queue() -> None:
     """A column or the option; a column of another type is refused."""
-    messages.check({"body": "binary", "topics": "array<string>"}, queue=False)
-    messages.check({"body": "binary"}, queue=False, topics=True)
+    columns.check_frame({"body": "binary", "topics": "array<string>"}, queue=False)
+    columns.check_frame({"body": "binary"}, queue=False, topics=True)
     with pytest.raises(BadFrame, match=r"topics is string: expected array<string>"):
-        messages.check({"body": "binary", "topics": "string"}, queue=True)
+        columns.check_frame({"body": "binary", "topics": "string"}, queue=True)
 
 
 def test_a_read_is_not_published_back_to_where_it_came_from() -> None:
@@ -218,4 +218,4 @@ def test_a_read_is_not_published_back_to_where_it_came_from() -> None:
     read = {"body": "binary", "queue": "string", "seq": "bigint"}
 
     with pytest.raises(BadFrame, match=r"option topics says where to: drop the column queue"):
-        messages.check(read, queue=False, topics=True)
+        columns.check_frame(read, queue=False, topics=True)

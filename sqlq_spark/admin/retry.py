@@ -34,7 +34,7 @@ from sqlq_spark.errors import (
     StatementRefused,
 )
 from sqlq_spark.receive import browse
-from sqlq_spark.send.dispatch import identified
+from sqlq_spark.send.queue_writer import add_ids
 from sqlq_spark.wire.headers import (
     EXCEPTION_INFO,
     FAILED_Q,
@@ -439,7 +439,7 @@ def to_source(
             raise MessageChanged(uuid_text(row), connection.printed(errors))
         texts.append(dumps(restored(headers, uuid_text(row))))
     body = pc.fill_null(taken["body"], b"")
-    return identified(pa.table({"headers": pa.array(texts, pa.string()), "body": body}))
+    return add_ids(pa.table({"headers": pa.array(texts, pa.string()), "body": body}))
 
 
 def restored(headers: Text, row: str) -> Text:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sqlq_spark.database import dialect_named
 from sqlq_spark.database.names import DIALECTS
 from sqlq_spark.database.schema import (
-    KEPT_APART,
+    ROW_SECURED,
     ROW_SECURITY,
     TABLES,
     VERSIONS,
@@ -104,7 +104,7 @@ def script(
     return dialect_named(dialect).write_script(steps, state=state, owner=roles.owner)
 
 
-READER_TABLES, SENDER_TABLES = KEPT_APART[:4], KEPT_APART[4:]
+READER_TABLES, SENDER_TABLES = ROW_SECURED[:4], ROW_SECURED[4:]
 
 
 def _tables(endpoint: Endpoint, *, body_string: bool, apart: bool) -> Iterator[Step]:
@@ -167,7 +167,7 @@ def _operator(
     yield Step(comment="Rights of an operator: {grant} whoever runs `sqlqueue`.", role=role)
     for name in ("script_role", "script_reader_state", "script_sender_state"):
         yield Step(statement=name, role=role)
-    for table in KEPT_APART if apart else ():
+    for table in ROW_SECURED if apart else ():
         yield Step(statement="script_all_rows", role=role, state_table=table)
     for each in endpoint.queues:
         for name in ("script_reader", "script_sender"):

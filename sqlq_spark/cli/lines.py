@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sqlq_spark.errors import BadInput, BadMessage
+from sqlq_spark.send.columns import IGNORED, WRITTEN
 from sqlq_spark.send.delays import MOMENT
-from sqlq_spark.send.messages import IGNORED, WRITTEN
 from sqlq_spark.send.topics import TOPICS
 from sqlq_spark.wire.headers import LONGEST_DELAY, BadTimeSpan, format_span, span
 

@@ -19,12 +19,12 @@ from sqlq_spark.cli.screens import queues, screen
 from sqlq_spark.cli.screens.progress import progress
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send import delayed, dispatch, subscriptions
+from sqlq_spark.send import delayed, queue_writer
 from sqlq_spark.send.messages import Sender
+from sqlq_spark.send.topics import topics_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -99,17 +99,18 @@ def send_(
             progress("message", sent.messages, quiet=as_json) as advance,
             transaction(connection, timeout=options.query_timeout),
         ):
-            known = Destinations(connection, options.allowed)
+            writer = queue_writer.QueueWriter(connection, options)
             for chunk in chunks:
-                sent.unheard += dispatch.insert(connection, chunk, options, known)
+                writer.insert(chunk)
                 advance(chunk.num_rows)
-            known.confirm()
+            writer.confirm()
+        sent.unheard += writer.unheard
     if as_json:
         screen.print_json(sent.shown())
     else:
         say(sent.told())
     if sent.unheard:
-        say_error(subscriptions.told(sent.unheard))
+        say_error(queue_writer.describe_unheard(sent.unheard))
 
 
 @app.command()
@@ -165,10 +166,10 @@ class Sent:
         self.messages = self.published = self.delayed = 0
         for chunk in chunks:
             self.messages += chunk.num_rows
-            later, topics = delayed.waiting(chunk), subscriptions.topics_of(chunk)
+            later, topics = delayed.waiting(chunk), topics_of(chunk)
             self.delayed += 0 if later is None else pc.sum(later).as_py()
             self.published += 0 if topics is None else len(topics) - topics.null_count
-            for queue, own in dispatch.by_queue(chunk, options).items():
+            for queue, own in queue_writer.rows_by_queue(chunk, options).items():
                 self.queues[options.naming.print_address(queue)] += pc.sum(own).as_py() or 0
 
     def shown(self) -> dict[str, Any]:

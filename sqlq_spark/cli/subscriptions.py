@@ -105,7 +105,7 @@ def subscribers(
         Session(options, "subscribers", state=False) as session,
         transaction(session.open(), timeout=options.query_timeout),
     ):
-        found = subscriptions.subscribers(session.open(), table, topic)
+        found = subscriptions.list_subscriptions(session.open(), table, topic)
     if as_json:
         for each in found:
             screen.print_json(asdict(each))

@@ -1,23 +1,20 @@
 """
 The seam between the package and its databases.
 
-A dialect is a module beside this one with a `.sql` file of the same name: whole statements, each
-under a name.
-The names and their order are the same for every database; a missing or stray one fails on load.
-The rest of the package speaks to a `Connection` by those names and never sees a driver.
+A dialect is a package beside this module. It has a `Connection`, the SQL files of the statements,
+and everything else in which one database differs from another. The statements have the same names
+for every database: see statements.py. The rest of the package uses a `Connection` by these names
+and imports no driver.
 """
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.resources import files
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
-from sqlq_spark.database.names import DIALECTS, names_of
+from sqlq_spark.database.names import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,44 +23,30 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database.names import Names
     from sqlq_spark.database.script import Step
+    from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
 Value: TypeAlias = "str | int | float | bool | bytes | None"
 Row: TypeAlias = "tuple[Any, ...]"
 
-# a dialect's SQL files, one for each concern
-FILES = (
-    "transactions",
-    "schema",
-    "peek",
-    "receive",
-    "receipts",
-    "staging",
-    "subscriptions",
-    "delayed",
-    "browse",
-    "checks",
-    "rights",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A table that messages are to go to, as the database knows it."""
+    """What the database knows of a table that messages are to go to."""
 
     identity: int  # while it exists
     catalog: str | None
-    here: bool  # in the database of the connection
+    here: bool  # whether it is in the database of the connection
     schema: str
     table: str
     missing: str | None  # the first column that it lacks
     may_insert: bool
     owner: str
-    same_owner: bool  # as the queue that is read
-    settled: bool  # once it is locked, no untrusted owner can put another table in its place
-    plain: bool  # an INSERT runs nothing that would have to be looked at
-    code: str | None = None  # else the first thing of an untrusted owner that it would run
-    locks: str | None = None  # what this transaction locks under the same name; None: not asked
+    same_owner: bool  # whether its owner is that of the queue that is read
+    settled: bool  # whether, once locked, no untrusted owner can replace it by another table
+    plain: bool  # whether an INSERT runs no code that must be checked
+    code: str | None = None  # the first code of an untrusted owner that an INSERT would run
+    locks: str | None = None  # what this transaction has locked by this name; None: not read
 
 
 class Connection(Protocol):
@@ -71,27 +54,39 @@ class Connection(Protocol):
     One session with a database.
 
     `tables` fill the braces of a statement and are quoted here; `values` are bound.
-    Every method raises a `DatabaseFailure` that says which statement failed and what mends it.
-    The transaction is then undone; from the statement `savepoint` to `release`, what came since.
+    Every method raises a `DatabaseFailure` that says which statement failed and how to fix it.
+    The failure undoes the transaction; between `savepoint` and `release`, the work since then.
     """
 
     names: Names  # how this database writes names
-    server: str  # where it leads to, without secrets
+    server: str  # the url without secrets
     state: str  # the schema of the state tables
     application: str  # what the DBA sees while a transaction is open
 
     def run(
-        self, statement: str, *, tables: dict[str, QueueAddress] | None = None, **values: Value
+        self,
+        statement: StatementName,
+        *,
+        tables: dict[str, QueueAddress] | None = None,
+        **values: Value,
     ) -> None:
         """Execute a statement for its effect."""
 
     def rows(
-        self, statement: str, *, tables: dict[str, QueueAddress] | None = None, **values: Value
+        self,
+        statement: StatementName,
+        *,
+        tables: dict[str, QueueAddress] | None = None,
+        **values: Value,
     ) -> list[Row]:
         """Execute a statement and return its rows."""
 
     def arrow(
-        self, statement: str, *, tables: dict[str, QueueAddress], **numbers: int | list[int]
+        self,
+        statement: StatementName,
+        *,
+        tables: dict[str, QueueAddress],
+        **numbers: int | list[int],
     ) -> pa.Table:
         """Execute a statement and return its rows in columns; a uuid is 16 bytes."""
 
@@ -102,38 +97,38 @@ class Connection(Protocol):
         """Insert the pages of one payload into a state table; nothing is done for no rows."""
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
-        """A queue's columns in lower case → type; empty where the table is absent."""
+        """Return a queue's columns in lower case → type; empty where the table is absent."""
 
     def destinations(
         self, queues: Sequence[QueueAddress], columns: Sequence[str], source: QueueAddress | None
     ) -> dict[QueueAddress, Destination]:
         """
-        What is known of tables that messages are to go to; fails for none of them.
+        Return what is known of tables that messages are to go to; fails for none of them.
 
-        `columns` are those that each must have, `source` is the queue that is read, if one is.
+        `columns` are those that each table must have, `source` is the queue that is read, if any.
         """
 
     def locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
         """By identity: whether this transaction has locked it, and what else of the same name."""
 
     def patience(self, seconds: float | None) -> None:
-        """Wait so long for locks, in the transaction that is open; None: as long as it said."""
+        """Set how long the open transaction waits for a lock; None restores its own limit."""
 
     def printed(self, address: QueueAddress) -> str:
         """The canonical address, as it stands in messages."""
 
     def parsed(self, text: str) -> QueueAddress:
-        """An address as it stands in messages, where anyone may have written it."""
+        """Read an address from a message, which is untrusted."""
 
     def close(self) -> None:
-        """End the session; what was not committed is undone."""
+        """End the session; the server undoes what was not committed."""
 
 
 class Dialect(Protocol):
-    """What one kind of database brings: how to connect, and how names are read and written."""
+    """What the package of one kind of database exports."""
 
     def connect(self, url: str, *, application: str, timeout: float, state: str) -> Connection:
-        """Open a session; `timeout` seconds bound every statement and wait of a transaction."""
+        """Open a session; `timeout` limits each statement and wait of a transaction, in seconds."""
 
     def printed(self, address: QueueAddress) -> str:
         """The canonical address, as it stands in messages."""
@@ -173,10 +168,10 @@ def transaction(connection: Connection, *, timeout: float) -> Iterator[None]:
 @contextmanager
 def attempt(connection: Connection) -> Iterator[None]:
     """
-    Do the block, in the transaction that is open, or undo the block alone.
+    Run the block in the open transaction; a failure undoes only the block.
 
     Raises:
-        DatabaseFailure: the block was undone and the transaction goes on; not after ConnectionLost.
+        DatabaseFailure: of the block. The transaction goes on, except after ConnectionLost.
     """
     connection.run("savepoint")
     yield
@@ -184,35 +179,8 @@ def attempt(connection: Connection) -> Iterator[None]:
 
 
 def rollback(connection: Connection) -> None:
-    """Undo the open transaction; a connection that cannot is closed, which undoes it as well."""
+    """Undo the open transaction; close a connection that cannot, which undoes it too."""
     try:
         connection.run("rollback")
-    except Exception:  # noqa: BLE001 - the caller's error is the one to tell
+    except Exception:  # noqa: BLE001 - the caller's error is the one to raise
         connection.close()
-
-
-def sql(dialect: str, name: str) -> str:
-    """One of a dialect's SQL files, with its comments."""
-    return files(__name__).joinpath(dialect, f"{name}.sql").read_text(encoding="utf-8")
-
-
-class Statements(dict[str, str]):
-    """The statements of one dialect by name, comments stripped."""
-
-    @classmethod
-    def load(cls, dialect: str) -> Self:
-        """Read `<dialect>.sql`; its names, and their order, must be those of the first dialect."""
-        statements, model = cls.read(dialect), cls.read(next(iter(DIALECTS)))
-        for found, expected in zip_longest(statements, model):
-            if found != expected:
-                message = f"{dialect}.sql: statement {found} stands where {expected} belongs"
-                raise RuntimeError(message)
-        return statements
-
-    @classmethod
-    def read(cls, dialect: str) -> Self:
-        """Split a dialect's SQL files, in the order of FILES, at their `-- name:` lines."""
-        text = "\n".join(sql(dialect, name) for name in FILES)
-        _, *parts = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
-        bare = [re.sub(r"^ *--.*\n?", "", part, flags=re.MULTILINE).strip() for part in parts[1::2]]
-        return cls(zip(parts[::2], bare, strict=True))

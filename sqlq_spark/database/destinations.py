@@ -1,20 +1,20 @@
 """
 Which tables messages may go to: one decision for forwards, returns, sends, publishing and jobs.
 
-Whoever owns a table decides what an INSERT into it runs, with the rights of the login that inserts.
-Addresses come from messages, columns and subscriptions, so two rules hold for each destination:
+The owner of a table decides what code an INSERT into it runs, with the rights of the login that
+inserts. Addresses come from messages, columns and subscriptions. So each destination has two rules:
 
-    code     an INSERT must run nothing of an owner other than this login, a superuser (on SQL
+    code     an INSERT must run no code of an owner other than this login, a superuser (on SQL
              Server dbo), or the owner of the queue that is read
-    place    what a header alone directs (ForwardDestination, FailedQ) goes only to tables of the
-             owner of the queue that it came from
+    place    a message that only a header directs (ForwardDestination, FailedQ) goes only to tables
+             with the same owner as the queue that it came from
 
 The option allowedDestinations lists tables that are exempt from both.
 
-A table is locked, looked at, inserted into, and, where its schema's owner is not trusted, looked at
-once more before the commit. The lock keeps its triggers and rules as they were seen; the last look
-finds a schema that was renamed. SQL Server has no such lock: there the last look finds any change.
-What has changed undoes the transaction.
+A transaction locks a table, checks it, and inserts. If the owner of its schema is not trusted, the
+transaction checks the table once more before the commit. The lock keeps triggers and rules as they
+are. The last check finds a schema that was renamed. SQL Server has no such lock, and the last check
+finds any change. A change undoes the transaction.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 SENT = ("id", "expires", "headers", "body")  # columns that a queue has in every database
-RETURNED = (*SENT, "seq")  # and those by which it is known where headers alone name it
-PATIENCE = 2.0  # seconds for which one task waits for all destinations that others lock
+RETURNED = (*SENT, "seq")  # columns of a table that only a header names
+PATIENCE = 2.0  # seconds that one task waits for all destinations that others lock
 DELAYED = ("headers", "body", "due")  # of a table of delayed messages
 
 
@@ -59,13 +59,13 @@ class Destinations:
         by_header: bool = False,
     ) -> None:
         """
-        Begin; nothing is asked yet.
+        Prepare; nothing is read yet.
 
         Args:
             connection: in the transaction that sends.
             allowed: the option allowedDestinations.
             source: the queue that is read, if one is; its owner is trusted.
-            by_header: whether nothing but a header directs messages there.
+            by_header: whether only a header directs messages there.
         """
         self.connection = connection
         self.allowed = allowed
@@ -77,11 +77,11 @@ class Destinations:
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
     ) -> dict[QueueAddress, SqlQueueError]:
         """
-        Which tables cannot be sent to, and why; locks nothing, runs nothing of theirs.
+        Return the tables that cannot be sent to, and why; locks nothing, runs none of their code.
 
         Args:
-            queues: the tables, which need not be there.
-            columns: that they must have.
+            queues: the tables, which may be absent.
+            columns: those that each table must have.
         """
         asked = list(dict.fromkeys(queues))
         found = self._ask(asked, columns)
@@ -104,10 +104,10 @@ class Destinations:
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
     ) -> dict[QueueAddress, SqlQueueError]:
         """
-        Decide about tables that are locked, once; `confirm` asks again.
+        Check locked tables, once; `confirm` checks them again.
 
         Returns:
-            Those that must not be sent to, and why.
+            The tables that must not be sent to, and why.
         """
         held = self._held.setdefault(tuple(columns), {})
         asked = self.new(queues, columns)
@@ -123,7 +123,7 @@ class Destinations:
         return reasons
 
     def _mark(self, held: dict[QueueAddress, Destination], new: list[QueueAddress]) -> None:
-        """Remember what is locked now under the names of tables whose schema may be renamed."""
+        """Record what is locked by the names of tables whose schema may be renamed."""
         open_ = [queue for queue in new if not held[queue].settled]
         if not open_:
             return
@@ -150,13 +150,13 @@ class Destinations:
     def new(
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
     ) -> list[QueueAddress]:
-        """Those that were not decided about yet."""
+        """Return the tables that were not checked yet."""
         held = self._held.get(tuple(columns), {})
         return [queue for queue in dict.fromkeys(queues) if queue not in held]
 
     def confirm(self) -> None:
         """
-        Make sure, after the inserts, that they went where they were meant to go.
+        Make sure, after the inserts, that the tables are still those that were checked.
 
         Raises:
             DestinationChanged: the transaction must be undone.
@@ -185,7 +185,7 @@ class Destinations:
         return self.connection.destinations(queues, columns, self.source)
 
     def _reason(self, queue: QueueAddress, found: Destination | None) -> SqlQueueError | None:
-        """Why a table must not be sent to; None where it may."""
+        """Return why a table must not be sent to, or None."""
         name, server = self.connection.printed(queue), self.connection.server
         unfit = found is None or found.missing is not None
         if self.by_header and (found is None or unfit or not found.may_insert):
@@ -197,7 +197,7 @@ class Destinations:
         return None if is_allowed(found, self.allowed) else self._distrust(name, found)
 
     def _distrust(self, name: str, found: Destination) -> SqlQueueError | None:
-        """Why a table is not trusted; None where it is."""
+        """Return why a table is not trusted, or None."""
         if found.code is not None:
             return DestinationRefused(name, found.owner, found.code)
         if self.by_header and self.source is not None and not found.same_owner:
@@ -224,7 +224,7 @@ def check_writable(
 
 
 def is_allowed(found: Destination, allowed: Iterable[QueueAddress]) -> bool:
-    """Whether one of the patterns fits a table, part by part, as the database names these."""
+    """Whether a pattern of the option matches a table, part by part."""
     return any(
         fits(each.table, found.table)
         and fits(each.schema or "", found.schema)
@@ -235,16 +235,16 @@ def is_allowed(found: Destination, allowed: Iterable[QueueAddress]) -> bool:
 
 @cache
 def pattern(text: str) -> re.Pattern[str]:
-    """A pattern in which `*` is any text and `?` any character."""
+    """Return a pattern as a regular expression; `*` is any text and `?` any character."""
     parts = (".*" if each == "*" else "." if each == "?" else re.escape(each) for each in text)
     return re.compile("".join(parts), re.DOTALL)
 
 
 def fits(text: str, name: str) -> bool:
-    """Whether a pattern fits all of a name."""
+    """Whether a pattern matches a whole name."""
     return pattern(text).fullmatch(name) is not None
 
 
 def without_server(reason: SqlQueueError, connection: Connection) -> str:
-    """A reason as a message's headers may show it: they leave this database, its url does not."""
+    """Return a reason without the url: headers that contain it may leave this database."""
     return str(reason).replace(connection.server, "this database")

@@ -1,8 +1,8 @@
 """
-Making the tables: the queues as the transport makes them, and our state tables.
+Create the tables: the state tables, and queues as the transport creates them.
 
-Everything here can be run again without harm, and by two installers at once.
-`script` prints the same statements for a DBA and connects to nothing.
+Each function can be run again without harm, and by two installers at once. `sqlqueue script` prints
+the same statements for a DBA and connects to no database.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.database.statements import StatementName
 
 VERSION = 3  # of the state tables
 
-TABLES = (
+TABLES: tuple[StatementName, ...] = (
     "install_schema",
     "install_version",
     "install_stream",
@@ -37,8 +38,8 @@ TABLES = (
     "install_staging_page_storage",
     "install_dispatch_log",
 )
-# each of them keeps its rows apart, by the login that made them
-KEPT_APART = (
+# tables in which a login sees only the rows that it made
+ROW_SECURED = (
     "stream",
     "task",
     "receipt",
@@ -47,13 +48,17 @@ KEPT_APART = (
     "staging_page",
     "dispatch_log",
 )
-ROW_SECURITY = tuple(
+POLICIES: dict[str, StatementName] = {
+    "version": "install_version_policy",
+    **dict.fromkeys(ROW_SECURED, "install_policy"),
+}
+ROW_SECURITY: tuple[tuple[StatementName, str], ...] = tuple(
     (statement, table)
-    for table, policy in [("version", "install_version_policy")]
-    + [(table, "install_policy") for table in KEPT_APART]
+    for table, policy in POLICIES.items()
     for statement in ("install_row_security", "install_no_policy", policy)
 )
-VERSIONS = ("install_version_row", "install_version_only")  # rows: not before the tables are ours
+# rows, written once the owner of the tables is checked
+VERSIONS: tuple[StatementName, ...] = ("install_version_row", "install_version_only")
 
 
 def install(connection: Connection, *, timeout: float) -> None:
@@ -62,14 +67,14 @@ def install(connection: Connection, *, timeout: float) -> None:
 
     Raises:
         RightMissing: the login may not create schemas or tables.
-        StateOfOther: what is there belongs to another, who could run code as this login.
+        StateOfOther: another login owns what is there, and could run code as this login.
     """
     with transaction(connection, timeout=timeout):
         connection.rows("install_lock", state_name=connection.state)
         check_ours(connection)
         for statement in TABLES:
             connection.run(statement)
-        check_ours(connection)  # who may create in the schema may have been faster
+        check_ours(connection)  # another login may have created a table in the schema meanwhile
         for statement, table in ROW_SECURITY:
             connection.run(statement, tables={"table": QueueAddress(table, connection.state)})
         for statement in VERSIONS:
@@ -78,7 +83,7 @@ def install(connection: Connection, *, timeout: float) -> None:
 
 def check_ours(connection: Connection) -> None:
     """
-    Make sure that what is there of the state tables is this login's, and runs no code.
+    Make sure that this login owns the state tables that are there, and that they run no code.
 
     Raises:
         StateOfOther.
@@ -90,7 +95,7 @@ def check_ours(connection: Connection) -> None:
 
 
 def delayed_of(queue: QueueAddress) -> QueueAddress:
-    """The table in which messages wait that a queue's owner has delayed."""
+    """Return the table in which a queue's delayed messages wait."""
     return replace(queue, table=f"{queue.table}.Delayed")
 
 
@@ -104,29 +109,43 @@ def create_delayed(connection: Connection, queue: QueueAddress, *, timeout: floa
             for statement in ("create_delayed", "create_delayed_index"):
                 connection.run(statement, tables={"delayed": delayed})
 
-    _beside_others(connection, delayed, create)
+    _create_beside_others(connection, delayed, create)
 
 
 def create_queue(
     connection: Connection, queue: QueueAddress, *, timeout: float, body_string: bool = False
 ) -> None:
     """
-    Create a queue's table where it is absent; of two creators at once the second waits.
+    Create a queue's table where it is absent; the second of two creators waits for the first.
 
-    An endpoint's installer knows nothing of our lock: the database makes us wait for it, and then
-    refuses, because the table is there. So it is done again, and finds the table.
+    An endpoint's installer does not take our lock. Then the database makes us wait for it and
+    reports that the table exists. A second attempt finds the table.
 
     Args:
         connection: no transaction open.
-        queue: where.
+        queue: the table.
         timeout: seconds for each statement and wait.
-        body_string: also add the column BodyString, to a table that is there as well.
+        body_string: also add the column BodyString, also to a table that is already there.
     """
     work = partial(_create_queue, connection, queue, timeout, body_string=body_string)
-    _beside_others(connection, queue, work)
+    _create_beside_others(connection, queue, work)
 
 
-def _beside_others(connection: Connection, table: QueueAddress, create: Callable[[], None]) -> None:
+def create_subscriptions(connection: Connection, table: QueueAddress, *, timeout: float) -> None:
+    """Create the table of subscriptions where it is absent, as `create_queue`."""
+
+    def create() -> None:
+        with transaction(connection, timeout=timeout):
+            connection.rows("install_lock", state_name=table.table)
+            connection.run("create_subscriptions", tables={"subscriptions": table})
+
+    _create_beside_others(connection, table, create)
+
+
+def _create_beside_others(
+    connection: Connection, table: QueueAddress, create: Callable[[], None]
+) -> None:
+    """Create a table, and once more where another installer has created it meanwhile."""
     try:
         create()
     except StatementFailed:

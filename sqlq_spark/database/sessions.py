@@ -1,11 +1,11 @@
 """
-Sessions with the database: opened where Spark calls us, and opened again where that is safe.
+Sessions with the database: opened where Spark calls us, and reopened where that is safe.
 
-What is passed to `Session.do` must be a whole transaction, or several, that may be done twice:
-receiving, acknowledging, staging and dispatching are, because each finds out what it did before.
+The function that `Session.do` runs must consist of whole transactions that may run twice.
+Receiving, acknowledging, staging and dispatching may, because each checks what was done before.
 
-A worker's session that ended well leaves its connection to the next one of its process, for IDLE
-seconds: connecting costs 35 ms and more, the task of a small batch 10.
+A worker's session that ends well leaves its connection to the next session of the process, for IDLE
+seconds. Connecting takes 35 ms and more, the task of a small batch 10.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ IDLE = 20.0  # seconds after which a connection that no session takes is closed
 
 
 class Target(Protocol):
-    """Where a session leads to, as the options of a read or a write say it."""
+    """What a session needs of the options of a read or a write."""
 
     @property
     def url(self) -> str:
@@ -62,14 +62,14 @@ class Target(Protocol):
 
 
 class Idle:
-    """Connections of sessions that ended, one for each place they lead to; safe for threads."""
+    """Connections of sessions that ended, one for each database and login; safe for threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: dict[object, tuple[Connection, threading.Timer]] = {}
 
     def take(self, key: object) -> Connection | None:
-        """A connection for the taker alone, if there is one."""
+        """Remove and return a connection, if there is one."""
         with self._lock:
             connection, timer = self._kept.pop(key, (None, None))
         if timer is not None:
@@ -77,7 +77,7 @@ class Idle:
         return connection
 
     def keep(self, key: object, connection: Connection, seconds: float) -> None:
-        """Keep a connection that has no transaction open; a second one for a place is closed."""
+        """Keep a connection that has no open transaction; close a second one for the same key."""
         timer = threading.Timer(seconds, self._close, (key, connection))
         timer.daemon = True
         with self._lock:
@@ -114,16 +114,16 @@ class Session:
         reached: bool = False,
     ) -> None:
         """
-        Begin; nothing is connected yet.
+        Prepare; nothing is connected yet.
 
         Args:
-            options: where to, and how long to wait.
+            options: the url, and how long to wait.
             application: what the DBA sees behind `sqlqueue`.
-            state: make sure, after connecting, that the state tables are there.
-            worker: many sessions follow one another in this process: keep the connection for the
-                next one, if the `with` block ends well, which it must with no transaction open.
-            reached: others were there a moment ago, by the same url: one that is gone now, as while
-                a standby takes over, is waited for like a connection that breaks.
+            state: whether to check, after connecting, that the state tables are there.
+            worker: whether to keep the connection for the next session of this process, if the
+                `with` block ends well. It must end with no transaction open.
+            reached: whether another session reached this url a moment ago. Then a server that is
+                not reached, as while a standby takes over, is waited for like one that was lost.
         """
         self.options = options
         self.application = application
@@ -143,19 +143,19 @@ class Session:
 
     @property
     def _key(self) -> object:
-        """What makes a connection of another session fit for this one; not beyond a fork."""
+        """Sessions with equal keys may share a connection; never beyond a fork."""
         options = self.options
         place = options.url, options.state_schema, options.query_timeout
         return os.getpid(), place, self._state
 
     def do(self, work: Callable[[Connection], T]) -> T:
         """
-        Do `work`, and again with growing pauses after what may be over soon.
+        Run `work`, and run it again with growing pauses after a failure that may end soon.
 
-        That is a connection that breaks, a deadlock, a lock that others keep for too long or a full
-        log; where the answer to a commit is lost, `work` finds out by itself whether it was done.
+        Such failures are a lost connection, a deadlock, a lock that others hold for too long, and a
+        full log. If the answer to a commit is lost, `work` must find out whether it was done.
 
-        A server that was never reached is not waited for: that is more likely a wrong url.
+        A server that was never reached is not waited for, because its url is probably wrong.
         """
         attempts = stamina.retry_context(
             on=self._worth_another, attempts=ATTEMPTS, timeout=None, wait_max=LONGEST_PAUSE
@@ -165,7 +165,7 @@ class Session:
                 with attempt:
                     return self._once(work)
         except SqlQueueError as error:
-            # its sentence tells all; Spark prints every frame above it, 25 of them the retries'
+            # Spark prints every frame of the traceback, 25 of them the retries'
             raise error.with_traceback(None) from None
         raise AssertionError  # pragma: no cover - stamina raises the last error itself
 
@@ -181,7 +181,7 @@ class Session:
             raise
 
     def open(self) -> Connection:
-        """The connection, opened if need be."""
+        """Return the connection; open it if there is none."""
         if self._connection is None:
             kept = idle.take(self._key) if self._worker else None
             self._connection = kept or self._connect()
@@ -211,7 +211,7 @@ class Session:
 
 def check_state(connection: Connection, schema: str) -> None:
     """
-    Make sure that the state tables are there and of our version.
+    Make sure that the state tables are there and have this version.
 
     Raises:
         StateNotInstalled, StateTooNew.

@@ -1,10 +1,10 @@
 """
-The time zone of a peer's session, in which PostgreSQL reckons when a delayed message is due.
+The time zone of the .NET endpoints' sessions, in which PostgreSQL computes due times.
 
-On PostgreSQL a due time is a timestamptz that the peers make of the server's UTC clock in their
-sessions' time zone, and compare with the same. So it is right only in that zone, which we name in
-every statement: it is the option endpointTimeZone, or what a plain session of the server gets.
-On SQL Server it is a datetime in UTC, and no zone has a part in it.
+On PostgreSQL a due time is a timestamptz. The transport makes it of the server's UTC clock, as a
+local time of its session's zone, and compares it in the same way. So it is right only in that zone.
+The zone is the option endpointTimeZone, or that of a session without settings of its own.
+On SQL Server a due time is a datetime in UTC, whatever the zone.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 ZONE = "the time zone in which the .NET endpoints' sessions work, as Europe/Berlin"
 
 
-def endpoint_zone(connection: Connection, told: str | None) -> str:
+def endpoint_zone(connection: Connection, option: str | None) -> str:
     """
-    The time zone in which the peers' sessions work.
+    Return the time zone of the .NET endpoints' sessions.
 
     Args:
         connection: any.
-        told: the option endpointTimeZone.
+        option: endpointTimeZone.
 
     Raises:
         BadOption: the server knows no such zone.
         MissingOption: this session's own zone hides the server's.
     """
     try:
-        zone: str | None = connection.rows("endpoint_zone", zone=told)[0][0]
+        zone: str | None = connection.rows("endpoint_zone", zone=option)[0][0]
     except TimeZoneNotFound:
-        if told is None:
+        if option is None:
             raise
-        raise BadOption("endpointTimeZone", told, ZONE) from None
+        raise BadOption("endpointTimeZone", option, ZONE) from None
     if zone is None:
         raise MissingOption(
             "endpointTimeZone",
-            f"{ZONE}; the server's cannot be seen from this session, which was given a zone of its "
-            "own by PGTZ or by options of the url",
+            f"{ZONE}; this session cannot read the server's own zone, because PGTZ or the options "
+            "of the url set another one",
         )
     return zone

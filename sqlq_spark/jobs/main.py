@@ -37,7 +37,6 @@ from sqlq_spark.java import NoJava
 from sqlq_spark.jobs import settings as job_settings
 from sqlq_spark.jobs import settings_reader
 from sqlq_spark.jobs import spark as job_spark
-from sqlq_spark.jobs.ledger import bind
 from sqlq_spark.jobs.settings import (
     BadSettings,
     DatabaseSettings,
@@ -50,6 +49,7 @@ from sqlq_spark.jobs.settings import (
 )
 from sqlq_spark.jobs.spark import is_path, read_table, spread, start_into
 from sqlq_spark.jobs.stream import follow, receive, triggered
+from sqlq_spark.jobs.target import bind
 from sqlq_spark.options import SourceOptions
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -103,7 +104,9 @@ def pages(
         Tables of QUEUE_ROW by seq, U+FFFD in the place of what is no UTF-8.
     """
     rows = LARGEST_PAGE if narrow else FIRST_PAGE
-    statement = "browse_seq" if narrow else "browse_body_string" if body_string else "browse"
+    statement: StatementName = "browse"
+    if narrow or body_string:
+        statement = "browse_seq" if narrow else "browse_body_string"
     schema = QUEUE_ROW.append(BODY_STRING) if body_string else QUEUE_ROW
     while first < stop:
         with transaction(connection, timeout=timeout):

@@ -1,9 +1,9 @@
 """
-Store delayed messages in a table of their own, where they wait until they are due.
+Store delayed messages in the table where they wait until they are due.
 
-A stored message names its destination in the header ForwardDestination. Whoever owns the table
-moves what is due into its own queue, and forwards it from there: see receive/delayed.py and
-receive/forward.py.
+The header ForwardDestination of a stored message names its destination. The endpoint that owns the
+table moves due messages into its own queue, and forwards them from there: see receive/delayed.py
+and receive/forward.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("sqlq_spark")
 
 
 def waiting(chunk: pa.Table) -> pa.ChunkedArray | None:
-    """Which rows of a chunk are delayed, as booleans; None where none is."""
+    """Return which rows of a chunk are delayed, as booleans; None where none is."""
     marks = [chunk[name].is_valid() for name in CHUNK_DELAYS if name in chunk.column_names]
     if not marks:
         return None
@@ -48,20 +48,20 @@ def store_delayed(
     chunk: pa.Table,
     chosen: dict[QueueAddress, pa.ChunkedArray],
     options: SinkOptions,
-    known: Destinations,
+    destinations: Destinations,
 ) -> None:
     """
     Insert delayed messages into the tables where they wait, Due by the database's clock.
 
-    A time in the past is stored with that Due, as the transport does: the next mover takes it.
-    Nothing here can happen twice: it is in the transaction that sends the rest of the chunk.
+    A time in the past is stored as it is, as the transport does. The next mover takes it.
+    The insert is part of the transaction that sends the rest of the chunk.
 
     Args:
         connection: in a transaction.
         chunk: of CHUNK_ROW and CHUNK_DELAYS; each row is delayed.
         chosen: which rows are for which queue.
         options: the sink's.
-        known: tables sent to in this transaction; grows.
+        destinations: of this transaction; the tables are checked and locked by it.
 
     Raises:
         DelayedQueueNotFound, DestinationRefused, BadOption, MissingOption.
@@ -70,29 +70,36 @@ def store_delayed(
         {
             "headers": chunk["headers"],
             "body": chunk["body"],
-            "due": dues(connection, chunk, endpoint_zone(connection, options.endpoint_time_zone)),
+            "due": due_times(
+                connection, chunk, endpoint_zone(connection, options.endpoint_time_zone)
+            ),
         }
     )
     for queue, own in chosen.items():
         table = options.delayed_address or delayed_of(queue)
-        look_for(known, table, queue)
+        lock_table(destinations, table, queue)
         mine = rows if len(chosen) == 1 else rows.filter(own)
-        headers = addressed(mine["headers"], connection.printed(queue))
+        headers = set_forward_destination(mine["headers"], connection.printed(queue))
         connection.load(table, mine.set_column(0, "headers", headers))
 
 
-def look_for(known: Destinations, table: QueueAddress, queue: QueueAddress) -> None:
-    """Make sure that messages can wait in a table."""
+def lock_table(destinations: Destinations, table: QueueAddress, queue: QueueAddress) -> None:
+    """
+    Lock the table in which messages for a queue wait, and check it.
+
+    Raises:
+        DelayedQueueNotFound, DestinationRefused.
+    """
     try:
-        known.look_for([table], DELAYED)
+        destinations.look_for([table], DELAYED)
     except (QueueNotFound, NotAQueue):
-        connection = known.connection
+        connection = destinations.connection
         names = connection.printed(table), connection.printed(queue)
         raise DelayedQueueNotFound(*names, connection.server) from None
 
 
-def dues(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:
-    """When each row is due; each distinct delay or moment is worked out once, by the database."""
+def due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:
+    """Return when each row is due; the database computes each distinct delay or time once."""
     found = {
         name: chunk[name].combine_chunks().dictionary_encode()
         for name in CHUNK_DELAYS
@@ -111,8 +118,8 @@ def dues(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:
     )
 
 
-def addressed(headers: pa.ChunkedArray, destination: str) -> pa.ChunkedArray:
-    """Header texts with ForwardDestination at their end."""
+def set_forward_destination(headers: pa.ChunkedArray, destination: str) -> pa.ChunkedArray:
+    """Return header texts with ForwardDestination at their end."""
     entry = f'"{FORWARD_DESTINATION}":"{escape(destination)}"}}'
     open_ = pc.utf8_slice_codeunits(headers, 0, -1)
     comma = pc.if_else(pc.equal(open_, "{"), "", ",")

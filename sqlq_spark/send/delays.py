@@ -1,8 +1,8 @@
 """
-The delays of rows to send, in columns: what a frame says, and which headers follow from it.
+The delays of rows to send, in columns: the frame's, and the headers that follow from them.
 
-A row waits for a while (`delay`), or until a moment (`deliverAt`), or is sent at once.
-When it is due is worked out by the database, in the transaction that stores it: see delayed.py.
+A row waits for a time span (`delay`), waits until a time (`deliverAt`), or is sent at once. The
+database computes when it is due, in the transaction that stores it: see delayed.py.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from sqlq_spark.wire import headers as wire
 if TYPE_CHECKING:
     from sqlq_spark.send.frame import Frame
 
-# columns of a chunk whose frame delays rows; a row has the one, the other or none
+# columns of a chunk whose frame delays rows; a row has one of them or neither
 CHUNK_DELAYS = {
     "delay": pa.field("delay", pa.int64()),  # milliseconds
     "due": pa.field("due", pa.timestamp("us")),  # UTC
 }
 MOMENT = pa.timestamp("us", "UTC")
-# so that a due time is a time of the database, of Python and of .NET in every zone
+# a due time between them is a valid time for the database, Python and .NET, in every time zone
 FIRST, STOP = datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 
 
-def of_rows(frame: Frame, lifetime: pa.Array) -> dict[str, pa.Array]:
+def read_delays(frame: Frame, lifetime: pa.Array) -> dict[str, pa.Array]:
     """
-    The columns `delay` and `due` of a record batch, each only where the frame has it.
+    Return the columns `delay` and `due` of a record batch, each only where the frame has it.
 
     Args:
         frame: the rows.
         lifetime: milliseconds until they expire, or null.
 
     Raises:
-        BadMessage: a negative or too long delay, a moment that no peer could read, both in one
-            row, or with a time-to-be-received, which the transport refuses too.
+        BadMessage: a delay is negative or too long, a time is outside of what .NET can read, or a
+            row has both, or a time-to-be-received beside one, which the transport refuses too.
     """
     delay = frame.milliseconds("delay", wire.LONGEST_DELAY, "365,000 days")
-    due = _moments(frame)
+    due = _read_times(frame)
     if delay is not None and due is not None:
         both = pc.and_(delay.is_valid(), due.is_valid())
         frame.refuse(both, "it has both deliverAt and delay: leave one of them null")
@@ -56,7 +56,7 @@ def of_rows(frame: Frame, lifetime: pa.Array) -> dict[str, pa.Array]:
     return later
 
 
-def _moments(frame: Frame) -> pa.Array | None:
+def _read_times(frame: Frame) -> pa.Array | None:
     column = frame.column("deliverAt")
     if column is None:
         return None
@@ -74,13 +74,13 @@ def _any_valid(later: dict[str, pa.Array]) -> pa.Array:
     return valid[0] if len(valid) == 1 else pc.or_(*valid)
 
 
-def stated(later: dict[str, pa.Array], sent: datetime) -> dict[str, pa.Array]:
+def delay_headers(later: dict[str, pa.Array], sent: datetime) -> dict[str, pa.Array]:
     """
-    What delays say of headers: DeliverAt, and that a row's own ForwardDestination does not count.
+    Return the headers of delayed rows: DeliverAt, and no ForwardDestination of the row's own.
 
     Args:
-        later: of `of_rows`.
-        sent: from when a delay runs, for DeliverAt only; the due time is the database's matter.
+        later: of `read_delays`.
+        sent: when a delay starts, for DeliverAt only; the database computes the due time.
     """
     if not later:
         return {}
@@ -100,8 +100,8 @@ def stated(later: dict[str, pa.Array], sent: datetime) -> dict[str, pa.Array]:
     }
 
 
-def appended(chunk: pa.Table, later: dict[str, pa.Array]) -> pa.Table:
-    """A chunk with the columns of its delays, if it has any."""
+def append_delays(chunk: pa.Table, later: dict[str, pa.Array]) -> pa.Table:
+    """Return a chunk with the columns of its delays, if it has any."""
     for name, column in later.items():
         chunk = chunk.append_column(CHUNK_DELAYS[name], column)
     return chunk

@@ -1,9 +1,9 @@
 """
 The dispatch log: the last batch that each sink has sent.
 
-Who stages for a sink locks its row shared, who dispatches or discards locks it alone. The row
-belongs to the login that made it, and so does what is staged for its sink; the members of a role
-share both. A row that no one else may see cannot be locked by anyone else either.
+A task that stages for a sink locks the sink's row shared. A driver that dispatches or discards
+locks it exclusively. The row belongs to the login that made it, and so do the sink's chunks. The
+members of a role share both. A login that cannot see a row cannot lock it either.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from sqlq_spark.errors import DispatchLogAhead, DispatchLogOfOther
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
+    from sqlq_spark.database.statements import StatementName
 
 AHEAD = 1  # batches that the log may be ahead of a replay: the one after it was sent by then
 
@@ -28,7 +29,7 @@ def share(connection: Connection, sink: str) -> str:
     Raises:
         DispatchLogOfOther.
     """
-    login: str = _found(connection, "sink_open", sink)[0]
+    login: str = _row(connection, "sink_open", sink)[0]
     return login
 
 
@@ -42,8 +43,23 @@ def lock(connection: Connection, sink: str) -> tuple[str, int | None]:
     Raises:
         DispatchLogOfOther.
     """
-    login, batch = _found(connection, "sink_close", sink)
+    login, batch = _row(connection, "sink_close", sink)
     return login, batch
+
+
+def read(connection: Connection, sink: str) -> int | None:
+    """
+    Return the last batch of a sink, or None; wait as `lock` does, but change nothing.
+
+    Raises:
+        DispatchLogOfOther.
+    """
+    found = connection.rows("sink_close", sink=sink)
+    if not found:
+        _refuse_other(connection, sink)
+        return None
+    batch: int | None = found[0][1]
+    return batch
 
 
 def enter(connection: Connection, sink: str, batch: int, messages: int = 0) -> bool:
@@ -60,7 +76,7 @@ def enter(connection: Connection, sink: str, batch: int, messages: int = 0) -> b
 
 def check(connection: Connection, sink: str, batch: int, last: int | None) -> None:
     """
-    Refuse a log that a replay of this batch cannot explain: what is new would be taken for sent.
+    Refuse a log that is too far ahead for a replay: it would drop new messages as sent.
 
     Raises:
         DispatchLogAhead.
@@ -69,13 +85,17 @@ def check(connection: Connection, sink: str, batch: int, last: int | None) -> No
         raise DispatchLogAhead(sink, batch, last, connection.state, connection.server)
 
 
-def _found(connection: Connection, statement: str, sink: str) -> tuple[Any, ...]:
-    """The sink's row, locked; made where the sink is new."""
+def _row(connection: Connection, statement: StatementName, sink: str) -> tuple[Any, ...]:
+    """Return the sink's row, locked; insert it for a new sink."""
     found = connection.rows(statement, sink=sink)
     if not found:
         connection.run("sinks_lock")
-        for (login,) in connection.rows("sink_elsewhere", sink=sink):
-            raise DispatchLogOfOther(sink, login, connection.state, connection.server)
+        _refuse_other(connection, sink)
         connection.run("new_sink", sink=sink)
         found = connection.rows(statement, sink=sink)
     return found[0]
+
+
+def _refuse_other(connection: Connection, sink: str) -> None:
+    for (login,) in connection.rows("sink_elsewhere", sink=sink):
+        raise DispatchLogOfOther(sink, login, connection.state, connection.server)

@@ -1,4 +1,4 @@
-"""One record batch of a user's frame: columns checked and cast, a row named in an error."""
+"""One record batch of a user's frame: checks and casts its columns, and names rows in errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.options import SinkOptions
 
-LONGEST_LEFT = 100 * 365 * 86_400_000  # milliseconds: either database has a date for that
+LONGEST_LEFT = 100 * 365 * 86_400_000  # milliseconds; both databases can hold that date
 
 
 class Frame:
@@ -38,16 +38,16 @@ class Frame:
             raise BadMessage(self.partition, self.row + at, reason)
 
     def column(self, name: str) -> pa.Array | None:
-        """One column, or None where the frame has none of this name."""
+        """Return one column, or None where the frame has none of this name."""
         return self.batch.column(name) if name in self.batch.schema.names else None
 
     def text(self, name: str) -> pa.Array:
-        """A column of text; null where the frame has none."""
+        """Return a column of text; nulls where the frame has none."""
         found = self.column(name)
         return pa.nulls(self.rows, pa.string()) if found is None else found.cast(pa.string())
 
     def check_queues(self, queues: pa.Array, topics: pa.Array | None, options: SinkOptions) -> None:
-        """Refuse a row without a destination, or with a name that none can have."""
+        """Refuse a row without a destination, or with a name that no queue can have."""
         if options.address is None:
             nowhere, neither = queues.is_null(), "queue is null, and the sink has no option queue"
             if topics is not None:
@@ -61,20 +61,20 @@ class Frame:
                 self.refuse(pc.equal(queues, name), str(error))
 
     def body(self) -> pa.Array:
-        """The bodies as bytes."""
+        """Return the bodies as bytes."""
         bodies = self.batch.column("body")
         self.refuse(bodies.is_null(), "body is null: send zero bytes instead, coalesce(body, '')")
         return bodies.cast(pa.binary())
 
     def lifetimes(self, default: int | None) -> pa.Array:
-        """Milliseconds until a message expires; null for never."""
+        """Return milliseconds until a message expires; null for never."""
         found = self.milliseconds("timeToBeReceived", wire.LONGEST_SPAN, "24.8 days")
         if found is None:
             return pa.repeat(pa.scalar(default, pa.int64()), self.rows)
         return pc.coalesce(found, pa.scalar(default, pa.int64()))
 
     def remaining(self, clock: Callable[[], datetime]) -> pa.Array:
-        """Milliseconds from now until `expires`, none for what has expired; null for never."""
+        """Return milliseconds from now until `expires`, 0 if it has passed; null for never."""
         expires = self.column("expires")
         if expires is None or expires.null_count == self.rows:
             return pa.nulls(self.rows, pa.int64())
@@ -85,9 +85,9 @@ class Frame:
 
     def headers_as_received(self, fresh: pa.Array) -> pa.Array:
         """
-        Header texts as they came, byte for byte.
+        Return header texts as they came, byte for byte.
 
-        A message without an id goes by that of its row, which becomes another: it is written down.
+        A message without the header MessageId gets it: its id is that of its row, which changes.
         """
         found, own = self.column("headers"), self.headers({})
         lacking = own.lacking(wire.MESSAGE_ID)
@@ -99,12 +99,12 @@ class Frame:
         return pc.if_else(lacking, whole, found.cast(pa.string()))
 
     def milliseconds(self, name: str, longest: int, most: str) -> pa.Array | None:
-        """A column of time spans, each from 0 to `longest`, which is `most` for people."""
+        """Return a column of time spans; `longest` is the limit, and `most` its text for people."""
         found = self.column(name)
         if found is None:
             return None
         if pa.types.is_string(found.type) or pa.types.is_large_string(found.type):
-            found = self._spans(name, found, longest)
+            found = self._parse_spans(name, found, longest)
         elif pa.types.is_duration(found.type):
             found = pc.divide(found.cast(pa.duration("us")).cast(pa.int64()), 1000)
         milliseconds = found.cast(pa.int64())
@@ -113,7 +113,7 @@ class Frame:
         self.refuse(pc.greater(milliseconds, longest), f"{name} is too long: expected {bounds}")
         return milliseconds
 
-    def _spans(self, name: str, texts: pa.Array, longest: int) -> pa.Array:
+    def _parse_spans(self, name: str, texts: pa.Array, longest: int) -> pa.Array:
         coded = texts.dictionary_encode()
         known = []
         for code, text in enumerate(coded.dictionary.to_pylist()):
@@ -124,7 +124,7 @@ class Frame:
         return pa.array(known, pa.int64()).take(coded.indices)
 
     def headers(self, explicit: dict[str, pa.Array]) -> Own:
-        """The headers that the rows bring themselves, without those that a column states."""
+        """Return the headers of the rows' own, without those that a column replaces."""
         found = self.column("headers")
         if found is None:
             return OwnTexts(pa.nulls(self.rows, pa.string()))

@@ -1,9 +1,8 @@
 """
-The topics of rows to send, in columns: what a frame and the option say, and who gets which row.
+The topics of rows to send, in a column of lists: from the frame, or from the option `topics`.
 
-A row with topics is published; it has no queue of its own.
-Rows share few lists of topics: each distinct list is looked at once, as the text that its header
-has, and rows are chosen by it.
+A row with topics is published and has no queue of its own. The lists stay lists up to the fan-out.
+Only the header EnclosedMessageTypes joins them to a text.
 """
 
 from __future__ import annotations
@@ -20,29 +19,31 @@ if TYPE_CHECKING:
     from sqlq_spark.send.frame import Frame
 
 TOPICS = pa.list_(pa.string())
-CHUNK_TOPICS = pa.field("topics", TOPICS)  # of a chunk some of whose rows may be published
-DELAYS = ("delay", "deliverAt")  # columns
+CHUNK_TOPICS = pa.field("topics", TOPICS)  # of a chunk with rows to publish
+DELAYS = ("delay", "deliverAt")  # columns of a frame
 
 
-def of_rows(frame: Frame, queues: pa.Array, options: SinkOptions) -> pa.Array | None:
+def read_topics(frame: Frame, queues: pa.Array, options: SinkOptions) -> pa.Array | None:
     """
-    The topics of each row of a record batch, never an empty list; null where it is not published.
+    Return the topics of each row; null, never an empty list, where a row is not published.
 
     Args:
         frame: the rows.
         queues: their own queues; untrusted.
-        options: of the sink, whose topics stand for those of rows without a queue.
+        options: the sink's; its topics are those of rows with neither topics nor a queue.
 
     Returns:
         None where neither the frame nor the sink has topics.
 
     Raises:
-        BadMessage: a row has topics and a queue or a delay, or what can be no topic.
+        BadMessage: a row has topics and a queue, topics and a delay, or an item that is no topic.
     """
     column = frame.column("topics")
     if column is None and options.topics is None:
         return None
-    topics = pa.nulls(frame.rows, TOPICS) if column is None else _own(frame, column.cast(TOPICS))
+    topics = (
+        pa.nulls(frame.rows, TOPICS) if column is None else _check_lists(frame, column.cast(TOPICS))
+    )
     both = pc.and_(topics.is_valid(), queues.is_valid())
     frame.refuse(both, "it has both a queue and topics: a message is sent to one or published")
     if options.topics is not None:
@@ -55,8 +56,8 @@ def of_rows(frame: Frame, queues: pa.Array, options: SinkOptions) -> pa.Array | 
     return topics
 
 
-def _own(frame: Frame, topics: pa.Array) -> pa.Array:
-    """The lists of a column, checked; an empty one is none."""
+def _check_lists(frame: Frame, topics: pa.Array) -> pa.Array:
+    """Refuse items that are no topics; return the lists, with null for an empty one."""
     rows, items = pc.list_parent_indices(topics), topics.flatten().dictionary_encode()
     wrong = {
         code: f"topics holds {reason}"
@@ -73,21 +74,26 @@ def _own(frame: Frame, topics: pa.Array) -> pa.Array:
 
 
 def _refuse(frame: Frame, rows: pa.Array, wrong: pa.Array, reason: str) -> None:
-    """Raise BadMessage for the first row of which an item is wrong."""
+    """Raise BadMessage for the first row that has a wrong item."""
     bad = rows.filter(wrong)
     frame.refuse(pc.is_in(pa.array(range(frame.rows), bad.type), value_set=bad), reason)
 
 
 def intents(topics: pa.Array | None, others: str) -> pa.Array | str:
-    """MessageIntent of each row: of those that are published, and of the others."""
+    """Return MessageIntent of each row: Publish for those with topics, `others` for the rest."""
     return others if topics is None else pc.if_else(topics.is_valid(), "Publish", others)
 
 
-def types(topics: pa.Array | None) -> pa.Array | None:
-    """EnclosedMessageTypes of the rows that are published: their topics."""
-    return None if topics is None else joined(topics)
+def message_types(topics: pa.Array | None) -> pa.Array | None:
+    """Return EnclosedMessageTypes of the rows that are published: their topics."""
+    return None if topics is None else join_topics(topics)
 
 
-def joined(topics: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Each row's list as its header writes it; null stays null."""
+def join_topics(topics: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return each row's list as its header writes it; null stays null."""
     return pc.binary_join(topics, SEPARATOR)
+
+
+def topics_of(chunk: pa.Table) -> pa.ChunkedArray | None:
+    """Return the topics of a chunk's rows; None where no row is published."""
+    return chunk[CHUNK_TOPICS.name] if CHUNK_TOPICS.name in chunk.column_names else None

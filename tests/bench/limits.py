@@ -21,7 +21,7 @@ from sqlq_spark.receive.driver import PeekLoop
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.peeker import Peeker
 from sqlq_spark.receive.task import receive
-from sqlq_spark.send import dispatch
+from sqlq_spark.send import at_least_once, dispatch, queue_writer, staging
 from sqlq_spark.send.messages import Sender
 from sqlq_spark.wire.rows import Origin
 
@@ -142,11 +142,14 @@ def _copy(bench: Bench) -> Costs:
     options, chunks = _to_send(bench)
     elapsed = 0.0
     with Session(options, "limits") as session, transaction(session.open(), timeout=_TIMEOUT):
-        tables = [dispatch.identified(dispatch.expiring(session.open(), chunk)) for chunk in chunks]
+        tables = [
+            queue_writer.add_ids(queue_writer.add_expires(session.open(), chunk))
+            for chunk in chunks
+        ]
         before = bench.spent()
         start = time.perf_counter()
         for rows in tables:
-            session.open().load(dispatch.destination(None, options), rows)
+            session.open().load(queue_writer.destination_of(None, options), rows)
         elapsed = time.perf_counter() - start
         costs = bench.cost(before, bench.batch)
     return costs | {"connection us/message": elapsed / bench.batch * 1e6}
@@ -158,7 +161,7 @@ def _send_now(bench: Bench) -> Costs:
     with Session(options, "limits") as session:
         session.open()
         before, start = bench.spent(), time.perf_counter()
-        dispatch.send_now(session, chunks, options)
+        at_least_once.send_now(session, chunks, options)
         elapsed = time.perf_counter() - start
         costs = bench.cost(before, bench.batch)
     _expect("send", bench.database.count("sent"), bench.batch)
@@ -171,7 +174,7 @@ def _stage_and_dispatch(bench: Bench) -> Costs:
     with Session(options, "limits") as session:
         session.open()
         before = bench.spent()
-        staged = dispatch.stage(session, chunks, sink=dispatch.nameless_sink(), batch=0)
+        staged = staging.stage(session, chunks, sink=staging.nameless_sink(), batch=0)
         start = time.perf_counter()
         dispatch.dispatch(session.open(), [staged], options)
         elapsed = time.perf_counter() - start

@@ -20,7 +20,7 @@ from sqlq_spark.database import schema
 from sqlq_spark.receive import browse
 from sqlq_spark.receive.delayed import Mover
 from sqlq_spark.receive.task import divert, fence, take
-from sqlq_spark.send import dispatch, dispatch_log, messages, subscriptions
+from sqlq_spark.send import dispatch, dispatch_log, messages, staging, subscriptions
 from sqlq_spark.wire import rows as message
 from sqlq_spark.wire.address import QueueAddress
 
@@ -86,7 +86,7 @@ def write(bench: Bench, frame: dict[str, Any], *, batch: int = 0, **raw: str) ->
     options = bench.sink(**raw)
     rows = pa.RecordBatch.from_pydict(frame)
     chunks = messages.Sender(options=options, partition=0).chunks([rows])
-    staged = dispatch.stage(bench.session(), chunks, sink="sink", batch=batch)
+    staged = staging.stage(bench.session(), chunks, sink="sink", batch=batch)
     dispatch.dispatch(bench.desk, [staged], options)
 
 
@@ -553,13 +553,13 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_dispatch(
     chunks = messages.Sender(options=bench.sink(), partition=0).chunks(
         [pa.RecordBatch.from_pydict({"body": pa.array([b"ours"], pa.binary())})]
     )
-    staged = dispatch.stage(bench.session(), chunks, sink="sink", batch=0)
+    staged = staging.stage(bench.session(), chunks, sink="sink", batch=0)
     connection = bench.open("ours")
 
     with Endpoint(orders.database.impatient(0.3), orders.name) as hasty:
         connection.run("begin")
         login, _ = dispatch_log.lock(connection, "sink")
-        dispatch.send_chunks(connection, [staged], bench.sink(), login)
+        dispatch.Dispatch(connection, [staged], bench.sink(), login).copy_chunks()
         hasty.send(hasty.address, b"after")
         assert hasty.peek() >= 2
         during = [incoming.body for incoming in handled(hasty)]

@@ -19,6 +19,7 @@ from sqlq_spark.errors import DelayedQueueNotFound, QueueNotFound
 from sqlq_spark.receive import delayed
 from sqlq_spark.receive.delayed import Moved, Mover, pause
 from sqlq_spark.receive.offset import INITIAL
+from sqlq_spark.send import at_least_once, staging
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.delays import CHUNK_DELAYS
 from sqlq_spark.send.messages import CHUNK_ROW
@@ -97,13 +98,13 @@ def chunk(*rows: dict[str, Any]) -> pa.Table:
 
 def dispatch(desk: Desk, *chunks: pa.Table, **raw: str) -> int:
     """Stage and send, exactly once."""
-    staged = send.stage(desk.bench.session("stage"), chunks, sink=secrets.token_hex(4), batch=0)
+    staged = staging.stage(desk.bench.session("stage"), chunks, sink=secrets.token_hex(4), batch=0)
     return send.dispatch(desk.bench.desk, [staged], desk.bench.sink(**raw))
 
 
 def send_now(desk: Desk, *chunks: pa.Table, **raw: str) -> int:
     """Send at once, at least once."""
-    return send.send_now(desk.bench.session("send"), chunks, desk.bench.sink(**raw))
+    return at_least_once.send_now(desk.bench.session("send"), chunks, desk.bench.sink(**raw))
 
 
 # ----- stored ----------------------------------------------------------------------------------

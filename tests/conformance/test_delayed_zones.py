@@ -138,8 +138,8 @@ def test_a_zone_that_cannot_be_seen_is_asked_for(
 
     assert str(caught.value) == (
         "option endpointTimeZone is missing: give the time zone in which the .NET endpoints' "
-        "sessions work, as Europe/Berlin; the server's cannot be seen from this session, which was "
-        "given a zone of its own by PGTZ or by options of the url"
+        "sessions work, as Europe/Berlin; this session cannot read the server's own zone, because "
+        "PGTZ or the options of the url set another one"
     )
     assert desk.bench.bodies() == []
     assert desk.mover(endpointTimeZone="UTC").move(connection).messages == 1

@@ -13,7 +13,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.errors import NotAQueue, QueueNotFound
 from sqlq_spark.receive import browse, receipts
 from sqlq_spark.receive.offset import INITIAL
-from sqlq_spark.send import dispatch
+from sqlq_spark.send import at_least_once, dispatch, staging
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench
@@ -52,7 +52,7 @@ def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str
     with transaction(bench.desk, timeout=TIMEOUT):
         returned = receipts.return_(bench.desk, str(end.stream), end.batch, 0, bench.queue)
     with bench.session("sink") as session:
-        staged = dispatch.stage(session, [chunk(b"ours", lives=-1)], sink="s", batch=0)
+        staged = staging.stage(session, [chunk(b"ours", lives=-1)], sink="s", batch=0)
         dispatch.dispatch(bench.desk, [staged], bench.sink())
 
     assert [row["body"] for row in shown] == [b"good", b"poison", b"gone"]
@@ -103,7 +103,7 @@ def test_nothing_is_sent_to_a_table_that_is_no_queue(bare: Bench) -> None:
     for name in names:
         bare.peer.dba.rename(bare.queue, name, "other")
         with bare.session("sink") as session, pytest.raises(NotAQueue) as caught:
-            dispatch.send_now(session, [chunk(b"x")], bare.sink(delivery="atLeastOnce"))
+            at_least_once.send_now(session, [chunk(b"x")], bare.sink(delivery="atLeastOnce"))
         bare.peer.dba.rename(bare.queue, "other", name)
 
         assert f"is no queue's table: it has no column {name}" in str(caught.value)

@@ -25,6 +25,7 @@ from sqlq_spark.receive import receipts, streams
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.offset import BatchPlan, QueuePlan, write_plan
 from sqlq_spark.send import dispatch
+from sqlq_spark.send.staging import Staged
 from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench
@@ -59,8 +60,11 @@ def test_a_move_that_the_table_does_not_list_is_not_done(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, move: Move
 ) -> None:
     """Each place that moves a receipt looks it up in MOVES first, and changes nothing."""
-    stream, query = bench.new_stream(), Origin(query_id="q", query_batch=0)
+    stream = bench.new_stream()
     received(bench, stream)
+    staged = Staged("sink", 0, "attempt", 0, 0, origin=Origin(query_id="q", query_batch=0))
+    options = bench.sink(transactionMode="sendsAtomicWithReceive")
+    sending = dispatch.Dispatch(bench.desk, [staged], options, "login")
     monkeypatch.delitem(MOVES, ("none" if move == "save" else "held", move))
     before = bench.peer.state_rows("receipt", f"{ROWS}, settled"), bench.seqs()
     moves: dict[Move, Callable[[], object]] = {
@@ -69,7 +73,7 @@ def test_a_move_that_the_table_does_not_list_is_not_done(
         "acknowledge": lambda: bench.ack(stream, 1),
         "return_": lambda: return_(bench, stream),
         "drop": lambda: drop(bench, stream),
-        "settle": lambda: dispatch.settle(bench.desk, query),
+        "settle": sending.settle,
     }
 
     with pytest.raises(ReceiptMoveRefused, match=f"move {move} of"):

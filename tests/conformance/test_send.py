@@ -20,8 +20,9 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.receive.receipts import return_
 from sqlq_spark.receive.task import receive
+from sqlq_spark.send import at_least_once, dispatch_log
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send import dispatch_log
+from sqlq_spark.send import staging as send_staging
 from sqlq_spark.send.messages import CHUNK_ROW, Sender
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.send.dispatch import Staged
+    from sqlq_spark.send.staging import Staged
 
 
 def chunk(
@@ -48,7 +49,7 @@ def chunk(
 
 def stage(bench: Bench, *chunks: pa.Table, sink: str = "sink", batch: int = 0) -> Staged:
     """Run one attempt of a task."""
-    return send.stage(bench.session("stage"), chunks, sink=sink, batch=batch)
+    return send_staging.stage(bench.session("stage"), chunks, sink=sink, batch=batch)
 
 
 def dispatch(
@@ -129,7 +130,7 @@ def test_an_abort_leaves_no_chunk(bench: Bench) -> None:
     """And sends nothing; the batch may be done anew."""
     stage(bench, chunk(b"x"), chunk(b"y"))
 
-    send.discard(bench.desk, "sink", 0, final=False, timeout=5)
+    send_staging.discard(bench.desk, "sink", 0, final=False, timeout=5)
 
     assert staging(bench) == []
     assert bench.seqs() == []
@@ -139,7 +140,7 @@ def test_an_abort_leaves_no_chunk(bench: Bench) -> None:
 def test_a_task_that_comes_late_stages_nothing(bench: Bench) -> None:
     """Its batch was sent by another attempt, or given up for good."""
     dispatch(bench, stage(bench, chunk(b"sent"), sink="write:1"))
-    send.discard(bench.desk, "write:2", 0, final=True, timeout=5)
+    send_staging.discard(bench.desk, "write:2", 0, final=True, timeout=5)
 
     stage(bench, chunk(b"late"), sink="write:1")
     stage(bench, chunk(b"late"), sink="write:2")
@@ -181,7 +182,7 @@ def test_two_drivers_at_once_send_a_batch_once(bench: Bench) -> None:
     other = bench.thread(lambda: dispatch(bench, staged, connection=second))
     bench.blocked("second")
     login = bench.peer.state_rows("dispatch_log", "login")[0][0]
-    send.send_chunks(first, [staged], bench.sink(), login)
+    send.Dispatch(first, [staged], bench.sink(), login).copy_chunks()
     first.run("commit")
 
     assert other.result(timeout=TIMEOUT) == 0
@@ -202,7 +203,7 @@ def test_a_session_lost_at_any_statement_of_a_send_is_answered_by_doing_it_again
         bench.strike = Strike(at, partial(bench.peer.kill, f"{bench.name} {name}"), after)
         session = bench.session(name)
 
-        staged = send.stage(session, chunks, sink="sink", batch=batch)
+        staged = send_staging.stage(session, chunks, sink="sink", batch=batch)
         session.do(partial(send.dispatch, staged=[staged], options=bench.sink()))
 
         bench.watched = False
@@ -228,7 +229,7 @@ def test_at_least_once_sends_chunk_by_chunk_and_needs_no_state_tables(bare: Benc
         raise RuntimeError(message)
 
     with pytest.raises(RuntimeError):
-        send.send_now(bare.session(), chunks(), bare.sink(delivery="atLeastOnce"))
+        at_least_once.send_now(bare.session(), chunks(), bare.sink(delivery="atLeastOnce"))
 
     assert bare.bodies() == [b"1", b"2"]
 
@@ -434,7 +435,9 @@ def passed_on(bench: Bench, *, tasks: int = 2) -> tuple[str, Staged]:
         task = bench.task(stream, batch=1, task=at, first=edges[at], stop=edges[at + 1])
         receive(bench.desk, task, timeout=TIMEOUT, origin=MICRO_BATCH)
     chunks = [chunk(b"passed on")]
-    staged = send.stage(bench.session("stage"), chunks, sink="s", batch=4, origin=MICRO_BATCH)
+    staged = send_staging.stage(
+        bench.session("stage"), chunks, sink="s", batch=4, origin=MICRO_BATCH
+    )
     return stream, staged
 
 

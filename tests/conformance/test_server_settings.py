@@ -13,7 +13,7 @@ from servers import only
 
 from sqlq_spark.admin import checks
 from sqlq_spark.database import schema, transaction
-from sqlq_spark.database.postgresql import connection as postgresql
+from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.sessions import ATTEMPTS, Session
 from sqlq_spark.demo import embedded
 from sqlq_spark.errors import NotReachable, ReadOnly, ServerTooOld, StatementPooling
@@ -114,7 +114,7 @@ def test_a_server_that_takes_no_writes_is_told_and_may_be_browsed(bench: Bench) 
 @ALONE
 def test_an_older_server_is_refused(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says which would do."""
-    monkeypatch.setattr(postgresql, "OLDEST", 99)
+    monkeypatch.setattr(drivers, "OLDEST", 99)
 
     with pytest.raises(ServerTooOld, match=r" is PostgreSQL \d+\.\d+, and 99 or later is needed"):
         bare.open()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import (
     BadOption,
@@ -19,9 +20,10 @@ from sqlq_spark.errors import (
     SubscriptionsNotFound,
 )
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send import dispatch, subscriptions
+from sqlq_spark.send import at_least_once, dispatch, fan_out, subscriptions
+from sqlq_spark.send.fan_out import SubscriptionCache
 from sqlq_spark.send.messages import CHUNK_ROW, Sender
-from sqlq_spark.send.subscriptions import Remembered, Subscription
+from sqlq_spark.send.subscriptions import Subscription
 from sqlq_spark.send.topics import CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import MESSAGE_ID, loads
@@ -46,7 +48,7 @@ SENDING = {"subscribers", "destinations", "lock_destination", "load"}
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Give the clock by which this process, that remembers nothing yet, remembers."""
     stopped = Clock()
-    monkeypatch.setattr(subscriptions, "remembered", Remembered(stopped))
+    monkeypatch.setattr(fan_out, "cache", SubscriptionCache(stopped))
     return stopped
 
 
@@ -117,7 +119,7 @@ def test_the_table_is_made_as_the_peer_makes_it(bare: Bench, table: QueueAddress
     bare.peer.create_subscriptions(theirs)
 
     subscribe(bare, table)
-    subscriptions.create(bare.desk, table, timeout=TIMEOUT)
+    schema.create_subscriptions(bare.desk, table, timeout=TIMEOUT)
 
     assert bare.peer.catalog(table) == bare.peer.catalog(theirs) != []
     assert bare.peer.subscribers(table, PLACED) == [bare.printed]
@@ -127,7 +129,7 @@ def test_the_table_may_be_made_by_two_at_once(bare: Bench, table: QueueAddress) 
     """A peer's installer takes no lock of ours: we wait for its commit, and take its table."""
     first = bare.open("first")
     with bare.peer.creating_subscriptions(table):
-        made = bare.thread(partial(subscriptions.create, first, table, timeout=TIMEOUT))
+        made = bare.thread(partial(schema.create_subscriptions, first, table, timeout=TIMEOUT))
         bare.blocked("first")
 
     made.result(timeout=TIMEOUT)
@@ -146,8 +148,8 @@ def test_a_peer_finds_who_we_subscribed_and_we_whom_it_did(
 
     assert set(bare.peer.subscribers(table, PLACED, EVENT)) == {bare.printed, '"x"."mail"'}
     mail = Subscription(PLACED, "mail", '"x"."mail"')
-    assert subscriptions.subscribers(bare.desk, table, PLACED) == [mail, ours]
-    assert [each.topic for each in subscriptions.subscribers(bare.desk, table)] == [
+    assert subscriptions.list_subscriptions(bare.desk, table, PLACED) == [mail, ours]
+    assert [each.topic for each in subscriptions.list_subscriptions(bare.desk, table)] == [
         *(EVENT, PLACED, PLACED)
     ]
 
@@ -163,7 +165,7 @@ def test_an_endpoint_has_one_address_for_a_topic(
 
     bare.peer.subscribe(table, "web", PLACED, bare.printed)
 
-    (only,) = subscriptions.subscribers(bare.desk, table)
+    (only,) = subscriptions.list_subscriptions(bare.desk, table)
     assert only == Subscription(PLACED, "web", bare.printed)
 
 
@@ -178,7 +180,9 @@ def test_a_subscription_is_taken_back_by_either_side(bare: Bench, table: QueueAd
     assert not take(EVENT, "mail")
     bare.peer.unsubscribe(table, "mail", PLACED)
 
-    assert [each.endpoint for each in subscriptions.subscribers(bare.desk, table)] == ["stock"]
+    assert [each.endpoint for each in subscriptions.list_subscriptions(bare.desk, table)] == [
+        "stock"
+    ]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -191,7 +195,7 @@ def test_hostile_names_are_only_names(bare: Bench, name: str) -> None:
     subscribe(bare, table, endpoint=name, topic=topic, queue=queue)
 
     options = sink(bare, table, delivery="atLeastOnce")
-    dispatch.send_now(bare.session(), [events(b"x", topics=[topic])], options)
+    at_least_once.send_now(bare.session(), [events(b"x", topics=[topic])], options)
 
     assert bare.peer.subscribers(table, topic) == [bare.desk.printed(queue)]
     assert [row.body for row in bare.peer.rows(queue)] == [b"x"]
@@ -479,7 +483,7 @@ def test_a_publisher_that_may_not_read_the_table_is_told_the_grant(
     options = sink(bench, shop, url=login.url, delivery="atLeastOnce")
     try:
         with Session(options, "role", state=False) as session, pytest.raises(RightMissing) as no:
-            dispatch.send_now(session, [events(b"x")], options)
+            at_least_once.send_now(session, [events(b"x")], options)
 
         assert str(no.value).endswith(f"GRANT SELECT ON {dba.quoted(shop)} TO the_user")
     finally:
@@ -558,6 +562,6 @@ def test_at_least_once_publishes_chunk_by_chunk_and_needs_no_state_tables(
     """In each task's own transactions."""
     options = sink(bare, shop, delivery="atLeastOnce")
 
-    assert dispatch.send_now(bare.session(), chunks_of_tasks(), options) == 2
+    assert at_least_once.send_now(bare.session(), chunks_of_tasks(), options) == 2
 
     assert got(bare, queues) == {"web": [b"1", b"2"], "mail": [b"1", b"2"], "stock": [b"2"]}

@@ -12,7 +12,7 @@ from servers import only
 from sqlq_spark.admin import checks, inspect, purge, report, watch
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import ConnectionLost, DelayedQueueNotFound
-from sqlq_spark.send import dispatch
+from sqlq_spark.send import queue_writer
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import dumps, wire_time
 
@@ -299,7 +299,7 @@ def test_a_deep_queue_is_sampled_evenly(bare: Bench) -> None:
         kind = dumps({"NServiceBus.EnclosedMessageTypes": f"Shop.T{at}"})
         with transaction(bare.desk, timeout=TIMEOUT):
             rows = {"headers": [kind] * 100, "body": [b""] * 100}
-            bare.desk.load(bare.queue, dispatch.identified(pa.table(rows)))
+            bare.desk.load(bare.queue, queue_writer.add_ids(pa.table(rows)))
 
     found = report.report(bare.desk, [bare.printed], bare.source(), errors=None, most=100)
 

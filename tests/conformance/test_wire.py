@@ -15,7 +15,7 @@ from servers import only
 from wire import Case, cases
 
 from sqlq_spark.receive import browse
-from sqlq_spark.send import dispatch
+from sqlq_spark.send import dispatch, staging
 from sqlq_spark.send.messages import Sender
 from sqlq_spark.wire import headers
 from sqlq_spark.wire import rows as message
@@ -163,7 +163,7 @@ def sent(bench: Bench, column: pa.Array, bodies: list[bytes]) -> list[tuple[str,
         seed=bytes(16),
         sent=datetime(2026, 6, 30, 17, 5, 9, 123456, UTC),
     )
-    staged = dispatch.stage(bench.session(), sender.chunks([frame]), sink="sink", batch=0)
+    staged = staging.stage(bench.session(), sender.chunks([frame]), sink="sink", batch=0)
     dispatch.dispatch(bench.desk, [staged], bench.sink())
     return [(row.headers or "", row.body) for row in bench.peer.rows(bench.queue)]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from .chaos.counting import Ledger, reckon
+from .chaos.counting import Tally, reckon
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MINUTES = float(os.environ.get("SQLQ_CHAOS_MINUTES", "1"))
@@ -70,7 +70,7 @@ def run(words: list[str]) -> tuple[int, str]:
 
 def test_books_that_agree_have_nothing_wrong() -> None:
     """One message expired, one is poison, one poison went to the competitor."""
-    verdict = reckon(Ledger(**SOUND))
+    verdict = reckon(Tally(**SOUND))
 
     assert verdict.sentences == []
     assert verdict.expired == 1
@@ -99,11 +99,11 @@ def test_books_that_agree_have_nothing_wrong() -> None:
 )
 def test_each_thing_that_can_be_wrong_is_told(change: dict[str, Any], said: str) -> None:
     """By number, so that the message can be followed through the logs."""
-    assert said in reckon(Ledger(**SOUND | change)).sentences
+    assert said in reckon(Tally(**SOUND | change)).sentences
 
 
 def test_expired_messages_may_be_missing_only_as_often_as_they_were_counted() -> None:
     """What had no time to be received stands first among the lost."""
-    verdict = reckon(Ledger(**SOUND | {"streamed": [], "expired": 1}))
+    verdict = reckon(Tally(**SOUND | {"streamed": [], "expired": 1}))
 
     assert verdict.lost == [0, 3]

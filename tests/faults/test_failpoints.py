@@ -28,7 +28,7 @@ from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import ChunksMissing, ConnectionLost
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send import dispatch_log
+from sqlq_spark.send import dispatch_log, staging
 from sqlq_spark.wire.rows import NO_STREAM
 
 from .failpoints import points, spark_by_hand
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.send.dispatch import Staged
+    from sqlq_spark.send.staging import Staged
 
     from .failpoints.points import Point
 
@@ -259,13 +259,13 @@ def empty_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def two_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chunks in one commit, the ledger in the next; a second time finds none."""
+    """The chunks in one commit, the dispatch log in the next; a second time finds none."""
 
     def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> None:
         with suppress(ChunksMissing), transaction(connection, timeout=TIMEOUT):
             login, _ = dispatch_log.lock(connection, staged[0].sink)
-            send.send_chunks(connection, staged, options, login)
-        send.discard(connection, staged[0].sink, staged[0].batch, final=True, timeout=TIMEOUT)
+            send.Dispatch(connection, staged, options, login).copy_chunks()
+        staging.discard(connection, staged[0].sink, staged[0].batch, final=True, timeout=TIMEOUT)
 
     monkeypatch.setattr(send, "dispatch", dispatch)
 

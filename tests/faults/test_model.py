@@ -19,7 +19,7 @@ from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import run_state_machine_as_test
 
 from sqlq_spark.database import postgresql, schema
-from sqlq_spark.database.postgresql import connection
+from sqlq_spark.database.postgresql import calls
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive import pace, receipts, streams
 from sqlq_spark.receive import task as receiving
@@ -180,18 +180,18 @@ def test_if_an_ack_does_not_wait_for_tasks_the_model_finds_a_lost_message(
     machine: type[Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that began before the ack leaves its receipt after it."""
-    statements = connection.STATEMENTS
+    statements = calls.STATEMENTS
     bare = statements["lock_stream"].replace("FOR UPDATE", "")
     monkeypatch.setitem(statements, "lock_stream", bare)
     monkeypatch.setitem(statements, "fence", statements["fence"].replace("FOR SHARE", ""))
-    connection.numbered.cache_clear()
+    calls.number_parameters.cache_clear()
     machine.world.begin()
 
     with pytest.raises(Lost, match="no one will read it"):
         dawdle(machine.world)
 
     machine.world.close()
-    connection.numbered.cache_clear()
+    calls.number_parameters.cache_clear()
 
 
 def test_if_a_stored_plan_is_forgotten_the_model_finds_a_lost_message(

@@ -14,6 +14,7 @@ from sqlq_spark.receive.driver import PeekLoop
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
+from sqlq_spark.send import staging
 from sqlq_spark.send.messages import Sender
 from sqlq_spark.wire import payload
 from sqlq_spark.wire.rows import QUEUE_ROW, Origin
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from conftest import Place
 
     from sqlq_spark.receive.offset import Offset
-    from sqlq_spark.send.dispatch import Staged
+    from sqlq_spark.send.staging import Staged
 
 TIMEOUT = 10.0  # seconds for a statement; what an attacker holds is held for longer
 PUT = "INSERT INTO {} (id, headers, body) VALUES (gen_random_uuid(), '{{}}', %s)"
@@ -85,7 +86,7 @@ class Writer:
         rows = pa.RecordBatch.from_pydict({"body": [body]})
         with Session(self.options, f"sink {self.sink}") as session:
             chunks = Sender(options=self.options, partition=0).chunks([rows])
-            return send.stage(session, chunks, sink=self.sink, batch=batch)
+            return staging.stage(session, chunks, sink=self.sink, batch=batch)
 
     def dispatch(self, *staged: Staged) -> int:
         """Send what was staged; how many messages."""

@@ -24,7 +24,7 @@ from sqlq_spark.errors import DestinationChanged, DestinationRefused, Subscriber
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.delayed import Mover
 from sqlq_spark.receive.task import Task, TaskRules, receive
-from sqlq_spark.send import dispatch, subscriptions
+from sqlq_spark.send import at_least_once
 from sqlq_spark.send.messages import CHUNK_ROW
 from sqlq_spark.send.topics import CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress, parse_postgresql
@@ -197,7 +197,7 @@ class Scene:
         options = SinkOptions.parse(given)
         rows = [{"queue": queue, "headers": "{}", "body": b"secret", "lifetime": None}]
         chunk = pa.Table.from_pylist(rows, schema=CHUNK_ROW)
-        dispatch._send(connection or self.connection(), chunk, options)  # noqa: SLF001 - a transaction
+        at_least_once.send_chunk(connection or self.connection(), chunk, options)
 
     def errors(self) -> list[dict[str, str]]:
         """Headers of what is in the error queue."""
@@ -514,7 +514,7 @@ def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
     scene.arm()
     table = QueueAddress("Routing", scene.place.schema)
     connection = scene.connection(scene.place.url)
-    subscriptions.create(connection, table, timeout=TIMEOUT)
+    schema.create_subscriptions(connection, table, timeout=TIMEOUT)
     scene.place.sql(
         f"INSERT INTO {scene.table('Routing')} VALUES (%s, 'mallory', 'Shop.Placed')", scene.trap
     )
@@ -526,7 +526,7 @@ def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
     )
 
     with pytest.raises(SubscriberUnreachable, match="trigger t calls"):
-        dispatch._send(connection, chunk, options)  # noqa: SLF001 - one transaction
+        at_least_once.send_chunk(connection, chunk, options)
 
     assert scene.loot() == []
 

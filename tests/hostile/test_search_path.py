@@ -26,13 +26,13 @@ from test_cli import STREAM, received, run
 from sqlq_spark.admin import checks
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.script import Roles, script
-from sqlq_spark.database import Statements
 from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.statements import Statements
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.driver import PeekLoop
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
-from sqlq_spark.send import dispatch
+from sqlq_spark.send import dispatch, staging
 from sqlq_spark.send.messages import Sender
 from sqlq_spark.wire.rows import Origin
 
@@ -219,7 +219,7 @@ def sent(place: Place, url: str, **to: str) -> int:
     batch = pa.RecordBatch.from_pydict({"body": [b"x"], "delay": ["00:00:01"]})
     with Session(options, "sender") as session:
         chunks = Sender(options=options, partition=0).chunks([batch])
-        staged = dispatch.stage(session, chunks, sink=secrets.token_hex(4), batch=0)
+        staged = staging.stage(session, chunks, sink=secrets.token_hex(4), batch=0)
         return dispatch.dispatch(session.open(), [staged], options)
 
 

@@ -11,7 +11,7 @@ import trustme
 from tls import HOST, door, through
 
 from sqlq_spark import errors
-from sqlq_spark.database.postgresql import connection as postgresql
+from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.connection import connect
 from sqlq_spark.database.postgresql.url import WEAK, Target
 
@@ -28,9 +28,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in (*VARIABLES, "PGSYSCONFDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    postgresql.warn_once.cache_clear()
+    drivers.warn_once.cache_clear()
     yield tmp_path
-    postgresql.warn_once.cache_clear()
+    drivers.warn_once.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) 
     """
     Queue to table, table to queue, queue to queue: each message once.
 
-    A second run of a job finds nothing to do: the checkpoint and its ledger are read by the server.
+    A second run of a job finds nothing to do: the server reads the checkpoint and its dispatch log.
     """
     sent, relayed = Queue(place, "sent"), Queue(place, "relayed")
     sent.create()

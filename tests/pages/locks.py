@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 
-from sqlq_spark.database import FILES, Statements, sql
+from sqlq_spark.database.statements import FILES, Statements, sql
 
 # what a plain SELECT keeps on each
 DIALECTS = {"postgresql": "nothing", "sqlserver": "keeps none"}

@@ -16,7 +16,7 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.receive import browse
 from sqlq_spark.receive.delayed import Mover
-from sqlq_spark.send import dispatch
+from sqlq_spark.send import dispatch, staging
 from sqlq_spark.send.messages import Sender
 from sqlq_spark.wire.address import QueueAddress
 
@@ -25,6 +25,8 @@ from .page import blocks, read, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from sqlq_spark.database.statements import StatementName
 
     from .shop import Shop
 
@@ -84,7 +86,7 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def run(self, statement: str, **values: Any) -> None:
+    def run(self, statement: StatementName, **values: Any) -> None:
         """As Connection."""
         if statement == "commit":
             self.look()
@@ -148,7 +150,7 @@ def test_the_modes_on_the_page_are_those_that_the_server_shows(
     sink = SinkOptions.parse({"url": shop.url, "queue": "Shop.Orders"})
     with Session(sink, "sink") as session:
         chunks = Sender(options=sink, partition=0).chunks([MESSAGE])
-        staged = dispatch.stage(session, chunks, sink="dba", batch=0)
+        staged = staging.stage(session, chunks, sink="dba", batch=0)
         held.clear()
         session.do(lambda connection: dispatch.dispatch(connection, [staged], sink))
         noted("dispatch")

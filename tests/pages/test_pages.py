@@ -13,7 +13,7 @@ from sqlq_spark.database.sqlserver import url as sqlserver_url
 from sqlq_spark.errors import BadFrame, BadOption
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import option_names
-from sqlq_spark.send import messages
+from sqlq_spark.send.columns import WRITTEN, check_frame
 
 from . import programs
 from .page import PAGES, ROOT, Block, blocks, read, sections, table, tables
@@ -157,10 +157,10 @@ def test_the_columns_of_a_write_are_those_that_are_taken() -> None:
     """Each by its name; a wrong type is answered with the words of the page."""
     columns = table("docs/sqlqueue.md", "write-columns")
 
-    assert {name.strip("`") for name in columns.column()} == set(messages.WRITTEN)
+    assert {name.strip("`") for name in columns.column()} == set(WRITTEN)
     for cell, kind, _ in columns.rows:
         with pytest.raises(BadFrame) as refused:
-            messages.check({"body": "binary", cell.strip("`"): "boolean"}, queue=True)
+            check_frame({"body": "binary", cell.strip("`"): "boolean"}, queue=True)
         assert str(refused.value).endswith(f"expected {kind}")
 
 

@@ -33,7 +33,7 @@ from sqlq_spark.functions import (
     time_sent,
     wire_time,
 )
-from sqlq_spark.send import messages as outgoing
+from sqlq_spark.send.columns import check_frame
 from sqlq_spark.wire.headers import BadWireTime, parse_wire_time
 from sqlq_spark.wire.message_types import full_name
 
@@ -455,10 +455,10 @@ def test_nothing_tells_the_sink_where_a_message_came_from(spark: SparkSession) -
     for columns in (reply("body"), send("body"), forward(), forward("a"), return_to_source()):
         types = dict(frame.select(*columns).dtypes)
 
-        outgoing.check(types, queue=True)
+        check_frame(types, queue=True)
         assert "seq" not in types
     with pytest.raises(BadFrame, match="drop the column queue, or the option"):
-        outgoing.check(dict(frame.drop("headers").dtypes), queue=True)
+        check_frame(dict(frame.drop("headers").dtypes), queue=True)
 
 
 def test_the_page_of_functions_lists_each_with_its_arguments(spark: SparkSession) -> None:

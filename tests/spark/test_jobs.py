@@ -185,13 +185,13 @@ def test_a_dry_run_finds_what_is_wrong(
     assert not (tmp_path / "checkpoint").exists()
 
 
-def test_an_open_batch_is_not_sent_by_way_of_another_ledger(
+def test_an_open_batch_is_not_sent_to_another_dispatch_log(
     spark: SparkSession, queue: Queue, tmp_path: Path
 ) -> None:
     """
     It may have been sent; after a run that ended well the target may be changed.
 
-    The same ledger is known by whatever name of its host.
+    The same dispatch log is known by whatever name of its host.
     """
     checkpoint = tmp_path / "checkpoint"
     first, second = (
@@ -209,13 +209,13 @@ def test_an_open_batch_is_not_sent_by_way_of_another_ledger(
     job.bind(
         spark, str(checkpoint), replace(first, url=first.url.replace("127.0.0.1", "localhost"))
     )
-    with pytest.raises(job.BadSettings, match=f"batch 10 is open.*Schema {first.state_schema};"):
+    with pytest.raises(job.BadSettings, match=rf"batch 10 is open.*Schema {first.state_schema}\."):
         job.bind(spark, str(checkpoint), second)
     job.bind(spark, str(checkpoint), replace(second, delivery="atLeastOnce"))
     (checkpoint / "commits" / "10").write_text("v1\n", encoding="utf-8")
     job.bind(spark, str(checkpoint), second)
 
-    noted = files.text(spark, f"{checkpoint}/sqlqueue_ledger")
+    noted = files.text(spark, f"{checkpoint}/sqlqueue_target")
     assert noted.endswith(f", stateSchema {second.state_schema}")
 
 

@@ -46,7 +46,7 @@ def failures(spark: SparkSession, queue: Queue, tmp_path: Path) -> str:
 
 @pytest.fixture
 def options(queue: Queue) -> dict[str, str]:
-    """Where messages are returned to, and the ledger is; may be changed between two runs."""
+    """Where messages are returned to, and the dispatch log is; may be changed between two runs."""
     return {"url": queue.place.url, "stateSchema": queue.place.state}
 
 
@@ -130,7 +130,7 @@ def test_a_group_goes_but_for_what_has_nowhere_to_go(
     assert [*staying.values()] == [1]
     (reason,) = staying
     assert "nowhere" in reason
-    assert "is no queue in" in reason
+    assert "this login cannot insert into a queue" in reason
     assert sorted(queue.ids()) == [f"m-{at}" for at in range(4)]
     assert state(made)[4] == ("row-4", False, False)
 
@@ -145,7 +145,7 @@ def test_a_request_whose_queue_has_gone_waits_for_it(
     made = retry()
     (request,) = made.pending()
 
-    with pytest.raises(RequestStuck, match=r"cannot be finished: .* is no queue in"):
+    with pytest.raises(RequestStuck, match=r"cannot be finished: .*cannot insert into a queue"):
         made.finish(request)
     returned, waiting = made.resume()
     missing = made.missing(groups=["0"], ids=["m-1", "row-2", "row-9"])
@@ -157,7 +157,7 @@ def test_a_request_whose_queue_has_gone_waits_for_it(
     assert queue.ids() == ["m-1"]
 
 
-def test_another_ledger_is_not_taken_for_one_that_sent_nothing(
+def test_another_dispatch_log_is_not_taken_for_one_that_sent_nothing(
     retry: Callable[[], Retry],
     queue: Queue,
     options: dict[str, str],
@@ -176,8 +176,8 @@ def test_another_ledger_is_not_taken_for_one_that_sent_nothing(
 
     assert (returned, [*waiting.values()], freed) == (0, [1], 0)
     (told,) = waiting
-    assert "the ledger here does not know it" in told
-    assert "Give the url and the [sink] that it was begun with" in told
+    assert "the dispatch log does not have it" in told
+    assert "Set the url and the [sink] with which it was begun" in told
     assert retry().resume() == (1, {})
     assert queue.ids() == ["m-1"]
 
@@ -202,19 +202,19 @@ def test_a_request_that_is_let_go_is_never_sent_by_itself(
     assert len(queue.ids()) == (2 if sent else 0)
     assert made.do(groups=(), ids=["m-1", "m-2"]) == (0 if sent else 2, {})
     assert sorted(queue.ids()) == ["m-1", "m-2"]
-    with pytest.raises(BadSettings, match=f"names '{request}': .* that is pending: none"):
+    with pytest.raises(BadSettings, match=f"names '{request}': expected a pending request .none."):
         made.give_up([request])
 
 
 def test_one_that_is_killed_while_it_lets_go_is_done_by_the_next(
     retry: Callable[[], Retry], queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ledger says that it was given up, and the rows do not yet."""
+    """The dispatch log says that it was given up, and the rows do not yet."""
     with pytest.raises(Killed):
         dying(retry(), "before the send", monkeypatch).do(groups=(), ids=["m-1"])
     made = retry()
     (request,) = made.pending()
-    made.ledger.give_up(request)
+    made.log.give_up(request)
 
     assert made.resume() == (0, {})
     assert made.pending() == []

@@ -140,7 +140,7 @@ def test_round_trip(spark: SparkSession, queue: Queue, wire: list[tuple[str, byt
     back.send(frame.drop("id"), intent="Send")
 
     first = queue.reader(spark).load().orderBy("headers.`NServiceBus.MessageId`")
-    again = back.stream(spark).load().orderBy("headers.`NServiceBus.MessageId`")
+    again = back.reader(spark).load().orderBy("headers.`NServiceBus.MessageId`")
     assert_df_equality(
         first.select("headers", "body", "correlationId"),
         again.select("headers", "body", "correlationId"),
@@ -428,8 +428,8 @@ def test_a_stream_is_sent(spark: SparkSession, queue: Queue, tmp_path: Path, del
 
     assert sorted(out.ids()) == sorted(numbered(0, 500))
     assert [queue.count(), queue.state("staging")] == [0, 0]
-    ledger = queue.peer.state_rows("dispatch_log", "batch")
-    assert ledger == ([(2,)] if delivery == "exactlyOnce" else [])
+    entered = queue.peer.state_rows("dispatch_log", "batch")
+    assert entered == ([(2,)] if delivery == "exactlyOnce" else [])
 
 
 @DELIVERIES
@@ -508,8 +508,8 @@ def test_txn_version_inside_foreach_batch(
     finish(stream.writeStream.foreachBatch(send), tmp_path / "checkpoint")
 
     assert sorted(out.ids()) == sorted(numbered(0, 250))
-    ledger = queue.peer.state_rows("dispatch_log", "sink, batch")
-    assert ledger == [("app:loader", 2)]
+    entered = queue.peer.state_rows("dispatch_log", "sink, batch")
+    assert entered == [("app:loader", 2)]
     assert queue.state("staging") == 0
 
 
@@ -561,4 +561,4 @@ def test_many_destinations_from_one_stream(
         sorted(numbered(0, 100)[::2]),
         sorted(numbered(0, 100)[1::2]),
     ]
-    assert len(message_ids(odd.stream(spark).load().collect())) == 50
+    assert len(message_ids(odd.reader(spark).load().collect())) == 50

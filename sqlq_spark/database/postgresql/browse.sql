@@ -1,6 +1,6 @@
 -- name: browse
--- A page of a range, deleting and locking nothing: up to a count and a weight, at least one message.
--- Of one that is larger than :largest nothing is read but its weight.
+-- Reads a page of a range, up to a count and a size, at least one message. Locks nothing, deletes
+-- nothing. Of a message larger than :largest it reads only the size.
 -- Index:   the unique index on seq; the order is by the column, not by the bigint of its name.
 -- Returns: as receive, by seq; and large bigint, the bytes of a message that is too large, whose
 --          headers and body are null
@@ -26,7 +26,7 @@ SELECT id,
  ORDER BY weighed.seq
 
 -- name: browse_body_string
--- As browse, from a table that has the column.
+-- As browse, for a table with that column.
 -- Returns: also bodystring text
 SELECT id,
        expires,
@@ -52,7 +52,7 @@ SELECT id,
  ORDER BY weighed.seq
 
 -- name: browse_seq
--- The same page without headers and bodies.
+-- Reads the same page without headers and bodies.
 SELECT q.id, q.expires, q.seq::bigint AS seq
   FROM {queue} AS q
  WHERE q.seq >= :first::bigint
@@ -61,7 +61,7 @@ SELECT q.id, q.expires, q.seq::bigint AS seq
  LIMIT :messages::bigint
 
 -- name: browse_headers
--- A page of a range without bodies, for what headers tell: the beginning of each. Locks nothing.
+-- Reads the beginning of the headers of a range. Locks nothing.
 -- Index:   the unique index on seq.
 -- Returns: headers text, seq bigint; by seq
 SELECT left(q.headers, 65536) AS headers, q.seq::bigint AS seq
@@ -72,7 +72,7 @@ SELECT left(q.headers, 65536) AS headers, q.seq::bigint AS seq
  LIMIT :messages::bigint
 
 -- name: browse_delayed
--- The delayed messages that are due first, deleting and locking nothing.
+-- Reads the delayed messages that are due first. Locks nothing, deletes nothing.
 -- Index:   the one on due.
 -- Returns: id text, due timestamp (UTC, within the years 1900 to 9999, for the client: it may be
 --          infinite), headers text, body bytea
@@ -85,16 +85,16 @@ SELECT id::text,
  LIMIT :messages::bigint
 
 -- name: purge
--- Everything, as the transport does at a start when asked to.
--- Locks:   a row lock for each, until commit; waits for those that others hold.
+-- Deletes all messages, as the transport does with PurgeOnStartup.
+-- Locks:   a row lock for each, until commit; waits for rows that others hold.
 -- Returns: messages bigint
 WITH gone AS (
     DELETE FROM {queue} RETURNING true)
 SELECT count(*) FROM gone
 
 -- name: purge_range
--- Part of a queue: each message in a range of seqs.
--- Locks:   a row lock for each, until commit; waits for those that others hold.
+-- Deletes the messages in a range of seqs.
+-- Locks:   a row lock for each, until commit; waits for rows that others hold.
 -- Index:   the unique index on seq.
 -- Returns: messages bigint
 WITH gone AS (
@@ -102,7 +102,7 @@ WITH gone AS (
 SELECT count(*) FROM gone
 
 -- name: purge_expired
--- A batch of messages that expired before this transaction and that no one else holds.
+-- Deletes a batch of messages that expired before this transaction and that no other session holds.
 -- Locks:   a row lock for each, until commit. Never waits.
 -- Index:   one on expires, where there is one; then by ctid. Without it all pages are read.
 -- Returns: messages bigint

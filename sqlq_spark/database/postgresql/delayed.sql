@@ -1,8 +1,8 @@
 -- name: endpoint_zone
--- The zone in which the peers' sessions work: as told, or what a plain session of this database gets,
--- which is the database's own setting, or else the server's. Where this session's client asked for
--- a zone (PGTZ, options of the url), the server's cannot be seen.
--- Returns: zone text, null where it cannot be seen; and fails (22023) where no such zone is known
+-- The time zone of the .NET endpoints' sessions: the given one, or that of a session without settings
+-- of its own, which is the database's, else the server's. If this session's client set a zone (PGTZ,
+-- options of the url), the server's cannot be read.
+-- Returns: zone text, null where it cannot be read; fails (22023) where there is no such zone
 SELECT zone, now() AT TIME ZONE zone
   FROM (SELECT coalesce(
                  :zone::text,
@@ -18,10 +18,9 @@ SELECT zone, now() AT TIME ZONE zone
                    WHERE name = 'TimeZone' AND source <> 'client')) AS zone) AS known
 
 -- name: dues
--- When messages are due that wait for some milliseconds, or until some moments in UTC. The peers take
--- the server's UTC clock for a time of their session's zone, here and in their movers: so do we.
--- Each list is a JSON array of texts.
--- Returns: one row: timestamptz[] of the delays, timestamptz[] of the moments, in their order
+-- Due times of delays in milliseconds, and of times in UTC. As the transport does, this reads the
+-- server's UTC clock as a local time of the session's zone. Each list is a JSON array of texts.
+-- Returns: one row: timestamptz[] of the delays, timestamptz[] of the times, in their order
 SELECT ARRAY (SELECT (now() AT TIME ZONE 'UTC' + wait::bigint * interval '1 millisecond')
                      AT TIME ZONE :zone::text
                 FROM json_array_elements_text(:delays::text::json)
@@ -33,10 +32,10 @@ SELECT ARRAY (SELECT (now() AT TIME ZONE 'UTC' + wait::bigint * interval '1 mill
                ORDER BY place)
 
 -- name: move_due
--- Move the messages that have been due for longest into the queue, under their ids; one whose id is
--- in the queue already goes there under a new one. A message is in one of the tables at any time.
--- Locks:   the delayed rows, until commit; those that others hold are passed over. Never waits for
---          another of our movers; a peer's mover waits for us and then finds them gone.
+-- Moves the messages that have been due longest into the queue, with their ids. A message whose id is
+-- in the queue already gets a new one. A message is in exactly one of the tables at any time.
+-- Locks:   the delayed rows, until commit; skips rows that others hold. Never waits for another of our
+--          movers; an endpoint's mover waits for this one and then finds the rows gone.
 -- Index:   the one on due; then by ctid.
 -- Returns: one row: moved bigint, and how many of them got a new id, bigint
 WITH due AS (
@@ -66,8 +65,8 @@ SELECT (SELECT count(*) FROM due), (SELECT count(*) FROM renamed)
 -- name: next_due
 -- Index:   the one on due.
 -- Returns: seconds until the next message is due double precision, null where none waits; below 0
---          where it is due, and another mover holds it or a full batch left it. What is due at infinity
---          is never; before version 17 nothing can be taken from it.
+--          where it is due, and another mover holds it or a full batch left it. A message due at
+--          infinity never is; before version 17 infinity cannot be subtracted from.
 SELECT extract(epoch FROM min(due) - (now() AT TIME ZONE 'UTC' AT TIME ZONE :zone::text))::float8
   FROM {delayed}
  WHERE isfinite(due)

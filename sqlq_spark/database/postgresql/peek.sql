@@ -1,6 +1,6 @@
 -- name: peek
--- How many messages wait, counted up to a limit, and where they can be cut into ranges.
--- Locks nothing, waits for no one. Measured: 100,000 messages in 12 ms.
+-- Counts the messages that wait, up to a limit, and finds where to cut them into ranges.
+-- Locks nothing and waits for nothing. Measured: 100,000 messages in 12 ms.
 -- Index:   the unique index on seq; the order is by the column, not by the bigint of its name.
 -- Returns: messages bigint, last bigint, marks bigint[]: the seq of every `grain`-th message,
 --          the first one's among them; null where none waits
@@ -17,9 +17,9 @@ SELECT cardinality(seqs)::bigint,
         OFFSET 0) AS waiting
 
 -- name: sample
--- What the lowest messages weigh, since when the lowest waits, and how far the queue reaches.
--- A weight is known without reading a value, and of headers no more than their beginning is read:
--- a pattern would need 4 bytes for each character, and fails where that is more than 1 GB.
+-- The size of the lowest messages, when the lowest was sent, and the range of seq in the queue.
+-- The size is read without the values. Only the beginning of headers is read: a pattern needs 4 bytes
+-- for each character, and fails above 1 GB.
 -- Index:   the unique index on seq.
 -- Returns: bytes double precision, sent text (the TimeSent header of the lowest), span bigint
 SELECT (SELECT avg(coalesce(octet_length(headers), 0)::bigint + coalesce(octet_length(body), 0))
@@ -34,6 +34,6 @@ SELECT (SELECT avg(coalesce(octet_length(headers), 0)::bigint + coalesce(octet_l
        (SELECT max(seq) FROM {queue})::bigint - :first::bigint + 1
 
 -- name: top
--- The ends of a queue as they stand now.
+-- The lowest and the highest seq of a queue.
 -- Returns: first bigint, last bigint; null where the queue is empty
 SELECT min(seq)::bigint, max(seq)::bigint FROM {queue}

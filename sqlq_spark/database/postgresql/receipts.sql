@@ -3,8 +3,8 @@ INSERT INTO {state}.stream (stream, queue, driver)
 VALUES (:stream::text, :queue_name::text, :driver::text)
 
 -- name: lock_stream
--- The row of a login, or, where :login is null, the one that `fence` finds.
--- Locks:   the stream's row; waits for running tasks.
+-- The row of a login; where :login is null, the row that `fence` finds.
+-- Locks:   the stream's row, until commit; waits for running tasks.
 -- Returns: queue text, driver text, acked_batch bigint, plan_batch bigint, plan text, login text
 SELECT queue, driver, acked_batch, plan_batch, plan, login::text
   FROM {state}.stream
@@ -16,7 +16,7 @@ SELECT queue, driver, acked_batch, plan_batch, plan, login::text
    FOR UPDATE
 
 -- name: claim
--- This driver speaks for the stream from now on; the queues are those that it reads.
+-- From now on this driver owns the stream; the queues are those that it reads.
 UPDATE {state}.stream
    SET driver = :driver::text, queue = :queue_name::text, seen = now()
  WHERE stream = :stream::text AND login = :login::text
@@ -32,8 +32,8 @@ SELECT queue
  LIMIT 1
 
 -- name: outcome
--- What the tasks of the batches up to this one got, a row for each queue. The batch acknowledged before is where the index
--- is entered: behind the dead entries of all earlier ones.
+-- What the tasks of the batches up to this one received, a row for each queue. The scan of the index
+-- starts at the batch acknowledged before, behind the dead entries of all earlier ones.
 -- Returns: queue text; tasks, empty (tasks that took nothing), messages, expired, diverted,
 --          forwarded; bigint
 SELECT queue,
@@ -75,7 +75,7 @@ UPDATE {state}.stream
  WHERE stream = :stream::text AND login = :login::text
 
 -- name: receipts
--- Without their payloads, oldest first.
+-- Lists receipts without their payloads, oldest first.
 -- Returns: stream, queue, batch, task, messages, bytes, settled, created, seen, login
 SELECT r.stream, r.queue, r.batch, r.task::bigint, r.messages, r.bytes, r.settled, r.created, o.seen,
        r.login::text
@@ -97,7 +97,7 @@ DELETE FROM {state}.receipt
 RETURNING queue, messages, settled, payload, unpacked
 
 -- name: retire_stream
--- Its receipts were returned or dropped: a checkpoint that comes back must not receive again.
+-- Its receipts were returned or dropped. A checkpoint that is restored must not receive again.
 UPDATE {state}.stream
    SET acked_batch = greatest(acked_batch, :batch::bigint),
        plan_batch  = CASE WHEN plan_batch > :batch::bigint THEN plan_batch END,

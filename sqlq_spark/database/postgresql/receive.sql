@@ -1,8 +1,8 @@
 -- name: fence
--- A task of a batch that was acknowledged must not touch the queue. A login from whom no rows are
--- kept (a superuser, the tables' owner) takes its own row only: anyone may have made another.
--- Locks:   the stream's row FOR SHARE, until commit: the ack waits for us.
--- Returns: acked_batch bigint, login text; no row where the stream is unknown
+-- A task of a batch that was acknowledged must not receive. A login without row security (a superuser,
+-- the tables' owner) uses only the row that it made, because any login may have made another.
+-- Locks:   the stream's row FOR SHARE, until commit; acknowledge waits for the task.
+-- Returns: acked_batch bigint, login text; no row where the stream is not there
 SELECT acked_batch, login::text
   FROM {state}.stream
  WHERE stream = :stream::text
@@ -12,17 +12,17 @@ SELECT acked_batch, login::text
    FOR SHARE
 
 -- name: task_lock
--- One attempt of a task at a time; the second waits here, then finds the first one's receipt. A row,
--- for an advisory lock could be taken by logins that have no right on any table.
+-- Runs one attempt of a task at a time: the second waits here, then finds the first one's receipt. It
+-- locks a row, because a login without any right could take an advisory lock.
 -- Locks:   the row of this number of the stream's tasks, until commit.
--- Returns: one row; none where the number is new
+-- Returns: one row; none for a new number
 SELECT true
   FROM {state}.task
  WHERE stream = :stream::text AND login = :login::text AND task = :task::bigint
    FOR UPDATE
 
 -- name: new_task
--- Locks:   the row it writes, until commit; of two attempts the second waits.
+-- Locks:   the row it writes, until commit; the second of two attempts waits for the first.
 INSERT INTO {state}.task (stream, login, task)
 VALUES (:stream::text, :login::text, :task::bigint)
     ON CONFLICT DO NOTHING
@@ -43,12 +43,12 @@ SELECT payload
  ORDER BY page
 
 -- name: receive
--- Take the lowest messages of a range that no one else holds, up to a count and a weight;
--- at least one, however heavy, but none larger than :largest.
--- The weight of a toasted value is known without reading it.
--- The rows come to the window as they are locked, by seq: to sort them again would cost 4 %. If ever
--- they came in another order, a heavy step would leave some of them for the next batch.
--- Locks:   a row lock for each looked at, until commit. Never waits.
+-- Deletes the lowest messages of a range that no other session holds, up to a count and a size; at
+-- least one of any size, but none larger than :largest.
+-- The size of a toasted value is read without the value.
+-- The window gets the rows as they are locked, by seq; sorting them again costs 4 %. In another order
+-- a step of large messages would leave some of them for the next batch.
+-- Locks:   a row lock for each row it reads, until commit. Never waits.
 -- Index:   the unique index on seq; then by ctid.
 -- Returns: id uuid, expires timestamp, expired bool, headers text, body bytea, seq bigint;
 --          no order promised
@@ -78,7 +78,7 @@ RETURNING id,
           seq::bigint AS seq
 
 -- name: receive_body_string
--- As receive, from a table that has the column, which is weighed too.
+-- As receive, for a table with that column, whose size counts too.
 -- Returns: also bodystring text
 DELETE FROM {queue}
  WHERE ctid = ANY (ARRAY (
@@ -109,7 +109,7 @@ RETURNING id,
           seq::bigint AS seq
 
 -- name: take
--- Take chosen messages, those of them that no one else holds; :seqs is a list.
+-- Deletes given messages that no other session holds; :seqs is a list.
 -- Locks:   a row lock for each, until commit. Never waits.
 -- Index:   the unique index on seq; then by ctid.
 -- Returns: as receive; no order promised
@@ -127,20 +127,21 @@ RETURNING id,
           seq::bigint AS seq
 
 -- name: patience
--- How long a destination that others lock is waited for, from here to the end of the transaction.
+-- Sets how long the transaction waits for a destination that others lock, from here to its end.
 -- Returns: one row
 SELECT set_config('lock_timeout', :milliseconds, true)
 
 -- name: lock_destination
--- Keeps what an INSERT would run as it is: no trigger, rule, default or policy can be added, and the
--- table cannot be renamed or replaced, until commit. The right to INSERT is enough.
+-- Keeps the code that an INSERT runs as it is: until commit no trigger, rule, default or policy can be
+-- added, and the table cannot be renamed or replaced. The right to INSERT is enough.
 -- Locks:   the table, as an INSERT does, until commit.
 LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
 
 -- name: destinations
--- Tables that messages are to go to: whether they are queues, and whose. No name is cast to a table: the
--- cast fails where a schema may not be used. No expression is printed: that waits for the table's lock.
--- Trusted are this login, superusers, and the owner of the queue that is read, if one is.
+-- For tables that messages are to go to: whether they are queues, and their owners. It casts no name to
+-- a table, because the cast fails without USAGE on the schema. It prints no expression, because that
+-- waits for the table's lock. Trusted are this login, superusers, and the owner of the queue that is
+-- read, if any.
 -- Returns: for each table that is there: place bigint, in the list that was given; identity bigint;
 --          catalog, here (in this database), schema and table; missing text, the first column that it
 --          lacks, or null; may_insert bool; owner text; same_owner bool, as the queue that is read;
@@ -204,12 +205,12 @@ SELECT t.place,
  WHERE c.relkind IN ('r', 'p') OR :source_schema::text IS NULL AND c.relkind IN ('v', 'm', 'f')
 
 -- name: destination_code
--- The first thing that an INSERT into a table would run for an owner that is not trusted; asked of the
--- few tables that are not plain.
--- A table of another owner must not run code at all: in its expressions only immutable functions of
--- pg_catalog and a few that read a clock or a sequence. On a table of a trusted owner, what is called
--- must be trusted too. :places are identities.
--- Returns: identity bigint, code text with its owner; no row where all is trusted
+-- The first code that an INSERT into a table would run for an owner that is not trusted. It runs only
+-- for the few tables that are not plain.
+-- A table of another owner must run no code at all: its expressions may use only immutable functions of
+-- pg_catalog and a few that read a clock or a sequence. The code of a trusted owner's table must call
+-- only trusted code. :places are identities.
+-- Returns: identity bigint, code text with its owner; no row where all code is trusted
 WITH RECURSIVE source AS (
     SELECT c.relowner
       FROM pg_catalog.pg_namespace AS n
@@ -370,9 +371,9 @@ SELECT DISTINCT ON (f.place) f.place, format('%s, of %I', f.what, pg_get_userbyi
  ORDER BY f.place, f.rank, f.what
 
 -- name: destination_locks
--- Whether tables are still those that this transaction locked by their names, asked where the owner of a
--- schema is not trusted and may rename it: who puts another schema in its place adds a lock of a table
--- of the same name. :places are identities.
+-- Whether tables are still those that this transaction locked by their names. It runs where the owner
+-- of a schema is not trusted and may rename it. If another schema gets the name, the transaction holds
+-- a lock on a second table of the same name. :places are identities.
 -- Returns: identity bigint, kept bool, locks text
 SELECT c.oid::bigint, c.oid = ANY (array_agg(l.relation)), array_agg(l.relation ORDER BY l.relation)::text
   FROM json_array_elements_text(:places::text::json) AS t (id)
@@ -385,8 +386,8 @@ SELECT c.oid::bigint, c.oid = ANY (array_agg(l.relation)), array_agg(l.relation 
  GROUP BY c.oid
 
 -- name: find_large
--- The lowest messages of a range that are larger than a limit and that no one else holds. Asked only
--- where the sample weighed so much, and the task got less than was planned.
+-- The lowest messages of a range that are larger than a limit and that no other session holds. It runs
+-- only where the sample had such sizes and the task got less than was planned.
 -- Locks:   a row lock for each, until commit. Never waits.
 -- Index:   the unique index on seq.
 -- Returns: seq bigint, bytes bigint
@@ -404,7 +405,7 @@ SELECT seq::bigint,
    FOR UPDATE SKIP LOCKED
 
 -- name: find_large_body_string
--- As find_large, from a table that has the column, which is weighed too.
+-- As find_large, for a table with that column, whose size counts too.
 SELECT seq::bigint,
        coalesce(octet_length(headers), 0)::bigint
        + coalesce(octet_length(body), 0)
@@ -421,8 +422,8 @@ SELECT seq::bigint,
    FOR UPDATE SKIP LOCKED
 
 -- name: divert_large
--- Chosen messages into the error queue, as they are, without going through the client, which could not
--- hold them; the server sends no row of 1 GB. Expired ones are dropped. :seqs is a JSON array.
+-- Moves given messages to the error queue, unchanged, without the client, which could not hold them;
+-- the server sends no row of 1 GB. Drops expired ones. :seqs is a JSON array.
 -- Locks:   a row lock for each, until commit; find_large has them already.
 -- Index:   the unique index on seq.
 -- Returns: moved bigint, expired bigint

@@ -24,8 +24,8 @@ END
 $do$
 
 -- name: script_owner
--- The state tables belong to a role that no login is a member of: nobody but a superuser can put code
--- or other columns into them.
+-- The state tables belong to a role without members, so only a superuser can add code or columns to
+-- them.
 -- Locks:   each state table exclusively, for a moment.
 DO $do$
 BEGIN
@@ -49,12 +49,12 @@ ALTER TABLE {state}.staging_page OWNER TO {role};
 ALTER TABLE {state}.dispatch_log OWNER TO {role}
 
 -- name: script_reader
--- UPDATE of one column is what FOR UPDATE SKIP LOCKED needs.
+-- FOR UPDATE SKIP LOCKED needs UPDATE of one column.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, DELETE, UPDATE (seq) ON {queue} TO {role}
 
 -- name: script_reader_state
--- UPDATE of one column is what a lock of a row needs; nobody may change whose a row is.
+-- A row lock needs UPDATE of one column. No role may change the login of a row.
 GRANT USAGE ON SCHEMA {state} TO {role};
 GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT,
@@ -77,9 +77,9 @@ GRANT SELECT, INSERT, DELETE ON {state}.staging, {state}.staging_page TO {role};
 GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched) ON {state}.dispatch_log TO {role}
 
 -- name: script_share
--- The members of a role share their rows: a stream may go on under another login of its role. What a
--- superuser made is not shared, who would count as a member of any role. Who the members are is asked
--- for another's row only.
+-- The members of a role share their rows, so a stream may go on under another login of its role. Rows
+-- of a superuser are not shared, because a superuser counts as a member of every role. Membership is
+-- checked only for another login's row.
 -- {literal} is the role's name as text, {role} quoted.
 -- Locks:   the whole table, for a moment.
 DROP POLICY IF EXISTS {role} ON {table};
@@ -97,7 +97,7 @@ DROP POLICY IF EXISTS {role} ON {table};
 CREATE POLICY {role} ON {table} TO {role} USING (true)
 
 -- name: script_mover
--- A reader that also moves what is due into its queue.
+-- For a reader that also moves due messages into its queue.
 GRANT SELECT, DELETE, UPDATE (due) ON {delayed} TO {role};
 GRANT INSERT ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}
@@ -111,7 +111,7 @@ GRANT INSERT ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}
 
 -- name: script_publisher
--- Who subscribes needs INSERT, UPDATE and DELETE too, and decides where events go.
+-- A login that subscribes also needs INSERT, UPDATE and DELETE, and decides where events go.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON {subscriptions} TO {role}
 
@@ -119,5 +119,5 @@ GRANT SELECT ON {subscriptions} TO {role}
 GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
 
 -- name: script_creator
--- To create queues; each belongs to whoever makes it.
+-- For a login that creates queues; it owns the queues that it creates.
 GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}

@@ -1,12 +1,12 @@
 -- name: install_lock
--- Two installers at once: the second waits.
+-- The second of two installers waits for the first.
 -- Locks: advisory, until the transaction ends.
 SELECT pg_advisory_xact_lock(hashtextextended('sqlq_spark install ' || :state_name::text, 0))
 
 -- name: state_faults
--- Whose the state schema is and what is in it, where that is not this login's, nor :owner's: whoever
--- owns a table, or has put a trigger on it, decides what runs where a row is written. From the
--- catalogue alone, for a table may be a view that runs code where it is read.
+-- Finds what this login, or :owner, does not own in the state schema: the owner of a table or of its
+-- trigger decides what code runs when a row is written. Reads only the catalogue, because a table may be
+-- a view that runs code when it is read.
 -- Returns: fault text; a row for each thing that is wrong
 WITH state AS (
     SELECT oid, nspname, pg_get_userbyid(nspowner) AS owner
@@ -74,13 +74,14 @@ SELECT :version::integer
  WHERE NOT EXISTS (SELECT FROM {state}.version WHERE version >= :version::integer)
 
 -- name: install_version_only
--- Older state tables were made current by what came before.
+-- The statements before have updated older state tables.
 DELETE FROM {state}.version WHERE version < :version::integer
 
 -- name: install_stream
--- One row for each checkpoint. A row is rewritten twice in a batch: room in its page keeps that HOT.
--- `login` made it; it is in each key, so that no one else's row stands in the way, nor shows itself
--- by that. What belongs to a stream or a sink has the login of its row here or in `dispatch_log`.
+-- One row for each checkpoint. A row is updated twice in a batch; free space in its page keeps these
+-- updates HOT. `login` made the row and is part of each key, so that another login's row neither
+-- conflicts nor becomes visible. Rows of a stream or a sink have the login of its row here or in
+-- `dispatch_log`.
 CREATE TABLE IF NOT EXISTS {state}.stream (
     stream      varchar(36) NOT NULL,
     login       name        NOT NULL DEFAULT current_user,
@@ -99,7 +100,7 @@ CREATE TABLE IF NOT EXISTS {state}.stream (
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
 -- name: install_task
--- A row for each number that a task of a stream ever had, to be locked by who is at work on it.
+-- A row for each task number of a stream. An attempt of the task locks it.
 CREATE TABLE IF NOT EXISTS {state}.task (
     stream varchar(36) NOT NULL,
     login  name        NOT NULL DEFAULT current_user,
@@ -108,8 +109,8 @@ CREATE TABLE IF NOT EXISTS {state}.task (
 )
 
 -- name: install_receipt
--- What one task took from a queue, in one commit with the delete. Written once, read back only
--- by a replay, deleted by the ack of its batch.
+-- What one task received from a queue, in one commit with the delete. It is written once, read only by
+-- a replay, and deleted when its batch is acknowledged.
 CREATE TABLE IF NOT EXISTS {state}.receipt (
     stream      varchar(36) NOT NULL,
     login       name        NOT NULL DEFAULT current_user,
@@ -131,7 +132,7 @@ CREATE TABLE IF NOT EXISTS {state}.receipt (
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
 -- name: install_receipt_storage
--- The payload is compressed already: do not try again.
+-- The payload is compressed already, so the server must not try again.
 ALTER TABLE {state}.receipt ALTER COLUMN payload SET STORAGE EXTERNAL
 
 -- name: install_receipt_page
@@ -206,7 +207,8 @@ DROP POLICY IF EXISTS "own rows" ON {table}
 CREATE POLICY "own rows" ON {table} USING (login = current_user)
 
 -- name: install_version_policy
--- Whoever may enter may read the version, and only the owner change it, whatever was granted.
+-- Every login that may use the schema may read the version. Only the owner may change it, whatever was
+-- granted.
 CREATE POLICY "own rows" ON {table} FOR SELECT USING (true)
 
 -- name: version
@@ -214,7 +216,7 @@ CREATE POLICY "own rows" ON {table} FOR SELECT USING (true)
 SELECT version FROM {state}.version
 
 -- name: row_security
--- Whether a table's rows are kept apart for this login, which may not COPY into it then.
+-- Whether row security is on for this login, which may then not COPY into the table.
 -- Returns: active bool; no row where the table is absent
 SELECT row_security_active(c.oid)
   FROM pg_catalog.pg_class AS c
@@ -222,7 +224,7 @@ SELECT row_security_active(c.oid)
  WHERE n.nspname = :state_name::text AND c.relname = :table_name::text
 
 -- name: create_queue
--- As the transport makes it.
+-- As the transport creates it.
 CREATE TABLE IF NOT EXISTS {queue} (
     Id      uuid      PRIMARY KEY,
     Expires timestamp,
@@ -232,13 +234,13 @@ CREATE TABLE IF NOT EXISTS {queue} (
 )
 
 -- name: add_body_string
--- The body as text beside it, as the transport's CreateMessageBodyComputedColumn asks for.
--- Locks:   the whole table, while every row is written anew.
+-- A column with the body as text, as the transport's CreateMessageBodyComputedColumn adds it.
+-- Locks:   the whole table, while every row is rewritten.
 ALTER TABLE {queue}
   ADD COLUMN IF NOT EXISTS BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED
 
 -- name: create_subscriptions
--- As the transport makes it.
+-- As the transport creates it.
 CREATE TABLE IF NOT EXISTS {subscriptions} (
     QueueAddress varchar(200) NOT NULL,
     Endpoint     varchar(200) NOT NULL,
@@ -247,7 +249,7 @@ CREATE TABLE IF NOT EXISTS {subscriptions} (
 ) WITH (fillfactor = 100)
 
 -- name: create_delayed
--- Where messages wait until they are due; as the transport makes it.
+-- The table where messages wait until they are due, as the transport creates it.
 CREATE TABLE IF NOT EXISTS {delayed} (
     Id      uuid        DEFAULT gen_random_uuid() PRIMARY KEY,
     Headers text        NOT NULL,

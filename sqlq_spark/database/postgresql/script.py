@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database.names import POSTGRESQL
-from sqlq_spark.database.postgresql.connection import STATEMENTS
+from sqlq_spark.database.postgresql.calls import STATEMENTS
 from sqlq_spark.database.schema import VERSION
 from sqlq_spark.database.script import fill, join_lines
 from sqlq_spark.errors import BadOption

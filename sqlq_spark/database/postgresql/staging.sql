@@ -1,6 +1,6 @@
 -- name: sink_open
--- Many tasks of a sink stage at once; a driver that dispatches or discards waits for them. Which row
--- is the sink's is decided as by `fence`.
+-- Tasks of a sink stage at the same time; a driver that dispatches or discards waits for them.
+-- The sink's row is found as in `fence`.
 -- Locks:   the sink's row FOR SHARE, until commit.
 -- Returns: login text; no row where the sink is new
 SELECT login::text
@@ -12,8 +12,8 @@ SELECT login::text
    FOR SHARE
 
 -- name: sink_close
--- Locks:   the sink's row, until commit: waits for tasks that stage, and they for us; of two drivers
---          the second waits.
+-- Locks:   the sink's row, until commit. Waits for tasks that stage, and they wait for this driver; the
+--          second of two drivers waits for the first.
 -- Returns: login text, batch bigint; no row where the sink is new
 SELECT login::text, batch
   FROM {state}.dispatch_log
@@ -24,12 +24,12 @@ SELECT login::text, batch
    FOR UPDATE
 
 -- name: sinks_lock
--- Two logins that share their rows must not make two rows for one sink. Another's dispatch goes on.
--- Locks:   the dispatch log against whoever makes a row in it, until commit.
+-- Keeps two logins that share their rows from inserting two rows for one sink. Other sinks dispatch.
+-- Locks:   the dispatch log against new rows, until commit.
 LOCK TABLE {state}.dispatch_log IN SHARE UPDATE EXCLUSIVE MODE
 
 -- name: sink_elsewhere
--- For a login from whom no rows are kept: whose row a sink has that was made by another of that kind.
+-- The owner of a sink's row that another login made, for logins without row security.
 -- Returns: login text
 SELECT d.login::text
   FROM {state}.dispatch_log AS d
@@ -51,8 +51,8 @@ SELECT :sink::text
          WHERE sink = :sink::text AND (login = current_user OR row_security_active(tableoid)))
 
 -- name: stage
--- Nothing where the batch is done or given up, or, after a lost answer, where it is there already.
--- Returns: one row where it was inserted
+-- Inserts nothing if the batch was sent or given up, or, after a lost answer, if the chunk is there.
+-- Returns: one row if it was inserted
 INSERT INTO {state}.staging (sink, login, batch, attempt, chunk, messages, payload)
 SELECT :sink::text, :login::text, :batch::bigint, :attempt::text, :chunk::bigint,
        :messages::bigint, :payload::bytea
@@ -64,9 +64,9 @@ SELECT :sink::text, :login::text, :batch::bigint, :attempt::text, :chunk::bigint
 RETURNING true
 
 -- name: advance
--- Enter a batch into the dispatch log, whose row `sink_close` has locked, unless it, or a later one,
--- is there.
--- Returns: batch bigint; no row where it was sent before
+-- Enters a batch into the dispatch log, unless it or a later one is there. `sink_close` has locked the
+-- row.
+-- Returns: batch bigint; no row where the batch was sent before
 UPDATE {state}.dispatch_log
    SET batch = :batch::bigint, messages = :messages::bigint, dispatched = now()
  WHERE sink = :sink::text AND login = :login::text
@@ -74,8 +74,8 @@ UPDATE {state}.dispatch_log
 RETURNING batch
 
 -- name: settle
--- What a micro-batch received is sent on in this transaction. A batch that was closed, because its
--- receipts were returned or dropped, has none to settle.
+-- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. A batch
+-- whose receipts were returned or dropped has none to settle.
 -- Locks:   the stream's row FOR SHARE, as its tasks do; the receipts until commit.
 -- Returns: a row for each receipt
 WITH held AS (
@@ -117,7 +117,7 @@ SELECT payload
  ORDER BY page
 
 -- name: discard
--- What a sink staged up to a batch: sent by now, or never to be sent.
+-- Deletes the chunks of a sink up to a batch: they were sent, or will never be sent.
 WITH pages AS (
     DELETE FROM {state}.staging_page
      WHERE sink = :sink::text AND login = :login::text AND batch <= :batch::bigint)
@@ -125,7 +125,7 @@ DELETE FROM {state}.staging
  WHERE sink = :sink::text AND login = :login::text AND batch <= :batch::bigint
 
 -- name: discard_abandoned
--- What writes without a name left behind when their job was killed.
+-- Deletes the chunks that nameless writes left when their job was killed.
 WITH gone AS (
     DELETE FROM {state}.staging
      WHERE sink LIKE 'write:%' AND created < now() - make_interval(secs => :seconds::float8)
@@ -136,7 +136,7 @@ DELETE FROM {state}.staging_page AS p
    AND p.attempt = gone.attempt AND p.chunk = gone.chunk
 
 -- name: forget_abandoned
--- The ledger's rows of writes without a name: kept for a while, so that a task which comes back late
--- stages nothing.
+-- Rows of writes without a name. They are kept for a week, so that a task that resumes late stages
+-- nothing.
 DELETE FROM {state}.dispatch_log
  WHERE sink LIKE 'write:%' AND dispatched < now() - make_interval(secs => :seconds::float8)

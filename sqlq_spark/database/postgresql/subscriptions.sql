@@ -1,5 +1,5 @@
 -- name: subscribers
--- The whole table, or one topic of it: it is small, and its key begins with the endpoint.
+-- Reads the whole table, or one topic: it is small, and its key begins with the endpoint.
 -- Locks nothing.
 -- Returns: topic, endpoint, queueaddress
 SELECT topic, endpoint, queueaddress
@@ -8,7 +8,7 @@ SELECT topic, endpoint, queueaddress
  ORDER BY topic, endpoint
 
 -- name: subscribe
--- One address for an endpoint and topic, the last one given; no new row version for the same.
+-- Sets the one address of an endpoint and topic; writes no new row version for the same address.
 -- Locks:   the endpoint's row for the topic, until commit.
 INSERT INTO {subscriptions} AS s (queueaddress, endpoint, topic)
 VALUES (:queue_address::text, :endpoint::text, :topic::text)
@@ -18,7 +18,7 @@ VALUES (:queue_address::text, :endpoint::text, :topic::text)
 
 -- name: unsubscribe
 -- Index:   the primary key.
--- Returns: one row where the endpoint was subscribed
+-- Returns: one row if the endpoint was subscribed
 DELETE FROM {subscriptions}
  WHERE endpoint = :endpoint::text AND topic = :topic::text
 RETURNING true

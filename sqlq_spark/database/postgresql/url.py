@@ -1,23 +1,34 @@
 """
-What a libpq URI leads to, with the service file and the environment, and how that is protected.
+The server that a libpq URI leads to, with the service file and the environment, and its protection.
 
-A server on another machine is verified unless someone writes otherwise: libpq's own default,
-`prefer`, accepts any server, and one without encryption.
+A server on another machine is verified unless the user sets another sslmode. libpq's own default,
+`prefer`, accepts any server, even one without encryption.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote
 
+from sqlq_spark.errors import BadOption
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# libpq's variables, by the parameter that they are the default of
+# a raw /, ?, @ or blank in the password would be read as the end of the user information
+HOST = r"(?:\[[^\[\]@/?\s]*\]|[^\[\]:,@/?\s]*)(?::[0-9]*)?"
+URL = re.compile(
+    rf"(?P<scheme>\w+)://(?:[^@/?\s]*@)?(?P<hosts>{HOST}(?:,{HOST})*)(?P<path>/[^@?\s]*)?"
+    r"(?:\?[^=&\s]+=[^&\s]*(?:&[^=&\s]+=[^&\s]*)*)?"
+)
+UNCODED = re.compile(r"%(?:00|(?![0-9A-Fa-f]{2}))")
+
+# parameter → libpq's variable for its default
 VARIABLES = {
     "host": "PGHOST",
     "hostaddr": "PGHOSTADDR",
@@ -48,13 +59,13 @@ BUNDLES = (
 
 @dataclass(frozen=True)
 class Target:
-    """The parameters that libpq will find, as far as they matter here."""
+    """The parameters that libpq finds, as far as they are used here."""
 
     given: Mapping[str, str]
 
     @classmethod
     def parse(cls, url: str, environ: Mapping[str, str]) -> Self:
-        """Read a url that libpq can read; a service goes before `environ`, the url before both."""
+        """Read a url; a service has precedence over `environ`, and the url over both."""
         written = dict(_written(url))
         defaults = {
             name: environ[variable] for name, variable in VARIABLES.items() if variable in environ
@@ -77,11 +88,11 @@ class Target:
 
     @property
     def mode(self) -> str | None:
-        """The sslmode that someone has written."""
+        """The sslmode that was set; None where none was."""
         return self.given.get("sslmode")
 
     def verification(self) -> dict[str, str]:
-        """The parameters to add, so that another machine's certificate is verified."""
+        """Return the parameters to add, so that another machine's certificate is verified."""
         mode = self.mode or ("verify-full" if self.remote else None)
         found = {} if self.mode or mode is None else {"sslmode": mode}
         if mode == "verify-full" and not self._has_root:
@@ -89,7 +100,7 @@ class Target:
         return found
 
     def weakness(self) -> tuple[str, str] | None:
-        """The written sslmode and what may happen with it; None where nothing is to be feared."""
+        """Return the sslmode that was set and its risk; None where it has no risk."""
         # with a root certificate libpq treats `require` as `verify-ca`
         verified = self.mode == "require" and self._has_root
         if self.mode not in WEAK or verified or not self.remote:
@@ -97,7 +108,7 @@ class Target:
         return self.mode, WEAK[self.mode]
 
     def options(self, last: str) -> str:
-        """The options for the server's session, `last` behind those that are there."""
+        """Return the options for the server's session, with `last` at the end."""
         return f"{self.given.get('options', '')} {last}".strip()
 
     @property
@@ -105,12 +116,25 @@ class Target:
         return "sslrootcert" in self.given or (_home() / ".postgresql" / "root.crt").exists()
 
 
+def redact(url: str) -> str:
+    """
+    Return where a url leads to, without the secrets of its user information and parameters.
+
+    Raises:
+        BadOption: libpq would read it in another way, and quote what may be part of the password.
+    """
+    found = URL.fullmatch(url)
+    if found is None or UNCODED.search(url):
+        expected = "postgresql://user@host:5432/database, its parts percent-encoded"
+        raise BadOption("url", f"{url.partition('://')[0]}://…", expected)
+    return f"{found['scheme']}://{found['hosts'] or 'local socket'}{found['path'] or ''}"
+
+
 def trusted() -> str:
     """
-    Where the issuers are that this machine trusts: `system`, or a file.
+    Return where the trusted issuers of this machine are: `system`, or a file.
 
-    `system` is what the driver's OpenSSL takes for that, and what SSL_CERT_FILE and SSL_CERT_DIR
-    name.
+    `system` means the default of the driver's OpenSSL, or SSL_CERT_FILE and SSL_CERT_DIR.
     """
     named = os.environ.keys() & {"SSL_CERT_FILE", "SSL_CERT_DIR"}
     if named or any(Path(each).exists() for each in SYSTEM):
@@ -132,7 +156,7 @@ def _local(host: str) -> bool:
 
 
 def _written(url: str) -> Iterator[tuple[str, str]]:
-    """The parameters of a url, decoded, in the order in which libpq reads them: the last counts."""
+    """Yield the parameters of a url, decoded, in libpq's order; the last of a name counts."""
     place, _, query = url.partition("://")[2].partition("?")
     hosts = place.partition("/")[0].rpartition("@")[2]
     if names := ",".join(_host(each) for each in hosts.split(",")):
@@ -143,13 +167,13 @@ def _written(url: str) -> Iterator[tuple[str, str]]:
 
 
 def _host(text: str) -> str:
-    """A host without its port, and without the brackets of an IPv6 address."""
+    """Return a host without its port, and without the brackets of an IPv6 address."""
     name = text[1:].partition("]") if text.startswith("[") else text.partition(":")
     return unquote(name[0])
 
 
 def _service(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The parameters of the service that is named, from the first file that has it."""
+    """Return the parameters of the url's service, from the first file that has it."""
     name = given.get("service")
     if name is None:
         return {}

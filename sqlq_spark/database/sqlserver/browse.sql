@@ -1,7 +1,6 @@
 -- name: browse
--- A page of a range, deleting nothing and keeping no lock; what others hold is passed over. Up to a
--- count and a weight, at least one message. Of one that is larger than @largest nothing is read but
--- its weight.
+-- Reads a page of a range, up to a count and a size, at least one message; skips locked rows. Keeps no
+-- lock, deletes nothing. Of a message larger than @largest it reads only the size.
 -- Index:   Index_RowVersion.
 -- Returns: as receive, by seq; and large bigint, the bytes of a message that is too large, whose
 --          headers and body are null
@@ -32,7 +31,7 @@ SELECT CAST(Id AS binary(16)) AS id,
  ORDER BY RowVersion
 
 -- name: browse_body_string
--- As browse, from a table that has the column.
+-- As browse, for a table with that column.
 -- Returns: also bodystring as UTF-16 bytes
 WITH lowest AS (
     SELECT TOP (@messages)
@@ -63,15 +62,14 @@ SELECT CAST(Id AS binary(16)) AS id,
  ORDER BY RowVersion
 
 -- name: browse_seq
--- The same page without headers and bodies.
+-- Reads the same page without headers and bodies.
 SELECT TOP (@messages) CAST(Id AS binary(16)) AS id, Expires AS expires, RowVersion AS seq
   FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE RowVersion >= @first AND RowVersion < @stop
  ORDER BY RowVersion
 
 -- name: browse_headers
--- A page of a range without bodies, for what headers tell: the beginning of each; what others hold
--- is passed over.
+-- Reads the beginning of the headers of a range; skips locked rows.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: headers as UTF-16 bytes, seq bigint; by seq
@@ -83,7 +81,7 @@ SELECT TOP (@messages)
  ORDER BY RowVersion
 
 -- name: browse_delayed
--- The delayed messages that are due first, deleting nothing; what others hold is passed over.
+-- Reads the delayed messages that are due first; skips locked rows, deletes nothing.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_Due.
 -- Returns: id, which this table does not have; due datetime (UTC), headers, body
@@ -92,22 +90,22 @@ SELECT TOP (@messages) CAST(NULL AS nvarchar(36)) AS id, Due AS due, Headers AS 
  ORDER BY Due
 
 -- name: purge
--- Everything, as the transport does at a start when asked to.
--- Locks:   each row until commit, or the whole table; waits for those that others hold.
+-- Deletes all messages, as the transport does with PurgeOnStartup.
+-- Locks:   each row until commit, or the whole table; waits for rows that others hold.
 -- Returns: messages bigint
 DELETE FROM {queue};
 SELECT ROWCOUNT_BIG() AS messages
 
 -- name: purge_range
--- Part of a queue: each message in a range of seqs.
--- Locks:   each row until commit, or the whole table; waits for those that others hold.
+-- Deletes the messages in a range of seqs.
+-- Locks:   each row until commit, or the whole table; waits for rows that others hold.
 -- Index:   Index_RowVersion.
 -- Returns: messages bigint
 DELETE FROM {queue} WHERE RowVersion >= @first AND RowVersion < @stop;
 SELECT ROWCOUNT_BIG() AS messages
 
 -- name: purge_expired
--- A batch of messages that have expired and that no one else holds.
+-- Deletes a batch of messages that have expired and that no other session holds.
 -- Locks:   an update lock for each, until commit. Never waits for a row.
 -- Index:   Index_Expires, where it is there. Without it the whole table is read.
 -- Returns: messages bigint
@@ -152,7 +150,7 @@ SELECT COUNT_BIG(*) AS messages,
   FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
 
 -- name: seq_given
--- The highest RowVersion that was ever handed out, those of sends that were undone among them.
+-- The highest RowVersion that was ever assigned, also to sends that were undone.
 -- Returns: given bigint; null where none was
 SELECT CAST(c.last_value AS bigint) AS given
   FROM {queue_catalog}sys.identity_columns AS c

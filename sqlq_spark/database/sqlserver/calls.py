@@ -1,7 +1,7 @@
 """
-T-SQL as it is sent: names put in and quoted, values bound with their types, the bulk insert.
+T-SQL as it is sent: names quoted and put in, values bound with their types, the bulk insert.
 
-Pure: a driver is not needed to know what one would be told.
+The functions are pure and need no driver.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from sqlq_spark.database.statements import Statements
 from sqlq_spark.wire.address import bracketed, quote_sqlserver
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Value
     from sqlq_spark.wire.address import QueueAddress
 
+STATEMENTS = Statements.load("sqlserver")
 IDENTIFIER = re.compile(r"\{([a-z_]+)\}")
 PARAMETER = re.compile(r"(?<![@\w])@([a-z_]+)\b")
 GUARD = "IF @@TRANCOUNT <> 1 BEGIN; THROW 51900, N'the transaction is gone', 1; END; "
@@ -39,10 +41,10 @@ LOADED = {
     "body": ("Body", "varbinary(max)"),
     "due": ("Due", "datetime2(6)"),
 }
-OPTIONAL = {"correlationid", "replytoaddress"}  # left out where the table has them not
+OPTIONAL = {"correlationid", "replytoaddress"}  # left out where the table lacks them
 
 
-def named(
+def fill_names(
     text: str,
     state: str,
     tables: dict[str, QueueAddress],
@@ -50,15 +52,15 @@ def named(
     recoverable: bool = True,
     fits: str = "",
 ) -> str:
-    """Put names into the braces, last and in one go: a queue may be called {state} or @n."""
-    found = names(state, tables, recoverable=recoverable) | {"fits": fits}
+    """Put names into the braces, last and in one pass: a name may be {state} or @n."""
+    found = quoted_words(state, tables, recoverable=recoverable) | {"fits": fits}
     return IDENTIFIER.sub(lambda match: found.get(match[1], match[0]), text)
 
 
-def names(
+def quoted_words(
     state: str, tables: dict[str, QueueAddress], *, recoverable: bool = True
 ) -> dict[str, str]:
-    """What stands for each word in braces, quoted."""
+    """Return the quoted text for each word in braces."""
     found = {
         "state": bracketed(state),
         "state_text": literal(bracketed(state)),
@@ -76,42 +78,42 @@ def names(
     return found
 
 
-def blamed(tables: dict[str, QueueAddress], text: str) -> QueueAddress | None:
-    """The table that the server speaks of; the first, where that is not clear."""
-    spoken = (each for each in tables.values() if f"{each.table}'" in text)
-    return next(spoken, next(iter(tables.values()), None))
+def find_table(tables: dict[str, QueueAddress], text: str) -> QueueAddress | None:
+    """Return the table in the server's sentence; the first one, where it names none."""
+    named = (each for each in tables.values() if f"{each.table}'" in text)
+    return next(named, next(iter(tables.values()), None))
 
 
 def lock_of(quoted: str, catalog: str) -> str:
-    """What the transport's installer locks: the table with its database."""
+    """Return what the transport's installer locks: the table with its database."""
     database = "" if catalog else "QUOTENAME(DB_NAME()) + N'.' + "
     return f"LEFT({database}{literal(quoted + '_lock')}, 255)"
 
 
 def literal(text: str) -> str:
-    """A quoted text."""
+    """Return a quoted text."""
     return "N'" + text.replace("'", "''") + "'"
 
 
-def call(
+def build_call(
     statement: str, text: str, values: Mapping[str, Value], *, guarded: bool
 ) -> tuple[str, tuple[Value, ...]]:
     """
-    A statement as a call of sp_executesql, and what is bound to its question marks.
+    Return a statement as a call of sp_executesql, and the values of its question marks.
 
     Args:
         statement: its name, for the DBA.
         text: with its names put in.
-        values: by parameter; those that the text does not speak of are left out.
-        guarded: in a transaction, which must still be there.
+        values: by parameter; those that the text does not use are left out.
+        guarded: whether a transaction is open, which must still be there.
     """
-    spoken = set(PARAMETER.findall(text))
-    used = {name: value for name, value in values.items() if name in spoken}
+    wanted = set(PARAMETER.findall(text))
+    used = {name: value for name, value in values.items() if name in wanted}
     text = f"/* sqlqueue:{statement} */ {text}"
     guard = GUARD if guarded else ""
     if not used:
         return f"{guard}DECLARE @text nvarchar(max) = ?; EXEC sys.sp_executesql @text", (text,)
-    types = ", ".join(f"@{name} {declared(name, value)}" for name, value in used.items())
+    types = ", ".join(f"@{name} {type_of(name, value)}" for name, value in used.items())
     given = ", ".join(
         f"@{name} = {'NULL' if value is None else '?'}" for name, value in used.items()
     )
@@ -122,8 +124,8 @@ def call(
     return sql, (text, types, *(value for value in used.values() if value is not None))
 
 
-def declared(name: str, value: Value) -> str:
-    """The type of a parameter; a few sizes only, so that plans are found again."""
+def type_of(name: str, value: Value) -> str:
+    """Return the type of a parameter; few sizes only, so that the server reuses plans."""
     if value is None:
         return "varbinary(max)" if name in BINARY else "nvarchar(4000)"
     if isinstance(value, bool):
@@ -138,11 +140,11 @@ def declared(name: str, value: Value) -> str:
     return "nvarchar(4000)" if units <= SHORT_TEXT else "nvarchar(max)"
 
 
-def unfit(headers: str, shape: dict[str, str]) -> str:
+def unfit_condition(headers: str, shape: dict[str, str]) -> str:
     """
-    A condition: these headers hold what a queue's column of version 1 cannot; empty where none can.
+    Return a condition for headers that a queue's varchar cannot hold; empty where it holds all.
 
-    SQL Server puts question marks into a varchar, and says nothing.
+    SQL Server writes question marks to a varchar, without an error.
 
     Args:
         headers: in SQL.
@@ -155,14 +157,14 @@ def unfit(headers: str, shape: dict[str, str]) -> str:
     return f"{kept} COLLATE {BINARY_ORDER} <> {headers}"
 
 
-def fits(shape: dict[str, str]) -> str:
-    """What refuses rows of @gone whose headers a queue cannot hold; empty where it holds all."""
-    condition = unfit("Headers", shape)
+def check_fit(shape: dict[str, str]) -> str:
+    """Return a check of @gone for headers that a queue cannot hold; empty where it holds all."""
+    condition = unfit_condition("Headers", shape)
     return f"IF EXISTS (SELECT 1 FROM @gone WHERE {condition}) {UNFIT}\n" if condition else ""  # noqa: S608
 
 
-def insertion(names: list[str], shape: dict[str, str]) -> str:
-    """The INSERT of `load` for some columns, in the order that they were sent in."""
+def build_insert(names: list[str], shape: dict[str, str]) -> str:
+    """Return the INSERT of `load` for some columns, in the order in which they were sent."""
     known = [
         (at, *LOADED[name])
         for at, name in enumerate(names, 1)
@@ -173,7 +175,7 @@ def insertion(names: list[str], shape: dict[str, str]) -> str:
     into = ", ".join([*columns, "Recoverable"] if recoverable else columns)
     values = ", ".join([*columns, "1"] if recoverable else columns)
     read = ", ".join(f"{column} {kind} '$[{at}]'" for at, column, kind in known)
-    condition = unfit("Headers", shape)
+    condition = unfit_condition("Headers", shape)
     source = f"OPENJSON(@rows) WITH (Headers nvarchar(max) '$[{names.index('headers') + 1}]')"
     guard = f"IF EXISTS (SELECT 1 FROM {source} WHERE {condition}) {UNFIT} " if condition else ""  # noqa: S608
     return guard + (

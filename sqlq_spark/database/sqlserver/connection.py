@@ -1,28 +1,39 @@
 """
-SQL Server, by whichever of its drivers is there.
+A session with SQL Server, by mssql-python or pyodbc.
 
-A statement and its values go to `sp_executesql` as parameters: nothing in a queue's name can pass
-for a placeholder or an escape of ODBC, every value has a type of its own, and no null is bound,
-whose type a driver would have to ask the server for.
-Transactions are begun by statement, so the driver stays in its autocommit mode throughout; inside
-one, every statement first makes sure that it is still there.
+A statement and its values go to `sp_executesql` as parameters. So nothing in a queue's name is read
+as a placeholder or an escape of ODBC, and every value has a type. No null is bound, because a
+driver would have to ask the server for its type.
+Transactions are begun by statement, so the driver stays in its autocommit mode throughout. Inside a
+transaction each statement first checks that the transaction is still open.
 """
 
 from __future__ import annotations
 
 import json
 from contextlib import closing, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
-from sqlq_spark.database import Destination, Row, Statements, Value
 from sqlq_spark.database.names import SQLSERVER
 from sqlq_spark.database.sqlserver import drivers
-from sqlq_spark.database.sqlserver import errors as sqlserver_errors
-from sqlq_spark.database.sqlserver.calls import blamed, call, fits, insertion, named
-from sqlq_spark.database.sqlserver.errors import Place
-from sqlq_spark.database.sqlserver.rows import json_rows, plain, shown, table_of
+from sqlq_spark.database.sqlserver.calls import (
+    STATEMENTS,
+    build_call,
+    build_insert,
+    check_fit,
+    fill_names,
+    find_table,
+)
+from sqlq_spark.database.sqlserver.destinations import find_destinations, find_locks
+from sqlq_spark.database.sqlserver.errors import (
+    MAYBE_OLD,
+    Place,
+    connection_error,
+    read_error,
+    statement_error,
+)
+from sqlq_spark.database.sqlserver.rows import fetch_table, json_rows, plain_columns, read_row
 from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.wire.address import (
     QueueAddress,
@@ -37,14 +48,14 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from sqlq_spark.database import Destination, Row, Value
     from sqlq_spark.database.sqlserver.drivers import Driver
+    from sqlq_spark.database.statements import StatementName
 
-STATEMENTS = Statements.load("sqlserver")
-
-# A session's own settings. English, for one driver tells an error by its sentence alone.
+# Settings of each session. English, because one driver reports an error by its sentence only.
 SETTINGS = "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english"
-# sent as they are: what is set inside sp_executesql ends with it, and so must a transaction
-# → whether a transaction is open after it
+# statement → whether a transaction is open after it
+# they are sent without sp_executesql, at whose end their settings and transactions would end
 DIRECT = {
     "begin": True,
     "timeouts": True,
@@ -67,7 +78,7 @@ LEVEL = """/* sqlqueue:level */
 SELECT compatibility_level FROM sys.databases WHERE database_id = DB_ID()"""
 CONTEXT = 128  # bytes of context_info
 
-# what one INSERT takes: more locks than 5,000 may become one on the table
+# of one INSERT: the server may replace more than 5,000 locks by one on the table
 MOST_ROWS, MOST_BYTES = 2000, 8 << 20
 
 printed = print_sqlserver
@@ -95,8 +106,8 @@ def connect(url: str, *, application: str, timeout: float, state: str) -> Connec
     except errors.SqlQueueError:
         raise
     except Exception as error:  # noqa: BLE001 - each driver has a tree of its own
-        said = sqlserver_errors.read(error, secrets)
-        raise sqlserver_errors.refused(target.server, said) from None
+        failure = read_error(error, secrets)
+        raise connection_error(target.server, failure) from None
     made = Connection(
         raw, driver, server=target.server, state=state, timeout=timeout, application=application
     )
@@ -109,13 +120,13 @@ def connect(url: str, *, application: str, timeout: float, state: str) -> Connec
     return made
 
 
-def whole(seconds: float) -> int:
-    """Whole seconds for the driver, and more: a wait for a lock should be told as what it is."""
+def whole_seconds(seconds: float) -> int:
+    """Return whole seconds for the driver, one more than the lock timeout, which comes first."""
     return int(seconds) + 1
 
 
-def context(application: str) -> str:
-    """The session's name for the DBA, in hexadecimal digits; at least one byte."""
+def context_info(application: str) -> str:
+    """Return the session's name for the DBA, in hexadecimal digits; at least one byte."""
     return "0x" + (application.encode("utf-8", "replace")[:CONTEXT] or b"-").hex()
 
 
@@ -147,70 +158,84 @@ class Connection:
 
     def settle(self) -> None:
         """Make the session's own settings."""
-        self._raw.timeout = whole(self._timeout)
-        self._do("connect", f"{SETTINGS}; SET CONTEXT_INFO {context(self.application)}", (), {})
+        self._raw.timeout = whole_seconds(self._timeout)
+        self._do(
+            "connect", f"{SETTINGS}; SET CONTEXT_INFO {context_info(self.application)}", (), {}
+        )
 
     def run(
-        self, statement: str, *, tables: dict[str, QueueAddress] | None = None, **values: Value
+        self,
+        statement: StatementName,
+        *,
+        tables: dict[str, QueueAddress] | None = None,
+        **values: Value,
     ) -> None:
         """Execute a statement for its effect."""
         self.rows(statement, tables=tables, **values)
 
     def rows(
-        self, statement: str, *, tables: dict[str, QueueAddress] | None = None, **values: Value
+        self,
+        statement: StatementName,
+        *,
+        tables: dict[str, QueueAddress] | None = None,
+        **values: Value,
     ) -> list[Row]:
-        """Execute a statement and return its rows, of all its results; none where it has none."""
+        """Execute a statement and return the rows of all its results; none where it has none."""
         tables = tables or {}
-        text = self._named(STATEMENTS[statement], tables)
+        text = self._fill_names(STATEMENTS[statement], tables)
         if statement in DIRECT:
             return self._direct(statement, text, values)
-        sql, bound = call(statement, text, values, guarded=self._open)
+        sql, bound = build_call(statement, text, values, guarded=self._open)
         return self._do(statement, sql, bound, tables)
 
     def arrow(
-        self, statement: str, *, tables: dict[str, QueueAddress], **numbers: int | list[int]
+        self,
+        statement: StatementName,
+        *,
+        tables: dict[str, QueueAddress],
+        **numbers: int | list[int],
     ) -> pa.Table:
         """Execute a statement and return its rows in columns; a uuid is 16 bytes."""
-        text = self._named(STATEMENTS[statement], tables)
+        text = self._fill_names(STATEMENTS[statement], tables)
         values: dict[str, Value] = {
             name: json.dumps(value) if isinstance(value, list) else int(value)
             for name, value in numbers.items()
         }
-        sql, bound = call(statement, text, values, guarded=self._open)
+        sql, bound = build_call(statement, text, values, guarded=self._open)
         try:
             with closing(self._raw.cursor()) as cursor:
                 self._driver.typed(cursor, bound)
                 cursor.execute(sql, bound)
                 while not cursor.description and cursor.nextset():
-                    pass  # what came before the rows has no result
-                found = table_of(cursor)
+                    pass  # statements before the rows have no result
+                found = fetch_table(cursor)
                 while cursor.nextset():
-                    pass  # an error behind the rows comes only so
+                    pass  # an error behind the rows is raised only here
         except self._driver.errors as error:
             raise self._failure(statement, tables, error) from None
-        return plain(found)
+        return plain_columns(found)
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
         """
         Insert rows in bulk, in the transaction that is open; columns go by name.
 
-        They are sent as JSON, in one parameter, and read by the server: a bulk copy would be a
-        session of its own, and rows with large values go one by one in both drivers.
+        The rows are sent as JSON, in one parameter. A bulk copy would be another session, and both
+        drivers send rows with large values one by one.
         """
         tables = {"queue": queue}
-        text = self._named(insertion(rows.column_names, self._shape(queue)), tables)
+        text = self._fill_names(build_insert(rows.column_names, self._shape(queue)), tables)
         each = max(1, rows.nbytes // max(1, rows.num_rows))
         size = max(1, min(MOST_ROWS, MOST_BYTES // each))
         for first in range(0, rows.num_rows, size):
             values = {"rows": json_rows(rows.slice(first, size))}
-            sql, bound = call("load", text, values, guarded=self._open)
+            sql, bound = build_call("load", text, values, guarded=self._open)
             self._do("load", sql, bound, tables)
 
     def store(self, table: str, rows: pa.Table) -> None:
         """
-        Insert rows in bulk into a state table, as `load`; nothing is done for no rows.
+        Insert the pages of one payload into a state table; nothing is done for no rows.
 
-        They are the pages of one payload, and become one row: a large value is in pages already.
+        They become one row, because the server stores a large value in pages.
         """
         if not rows.num_rows:
             return
@@ -220,58 +245,39 @@ class Connection:
         parameters = ", ".join(f"@{name}" for name in values)
         target = f"{bracketed(self.state)}.{bracketed(table)}"
         text = f"INSERT INTO {target} ({names}) VALUES ({parameters})"  # noqa: S608 - quoted
-        sql, bound = call(f"store {table}", text, values, guarded=self._open)
+        sql, bound = build_call(f"store {table}", text, values, guarded=self._open)
         self._do(f"store {table}", sql, bound, {})
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
-        """A queue's columns in lower case → type; empty where the table is absent."""
+        """Return a queue's columns in lower case → type; empty where the table is absent."""
         found = self.rows("queue_columns", tables={"queue": queue})
         return {name.lower(): kind for name, kind in found}
 
     def destinations(
         self, queues: Sequence[QueueAddress], columns: Sequence[str], source: QueueAddress | None
     ) -> dict[QueueAddress, Destination]:
-        """What is known of tables that messages are to go to; fails for none of them."""
-        names = ["RowVersion" if each == "seq" else each for each in columns]
-        tables = [
-            {
-                "place": at,
-                "name": quote_sqlserver(queue),
-                "catalog": queue.catalog,
-                "columns": names,
-            }
-            for at, queue in enumerate(queues)
-        ]
-        read = None if source is None else quote_sqlserver(source)
-        rows = self.rows("destinations", places=json.dumps(tables), source_table=read)
-        found = {at: Destination(*facts) for at, *facts in rows}
-        odd = [tables[at] for at, each in found.items() if not each.plain]
-        told = self.rows("destination_code", places=json.dumps(odd)) if odd else []
-        code: dict[int, str] = dict(told)
-        return {
-            queues[at]: each if each.plain else replace(each, code=code.get(each.identity))
-            for at, each in found.items()
-        }
+        """Return what is known of tables that messages are to go to; fails for none of them."""
+        return find_destinations(self, queues, columns, source)
 
     def locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
-        """As if all were locked: they are looked at once more before the commit."""
-        return {each.identity: (True, "") for each in found}
+        """By identity: whether this transaction has locked it, and what else of the same name."""
+        return find_locks(found)
 
     def patience(self, seconds: float | None) -> None:
-        """Wait so long for locks, in the transaction that is open; None: as long as it said."""
+        """Set how long the open transaction waits for a lock; None restores its own limit."""
         limit = self._timeout if seconds is None else seconds
         self.rows("patience", milliseconds=str(max(1, int(limit * 1000))))
 
     def printed(self, address: QueueAddress) -> str:
-        """The canonical address, as it stands in messages."""
+        """Return the canonical address, as messages contain it."""
         return printed(address)
 
     def parsed(self, text: str) -> QueueAddress:
-        """An address as it stands in messages, where anyone may have written it."""
+        """Read an address from a message, which is untrusted."""
         return parse_sqlserver(text)
 
     def close(self) -> None:
-        """End the session; what was not committed is undone."""
+        """End the session; the server undoes what was not committed."""
         with suppress(*self._driver.errors):  # a broken session is undone by the server
             if self._open:
                 self._plain(STATEMENTS["rollback"])
@@ -281,16 +287,16 @@ class Connection:
 
     # ------------------------------------------------------------ inside
 
-    def _named(self, text: str, tables: dict[str, QueueAddress]) -> str:
-        """A statement with its names; what it inserts is what the table can hold."""
+    def _fill_names(self, text: str, tables: dict[str, QueueAddress]) -> str:
+        """Return a statement with its names, for the columns that the table has."""
         if "{recoverable}" not in text:
-            return named(text, self.state, tables)
+            return fill_names(text, self.state, tables)
         shape = self._shape(tables["errors"]) if "errors" in tables else self._moved_into(tables)
         there = "recoverable" in shape
-        return named(text, self.state, tables, recoverable=there, fits=fits(shape))
+        return fill_names(text, self.state, tables, recoverable=there, fits=check_fit(shape))
 
     def _moved_into(self, tables: dict[str, QueueAddress]) -> dict[str, str]:
-        """The columns of the queue; of two tables that are amiss the delayed one is told."""
+        """Return the queue's columns; an error names the delayed table if both are wrong."""
         try:
             return self._shape(tables["queue"])
         except errors.QueueNotFound:
@@ -300,7 +306,7 @@ class Connection:
             raise
 
     def _shape(self, queue: QueueAddress) -> dict[str, str]:
-        """A queue's columns, looked at once in a transaction."""
+        """Return a queue's columns, read once in a transaction."""
         if queue not in self._columns:
             found = self.columns(queue)
             if not found:
@@ -312,13 +318,13 @@ class Connection:
         if statement == "timeouts":
             milliseconds = int(str(values["milliseconds"]))
             text = text.replace("{milliseconds}", str(milliseconds))
-            text = text.replace("{application}", context(str(values["application"])))
+            text = text.replace("{application}", context_info(str(values["application"])))
             self._timeout = milliseconds / 1000
-            self._raw.timeout = whole(self._timeout)
+            self._raw.timeout = whole_seconds(self._timeout)
         if statement == "patience":
             text = text.replace("{milliseconds}", str(int(str(values["milliseconds"]))))
         if statement == "begin":
-            self._columns.clear()  # tables may have been made anew
+            self._columns.clear()  # tables may have been created again
         found = self._do(statement, f"/* sqlqueue:{statement} */ {text}", (), {})
         self._open = DIRECT[statement]
         self._savepoint = statement == "savepoint"
@@ -336,7 +342,7 @@ class Connection:
                 while more:
                     if cursor.description:
                         names = [column[0] for column in cursor.description]
-                        found += [shown(names, row) for row in cursor.fetchall()]
+                        found += [read_row(names, row) for row in cursor.fetchall()]
                     more = cursor.nextset()
         except self._driver.errors as error:
             raise self._failure(statement, tables, error) from None
@@ -349,8 +355,8 @@ class Connection:
     def _failure(
         self, statement: str, tables: dict[str, QueueAddress], error: Exception
     ) -> errors.DatabaseFailure:
-        """Our error for the driver's; a session that cannot even roll back is lost."""
-        said = sqlserver_errors.read(error, self.secrets)
+        """Undo, and return the package's error; a session that cannot roll back is lost."""
+        failure = read_error(error, self.secrets)
         undo = UNDO if self._savepoint else STATEMENTS["rollback"]
         self._open = self._savepoint
         self._savepoint = False
@@ -358,9 +364,9 @@ class Connection:
         try:
             self._plain(undo)
         except self._driver.errors:
-            return errors.ConnectionLost(statement, said.text)
-        queue = blamed(tables, said.text)
-        level = self._level() if said.number in sqlserver_errors.MAYBE_OLD else 0
+            return errors.ConnectionLost(statement, failure.text)
+        queue = find_table(tables, failure.text)
+        level = self._level() if failure.number in MAYBE_OLD else 0
         place = Place(
             statement=statement,
             target=self.state if queue is None else printed(queue),
@@ -370,10 +376,10 @@ class Connection:
             seconds=self._timeout,
             level=level,
         )
-        return sqlserver_errors.failed(said, place)
+        return statement_error(failure, place)
 
     def _level(self) -> int:
-        """The database's compatibility level; 0 where it is not told."""
+        """Return the database's compatibility level; 0 where it cannot be read."""
         try:
             with closing(self._raw.cursor()) as cursor:
                 cursor.execute(LEVEL)

@@ -1,12 +1,12 @@
 -- name: endpoint_zone
--- Due is a datetime, in UTC for everyone: no session's zone has a part in it.
+-- Due is a datetime in UTC, whatever the session's zone.
 -- Returns: zone
 SELECT N'UTC' AS zone
 
 -- name: dues
--- When messages are due that wait for some milliseconds, or until some moments in UTC; each list is
--- a JSON array of texts. More milliseconds than 24 days do not fit DATEADD: days go by themselves.
--- Returns: one row: the times of the delays, the times of the moments, in their order
+-- Due times of delays in milliseconds, and of times in UTC. Each list is a JSON array of texts.
+-- DATEADD takes at most 24 days of milliseconds, so days are added separately.
+-- Returns: one row: due times of the delays, due times of the times, in their order
 SELECT STUFF((SELECT N',' + CONVERT(nvarchar(30), DATEADD(
                         millisecond, CAST(CAST(j.value AS bigint) % 86400000 AS int),
                         DATEADD(day, CAST(CAST(j.value AS bigint) / 86400000 AS int),
@@ -20,12 +20,11 @@ SELECT STUFF((SELECT N',' + CONVERT(nvarchar(30), DATEADD(
                  FOR XML PATH('')), 1, 1, N'') AS moments_times
 
 -- name: move_due
--- Move the messages that have been due for longest into the queue, under new ids, as the transport
--- does. A message is in one of the tables at any time.
--- Locks:   the delayed rows, until commit; those that others hold are passed over. Never waits for
---          a row.
+-- Moves the messages that have been due longest into the queue, with new ids, as the transport does.
+-- A message is in exactly one of the tables at any time.
+-- Locks:   the delayed rows, until commit; skips rows that others hold. Never waits for a row.
 -- Index:   Index_Due.
--- Returns: one row: moved bigint, and 0, for no id here can be there already
+-- Returns: one row: moved bigint, and 0, because new ids cannot be in the queue already
 DECLARE @now datetime = GETUTCDATE();
 WITH message AS (
     SELECT TOP (@messages) Headers, Body, Due

@@ -1,9 +1,9 @@
 """
-The two Python drivers for SQL Server, behind one face; imported when one connects.
+The two Python drivers for SQL Server, with one interface; imported when a session connects.
 
-mssql-python brings Microsoft's ODBC driver along and can hand out Arrow.
+mssql-python contains Microsoft's ODBC driver and can return Arrow.
 pyodbc needs unixODBC and "ODBC Driver 18 for SQL Server" (or 17) on the machine.
-Which one it is matters nowhere else: a cursor is asked for what it can do.
+No other module distinguishes them: they ask a cursor what it can do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MSSQL_PYTHON, PYODBC = "mssql-python", "pyodbc"
 ODBC = ("ODBC Driver 18 for SQL Server", "ODBC Driver 17 for SQL Server")  # the first that is there
 
-# what a driver says whose shared libraries are not all there
+# words of a driver that lacks shared libraries
 NOT_LOADED = ("Failed to load the driver", "Can't open lib", "Data source name not found")
 
 
@@ -47,7 +47,7 @@ def connect(target: Target, application: str, seconds: int) -> tuple[Driver, Any
 
     Raises:
         MissingDriver: there is none.
-        Exception: of `Driver.errors`; give it to `sqlserver_errors.read`.
+        Exception: of `Driver.errors`; see `errors.read_error`.
     """
     missing: list[str] = []
     for name, load in candidates(target.driver):
@@ -60,7 +60,7 @@ def connect(target: Target, application: str, seconds: int) -> tuple[Driver, Any
 
 
 def candidates(asked: str) -> Iterator[tuple[str, Callable[[], Driver]]]:
-    """The drivers that may be tried, in their order."""
+    """Yield the drivers to try, in their order."""
     wanted = asked.lower()
     if wanted in {"", MSSQL_PYTHON}:
         yield MSSQL_PYTHON, mssql_python
@@ -75,7 +75,7 @@ def candidates(asked: str) -> Iterator[tuple[str, Callable[[], Driver]]]:
 
 
 def mssql_python() -> Driver:
-    """Load mssql-python; its pool is off, for it would keep transactions that are open."""
+    """Load mssql-python without its pool, which would keep open transactions."""
     module, raised = imported("mssql_python"), imported("mssql_python.exceptions")
     module.pooling(enabled=False)
     errors = (raised.Exception, raised.ConnectionStringParseError, RuntimeError)
@@ -90,7 +90,7 @@ def mssql_python() -> Driver:
 
 
 def pyodbc(names: tuple[str, ...]) -> Driver:
-    """Load pyodbc, with the first of some ODBC drivers that the machine has."""
+    """Load pyodbc, with the first of some ODBC drivers that is installed."""
     module = imported("pyodbc")
     module.pooling = False
     there = set(module.drivers())
@@ -105,8 +105,8 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
         except module.Error as error:
             raise unless_missing(error) from None
 
-    # else a text of more than 2,000 characters goes as ntext, which a database with a collation of
-    # supplementary characters or UTF-8 refuses; 0 is (max)
+    # without sizes a text of more than 2,000 characters is sent as ntext, which a database refuses
+    # if its collation has supplementary characters or UTF-8; 0 is (max)
     sizes: dict[type, Any] = {
         str: (module.SQL_WVARCHAR, 0, 0),
         bytes: (module.SQL_VARBINARY, 0, 0),
@@ -119,7 +119,7 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
 
 
 def imported(name: str) -> Any:  # noqa: ANN401 - a module without types
-    """A module, if it and all that it links to is there."""
+    """Import a driver's module, which may lack shared libraries."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -127,6 +127,6 @@ def imported(name: str) -> Any:  # noqa: ANN401 - a module without types
 
 
 def unless_missing(error: Exception) -> Exception:
-    """NotHere where the driver's own parts are missing; else the error itself."""
+    """Return NotHere where parts of the driver are missing, else the error."""
     missing = next((text for text in NOT_LOADED if text in str(error)), None)
     return error if missing is None else NotHere(missing)

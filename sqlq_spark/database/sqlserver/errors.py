@@ -1,9 +1,9 @@
 """
-What a driver says went wrong, and which of our errors that is.
+A driver's error → the package's error, with the SQL that fixes the problem.
 
-pyodbc tells SQLSTATE and the server's error number. mssql-python tells neither, only its own phrase
-for the SQLSTATE and the server's sentence: the number is found by that sentence, which is English,
-for our sessions ask for it. Numbers from 51000 are our own, thrown by statements.
+pyodbc reports SQLSTATE and the server's error number. mssql-python reports neither. It has its own
+phrase for the SQLSTATE, and the server's sentence. The number is found by that sentence, which is
+English because our sessions ask for English. Statements of ours throw the numbers from 51000.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sqlq_spark import errors
 from sqlq_spark.wire.address import bracketed
 
-OLD_LEVEL = 102  # what it is to this database: a syntax that it does not know
+OLD_LEVEL = 102  # the number of a syntax that the database does not know
 
 # the server's sentence → its number, where a driver leaves that out
 SENTENCES = (
@@ -56,7 +56,7 @@ SENTENCES = (
     (r"the transaction is gone", 51900),
     (r"characters of Headers do not fit", 51901),
 )
-# mssql-python's phrase → SQLSTATE, for those that are looked at
+# mssql-python's phrase → SQLSTATE, for those that are used here
 PHRASES = {
     "Client unable to establish connection": "08001",
     "Connection not open": "08003",
@@ -89,33 +89,33 @@ TIMEOUTS = {-2, 51002}
 LOG_FULL = {9002}
 REFUSED = {18452, 18456, 18487, 18488}
 NO_DATABASE = {911, 4060}
-# the server is there and ended the session, or will take one soon: throttled, moved, restarted
+# the server ended the session, or accepts none now: throttled, moved, restarted
 LOST = {
     64, 121, 233, 596, 6005, 10053, 10054, 10060, 17142,
     10928, 10929, 40197, 40501, 40613, 49918, 49919, 49920,
-    3902, 51900,  # the transaction is gone, and no error had said so
+    3902, 51900,  # the transaction is gone, and the server had reported no error
 }
 # fmt: on
 LOST_STATES = {"08S01", "08003", "08007"}
 TIMEOUT_STATES = {"HYT00", "HYT01"}
-# the message or the table is at fault, so that another attempt would fail as well …
+# SQLSTATEs of a wrong message or table: another attempt would fail as well …
 LASTING_STATES = ("21", "22", "23", "42", "44")
-# … but these, of a server that is short of something
+# … except for these numbers, of a server that is short of a resource
 SHORT = {701, 802, 1105, 1204, 8645, 8651, 9002}
 
-# what a database says of a function that its level has not, and of any table that is not there
+# numbers for a function that the database's level lacks, and for a table that is not there
 MAYBE_OLD = {OLD_LEVEL, 156, 195, 208, 319}
 LEAST_LEVEL = 130
 
-MENDS = {
-    334: "the table of {0} has a trigger, with which nothing can be received: "
+FIXES = {
+    334: "the table of {0} has a trigger, so nothing can be received from it: "
     "DISABLE TRIGGER ALL ON {1}",
-    51901: "column Headers of {0} is a varchar, which would keep question marks: "
+    51901: "column Headers of {0} is a varchar, which would store question marks: "
     "ALTER TABLE {1} ALTER COLUMN Headers nvarchar(max) NOT NULL",
-    1105: "a DBA adds room to the filegroup",
-    8622: "RowVersion has no index; `sqlqueue doctor` tells the statement that makes it",
-    9002: "a DBA backs up or grows the transaction log; log_reuse_wait_desc in sys.databases "
-    "tells what fills it",
+    1105: "a DBA must add space to the filegroup",
+    8622: "RowVersion has no index; `sqlqueue doctor` prints the statement that creates it",
+    9002: "a DBA must back up or grow the transaction log; log_reuse_wait_desc in "
+    "sys.databases shows what fills it",
 }
 
 RIGHTS = {
@@ -138,20 +138,20 @@ DENIED_IN_DATABASE = re.compile(r"([A-Z][A-Z ]+) permission denied in database")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A driver's error, in one form."""
+class Failure:
+    """A driver's error, without the driver."""
 
     number: int | None
-    state: str  # SQLSTATE; empty where it is not told
+    state: str  # SQLSTATE; empty where the driver reports none
     text: str  # the server's, or the driver's, sentence
 
     @property
     def code(self) -> str:
-        """What an error calls it by."""
+        """Return the number, or the SQLSTATE, for an error text."""
         return str(self.number) if self.number is not None else self.state or "?"
 
 
-def read(error: Exception, secrets: tuple[str, ...] = ()) -> Said:
+def read_error(error: Exception, secrets: tuple[str, ...] = ()) -> Failure:
     """
     Read an error of either driver.
 
@@ -170,24 +170,24 @@ def read(error: Exception, secrets: tuple[str, ...] = ()) -> Said:
     sentence = " ".join(re.sub(r"^(?:\[[^\[\]]*\] ?)+", "", first[0]).split())
     for secret in secrets:
         sentence = sentence.replace(secret, "…") if secret else sentence
-    number = int(first[1]) if len(first) > 1 and first[1] != "0" else by_sentence(sentence)
-    return Said(number, state, sentence)
+    number = int(first[1]) if len(first) > 1 and first[1] != "0" else number_of(sentence)
+    return Failure(number, state, sentence)
 
 
-def by_sentence(text: str) -> int | None:
-    """The number of an English sentence of the server."""
+def number_of(text: str) -> int | None:
+    """Return the number of an English sentence of the server."""
     return next((number for words, number in SENTENCES if re.match(words, text)), None)
 
 
-def refused(server: str, said: Said) -> errors.DatabaseFailure:
-    """Why there is no connection."""
-    if said.number in REFUSED or said.state == "28000":
-        return errors.LoginRefused(server, said.text)
-    if said.number in NO_DATABASE:
-        return errors.DatabaseNotFound(server, said.text)
-    if said.number in LOST or said.state in LOST_STATES:
-        return errors.ConnectionLost("connect", said.text)
-    return errors.NotReachable(server, said.text)
+def connection_error(server: str, failure: Failure) -> errors.DatabaseFailure:
+    """Return the error for a connection that failed."""
+    if failure.number in REFUSED or failure.state == "28000":
+        return errors.LoginRefused(server, failure.text)
+    if failure.number in NO_DATABASE:
+        return errors.DatabaseNotFound(server, failure.text)
+    if failure.number in LOST or failure.state in LOST_STATES:
+        return errors.ConnectionLost("connect", failure.text)
+    return errors.NotReachable(server, failure.text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,73 +200,73 @@ class Place:
     is_state: bool
     server: str
     seconds: float
-    level: int = 0  # of the database, where it was asked for
+    level: int = 0  # compatibility level of the database; 0 where it was not read
 
 
-def failed(said: Said, place: Place) -> errors.DatabaseFailure:
-    """Our error for the driver's."""
-    statement, number = place.statement, said.number
-    if number in LOST or said.state in LOST_STATES:
-        return errors.ConnectionLost(statement, said.text)
-    if number in DEADLOCKS or said.state == "40001":
-        return errors.Deadlock(statement, said.text)
+def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
+    """Return the error for a statement that failed."""
+    statement, number = place.statement, failure.number
+    if number in LOST or failure.state in LOST_STATES:
+        return errors.ConnectionLost(statement, failure.text)
+    if number in DEADLOCKS or failure.state == "40001":
+        return errors.Deadlock(statement, failure.text)
     if number in LOCK_TIMEOUTS:
-        return errors.LockTimedOut(statement, place.seconds, said.text)
-    if number in TIMEOUTS or said.state in TIMEOUT_STATES:
-        return errors.TimedOut(statement, place.seconds, said.text)
+        return errors.LockTimedOut(statement, place.seconds, failure.text)
+    if number in TIMEOUTS or failure.state in TIMEOUT_STATES:
+        return errors.TimedOut(statement, place.seconds, failure.text)
     if number in RIGHTS_MISSING:
-        return errors.RightMissing(statement, said.text, grant(said.text, place))
-    return missing(said, place) or unexpected(said, place)
+        return errors.RightMissing(statement, failure.text, missing_grant(failure.text, place))
+    return missing_object(failure, place) or other_error(failure, place)
 
 
-def missing(said: Said, place: Place) -> errors.DatabaseFailure | None:
-    """A table, column or schema that is not there; None where that is not it."""
-    if too_old(said, place):
+def missing_object(failure: Failure, place: Place) -> errors.DatabaseFailure | None:
+    """Return the error for a table, column or schema that is not there; None for other errors."""
+    if too_old(failure, place):
         return errors.DatabaseTooOld(place.server, place.level, LEAST_LEVEL)
-    no_table = said.number in MISSING_TABLE or (said.number is None and said.state == "42S02")
+    no_table = failure.number in MISSING_TABLE or (
+        failure.number is None and failure.state == "42S02"
+    )
     if no_table and place.is_state:
         return errors.StateNotInstalled(place.target, place.server)
     if no_table and not place.statement.startswith("create"):
         return errors.QueueNotFound(place.target, place.server)
-    if said.number in MISSING_SCHEMA:
-        return errors.SchemaNotFound(place.target, place.server, said.text)
-    return None if place.is_state else missing_column(said, place)
+    if failure.number in MISSING_SCHEMA:
+        return errors.SchemaNotFound(place.target, place.server, failure.text)
+    return None if place.is_state else missing_column(failure, place)
 
 
-def missing_column(said: Said, place: Place) -> errors.DatabaseFailure | None:
-    """A column of a queue that is not there; None where that is not it."""
-    if said.number not in MISSING_COLUMN:
+def missing_column(failure: Failure, place: Place) -> errors.DatabaseFailure | None:
+    """Return the error for a queue's column that is not there; None for other errors."""
+    if failure.number not in MISSING_COLUMN:
         return None
-    if "bodystring" in said.text.lower():
+    if "bodystring" in failure.text.lower():
         alter = f"ALTER TABLE {place.table} ADD BodyString AS CAST(Body AS nvarchar(max))"
         return errors.BodyStringMissing(place.target, alter)
-    return errors.NotAQueue(place.target, said.text)
+    return errors.NotAQueue(place.target, failure.text)
 
 
-def too_old(said: Said, place: Place) -> bool:
-    """Whether the database's level is below that of the functions we use."""
-    if "openjson" in said.text.lower():
+def too_old(failure: Failure, place: Place) -> bool:
+    """Whether the database's level lacks functions that the statements use."""
+    if "openjson" in failure.text.lower():
         return True
-    return said.number in MAYBE_OLD - MISSING_TABLE and 0 < place.level < LEAST_LEVEL
+    return failure.number in MAYBE_OLD - MISSING_TABLE and 0 < place.level < LEAST_LEVEL
 
 
-def unexpected(said: Said, place: Place) -> errors.StatementFailed:
-    """Any other error, with its mend where one is known."""
-    mend = MENDS.get(said.number or 0)
-    text = said.text if mend is None else f"{said.text}; {mend.format(place.target, place.table)}"
-    lasting = said.state.startswith(LASTING_STATES) and said.number not in SHORT
-    kind = (
-        errors.LogFull
-        if said.number in LOG_FULL
-        else errors.StatementRefused
-        if lasting
-        else errors.StatementFailed
+def other_error(failure: Failure, place: Place) -> errors.StatementFailed:
+    """Return the error for any other failure, with its fix where one is known."""
+    fix = FIXES.get(failure.number or 0)
+    text = (
+        failure.text if fix is None else f"{failure.text}; {fix.format(place.target, place.table)}"
     )
-    return kind(place.statement, said.code, text)
+    lasting = failure.state.startswith(LASTING_STATES) and failure.number not in SHORT
+    if failure.number in LOG_FULL:
+        return errors.LogFull(place.statement, failure.code, text)
+    kind = errors.StatementRefused if lasting else errors.StatementFailed
+    return kind(place.statement, failure.code, text)
 
 
-def grant(text: str, place: Place) -> str:
-    """The GRANT that is missing, by the server's sentence or else by what the statement needs."""
+def missing_grant(text: str, place: Place) -> str:
+    """Return the GRANT that is missing, by the server's sentence or by the statement's needs."""
     if found := DENIED.search(text):
         right, table, schema = found.groups()
         return f"GRANT {right} ON {bracketed(schema)}.{bracketed(table)} TO the_user"

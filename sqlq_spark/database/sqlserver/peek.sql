@@ -1,6 +1,6 @@
 -- name: peek
--- How many messages wait, counted up to a limit, and where they can be cut into ranges. What others
--- hold is not counted.
+-- Counts the messages that wait, up to a limit, and finds where to cut them into ranges. Locked rows
+-- are not counted.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: messages bigint, last bigint, marks: the RowVersion of every @grain-th message, the first
@@ -26,8 +26,8 @@ SELECT MAX(place) AS messages,
   FROM @marks
 
 -- name: sample
--- What the lowest messages weigh, since when the lowest waits, and how far the queue reaches.
--- Of headers no more than their beginning is read.
+-- The size of the lowest messages, when the lowest was sent, and the range of RowVersion in the
+-- queue. Only the beginning of headers is read.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: bytes float, sent (the TimeSent header of the lowest), span bigint
@@ -50,7 +50,7 @@ SELECT (SELECT AVG(CAST(bytes AS float))
           FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) - @first + 1 AS span
 
 -- name: top
--- The ends of a queue as they stand now, of what no one holds.
+-- The lowest and the highest RowVersion of a queue, without locked rows.
 -- Returns: first bigint, last bigint; null where the queue is empty
 SELECT MIN(RowVersion) AS first, MAX(RowVersion) AS last
   FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)

@@ -3,9 +3,9 @@ INSERT INTO {state}.stream (stream, queue, driver)
 VALUES (@stream, @queue_name, @driver)
 
 -- name: lock_stream
--- An update that changes nothing: a lock that is only hinted may be passed over by others.
--- REPEATABLEREAD keeps it where locking is optimized (Azure, 2025) and may end with the statement.
--- Locks:   the stream's row; waits for running tasks.
+-- An update that changes nothing: other sessions may ignore a lock that is only a hint.
+-- REPEATABLEREAD keeps it where optimized locking (Azure, 2025) may release it with the statement.
+-- Locks:   the stream's row, until commit; waits for running tasks.
 -- Returns: queue, driver, acked_batch bigint, plan_batch bigint, plan, login
 UPDATE {state}.stream WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
@@ -14,7 +14,7 @@ OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batc
  WHERE stream = @stream AND login = ISNULL(@login, login)
 
 -- name: claim
--- This driver speaks for the stream from now on; the queues are those that it reads.
+-- From now on this driver owns the stream; the queues are those that it reads.
 UPDATE {state}.stream
    SET driver = @driver, queue = @queue_name, seen = SYSUTCDATETIME()
  WHERE stream = @stream AND login = @login
@@ -24,7 +24,7 @@ UPDATE {state}.stream
 SELECT queue FROM {state}.stream WHERE stream = @stream
 
 -- name: outcome
--- What the tasks of the batches up to this one got, a row for each queue.
+-- What the tasks of the batches up to this one received, a row for each queue.
 -- Returns: queue; tasks, empty (tasks that took nothing), messages, expired, diverted,
 --          forwarded; bigint
 SELECT queue,
@@ -63,7 +63,7 @@ UPDATE {state}.stream
  WHERE stream = @stream AND login = @login
 
 -- name: receipts
--- Without their payloads, oldest first; those that a task is writing now are passed over.
+-- Lists receipts without their payloads, oldest first; skips those that a task is writing now.
 -- Returns: stream, queue, batch, task, messages, bytes, settled, created, seen, login
 SELECT r.stream, r.queue, r.batch, CAST(r.task AS bigint) AS task, r.messages, r.bytes, r.settled,
        r.created AS created_utc, o.seen AS seen_utc, r.login
@@ -82,7 +82,7 @@ OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload, delete
  WHERE stream = @stream AND login = @login AND batch = @batch AND task = @task
 
 -- name: retire_stream
--- Its receipts were returned or dropped: a checkpoint that comes back must not receive again.
+-- Its receipts were returned or dropped. A checkpoint that is restored must not receive again.
 UPDATE {state}.stream
    SET acked_batch = CASE WHEN acked_batch > @batch THEN acked_batch ELSE @batch END,
        plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,

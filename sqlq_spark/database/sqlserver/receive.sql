@@ -1,25 +1,25 @@
 -- name: fence
--- A task of a batch that was acknowledged must not touch the queue.
--- Locks:   the stream's row, shared, until commit: the ack waits for us. REPEATABLEREAD locks also
---          where the database reads row versions.
--- Returns: acked_batch bigint, login; no row where the stream is unknown
+-- A task of a batch that was acknowledged must not receive.
+-- Locks:   the stream's row, shared, until commit; acknowledge waits for the task. REPEATABLEREAD
+--          locks also where the database reads row versions.
+-- Returns: acked_batch bigint, login; no row where the stream is not there
 SELECT acked_batch, login
   FROM {state}.stream WITH (REPEATABLEREAD, ROWLOCK)
  WHERE stream = @stream
 
 -- name: task_lock
--- One attempt of a task at a time; the second waits here, then finds the first one's receipt. A row,
--- for an application lock could be taken by logins that have no right on any table. An update that
--- changes nothing, as lock_stream.
+-- Runs one attempt of a task at a time: the second waits here, then finds the first one's receipt. It
+-- locks a row, because a login without any right could take an application lock. The update changes
+-- nothing, as in lock_stream.
 -- Locks:   the row of this number of the stream's tasks, until commit.
--- Returns: one row; none where the number is new
+-- Returns: one row; none for a new number
 UPDATE {state}.task WITH (REPEATABLEREAD, ROWLOCK)
    SET task = task
 OUTPUT CAST(1 AS bit)
  WHERE stream = @stream AND login = @login AND task = @task
 
 -- name: new_task
--- Locks:   the row it writes, until commit; of two attempts the second waits.
+-- Locks:   the row it writes, until commit; the second of two attempts waits for the first.
 INSERT INTO {state}.task (stream, login, task)
 SELECT @stream, @login, @task
  WHERE NOT EXISTS (
@@ -41,11 +41,11 @@ SELECT payload
  ORDER BY page
 
 -- name: receive
--- Take the lowest messages of a range that no one else holds, up to a count and a weight;
--- at least one, however heavy, but none larger than @largest. Headers are weighed by their UTF-16 units: a byte each, mostly.
--- Locks:   an update lock for each looked at, until commit. Never waits for a row.
--- Index:   Index_RowVersion, clustered or not; FORCESEEK, or stale statistics may choose a scan that
---          locks the whole range.
+-- Deletes the lowest messages of a range that no other session holds, up to a count and a size; at
+-- least one of any size, but none larger than @largest. A UTF-16 unit of headers counts as one byte.
+-- Locks:   an update lock for each row it reads, until commit. Never waits for a row.
+-- Index:   Index_RowVersion, clustered or not; without FORCESEEK stale statistics may choose a scan
+--          that locks the whole range.
 -- Returns: id binary in SQL Server's byte order, expires datetime, expired bit, headers as UTF-16
 --          bytes (a lone surrogate must not stop the driver), body, seq bigint; no order promised
 WITH lowest AS (
@@ -74,7 +74,7 @@ OUTPUT CAST(deleted.Id AS binary(16)) AS id,
 OPTION (MAXDOP 1)
 
 -- name: receive_body_string
--- As receive, from a table that has the column, which is weighed too.
+-- As receive, for a table with that column, whose size counts too.
 -- Returns: also bodystring as UTF-16 bytes
 WITH lowest AS (
     SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
@@ -105,7 +105,7 @@ OUTPUT CAST(deleted.Id AS binary(16)) AS id,
 OPTION (MAXDOP 1)
 
 -- name: take
--- Take chosen messages, those of them that no one else holds; @seqs is a list, as JSON.
+-- Deletes given messages that no other session holds; @seqs is a JSON array.
 -- Locks:   an update lock for each, until commit. Never waits for a row.
 -- Index:   Index_RowVersion, a seek for each.
 -- Returns: as receive; no order promised
@@ -124,19 +124,19 @@ OUTPUT CAST(deleted.Id AS binary(16)) AS id,
 OPTION (LOOP JOIN, MAXDOP 1)
 
 -- name: patience
--- How long a destination that others lock is waited for, from here to the end of the transaction.
--- Written out, as in timeouts.
+-- Sets how long the transaction waits for a destination that others lock, from here to its end. The
+-- value is written into the text, as in timeouts.
 SET LOCK_TIMEOUT {milliseconds}
 
 -- name: lock_destination
--- SQL Server has no lock of a table that the right to INSERT gives: what an INSERT would run is looked
--- at before it and after it.
+-- Does nothing: the right to INSERT gives no lock of a table. The code that an INSERT runs is checked
+-- before it and after it.
 SET NOCOUNT ON
 
 -- name: destinations
--- Tables that messages are to go to: whether they are queues, and whose. Asked before the INSERT and
--- after it: no right of a sender locks a table against a change.
--- Trusted are this login, dbo, and the owner of the queue that is read, if one is.
+-- For tables that messages are to go to: whether they are queues, and their owners. It runs before the
+-- INSERT and after it, because no right of a sender locks a table against a change.
+-- Trusted are this login, dbo, and the owner of the queue that is read, if any.
 -- Returns: for each table that is there: place bigint, in the list that was given; identity bigint;
 --          catalog, here bit (in this database), schema and table; missing, the first column that it
 --          lacks, or null; may_insert bit; owner; same_owner bit, as the queue that is read; settled
@@ -173,9 +173,9 @@ SELECT a.place,
   FROM asked AS a
 
 -- name: destination_code
--- The first thing that an INSERT into a table of an owner who is not trusted would run. Such a table
--- must show its definition, and must not run code at all: only expressions of the server's own
--- functions. @places are names; a table of another database is told as such.
+-- The first code that an INSERT into a table of an owner who is not trusted would run. Such a table
+-- must show its definition and run no code, except expressions of the server's own functions. @places
+-- are names; a table of another database is reported as such.
 -- Returns: identity bigint, code; no row where nothing was found
 WITH part AS (
     SELECT CAST(OBJECT_ID(w.name, N'U') AS bigint) AS place,
@@ -250,15 +250,15 @@ SELECT f.place, CONCAT(f.what, N', of ' + QUOTENAME(USER_NAME(f.owner_id))) AS c
  WHERE f.at = 1
 
 -- name: destination_locks
--- SQL Server gives a sender no lock to look at: the tables themselves are looked at again.
+-- Does nothing: a sender has no lock on a table. The tables are checked again instead.
 -- Returns: no row
 SELECT CAST(0 AS bigint) AS [identity], CAST(1 AS bit) AS kept, N'' AS locks
  WHERE 1 = 0
 
 -- name: find_large
--- The lowest messages of a range that are larger than a limit and that no one else holds. Asked only
--- where the sample weighed so much, and the task got less than was planned.
--- Locks:   an update lock for each looked at, until commit. Never waits for a row.
+-- The lowest messages of a range that are larger than a limit and that no other session holds. It runs
+-- only where the sample had such sizes and the task got less than was planned.
+-- Locks:   an update lock for each row it reads, until commit. Never waits for a row.
 -- Index:   Index_RowVersion.
 -- Returns: seq bigint, bytes bigint
 SELECT TOP (@messages)
@@ -274,7 +274,7 @@ SELECT TOP (@messages)
 OPTION (MAXDOP 1)
 
 -- name: find_large_body_string
--- As find_large, from a table that has the column, which is weighed too.
+-- As find_large, for a table with that column, whose size counts too.
 SELECT TOP (@messages)
        RowVersion AS seq,
        ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
@@ -290,11 +290,10 @@ SELECT TOP (@messages)
 OPTION (MAXDOP 1)
 
 -- name: divert_large
--- Chosen messages into the error queue, as they are, without going through the client. Expired ones
--- are dropped. @seqs is a list, as JSON. @renamed: a queue may hold an id twice, but not one to which
--- a DBA gave a unique index.
+-- Moves given messages to the error queue, unchanged, without the client. Drops expired ones. @seqs is
+-- a JSON array. @renamed: a queue may hold an id twice, unless a DBA added a unique index.
 -- {recoverable}, {one}: the column Recoverable and its value, where the table has it.
--- {fits}: refuses headers that a varchar would keep with question marks.
+-- {fits}: refuses headers that a varchar would store with question marks.
 -- Locks:   an update lock for each, until commit; find_large has them already.
 -- Index:   Index_RowVersion, a seek for each.
 -- Returns: moved bigint, expired bigint

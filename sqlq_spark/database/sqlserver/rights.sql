@@ -14,8 +14,8 @@ IF DATABASE_PRINCIPAL_ID({role_name}) IS NULL
     CREATE ROLE {role}
 
 -- name: script_owner
--- The state tables belong to a role that no user is a member of: nobody but a member of db_owner can
--- put code or other columns into them.
+-- The state tables belong to a role without members, so only members of db_owner can add code or
+-- columns to them.
 IF EXISTS (SELECT 1
              FROM sys.database_role_members AS m
             WHERE m.role_principal_id = DATABASE_PRINCIPAL_ID({role_name}))
@@ -45,15 +45,15 @@ GRANT SELECT, INSERT, DELETE ON {state}.staging_page TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.dispatch_log TO {role}
 
 -- name: script_share
--- Nothing: who may use the schema shares its rows.
+-- Does nothing: logins that may use the schema share its rows.
 SELECT 0 AS row_security
 
 -- name: script_all_rows
--- Nothing, as script_share.
+-- Does nothing, as script_share.
 SELECT 0 AS row_security
 
 -- name: script_mover
--- A reader that also moves what is due into its queue.
+-- For a reader that also moves due messages into its queue.
 GRANT SELECT, DELETE ON {delayed} TO {role};
 GRANT INSERT ON {queue} TO {role}
 
@@ -64,14 +64,14 @@ GRANT INSERT ON {delayed} TO {role}
 GRANT INSERT ON {queue} TO {role}
 
 -- name: script_publisher
--- Who subscribes needs INSERT, UPDATE and DELETE too, and decides where events go.
+-- A login that subscribes also needs INSERT, UPDATE and DELETE, and decides where events go.
 GRANT SELECT ON {subscriptions} TO {role}
 
 -- name: script_subscriber
 GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
 
 -- name: script_creator
--- To create queues; they belong to the owner of their schema. VIEW DEFINITION, as the transport's
--- installer has it: to see whether a table is there.
+-- For a login that creates queues; the owner of their schema owns them. VIEW DEFINITION lets it see
+-- whether a table is there, as the transport's installer does.
 GRANT ALTER ON SCHEMA::{schema} TO {role};
 GRANT CREATE TABLE, VIEW DEFINITION TO {role}

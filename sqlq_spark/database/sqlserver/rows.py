@@ -1,7 +1,8 @@
 """
-Rows to and from SQL Server: JSON for a bulk insert, results as the package knows them.
+Rows to and from SQL Server: JSON for a bulk insert, results in the form that the package uses.
 
-Headers come as UTF-16 bytes and ids as the server keeps them, so that both drivers give the same.
+Statements return headers as UTF-16 bytes and ids as the server stores them, so that both drivers
+return the same.
 """
 
 from __future__ import annotations
@@ -37,28 +38,32 @@ NETWORK_ORDER = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15]
 
 
 def json_rows(rows: pa.Table) -> str:
-    """Rows as JSON: an array each, its place first; bytes in base64, a uuid as text."""
+    """Return rows as JSON: an array each, its place first; bytes in base64, a uuid as text."""
     columns: list[list[Any]] = [list(range(rows.num_rows))]
     for name in rows.column_names:
         column = rows[name]
         if name == "id":
             columns.append(id_texts(column.combine_chunks().cast(pa.binary(16))).to_pylist())
         elif pa.types.is_timestamp(column.type):
-            columns.append([None if each is None else moment(each) for each in column.to_pylist()])
+            columns.append(
+                [None if each is None else to_time_text(each) for each in column.to_pylist()]
+            )
         elif pa.types.is_binary(column.type):
-            columns.append([None if each is None else encoded(each) for each in column.to_pylist()])
+            columns.append(
+                [None if each is None else to_base64(each) for each in column.to_pylist()]
+            )
         else:
             columns.append(column.to_pylist())
     return orjson.dumps(list(zip(*columns, strict=True))).decode("utf-8")
 
 
-def encoded(value: bytes) -> str:
-    """Bytes as JSON can hold them; OPENJSON reads base64 into varbinary."""
+def to_base64(value: bytes) -> str:
+    """Return bytes as JSON can hold them; OPENJSON reads base64 into varbinary."""
     return base64.b64encode(value).decode("ascii")
 
 
-def moment(value: datetime) -> str:
-    """A time as T-SQL reads it in any language, in UTC."""
+def to_time_text(value: datetime) -> str:
+    """Return a time as T-SQL reads it in any language, in UTC."""
     naive = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
     return naive.isoformat(timespec="microseconds")
 
@@ -66,13 +71,13 @@ def moment(value: datetime) -> str:
 # ---------------------------------------------------------------- from the server
 
 
-def shown(names: list[str], row: Any) -> Row:  # noqa: ANN401 - a driver's row
-    """A row as the package knows it; `value_of` tells what a column's name says of its values."""
+def read_row(names: list[str], row: Any) -> Row:  # noqa: ANN401 - a driver's row
+    """Return a row in the form that the package uses; see `value_of`."""
     return tuple(value_of(name, value) for name, value in zip(names, row, strict=True))
 
 
 def value_of(name: str, value: Any) -> Any:  # noqa: ANN401 - of any column
-    """One value: `…_utc` is made aware, `…_list` holds whole numbers, `…_times` moments."""
+    """Return one value, by the end of its column's name: `_utc` time, `_list` numbers, `_times`."""
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
     if name.endswith("_utc") and isinstance(value, datetime):
@@ -85,8 +90,8 @@ def value_of(name: str, value: Any) -> Any:  # noqa: ANN401 - of any column
     return value
 
 
-def table_of(cursor: Any) -> pa.Table:  # noqa: ANN401 - of one of two drivers
-    """A result in columns, by Arrow where the driver can."""
+def fetch_table(cursor: Any) -> pa.Table:  # noqa: ANN401 - of one of two drivers
+    """Return a result in columns, by Arrow where the driver can."""
     if hasattr(cursor, "arrow"):
         return cursor.arrow()
     names = [column[0] for column in cursor.description]
@@ -96,8 +101,8 @@ def table_of(cursor: Any) -> pa.Table:  # noqa: ANN401 - of one of two drivers
     return pa.table(arrays, names=names)
 
 
-def plain(found: pa.Table) -> pa.Table:
-    """Columns as the package knows them, whatever the driver made of them."""
+def plain_columns(found: pa.Table) -> pa.Table:
+    """Return columns in the types that the package uses, whichever driver fetched them."""
     columns = []
     for name in found.column_names:
         came, leaves = COLUMNS[name]
@@ -112,12 +117,12 @@ def plain(found: pa.Table) -> pa.Table:
 
 
 def network_order(ids: pa.ChunkedArray) -> pa.Array:
-    """The 16 bytes of uniqueidentifiers as those of uuids."""
+    """Return the 16 bytes of uniqueidentifiers as those of uuids."""
     joined = np.frombuffer(b"".join(ids.to_pylist()), np.uint8).reshape(-1, 16)
     turned = pa.py_buffer(np.ascontiguousarray(joined[:, NETWORK_ORDER]))
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(ids), [None, turned])
 
 
 def utf16(text: bytes | None) -> str | None:
-    """A text that came as bytes; half of a surrogate pair is U+FFFD."""
+    """Return a text that came as bytes; half of a surrogate pair becomes U+FFFD."""
     return None if text is None else text.decode("utf-16-le", "replace")

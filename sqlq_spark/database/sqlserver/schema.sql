@@ -1,5 +1,5 @@
 -- name: install_lock
--- Two installers at once: the second waits.
+-- The second of two installers waits for the first.
 -- Locks: application, until the transaction ends.
 DECLARE @name nvarchar(255) = N'sqlq_spark install ' + @state_name,
         @got int, @number int, @said nvarchar(100);
@@ -12,8 +12,8 @@ BEGIN
 END
 
 -- name: state_faults
--- Whose the state schema is and what is in it, where that is not this user's, nor @owner's: whoever
--- owns it, or has put a trigger on a table, decides what runs where a row is written.
+-- Finds what this user, or @owner, does not own in the state schema: the owner of a table or of its
+-- trigger decides what code runs when a row is written.
 -- Returns: fault; a row for each thing that is wrong
 SELECT CONCAT(N'schema ', QUOTENAME(s.name), N' belongs to ', QUOTENAME(USER_NAME(s.principal_id)))
        AS fault
@@ -64,12 +64,12 @@ SELECT @version
  WHERE NOT EXISTS (SELECT 1 FROM {state}.version WHERE version >= @version)
 
 -- name: install_version_only
--- Older state tables were made current by what came before.
+-- The statements before have updated older state tables.
 DELETE FROM {state}.version WHERE version < @version
 
 -- name: install_stream
--- One row for each checkpoint. Names are compared byte by byte, as in Python. `login` made it: it tells
--- who, and keeps no one out, which is left to the schema: each domain has one of its own.
+-- One row for each checkpoint. Names are compared byte by byte, as in Python. `login` records who made
+-- it. It restricts no one: each domain has a schema of its own.
 IF OBJECT_ID({state_text} + N'.stream', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.stream (
@@ -94,7 +94,7 @@ BEGIN
 END
 
 -- name: install_task
--- A row for each number that a task of a stream ever had, to be locked by who is at work on it.
+-- A row for each task number of a stream. An attempt of the task locks it.
 IF OBJECT_ID({state_text} + N'.task', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.task (
@@ -107,8 +107,8 @@ BEGIN
 END
 
 -- name: install_receipt
--- What one task took from a queue, in one commit with the delete. Written once, read back only
--- by a replay, deleted by the ack of its batch.
+-- What one task received from a queue, in one commit with the delete. It is written once, read only by
+-- a replay, and deleted when its batch is acknowledged.
 IF OBJECT_ID({state_text} + N'.receipt', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.receipt (
@@ -135,7 +135,7 @@ BEGIN
 END
 
 -- name: install_receipt_storage
--- A payload never shares the page of its row: a list of receipts is read without it.
+-- A payload never shares the page of its row, so a list of receipts is read without it.
 -- Locks:   the whole table, where the option is not set yet.
 IF EXISTS (SELECT 1 FROM sys.tables
             WHERE object_id = OBJECT_ID({state_text} + N'.receipt', N'U')
@@ -146,7 +146,7 @@ BEGIN
 END
 
 -- name: install_receipt_page
--- The payload of a large receipt; in one row here, for a large value costs SQL Server no more.
+-- The payload of a large receipt, in one row: SQL Server stores a large value in pages.
 IF OBJECT_ID({state_text} + N'.receipt_page', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.receipt_page (
@@ -238,19 +238,19 @@ BEGIN
 END
 
 -- name: install_row_security
--- Nothing: the rows of a schema are shared by those who may use it, and each domain has a schema.
+-- Does nothing: logins that may use a schema share its rows, and each domain has a schema.
 SELECT 0 AS row_security
 
 -- name: install_no_policy
--- Nothing, as install_row_security.
+-- Does nothing, as install_row_security.
 SELECT 0 AS row_security
 
 -- name: install_policy
--- Nothing, as install_row_security.
+-- Does nothing, as install_row_security.
 SELECT 0 AS row_security
 
 -- name: install_version_policy
--- Nothing, as install_row_security.
+-- Does nothing, as install_row_security.
 SELECT 0 AS row_security
 
 -- name: version
@@ -258,14 +258,14 @@ SELECT 0 AS row_security
 SELECT version FROM {state}.version
 
 -- name: row_security
--- Whether a table's rows are kept apart for this login: never here.
+-- Whether row security is on for this login: never.
 -- Returns: active bit
 SELECT CAST(0 AS bit) AS active
  WHERE @state_name <> @table_name OR @state_name = @table_name
 
 -- name: create_queue
--- As the transport makes it, under the transport's own lock, so that its installer and we wait for
--- one another.
+-- As the transport creates it, under the transport's own lock, so that its installer and this one wait
+-- for each other.
 IF OBJECT_ID({queue_text}, N'U') IS NULL
 BEGIN
     DECLARE @name nvarchar(255) = {queue_lock},
@@ -304,13 +304,13 @@ BEGIN
 END
 
 -- name: add_body_string
--- The body as text beside it, as the transport's CreateMessageBodyComputedColumn asks for.
+-- A column with the body as text, as the transport's CreateMessageBodyComputedColumn adds it.
 -- Locks:   the whole table, for a moment: the column is computed when it is read.
 IF COL_LENGTH({queue_text}, N'BodyString') IS NULL
     ALTER TABLE {queue} ADD BodyString AS CAST(Body AS nvarchar(max))
 
 -- name: create_subscriptions
--- As the transport makes it, under its own lock.
+-- As the transport creates it, under its own lock.
 IF OBJECT_ID({subscriptions_text}, N'U') IS NULL
 BEGIN
     DECLARE @name nvarchar(255) = {subscriptions_lock},
@@ -340,7 +340,7 @@ BEGIN
 END
 
 -- name: create_delayed
--- Where messages wait until they are due; as the transport makes it, under its own lock.
+-- The table where messages wait until they are due, as the transport creates it, under its own lock.
 IF OBJECT_ID({delayed_text}, N'U') IS NULL
 BEGIN
     DECLARE @name nvarchar(255) = {delayed_lock},
@@ -373,7 +373,7 @@ BEGIN
 END
 
 -- name: create_delayed_index
--- Of a table that was there without it.
+-- For a table that was created without it.
 IF NOT EXISTS (SELECT 1
                  FROM {delayed_catalog}sys.index_columns AS k
                  JOIN {delayed_catalog}sys.columns AS c

@@ -8,7 +8,7 @@ from sqlq_spark.database.names import SQLSERVER
 from sqlq_spark.database.schema import VERSION
 from sqlq_spark.database.script import fill, join_lines
 from sqlq_spark.database.sqlserver import calls
-from sqlq_spark.database.sqlserver.connection import STATEMENTS
+from sqlq_spark.database.sqlserver.calls import STATEMENTS
 from sqlq_spark.errors import BadAddress
 from sqlq_spark.wire.address import bracketed
 
@@ -39,7 +39,7 @@ def write_script(steps: Sequence[Step], *, state: str, owner: str) -> str:
     settings = ("NOCOUNT", "XACT_ABORT", "ANSI_NULLS", "QUOTED_IDENTIFIER")
     parts = ["".join(f"SET {each} ON;\n" for each in settings) + "GO"]
     values = {"state_name": calls.literal(state), "owner": calls.literal(owner)}
-    text = calls.named(STATEMENTS["state_faults"], state, {})
+    text = calls.fill_names(STATEMENTS["state_faults"], state, {})
     faults = fill(text, values).rstrip(";")
     for step in steps:
         role = bracketed(step.role)
@@ -47,7 +47,7 @@ def write_script(steps: Sequence[Step], *, state: str, owner: str) -> str:
             grant = f"ALTER ROLE {join_lines(role)} ADD MEMBER"
             parts.append("-- " + step.comment.format(grant=grant))
             continue
-        words = calls.names(state, step.tables) | {"faults": faults}
+        words = calls.quoted_words(state, step.tables) | {"faults": faults}
         words |= {
             "role": role,
             "role_name": calls.literal(step.role),

@@ -1,5 +1,5 @@
 -- name: sink_open
--- Many tasks of a sink stage at once; a driver that dispatches or discards waits for them.
+-- Tasks of a sink stage at the same time; a driver that dispatches or discards waits for them.
 -- REPEATABLEREAD locks also where the database reads row versions.
 -- Locks:   the sink's row, shared, until commit.
 -- Returns: login; no row where the sink is new
@@ -8,9 +8,9 @@ SELECT login
  WHERE sink = @sink
 
 -- name: sink_close
--- An update that changes nothing, as lock_stream.
--- Locks:   the sink's row, until commit: waits for tasks that stage, and they for us; of two drivers
---          the second waits.
+-- An update that changes nothing, as in lock_stream.
+-- Locks:   the sink's row, until commit. Waits for tasks that stage, and they wait for this driver; the
+--          second of two drivers waits for the first.
 -- Returns: login, batch bigint; no row where the sink is new
 UPDATE {state}.dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
    SET messages = messages
@@ -18,12 +18,12 @@ OUTPUT inserted.login, inserted.batch
  WHERE sink = @sink
 
 -- name: sinks_lock
--- Nothing: a sink has one row here, by the table's key.
+-- Does nothing: the table's key allows one row for each sink.
 -- Locks:   nothing.
 SELECT 0 AS locked
 
 -- name: sink_elsewhere
--- No row: who may use the schema shares all its rows.
+-- Returns no row: logins that may use the schema share all its rows.
 -- Returns: login
 SELECT login FROM {state}.dispatch_log WHERE sink = @sink AND 1 = 0
 
@@ -35,9 +35,9 @@ SELECT @sink
         SELECT 1 FROM {state}.dispatch_log WITH (UPDLOCK, HOLDLOCK, ROWLOCK) WHERE sink = @sink)
 
 -- name: stage
--- Nothing where the batch is done or given up, or, after a lost answer, where it is there already;
--- where the session whose answer was lost still works on it, its row is waited for.
--- Returns: one row where it was inserted
+-- Inserts nothing if the batch was sent or given up, or, after a lost answer, if the chunk is there. If
+-- the session whose answer was lost still inserts it, this one waits for its row.
+-- Returns: one row if it was inserted
 INSERT INTO {state}.staging (sink, login, batch, attempt, chunk, messages, payload)
 OUTPUT CAST(1 AS bit)
 SELECT @sink, @login, @batch, @attempt, @chunk, @messages, @payload
@@ -49,17 +49,17 @@ SELECT @sink, @login, @batch, @attempt, @chunk, @messages, @payload
          WHERE sink = @sink AND batch = @batch AND attempt = @attempt AND chunk = @chunk)
 
 -- name: advance
--- Enter a batch into the dispatch log, whose row `sink_close` has locked, unless it, or a later one,
--- is there.
--- Returns: batch bigint; no row where it was sent before
+-- Enters a batch into the dispatch log, unless it or a later one is there. `sink_close` has locked the
+-- row.
+-- Returns: batch bigint; no row where the batch was sent before
 UPDATE {state}.dispatch_log
    SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME()
 OUTPUT inserted.batch
  WHERE sink = @sink AND login = @login AND (batch IS NULL OR batch < @batch)
 
 -- name: settle
--- What a micro-batch received is sent on in this transaction. A batch that was closed, because its
--- receipts were returned or dropped, has none to settle.
+-- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. A batch
+-- whose receipts were returned or dropped has none to settle.
 -- Locks:   the stream's row, shared, as its tasks do, and before the receipts, as the ack does;
 --          the receipts until commit.
 -- Index:   receipt_query.
@@ -103,13 +103,13 @@ SELECT payload
  ORDER BY page
 
 -- name: discard
--- What a sink staged up to a batch: sent by now, or never to be sent.
+-- Deletes the chunks of a sink up to a batch: they were sent, or will never be sent.
 DELETE FROM {state}.staging_page WHERE sink = @sink AND login = @login AND batch <= @batch;
 DELETE FROM {state}.staging WHERE sink = @sink AND login = @login AND batch <= @batch
 
 -- name: discard_abandoned
--- What writes without a name left behind when their job was killed. A row that someone holds is not
--- abandoned.
+-- Deletes the chunks that nameless writes left when their job was killed. A locked row is not
+-- abandoned, and is skipped.
 DECLARE @before datetime2(3) = DATEADD(second, -@seconds, SYSUTCDATETIME());
 DELETE FROM p
   FROM {state}.staging_page AS p
@@ -121,8 +121,8 @@ DELETE FROM o
  WHERE o.sink LIKE N'write:%' AND o.created < @before
 
 -- name: forget_abandoned
--- The ledger's rows of writes without a name: kept for a while, so that a task which comes back late
--- stages nothing.
+-- Rows of writes without a name. They are kept for a week, so that a task that resumes late stages
+-- nothing.
 DELETE FROM d
   FROM {state}.dispatch_log AS d WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE d.sink LIKE N'write:%'

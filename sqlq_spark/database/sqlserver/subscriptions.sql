@@ -1,5 +1,5 @@
 -- name: subscribers
--- The whole table, or one topic of it: it is small, and its key begins with the endpoint.
+-- Reads the whole table, or one topic: it is small, and its key begins with the endpoint.
 -- Returns: topic, endpoint, queueaddress
 SELECT Topic, Endpoint, QueueAddress
   FROM {subscriptions}
@@ -7,7 +7,7 @@ SELECT Topic, Endpoint, QueueAddress
  ORDER BY Topic, Endpoint
 
 -- name: subscribe
--- One address for an endpoint and topic, the last one given; no write for the same.
+-- Sets the one address of an endpoint and topic; writes nothing for the same address.
 -- Locks:   the endpoint's row for the topic, or the gap where it will be, until commit.
 INSERT INTO {subscriptions} (QueueAddress, Endpoint, Topic)
 SELECT @queue_address, @endpoint, @topic
@@ -23,7 +23,7 @@ IF ROWCOUNT_BIG() = 0
 
 -- name: unsubscribe
 -- Index:   the primary key.
--- Returns: one row where the endpoint was subscribed
+-- Returns: one row if the endpoint was subscribed
 DELETE FROM {subscriptions}
 OUTPUT CAST(1 AS bit)
  WHERE Endpoint = @endpoint AND Topic = @topic

@@ -4,23 +4,23 @@
 -- {…_catalog}: `[catalog].` of a table in another database, else nothing.
 -- @name is a bound value. All run under READ COMMITTED, whatever the database's default is.
 --
--- Locks. READPAST passes over locked rows only under READ COMMITTED; where the database reads row
--- versions (READ_COMMITTED_SNAPSHOT, Azure's default) it is refused without READCOMMITTEDLOCK. A locked
--- page it waits for: ROWLOCK, so that no page is locked whole.
--- A statement takes 2,000 messages at most: from 5,000 locks on, SQL Server may lock the whole table,
--- and READPAST does not pass over that.
+-- Locks. READPAST skips locked rows only under READ COMMITTED. Where the database reads row versions
+-- (READ_COMMITTED_SNAPSHOT, Azure's default) it needs READCOMMITTEDLOCK. It waits for a locked page, so
+-- ROWLOCK keeps whole pages from being locked.
+-- A statement receives at most 2,000 messages. From 5,000 locks on, SQL Server may lock the whole
+-- table, and READPAST does not skip that lock.
 
 -- name: begin
--- An error of any kind undoes the whole transaction; no row counts are sent between results.
+-- Any error undoes the whole transaction. No row counts are sent between results.
 SET NOCOUNT ON;
 SET XACT_ABORT ON;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 BEGIN TRANSACTION
 
 -- name: timeouts
--- And the name that the DBA sees, in sys.dm_exec_sessions.context_info.
--- Written out, not bound: what a parameterised batch sets ends with it. The time of a statement is
--- bounded by the driver; there is no bound for a transaction that does nothing.
+-- Sets the lock timeout, and the name that the DBA sees in sys.dm_exec_sessions.context_info.
+-- Values are written into the text: settings of a parameterised batch end with it. The driver limits
+-- the time of a statement. Nothing limits a transaction that does nothing.
 SET LOCK_TIMEOUT {milliseconds};
 SET CONTEXT_INFO {application}
 
@@ -28,12 +28,12 @@ SET CONTEXT_INFO {application}
 COMMIT TRANSACTION
 
 -- name: rollback
--- An error has undone the transaction already, most often.
+-- Usually an error has undone the transaction already.
 IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION
 
 -- name: savepoint
--- What fails from here to the release is undone by itself, and the transaction goes on. With
--- XACT_ABORT no error would leave a transaction to go on with.
+-- A failure between here and the release undoes only that work, and the transaction goes on. With
+-- XACT_ABORT any error would end the transaction.
 SET XACT_ABORT OFF;
 SAVE TRANSACTION attempt
 
@@ -41,10 +41,10 @@ SAVE TRANSACTION attempt
 SET XACT_ABORT ON
 
 -- name: check_deferred
--- Nothing: this database leaves no check until the commit.
+-- Does nothing: this database defers no check to the commit.
 SELECT 0 AS deferred
 
 -- name: clock
--- The clock that the peers compare Expires with.
+-- The clock that the transport compares Expires with.
 -- Returns: the server's UTC time, datetime
 SELECT GETUTCDATE()

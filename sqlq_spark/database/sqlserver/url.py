@@ -3,8 +3,8 @@ The url of a SQL Server, read strictly, and the connection string that a driver 
 
     sqlserver://user:password@host:1433/database?encrypt=yes&trustServerCertificate=no
 
-A parameter that is not known is refused, for a misspelt `encrypt` would be silently no encryption.
-Nothing here prints a password: errors name what is wrong, not what was found.
+An unknown parameter raises an error: a misspelt `encrypt` would disable encryption silently.
+Errors name the wrong part, never its text, which may be a password.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlq_spark.errors import BadOption, UnknownOption
 EXAMPLE = "sqlserver://user@host:1433/database?encrypt=yes"
 
 YES_NO = {"yes": "yes", "true": "yes", "no": "no", "false": "no"}
-# the url's parameter → its values in lower case → what the driver is told; None takes any text
+# the url's parameter → its values in lower case → the driver's value; None takes any text
 PARAMETERS: dict[str, dict[str, str] | None] = {
     "encrypt": YES_NO | {"mandatory": "yes", "optional": "no", "strict": "strict"},
     "trustServerCertificate": YES_NO,
@@ -49,7 +49,7 @@ UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where a url leads to, and how to get in."""
+    """The server, the database, the login and the protection that a url names."""
 
     host: str
     port: int = 1433
@@ -92,12 +92,12 @@ class Target:
 
     @property
     def server(self) -> str:
-        """Where it leads to, without user, password and parameters."""
+        """The url without user, password and parameters."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"sqlserver://{host}:{self.port}/{self.database}"
 
     def connection_string(self, **more: str) -> str:
-        """What a driver is told; `more` goes first, every value in braces."""
+        """Return the driver's connection string; `more` goes first, every value in braces."""
         integrated = self.authentication == "Integrated"
         said = {
             **more,
@@ -118,7 +118,7 @@ class Target:
 
 
 def parameters(query: str) -> dict[str, str]:
-    """The parameters of a url, by the names of Target's fields; each once and known."""
+    """Return the parameters of a url, by the names of Target's fields."""
     found: dict[str, str] = {}
     for part in query.split("&") if query else ():
         key, _, text = part.partition("=")
@@ -131,7 +131,7 @@ def parameters(query: str) -> dict[str, str]:
 
 
 def known(key: str) -> str:
-    """The name of a parameter, given in any case."""
+    """Return the name of a parameter, which may be written in any case."""
     names = {name.lower(): name for name in PARAMETERS}
     if key.lower() in names:
         return names[key.lower()]
@@ -142,7 +142,7 @@ def known(key: str) -> str:
 
 
 def valued(name: str, text: str) -> str:
-    """The value of a parameter as a driver knows it."""
+    """Return the driver's value of a parameter."""
     values = PARAMETERS[name]
     if values is None:
         return text
@@ -153,7 +153,7 @@ def valued(name: str, text: str) -> str:
 
 
 def readable(name: str, text: str) -> str:
-    """A part of the url, its percent signs read; no control character."""
+    """Decode a part of the url; refuse control characters."""
     try:
         plain = unquote(text, errors="strict")
     except UnicodeDecodeError:
@@ -164,5 +164,5 @@ def readable(name: str, text: str) -> str:
 
 
 def braced(value: str) -> str:
-    """A value of a connection string, which nothing inside can end."""
+    """Return a value of a connection string in braces, which nothing inside can end."""
     return "{" + value.replace("}", "}}") + "}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ledger:
+class Tally:
     """What everyone's books say at the end of a round, by the numbers of messages."""
 
     sent: dict[int, str]  # number → plain, expiring or poison
@@ -43,45 +43,45 @@ class Verdict:
         return said + self.counters
 
 
-def reckon(ledger: Ledger) -> Verdict:
+def reckon(tally: Tally) -> Verdict:
     """
     Find every message in exactly one place.
 
     Only messages that had a time to be received may be missing, as many as streams say expired:
     if more are, the highest of them count as lost, and stand last.
     """
-    places = Counter([*ledger.streamed, *ledger.taken, *ledger.errors, *ledger.left])
-    missing = sorted(number for number in ledger.sent if number not in places)
-    lost = [number for number in missing if ledger.sent[number] != "expiring"]
-    dropped = [number for number in missing if ledger.sent[number] == "expiring"]
-    counted = dropped[: ledger.expired]
+    places = Counter([*tally.streamed, *tally.taken, *tally.errors, *tally.left])
+    missing = sorted(number for number in tally.sent if number not in places)
+    lost = [number for number in missing if tally.sent[number] != "expiring"]
+    dropped = [number for number in missing if tally.sent[number] == "expiring"]
+    counted = dropped[: tally.expired]
     others = {
-        "never committed, but delivered": sorted(set(places) - set(ledger.sent)),
-        "committed, but not in the producer's table": sorted(ledger.confirmed - set(ledger.sent)),
-        "in the producer's table, but not confirmed": sorted(set(ledger.sent) - ledger.confirmed),
+        "never committed, but delivered": sorted(set(places) - set(tally.sent)),
+        "committed, but not in the producer's table": sorted(tally.confirmed - set(tally.sent)),
+        "in the producer's table, but not confirmed": sorted(set(tally.sent) - tally.confirmed),
         "poison, but delivered": sorted(
-            number for number in set(ledger.streamed) if ledger.sent.get(number) == "poison"
+            number for number in set(tally.streamed) if tally.sent.get(number) == "poison"
         ),
         "no poison, but in the error queue": sorted(
-            number for number in set(ledger.errors) if ledger.sent.get(number) != "poison"
+            number for number in set(tally.errors) if tally.sent.get(number) != "poison"
         ),
-        "left in the queue": sorted(ledger.left),
+        "left in the queue": sorted(tally.left),
     }
     return Verdict(
-        lost=lost + dropped[ledger.expired :],
+        lost=lost + dropped[tally.expired :],
         repeated=sorted(number for number, times in places.items() if times > 1),
         expired=len(counted),
         others={name: numbers for name, numbers in others.items() if numbers},
-        counters=_counters(ledger, len(dropped)),
+        counters=_counters(tally, len(dropped)),
     )
 
 
-def _counters(ledger: Ledger, dropped: int) -> list[str]:
+def _counters(tally: Tally, dropped: int) -> list[str]:
     """Where the streams' rows do not say what the books say."""
     pairs = {
-        "expired": (ledger.expired, dropped),
-        "delivered": (ledger.delivered, len(ledger.streamed)),
-        "diverted": (ledger.diverted, len(ledger.errors)),
+        "expired": (tally.expired, dropped),
+        "delivered": (tally.delivered, len(tally.streamed)),
+        "diverted": (tally.diverted, len(tally.errors)),
     }
     return [
         f"streams counted {counter} {name}, but there are {found}"

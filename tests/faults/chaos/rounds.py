@@ -18,7 +18,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from .checkpoint_failures import WHEN_DEAD
-from .counting import Ledger, Verdict, reckon
+from .counting import Tally, Verdict, reckon
 from .driver_process import Driving
 from .failures import AT_WORK, QUERY_TIMEOUT, Harm, Scene
 from .server import Place
@@ -230,19 +230,19 @@ class Round:
     def _count(self) -> None:
         """Compare all books."""
         result, place = self.result, self.place
-        ledger = self._ledger()
-        result.sent, result.taken = len(ledger.sent), len(ledger.taken)
-        result.streamed, result.poison = len(ledger.streamed), len(ledger.errors)
-        result.verdict = reckon(ledger)
+        tally = self._tally()
+        result.sent, result.taken = len(tally.sent), len(tally.taken)
+        result.streamed, result.poison = len(tally.streamed), len(tally.errors)
+        result.verdict = reckon(tally)
         result.wrong += result.verdict.sentences
         result.wrong += [f"{rows} rows left in {name}" for name, rows in place.leftovers().items()]
-        (self.folder / "ledger.json").write_text(
-            json.dumps(vars(ledger) | {"confirmed": sorted(ledger.confirmed)}), encoding="utf-8"
+        (self.folder / "tally.json").write_text(
+            json.dumps(vars(tally) | {"confirmed": sorted(tally.confirmed)}), encoding="utf-8"
         )
         if not result.wrong:
             place.drop()
 
-    def _ledger(self) -> Ledger:
+    def _tally(self) -> Tally:
         place, producer = self.place, self.users[0]
         assert isinstance(producer, Producer)
         with open(self.driving.orders["numbers"], encoding="utf-8") as file:  # noqa: PTH123
@@ -251,7 +251,7 @@ class Round:
             "SELECT coalesce(sum(expired), 0)::int, coalesce(sum(messages), 0)::int, "
             f"coalesce(sum(diverted), 0)::int FROM {place.state}.stream"
         )[0]
-        return Ledger(
+        return Tally(
             sent=dict(place.ground.ask(f"SELECT number, kind FROM {place.name}.sent")),
             confirmed=producer.confirmed,
             streamed=streamed + place.numbers("out"),

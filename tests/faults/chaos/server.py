@@ -191,7 +191,7 @@ class Place:
         return [row[0] for row in self.ground.ask(text)]
 
     def leftovers(self) -> dict[str, int]:
-        """Rows of state tables that ought to be empty: all but the streams and the ledger."""
+        """Rows of state tables that ought to be empty: all but the streams and the dispatch log."""
         tables = self.ground.ask(
             "SELECT tablename FROM pg_tables WHERE schemaname = %s", self.state
         )

@@ -58,9 +58,8 @@ ELSEWHERE = {
     "receive.driver._check_owner": "reads only",
     "receive.purge": "what it takes is meant to be lost",
     "admin.report": "reads only",
-    "send.dispatch.database_clock": "reads only",
-    "send.subscriptions.create": "touches no message",
-    "send.subscriptions.look_for": "reads only",
+    "send.queue_writer.database_clock": "reads only",
+    "send.subscriptions.check_table": "reads only",
     "send.subscriptions.subscribe": "touches no message",
     "admin.watch": "reads only",
 }

@@ -21,13 +21,13 @@ from sqlq_spark.admin import checks, retry
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import StaleTask
-from sqlq_spark.jobs.triage.ledger import SENT, Ledger
+from sqlq_spark.jobs.triage.request_log import SENT, RequestLog
 from sqlq_spark.receive import pace, receipts
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.driver import PeekLoop
 from sqlq_spark.receive.offset import INITIAL, Offset
+from sqlq_spark.send import at_least_once, fan_out, staging
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send import subscriptions
 from sqlq_spark.wire import payload
 from sqlq_spark.wire.rows import NO_STREAM, Origin
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.receive.task import Task
-    from sqlq_spark.send.dispatch import Staged
+    from sqlq_spark.send.staging import Staged
 
     from .message_count import Books
     from .points import Point
@@ -146,7 +146,7 @@ def receive(desk: Desk, task: Task, origin: Origin) -> pa.Table:
 
 def stage(desk: Desk, chunks: list[pa.Table], sink: str, batch: int, origin: Origin) -> Staged:
     """Run the write of a task."""
-    return send.stage(desk.sends, chunks, sink=sink, batch=batch, origin=origin)
+    return staging.stage(desk.sends, chunks, sink=sink, batch=batch, origin=origin)
 
 
 def dispatch(desk: Desk, staged: list[Staged], options: SinkOptions) -> int:
@@ -158,13 +158,13 @@ def discard(desk: Desk, sink: str, batch: int) -> None:
     """Abort a micro-batch, or a write without a name, which is not tried again."""
     final = sink.startswith("write:")
     desk.sends.do(
-        lambda connection: send.discard(connection, sink, batch, final=final, timeout=TIMEOUT)
+        lambda connection: staging.discard(connection, sink, batch, final=final, timeout=TIMEOUT)
     )
 
 
 def send_now(desk: Desk, chunks: list[pa.Table]) -> int:
     """Run the write of a task with delivery=atLeastOnce."""
-    return send.send_now(desk.sends, chunks, desk.shop.sink(delivery="atLeastOnce"))
+    return at_least_once.send_now(desk.sends, chunks, desk.shop.sink(delivery="atLeastOnce"))
 
 
 def give_back(desk: Desk, stream: str, batch: int, task: int) -> int:
@@ -265,7 +265,7 @@ def write(desk: Desk, books: Books, do: Doing) -> None:
     given_up(desk, books, do)
     options = desk.shop.sink()
     # a job of its own: nothing is remembered
-    subscriptions.remembered.forget(options.url, options.subscription_address)
+    fan_out.cache.drop(options.url, options.subscription_address)
     chunks = [books.to_send(4), books.to_publish(2)]
     for _ in range(TRIES):
         staged = [stage(desk, [chunk], "app:bill", 7, NO_STREAM) for chunk in chunks]
@@ -284,7 +284,7 @@ def write(desk: Desk, books: Books, do: Doing) -> None:
 
 def given_up(desk: Desk, books: Books, do: Doing) -> None:
     """Abort a write without a name; a late task of it stages nothing, or nothing that lasts."""
-    sink = send.nameless_sink()
+    sink = staging.nameless_sink()
     chunks = [books.chunk([books.message(None)] * 2, ["{}"] * 2)]
     stage(desk, chunks, sink, 0, NO_STREAM)
     with suppress(Died):
@@ -302,17 +302,19 @@ def given_up(desk: Desk, books: Books, do: Doing) -> None:
 
 def request_opened(desk: Desk, request: str) -> None:
     """Enter a return that is about to be chosen."""
-    ledger(desk).open(request)
+    request_log(desk).open(request)
 
 
 def request_given_up(desk: Desk, request: str) -> int:
     """See to it that a return is never sent."""
-    return ledger(desk).give_up(request)
+    return request_log(desk).give_up(request)
 
 
-def ledger(desk: Desk) -> Ledger:
+def request_log(desk: Desk) -> RequestLog:
     """Of returns."""
-    return Ledger(lambda request: desk.shop.raw() | {"txnAppId": request, "txnVersion": str(SENT)})
+    return RequestLog(
+        lambda request: desk.shop.raw() | {"txnAppId": request, "txnVersion": str(SENT)}
+    )
 
 
 def let_go(desk: Desk, books: Books, do: Doing) -> None:

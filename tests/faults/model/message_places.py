@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from payloads import of_receipt
 
 from sqlq_spark.database.receipt_moves import MOVES
-from sqlq_spark.database.schema import KEPT_APART
+from sqlq_spark.database.schema import ROW_SECURED
 
 from .queries import Receipt
 from .steps import FIGURES
@@ -37,7 +37,7 @@ class Lost(AssertionError):
     """A message is not in exactly one place."""
 
 
-class Ledger:
+class Places:
     """What was sent, and what became of it."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Ledger:
         """Forget everything, for a new example."""
         targets = [each.address for each in self.targets.values()]
         queues = [self.source.address, self.errors, *targets]
-        named = [f'"{self.peer.state}"."{table}"' for table in KEPT_APART]
+        named = [f'"{self.peer.state}"."{table}"' for table in ROW_SECURED]
         named += [f'"{queue.schema}"."{queue.table}"' for queue in queues if queue]
         self.peer.connection.execute("; ".join(f"DELETE FROM {name}" for name in named).encode())
         self.sent: dict[bytes, str] = {}

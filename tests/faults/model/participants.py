@@ -13,10 +13,10 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost, Deadlock, ReceiptSettled
 from sqlq_spark.receive import receipts
-from sqlq_spark.send import dispatch
+from sqlq_spark.send import staging
 from sqlq_spark.send.messages import CHUNK_ROW
 
-from .message_places import Ledger, Lost
+from .message_places import Lost, Places
 from .queries import TIMEOUT, Checkpoint, Driver, Job, Sink, expected
 from .steps import FIGURES
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from .steps import Order, Stage
 
 
-class World(Ledger):
+class World(Places):
     """The database, all that was sent, and all who work."""
 
-    def __init__(self, stage: Stage, *ledger: Any) -> None:
-        super().__init__(*ledger)
+    def __init__(self, stage: Stage, *places: Any) -> None:
+        super().__init__(*places)
         self.stage = stage
         self.rival = self.peer.consumer()
 
@@ -97,7 +97,7 @@ class World(Ledger):
                 if job in self.jobs:
                     self.step(job)
 
-    def stage_rows(self, sink: Sink, bodies: list[bytes], origin: Origin) -> dispatch.Staged:
+    def stage_rows(self, sink: Sink, bodies: list[bytes], origin: Origin) -> staging.Staged:
         """Put a task's messages into the staging, a chunk for each two of them."""
         assert sink.options is not None
         rows = [{"headers": "{}", "body": body} for body in bodies]
@@ -107,9 +107,7 @@ class World(Ledger):
         query, batch = origin.query_id, origin.query_batch
         assert batch is not None
         with Session(sink.options, "sink") as session:
-            return dispatch.stage(
-                session, chunks, sink=f"query:{query}", batch=batch, origin=origin
-            )
+            return staging.stage(session, chunks, sink=f"query:{query}", batch=batch, origin=origin)
 
     def send(self, messages: int, kind: str = "plain") -> None:
         """Send messages: plain, expired or poison."""

@@ -4,7 +4,8 @@ A model of Spark and of all who touch a queue, around the real functions on a re
 Spark's side is what SPARK.md tells: a checkpoint is a log of offsets and a log of commits; a driver
 plans, writes the offsets, runs tasks in attempts, hands their rows to the sink, writes the commit.
 A driver may die, live on as a second one, or stand on a copy of its checkpoint; an attempt may go
-on when nobody waits for it any more. The receipts, streams, fences and ledgers are the package's.
+on when nobody waits for it any more. Receipts, streams, fences and dispatch logs are the
+package's.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.driver import PeekLoop
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import dispatch as send
+from sqlq_spark.send import staging
 from sqlq_spark.wire.rows import Origin
 
 from .steps import FIGURES, Killed, Order, Work
@@ -101,7 +103,7 @@ class Result:
 
     key: Key
     bodies: list[bytes]
-    staged: send.Staged | None
+    staged: staging.Staged | None
 
 
 class Driver:

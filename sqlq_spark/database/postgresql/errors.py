@@ -1,0 +1,195 @@
+"""
+A driver's error → the package's error, with the SQL that fixes the problem.
+
+libpq reports why a connection failed in words only. A statement that failed has a SQLSTATE.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlq_spark import errors
+from sqlq_spark.database.postgresql.calls import one_line
+from sqlq_spark.wire.address import (
+    QueueAddress,
+    identifier,
+    parse_postgresql,
+    print_postgresql,
+    quote_postgresql,
+)
+
+if TYPE_CHECKING:
+    from adbc_driver_manager import Error
+
+# words of libpq for a server that was reached, and crashed, stops or starts
+GONE = (
+    r"terminat|closed the connection|reset by peer|is (?:starting|shutting|not yet)|recovery mode"
+)
+
+# words of libpq for a certificate that is not trusted, or a server without one
+UNVERIFIED = (
+    r"certificate verify failed|[Ss]erver certificate for|root certificate|"
+    r"does not support SSL, but SSL was required|could not get server's host name|"
+    r"host name must be specified for a verified"
+)
+
+# SQLSTATEs of a wrong message or table: another attempt would fail as well
+LASTING = ("0A", "22", "23", "42", "44", "P0")
+
+# share of the time limit; a statement that ends sooner was cancelled, with the same SQLSTATE
+LIMIT_REACHED = 0.95
+
+# statement, or statement and role of the table → the rights that it needs there
+RIGHTS = {
+    "receive": "SELECT, DELETE, UPDATE (seq)",
+    "take": "SELECT, DELETE, UPDATE (seq)",
+    "purge": "SELECT, DELETE",
+    "find_large": "SELECT, DELETE, UPDATE (seq)",
+    "divert_large": "SELECT, DELETE, UPDATE (seq)",
+    "divert_large errors": "INSERT",
+    "subscribe": "SELECT, INSERT, UPDATE",
+    "unsubscribe": "SELECT, DELETE",
+    "load": "INSERT",
+    "lock_destination": "INSERT",
+    "move_due": "SELECT, DELETE, UPDATE (due)",
+    "move_due queue": "INSERT, SELECT (id)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A driver's error, without the driver."""
+
+    state: str  # SQLSTATE
+    text: str  # the server's sentence, or libpq's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a statement failed."""
+
+    statement: str
+    target: str  # a queue's canonical address, or the schema of the state tables
+    role: str = ""  # of the queue in the statement; empty where it has only one table
+    state: str  # schema of the state tables
+    server: str
+    limit: float  # seconds that a statement may take
+    took: float  # seconds
+
+    @property
+    def is_state(self) -> bool:
+        """Whether the statement uses state tables only."""
+        return self.target == self.state
+
+
+def read_error(error: Error) -> Failure:
+    """Read a driver's error."""
+    return Failure(_sqlstate(error), sentence(error))
+
+
+def sentence(error: Error) -> str:
+    """Return the server's sentence, or libpq's, without the statement's text and our values."""
+    text = re.split(r"\n+Query was:|\. SQLSTATE:", str(error))[0]
+    found = re.search(
+        r"(?:ERROR|FATAL|PANIC):\s+(.*?)(?=\nLINE |\nCONTEXT:|$)", text, flags=re.DOTALL
+    )
+    text = found[1] if found else text.rpartition("[libpq]")[2]
+    return " ".join(text.split())
+
+
+def _sqlstate(error: Error) -> str:
+    """Return the SQLSTATE; a bulk insert into an absent table, or column, has none."""
+    known: Any = getattr(error, "sqlstate", None)
+    if known:
+        return str(known)
+    if sentence(error).startswith('Column "'):  # the driver's own words
+        return "42703"
+    return "42P01" if "does not exist" in str(error) else "?????"
+
+
+def connection_error(server: str, text: str) -> errors.DatabaseFailure:
+    """Return the error for a connection that failed, by libpq's sentence."""
+    if re.search(GONE, text):
+        return errors.ConnectionLost("connect", text)
+    if re.search(UNVERIFIED, text):
+        return errors.ServerNotVerified(server, text)
+    if "does not exist" in text and "database" in text:
+        return errors.DatabaseNotFound(server, text)
+    if re.search(r"authentication|password|role .* does not exist|pg_hba", text):
+        return errors.LoginRefused(server, text)
+    return errors.NotReachable(server, text)
+
+
+def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
+    """Return the error for a statement that failed."""
+    statement, text, state = place.statement, failure.text, failure.state
+    kind = errors.StatementRefused if state.startswith(LASTING) else errors.StatementFailed
+    found: errors.DatabaseFailure = kind(statement, state, text)
+    match state:
+        case "25006":
+            found = errors.ReadOnly(statement, text)
+        case "40P01" | "40001":
+            found = errors.Deadlock(statement, text)
+        case "57014" if place.took < LIMIT_REACHED * place.limit:
+            found = errors.Cancelled(statement, text)
+        case "57014" | "55P03" | "25P03":
+            found = errors.TimedOut(statement, place.limit, text)
+        case "42501" if "row-level security" not in text:
+            found = errors.RightMissing(statement, text, missing_grant(text, place))
+        case "22023" if statement == "endpoint_zone":
+            found = errors.TimeZoneNotFound(statement, text)
+        case _:
+            found = _missing_object(failure, place) or found
+    return found
+
+
+def _missing_object(failure: Failure, place: Place) -> errors.DatabaseFailure | None:
+    """Return the error for a table, schema or column that is not there; None for other errors."""
+    state, text, target = failure.state, failure.text, place.target
+    if state in {"42P01", "3F000"}:
+        if place.is_state:
+            return errors.StateNotInstalled(place.state, place.server)
+        if not place.statement.startswith("create") and _is_named(target, text):
+            return errors.QueueNotFound(target, place.server)
+    if state == "3F000":
+        return errors.SchemaNotFound(target, place.server, text)
+    if state == "42703" and not place.is_state:
+        if "bodystring" in text:
+            return errors.BodyStringMissing(target, one_line("add_body_string", queue=target))
+        return errors.NotAQueue(target, text)
+    return None
+
+
+def _is_named(target: str, text: str) -> bool:
+    """Whether the server misses the queue or its schema, not something that its trigger uses."""
+    return any(name.strip('"').replace('""', '"') in text for name in target.split('"."'))
+
+
+def find_table(tables: dict[str, QueueAddress], text: str) -> tuple[str, str]:
+    """Return the role and the address of the table in the server's sentence; else the first's."""
+    first, *others = tables.items()
+    ends = " {}", '.{}" does not exist'
+    named = (at for at in others if text.endswith(tuple(end.format(at[1].table) for end in ends)))
+    role, address = next(named, first)
+    return role, print_postgresql(address)
+
+
+def missing_grant(text: str, place: Place) -> str:
+    """Return the GRANT that is missing (WIRE.md 7)."""
+    statement, target = place.statement, place.target
+    kind, _, name = text.removeprefix("permission denied for ").partition(" ")
+    queue = parse_postgresql(target) if target.startswith('"') else None
+    if kind in {"schema", "database"}:
+        right = "CREATE" if statement.startswith(("create", "install")) else "USAGE"
+        return f"GRANT {right} ON {kind.upper()} {identifier(name)} TO the_user"
+    if kind == "sequence" and queue is not None:
+        # the server leaves out the schema of the sequence, which is the queue's
+        sequence = quote_postgresql(QueueAddress(name, queue.schema))
+        return f"GRANT USAGE ON SEQUENCE {sequence} TO the_user"
+    if queue is None:
+        rights = "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES"
+        return f"GRANT {rights} IN SCHEMA {identifier(target)} TO the_user"
+    rights = RIGHTS.get(f"{statement} {place.role}") or RIGHTS.get(statement, "SELECT")
+    return f"GRANT {rights} ON {target} TO the_user"

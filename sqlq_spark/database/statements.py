@@ -1,0 +1,198 @@
+"""
+The statements of the databases, by name.
+
+Each database has the same SQL files with the same statements in the same order. `StatementName`
+lists the names, so that a typo in a call is a type error. A file that differs fails on load.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from itertools import zip_longest
+from typing import Literal, Self, get_args
+
+PACKAGE = "sqlq_spark.database"
+# the SQL files of each database, one for each concern
+FILES = (
+    "transactions",
+    "schema",
+    "peek",
+    "receive",
+    "receipts",
+    "staging",
+    "subscriptions",
+    "delayed",
+    "browse",
+    "checks",
+    "rights",
+)
+
+# in the order of the files and of the statements in them
+StatementName = Literal[
+    # transactions.sql
+    "begin",
+    "timeouts",
+    "commit",
+    "rollback",
+    "savepoint",
+    "release",
+    "check_deferred",
+    "clock",
+    # schema.sql
+    "install_lock",
+    "state_faults",
+    "install_schema",
+    "install_version",
+    "install_version_row",
+    "install_version_only",
+    "install_stream",
+    "install_task",
+    "install_receipt",
+    "install_receipt_storage",
+    "install_receipt_page",
+    "install_receipt_page_storage",
+    "install_staging",
+    "install_staging_storage",
+    "install_staging_page",
+    "install_staging_page_storage",
+    "install_dispatch_log",
+    "install_row_security",
+    "install_no_policy",
+    "install_policy",
+    "install_version_policy",
+    "version",
+    "row_security",
+    "create_queue",
+    "add_body_string",
+    "create_subscriptions",
+    "create_delayed",
+    "create_delayed_index",
+    "queue_columns",
+    # peek.sql
+    "peek",
+    "sample",
+    "top",
+    # receive.sql
+    "fence",
+    "task_lock",
+    "new_task",
+    "find_receipt",
+    "receipt_pages",
+    "receive",
+    "receive_body_string",
+    "take",
+    "patience",
+    "lock_destination",
+    "destinations",
+    "destination_code",
+    "destination_locks",
+    "find_large",
+    "find_large_body_string",
+    "divert_large",
+    "save_receipt",
+    # receipts.sql
+    "new_stream",
+    "lock_stream",
+    "claim",
+    "stream_queue",
+    "outcome",
+    "acknowledge",
+    "forget_receipts",
+    "store_plan",
+    "receipts",
+    "drop_receipt",
+    "retire_stream",
+    "streams",
+    # staging.sql
+    "sink_open",
+    "sink_close",
+    "sinks_lock",
+    "sink_elsewhere",
+    "new_sink",
+    "stage",
+    "advance",
+    "settle",
+    "chunks",
+    "chunk",
+    "chunk_pages",
+    "discard",
+    "discard_abandoned",
+    "forget_abandoned",
+    # subscriptions.sql
+    "subscribers",
+    "subscribe",
+    "unsubscribe",
+    # delayed.sql
+    "endpoint_zone",
+    "dues",
+    "move_due",
+    "next_due",
+    # browse.sql
+    "browse",
+    "browse_body_string",
+    "browse_seq",
+    "browse_headers",
+    "browse_delayed",
+    "purge",
+    "purge_range",
+    "purge_expired",
+    "stats",
+    "stats_delayed",
+    "seq_given",
+    "table_sizes",
+    "queue_tables",
+    # checks.sql
+    "check_rows",
+    "check_queue",
+    "check_delayed",
+    "check_server",
+    # rights.sql
+    "script_state_check",
+    "script_role",
+    "script_owner",
+    "script_reader",
+    "script_reader_state",
+    "script_sender",
+    "script_sender_state",
+    "script_share",
+    "script_all_rows",
+    "script_mover",
+    "script_delayer",
+    "script_errors",
+    "script_publisher",
+    "script_subscriber",
+    "script_creator",
+]
+
+
+def sql(dialect: str, name: str) -> str:
+    """Return one of a dialect's SQL files, with its comments."""
+    return files(PACKAGE).joinpath(dialect, f"{name}.sql").read_text(encoding="utf-8")
+
+
+class Statements(dict[str, str]):
+    """The statements of one dialect by name, comments stripped."""
+
+    @classmethod
+    def load(cls, dialect: str) -> Self:
+        """
+        Read a dialect's SQL files.
+
+        Raises:
+            RuntimeError: their statements, or the order of these, are not those of StatementName.
+        """
+        statements = cls.read(dialect)
+        for found, expected in zip_longest(statements, get_args(StatementName)):
+            if found != expected:
+                message = f"{dialect}: statement {found} was found where {expected} was expected"
+                raise RuntimeError(message)
+        return statements
+
+    @classmethod
+    def read(cls, dialect: str) -> Self:
+        """Split a dialect's SQL files, in the order of FILES, at their `-- name:` lines."""
+        text = "\n".join(sql(dialect, name) for name in FILES)
+        _, *parts = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
+        bare = [re.sub(r"^ *--.*\n?", "", part, flags=re.MULTILINE).strip() for part in parts[1::2]]
+        return cls(zip(parts[::2], bare, strict=True))
