@@ -416,8 +416,12 @@ def test_drop_deletes_only_after_a_yes(run: Any, orders: str, place: Place) -> N
     [
         (("stats", "nowhere"), 3, 'queue "public"."nowhere" was not found'),
         (("send", "nowhere", "--file", __file__), 3, 'queue "public"."nowhere" was not found'),
-        (("receipts", "list", "--state-schema", "nowhere"), 3, "run `sqlqueue install` once"),
-        (("create", '"not there"."q"'), 3, 'schema "not there" does not exist; let a DBA make'),
+        (("receipts", "list", "--state-schema", "nowhere"), 3, "Run `sqlqueue install` once"),
+        (
+            ("create", '"not there"."q"'),
+            3,
+            'schema "not there" does not exist. Ask a DBA to create',
+        ),
         (("create", "x" * 56), 2, "56 UTF-8 bytes where 55 are the most"),
         (("create", ""), 2, "option queue is ''"),
         (

@@ -215,4 +215,4 @@ def test_move_due_tells_what_is_missing(run: Any, orders: str, place: Place) -> 
     place.sql(f"DROP TABLE {table(place)}")
     code, _, error = run("move-due", orders)
     assert code == 3
-    assert "create it with `sqlqueue create QUEUE --delayed`" in error
+    assert "Create it with `sqlqueue create QUEUE --delayed`" in error

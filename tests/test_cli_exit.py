@@ -49,7 +49,7 @@ def test_a_database_that_is_not_there_is_3(run: Any, name: str) -> None:
 
 
 def test_what_is_found_or_refused_is_1(run: Any, ready: dict[str, str]) -> None:
-    """Something to mend, nothing to work on, or a no."""
+    """Something to fix, nothing to work on, or a no."""
     nobody = ("--stream", "nobody", "--state-schema", "STATE", "--yes")
     for call in (
         ("doctor", "QUEUE", "--state-schema", "STATE"),

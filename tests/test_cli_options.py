@@ -56,7 +56,7 @@ def test_what_only_looks_waits_no_longer_than_it_is_told(
     for code, _, error in found:
         assert code == 3
         assert error.startswith("stats took longer than 1 s: ")
-        assert error.endswith("raise the option --query-timeout\n")
+        assert error.endswith("Raise the option --query-timeout.\n")
 
 
 def test_errors_name_options_as_the_commands_spell_them() -> None:

@@ -216,7 +216,7 @@ def test_the_doctor_finds_nothing_wrong_with_what_create_and_install_made(
 
 
 def test_the_doctor_tells_what_is_wrong_and_what_mends_it(run: Any, place: Place) -> None:
-    """The exit code is 1; what mends it can be run, and then nothing is wrong."""
+    """The exit code is 1; what fixes it can be run, and then nothing is wrong."""
     queue = named(place, "shop")
     run("install", "--state-schema", place.state)
     run("create", queue)
@@ -232,8 +232,8 @@ def test_the_doctor_tells_what_is_wrong_and_what_mends_it(run: Any, place: Place
     assert "nothing wrong" not in said
     assert [each["name"] for each in found] == ["autovacuum", "body_string"]
     for each in found:
-        assert f"\n    {each['mend']}\n" in said
-        place.sql(each["mend"])
+        assert f"\n    {each['fix']}\n" in said
+        place.sql(each["fix"])
     assert run(*words)[:2] == (0, "nothing wrong\n")
 
 
@@ -252,7 +252,7 @@ def test_the_doctor_looks_at_the_queues_of_all_streams(run: Any, place: Place) -
     found = {each["name"]: each for each in map(json.loads, printed.splitlines())}
     assert code == 1
     assert set(found) == {"unseen_stream", "autovacuum"}
-    command = found["unseen_stream"]["mend"]
+    command = found["unseen_stream"]["fix"]
     assert command == f"sqlqueue receipts return --stream {STREAM} --state-schema {place.state}"
     assert run(*command.split()[1:], "--yes")[0] == 0
     assert left(place, queue) == 1
@@ -266,13 +266,13 @@ def test_the_doctor_without_state_tables_says_so(run: Any, place: Place) -> None
     assert code == 1
     assert [each["name"] for each in found] == ["state", "absent"]
     for each in found:
-        words = each["mend"].replace("'", "").split()[1:]
+        words = each["fix"].replace("'", "").split()[1:]
         assert run(*words)[0] == 0
     assert run("doctor", named(place, "shop"), "--state-schema", place.state)[0] == 0
 
 
 def test_the_doctor_leaves_a_table_of_delayed_messages_as_it_is(run: Any, place: Place) -> None:
-    """To give it the columns of a queue would mend nothing."""
+    """To give it the columns of a queue would fix nothing."""
     run("create", named(place, "shop"), "--delayed")
     run("install", "--state-schema", place.state)
     delayed = named(place, "shop.Delayed")
@@ -282,7 +282,7 @@ def test_the_doctor_leaves_a_table_of_delayed_messages_as_it_is(run: Any, place:
     found = json.loads(printed)
     assert code == 1
     assert (found["name"], found["where"]) == ("delayed_table", delayed)
-    assert "ALTER" not in found["mend"]
+    assert "ALTER" not in found["fix"]
 
 
 def test_the_doctor_says_where_it_looked_at_no_queue(run: Any, place: Place) -> None:
@@ -296,7 +296,7 @@ def test_the_doctor_says_where_it_looked_at_no_queue(run: Any, place: Place) -> 
 
 
 def test_the_doctor_grants_no_sequence_that_there_is_not(run: Any, place: Place) -> None:
-    """What mends it can be run, also where seq was made without one."""
+    """What fixes it can be run, also where seq was made without one."""
     login, queue = f"{place.schema}_l", named(place, "bare")
     place.sql(
         f"CREATE TABLE {queue} (id uuid, expires timestamp, headers text, body bytea, seq int)"
@@ -306,7 +306,7 @@ def test_the_doctor_grants_no_sequence_that_there_is_not(run: Any, place: Place)
         url = as_role(place.url, login)
         printed = run("doctor", queue, "--json", "--state-schema", place.state, "--url", url)[1]
 
-        found = {each["name"]: each["mend"] for each in map(json.loads, printed.splitlines())}
+        found = {each["name"]: each["fix"] for each in map(json.loads, printed.splitlines())}
         assert found["send_right"] == f"GRANT INSERT ON {place.schema}.bare TO {login}"
     finally:
         place.sql(f"DROP ROLE {login}")
@@ -336,7 +336,7 @@ def test_stats_warns_where_the_seqs_come_to_an_end(run: Any, place: Place, shop:
 
     assert code == 0
     assert error.startswith(f"{shop}: 93% of the seqs are used up")
-    place.connection.execute(error.partition("this mends it: ")[2].encode())
+    place.connection.execute(error.partition("Fix: ")[2].encode())
     assert run("stats", shop, "--state-schema", place.state)[2] == ""
 
 
@@ -345,7 +345,7 @@ def test_findings_are_shown_without_control_characters(capsys: pytest.CaptureFix
     from sqlq_spark.admin.checks import Finding  # noqa: PLC0415
 
     name = '"s"."[red]\x1b[2J"'
-    finding = Finding(where=name, name="x", severity="note", found="\x07", mend=f"ALTER {name};\nB")
+    finding = Finding(where=name, name="x", severity="note", found="\x07", fix=f"ALTER {name};\nB")
 
     show_findings([finding])
 

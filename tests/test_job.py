@@ -371,7 +371,7 @@ def test_without_delta_a_job_says_how_to_get_it(
     ended = job.main("", WithTable, lambda *_: {}, ["--url", URL, "--queues", "a"])
 
     assert ended == 2
-    assert "give spark-submit --properties-file conf/spark-defaults.conf" in capsys.readouterr().err
+    assert "add --properties-file conf/spark-defaults.conf" in capsys.readouterr().err
 
 
 class NoSpark:

@@ -111,7 +111,7 @@ def test_any_other_text_of_a_streams_queues_is_one_name(text: str) -> None:
     assert ", ".join(split_canonical(text)) == text
 
 
-# ---------------------------------------------------------------- what mends it
+# ---------------------------------------------------------------- how to fix it
 
 FAULTS = [
     errors.QueueNotFound("q", SQLSERVER),
@@ -134,10 +134,8 @@ def test_no_right_of_postgresql_is_asked_for_on_sql_server(fault: errors.SqlQueu
 
 def test_a_queue_that_was_not_found_is_told_how_to_name_a_schema() -> None:
     """In the notation of its database."""
-    assert "written table@[schema], one of another database table@[schema]@[database]" in str(
-        errors.QueueNotFound("q", SQLSERVER)
-    )
-    assert str(errors.QueueNotFound("q", POSTGRESQL)).endswith('is written "schema"."table"')
+    assert str(errors.QueueNotFound("q", SQLSERVER)).endswith("as table@[schema]@[database].")
+    assert str(errors.QueueNotFound("q", POSTGRESQL)).endswith('as "schema"."table".')
 
 
 def test_a_missing_url_is_asked_for_with_both_databases() -> None:

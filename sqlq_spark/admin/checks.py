@@ -54,7 +54,7 @@ class Finding:
     name: str
     severity: Severity
     found: str
-    mend: str  # statements, a line each; or a command, or what to set
+    fix: str  # statements, a line each; or a command, or what to set
 
     @property
     def wrong(self) -> bool:
@@ -162,7 +162,7 @@ def too_short(where: str, lives: Sequence[float | None], peek_delay: float) -> I
             severity="warning",
             found=f"messages live {shortest:g} s, and a stream with peekDelay {peek_delay:g} s may "
             "come too late for them",
-            mend=f"option peekDelay: less than {shortest:g} s (100ms is the least), "
+            fix=f"option peekDelay: less than {shortest:g} s (100ms is the least), "
             "or a longer time to be received",
         )
 
@@ -175,15 +175,15 @@ def too_long(where: str, seq: int | None, size: int | None) -> Iterator[Finding]
             name="long_headers",
             severity="warning",
             found=f"the headers of the message with seq {seq} have {size} bytes",
-            mend="find its sender, whose data belongs into the body; a stream with errorQueue and "
+            fix="find its sender, whose data belongs into the body; a stream with errorQueue and "
             f"a maxMessageBytes below {size} moves such messages there unread",
         )
 
 
 def finding(where: str, row: Row) -> Finding:
     """One row of `check_queue` or `check_server`."""
-    name, severity, found, mend = row
-    return Finding(where=where, name=name, severity=severity, found=found, mend=mend)
+    name, severity, found, fix = row
+    return Finding(where=where, name=name, severity=severity, found=found, fix=fix)
 
 
 # ---------------------------------------------------------------- the rest
@@ -200,8 +200,8 @@ def of_state(connection: Connection) -> list[Finding]:
     try:
         check_state(connection, connection.state)
     except StateNotInstalled as error:
-        mend = f"sqlqueue install --state-schema {quote(connection.state)}"
-        return [told(connection.server, "state", error, mend)]
+        fix = f"sqlqueue install --state-schema {quote(connection.state)}"
+        return [told(connection.server, "state", error, fix)]
     except StateTooNew as error:
         return [told(connection.server, "state", error, "pip install --upgrade sqlq-spark")]
     except RightMissing as error:
@@ -219,7 +219,7 @@ def of_streams(connection: Connection, *, after: float = FORGOTTEN) -> list[Find
             severity="warning",
             found=f"stream {each.stream} was last seen {each.seen:%Y-%m-%d %H:%M} and holds "
             f"{each.held} messages in {each.receipts} receipts: is its checkpoint gone?",
-            mend=f"sqlqueue receipts return --stream {quote(each.stream)} "
+            fix=f"sqlqueue receipts return --stream {quote(each.stream)} "
             f"--state-schema {quote(connection.state)}",
         )
         for each in inspect.streams(connection)
@@ -227,9 +227,9 @@ def of_streams(connection: Connection, *, after: float = FORGOTTEN) -> list[Find
     ]
 
 
-def told(where: str, name: str, error: Exception, mend: str) -> Finding:
+def told(where: str, name: str, error: Exception, fix: str) -> Finding:
     """Make a finding of an error."""
-    return Finding(where=where, name=name, severity="error", found=str(error), mend=mend)
+    return Finding(where=where, name=name, severity="error", found=str(error), fix=fix)
 
 
 # ---------------------------------------------------------------- who looks
@@ -304,8 +304,8 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
             found += of_delayed(connection, each) if options.delayed_delivery else []
     for one in found:
         if one.name == "body_string":
-            raise BodyStringMissing(one.where, one.mend)
+            raise BodyStringMissing(one.where, one.fix)
         if one.name == "table_kind":
             raise NotAQueue(one.where, one.found)
         if one.wrong:
-            log.warning("%s: %s; this mends it: %s", one.where, one.found, one.mend)
+            log.warning("%s: %s. Fix: %s", one.where, one.found, one.fix)

@@ -121,8 +121,8 @@ def once(
             if each.name == "seq_end"
         ]
     for each in found:
-        mend = " ".join(each.mend.splitlines())
-        say_error(f"{each.where}: {each.found}; this mends it: {mend}")
+        fix = " ".join(each.fix.splitlines())
+        say_error(f"{each.where}: {each.found}. Fix: {fix}")
 
 
 def follow(

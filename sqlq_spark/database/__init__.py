@@ -72,7 +72,7 @@ class Connection(Protocol):
     One session with a database.
 
     `tables` fill the braces of a statement and are quoted here; `values` are bound.
-    Every method raises a `DatabaseFailure` that says which statement failed and what mends it.
+    Every method raises a `DatabaseFailure` that says which statement failed and how to fix it.
     The transaction is then undone; from the statement `savepoint` to `release`, what came since.
     """
 

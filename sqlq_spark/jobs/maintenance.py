@@ -104,7 +104,7 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
 def wrong(said: dict[str, Any]) -> bool:
     """Whether someone must look; each thing is told in a line of its own, too."""
     for each in said.get("findings", ()):
-        tell("{severity}  {where}: {found}; this mends it: {mend}".format(**each))
+        tell("{severity}  {where}: {found}. Fix: {fix}".format(**each))
     for each in said.get("receipts", ()):
         tell("receipts left  {queue}: {messages} messages of stream {stream}".format(**each))
     errors = [each for each in said.get("findings", ()) if each["severity"] == "error"]

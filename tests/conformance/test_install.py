@@ -104,7 +104,7 @@ def test_state_tables_that_are_absent_are_told_with_the_command(bare: Bench) -> 
     assert str(caught.value).startswith(
         f"the state tables were not found in schema {bare.peer.state} of "
     )
-    assert "run `sqlqueue install` once" in str(caught.value)
+    assert "Run `sqlqueue install` once" in str(caught.value)
 
 
 def test_state_tables_of_a_newer_release_are_left_alone(bench: Bench) -> None:

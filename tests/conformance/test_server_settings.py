@@ -115,7 +115,7 @@ def test_an_older_server_is_refused(bare: Bench, monkeypatch: pytest.MonkeyPatch
     """The error says which would do."""
     monkeypatch.setattr(postgresql, "OLDEST", 99)
 
-    with pytest.raises(ServerTooOld, match=r" is PostgreSQL \d+\.\d+, and 99 or later is needed"):
+    with pytest.raises(ServerTooOld, match=r" is PostgreSQL \d+\.\d+, but 99 or later is needed"):
         bare.open()
 
 
@@ -124,7 +124,7 @@ def test_statement_pooling_is_refused(bench: Bench) -> None:
     """At once, and with what would do."""
     with relayed(bench.peer.url, begins=False) as (url, _):
         session = bench.session(url=url)
-        with pytest.raises(StatementPooling, match="pool_mode=transaction or session"):
+        with pytest.raises(StatementPooling, match="pool_mode=transaction or pool_mode=session"):
             session.do(lambda connection: connection.rows("clock"))
 
 

@@ -26,8 +26,8 @@ def show_findings(findings: Sequence[Finding]) -> None:
         style = STYLES[each.severity]
         line = Text.assemble((each.severity, style), f"  {clean(each.where)}: {clean(each.found)}")
         console.print(line, soft_wrap=True)
-        for mend in each.mend.splitlines():
-            console.print(Text(f"    {clean(mend)}", "cyan"), soft_wrap=True)
+        for fix in each.fix.splitlines():
+            console.print(Text(f"    {clean(fix)}", "cyan"), soft_wrap=True)
     if not any(each.wrong for each in findings):
         console.print(Text("nothing wrong", "green"))
 

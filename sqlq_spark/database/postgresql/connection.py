@@ -405,8 +405,8 @@ class Connection:
             case "42703" if target != self.state:
                 found = errors.NotAQueue(target, said)
             case "42501" if "row-level security" not in said:
-                mend = grant(statement, target, said, role)
-                found = errors.RightMissing(statement, said, mend)
+                fix = grant(statement, target, said, role)
+                found = errors.RightMissing(statement, said, fix)
             case "22023" if statement == "endpoint_zone":
                 found = errors.TimeZoneNotFound(statement, said)
             case "40P01" | "40001":

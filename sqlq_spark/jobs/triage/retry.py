@@ -65,8 +65,8 @@ class RequestStuck(SqlQueueError):
         "and sends nothing twice"
     )
 
-    def __init__(self, request: str, table: str, reason: str, mend: str, messages: int = 0) -> None:
-        super().__init__(request, table, reason, mend)
+    def __init__(self, request: str, table: str, reason: str, fix: str, messages: int = 0) -> None:
+        super().__init__(request, table, reason, fix)
         self.messages = messages
 
 
@@ -210,8 +210,8 @@ class Retry:
         there, reasons = self.sources([str(text) for text in counted])
         if reasons:
             told = "; ".join(sorted(set(reasons.values())))
-            mend = LET_GO.format(request)
-            raise RequestStuck(request, self.table, told, mend, sum(counted.values()))
+            fix = LET_GO.format(request)
+            raise RequestStuck(request, self.table, told, fix, sum(counted.values()))
         pairs = [F.lit(each) for pair in there.items() for each in pair]
         sent = rows.withColumnRenamed("failureId", "id").select(
             *return_to_source(json=True)[:-1],
