@@ -66,5 +66,5 @@ def test_no_answer_is_a_no(run: Any, ready: dict[str, str], place: Place) -> Non
     code, _, error = run("purge", ready["OTHER"], stdin="")
 
     assert code == 1
-    assert error.endswith("nothing was done (no answer can be read here: --yes does not ask)\n")
+    assert error.endswith("nothing was done (standard input gives no answer: use --yes)\n")
     assert place.sql(f"SELECT count(*) FROM {ready['OTHER']}") == [(4,)]

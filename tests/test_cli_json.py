@@ -142,7 +142,7 @@ def test_a_program_is_not_asked(run: Any, ready: dict[str, str]) -> None:
         code, printed, error = run(*name.split(), *call, "--json", stdin="y\n")
 
         assert (code, printed) == (2, "")
-        assert error.endswith("expected --yes beside it: a program cannot be asked\n")
+        assert error.endswith("expected --yes with it, because a program cannot be asked\n")
 
 
 def test_the_demo_prints_its_figures(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

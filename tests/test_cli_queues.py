@@ -59,7 +59,7 @@ def test_a_second_queue_is_told_its_option(run: Any, place: Place, command: str)
     code, _, told = run(command, named(place, "error"), named(place, "audit"))
 
     assert code == 2
-    assert "expected one QUEUE: name the endpoint's others by --error, --audit" in told
+    assert "expected one QUEUE; name the endpoint's other queues with --error, --audit" in told
     assert tables(place) == set()
 
 
@@ -83,7 +83,7 @@ def test_create_says_where_delayed_messages_wait(run: Any, place: Place) -> None
     """For that is a table too."""
     _, said, _ = run("create", named(place, "shop"), "--delayed")
 
-    assert said.endswith(f"\nits delayed messages wait in {named(place, 'shop.Delayed')}\n")
+    assert f"\ntable {named(place, 'shop.Delayed')} is in " in said
     assert tables(place) == {"shop", "shop.Delayed"}
 
 
@@ -137,7 +137,7 @@ def test_the_rights_of_the_script_leave_the_doctor_nothing_to_mend(
 
             assert code == 0
             assert f"note  {queue}: login {place.schema}_{role} {note}" in said
-            assert "nothing wrong" in said
+            assert "no problems found" in said
     finally:
         drop_roles(place)
 
@@ -168,7 +168,7 @@ def test_purge_deletes_only_after_a_yes(run: Any, place: Place, shop: str) -> No
     agreed, done, _ = run("purge", shop, stdin="y\n")
 
     assert (refused, agreed) == (1, 0)
-    assert f"This will delete 3 messages of {shop} for good." in said
+    assert f"This will delete 3 messages of {shop} permanently." in said
     assert kept == 3
     assert done.endswith("3 messages deleted\n")
     assert left(place, shop) == 0
@@ -211,7 +211,7 @@ def test_the_doctor_finds_nothing_wrong_with_what_create_and_install_made(
     code, said, error = run("doctor", named(place, "shop"), "--state-schema", place.state)
     _, printed, _ = run("doctor", named(place, "shop"), "--json", "--state-schema", place.state)
 
-    assert (code, said, error) == (0, "nothing wrong\n", "")
+    assert (code, said, error) == (0, "no problems found\n", "")
     assert printed == ""
 
 
@@ -229,12 +229,12 @@ def test_the_doctor_tells_what_is_wrong_and_what_mends_it(run: Any, place: Place
     found = [json.loads(line) for line in printed.splitlines()]
     assert code == 1
     assert f"error  {queue}: autovacuum is off for this table" in said
-    assert "nothing wrong" not in said
+    assert "no problems found" not in said
     assert [each["name"] for each in found] == ["autovacuum", "body_string"]
     for each in found:
         assert f"\n    {each['fix']}\n" in said
         place.sql(each["fix"])
-    assert run(*words)[:2] == (0, "nothing wrong\n")
+    assert run(*words)[:2] == (0, "no problems found\n")
 
 
 def test_the_doctor_looks_at_the_queues_of_all_streams(run: Any, place: Place) -> None:
@@ -286,13 +286,15 @@ def test_the_doctor_leaves_a_table_of_delayed_messages_as_it_is(run: Any, place:
 
 
 def test_the_doctor_says_where_it_looked_at_no_queue(run: Any, place: Place) -> None:
-    """To find nothing wrong with none is no comfort."""
+    """To find no problems found with none is no comfort."""
     run("install", "--state-schema", place.state)
 
     code, said, _ = run("doctor", "--state-schema", place.state)
 
     assert code == 0
-    assert said == "no queue is looked at: none is named, and no stream has one\nnothing wrong\n"
+    assert said == (
+        "no queue was checked: none was named, and there is no stream\nno problems found\n"
+    )
 
 
 def test_the_doctor_grants_no_sequence_that_there_is_not(run: Any, place: Place) -> None:
@@ -350,14 +352,14 @@ def test_findings_are_shown_without_control_characters(capsys: pytest.CaptureFix
     show_findings([finding])
 
     assert capsys.readouterr().out == (
-        'note  "s"."[red]·[2J": ·\n    ALTER "s"."[red]·[2J";\n    B\nnothing wrong\n'
+        'note  "s"."[red]·[2J": ·\n    ALTER "s"."[red]·[2J";\n    B\nno problems found\n'
     )
 
 
 def test_a_domain_has_a_schema_and_roles_of_its_own(place: Place, run: Any) -> None:
     """Of one option; what other options name stays."""
     _, plain, _ = run("script", "Q", "--domain", "billing")
-    _, other, _ = run("script", "Q", "--domain", "billing", "--stream", "clerk")
+    _, other, _ = run("script", "Q", "--domain", "billing", "--reader", "clerk")
 
     for word in ('"sqlqueue_billing".stream', '"billing_reader"', '"billing_sender"'):
         assert word in plain

@@ -150,10 +150,10 @@ def test_a_dotted_name_that_someone_wrote_is_told_how_it_is_written(
     ("words", "told"),
     [
         ([], "option ID is missing: give the messages to return"),
-        (["--all", "m-1"], "option --all is 'true': expected nothing that chooses a part"),
+        (["--all", "m-1"], "option --all is 'true': expected no other choice of messages"),
         (["--since", "noon"], "option --since is 'noon': expected a time with its zone"),
         (["--until", "2026-06-30T11:00:00"], "option --until is '2026-06-30T11:00:00'"),
-        (["--all", "--json"], "option --json is 'true': expected --yes beside it"),
+        (["--all", "--json"], "option --json is 'true': expected --yes with it"),
         (["--failed-queue", '"a'], "option --failed-queue is '\"a': expected a queue's name"),
     ],
 )

@@ -367,5 +367,5 @@ def test_the_command_prints_it_and_connects_to_nothing() -> None:
 @pytest.mark.parametrize("name", ["a\nGO\nDROP TABLE x", "a\rGO\rb", "$(x)", "a\u2028GO"])
 def test_a_name_that_sqlcmd_would_misread_is_refused(name: str) -> None:
     """A batch ends at a line GO, also inside brackets; $(x) is a variable."""
-    with pytest.raises(BadAddress, match="would be misread by sqlcmd"):
+    with pytest.raises(BadAddress, match="sqlcmd would misread"):
         made(queue=name)

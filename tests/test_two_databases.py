@@ -165,9 +165,9 @@ def test_a_password_of_the_environment_is_that_of_either_database(
 ) -> None:
     """As the option of the data source; nothing is added where there is none."""
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush&;1")
-    with_one = options.given(url, queue="q")
+    with_one = options.source_options(url, queue="q")
     monkeypatch.delenv("SQLQUEUE_PASSWORD")
-    without = options.given(url, queue="q")
+    without = options.source_options(url, queue="q")
 
     assert with_one.url == f"{url}?password=hush%26%3B1"
     assert without.url == url
@@ -188,7 +188,7 @@ def test_a_password_in_the_url_wins_over_that_of_the_environment(
     """What is said last and by hand is meant; so it is for a job."""
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush")
 
-    assert options.given(url, queue="q").url == url
+    assert options.source_options(url, queue="q").url == url
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_what_only_looks_like_a_password_is_none(url: str, monkeypatch: pytest.M
     """A port and an @ behind it."""
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush")
 
-    assert options.given(url, queue="q").url == f"{url}&password=hush"
+    assert options.source_options(url, queue="q").url == f"{url}&password=hush"
 
 
 @pytest.mark.usefixtures("_no_pauses")

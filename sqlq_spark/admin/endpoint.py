@@ -1,10 +1,10 @@
 """
-The queues of an endpoint, by the names that the transport gives them; pure.
+The queues of an endpoint, by the names that the transport gives them. Does no IO.
 
     endpoint[.qualifier][.discriminator]
 
-`shop` is what all instances share, `shop.web1` belongs to the instance web1, `shop.Retries` is a
-satellite's. Error and audit queues are shared by endpoints and named whole.
+All instances share the queue `shop`. `shop.web1` belongs to the instance web1, and `shop.Retries`
+to a satellite. Endpoints share error and audit queues, which have full names.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Endpoint:
 
     @property
     def own(self) -> tuple[QueueAddress, ...]:
-        """Those that the endpoint receives from."""
+        """The queues that the endpoint receives from."""
         return self.primary, *self.instances, *self.satellites
 
     @property
     def shared(self) -> tuple[QueueAddress, ...]:
-        """Those that it only sends to."""
+        """The queues that it only sends to."""
         return tuple(each for each in (self.error, self.audit) if each is not None)
 
     @property
     def queues(self) -> tuple[QueueAddress, ...]:
-        """All of them."""
+        """All queues."""
         return *self.own, *self.shared
 
 
@@ -60,22 +60,21 @@ def endpoint(
     Name the queues of an endpoint.
 
     Args:
-        url: its scheme says in which database's notation.
+        url: its scheme says which database's notation to use.
         queue: the endpoint's name, or the address of its queue.
-        instances: a discriminator each, put behind the endpoint's name, in the endpoint's schema;
-            or the whole address of the instance's queue.
-        qualifiers: of satellites, in the same way.
-        error: a queue's name or address, as errorQueue of a stream.
+        instances: discriminators, which follow the endpoint's name; or whole addresses.
+        qualifiers: qualifiers of satellites, or whole addresses.
+        error: a queue's name or address, as in a stream's option errorQueue.
         audit: as `error`.
 
     Raises:
-        BadOption: a name is empty, too long, or comes twice; it names the flag.
+        BadOption: a name is empty, too long, or appears twice. The error names the flag.
     """
     primary = addressed("queue", url, queue)
     made = Endpoint(
         primary=primary,
-        instances=tuple(_derived("--instance", url, primary, text) for text in instances),
-        satellites=tuple(_derived("--qualifier", url, primary, text) for text in qualifiers),
+        instances=tuple(_derive("--instance", url, primary, text) for text in instances),
+        satellites=tuple(_derive("--qualifier", url, primary, text) for text in qualifiers),
         error=None if error is None else addressed("--error", url, error),
         audit=None if audit is None else addressed("--audit", url, audit),
     )
@@ -84,12 +83,12 @@ def endpoint(
 
 
 def table_name(endpoint: str, qualifier: str = "", discriminator: str = "") -> str:
-    """The table of an endpoint's queue, of its satellite's, of its instance's; no part is empty."""
+    """The table name of a queue of an endpoint, a satellite or an instance."""
     return ".".join(part for part in (endpoint, qualifier, discriminator) if part)
 
 
-def _derived(flag: str, url: str, primary: QueueAddress, text: str) -> QueueAddress:
-    """A queue named behind the endpoint's, unless the text is an address of its own."""
+def _derive(flag: str, url: str, primary: QueueAddress, text: str) -> QueueAddress:
+    """The queue whose name follows the endpoint's, unless `text` is a whole address."""
     given = addressed(flag, url, text)
     if given != QueueAddress(text):
         return given
@@ -97,7 +96,7 @@ def _derived(flag: str, url: str, primary: QueueAddress, text: str) -> QueueAddr
     try:
         NAMED[database.kind(url)](printed(url, made))
     except BadAddress as error:
-        expected = f"a name that fits behind {primary.table}. ({error.args[-1]})"
+        expected = f"a name that can follow {primary.table}. ({error.args[-1]})"
         raise BadOption(flag, text, expected) from None
     return made
 
@@ -108,7 +107,7 @@ def _check_each_once(url: str, made: Endpoint) -> None:
         for each in queues:
             name = printed(url, each)
             if name in seen:
-                raise BadOption(flag, name, "another queue than those named before it")
+                raise BadOption(flag, name, "another queue than those before it")
             seen.add(name)
 
 

@@ -1,8 +1,8 @@
 """
-The script for a DBA: what the installer would run, and the rights by role; connects to nothing.
+The script for a DBA: the tables that the installer would create, and the permissions of each role.
 
-It is made of the same statements as install.py runs, with their values written out, and can be run
-again without harm.
+It consists of the statements that the installer runs, with their values written out. It can be run
+again. Nothing here connects to a database.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """Who may do what; made where they are absent, without a login."""
+    """The roles and what they may do. The script creates missing ones, without a login."""
 
     reader: str = "sqlqueue_reader"
     sender: str = "sqlqueue_sender"
-    operator: str | None = None  # who runs `sqlqueue`; None: no such role
-    installer: str | None = None  # who runs its `create`
-    owner: str = "sqlqueue_owner"  # whose the state tables are, where there is an installer
+    operator: str | None = None  # may run `sqlqueue`; None: no such role
+    installer: str | None = None  # may run `sqlqueue create`; None: no such role
+    owner: str = "sqlqueue_owner"  # owns the state tables, if there is an installer
 
     def __post_init__(self) -> None:
-        """Refuse what would end the quotes of the script's block, or that no role can be named."""
+        """Reject names that would end the quotes of the script's block, or are too long."""
         for each in fields(self):
             option, name = f"--{each.name}", getattr(self, each.name)
             if name is None:
@@ -53,7 +53,7 @@ class Roles:
 
 @dataclass(frozen=True, kw_only=True)
 class Domain:
-    """The logins that trust one another: they share a state schema, and a pair of roles."""
+    """A group of logins that trust one another: they share a state schema and two roles."""
 
     state: str = "sqlqueue"  # schema of the state tables
     reader: str = Roles.reader
@@ -61,7 +61,7 @@ class Domain:
 
     @classmethod
     def of(cls, name: str | None) -> Domain:
-        """The domain of a name; without one, that of everyone who names none."""
+        """The domain of this name; without a name, the default domain."""
         if name is None:
             return cls()
         return cls(state=f"sqlqueue_{name}", reader=f"{name}_reader", sender=f"{name}_sender")
@@ -81,17 +81,18 @@ def script(
     Write the script.
 
     Args:
-        endpoint: its queues are made; the reader receives from its own and may insert into its
-            error and audit queues, the sender sends to its own; an operator may do both, with all.
+        endpoint: its queues are created. The reader may receive from the endpoint's own queues, and
+            insert into its error and audit queues. The sender may send to the own queues. An
+            operator may do both with all queues.
         state: schema of the state tables.
-        subscriptions: the table of subscriptions; made too, and the sender may read it.
-        roles: whom to grant to.
+        subscriptions: the subscription table. It is created, and the sender may read it.
+        roles: which roles to grant to.
         body_string: also add the column BodyString to each queue.
-        delayed: whether messages can be delayed by the endpoint; the reader may move what is due.
-        dialect: of which database.
+        delayed: also create the table of delayed messages; the reader may move due messages.
+        dialect: the name of the dialect.
     """
     roles = roles or Roles()
-    apart = dialect == "postgresql"  # by row security; SQL Server by a schema for each domain
+    apart = dialect == "postgresql"  # row security; SQL Server uses a schema for each domain
     steps = [*_tables(endpoint, body_string=body_string, apart=apart)]
     steps += _rights(endpoint, roles, apart=apart)
     steps += _topics(subscriptions, roles)
@@ -106,13 +107,13 @@ def script(
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A statement of the script, and whom and what it is about; or a comment."""
+    """A statement of the script with its tables and role, or a comment."""
 
     comment: str = ""
     statement: str = ""
     tables: dict[str, QueueAddress] = field(default_factory=dict)
     role: str = ""
-    state_table: str = ""  # its name, where the statement is about one
+    state_table: str = ""  # the name of a state table, if the statement uses one
 
 
 READER_TABLES, SENDER_TABLES = KEPT_APART[:4], KEPT_APART[4:]
@@ -149,10 +150,10 @@ def _rights(endpoint: Endpoint, roles: Roles, *, apart: bool) -> Iterator[Step]:
 
 
 def _topics(table: QueueAddress | None, roles: Roles) -> Iterator[Step]:
-    """What a sender that publishes needs beside its other rights."""
+    """The permissions that a sender also needs to publish."""
     if table is None:
         return
-    yield Step(comment="Who hears of which topic.")
+    yield Step(comment="Subscriptions: which queues get which topics.")
     for name in ("create_subscriptions", "script_publisher"):
         yield Step(statement=name, tables={"subscriptions": table}, role=roles.sender)
 
@@ -174,7 +175,7 @@ def _operator(
     delayed: bool,
     apart: bool,
 ) -> Iterator[Step]:
-    """What every command needs that makes no tables."""
+    """The permissions for every command that creates no tables."""
     yield Step(comment="Rights of an operator: {grant} whoever runs `sqlqueue`.", role=role)
     for name in ("script_role", "script_reader_state", "script_sender_state"):
         yield Step(statement=name, role=role)
@@ -193,31 +194,31 @@ def _operator(
 
 
 def _installer(endpoint: Endpoint, role: str, owner: str) -> Iterator[Step]:
-    """What `create` needs; the state tables are here already, and belong to no login."""
+    """The permissions for `create`. The state tables exist already, and no login owns them."""
     yield Step(comment="Owner of the state tables: no login may be a member of it.")
     for name in ("script_role", "script_owner"):
         yield Step(statement=name, role=owner)
-    yield Step(comment="Rights of an installer: {grant} whoever makes queues.", role=role)
+    yield Step(comment="Rights of an installer: {grant} whoever creates queues.", role=role)
     yield Step(statement="script_role", role=role)
     for each in {each.schema: each for each in endpoint.queues}.values():
         yield Step(statement="script_creator", tables={"queue": each}, role=role)
 
 
-# ---------------------------------------------------------------- in a database's language
+# ---------------------------------------------------------------- dialects
 
 
 def _postgresql(known: Statements, steps: Sequence[Step], state: str, owner: str) -> str:
     """
-    One transaction.
+    Write the script as one transaction.
 
     Raises:
-        BadOption: a schema that would end the quotes of the script's blocks.
+        BadOption: the schema's name would end the quotes of the script's blocks.
     """
     if "$" in state:
         raise BadOption("--state-schema", state, "a schema's name without $")
     parts = []
     values = {"state_name": literal(state), "owner": literal(owner)}
-    faults = _filled(known["state_faults"], values).rstrip(";")
+    faults = _fill(known["state_faults"], values).rstrip(";")
     for step in steps:
         role = identifier(step.role)
         if step.comment:
@@ -228,14 +229,14 @@ def _postgresql(known: Statements, steps: Sequence[Step], state: str, owner: str
         if step.state_table:
             words["table"] = f"{identifier(state)}.{identifier(step.state_table)}"
         for name, table in step.tables.items():
-            words |= _named(name, table)
-        parts.append(_filled(known[step.statement], words))
+            words |= _names(name, table)
+        parts.append(_fill(known[step.statement], words))
     body = "\n\n".join(parts)
     return f"{known['begin']};\n\n{body}\n\nCOMMIT;\n"
 
 
-def _named(name: str, table: QueueAddress) -> dict[str, str]:
-    """A table's own names, quoted; the sequence is the one that `serial` makes."""
+def _names(name: str, table: QueueAddress) -> dict[str, str]:
+    """The quoted names of a table, its schema and the sequence that `serial` creates."""
     words = {name: quote_postgresql(table)}
     if name == "delayed":
         return words | {"index": identifier(due_index(table))}
@@ -246,22 +247,22 @@ def _named(name: str, table: QueueAddress) -> dict[str, str]:
 
 def _sqlserver(known: Statements, steps: Sequence[Step], state: str, owner: str) -> str:
     """
-    A batch for each statement, in a transaction of its own: names declared in one end with it.
+    Write each statement as a batch in its own transaction, because variables end with their batch.
 
     Raises:
-        BadAddress: a name with a line break, which may end a batch, or with `$(`, which sqlcmd
-            reads as a variable.
+        BadAddress: a name has a line break, which may end a batch, or `$(`, which sqlcmd reads as a
+            variable.
     """
     names = [state, owner, *(name for step in steps for name in (step.role, *_parts(step)))]
     for name in names:
         if "$(" in name or len(name.splitlines()) > 1:
-            raise BadAddress(name, "a line break or $( in a name would be misread by sqlcmd")
-    # sqlcmd has QUOTED_IDENTIFIER off, and an index with a filter wants it on
+            raise BadAddress(name, "sqlcmd would misread a line break or $( in a name")
+    # sqlcmd sets QUOTED_IDENTIFIER off, but an index with a filter needs it on
     settings = ("NOCOUNT", "XACT_ABORT", "ANSI_NULLS", "QUOTED_IDENTIFIER")
     parts = ["".join(f"SET {each} ON;\n" for each in settings) + "GO"]
     values = {"state_name": calls.literal(state), "owner": calls.literal(owner)}
     text = calls.named(known["state_faults"], state, {})
-    faults = _filled(text, values).rstrip(";")
+    faults = _fill(text, values).rstrip(";")
     for step in steps:
         role = bracketed(step.role)
         if step.comment:
@@ -276,7 +277,7 @@ def _sqlserver(known: Statements, steps: Sequence[Step], state: str, owner: str)
         }
         if "queue" in step.tables:
             words["schema"] = bracketed(step.tables["queue"].schema or "dbo")
-        text = _filled(known[step.statement], words)
+        text = _fill(known[step.statement], words)
         parts.append(f"BEGIN TRANSACTION;\n{text}\nCOMMIT TRANSACTION;\nGO")
     return "\n\n".join(parts) + "\n"
 
@@ -289,17 +290,17 @@ def _parts(step: Step) -> Iterator[str]:
 WRITERS = {"postgresql": _postgresql, "sqlserver": _sqlserver}
 
 
-def _filled(statement: str, words: dict[str, str]) -> str:
-    """A statement with its words written out; one pass, so that none is filled in again."""
+def _fill(statement: str, words: dict[str, str]) -> str:
+    """Write out a statement's words, in one pass, so that no value is replaced again."""
     pattern = "|".join(rf"\{{{name}\}}|(?<![:@\w])[:@]{name}\b" for name in words)
     return re.sub(pattern, lambda found: words[found[0].strip("{:@}")], statement) + ";"
 
 
 def _plain(quoted: str) -> str:
-    """A name inside a comment, which a line break would end."""
+    """A name for a comment, without line breaks, which would end the comment."""
     return " ".join(quoted.split())
 
 
 def literal(text: str) -> str:
-    """A quoted text."""
+    """A quoted string."""
     return "'" + text.replace("'", "''") + "'"

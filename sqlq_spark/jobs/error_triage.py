@@ -1,19 +1,21 @@
 """
-An error queue → a Delta table of failures and one of their groups; and back.
+Collect an error queue in a Delta table of failures and one of groups; return failures.
 
     spark-submit jobs/error_triage.py --settings conf/error_triage.toml
     sqlqueue-error-triage --settings conf/error_triage.toml
     spark-submit jobs/error_triage.py --settings conf/error_triage.toml --mode retry --groups DIGEST
 
-`collect` receives the error queue into the table, exactly once, headers and body whole, and writes
-the groups anew: failures of one exception and one stack, by their digest.
-`retry` returns the failures of some groups, or some ids, to the queues in which they failed, each
-exactly once. It first writes a request into their rows, which fixes what it sends; then it sends
-them, in one transaction that enters the request into the database's ledger; then it marks them as
-returned. What was killed in between is finished by the next `retry`, whatever that is told to
-return: what the ledger knows is not sent again, and a ledger that does not know the request is told
-to be another one. What cannot be returned stays and is told, with exit code 1, and so is an id or
-group that is not in the table. A request whose queue is gone for good is let go by `--give-up`.
+`collect` receives the error queue into the table, exactly once, with complete headers and bodies.
+It then writes the table of groups again. A group has failures of one exception and one stack.
+
+`retry` returns the failures of some groups or ids to the queues in which they failed, each exactly
+once. It first writes a request into their rows. Then it sends them in one transaction, which also
+enters the request into the database's dispatch log. Then it marks them as returned. After a kill,
+the next `retry` finishes each open request. It does not send a request again that is in the
+dispatch log, and reports one that this dispatch log does not have.
+
+Failures that cannot be returned, and ids or groups that are not in the table, are reported, and the
+exit code is 1. If a request's queue no longer exists, use `--give-up`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class Settings(job.DatabaseSettings):
     error_queue: str = job.setting("The error queue.")
     table: str = job.setting("The Delta table of failures: a name, or a path with a slash in it.")
     groups_table: str | None = job.setting(
-        "The Delta table of groups; without it, the same with _groups.", default=None
+        "The Delta table of groups; default: the name of table with _groups.", default=None
     )
     mode: str = job.setting(
         "collect or retry.",
@@ -46,22 +48,22 @@ class Settings(job.DatabaseSettings):
         expected="collect or retry",
     )
     groups: tuple[str, ...] = job.setting(
-        "To retry: digests of groups, separated by commas.", default=()
+        "With mode retry: digests of groups, separated by commas.", default=()
     )
     ids: tuple[str, ...] = job.setting(
-        "To retry: ids of messages or failures, separated by commas.", default=()
+        "With mode retry: ids of messages or failures, separated by commas.", default=()
     )
     give_up: tuple[str, ...] = job.setting(
-        "To retry: requests that cannot be finished, by the names that it told; what they did not "
-        "send can be chosen again.",
+        "With mode retry: requests to give up, by the ids that the job reported. Failures that were "
+        "not sent can be chosen again.",
         default=(),
     )
     checkpoint: str | None = job.setting(
-        "To collect: the folder in which the stream remembers what is done.", default=None
+        "With mode collect: the folder of the stream's checkpoint.", default=None
     )
     allowed_destinations: str | None = job.setting(
-        "Tables that messages may be returned to, whoever owns them: names, separated by commas; "
-        "* and ? stand for any text.",
+        "Tables of other owners to which messages may be returned, separated by commas; * and ? "
+        "are wildcards.",
         default=None,
     )
     trigger: str = job.trigger()
@@ -80,7 +82,7 @@ class Settings(job.DatabaseSettings):
         return job.passed(SourceOptions, self.source, **own)
 
     def write(self, request: str | None = None) -> dict[str, str]:
-        """Options of the sink; a request is sent once, ever."""
+        """Options of the sink; a request is sent only once."""
         name, version = (None, None) if request is None else (f"triage:{request}", "0")
         own = {"asReceived": "true", "delivery": "exactlyOnce", "transactionMode": None}
         own |= {"queue": None, "topics": None, "txnAppId": name, "txnVersion": version}
@@ -88,10 +90,10 @@ class Settings(job.DatabaseSettings):
         return job.passed(SinkOptions, self.sink, **self.login, **own)
 
     def __post_init__(self) -> None:
-        """Refuse to write the groups over the failures."""
+        """Reject settings that would overwrite the failures by the groups."""
         if self.groups_into.rstrip("/") == self.table.rstrip("/"):
             raise job.BadSettings(
-                f"setting groups_table is {self.groups_table!r}: expected another than table"
+                f"setting groups_table is {self.groups_table!r}: expected another table than table"
             )
 
     def options(self) -> list[SourceOptions | SinkOptions]:
@@ -111,7 +113,7 @@ class Settings(job.DatabaseSettings):
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    """Do what the mode says."""
+    """Collect or retry, as the mode says."""
     return collect(spark, settings) if settings.mode == "collect" else give_back(spark, settings)
 
 
@@ -119,7 +121,7 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
 
 
 def collect(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    """Receive the error queue, and group what is in the table."""
+    """Receive the error queue into the table, and write the groups."""
     from sqlq_spark.jobs.triage import failures as triage  # noqa: PLC0415 - needs pyspark, --help does not
 
     def start(read: dict[str, str]) -> StreamingQuery:
@@ -138,9 +140,9 @@ def collect(spark: SparkSession, settings: Settings) -> dict[str, Any]:
 
 
 def regroup(spark: SparkSession, settings: Settings) -> int:
-    """Write the table of groups anew, in one commit; returns how many there are."""
+    """Overwrite the table of groups in one commit; returns the number of groups."""
     from sqlq_spark.jobs.triage import failures as triage  # noqa: PLC0415 - as above
-    from sqlq_spark.jobs.triage.retry import undisturbed  # noqa: PLC0415
+    from sqlq_spark.jobs.triage.retry import retry_conflicts  # noqa: PLC0415
 
     if not has_table(spark, settings.table):
         return 0
@@ -151,12 +153,12 @@ def regroup(spark: SparkSession, settings: Settings) -> int:
         writer = found.coalesce(1).write.format("delta").mode("overwrite")
         writer.save(into) if is_path(into) else writer.saveAsTable(into)
 
-    undisturbed(overwrite)
+    retry_conflicts(overwrite)
     return job.read_table(spark.read, into).count()
 
 
 def regrouping(spark: SparkSession, settings: Settings) -> Any:  # noqa: ANN401 - Spark's
-    """Group anew after each batch of a stream that runs on."""
+    """Add a listener that writes the groups again after each batch of a stream."""
     from pyspark.sql.streaming.listener import StreamingQueryListener  # noqa: PLC0415
 
     class Regroup(StreamingQueryListener):
@@ -179,7 +181,7 @@ def regrouping(spark: SparkSession, settings: Settings) -> Any:  # noqa: ANN401 
 
 
 def give_back(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    """Finish what an earlier run began, then do what is asked for."""
+    """Finish the requests of earlier runs, then return the chosen failures."""
     from sqlq_spark.jobs.triage.retry import Retry  # noqa: PLC0415 - needs pyspark
 
     work = Retry(spark, settings.table, SourceOptions.parse(settings.read()), settings.write)

@@ -39,7 +39,7 @@ def hurt(bench: Bench, queue: QueueAddress) -> None:
 def look(bench: Bench, queue: QueueAddress | None = None) -> list[Finding]:
     """What is wrong with a queue, as the doctor sees it."""
     found = checks.of_any_queue(bench.desk, queue or bench.queue, timeout=TIMEOUT)
-    return [each for each in found if each.wrong]
+    return [each for each in found if each.is_problem]
 
 
 def wrong(bench: Bench, name: str) -> Finding:
@@ -349,7 +349,7 @@ def test_everything_is_looked_at_at_once(bench: Bench) -> None:
 
     found = checks.everything(bench.desk, queues, timeout=TIMEOUT)
 
-    assert [each.name for each in found if each.wrong] == [
+    assert [each.name for each in found if each.is_problem] == [
         "state",
         "absent",
         bench.peer.dba.shapes.hurt_found.name,
@@ -435,9 +435,9 @@ def test_a_pause_longer_than_messages_live_is_warned_of(
 
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"{bare.printed}: messages live 4.5 s, and a stream with peekDelay 5 s may come too late "
-        "for them. Fix: option peekDelay: less than 4.5 s (100ms is the least), "
-        "or a longer time to be received"
+        f"{bare.printed}: messages expire after 4.5 s, and a stream with peekDelay 5 s may read "
+        "them too late. Fix: set the option peekDelay to less than 4.5 s (at least 100ms), "
+        "or send with a longer timeToBeReceived"
     )
 
 
@@ -496,6 +496,6 @@ def test_a_locked_queue_is_told_and_the_others_are_looked_at(bench: Bench) -> No
     with bench.peer.locked(bench.queue):
         found = checks.everything(bench.desk, [bench.queue, absent], timeout=1)
 
-    names = {each.name: each.where for each in found if each.wrong}
+    names = {each.name: each.where for each in found if each.is_problem}
     assert names["locked"] == bench.desk.printed(bench.queue)
     assert names["absent"] == bench.desk.printed(absent)

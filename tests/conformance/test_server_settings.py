@@ -63,7 +63,7 @@ def test_what_a_login_sets_changes_nothing(bench: Bench, setting: str) -> None:
     got = bench.drain(bench.loop(url=url))
 
     assert got == ["é".encode(), b"\x00\\"]
-    assert [each for each in checks.of_table(odd, bench.queue) if each.wrong] == []
+    assert [each for each in checks.of_table(odd, bench.queue) if each.is_problem] == []
 
 
 def test_what_was_received_outlives_a_crash() -> None:

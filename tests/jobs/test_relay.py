@@ -95,7 +95,7 @@ def test_killed_between_two_databases(queue: Queue, error: Queue, desk: Desk) ->
         ended = desk.run("relay", given)
 
         assert 0 < between < 1003
-        assert (desk.folder / "checkpoint" / "sqlqueue_ledger").exists()
+        assert (desk.folder / "checkpoint" / "sqlqueue_target").exists()
         assert (ended.code, ended.totals["job"]) == (0, "relay"), ended.log
         found = place.sql(
             "SELECT headers, body, extract(epoch FROM expires - now() AT TIME ZONE 'UTC')::int"
@@ -169,7 +169,7 @@ def test_a_queue_is_not_relayed_into_itself(queue: Queue, error: Queue, desk: De
 
 def test_settings_that_do_not_fit_are_told(queue: Queue, error: Queue, desk: Desk) -> None:
     """A target of a queue that is not read, and one transaction in two databases."""
-    with pytest.raises(Exception, match=r"nobody in \[targets\] is none of the queues"):
+    with pytest.raises(Exception, match=r"nobody in \[targets\] is not one of the queues"):
         check(queue, error, desk, targets={"nobody": "x"})
     with other_database(queue.place) as place:
         orders = Queue(place, "orders")

@@ -215,7 +215,7 @@ def test_an_open_batch_is_not_sent_by_way_of_another_ledger(
     (checkpoint / "commits" / "10").write_text("v1\n", encoding="utf-8")
     job.bind(spark, str(checkpoint), second)
 
-    noted = files.text(spark, f"{checkpoint}/sqlqueue_ledger")
+    noted = files.text(spark, f"{checkpoint}/sqlqueue_target")
     assert noted.endswith(f", stateSchema {second.state_schema}")
 
 

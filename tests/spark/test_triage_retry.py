@@ -176,8 +176,8 @@ def test_another_ledger_is_not_taken_for_one_that_sent_nothing(
 
     assert (returned, [*waiting.values()], freed) == (0, [1], 0)
     (told,) = waiting
-    assert "the ledger here does not know it" in told
-    assert "Give the url and the [sink] that it was begun with" in told
+    assert "the dispatch log does not have it" in told
+    assert "Set the url and the [sink] with which it was begun" in told
     assert retry().resume() == (1, {})
     assert queue.ids() == ["m-1"]
 
@@ -202,7 +202,7 @@ def test_a_request_that_is_let_go_is_never_sent_by_itself(
     assert len(queue.ids()) == (2 if sent else 0)
     assert made.do(groups=(), ids=["m-1", "m-2"]) == (0 if sent else 2, {})
     assert sorted(queue.ids()) == ["m-1", "m-2"]
-    with pytest.raises(BadSettings, match=f"names '{request}': .* that is pending: none"):
+    with pytest.raises(BadSettings, match=f"names '{request}': expected a pending request .none."):
         made.give_up([request])
 
 
@@ -214,7 +214,7 @@ def test_one_that_is_killed_while_it_lets_go_is_done_by_the_next(
         dying(retry(), "before the send", monkeypatch).do(groups=(), ids=["m-1"])
     made = retry()
     (request,) = made.pending()
-    made.ledger.give_up(request)
+    made.log.give_up(request)
 
     assert made.resume() == (0, {})
     assert made.pending() == []

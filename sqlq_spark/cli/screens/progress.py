@@ -1,4 +1,4 @@
-"""How far something long is: a bar on standard error, on a terminal only."""
+"""Progress bars on standard error, on a terminal only."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def progress(
     what: str, total: int | None = None, *, quiet: bool, done: str | None = None
 ) -> Iterator[Callable[[int], None]]:
     """
-    Show how far it is.
+    Show a progress bar.
 
     Args:
-        what: what is counted, as `message`.
-        total: how many there will be; None where that is not known.
+        what: what is counted, for example `message`.
+        total: how many there will be; None if that is not known.
         quiet: show no bar.
-        done: what has become of those that are counted, as `deleted`; then Ctrl-C says how many
-            it were.
+        done: what was done with those that are counted, for example `deleted`. If it is set, Ctrl-C
+            prints how many there were.
 
     Returns:
-        A function to tell how many more there are.
+        A function that adds a number to the bar.
     """
     console = Console(stderr=True)
     gone = 0
@@ -65,7 +65,7 @@ def progress(
 def follow(
     batches: Iterable[int], what: str, total: int | None, *, quiet: bool, done: str | None = None
 ) -> int:
-    """Show how far a work is that counts its batches; returns their sum."""
+    """Show the progress of batches by their numbers of messages; returns the sum."""
     gone = 0
     with progress(what, total, quiet=quiet, done=done) as advance:
         for count in batches:

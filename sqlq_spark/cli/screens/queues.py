@@ -1,4 +1,4 @@
-"""What people see of queues: findings, depths, delayed messages; beside screen.py, which see."""
+"""Screens of queues: findings, depths, delayed messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from sqlq_spark.admin.formats import clean, sized, span
-from sqlq_spark.cli.screens.screen import BODY, NO_QUEUES, described, out, say, show
+from sqlq_spark.cli.screens.screen import BODY, NO_QUEUES, out, say, show, type_and_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "n
 
 
 def show_findings(findings: Sequence[Finding]) -> None:
-    """Each with what mends it, a line for each statement, to be copied; the worst first."""
+    """Show findings, errors first, each with the statements that fix it, one per line."""
     console = out()
     for each in sorted(findings, key=lambda each: [*STYLES].index(each.severity)):
         style = STYLES[each.severity]
@@ -28,12 +28,12 @@ def show_findings(findings: Sequence[Finding]) -> None:
         console.print(line, soft_wrap=True)
         for fix in each.fix.splitlines():
             console.print(Text(f"    {clean(fix)}", "cyan"), soft_wrap=True)
-    if not any(each.wrong for each in findings):
-        console.print(Text("nothing wrong", "green"))
+    if not any(each.is_problem for each in findings):
+        console.print(Text("no problems found", "green"))
 
 
 def show_queues(queues: Sequence[QueueLook]) -> None:
-    """Queues, and what is delayed."""
+    """Show queues and their delayed messages."""
     if not queues:
         say(NO_QUEUES)
         return
@@ -66,11 +66,11 @@ def show_queues(queues: Sequence[QueueLook]) -> None:
 
 
 def show_delayed(messages: Iterable[DelayedMessage]) -> None:
-    """Delayed messages at a glance."""
+    """Show delayed messages, one per row."""
     rows = (
         (
             each.due,
-            *described(each.headers),
+            *type_and_time(each.headers),
             sized(len(each.body or b"")),
             None if each.body is None else each.body[:BODY].decode(errors="replace"),
         )

@@ -1,1 +1,1 @@
-"""Error triage: failures in columns, their return to where they failed, and the ledger of that."""
+"""Error triage: failures as columns, their return, and its record in the dispatch log."""

@@ -1,18 +1,18 @@
 """
-Failures of a Delta table go back to the queues in which they failed, each exactly once.
+Returns failures of a Delta table to the queues in which they failed, each exactly once.
 
-    open     the request's name is entered into the database's ledger
-    choose   it is written into the rows that it returns, in one commit of the table; no other
-             request takes these, so what it sends is fixed
-    send     in one transaction, which enters into the ledger that it was sent (txnAppId)
-    mark     the rows are returned, in one commit of the table
+    open     the request's id is entered into the dispatch log
+    choose   the id is written into the rows to return, in one commit of the table; no other
+             request can choose these rows
+    send     the rows are sent in one transaction, which enters this into the dispatch log
+    mark     the rows are marked as returned, in one commit of the table
 
-What is killed before `choose` has done nothing. After it the request is pending, and whoever comes
-next finishes it: it is sent, unless the ledger says that it was, and then marked. The gap between
-the send and the mark is the one in which the table does not know better; the ledger does. It keeps
-the request's name for ever: a name is never used again. A ledger that does not know a pending
-request is another one, of another database or stateSchema: nothing is sent then. A request that can
-never be sent, for its queue is gone for good, is given up, and its rows are free again.
+A kill before `choose` has no effect. After it the request is pending, and the next run finishes it:
+it sends the rows, unless the dispatch log says that they were sent, and marks them.
+
+The dispatch log keeps the request's id, which is never used again. If it does not have a pending
+request, it belongs to another database or stateSchema, and nothing is sent. If a request's queue no
+longer exists, the request can be given up. Its rows can then be chosen again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.functions import return_to_source
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.jobs.spark import has_table, quoted, read_table
-from sqlq_spark.jobs.triage.ledger import GIVEN_UP, SENT, UNKNOWN, Ledger
+from sqlq_spark.jobs.triage.request_log import GIVEN_UP, SENT, UNKNOWN, RequestLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -41,28 +41,28 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# another commit came first; what is asked anew is done, or finds that there is nothing to do
+# another commit came first; a second attempt succeeds, or finds nothing to do
 CONFLICT = re.compile(
     r"\[DELTA_(?:CONCURRENT_|METADATA_CHANGED|PROTOCOL_CHANGED)|"
     r"\b(?:Concurrent\w+|(?:Metadata|Protocol)Changed)Exception\b"
 )
-ATTEMPTS = 8  # to commit, with pauses of 8 s together
+ATTEMPTS = 8  # to commit, with pauses of 8 s in total
 
 ELSEWHERE = (
-    "the ledger here does not know it: it was begun in another database or stateSchema, and may "
+    "the dispatch log does not have it. It was begun in another database or stateSchema, and may "
     "have been sent there"
 )
-GO_BACK = "Give the url and the [sink] that it was begun with"
-LET_GO = "Make the queue, or let go of the request by --give-up {}"
+GO_BACK = "Set the url and the [sink] with which it was begun"
+GIVE_UP = "Create the queue, or give the request up with --give-up {}"
 HOMELESS = "it has no header NServiceBus.FailedQ, or corrupt headers"
 
 
 class RequestStuck(SqlQueueError):
-    """A request cannot be finished yet; all of it was sent, as the ledger knows, or nothing."""
+    """A request cannot be finished yet. Either all of it was sent, or nothing."""
 
     template = (
-        "request {0} of table {1} cannot be finished: {2}. {3}; the next run then goes on with it, "
-        "and sends nothing twice"
+        "request {0} of table {1} cannot be finished: {2}. {3}. The next run then finishes it, and "
+        "sends nothing twice."
     )
 
     def __init__(self, request: str, table: str, reason: str, fix: str, messages: int = 0) -> None:
@@ -71,7 +71,7 @@ class RequestStuck(SqlQueueError):
 
 
 class Retry:
-    """What returns the failures of one table."""
+    """Returns the failures of one table."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Retry:
 
         Args:
             spark: the session.
-            table: of failures, as `triage.failures` makes it.
+            table: of failures, made by `triage.failures`.
             source: of the error queue.
             sink: request → options of the write that sends it.
 
@@ -93,29 +93,31 @@ class Retry:
             BadSettings: there is no such table.
         """
         if not has_table(spark, table):
-            raise BadSettings(f"setting table is {table!r}: expected a table that collect made")
+            raise BadSettings(
+                f"setting table is {table!r}: expected a table that mode collect created"
+            )
         self.spark = spark
         self.table = table
         self.source = source
         self.sink = sink
-        self.ledger = Ledger(sink)
+        self.log = RequestLog(sink)
 
     @property
     def rows(self) -> DataFrame:
-        """All failures, as they are now."""
+        """The current rows of the table."""
         return read_table(self.spark.read, self.table)
 
     def pending(self) -> list[str]:
-        """The requests that were not seen through."""
+        """The requests that are not finished."""
         open_ = self.rows.where("request IS NOT NULL AND returned IS NULL")
         return sorted(request for (request,) in open_.select("request").distinct().collect())
 
     def resume(self) -> tuple[int, dict[str, int]]:
         """
-        Finish what earlier runs began; a request that is stuck stops no other.
+        Finish the requests of earlier runs. If one cannot be finished, the others still are.
 
         Returns:
-            How many were returned, and how many wait, by the reason.
+            How many failures were returned, and how many wait, by reason.
         """
         returned, waiting = 0, dict[str, int]()
         for request in self.pending():
@@ -127,39 +129,39 @@ class Retry:
 
     def give_up(self, requests: Sequence[str]) -> int:
         """
-        Let go of pending requests: what was not sent is free again; what was, is for `resume`.
+        Give up pending requests. `resume` finishes those that were already sent.
 
         Returns:
-            How many failures are free again.
+            How many failures can be chosen again.
 
         Raises:
-            BadSettings: one is not pending; none is let go.
+            BadSettings: one of them is not pending; none was given up.
         """
         pending = self.pending() if requests else []
         if strange := sorted({*requests} - {*pending}):
-            told = ", ".join(pending) or "none"
+            known = ", ".join(pending) or "none"
             raise BadSettings(
-                f"setting give_up names {strange[0]!r}: expected a request that is pending: {told}"
+                f"setting give_up names {strange[0]!r}: expected a pending request ({known})"
             )
-        return sum(self._free(each) for each in requests if self.ledger.give_up(each) == GIVEN_UP)
+        return sum(self._free(each) for each in requests if self.log.give_up(each) == GIVEN_UP)
 
     def missing(self, *, groups: Sequence[str], ids: Sequence[str]) -> list[str]:
-        """Those of some groups and ids that no failure of the table has."""
-        found = self.rows.where(named(groups, ids)).select("digest", "failureId", "messageId")
+        """The groups and ids that no failure of the table has."""
+        found = self.rows.where(by_name(groups, ids)).select("digest", "failureId", "messageId")
         known = [set(each) for each in zip(*found.distinct().collect(), strict=True)]
         digests, *others = known or [set(), set()]
         return sorted({*groups} - digests) + sorted({*ids}.difference(*others))
 
     def do(self, *, groups: Sequence[str], ids: Sequence[str]) -> tuple[int, dict[str, int]]:
         """
-        Return the failures of some groups, or by some ids of messages or failures.
+        Return the failures of some groups, or with some ids of messages or failures.
 
         Returns:
-            How many were returned, and how many stay, by the reason.
+            How many were returned, and how many stay, by reason.
         """
         if not groups and not ids:
             return 0, {}
-        wanted = f"{FREE} AND {named(groups, ids)}"
+        wanted = f"{FREE} AND {by_name(groups, ids)}"
         counted = by_queue(self.rows.where(wanted))
         there, reasons = self.sources([text for text in counted if text])
         staying: dict[str, int] = {}
@@ -170,48 +172,48 @@ class Retry:
             return 0, staying
         request = str(uuid.uuid4())
         chosen = f"{wanted} AND {among('failedQueue', there)}"
-        self.ledger.open(request)
+        self.log.open(request)
         self._update(chosen, f"request = {literal(request)}")
         return self.finish(request), staying
 
     def finish(self, request: str) -> int:
         """
-        Send the failures of a request, unless that was done, and mark them.
+        Send the failures of a request, unless they were sent, and mark them.
 
         Returns:
-            How many there are; none, if it was given up.
+            How many there are; 0 if the request was given up.
 
         Raises:
-            RequestStuck: one of its queues has gone, or the ledger does not know it.
+            RequestStuck: one of its queues no longer exists, or the dispatch log has no request.
         """
-        rows = self.rows.where(mine(request))
+        rows = self.rows.where(of_request(request))
         counted = by_queue(rows)
         if not counted:
             return 0
-        state = self.ledger.state(request)
+        state = self.log.state(request)
         if state == UNKNOWN:
             raise RequestStuck(request, self.table, ELSEWHERE, GO_BACK, sum(counted.values()))
         if state < SENT:
             self.send(request, rows, counted)
-            state = self.ledger.state(request)
+            state = self.log.state(request)
         if state == GIVEN_UP:
             self._free(request)
             return 0
-        self._update(mine(request), "returned = current_timestamp()")
+        self._update(of_request(request), "returned = current_timestamp()")
         return sum(counted.values())
 
     def send(self, request: str, rows: DataFrame, counted: dict[str | None, int]) -> None:
         """
-        Send the failures of a request, once, ever.
+        Send the failures of a request, only once.
 
         Raises:
-            RequestStuck: one of its queues has gone.
+            RequestStuck: one of its queues no longer exists.
         """
         there, reasons = self.sources([str(text) for text in counted])
         if reasons:
-            told = "; ".join(sorted(set(reasons.values())))
-            fix = LET_GO.format(request)
-            raise RequestStuck(request, self.table, told, fix, sum(counted.values()))
+            found = "; ".join(sorted(set(reasons.values()))).rstrip(".")
+            fix = GIVE_UP.format(request)
+            raise RequestStuck(request, self.table, found, fix, sum(counted.values()))
         pairs = [F.lit(each) for pair in there.items() for each in pair]
         sent = rows.withColumnRenamed("failureId", "id").select(
             *return_to_source(json=True)[:-1],
@@ -221,7 +223,7 @@ class Retry:
         sent.write.format("sqlqueue").options(**options).mode("append").save()
 
     def sources(self, texts: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-        """The canonical addresses of failed queues, and why others have none, by text."""
+        """The canonical addresses of failed queues, and the reasons why others have none."""
         with Session(self.source, "triage", state=False) as session:
             connection = session.open()
             there, reasons = retry.sources(
@@ -234,18 +236,18 @@ class Retry:
             return {text: connection.printed(each) for text, each in there.items()}, reasons
 
     def _free(self, request: str) -> int:
-        """Take a request that was given up from its rows; returns how many there are."""
-        rows = self.rows.where(mine(request)).count()
-        self._update(mine(request), "request = NULL")
+        """Remove a given-up request from its rows; returns their number."""
+        rows = self.rows.where(of_request(request)).count()
+        self._update(of_request(request), "request = NULL")
         return rows
 
     def _update(self, which: str, change: str) -> None:
-        said = f"UPDATE {quoted(self.table)} SET {change} WHERE {which}"  # noqa: S608 - by `literal`
-        undisturbed(lambda: self.spark.sql(said).collect())
+        text = f"UPDATE {quoted(self.table)} SET {change} WHERE {which}"  # noqa: S608 - by `literal`
+        retry_conflicts(lambda: self.spark.sql(text).collect())
 
 
-def undisturbed(work: Callable[[], T]) -> T:
-    """Do what is one commit of a table, and again where another commit came first."""
+def retry_conflicts(work: Callable[[], T]) -> T:
+    """Do one commit of a table, and try again if another commit came first."""
     for attempt in stamina.retry_context(on=is_conflict, attempts=ATTEMPTS, timeout=None):
         with attempt:
             return work()
@@ -253,33 +255,33 @@ def undisturbed(work: Callable[[], T]) -> T:
 
 
 def is_conflict(error: Exception) -> bool:
-    """Whether another commit came first: with and without Spark Connect Delta says so by a name."""
+    """Whether another commit came first, by the name of Delta's error."""
     return bool(CONFLICT.search(f"{type(error).__name__}: {error}"))
 
 
-# ---------------------------------------------------------------- which failures, as SQL
+# ---------------------------------------------------------------- conditions, as SQL
 
-FREE = "request IS NULL AND returned IS NULL"  # failures that no request has
+FREE = "request IS NULL AND returned IS NULL"  # failures without a request
 
 
 def literal(value: str) -> str:
-    """A text as SQL, whatever is in it: Delta's UPDATE takes no parameters."""
+    """Any text as an SQL literal, because Delta's UPDATE takes no parameters."""
     return f"decode(unhex('{value.encode().hex()}'), 'UTF-8')"
 
 
 def among(column: str, values: Iterable[str]) -> str:
-    """A column has one of some texts."""
+    """The condition that a column has one of the texts."""
     listed = ", ".join(map(literal, values))
     return f"{column} IN ({listed})" if listed else "false"
 
 
-def mine(request: str) -> str:
-    """Failures of a request that is pending."""
+def of_request(request: str) -> str:
+    """The condition for the failures of a pending request."""
     return f"request = {literal(request)} AND returned IS NULL"
 
 
-def named(groups: Sequence[str], ids: Sequence[str]) -> str:
-    """Failures by their digests, or by ids."""
+def by_name(groups: Sequence[str], ids: Sequence[str]) -> str:
+    """The condition for failures with these digests or ids."""
     columns = {"digest": groups, "failureId": ids, "messageId": ids}
     return f"({' OR '.join(among(*each) for each in columns.items())})"
 

@@ -21,7 +21,7 @@ from sqlq_spark.admin import checks, retry
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import StaleTask
-from sqlq_spark.jobs.triage.ledger import SENT, Ledger
+from sqlq_spark.jobs.triage.request_log import SENT, RequestLog
 from sqlq_spark.receive import pace, receipts
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.driver import INITIAL, Offset, PeekLoop
@@ -309,9 +309,11 @@ def request_given_up(desk: Desk, request: str) -> int:
     return ledger(desk).give_up(request)
 
 
-def ledger(desk: Desk) -> Ledger:
+def ledger(desk: Desk) -> RequestLog:
     """Of returns."""
-    return Ledger(lambda request: desk.shop.raw() | {"txnAppId": request, "txnVersion": str(SENT)})
+    return RequestLog(
+        lambda request: desk.shop.raw() | {"txnAppId": request, "txnVersion": str(SENT)}
+    )
 
 
 def let_go(desk: Desk, books: Books, do: Doing) -> None:

@@ -1,11 +1,11 @@
 """
-The ledger that a stream's checkpoint goes with.
+Binds a stream's checkpoint to the database that it sends to.
 
-A batch that was sent, and whose end did not reach the checkpoint, is done again by the next run:
-the sink's ledger knows that it was sent, and that of another database or stateSchema does not. So
-an id is entered into the ledger and kept in the checkpoint, beside Spark's own files. While a
-batch is open, it is sent only where the id is known, by whatever host name that is reached; after a
-run that ended well the target may be changed.
+If a batch was sent, but its commit did not reach the checkpoint, the next run repeats it. The
+sink's dispatch log has that batch, but the dispatch log of another database or stateSchema has not. An id
+is therefore entered into the dispatch log, and kept in the checkpoint beside Spark's own files.
+While a batch is open, the job sends only where the dispatch log has the id. After a run that ended
+without an error, the target may be changed.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.jobs import files
 from sqlq_spark.jobs.settings import BadSettings
-from sqlq_spark.jobs.triage.ledger import OPEN, UNKNOWN, enter, last
+from sqlq_spark.jobs.triage.request_log import OPEN, UNKNOWN, enter, last
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sqlq_spark.options import SinkOptions
 
-FILE = "sqlqueue_ledger"  # a folder of one file, for Spark writes no other
+FILE = "sqlqueue_target"  # a folder of one file, because Spark writes only folders
 
 
 def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
     """
-    Note where a stream that is about to start sends to.
+    Bind a checkpoint to its target before the stream starts.
 
     Raises:
-        BadSettings: what it has open may have been sent elsewhere.
+        BadSettings: an open batch may have been sent to another target.
     """
     if sink.delivery != "exactlyOnce":
         return
@@ -46,8 +46,9 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
         if known and batch > done:
             raise BadSettings(
                 f"setting checkpoint is {checkpoint!r}: its batch {batch} is open, and may have "
-                f"been sent to {was}; {here} does not know of it, and would send it again. Let a "
-                f"run with the former target end well first; or, if it was not sent, delete {note}"
+                f"been sent to {was}. The dispatch log of {here} does not have it, so the batch "
+                "would be sent again. First run the job with the former target until it ends "
+                f"without an error. Or, if the batch was not sent, delete {note}"
             )
         fresh = f"job:{uuid.uuid4()}"
         session.do(partial(enter, fresh, sink.query_timeout, OPEN))
@@ -55,6 +56,6 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
 
 
 def newest(spark: SparkSession, log: str) -> int:
-    """The last batch in a log of a checkpoint; -1 where there is none."""
+    """The last batch in a log of a checkpoint; -1 if there is none."""
     numbers = (int(name) for name in files.names(spark, log) if name.isdecimal())
     return max(numbers, default=-1)

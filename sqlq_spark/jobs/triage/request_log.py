@@ -1,12 +1,12 @@
 """
-What the database's ledger knows of a return: whether it was begun here, sent, or given up.
+Records in the dispatch log whether a request of failures was begun, sent, or given up.
 
-    OPEN       entered before the table knows of it, so that who goes on with it can tell this
-               ledger from another, where what was sent is not known
-    SENT       by the write's own transaction
-    GIVEN_UP   by an operator; no attempt that is still under way can send it any more
+    OPEN       entered before the request is written to the table. A dispatch log without it belongs
+               to another database or stateSchema, and does not show what was sent.
+    SENT       entered by the transaction of the write
+    GIVEN_UP   entered for an operator; a write that is still running can no longer send the request
 
-Each is a batch number of the same sink, and a later one is never undone.
+Each state is a batch number of the same sink. It only increases.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
 UNKNOWN, OPEN, SENT, GIVEN_UP = -2, -1, 0, 1  # batches; SENT is the txnVersion of the write
 
 
-class Asked(Exception):
-    """Ends the transaction that asked, so that it changes nothing."""
+class ReadOnlyEnd(Exception):
+    """Ends a transaction that only reads, so that it changes nothing."""
 
 
-class Ledger:
-    """The ledger that the sink's options lead to."""
+class RequestLog:
+    """The requests in the dispatch log of the sink's database."""
 
     def __init__(self, sink: Callable[[str], dict[str, str]]) -> None:
         """Begin; `sink` gives the options of the write of a request."""
         self._sink = sink
 
     def open(self, request: str) -> None:
-        """Enter a request that is about to be chosen."""
+        """Enter a new request."""
         self._do(request, enter, OPEN)
 
     def state(self, request: str) -> int:
-        """What is known of a request."""
+        """The state of a request."""
         return self._do(request, last)
 
     def give_up(self, request: str) -> int:
-        """See to it that an open request is never sent, unless it was; returns what it is now."""
+        """Prevent that an open request is sent, unless it was sent already; returns its state."""
         if self.state(request) == OPEN:
             self._do(request, close)
         return self.state(request)
@@ -61,23 +61,23 @@ class Ledger:
 
 
 def enter(sink: str, timeout: float, batch: int, connection: Connection) -> int:
-    """Enter a batch, unless it or a later one is there."""
+    """Enter a batch, unless the dispatch log has it or a later one."""
     with transaction(connection, timeout=timeout):
         dispatch_log.enter(connection, sink, batch)
     return batch
 
 
 def last(sink: str, timeout: float, connection: Connection) -> int:
-    """The last batch that is there; nothing is changed."""
+    """Read the last batch of a sink; changes nothing."""
     found: int | None = None
-    with suppress(Asked), transaction(connection, timeout=timeout):
+    with suppress(ReadOnlyEnd), transaction(connection, timeout=timeout):
         found = dispatch_log.lock(connection, sink)[1]
-        raise Asked
+        raise ReadOnlyEnd
     return UNKNOWN if found is None else found
 
 
 def close(sink: str, timeout: float, connection: Connection) -> int:
-    """Enter that a request is given up, where it is open; drop what it staged."""
+    """Give up a request, if it is open, and delete what it staged."""
     with transaction(connection, timeout=timeout):
         login, last = dispatch_log.lock(connection, sink)
         if last is None or last < SENT:
