@@ -114,7 +114,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         (["--quues", "a"], "flag --quues is not known: did you mean --queues?"),
         (
             ["--password", "x"],
-            "there is no flag --password, because other users can see a command line: set it in the file",
+            "there is no flag --password, because other users can see a command line: set it in",
         ),
         (["--pasword", "x"], "flag --pasword is not known: expected one of --"),
         (["--settings", "/none"], "flag --settings is '/none': expected a file to read (No such"),

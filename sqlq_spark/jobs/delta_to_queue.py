@@ -6,9 +6,9 @@ Send the rows or changes of a Delta table to a queue, or publish them; exactly o
 
 Each row becomes a message. The next run sends the rows that were added since. The table `[columns]`
 of the settings defines a message's columns as SQL expressions on the table's columns. They are
-body, headers, id, correlationId, replyToAddress, timeToBeReceived, deliverAt, delay, queue and topics.
-The default body is the whole row as JSON. After a kill, start the job again: it sends nothing
-twice.
+body, headers, id, correlationId, replyToAddress, timeToBeReceived, deliverAt, delay, queue and
+topics. The default body is the whole row as JSON. After a kill, start the job again: it sends
+nothing twice.
 """
 
 from __future__ import annotations

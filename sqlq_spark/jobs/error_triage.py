@@ -54,8 +54,8 @@ class Settings(job.DatabaseSettings):
         "With mode retry: ids of messages or failures, separated by commas.", default=()
     )
     give_up: tuple[str, ...] = job.setting(
-        "With mode retry: requests to give up, by the ids that the job reported. Failures that were "
-        "not sent can be chosen again.",
+        "With mode retry: requests to give up, by the ids that the job reported. Failures that "
+        "were not sent can be chosen again.",
         default=(),
     )
     checkpoint: str | None = job.setting(

@@ -2,10 +2,10 @@
 Binds a stream's checkpoint to the database that it sends to.
 
 If a batch was sent, but its commit did not reach the checkpoint, the next run repeats it. The
-sink's dispatch log has that batch, but the dispatch log of another database or stateSchema has not. An id
-is therefore entered into the dispatch log, and kept in the checkpoint beside Spark's own files.
-While a batch is open, the job sends only where the dispatch log has the id. After a run that ended
-without an error, the target may be changed.
+sink's dispatch log has that batch, but the dispatch log of another database or stateSchema has not.
+An id is therefore entered into the dispatch log, and kept in the checkpoint beside Spark's own
+files. While a batch is open, the job sends only where the dispatch log has the id. After a run that
+ended without an error, the target may be changed.
 """
 
 from __future__ import annotations
