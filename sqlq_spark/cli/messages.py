@@ -108,12 +108,22 @@ def send_(
     headers = dict(pair(text) for text in header or ())
     chunks = read(source, file, Sender(options=options, partition=0), headers, quiet=as_json)
     sent = Sent(chunks, options)
+    insert(chunks, options, sent, quiet=as_json)
+    if as_json:
+        screen.print_json(sent.as_json())
+    else:
+        say(sent.as_text())
+    if sent.unheard:
+        say_error(subscriptions.told(sent.unheard))
+
+
+def insert(chunks: Iterable[pa.Table], options: SinkOptions, sent: Sent, *, quiet: bool) -> None:
+    """Insert all messages in one transaction, and count those that nobody is subscribed to."""
     with Session(options, "send", state=False) as session:
-        connection = (
-            session.open()
-        )  # no retry: if the answer to a commit is lost, a retry would send twice
+        # no retry: if the answer to a commit is lost, a retry would send twice
+        connection = session.open()
         with (
-            progress("message", sent.messages, quiet=as_json) as advance,
+            progress("message", sent.messages, quiet=quiet) as advance,
             transaction(connection, timeout=options.query_timeout),
         ):
             known = Destinations(connection, options.allowed)
@@ -121,12 +131,6 @@ def send_(
                 sent.unheard += dispatch.insert(connection, chunk, options, known)
                 advance(chunk.num_rows)
             known.confirm()
-    if as_json:
-        screen.print_json(sent.as_json())
-    else:
-        say(sent.as_text())
-    if sent.unheard:
-        say_error(subscriptions.told(sent.unheard))
 
 
 @app.command()

@@ -106,12 +106,7 @@ def retry_(
             timeout=options.query_timeout,
             allowed=options.allowed,
         )
-        if not as_json:
-            show_plan(planned)
-        if planned.messages:
-            queues = counted(len(planned.returning), "queue")
-            messages = counted(planned.messages, "message")
-            confirm(f"return {messages} of {name} to {queues}", yes=yes, as_json=as_json)
+        ask(name, planned, yes=yes, as_json=as_json)
         batches = retry.give_back(
             session, options.address, planned, batch=batch, allowed=options.allowed
         )
@@ -123,6 +118,16 @@ def retry_(
         report(done, refused)
     if is_incomplete(planned, done):
         raise typer.Exit(FOUND)
+
+
+def ask(name: str, planned: Plan, *, yes: bool, as_json: bool) -> None:
+    """Show the plan, and ask before messages are returned."""
+    if not as_json:
+        show_plan(planned)
+    if planned.messages:
+        queues = counted(len(planned.returning), "queue")
+        messages = counted(planned.messages, "message")
+        confirm(f"return {messages} of {name} to {queues}", yes=yes, as_json=as_json)
 
 
 def no_choice(*, everything: bool) -> Exception:

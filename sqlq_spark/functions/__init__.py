@@ -319,8 +319,8 @@ def return_to_source(*, received: str | None = None, json: bool = False) -> list
     Return messages of an error queue to the queues where they failed.
 
     Headers that begin with NServiceBus.Retries, .FailedQ, .TimeOfFailure and .ExceptionInfo are
-    left out. Without FailedQ `queue` is null: the row goes to the sink's option `queue`, or the batch
-    fails. Corrupt headers raise an error as in `forward`.
+    left out. Without FailedQ `queue` is null: the row goes to the sink's option `queue`, or the
+    batch fails. Corrupt headers raise an error as in `forward`.
 
     Returns:
         `body`, `headers`, `id`, `queue`.
