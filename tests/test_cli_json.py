@@ -84,7 +84,7 @@ def ready(shared: Place) -> dict[str, str]:
     options = SourceOptions.parse(raw)
     with Session(options, "test", state=False) as session:
         connection = session.open()
-        schema.install(connection, state=shared.state, timeout=10)
+        schema.install(connection, timeout=10)
         schema.create_delayed(connection, options.address, timeout=10)
         for name in ("QUEUE", "OTHER"):
             queue = connection.parsed(words[name])

@@ -220,7 +220,7 @@ def test_the_ten_lines_run(tmp_path: Path) -> None:
     with embedded.server() as server:
         options = SourceOptions.parse({"url": server.url, "queue": "Shop.Orders"})
         with Session(options, "test", state=False) as session:
-            schema.install(session.open(), state="sqlqueue", timeout=30)
+            schema.install(session.open(), timeout=30)
             schema.create_queue(session.open(), options.address, timeout=30)
         env = environ(SQLQUEUE_URL=server.url)
         subprocess.run(

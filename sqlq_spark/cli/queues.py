@@ -84,7 +84,7 @@ def install_(
     options = source_options(url, state_schema, queryTimeout=query_timeout)
     with Session(options, "install", state=False) as session:
         connection = session.open()
-        schema.install(connection, state=state_schema, timeout=options.query_timeout)
+        schema.install(connection, timeout=options.query_timeout)
         check_state(connection, state_schema)
         if as_json:
             print_json({"stateSchema": state_schema, "server": connection.server})

@@ -56,33 +56,34 @@ ROW_SECURITY = tuple(
 VERSIONS = ("install_version_row", "install_version_only")  # rows: not before the tables are ours
 
 
-def install(connection: Connection, *, state: str, timeout: float) -> None:
+def install(connection: Connection, *, timeout: float) -> None:
     """
-    Create the state tables where they are absent.
+    Create the connection's state tables where they are absent.
 
     Raises:
         RightMissing: the login may not create schemas or tables.
         StateOfOther: what is there belongs to another, who could run code as this login.
     """
     with transaction(connection, timeout=timeout):
-        connection.rows("install_lock", state_name=state)
-        check_ours(connection, state)
+        connection.rows("install_lock", state_name=connection.state)
+        check_ours(connection)
         for statement in TABLES:
             connection.run(statement)
-        check_ours(connection, state)  # who may create in the schema may have been faster
+        check_ours(connection)  # who may create in the schema may have been faster
         for statement, table in ROW_SECURITY:
-            connection.run(statement, tables={"table": QueueAddress(table, state)})
+            connection.run(statement, tables={"table": QueueAddress(table, connection.state)})
         for statement in VERSIONS:
             connection.run(statement, version=VERSION)
 
 
-def check_ours(connection: Connection, state: str) -> None:
+def check_ours(connection: Connection) -> None:
     """
     Make sure that what is there of the state tables is this login's, and runs no code.
 
     Raises:
         StateOfOther.
     """
+    state = connection.state
     found = [text for (text,) in connection.rows("state_faults", state_name=state, owner=None)]
     if found:
         raise StateOfOther(state, connection.server, "; ".join(found))

@@ -180,7 +180,7 @@ def play(stage: Stage) -> Iterator[Event]:
     kills = 0
     with Session(options, "demo", state=False) as session:
         connection = session.open()
-        schema.install(connection, state=options.state_schema, timeout=options.query_timeout)
+        schema.install(connection, timeout=options.query_timeout)
         schema.create_queue(connection, options.address, timeout=options.query_timeout)
         yield from send(stage, tally)
         sent = inspect.depth(connection, options.address).messages

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from sqlq_spark.spark_api import drains_at_once
+
 from .figures import durations, steady_rate
 from .stand import BATCHES
 
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
         QueryProgressEvent,
         QueryStartedEvent,
         QueryTerminatedEvent,
+        StreamingQueryProgress,
     )
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from .stand import Stand
 
@@ -28,6 +31,7 @@ SMALL_BATCHES = 25
 _ARRIVALS = 40  # latency samples of one round: 200 in five
 _PEEK_DELAY = 1.0  # seconds; the default of the source
 _PATIENCE = 30.0  # seconds for one message to arrive
+_POLL = 0.05  # seconds between two looks at the progress of a stream
 
 
 def receive_json(stand: Stand) -> list[float]:
@@ -43,10 +47,8 @@ def receive_map(stand: Stand) -> list[float]:
 def queue_to_queue(stand: Stand) -> list[float]:
     """Batches from one queue to another, each message exactly once. Messages/s."""
     sink = _stream(stand, stand.messages, "json").drop("queue").writeStream.format(stand.ours)
-    query = sink.option("url", stand.url).option("queue", "sent").trigger(availableNow=True)
-    rate = _ended(
-        query.option("checkpointLocation", stand.checkpoint()).start(), stand.messages * BATCHES
-    )
+    writer = sink.option("url", stand.url).option("queue", "sent")
+    rate = steady_rate(_drain(stand, writer, stand.messages * BATCHES), stand.messages * BATCHES)
     _expect(stand, "sent", stand.messages * BATCHES)
     return [rate]
 
@@ -82,10 +84,8 @@ def browse(stand: Stand) -> list[float]:
 
 def small_batch(stand: Stand) -> list[float]:
     """Micro-batches of one message to noop. Milliseconds each."""
-    sink = _stream(stand, 1, "json").writeStream.format("noop").trigger(availableNow=True)
-    query = sink.option("checkpointLocation", stand.checkpoint()).start()
-    query.awaitTermination()
-    return durations(query.recentProgress)
+    writer = _stream(stand, 1, "json").writeStream.format("noop")
+    return durations(_drain(stand, writer, SMALL_BATCHES))
 
 
 def latency(stand: Stand) -> list[float]:
@@ -135,16 +135,29 @@ def _stream(stand: Stand, most: int, headers: str) -> DataFrame:
 
 
 def _receive(stand: Stand, headers: str) -> float:
-    sink = _stream(stand, stand.messages, headers).writeStream.format("noop")
-    query = sink.trigger(availableNow=True).option("checkpointLocation", stand.checkpoint()).start()
-    rate = _ended(query, stand.messages * BATCHES)
+    writer = _stream(stand, stand.messages, headers).writeStream.format("noop")
+    rate = steady_rate(_drain(stand, writer, stand.messages * BATCHES), stand.messages * BATCHES)
     _expect(stand, "orders", 0)
     return rate
 
 
-def _ended(query: StreamingQuery, messages: int) -> float:
-    query.awaitTermination()
-    return steady_rate(query.recentProgress, messages)
+def _drain(stand: Stand, writer: DataStreamWriter, messages: int) -> list[StreamingQueryProgress]:
+    """
+    Run a stream until it has received so many messages; its progress.
+
+    Before Spark 4.2 AvailableNow is one micro-batch, so there the stream runs on until it is
+    stopped, after its last batch.
+    """
+    writer = writer.option("checkpointLocation", stand.checkpoint())
+    if drains_at_once():
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        return query.recentProgress
+    query = writer.start()
+    while query.isActive and sum(each.numInputRows for each in query.recentProgress) < messages:
+        time.sleep(_POLL)
+    query.stop()
+    return [each for each in query.recentProgress if each.numInputRows]
 
 
 def _write(stand: Stand, delivery: str) -> float:

@@ -274,7 +274,7 @@ def bare(peer: Peer) -> Iterator[Bench]:
 def bench(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Give the same with state tables; sessions opened while `watched` are counted and struck."""
     connection = bare.desk
-    schema.install(connection, state=bare.peer.state, timeout=TIMEOUT)
+    schema.install(connection, timeout=TIMEOUT)
     connect = database.of(bare.peer.url).connect
 
     def watch(*args: Any, **named: Any) -> Any:

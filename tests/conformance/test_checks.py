@@ -304,7 +304,7 @@ def test_state_tables_that_are_absent_or_old_are_found(bench: Bench, *, absent: 
 
     assert (found.name, found.severity) == ("state", "error")
     assert found.fix == f"sqlqueue install --state-schema {bench.peer.state}"
-    schema.install(bench.desk, state=bench.peer.state, timeout=TIMEOUT)
+    schema.install(bench.desk, timeout=TIMEOUT)
     assert checks.of_state(bench.desk) == []
 
 

@@ -39,7 +39,7 @@ def test_everything_installs_again_without_harm(bench: Bench) -> None:
     """What the tables hold stays."""
     stream = bench.new_stream()
 
-    schema.install(bench.desk, state=bench.peer.state, timeout=TIMEOUT)
+    schema.install(bench.desk, timeout=TIMEOUT)
     schema.create_queue(bench.desk, bench.queue, timeout=TIMEOUT)
 
     assert bench.peer.state_rows("stream", "stream") == [(stream,)]
@@ -52,7 +52,7 @@ def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
 
     def work(name: str) -> None:
         connection = bare.open(name)
-        schema.install(connection, state=bare.peer.state, timeout=TIMEOUT)
+        schema.install(connection, timeout=TIMEOUT)
         schema.create_queue(connection, queue, timeout=TIMEOUT)
 
     for done in [bare.thread(partial(work, f"installer {at}")) for at in range(4)]:
@@ -141,7 +141,7 @@ def test_a_state_schema_may_have_any_name(bare: Bench, state: str) -> None:
     options = bare.source(stateSchema=state)
     try:
         with Session(options, "install", state=False) as session:
-            schema.install(session.open(), state=state, timeout=TIMEOUT)
+            schema.install(session.open(), timeout=TIMEOUT)
 
         with Session(options, "x") as session:
             assert session.open().rows("version") == [(schema.VERSION,)]

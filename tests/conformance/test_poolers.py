@@ -31,7 +31,7 @@ def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> No
 
     with relayed(bench.peer.url) as (url, relay):
         pooled = bench.open("pooled", url=url)
-        schema.install(pooled, state=bench.peer.state, timeout=timeout)
+        schema.install(pooled, timeout=timeout)
         schema.create_queue(pooled, bench.queue, timeout=timeout, body_string=True)
         schema.create_delayed(pooled, bench.queue, timeout=timeout)
         names = {"topic": "Shop.Placed", "endpoint": "Lake", "queue": bench.queue}

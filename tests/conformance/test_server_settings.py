@@ -73,7 +73,7 @@ def test_what_was_received_outlives_a_crash() -> None:
         queue = QueueAddress("orders", "public")
         options = SourceOptions.parse({"url": url, "queue": "orders"})
         with Session(options, "test", state=False) as session:
-            schema.install(session.open(), state="sqlqueue", timeout=TIMEOUT)
+            schema.install(session.open(), timeout=TIMEOUT)
             schema.create_queue(session.open(), queue, timeout=TIMEOUT)
             with psycopg.connect(server.url, autocommit=True) as peer:
                 # the server's own writer comes seldom enough to lose the race

@@ -61,7 +61,7 @@ class Ground:
     def create(self, queue: str) -> None:
         """Make the state tables, where they are absent, and a queue."""
         with contextlib.closing(connect(self)) as connection:
-            install.install(connection, state=self.state, timeout=TIMEOUT)
+            install.install(connection, timeout=TIMEOUT)
             install.create_queue(connection, QueueAddress(queue, self.schema), timeout=TIMEOUT)
 
     def name(self, queue: str) -> str:

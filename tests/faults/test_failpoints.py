@@ -177,7 +177,7 @@ def shop(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
         peer.subscribe(routes, table, TOPIC, shop.printed(table))
     dialect = database.of(place.url)
     connection = dialect.connect(place.url, application=mark, timeout=TIMEOUT, state=place.state)
-    schema.install(connection, state=place.state, timeout=TIMEOUT)
+    schema.install(connection, timeout=TIMEOUT)
     schema.create_delayed(connection, shop.address("orders"), timeout=TIMEOUT)
     connection.close()
     monkeypatch.setattr(dialect, "connect", points.watching(place.url, mark))

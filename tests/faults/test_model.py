@@ -97,7 +97,7 @@ def machine(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Mach
 
 def state(connection: Connection) -> None:
     """Make the state tables."""
-    schema.install(connection, state=connection.state, timeout=TIMEOUT)
+    schema.install(connection, timeout=TIMEOUT)
     connection.close()
 
 

@@ -219,7 +219,7 @@ def scene(place: Place, tenants: Tenants) -> Iterator[Scene]:
     options = SourceOptions.parse({"url": place.url, "queue": "x", "stateSchema": place.state})
     with Session(options, "install", state=False) as desk:
         connection = desk.open()
-        schema.install(connection, state=place.state, timeout=TIMEOUT)
+        schema.install(connection, timeout=TIMEOUT)
         for table in ("Shop", "error", "audit", "Mallory"):
             connection.run("create_queue", tables={"queue": QueueAddress(table, place.schema)})
         connection.run(

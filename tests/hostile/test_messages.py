@@ -38,7 +38,7 @@ def bench_at(place: Place) -> Bench:
     bench = Bench(peer, queue, errors, name=secrets.token_hex(4))
     peer.create(queue)
     peer.create(errors)
-    schema.install(bench.desk, state=place.state, timeout=TIMEOUT)
+    schema.install(bench.desk, timeout=TIMEOUT)
     return bench
 
 

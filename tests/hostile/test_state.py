@@ -495,7 +495,7 @@ def test_one_login_for_everything_works_as_before(
     options = SourceOptions.parse({"url": url, "queue": queue, "stateSchema": place.state})
     with Session(options, "install", state=False) as session:
         for _ in range(2):
-            schema.install(session.open(), state=place.state, timeout=TIMEOUT)
+            schema.install(session.open(), timeout=TIMEOUT)
             schema.create_queue(session.open(), options.address, timeout=TIMEOUT)
 
     assert Writer(place, url, queue).send(b"sent", 0) == 1
@@ -540,7 +540,7 @@ def installed(place: Place) -> None:
     """Install, as a superuser."""
     options = SourceOptions.parse({"url": place.url, "queue": "q", "stateSchema": place.state})
     with Session(options, "install", state=False) as session:
-        schema.install(session.open(), state=place.state, timeout=TIMEOUT)
+        schema.install(session.open(), timeout=TIMEOUT)
 
 
 def test_install_runs_no_code_of_who_made_the_schema_before(

@@ -1,7 +1,7 @@
 """
 A page of the documents, parsed: its blocks of code and its tables, each with its id.
 
-Ids are comments, which a stream does not see. Rewording a heading, a cell or a sentence changes
+Ids are comments, which a reader does not see. Rewording a heading, a cell or a sentence changes
 none of them.
 
     <!-- table: promises -->            on the line before a table

@@ -13,7 +13,7 @@ CHAOS = "faults/test_chaos.py"
 FAILPOINTS = "faults/test_failpoints.py"
 LARGE = "conformance/test_large.py"
 RECEIVE = "conformance/test_receive.py"
-STREAM = "conformance/test_stream.py"
+LOOP = "conformance/test_peek_loop.py"
 RECEIPTS = "conformance/test_receipts.py"
 SEND = "conformance/test_send.py"
 DELAYED = "conformance/test_delayed.py"
@@ -37,7 +37,7 @@ HARMED = f"{CHAOS}::test_nothing_is_lost_or_repeated_whatever_is_harmed"
 PEERS = "spark/test_beside_the_transport.py"
 BESIDE = f"{PEERS}::test_a_stream_between_endpoints_passes_every_message_on_once"
 RIGHT = "conformance/test_rights.py::test_a_missing_right_is_told_with_the_grant_that_mends_it"
-TWO_DRIVERS = f"{STREAM}::test_two_drivers_on_one_checkpoint_the_first_is_told"
+TWO_DRIVERS = f"{LOOP}::test_two_drivers_on_one_checkpoint_the_first_is_told"
 ROLLED_BACK = f"{REPLAY}::test_rolled_back_checkpoint_is_refused"
 EXPIRED = f"{RECEIVE}::test_expired_messages_are_counted_and_gone"
 POISON = f"{RECEIVE}::test_poison_is_moved_to_the_error_queue_as_it_was"
@@ -101,13 +101,13 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
     ("docs/sqlqueue.md", "triggers"): {
         "available-now": f"{STREAM}::test_available_now_ends_at_what_waited_at_the_start",
         "processing-time": f"{STREAM}::test_a_running_stream_takes_what_comes",
-        "no-trigger": f"{STREAM}::test_an_empty_peek_leaves_the_database_alone_for_peek_delay",
+        "no-trigger": f"{LOOP}::test_an_empty_peek_leaves_the_database_alone_for_peek_delay",
     },
     ("docs/operations.md", "failures"): {
         "task-dies": GAP,
         "driver-dies": f"{KILL}::test_killed_around_a_write_to_delta",
         "connection-breaks": (
-            f"{STREAM}::test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_again"
+            f"{LOOP}::test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_again"
         ),
         "server-down": f"{OPTIONS}::test_server_not_reachable",
         "query-timeout": f"{RECEIVE}::test_a_wait_longer_than_query_timeout_ends",

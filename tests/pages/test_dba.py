@@ -34,7 +34,7 @@ MESSAGE = pa.record_batch({"body": pa.array([b"{}"])})
 SCRIPT = [*["script", "Shop.Orders", "--delayed", "--error", "error"]]
 SCRIPT += ["--subscription-table", "SubscriptionRouting"]
 
-# what the script grants on → the second part of the ids of the page's rows, as in `stream:error`
+# what the script grants on → the second part of the ids of the page's rows, as in `reader:error`
 PLACES = {
     "SCHEMA": "schemas",
     '"public"."Shop.Orders"': "queue",
@@ -245,7 +245,7 @@ def test_the_other_roles_can_do_their_work_with_what_the_page_gives_them(shop: S
         shop.sqlqueue("create", "Mine", "--url", url)
         shop.sql(f'GRANT SELECT ON "Shop.Orders" TO {role}')
         shop.sqlqueue("browse", "Shop.Orders", "--url", url)
-        words = (part for each in ("stream", "sender", "operator") for part in (f"--{each}", role))
+        words = (part for each in ("reader", "sender", "operator") for part in (f"--{each}", role))
         text = shop.sqlqueue("script", "Shop.Orders", *words)
         shop.sql(text)
         shop.sql(f"GRANT pg_read_all_stats TO {role}")
@@ -303,7 +303,7 @@ def test_what_the_page_removes_leaves_no_trace(shop: Shop) -> None:
              "PRIMARY KEY (endpoint, topic)) WITH (fillfactor = 100)")  # fmt: skip
     before = shop.sql(CATALOGUE)
     words = (
-        part for kind in ("stream", "sender") for part in (f"--{kind}", roles[f"sqlqueue_{kind}"])
+        part for kind in ("reader", "sender") for part in (f"--{kind}", roles[f"sqlqueue_{kind}"])
     )
     shop.sql(shop.sqlqueue(*SCRIPT, *words))
     shop.sqlqueue("install")

@@ -91,7 +91,7 @@ class Queue:
 
     def install(self) -> None:
         """Make the state tables."""
-        self._connected(lambda c: schema.install(c, state=self.place.state, timeout=TIMEOUT))
+        self._connected(lambda c: schema.install(c, timeout=TIMEOUT))
 
     def create(self, *, body_string: bool = False) -> None:
         """Make the queue's table."""

@@ -49,7 +49,7 @@ def test_the_code_of_the_readme_runs(spark: SparkSession, place: Place, tmp_path
     )
     given = {"url": place.url, "queue": QUEUES[0]}
     with Session(SourceOptions.parse(given), "test", state=False) as session:
-        install(session.open(), state="sqlqueue", timeout=30)
+        install(session.open(), timeout=30)
         for queue in QUEUES:
             address = SourceOptions.parse(given | {"queue": queue}).address
             create_queue(session.open(), address, timeout=30)

@@ -106,9 +106,8 @@ GRANT USAGE ON SEQUENCE {sequence} TO {role}
 GRANT INSERT ON {delayed} TO {role}
 
 -- name: script_errors
--- SELECT (id): a poison row keeps its id where the error queue has none of it yet.
 GRANT USAGE ON SCHEMA {schema} TO {role};
-GRANT INSERT, SELECT (id) ON {queue} TO {role};
+GRANT INSERT ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}
 
 -- name: script_publisher

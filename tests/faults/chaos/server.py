@@ -175,7 +175,7 @@ class Place:
             self.url, application="chaos", timeout=30.0, state=self.state
         )
         with contextlib.closing(connection):
-            schema.install(connection, state=self.state, timeout=30.0)
+            schema.install(connection, timeout=30.0)
             for table in ("orders", "error", "out"):
                 schema.create_queue(connection, QueueAddress(table, self.name), timeout=30.0)
         self.ground.ask(f"CREATE TABLE {self.name}.sent (number int PRIMARY KEY, kind text)")
