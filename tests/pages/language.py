@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .page import PAGES, ROW_ID, cells, read
 
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", *PAGES]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES]
 AIM = 25  # words in a sentence
 LONGEST = 35  # words, from which on a test fails
 
