@@ -242,7 +242,7 @@ def test_what_is_passed_to_the_data_source() -> None:
     """A job's own options and those of its table, as the data source spells them."""
     table = {"PEEKDELAY": "2s", "maxMessagesPerTrigger": "10"}
 
-    raw = job.passed(
+    raw = job.raw_options(
         SourceOptions, table, url=URL, queues="a", errorQueue=None, failOnDataLoss=True
     )
 
@@ -268,7 +268,7 @@ def test_what_is_passed_to_the_data_source() -> None:
 def test_an_option_that_is_not_passed(kind: Any, table: dict[str, str], said: str) -> None:
     """It is named, with the table where it stands."""
     with pytest.raises(job.BadSettings) as error:
-        job.passed(kind, table, url=URL, queues="a")
+        job.raw_options(kind, table, url=URL, queues="a")
 
     assert str(error.value).startswith(said)
 
@@ -276,7 +276,7 @@ def test_an_option_that_is_not_passed(kind: Any, table: dict[str, str], said: st
 def test_a_bad_value_of_an_option() -> None:
     """It is refused as by the data source, before Spark starts."""
     with pytest.raises(BadOption, match="option peekDelay is '1': expected a time of at least"):
-        job.passed(SourceOptions, {"peekDelay": "1"}, url=URL, queues="a")
+        job.raw_options(SourceOptions, {"peekDelay": "1"}, url=URL, queues="a")
 
 
 # ---------------------------------------------------------------- how it ends

@@ -10,7 +10,7 @@ def clean(text: str) -> str:
     return "".join(each if each.isprintable() else "·" for each in text)
 
 
-def counted(how_many: int, what: str) -> str:
+def quantity(how_many: int, what: str) -> str:
     """`1 message`, `2,000 messages`."""
     return f"{how_many:,} {what}{'' if how_many == 1 else 's'}"
 
@@ -28,7 +28,7 @@ def span(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004
 
 
-def sized(size: float) -> str:
+def byte_size(size: float) -> str:
     """A number of bytes: `1.5 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:  # noqa: PLR2004

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlq_spark.admin.formats import counted, span
+from sqlq_spark.admin.formats import quantity, span
 from sqlq_spark.cli.options import (
     CTRL_C,
     STOPPED,
@@ -96,7 +96,7 @@ def report(queue: str, moved: Moved, *, as_json: bool, total: bool) -> None:
         shown = {"queue": queue, "moved": moved.messages, "nextDueSeconds": moved.next_due}
         screen.print_json(shown | {"total": total})
         return
-    text = f"{counted(moved.messages, 'message')} moved into {queue}"
+    text = f"{quantity(moved.messages, 'message')} moved into {queue}"
     say(f"{text}{' in total' if total else ''}; {describe_next(moved.next_due)}")
 
 

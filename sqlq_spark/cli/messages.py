@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import typer
 
 from sqlq_spark.admin import inspect
-from sqlq_spark.admin.formats import counted
+from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli import lines
 from sqlq_spark.cli.options import (
     AsJson,
@@ -202,9 +202,9 @@ class Sent:
 
     def as_text(self) -> str:
         """The summary as a line."""
-        places = [f"{counted(self.published, 'message')} published"] if self.published else []
+        places = [f"{quantity(self.published, 'message')} published"] if self.published else []
         places += [
-            f"{counted(count, 'message')} sent to {queue}" for queue, count in self.queues.items()
+            f"{quantity(count, 'message')} sent to {queue}" for queue, count in self.queues.items()
         ]
         later = f", {self.delayed:,} of them delayed" if self.delayed else ""
         return ("; ".join(places) or "no message sent") + later

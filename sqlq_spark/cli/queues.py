@@ -10,7 +10,7 @@ import typer
 
 from sqlq_spark.admin import checks, inspect, purge
 from sqlq_spark.admin.endpoint import endpoint
-from sqlq_spark.admin.formats import counted
+from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.script import WRITERS, Domain, Roles, script
 from sqlq_spark.cli.options import (
     FOUND,
@@ -252,7 +252,7 @@ def purge_(
     with Session(options, "purge", state=False) as session:
         connection = session.open()
         depth = measure(connection, options)
-        what = f"delete {counted(depth.messages, 'message')} of {depth.queue} permanently"
+        what = f"delete {quantity(depth.messages, 'message')} of {depth.queue} permanently"
         if depth.messages:
             confirm(what, yes=yes, as_json=as_json)
         batches = purge.purge_parts(
@@ -262,7 +262,7 @@ def purge_(
     if as_json:
         print_json({"queue": depth.queue, "deleted": gone})
     else:
-        say(f"{counted(gone, 'message')} deleted")
+        say(f"{quantity(gone, 'message')} deleted")
 
 
 @app.command("purge-expired")
@@ -283,7 +283,7 @@ def purge_expired(
     if as_json:
         print_json({"queue": depth.queue, "deleted": gone})
     else:
-        say(f"{counted(gone, 'expired message')} deleted from {depth.queue}")
+        say(f"{quantity(gone, 'expired message')} deleted from {depth.queue}")
 
 
 @app.command()

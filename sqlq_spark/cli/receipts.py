@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark.admin import inspect
-from sqlq_spark.admin.formats import counted
+from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
     AsJson,
@@ -114,7 +114,7 @@ def return_(
         names = [each.name for each in settled]
         screen.print_json({"returned": messages, "receipts": len(open_), "settled": names})
     else:
-        say(f"{counted(messages, 'message')} returned")
+        say(f"{quantity(messages, 'message')} returned")
     if settled:
         raise typer.Exit(FOUND)
 
@@ -143,7 +143,7 @@ def drop(
     if as_json:
         screen.print_json({"dropped": messages, "receipts": len(found)})
     else:
-        say(f"{counted(messages, 'message')} dropped")
+        say(f"{quantity(messages, 'message')} dropped")
 
 
 def held(found: Sequence[inspect.Receipt]) -> int:

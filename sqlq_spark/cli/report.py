@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark.admin import history, report
-from sqlq_spark.admin.formats import counted
+from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.page import report as report_page
 from sqlq_spark.cli.options import (
     AsJson,
@@ -79,7 +79,7 @@ def report_(
     if as_json:
         print_json(report.to_json(found))
     else:
-        say(f"the report of {counted(len(found.queues), 'queue')} is in {html}")
+        say(f"the report of {quantity(len(found.queues), 'queue')} is in {html}")
 
 
 def read_history(path: Path) -> dict[str, list[Point]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sqlq_spark.admin import retry
-from sqlq_spark.admin.formats import counted
+from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
     AsJson,
@@ -125,8 +125,8 @@ def ask(name: str, planned: Plan, *, yes: bool, as_json: bool) -> None:
     if not as_json:
         show_plan(planned)
     if planned.messages:
-        queues = counted(len(planned.returning), "queue")
-        messages = counted(planned.messages, "message")
+        queues = quantity(len(planned.returning), "queue")
+        messages = quantity(planned.messages, "message")
         confirm(f"return {messages} of {name} to {queues}", yes=yes, as_json=as_json)
 
 
@@ -179,7 +179,7 @@ def show_plan(planned: Plan) -> None:
     show(("messages", "failed queue", "exception"), rows, "messages to return")
     for reason, some in planned.staying.items():
         ids = first_of([each.id for each in some])
-        say_error(f"{counted(len(some), 'message')} cannot be returned: {reason} ({ids})")
+        say_error(f"{quantity(len(some), 'message')} cannot be returned: {reason} ({ids})")
     if planned.missing:
         say_error(f"not in the error queue: {first_of(planned.missing)}")
 
@@ -227,12 +227,12 @@ def report(done: list[Returned], refused: dict[str, Returned]) -> None:
     """Print the result as lines."""
     messages, skipped = (sum(getattr(each, of) for each in done) for of in ("messages", "skipped"))
     for queue, each in refused.items():
-        say_error(f"{counted(each.left, 'message')} of {queue} cannot be returned: {each.reason}")
+        say_error(f"{quantity(each.left, 'message')} of {queue} cannot be returned: {each.reason}")
     if skipped:
         say_error(
-            f"{counted(skipped, 'message')} skipped: another session has locked or received them"
+            f"{quantity(skipped, 'message')} skipped: another session has locked or received them"
         )
-    say(f"{counted(messages, 'message')} returned")
+    say(f"{quantity(messages, 'message')} returned")
 
 
 def is_incomplete(planned: Plan, done: list[Returned]) -> bool:

@@ -159,7 +159,7 @@ def server(keep: Path | str | None = None, *, tcp: bool = False) -> Iterator[Ser
     kept = None if keep is None else _kept(Path(keep).absolute() / "postgresql", account)
     home = Path(tempfile.mkdtemp(prefix="sqlq-", dir=_temporary(account)))
     place = kept or home
-    with _watched(home, place / "data", "INT" if kept else "QUIT"):
+    with _watch(home, place / "data", "INT" if kept else "QUIT"):
         if account is not None:
             programs = _reachable(programs, home)
             shutil.chown(home, account, account)
@@ -177,7 +177,7 @@ def server(keep: Path | str | None = None, *, tcp: bool = False) -> Iterator[Ser
 
 
 @contextlib.contextmanager
-def _watched(home: Path, data: Path, signal: str) -> Iterator[None]:
+def _watch(home: Path, data: Path, signal: str) -> Iterator[None]:
     """Remove `home` after the block or this process, whichever ends first, and stop its server."""
     # A separate session, so that Ctrl-C reaches only the owner.
     watch = subprocess.Popen(

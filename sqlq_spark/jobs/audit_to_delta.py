@@ -115,7 +115,7 @@ class Settings(job.DatabaseSettings):
     def read(self) -> dict[str, str]:
         """Options of the data source; headers are a map, because many columns read them."""
         own = {"queue": self.queue, "headersFormat": "map"}
-        return job.passed(SourceOptions, self.source, **self.login, **own)
+        return job.raw_options(SourceOptions, self.source, **self.login, **own)
 
     def options(self) -> list[SourceOptions | SinkOptions]:
         """What is opened."""
@@ -158,13 +158,13 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
 def start(spark: SparkSession, settings: Settings, read: dict[str, str]) -> StreamingQuery:
     """Start the stream into the table."""
     received = spark.readStream.format("sqlqueue").options(**read).load()
-    writer = audited(received, settings.body_limit).writeStream.partitionBy("date")
+    writer = audit_rows(received, settings.body_limit).writeStream.partitionBy("date")
     writer = writer.option("mergeSchema", "true")
     writer = writer.option("checkpointLocation", settings.checkpoint)
-    return job.start_into(job.triggered(writer, settings.trigger), settings.table)
+    return job.start_into(job.with_trigger(writer, settings.trigger), settings.table)
 
 
-def audited(received: DataFrame, body_limit: str | None) -> DataFrame:
+def audit_rows(received: DataFrame, body_limit: str | None) -> DataFrame:
     """The table's columns, from those of a read; a missing header is null."""
     return received.withColumn("received", F.current_timestamp()).select(
         "id",

@@ -83,7 +83,7 @@ class Settings(job.DatabaseSettings):
         content = {} if "body" in self.columns else {"contentType": "application/json"}
         given = {name.lower() for name in self.sink}
         plain = {name: text for name, text in content.items() if name.lower() not in given}
-        return job.passed(
+        return job.raw_options(
             SinkOptions, plain | self.sink, **self.login, queue=self.queue, topics=self.topics
         )
 
@@ -109,7 +109,7 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
         .options(**settings.write())
         .option("checkpointLocation", settings.checkpoint)
     )
-    return job.follow(job.triggered(writer, settings.trigger).start())
+    return job.follow(job.with_trigger(writer, settings.trigger).start())
 
 
 def rows(spark: SparkSession, settings: Settings) -> DataFrame:

@@ -20,7 +20,7 @@ def literal(path: str) -> str:
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 
-def found(work: Callable[[], list[Row]]) -> list[str]:
+def first_column(work: Callable[[], list[Row]]) -> list[str]:
     """The first column of rows; nothing if the files do not exist."""
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - an extra
 
@@ -34,7 +34,7 @@ def found(work: Callable[[], list[Row]]) -> list[str]:
 
 def text(spark: SparkSession, path: str) -> str:
     """Read the text of a file or of `write`; "" if it does not exist or is unfinished."""
-    texts = found(lambda: spark.read.text(literal(path), wholetext=True).collect())
+    texts = first_column(lambda: spark.read.text(literal(path), wholetext=True).collect())
     return "".join(texts).strip()
 
 
@@ -49,5 +49,5 @@ def write(spark: SparkSession, path: str, line: str) -> None:
 def names(spark: SparkSession, path: str) -> list[str]:
     """The names of a folder's files, without empty files, which Spark does not list."""
     files = spark.read.format("binaryFile")
-    paths = found(lambda: files.load(literal(path)).select("path").collect())
+    paths = first_column(lambda: files.load(literal(path)).select("path").collect())
     return [each.rpartition("/")[2] for each in paths]

@@ -47,12 +47,12 @@ from sqlq_spark.jobs.settings import (
     Settings,
     checkpoint,
     database_url,
-    passed,
+    raw_options,
     setting,
     trigger,
 )
 from sqlq_spark.jobs.spark import is_path, read_table, spread, start_into
-from sqlq_spark.jobs.stream import follow, receive, triggered
+from sqlq_spark.jobs.stream import follow, receive, with_trigger
 from sqlq_spark.jobs.target import bind
 from sqlq_spark.options import SourceOptions
 
@@ -75,15 +75,15 @@ __all__ = [
     "follow",
     "is_path",
     "main",
-    "passed",
     "program",
+    "raw_options",
     "read_table",
     "receive",
     "setting",
     "spread",
     "start_into",
     "trigger",
-    "triggered",
+    "with_trigger",
 ]
 
 GOOD, FOUND, USAGE, FAILED = 0, 1, 2, 3  # exit codes

@@ -68,7 +68,9 @@ class Settings(job.DatabaseSettings):
     def database(self) -> SourceOptions:
         """The options of the database and of the named queues."""
         named = {"queues": self.queues} if self.queues else {"queue": "all"}
-        return SourceOptions.parse(job.passed(SourceOptions, self.source, **self.login, **named))
+        return SourceOptions.parse(
+            job.raw_options(SourceOptions, self.source, **self.login, **named)
+        )
 
     def options(self) -> list[SourceOptions | SinkOptions]:
         """What a dry run looks at: the named queues."""

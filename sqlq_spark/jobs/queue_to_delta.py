@@ -89,7 +89,7 @@ class Settings(job.DatabaseSettings):
 
     def read(self) -> dict[str, str]:
         """Options of the data source."""
-        return job.passed(
+        return job.raw_options(
             SourceOptions,
             self.source,
             **self.login,
@@ -112,16 +112,16 @@ class Settings(job.DatabaseSettings):
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The rows to write."""
-        return received(spark, self, self.read())
+        return read_rows(spark, self, self.read())
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     """Receive into the table or the tables."""
 
     def start(read: dict[str, str]) -> StreamingQuery:
-        writer = received(spark, settings, read).writeStream
+        writer = read_rows(spark, settings, read).writeStream
         writer = writer.option("checkpointLocation", settings.checkpoint)
-        writer = job.triggered(writer, settings.trigger)
+        writer = job.with_trigger(writer, settings.trigger)
         if settings.split:
             return writer.foreachBatch(Splitter(settings).write).start()
         writer = writer.option("mergeSchema", "true").partitionBy(*partitions(settings))
@@ -130,7 +130,7 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     return job.receive(start, job.spread(spark, settings.read()), settings.trigger)
 
 
-def received(spark: SparkSession, settings: Settings, read: dict[str, str]) -> DataFrame:
+def read_rows(spark: SparkSession, settings: Settings, read: dict[str, str]) -> DataFrame:
     """The rows to write, from a read."""
     return add_columns(spark.readStream.format("sqlqueue").options(**read).load(), settings)
 

@@ -82,14 +82,14 @@ class Settings(job.Settings):
         """Options of the data source."""
         own = {"queues": self.queues, "errorQueue": self.error_queue, "headersFormat": "json"}
         login = {"user": self.source_user, "password": self.source_password}
-        return job.passed(SourceOptions, self.source, url=self.source_url, **login, **own)
+        return job.raw_options(SourceOptions, self.source, url=self.source_url, **login, **own)
 
     def write(self, queue: str | None = None) -> dict[str, str]:
         """Options of the sink, or of a sink for one queue."""
         mode = "sendsAtomicWithReceive" if self.atomic else None
         own = {"queue": queue, "asReceived": "true", "transactionMode": mode}
         login = {"user": self.target_user, "password": self.target_password}
-        return job.passed(SinkOptions, self.sink, url=self.target_url, **login, **own)
+        return job.raw_options(SinkOptions, self.sink, url=self.target_url, **login, **own)
 
     def routes(self) -> dict[str, str]:
         """
@@ -200,7 +200,7 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
         frame = received.select(*forward(target, json=True), "expires")
         writer = frame.writeStream.format("sqlqueue").options(**settings.write())
         writer = writer.option("checkpointLocation", settings.checkpoint)
-        return job.triggered(writer, settings.trigger).start()
+        return job.with_trigger(writer, settings.trigger).start()
 
     return job.receive(start, job.spread(spark, settings.read()), settings.trigger)
 

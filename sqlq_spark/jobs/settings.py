@@ -188,7 +188,7 @@ def blank(name: str, given: Any) -> Any:  # noqa: ANN401
 Options = TypeVar("Options", SourceOptions, SinkOptions)
 
 
-def passed(
+def raw_options(
     kind: type[SourceOptions | SinkOptions], table: Mapping[str, str], **own: str | float | None
 ) -> dict[str, str]:
     """

@@ -132,7 +132,7 @@ def load(kind: type[S], found: argparse.Namespace, secret: Callable[[str, str], 
     values: dict[str, Any] = {}
     for each in fields(kind):
         try:
-            given, source = _given(each, found, table)
+            given, source = _given_value(each, found, table)
             if given is not None:
                 values[each.name] = value(each, type_of(kind, each), given, source)
             elif each.default is MISSING and each.default_factory is MISSING:
@@ -160,7 +160,7 @@ def contents(path: str) -> dict[str, Any]:
         raise BadSettings(f"{path} is not TOML: {error}") from None
 
 
-def _given(
+def _given_value(
     each: Field[Any], found: argparse.Namespace, table: Mapping[str, Any]
 ) -> tuple[Any, str]:
     """The given value of a setting, and its name for an error."""

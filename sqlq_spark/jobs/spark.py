@@ -110,7 +110,7 @@ def start(name: str, log_level: str, *, delta: bool) -> SparkSession:
     """Start a session with its own JVM."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
-    if not submitted():
+    if not by_spark_submit():
         check_java()
     builder = SparkSession.builder.appName(f"sqlqueue {name}").config(map=unless_given(SETTINGS))
     if has_delta():
@@ -125,7 +125,7 @@ def start(name: str, log_level: str, *, delta: bool) -> SparkSession:
 def with_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
     """Configure Delta; under spark-submit its jar was given."""
     builder = builder.config(map=unless_given(DELTA))
-    if submitted():
+    if by_spark_submit():
         return builder
     from delta import configure_spark_with_delta_pip  # noqa: PLC0415 - an extra
 
@@ -133,14 +133,14 @@ def with_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
     return configured
 
 
-def submitted() -> bool:
+def by_spark_submit() -> bool:
     """Whether spark-submit started the JVM."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def unless_given(settings: dict[str, str]) -> dict[str, bool | float | int | str | None]:
     """The settings that spark-submit did not get."""
-    if not submitted():
+    if not by_spark_submit():
         return {**settings}
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - an extra
 
@@ -151,7 +151,7 @@ def unless_given(settings: dict[str, str]) -> dict[str, bool | float | int | str
 
 def has_delta() -> bool:
     """Whether a new session can have Delta."""
-    if not submitted():
+    if not by_spark_submit():
         return importlib.util.find_spec("delta") is not None
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with pyspark
     from pyspark import SparkContext  # noqa: PLC0415
@@ -264,7 +264,7 @@ def is_path(table: str) -> bool:
     return "/" in table
 
 
-def quoted(table: str) -> str:
+def quote_table(table: str) -> str:
     """A table's name or path in SQL."""
     return f"delta.`{table.replace('`', '``')}`" if is_path(table) else table
 
@@ -288,7 +288,9 @@ def has_table(spark: SparkSession, table: str) -> bool:
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - an extra
 
     try:
-        return bool(spark.sql(f"DESCRIBE DETAIL {quoted(table)}").collect()[0]["format"] == "delta")
+        return bool(
+            spark.sql(f"DESCRIBE DETAIL {quote_table(table)}").collect()[0]["format"] == "delta"
+        )
     except AnalysisException as error:
         if error.getCondition() in NO_TABLE:
             return False

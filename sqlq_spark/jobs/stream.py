@@ -29,7 +29,7 @@ POLL = 0.25  # seconds between two looks at a stream
 LAST_BATCH = 60.0  # seconds to wait for the end of the batch when a stream is stopped
 
 
-def triggered(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
+def with_trigger(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
     """Set the trigger of the setting `trigger`."""
     if trigger == "availableNow":
         return writer.trigger(availableNow=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from sqlq_spark.jobs.spark import has_table, parallelism, quoted, set_conf
+from sqlq_spark.jobs.spark import has_table, parallelism, quote_table, set_conf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,22 +59,22 @@ class Upkeep:
         if self.vacuum_hours is None:
             return
         made = f"spark.databricks.delta.properties.defaults.{KEPT}"
-        if not set_conf(self.spark, made, self._kept):
+        if not set_conf(self.spark, made, self._retention):
             log.info("%s cannot be set here: a new table gets it after its first run", made)
         set_conf(self.spark, LISTING, str(4 * (parallelism(self.spark) or 1)))
         if has_table(self.spark, self.table):
             self._keep()
 
     @property
-    def _kept(self) -> str:
+    def _retention(self) -> str:
         return f"interval {round((self.vacuum_hours or 0) * 3600)} seconds"
 
     def _keep(self) -> None:
         """Set how long the table keeps its files, if its property differs."""
-        rows = self.spark.sql(f"SHOW TBLPROPERTIES {quoted(self.table)}").collect()
-        if ("delta." + KEPT, self._kept) not in {(row.key, row.value) for row in rows}:
-            change = f"SET TBLPROPERTIES ('delta.{KEPT}' = '{self._kept}')"
-            self.spark.sql(f"ALTER TABLE {quoted(self.table)} {change}")
+        rows = self.spark.sql(f"SHOW TBLPROPERTIES {quote_table(self.table)}").collect()
+        if ("delta." + KEPT, self._retention) not in {(row.key, row.value) for row in rows}:
+            change = f"SET TBLPROPERTIES ('delta.{KEPT}' = '{self._retention}')"
+            self.spark.sql(f"ALTER TABLE {quote_table(self.table)} {change}")
 
     def once(self) -> None:
         """
@@ -87,11 +87,11 @@ class Upkeep:
         if self.retention_days is not None:
             self._add("deletedMessages", self._delete(self.retention_days))
         if self.optimize:
-            metrics = self._sql(f"OPTIMIZE {quoted(self.table)}")["metrics"]
+            metrics = self._sql(f"OPTIMIZE {quote_table(self.table)}")["metrics"]
             self._add("packedFiles", metrics["numFilesRemoved"])
         if self.vacuum_hours is not None:
             self._keep()
-            self._sql(f"VACUUM {quoted(self.table)}")
+            self._sql(f"VACUUM {quote_table(self.table)}")
             self._add("vacuums", 1)
 
     @contextmanager
@@ -132,7 +132,7 @@ class Upkeep:
         """
         end = self.clock() - timedelta(days=days)
         found = self._sql(
-            f"DELETE FROM {quoted(self.table)} WHERE {self.date} < DATE '{end:%Y-%m-%d}'"  # noqa: S608 - no value of others
+            f"DELETE FROM {quote_table(self.table)} WHERE {self.date} < DATE '{end:%Y-%m-%d}'"  # noqa: S608 - no value of others
             f" AND {self.received} < TIMESTAMP '{end:%Y-%m-%d %H:%M:%S}Z'"
         )
         return int(found["num_affected_rows"])

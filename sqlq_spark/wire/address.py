@@ -109,7 +109,7 @@ def parse_postgresql(text: str) -> QueueAddress:
     Raises:
         BadAddress: an empty or unclosed part, more than two, or a name PostgreSQL cannot hold.
     """
-    _bounded(text)
+    _check_length(text)
     return _address(_split(text, POSTGRESQL), text, POSTGRESQL)
 
 
@@ -124,7 +124,7 @@ def parse_sqlserver(text: str) -> QueueAddress:
     Raises:
         BadAddress: an empty or unclosed part, more than three, or a name SQL Server cannot hold.
     """
-    _bounded(text)
+    _check_length(text)
     return _address(_split(text, SQLSERVER), text, SQLSERVER)
 
 
@@ -141,7 +141,7 @@ def name_postgresql(text: str) -> QueueAddress:
     """
     if text.startswith('"'):
         return parse_postgresql(text)
-    _bounded(text)
+    _check_length(text)
     return _address([text], text, POSTGRESQL)
 
 
@@ -152,7 +152,7 @@ def table_postgresql(text: str) -> QueueAddress:
     Raises:
         BadAddress: as `parse_postgresql`, but for a table of up to 63 bytes.
     """
-    _bounded(text)
+    _check_length(text)
     notation = replace(POSTGRESQL, longest_table=POSTGRESQL.longest)
     parts = _split(text, notation) if text.startswith('"') else [text]
     return _address(parts, text, notation)
@@ -170,11 +170,11 @@ def name_sqlserver(text: str) -> QueueAddress:
     """
     if text.startswith("[") or "@" in text:
         return parse_sqlserver(text)
-    _bounded(text)
+    _check_length(text)
     return _address([text], text, SQLSERVER)
 
 
-def _bounded(text: str) -> None:
+def _check_length(text: str) -> None:
     """Reject an address that is too long for any database, before parsing it."""
     if len(text) > LONGEST_ADDRESS:
         most = f"it has {len(text)} characters where {LONGEST_ADDRESS} are the most"
@@ -280,7 +280,7 @@ def print_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
         BadAddress: a name SQL Server cannot hold.
     """
     names = _names(address, default_schema, SQLSERVER)
-    table, *rest = (_quoted(name, SQLSERVER) for name in names)
+    table, *rest = (_quote(name, SQLSERVER) for name in names)
     plain = "@" not in address.table and not address.table.startswith("[")
     return "@".join([address.table if plain else table, *rest])
 
@@ -293,7 +293,7 @@ def quote_postgresql(address: QueueAddress, default_schema: str = "public") -> s
         BadAddress: a name PostgreSQL cannot hold, or a catalog.
     """
     names = _names(address, default_schema, POSTGRESQL)
-    return ".".join(_quoted(name, POSTGRESQL) for name in reversed(names))
+    return ".".join(_quote(name, POSTGRESQL) for name in reversed(names))
 
 
 def quote_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
@@ -304,17 +304,17 @@ def quote_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
         BadAddress: a name SQL Server cannot hold.
     """
     names = _names(address, default_schema, SQLSERVER)
-    return ".".join(_quoted(name, SQLSERVER) for name in reversed(names))
+    return ".".join(_quote(name, SQLSERVER) for name in reversed(names))
 
 
 def identifier(name: str) -> str:
     """A name in PostgreSQL's quotes."""
-    return _quoted(name, POSTGRESQL)
+    return _quote(name, POSTGRESQL)
 
 
 def bracketed(name: str) -> str:
     """A name in SQL Server's brackets."""
-    return _quoted(name, SQLSERVER)
+    return _quote(name, SQLSERVER)
 
 
 def due_index(delayed: QueueAddress) -> str:
@@ -324,7 +324,7 @@ def due_index(delayed: QueueAddress) -> str:
     return delayed.table.encode()[:room].decode(errors="ignore") + suffix
 
 
-def _quoted(name: str, notation: Notation) -> str:
+def _quote(name: str, notation: Notation) -> str:
     closing = notation.closing
     return notation.opening + name.replace(closing, closing * 2) + closing
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin import watch
-from sqlq_spark.admin.formats import counted, sized, span
+from sqlq_spark.admin.formats import byte_size, quantity, span
 from sqlq_spark.admin.page import page
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def figures(each: QueueReport) -> Iterable[tuple[str, str]]:
         yield "delayed", f"{look.delayed.messages:,}"
         yield "due", ABSENT if look.delayed.due is None else f"{look.delayed.due:,}"
     yield "held in receipts", f"{look.held:,}"
-    yield "size", sized(look.depth.bytes)
+    yield "size", byte_size(look.depth.bytes)
 
 
 def sampling(each: QueueReport) -> str:
@@ -77,7 +77,7 @@ def sampling(each: QueueReport) -> str:
     if read >= of:
         return ""
     return page.paragraph(
-        f"Types and times are those of a sample of {counted(read, 'message')} of {of:,}, spread "
+        f"Types and times are those of a sample of {quantity(read, 'message')} of {of:,}, spread "
         "evenly over the queue."
     )
 
@@ -173,7 +173,7 @@ def sent(sample: Sample) -> list[str]:
 def bloat(sizes: Sizes) -> str:
     """A chart of the table's size, and how much of it a vacuum would free."""
     parts = [("table", sizes.table), ("indexes", sizes.indexes), ("large values", sizes.large)]
-    rows = [(name, float(size), sized(size)) for name, size in parts]
+    rows = [(name, float(size), byte_size(size)) for name, size in parts]
     if sizes.dead is None:
         note = "The database does not count dead rows of this table."
     else:
@@ -241,7 +241,7 @@ def stream(each: Stream, now: watch.Look) -> list[object]:
 
 def failures(found: Failures) -> str:
     """The section of an error queue, by exception."""
-    note = f"{counted(found.messages, 'message')} in {found.queue}."
+    note = f"{quantity(found.messages, 'message')} in {found.queue}."
     if found.read < found.messages:
         note += f" The headers of {found.read:,} of them were read."
     rows = [(each.exception, each.messages) for each in found.groups]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from sqlq_spark.admin.formats import clean, sized, span
+from sqlq_spark.admin.formats import byte_size, clean, span
 from sqlq_spark.cli.screens.screen import BODY, NO_QUEUES, out, say, show, type_and_time
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def show_queues(queues: Sequence[QueueLook]) -> None:
             each.depth.expired,
             None if each.delayed is None else each.delayed.messages,
             None if each.delayed is None else each.delayed.due,
-            sized(each.depth.bytes),
+            byte_size(each.depth.bytes),
             each.depth.first,
             each.depth.last,
             each.queue,
@@ -71,7 +71,7 @@ def show_delayed(messages: Iterable[DelayedMessage]) -> None:
         (
             each.due,
             *type_and_time(each.headers),
-            sized(len(each.body or b"")),
+            byte_size(len(each.body or b"")),
             None if each.body is None else each.body[:BODY].decode(errors="replace"),
         )
         for each in messages

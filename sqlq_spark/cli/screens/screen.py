@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sqlq_spark import demo
-from sqlq_spark.admin.formats import ago, clean, counted, sized
+from sqlq_spark.admin.formats import ago, byte_size, clean, quantity
 from sqlq_spark.admin.inspect import DelayedMessage
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, TIME_SENT
 
@@ -78,7 +78,7 @@ def print_json(value: object) -> None:
 def total(receipts: Sequence[Receipt]) -> str:
     """The number of messages and receipts, as text."""
     messages = sum(each.messages for each in receipts)
-    return f"{counted(messages, 'message')} of {counted(len(receipts), 'receipt')}"
+    return f"{quantity(messages, 'message')} of {quantity(len(receipts), 'receipt')}"
 
 
 # ---------------------------------------------------------------- tables
@@ -156,7 +156,7 @@ def show_receipts(receipts: Sequence[Receipt]) -> None:
             each.batch,
             each.task,
             each.messages,
-            sized(each.bytes),
+            byte_size(each.bytes),
             each.settled,
             ago(each.created),
             None if each.seen is None else ago(each.seen),
@@ -185,7 +185,7 @@ def show_messages(messages: Iterable[Message]) -> None:
             each.seq,
             *type_and_time(each.headers),
             each.expires,
-            sized(len(each.body or b"")),
+            byte_size(len(each.body or b"")),
             None if each.body is None else each.body[:BODY].decode(errors="replace"),
         )
         for each in messages

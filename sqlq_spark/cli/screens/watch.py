@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sqlq_spark.admin.formats import ago, clean, sized, span
+from sqlq_spark.admin.formats import ago, byte_size, clean, span
 from sqlq_spark.admin.watch import UNKNOWN, Flow, flows, lag, paces, to_json
 from sqlq_spark.cli.screens.screen import NO_QUEUES, out, plain, print_json, say, say_error
 
@@ -137,7 +137,7 @@ def cells(each: QueueLook, its: Flow = UNKNOWN) -> list[object]:
         None if delayed is None else delayed.due,
         each.receipts,
         each.held,
-        sized(each.depth.bytes),
+        byte_size(each.depth.bytes),
     ]
 
 
