@@ -178,7 +178,7 @@ def test_when_spark_fails_its_log_is_kept() -> None:
         check=False,
     )
 
-    found = re.search(r"all that Spark said is in (/\S+/spark\.log)", done.stderr)
+    found = re.search(r"Spark's log is in (/\S+/spark\.log)", done.stderr)
     assert done.returncode == 1
     assert found
     assert "no-such-option" in Path(found[1]).read_text()
