@@ -135,7 +135,7 @@ def test_without_java_one_sentence_says_what_to_install(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        "Spark needs Java 17 or newer, and there is none on PATH: install it with "
+        "Spark needs Java 17 or newer, but there is none on PATH. Install it with "
         "`apt install openjdk-17-jre-headless`, or from https://adoptium.net\n"
     )
 

@@ -350,7 +350,7 @@ def test_without_java_a_job_says_what_to_install(
     ended = job.main("", Settings, lambda *_: {}, ["--url", URL, "--queues", "a"])
 
     assert ended == 2
-    assert f"JAVA_HOME is {tmp_path}, without bin/java: install" in capsys.readouterr().err
+    assert f"JAVA_HOME is {tmp_path}, without bin/java. Install" in capsys.readouterr().err
 
 
 class WithTable(Settings):
