@@ -136,7 +136,7 @@ HOSTILE = {
     "": "no header NServiceBus.FailedQ",
     '"unclosed': "cannot be used",
     "a" * 5000: "cannot be used",
-    "orders; DROP TABLE orders": "is no queue",
+    "orders; DROP TABLE orders": "cannot insert into a queue",
     "Shop.Sales@[dbo]@[shop]": "names a queue in another database than",
     "Shop.Sales@MACHINE": "names a queue in another database than",
 }
