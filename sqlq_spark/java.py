@@ -1,4 +1,4 @@
-"""The Java that Spark needs: what is wrong with it is told in one sentence, before Spark starts."""
+"""Checks the Java that Spark needs, before Spark starts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ OLDEST_JAVA = 17
 
 
 class NoJava(SqlQueueError):
-    """Spark needs a Java that is not here."""
+    """Java is missing or too old for Spark."""
 
     template = (
-        "Spark needs Java {0} or newer, and {1}: install it with "
+        "Spark needs Java {0} or newer, but {1}. Install it with "
         "`apt install openjdk-17-jre-headless`, or from https://adoptium.net"
     )
 

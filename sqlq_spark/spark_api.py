@@ -1,8 +1,8 @@
 """
-The parts of pyspark that are not the same in every Spark 4.
+The parts of pyspark that differ between the versions of Spark 4.
 
-Databricks Runtime has parts of a newer Spark than its version says, so each part is looked for by
-its name. Spark 4.0 lacks DataSourceStreamArrowWriter; 4.0 and 4.1 lack admission control, which
+Databricks Runtime has parts of newer Spark versions, so each part is looked up by name.
+Spark 4.0 lacks DataSourceStreamArrowWriter; 4.0 and 4.1 lack admission control, which
 is ReadLimit, `latestOffset(start, limit)` and more than one micro-batch for Trigger.AvailableNow.
 """
 
@@ -91,8 +91,7 @@ def drains_at_once() -> bool:
     """
     Whether Trigger.AvailableNow receives all that waits in one run.
 
-    Otherwise a run is one micro-batch, and a run that replays a batch does nothing more: start the
-    query again until a run had no micro-batch. Spark Connect to a server of another version than
-    this client's is not looked at.
+    If not, a run is one micro-batch, even if it only replays a batch. Start the query again until a
+    run has no micro-batch. The version of a Spark Connect server is not checked.
     """
     return ADMISSION_CONTROL

@@ -1,9 +1,9 @@
 """
 The oldest versions of Python, pyspark and pyarrow that this package works with.
 
-pip compares versions when it installs. A cluster can put the package beside others without pip, so
-the format compares them again, and says what to change.
-This module can be read by every Python 3 and imports nothing that may be absent.
+pip checks versions when it installs. A cluster can load the package without pip, so the data source
+checks them again.
+Every Python 3 can import this module, and it imports no package that may be missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check(*packages: str) -> None:
 
     Raises:
         UnsupportedVersion: Python or one of these packages is too old.
-        ImportError: one of them is absent.
+        ImportError: one of them is missing.
     """
     if sys.version_info < OLDEST_PYTHON:
         raise UnsupportedVersion(

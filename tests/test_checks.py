@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from sqlq_spark.admin.checks import lifetime, too_short
+from sqlq_spark.admin.checks import lifetime, short_lifetimes
 
 EXPIRES = datetime(2026, 6, 30, 17, 5, 19, 500_000)  # noqa: DTZ001 - as the column has it
 SENT = "2026-06-30 17:05:09:000000 Z"
@@ -45,7 +45,7 @@ def test_only_a_life_shorter_than_the_pause_is_told(
     lives: list[float | None], peek_delay: float, told: list[str]
 ) -> None:
     """By the shortest of them."""
-    found = list(too_short("orders", lives, peek_delay))
+    found = list(short_lifetimes("orders", lives, peek_delay))
 
-    assert [each.found.split()[2] for each in found] == told
+    assert [each.found.split()[3] for each in found] == told
     assert all((each.name, each.severity) == ("peek_delay", "warning") for each in found)

@@ -216,13 +216,13 @@ def test_send_takes_a_file_as_the_body(run: Any, orders: str, place: Place, tmp_
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "it is no JSON"),
+        ("{", "it is not JSON"),
         ("[1]", "expected an object"),
         ("{}", "it has no body"),
         ('{"body": null}', "it has no body"),
-        ('{"body": "", "bdoy": 1}', "'bdoy' is not known; known are body"),
+        ('{"body": "", "bdoy": 1}', "'bdoy' is not known; expected one of body"),
         ('{"body": "", "id": 1}', "id is 1: expected text"),
-        ('{"body": "", "headers": {"a": 1}}', "headers is no object of texts"),
+        ('{"body": "", "headers": {"a": 1}}', "headers is not an object of texts"),
         ('{"body": "", "headers": {"a": "\\ud800"}}', "header 'a' holds half of a surrogate pair"),
         ('{"body": "\\ud800"}', "body holds half of a surrogate pair"),
         ('{"body": "", "timeToBeReceived": "soon"}', "cannot be read"),
@@ -239,7 +239,7 @@ def test_one_bad_line_and_nothing_is_sent(
     assert code == 2
     assert error.startswith("line 3 cannot be sent: ")
     assert reason in error
-    assert error.endswith("; nothing was sent\n")
+    assert error.endswith(". Nothing was sent.\n")
     assert rows(place) == []
 
 
@@ -351,7 +351,7 @@ def test_return_puts_messages_back_as_they_were(run: Any, orders: str, place: Pl
     code, said, _ = run("receipts", "return", *words, "--yes")
 
     assert code == 0
-    assert f"This will put 2 messages of 1 receipt back into {shown(place)}." in said
+    assert f"This will return 2 messages of 1 receipt to {shown(place)}." in said
     assert said.endswith("2 messages returned\n")
     assert place.sql(whole) == before
     assert run("receipts", "return", *words, "--yes")[0] == 1
@@ -403,7 +403,7 @@ def test_drop_deletes_only_after_a_yes(run: Any, orders: str, place: Place) -> N
     _, left, _ = run("receipts", "list", "--json", "--state-schema", place.state)
 
     assert (refused, agreed) == (1, 0)
-    assert "This will delete 1 message of 1 receipt for good." in said
+    assert "This will delete 1 message of 1 receipt permanently." in said
     assert json.loads(kept)["messages"] == 1
     assert left == ""
 
@@ -416,8 +416,12 @@ def test_drop_deletes_only_after_a_yes(run: Any, orders: str, place: Place) -> N
     [
         (("stats", "nowhere"), 3, 'queue "public"."nowhere" was not found'),
         (("send", "nowhere", "--file", __file__), 3, 'queue "public"."nowhere" was not found'),
-        (("receipts", "list", "--state-schema", "nowhere"), 3, "run `sqlqueue install` once"),
-        (("create", '"not there"."q"'), 3, 'schema "not there" does not exist; let a DBA make'),
+        (("receipts", "list", "--state-schema", "nowhere"), 3, "Run `sqlqueue install` once"),
+        (
+            ("create", '"not there"."q"'),
+            3,
+            'schema "not there" does not exist. Ask a DBA to create',
+        ),
         (("create", "x" * 56), 2, "56 UTF-8 bytes where 55 are the most"),
         (("create", ""), 2, "option queue is ''"),
         (

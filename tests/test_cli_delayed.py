@@ -146,13 +146,13 @@ def test_move_due_moves_what_is_due_and_ends(run: Any, orders: str, place: Place
 
     assert code == 0
     assert re.fullmatch(
-        rf"5 messages moved into {orders} in all; the next is due in 16 min \d+ s\n", text
+        rf"5 messages moved into {orders} in total; the next is due in 16 min \d+ s\n", text
     )
     assert len(bodies(place, orders)) == 5
     assert bodies(place, table(place)) == ["later"]
     place.sql(f"DELETE FROM {table(place)}")
     said = run("move-due", orders)[1]
-    assert said == f"0 messages moved into {orders} in all; none waits\n"
+    assert said == f"0 messages moved into {orders} in total; no message waits\n"
 
 
 def test_move_due_tells_what_others_hold(run: Any, orders: str, place: Place) -> None:
@@ -163,7 +163,7 @@ def test_move_due_tells_what_others_hold(run: Any, orders: str, place: Place) ->
     text = run("move-due", orders)[1]
     place.sql("ROLLBACK")
 
-    assert text.startswith(f"0 messages moved into {orders} in all; more are due, and in the hands")
+    assert text.startswith(f"0 messages moved into {orders} in total; more are due, but another")
 
 
 def test_move_due_tells_programs(run: Any, orders: str, place: Place) -> None:
@@ -215,4 +215,4 @@ def test_move_due_tells_what_is_missing(run: Any, orders: str, place: Place) -> 
     place.sql(f"DROP TABLE {table(place)}")
     code, _, error = run("move-due", orders)
     assert code == 3
-    assert "create it with `sqlqueue create QUEUE --delayed`" in error
+    assert "Create it with `sqlqueue create QUEUE --delayed`" in error

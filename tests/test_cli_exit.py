@@ -49,7 +49,7 @@ def test_a_database_that_is_not_there_is_3(run: Any, name: str) -> None:
 
 
 def test_what_is_found_or_refused_is_1(run: Any, ready: dict[str, str]) -> None:
-    """Something to mend, nothing to work on, or a no."""
+    """Something to fix, nothing to work on, or a no."""
     nobody = ("--stream", "nobody", "--state-schema", "STATE", "--yes")
     for call in (
         ("doctor", "QUEUE", "--state-schema", "STATE"),
@@ -66,5 +66,5 @@ def test_no_answer_is_a_no(run: Any, ready: dict[str, str], place: Place) -> Non
     code, _, error = run("purge", ready["OTHER"], stdin="")
 
     assert code == 1
-    assert error.endswith("nothing was done (no answer can be read here: --yes does not ask)\n")
+    assert error.endswith("nothing was done (standard input gives no answer: use --yes)\n")
     assert place.sql(f"SELECT count(*) FROM {ready['OTHER']}") == [(4,)]

@@ -37,7 +37,7 @@ CALLS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "purge": (("OTHER", "--yes"), {"queue", "deleted"}),
     "purge-expired": ((QUEUE,), {"queue", "deleted"}),
     "move-due": ((QUEUE,), {"queue", "moved", "nextDueSeconds", "total"}),
-    "doctor": ((QUEUE, *STATE), {"where", "name", "severity", "found", "mend"}),
+    "doctor": ((QUEUE, *STATE), {"where", "name", "severity", "found", "fix"}),
     "report": ((QUEUE, *STATE), {"at", "server", "queues", "streams", "failures"}),
     "receipts list": (STATE, {"stream", "queue", "batch", "task", "messages", "settled"}),
     "receipts return": ((*MINE, "--batch", "1"), {"returned", "receipts", "settled"}),
@@ -73,7 +73,7 @@ def place(shared: Place) -> Place:
 
 @pytest.fixture(scope="module")
 def ready(shared: Place) -> dict[str, str]:
-    """Make queues with messages, delayed ones, receipts, subscribers and something to mend."""
+    """Make queues with messages, delayed ones, receipts, subscribers and something to fix."""
     words = {
         "QUEUE": f'"{shared.schema}"."Shop.Orders"',
         "OTHER": f'"{shared.schema}"."Shop.Billing"',
@@ -128,7 +128,7 @@ def test_a_command_prints_json_and_nothing_else(run: Any, ready: dict[str, str],
     code, printed, error = run(*name.split(), *filled(call, ready), "--json", stdin='{"body": "4"}')
 
     found = [json.loads(line) for line in printed.splitlines()]
-    # what the one finds is to be mended, what the other was to return never failed
+    # what the one finds is to be fixed, what the other was to return never failed
     assert code == (1 if name in {"doctor", "retry"} else 0), error
     assert found
     assert keys <= found[0].keys()
@@ -142,7 +142,7 @@ def test_a_program_is_not_asked(run: Any, ready: dict[str, str]) -> None:
         code, printed, error = run(*name.split(), *call, "--json", stdin="y\n")
 
         assert (code, printed) == (2, "")
-        assert error.endswith("expected --yes beside it: a program cannot be asked\n")
+        assert error.endswith("expected --yes with it, because a program cannot be asked\n")
 
 
 def test_the_demo_prints_its_figures(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def test_a_line_may_be_published(run: Any, orders: str, heard: list[str], place:
     """Beside lines that are sent; what no one hears is told."""
     lines = [
         {"body": "sent"},
-        {"body": "heard", "topics": ["Shop.Special", "Shop.OrderPlaced"]},
+        {"body": "published", "topics": ["Shop.Special", "Shop.OrderPlaced"]},
         {"body": "unheard", "topics": ["Shop.Nothing"]},
     ]
     text = "\n".join(map(json.dumps, lines))
@@ -82,17 +82,17 @@ def test_a_line_may_be_published(run: Any, orders: str, heard: list[str], place:
     assert (code, said) == (0, f"2 messages published; 1 message sent to {orders}\n")
     assert "1 published messages had no subscriber" in error
     assert (printed["published"], printed["unheard"]) == (2, 1)
-    assert sorted(body for _, body in rows(place)) == [b"heard", b"heard", b"sent", b"sent"]
+    assert sorted(body for _, body in rows(place)) == [b"published", b"published", b"sent", b"sent"]
 
 
 @pytest.mark.parametrize(
     ("words", "line", "told"),
     [
         ((), "", "option QUEUE is missing: give a queue's name, or publish with --topic"),
-        (("q", "file", "--topic", "Shop.A"), "", "expected no QUEUE beside it, only a file"),
+        (("q", "file", "--topic", "Shop.A"), "", "expected a file of lines, but no QUEUE, with it"),
         (("--topic", "a;b"), '{"body": ""}', "a;b"),
-        (("q",), '{"body": "", "topics": "Shop.A"}', "topics is no array of texts"),
-        (("q",), '{"body": "", "topics": [1]}', "topics is no array of texts"),
+        (("q",), '{"body": "", "topics": "Shop.A"}', "topics is not an array of texts"),
+        (("q",), '{"body": "", "topics": [1]}', "topics is not an array of texts"),
         (("q",), '{"body": "", "topics": ["\\ud800"]}', "half of a surrogate pair"),
         (("q",), '{"body": "", "topics": ["A"], "queue": "q"}', "both a queue and topics"),
     ],

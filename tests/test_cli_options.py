@@ -33,7 +33,7 @@ COMMANDS = dict(commands(typer.main.get_command(main.app)))
 
 
 def options(name: str) -> set[str]:
-    """How the options of a command are spelt."""
+    """How the options of a command are use_flags."""
     return {spelling for each in COMMANDS[name].params for spelling in each.opts}
 
 
@@ -56,7 +56,7 @@ def test_what_only_looks_waits_no_longer_than_it_is_told(
     for code, _, error in found:
         assert code == 3
         assert error.startswith("stats took longer than 1 s: ")
-        assert error.endswith("raise the option --query-timeout\n")
+        assert error.endswith("Raise the option --query-timeout.\n")
 
 
 def test_errors_name_options_as_the_commands_spell_them() -> None:
@@ -64,9 +64,11 @@ def test_errors_name_options_as_the_commands_spell_them() -> None:
     everything = {spelling for name in COMMANDS for spelling in options(name)}
 
     for name in cli_options.SHARED.split("|"):
-        spelling = cli_options.spelt(f"the option {name}").removeprefix("the option ")
+        spelling = cli_options.use_flags(f"the option {name}").removeprefix("the option ")
         assert spelling in everything
-    assert cli_options.spelt("in queue option; optionurl url") == "in queue option; optionurl url"
+    assert (
+        cli_options.use_flags("in queue option; optionurl url") == "in queue option; optionurl url"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -59,7 +59,7 @@ def test_a_second_queue_is_told_its_option(run: Any, place: Place, command: str)
     code, _, told = run(command, named(place, "error"), named(place, "audit"))
 
     assert code == 2
-    assert "expected one QUEUE: name the endpoint's others by --error, --audit" in told
+    assert "expected one QUEUE; name the endpoint's other queues with --error, --audit" in told
     assert tables(place) == set()
 
 
@@ -83,7 +83,7 @@ def test_create_says_where_delayed_messages_wait(run: Any, place: Place) -> None
     """For that is a table too."""
     _, said, _ = run("create", named(place, "shop"), "--delayed")
 
-    assert said.endswith(f"\nits delayed messages wait in {named(place, 'shop.Delayed')}\n")
+    assert f"\ntable {named(place, 'shop.Delayed')} is in " in said
     assert tables(place) == {"shop", "shop.Delayed"}
 
 
@@ -137,7 +137,7 @@ def test_the_rights_of_the_script_leave_the_doctor_nothing_to_mend(
 
             assert code == 0
             assert f"note  {queue}: login {place.schema}_{role} {note}" in said
-            assert "nothing wrong" in said
+            assert "no problems found" in said
     finally:
         drop_roles(place)
 
@@ -168,7 +168,7 @@ def test_purge_deletes_only_after_a_yes(run: Any, place: Place, shop: str) -> No
     agreed, done, _ = run("purge", shop, stdin="y\n")
 
     assert (refused, agreed) == (1, 0)
-    assert f"This will delete 3 messages of {shop} for good." in said
+    assert f"This will delete 3 messages of {shop} permanently." in said
     assert kept == 3
     assert done.endswith("3 messages deleted\n")
     assert left(place, shop) == 0
@@ -211,12 +211,12 @@ def test_the_doctor_finds_nothing_wrong_with_what_create_and_install_made(
     code, said, error = run("doctor", named(place, "shop"), "--state-schema", place.state)
     _, printed, _ = run("doctor", named(place, "shop"), "--json", "--state-schema", place.state)
 
-    assert (code, said, error) == (0, "nothing wrong\n", "")
+    assert (code, said, error) == (0, "no problems found\n", "")
     assert printed == ""
 
 
 def test_the_doctor_tells_what_is_wrong_and_what_mends_it(run: Any, place: Place) -> None:
-    """The exit code is 1; what mends it can be run, and then nothing is wrong."""
+    """The exit code is 1; what fixes it can be run, and then nothing is wrong."""
     queue = named(place, "shop")
     run("install", "--state-schema", place.state)
     run("create", queue)
@@ -229,12 +229,12 @@ def test_the_doctor_tells_what_is_wrong_and_what_mends_it(run: Any, place: Place
     found = [json.loads(line) for line in printed.splitlines()]
     assert code == 1
     assert f"error  {queue}: autovacuum is off for this table" in said
-    assert "nothing wrong" not in said
+    assert "no problems found" not in said
     assert [each["name"] for each in found] == ["autovacuum", "body_string"]
     for each in found:
-        assert f"\n    {each['mend']}\n" in said
-        place.sql(each["mend"])
-    assert run(*words)[:2] == (0, "nothing wrong\n")
+        assert f"\n    {each['fix']}\n" in said
+        place.sql(each["fix"])
+    assert run(*words)[:2] == (0, "no problems found\n")
 
 
 def test_the_doctor_looks_at_the_queues_of_all_streams(run: Any, place: Place) -> None:
@@ -252,7 +252,7 @@ def test_the_doctor_looks_at_the_queues_of_all_streams(run: Any, place: Place) -
     found = {each["name"]: each for each in map(json.loads, printed.splitlines())}
     assert code == 1
     assert set(found) == {"unseen_stream", "autovacuum"}
-    command = found["unseen_stream"]["mend"]
+    command = found["unseen_stream"]["fix"]
     assert command == f"sqlqueue receipts return --stream {STREAM} --state-schema {place.state}"
     assert run(*command.split()[1:], "--yes")[0] == 0
     assert left(place, queue) == 1
@@ -266,13 +266,13 @@ def test_the_doctor_without_state_tables_says_so(run: Any, place: Place) -> None
     assert code == 1
     assert [each["name"] for each in found] == ["state", "absent"]
     for each in found:
-        words = each["mend"].replace("'", "").split()[1:]
+        words = each["fix"].replace("'", "").split()[1:]
         assert run(*words)[0] == 0
     assert run("doctor", named(place, "shop"), "--state-schema", place.state)[0] == 0
 
 
 def test_the_doctor_leaves_a_table_of_delayed_messages_as_it_is(run: Any, place: Place) -> None:
-    """To give it the columns of a queue would mend nothing."""
+    """To give it the columns of a queue would fix nothing."""
     run("create", named(place, "shop"), "--delayed")
     run("install", "--state-schema", place.state)
     delayed = named(place, "shop.Delayed")
@@ -282,21 +282,23 @@ def test_the_doctor_leaves_a_table_of_delayed_messages_as_it_is(run: Any, place:
     found = json.loads(printed)
     assert code == 1
     assert (found["name"], found["where"]) == ("delayed_table", delayed)
-    assert "ALTER" not in found["mend"]
+    assert "ALTER" not in found["fix"]
 
 
 def test_the_doctor_says_where_it_looked_at_no_queue(run: Any, place: Place) -> None:
-    """To find nothing wrong with none is no comfort."""
+    """To find no problems found with none is no comfort."""
     run("install", "--state-schema", place.state)
 
     code, said, _ = run("doctor", "--state-schema", place.state)
 
     assert code == 0
-    assert said == "no queue is looked at: none is named, and no stream has one\nnothing wrong\n"
+    assert said == (
+        "no queue was checked: none was named, and there is no stream\nno problems found\n"
+    )
 
 
 def test_the_doctor_grants_no_sequence_that_there_is_not(run: Any, place: Place) -> None:
-    """What mends it can be run, also where seq was made without one."""
+    """What fixes it can be run, also where seq was made without one."""
     login, queue = f"{place.schema}_l", named(place, "bare")
     place.sql(
         f"CREATE TABLE {queue} (id uuid, expires timestamp, headers text, body bytea, seq int)"
@@ -306,7 +308,7 @@ def test_the_doctor_grants_no_sequence_that_there_is_not(run: Any, place: Place)
         url = as_role(place.url, login)
         printed = run("doctor", queue, "--json", "--state-schema", place.state, "--url", url)[1]
 
-        found = {each["name"]: each["mend"] for each in map(json.loads, printed.splitlines())}
+        found = {each["name"]: each["fix"] for each in map(json.loads, printed.splitlines())}
         assert found["send_right"] == f"GRANT INSERT ON {place.schema}.bare TO {login}"
     finally:
         place.sql(f"DROP ROLE {login}")
@@ -336,7 +338,7 @@ def test_stats_warns_where_the_seqs_come_to_an_end(run: Any, place: Place, shop:
 
     assert code == 0
     assert error.startswith(f"{shop}: 93% of the seqs are used up")
-    place.connection.execute(error.partition("this mends it: ")[2].encode())
+    place.connection.execute(error.partition("Fix: ")[2].encode())
     assert run("stats", shop, "--state-schema", place.state)[2] == ""
 
 
@@ -345,12 +347,12 @@ def test_findings_are_shown_without_control_characters(capsys: pytest.CaptureFix
     from sqlq_spark.admin.checks import Finding  # noqa: PLC0415
 
     name = '"s"."[red]\x1b[2J"'
-    finding = Finding(where=name, name="x", severity="note", found="\x07", mend=f"ALTER {name};\nB")
+    finding = Finding(where=name, name="x", severity="note", found="\x07", fix=f"ALTER {name};\nB")
 
     show_findings([finding])
 
     assert capsys.readouterr().out == (
-        'note  "s"."[red]·[2J": ·\n    ALTER "s"."[red]·[2J";\n    B\nnothing wrong\n'
+        'note  "s"."[red]·[2J": ·\n    ALTER "s"."[red]·[2J";\n    B\nno problems found\n'
     )
 
 

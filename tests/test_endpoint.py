@@ -71,7 +71,7 @@ def test_an_address_is_taken_as_it_stands() -> None:
         ({"instances": [""]}, "option --instance is ''"),
         ({"qualifiers": ["a\0b"]}, "NUL character"),
         ({"qualifiers": ["\ud800"]}, "half of a surrogate pair"),
-        ({"instances": ["x" * 51]}, "a name that fits behind shop. (the table has 56 UTF-8 bytes"),
+        ({"instances": ["x" * 51]}, "a name that can follow shop. (the table has 56 UTF-8 bytes"),
         ({"instances": ["ü" * 26]}, "57 UTF-8 bytes where 55 are the most"),
         ({"error": "x" * 56}, "option --error is"),
         ({"audit": '"a"."b"."c"'}, "option --audit is"),

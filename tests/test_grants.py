@@ -135,7 +135,7 @@ def test_an_installer_makes_queues_and_is_told_that_the_state_tables_are_there(
     code, _, error = run("install", "--state-schema", place.state, *url)
     assert code == 3
     assert f"belongs to {place.schema}_owner" in error
-    assert "If a DBA's script made these tables, nothing is left to install" in error
+    assert "If a DBA's script created these tables, you need not install anything" in error
     for words in (
         ("create", queue),
         ("create", other, "--delayed", "--body-string"),

@@ -297,7 +297,7 @@ def test_any_time_is_read_back_as_it_was(moment: datetime) -> None:
     ],
 )
 def test_a_time_in_another_form_says_what_was_expected(text: str) -> None:
-    """Found and mend in one sentence."""
+    """Found and fix in one sentence."""
     with pytest.raises(BadWireTime) as caught:
         parse_wire_time(text)
 
@@ -351,7 +351,7 @@ def test_a_span_is_read_in_milliseconds(text: str, milliseconds: int) -> None:
     ],
 )
 def test_a_span_that_no_peer_could_pass_says_why(text: str, reason: str) -> None:
-    """Found, reason and mend in one sentence."""
+    """Found, reason and fix in one sentence."""
     with pytest.raises(BadTimeSpan) as caught:
         parse_span(text)
 

@@ -98,7 +98,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     said = refused("--settings", path, "--trigger", "soon")
 
     assert said.splitlines() == [
-        "flag --trigger is 'soon': expected availableNow, or a time as 10s",
+        "flag --trigger is 'soon': expected availableNow, or a time, for example 10s",
         f"setting most in {path} is 0: expected at least 1",
         f"setting names in {path} is [1.5, []]: expected a list of texts",
         "setting queues is missing: give --queues: Which.",
@@ -115,7 +115,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         (["--quues", "a"], "flag --quues is not known: did you mean --queues?"),
         (
             ["--password", "x"],
-            "there is no flag --password, for everyone sees a command line: give it in the file",
+            "there is no flag --password, because other users can see a command line: set it in",
         ),
         (["--pasword", "x"], "flag --pasword is not known: expected one of --"),
         (["--settings", "/none"], "flag --settings is '/none': expected a file to read (No such"),
@@ -135,7 +135,7 @@ def test_a_file_that_is_no_toml(tmp_path: Path) -> None:
     """It is named."""
     path = file(tmp_path, "queues =")
 
-    assert refused("--settings", path).startswith(f"{path} is no TOML: ")
+    assert refused("--settings", path).startswith(f"{path} is not TOML: ")
 
 
 # ---------------------------------------------------------------- secrets
@@ -209,14 +209,14 @@ def test_no_secret_is_shown(url: str, tmp_path: Path) -> None:
     )
     made = loaded("--settings", path)
 
-    said = json.dumps(job_settings.shown(made))
+    said = json.dumps(job_settings.without_secrets(made))
 
     assert "s3cret" not in said
     assert said.count("***") == 3
     assert "localhost" in said
     assert "s3cret" not in repr(replace(made, source={}))
     without = loaded("--url", "postgresql://localhost/shop", "--queues", "a")
-    assert job_settings.shown(without)["password"] is None
+    assert job_settings.without_secrets(without)["password"] is None
 
 
 def test_a_bad_secret_is_not_told(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_what_is_passed_to_the_data_source() -> None:
     """A job's own options and those of its table, as the data source spells them."""
     table = {"PEEKDELAY": "2s", "maxMessagesPerTrigger": "10"}
 
-    raw = job.passed(
+    raw = job.raw_options(
         SourceOptions, table, url=URL, queues="a", errorQueue=None, failOnDataLoss=True
     )
 
@@ -260,8 +260,8 @@ def test_what_is_passed_to_the_data_source() -> None:
     ("kind", "table", "said"),
     [
         (SourceOptions, {"peekDelays": "1s"}, "setting peekDelays in [source] is not known: did"),
-        (SourceOptions, {"Queues": "b"}, "setting Queues in [source] is the job's own"),
-        (SourceOptions, {"password": "x"}, "setting password in [source] is the job's own"),
+        (SourceOptions, {"Queues": "b"}, "setting Queues in [source] is set by the job"),
+        (SourceOptions, {"password": "x"}, "setting password in [source] is set by the job"),
         (SinkOptions, {"quue": "b"}, "setting quue in [sink] is not known: did you mean queue?"),
         (SinkOptions, {"checkpointLocation": "b"}, "setting checkpointLocation in [sink] is not"),
     ],
@@ -269,7 +269,7 @@ def test_what_is_passed_to_the_data_source() -> None:
 def test_an_option_that_is_not_passed(kind: Any, table: dict[str, str], said: str) -> None:
     """It is named, with the table where it stands."""
     with pytest.raises(job.BadSettings) as error:
-        job.passed(kind, table, url=URL, queues="a")
+        job.raw_options(kind, table, url=URL, queues="a")
 
     assert str(error.value).startswith(said)
 
@@ -277,7 +277,7 @@ def test_an_option_that_is_not_passed(kind: Any, table: dict[str, str], said: st
 def test_a_bad_value_of_an_option() -> None:
     """It is refused as by the data source, before Spark starts."""
     with pytest.raises(BadOption, match="option peekDelay is '1': expected a time of at least"):
-        job.passed(SourceOptions, {"peekDelay": "1"}, url=URL, queues="a")
+        job.raw_options(SourceOptions, {"peekDelay": "1"}, url=URL, queues="a")
 
 
 # ---------------------------------------------------------------- how it ends
@@ -294,13 +294,13 @@ def test_what_is_told_of_an_error() -> None:
 
     assert job.sentence(ours) == job.sentence(spark) == str(ours)
     assert job.sentence(named) == "RuntimeError: see sqlq_spark.options.parse: it fails"
-    assert job.sentence(KeyError()) == "KeyError: no more is known"
+    assert job.sentence(KeyError()) == "KeyError: without a message"
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--help"], 0, "Only in the file, the environment or a secret scope: password."),
+        (["--help"], 0, "Set only in the file, the environment or a secret scope: password."),
         ([], 2, "setting table is missing: give --table"),
         (["--url", "ftp://x:s3cret@y", "--queues=a", "--table=b", "--checkpoint=c"], 2, "ftp://…"),
     ],
@@ -351,7 +351,7 @@ def test_without_java_a_job_says_what_to_install(
     ended = job.main("", Settings, lambda *_: {}, ["--url", URL, "--queues", "a"])
 
     assert ended == 2
-    assert f"JAVA_HOME is {tmp_path}, without bin/java: install" in capsys.readouterr().err
+    assert f"JAVA_HOME is {tmp_path}, without bin/java. Install" in capsys.readouterr().err
 
 
 class WithTable(Settings):
@@ -372,7 +372,7 @@ def test_without_delta_a_job_says_how_to_get_it(
     ended = job.main("", WithTable, lambda *_: {}, ["--url", URL, "--queues", "a"])
 
     assert ended == 2
-    assert "give spark-submit --properties-file conf/spark-defaults.conf" in capsys.readouterr().err
+    assert "add --properties-file conf/spark-defaults.conf" in capsys.readouterr().err
 
 
 class NoSpark:

@@ -154,7 +154,7 @@ def test_an_option_of_the_other_side_is_refused() -> None:
     with pytest.raises(MisplacedOption) as write:
         SinkOptions.parse({**url, "headersFormat": "json"})
 
-    told = "option {} does nothing on a {}: give it on {}"
+    told = "option {} has no effect on a {}: set it on {}"
     assert str(read.value) == told.format("messageType", "read", "df.write or df.writeStream")
     assert str(write.value) == told.format(
         "headersFormat", "write", "spark.read or spark.readStream"

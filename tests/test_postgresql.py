@@ -132,7 +132,7 @@ def test_what_was_cancelled_did_not_time_out(place: Place, *, cancelled: bool) -
     first.close()
     second.close()
 
-    told = "install_lock was cancelled, by Ctrl-C"
+    told = "install_lock was cancelled by Ctrl-C"
     if not cancelled:
         told = "install_lock took longer than 0.2 s"
     assert str(caught.value).startswith(told)

@@ -103,7 +103,7 @@ def parsed(text: str) -> Tags:
 
 def test_a_page_has_no_script_and_fetches_nothing_whatever_the_names_are() -> None:
     """A stranger's text is text; the page forbids itself the rest."""
-    tags = parsed(report.written(found(HOSTILE), points(HOSTILE)))
+    tags = parsed(report.write_page(found(HOSTILE), points(HOSTILE)))
 
     names = {name for name, _ in tags.attributes}
     assert tags.names <= TAGS
@@ -130,7 +130,7 @@ def test_a_text_of_any_length_is_cut() -> None:
 
 def test_numbers_stand_beside_the_charts() -> None:
     """Counts, shares, and what the charts show in words."""
-    texts = parsed(report.written(found(), points("Shop.Orders"))).texts
+    texts = parsed(report.write_page(found(), points("Shop.Orders"))).texts
 
     for told in (
         "5,000",
@@ -150,20 +150,20 @@ def test_numbers_stand_beside_the_charts() -> None:
 
 def test_without_a_history_no_flow_is_drawn() -> None:
     """Nor is any made up."""
-    text = report.written(found(), points("another queue"))
+    text = report.write_page(found(), points("another queue"))
 
     assert "over time" not in text
-    assert "Only of messages that still wait: what has gone is not in it." in text
+    assert "Only messages that still wait." in text
 
 
 def test_an_empty_place_has_a_page_too() -> None:
     """It says that there is nothing."""
     empty = Report("server", watch.Look(at=NOW, queues=[], streams=None), [], None)
 
-    text = report.written(empty, {})
+    text = report.write_page(empty, {})
 
-    assert "No queue was named, and no stream has one." in text
-    assert "nothing is known of streams" in text
+    assert "No queue was named, and there is no stream." in text
+    assert "Streams are unknown" in text
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_history_is_read() -> None:
 )
 def test_a_line_that_is_no_look_is_named(bad: bytes) -> None:
     """By its number."""
-    with pytest.raises(BadHistory, match=r"^line 2 of the history is no look at queues \("):
+    with pytest.raises(BadHistory, match=r"^line 2 of the history is not a look at queues \("):
         history.read([line(), bad])
 
 
@@ -249,7 +249,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[browser.Pa
         pytest.skip("no browser: see the closing lines")
     folder = tmp_path_factory.mktemp("browser")
     file = folder / "report.html"
-    file.write_text(report.written(found(HOSTILE), points(HOSTILE)), encoding="utf-8")
+    file.write_text(report.write_page(found(HOSTILE), points(HOSTILE)), encoding="utf-8")
     with browser.page(program, folder / "profile") as tab:
         yield tab, file
 

@@ -516,9 +516,9 @@ def test_closing_undoes_what_is_open(raw: Recorder, connection: sqlserver.Connec
 # ---------------------------------------------------------------- an old level
 
 
-LEVELLED = """the database of sqlserver://db:1433/shop has compatibility level 120, and messages \
-are sent as JSON, which needs 130: a DBA can mend it with ALTER DATABASE CURRENT SET \
-COMPATIBILITY_LEVEL = 130, on SQL Server 2016 or later"""
+LEVELLED = """the database of sqlserver://db:1433/shop has compatibility level 120, but 130 is \
+needed, because messages are sent as JSON. A DBA can fix this on SQL Server 2016 or later with: \
+ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 130"""
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_any_other_text_of_a_streams_queues_is_one_name(text: str) -> None:
     assert ", ".join(split_canonical(text)) == text
 
 
-# ---------------------------------------------------------------- what mends it
+# ---------------------------------------------------------------- how to fix it
 
 FAULTS = [
     errors.QueueNotFound("q", SQLSERVER),
@@ -134,10 +134,8 @@ def test_no_right_of_postgresql_is_asked_for_on_sql_server(fault: errors.SqlQueu
 
 def test_a_queue_that_was_not_found_is_told_how_to_name_a_schema() -> None:
     """In the notation of its database."""
-    assert "written table@[schema], one of another database table@[schema]@[database]" in str(
-        errors.QueueNotFound("q", SQLSERVER)
-    )
-    assert str(errors.QueueNotFound("q", POSTGRESQL)).endswith('is written "schema"."table"')
+    assert str(errors.QueueNotFound("q", SQLSERVER)).endswith("as table@[schema]@[database].")
+    assert str(errors.QueueNotFound("q", POSTGRESQL)).endswith('as "schema"."table".')
 
 
 def test_a_missing_url_is_asked_for_with_both_databases() -> None:
@@ -167,9 +165,9 @@ def test_a_password_of_the_environment_is_that_of_either_database(
 ) -> None:
     """As the option of the data source; nothing is added where there is none."""
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush&;1")
-    with_one = options.given(url)
+    with_one = options.database_options(url)
     monkeypatch.delenv("SQLQUEUE_PASSWORD")
-    without = options.given(url)
+    without = options.database_options(url)
 
     assert with_one.url == f"{url}?password=hush%26%3B1"
     assert without.url == url
@@ -190,7 +188,7 @@ def test_a_password_in_the_url_wins_over_that_of_the_environment(
     """What is said last and by hand is meant; so it is for a job."""
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush")
 
-    assert options.given(url).url == url
+    assert options.database_options(url).url == url
 
 
 @pytest.mark.parametrize(
@@ -201,7 +199,7 @@ def test_what_only_looks_like_a_password_is_none(url: str, monkeypatch: pytest.M
     """A port and an @ behind it."""
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush")
 
-    assert options.given(url).url == f"{url}&password=hush"
+    assert options.database_options(url).url == f"{url}&password=hush"
 
 
 @pytest.mark.usefixtures("_no_pauses")

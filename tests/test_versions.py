@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text("utf-8"))
 SENTENCES = (
-    "sqlq_spark needs pyarrow 18.0 or newer, and this is 17.0.0: pip install 'pyarrow>=18.0'",
+    "sqlq_spark needs pyarrow 18.0 or newer, but found 17.0.0. Run: pip install 'pyarrow>=18.0'",
     (
-        "sqlq_spark needs pyspark 4.0 or newer, and this is 3.5.9: pip install 'pyspark>=4.0', and "
-        "use a cluster with Spark 4 (Databricks Runtime 17.3 LTS or newer)"
+        "sqlq_spark needs pyspark 4.0 or newer, but found 3.5.9. Run: pip install 'pyspark>=4.0', "
+        "and use a cluster with Spark 4 (Databricks Runtime 17.3 LTS or newer)"
     ),
 )
 
@@ -85,8 +85,7 @@ def test_an_older_python(monkeypatch: pytest.MonkeyPatch) -> None:
         versions.check()
 
     assert str(refused.value) == (
-        "sqlq_spark needs Python 3.11 or newer, and this is 3.10.13: run it with Python 3.11 or "
-        "newer"
+        "sqlq_spark needs Python 3.11 or newer, but found 3.10.13. Run it with Python 3.11 or newer"
     )
 
 

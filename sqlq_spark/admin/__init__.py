@@ -1,1 +1,1 @@
-"""What operators ask for: statistics, checks, reports, retries, scripts."""
+"""What operators use: statistics, checks, reports, retries, purges and the script for a DBA."""

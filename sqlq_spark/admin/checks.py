@@ -1,9 +1,10 @@
 """
-What is wrong with queues, and the statement that mends it; reads only.
+Checks queues and the server, and proposes the statement that fixes each problem. Reads only.
 
-The database's own laws stand in its dialect's file, as the statements `check_queue` and
-`check_server`, whose rows are findings; what a message, a stream or an option tells is added here.
-A stream looks once, when it starts, and logs what it finds; `sqlqueue doctor` looks at everything.
+The rules for tables and servers are in each dialect's checks.sql: each row of the statements
+`check_queue`, `check_delayed` and `check_server` is a finding. The rules for messages, streams and
+options are here. A stream checks its queues once, when it starts, and logs the findings.
+`sqlqueue doctor` checks everything.
 """
 
 from __future__ import annotations
@@ -41,24 +42,24 @@ log = logging.getLogger("sqlq_spark")
 
 OLD_TRANSACTION = 600.0  # seconds
 LONG_HEADERS = 1 << 20  # bytes
-FORGOTTEN = 86_400.0  # seconds since a stream that holds receipts was seen
+UNSEEN = 86_400.0  # seconds without a sign of a stream that holds receipts
 
-Severity: TypeAlias = Literal["error", "warning", "note"]  # a note is nothing wrong
+Severity: TypeAlias = Literal["error", "warning", "note"]  # a note needs no fix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong, or worth knowing."""
+    """A problem, or a note."""
 
     where: str  # a queue's address, or the server
     name: str
     severity: Severity
     found: str
-    mend: str  # statements, a line each; or a command, or what to set
+    fix: str  # statements, one per line; or a command, or what to set
 
     @property
-    def wrong(self) -> bool:
-        """Whether it should be mended."""
+    def is_problem(self) -> bool:
+        """Whether it should be fixed."""
         return self.severity != "note"
 
 
@@ -73,16 +74,16 @@ def of_queue(
     body_string: bool = False,
 ) -> list[Finding]:
     """
-    Look at a queue's table and its lowest messages, in the transaction that is open.
+    Check a queue's table and its lowest messages, in the open transaction.
 
     Args:
         connection: in a transaction.
-        queue: where.
-        peek_delay: seconds that its stream pauses.
-        body_string: whether its stream asks for the column.
+        queue: the queue.
+        peek_delay: seconds that its stream pauses after an empty peek.
+        body_string: whether its stream reads the column BodyString.
 
     Raises:
-        QueueNotFound, RightMissing, NotAQueue: it cannot be read; `of_table` tells more.
+        QueueNotFound, RightMissing, NotAQueue: it cannot be read; `of_table` says why.
     """
     rows = connection.rows("check_rows", tables={"queue": queue})
     lives = [lifetime(*row[1:4]) for row in rows if row[1] is not None]
@@ -90,7 +91,8 @@ def of_queue(
         connection, queue, last=rows[0][0], expiring=bool(lives), body_string=body_string
     )
     where = connection.printed(queue)
-    return [*found, *too_short(where, lives, peek_delay), *too_long(where, *rows[0][4:])]
+    found += short_lifetimes(where, lives, peek_delay)
+    return [*found, *long_headers(where, *rows[0][4:])]
 
 
 def of_table(
@@ -102,14 +104,17 @@ def of_table(
     body_string: bool = False,
 ) -> list[Finding]:
     """
-    Look at a queue's table in the catalogue, which any login may read; none where it is absent.
+    Check a queue's table in the catalogue, which any login may read.
 
     Args:
         connection: in a transaction.
-        queue: where.
-        last: the highest seq, where that is known.
+        queue: the queue.
+        last: the highest seq, if it is known.
         expiring: whether its messages expire.
-        body_string: whether the column is asked for.
+        body_string: whether the column BodyString is needed.
+
+    Returns:
+        Findings; none if the table does not exist.
     """
     printed = connection.printed(queue)
     rows = connection.rows(
@@ -124,7 +129,7 @@ def of_table(
 
 
 def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
-    """Look at a queue's table of delayed messages in the catalogue; none where it is absent."""
+    """Check a queue's table of delayed messages in the catalogue; no findings if it is missing."""
     printed = inspect.delayed_name(connection, queue)
     if printed is None:
         return []
@@ -135,12 +140,12 @@ def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
 
 def lifetime(expires: datetime, sent: str | None, lives: str | None) -> float | None:
     """
-    Seconds that a message lives, by its headers; None where they do not tell.
+    Seconds that a message lives, by its headers; None if they do not say.
 
     Args:
-        expires: UTC without a zone, as the column has it.
+        expires: UTC without a zone, as in the column.
         sent: the header TimeSent.
-        lives: the header TimeToBeReceived, which goes first.
+        lives: the header TimeToBeReceived, which takes precedence.
     """
     try:
         if lives is not None:
@@ -152,65 +157,67 @@ def lifetime(expires: datetime, sent: str | None, lives: str | None) -> float | 
     return None
 
 
-def too_short(where: str, lives: Sequence[float | None], peek_delay: float) -> Iterator[Finding]:
-    """Tell where messages may expire while a stream pauses; one sent expired is not meant."""
+def short_lifetimes(
+    where: str, lives: Sequence[float | None], peek_delay: float
+) -> Iterator[Finding]:
+    """Warn if messages may expire while a stream pauses; ignores those that were sent expired."""
     shortest = min((each for each in lives if each is not None and each > 0), default=None)
     if shortest is not None and shortest < peek_delay:
         yield Finding(
             where=where,
             name="peek_delay",
             severity="warning",
-            found=f"messages live {shortest:g} s, and a stream with peekDelay {peek_delay:g} s may "
-            "come too late for them",
-            mend=f"option peekDelay: less than {shortest:g} s (100ms is the least), "
-            "or a longer time to be received",
+            found=f"messages expire after {shortest:g} s, and a stream with peekDelay "
+            f"{peek_delay:g} s may read them too late",
+            fix=f"set the option peekDelay to less than {shortest:g} s (at least 100ms), "
+            "or send with a longer timeToBeReceived",
         )
 
 
-def too_long(where: str, seq: int | None, size: int | None) -> Iterator[Finding]:
-    """Report headers that are larger than any endpoint writes; they cost every stream memory."""
+def long_headers(where: str, seq: int | None, size: int | None) -> Iterator[Finding]:
+    """Warn about headers that are larger than any endpoint writes; streams hold them in memory."""
     if seq is not None and size is not None and size > LONG_HEADERS:
         yield Finding(
             where=where,
             name="long_headers",
             severity="warning",
             found=f"the headers of the message with seq {seq} have {size} bytes",
-            mend="find its sender, whose data belongs into the body; a stream with errorQueue and "
-            f"a maxMessageBytes below {size} moves such messages there unread",
+            fix="change its sender to write the data into the body; to move such messages, set "
+            f"errorQueue and a maxMessageBytes below {size}",
         )
 
 
 def finding(where: str, row: Row) -> Finding:
-    """One row of `check_queue` or `check_server`."""
-    name, severity, found, mend = row
-    return Finding(where=where, name=name, severity=severity, found=found, mend=mend)
+    """The finding in a row of `check_queue`, `check_delayed` or `check_server`."""
+    name, severity, found, fix = row
+    return Finding(where=where, name=name, severity=severity, found=found, fix=fix)
 
 
-# ---------------------------------------------------------------- the rest
+# ---------------------------------------------------------------- server, state, streams
 
 
 def of_server(connection: Connection, *, older: float = OLD_TRANSACTION) -> list[Finding]:
-    """Look at the server and its transactions of more than `older` seconds."""
+    """Check the server and its transactions of more than `older` seconds."""
     rows = connection.rows("check_server", seconds=older)
     return [finding(connection.server, row) for row in rows]
 
 
 def of_state(connection: Connection) -> list[Finding]:
-    """Look at the state tables' version; no transaction may be open."""
+    """Check the state tables' version; no transaction may be open."""
     try:
         check_state(connection, connection.state)
     except StateNotInstalled as error:
-        mend = f"sqlqueue install --state-schema {quote(connection.state)}"
-        return [told(connection.server, "state", error, mend)]
+        fix = f"sqlqueue install --state-schema {quote(connection.state)}"
+        return [of_error(connection.server, "state", error, fix)]
     except StateTooNew as error:
-        return [told(connection.server, "state", error, "pip install --upgrade sqlq-spark")]
+        return [of_error(connection.server, "state", error, "pip install --upgrade sqlq-spark")]
     except RightMissing as error:
-        return [told(connection.server, "state_right", error, str(error.args[2]))]
+        return [of_error(connection.server, "state_right", error, str(error.args[2]))]
     return []
 
 
-def of_streams(connection: Connection, *, after: float = FORGOTTEN) -> list[Finding]:
-    """Look for streams that hold receipts and have not been seen for `after` seconds."""
+def of_streams(connection: Connection, *, after: float = UNSEEN) -> list[Finding]:
+    """Find streams that hold receipts and gave no sign for `after` seconds."""
     now = connection.rows("clock")[0][0].replace(tzinfo=UTC)
     return [
         Finding(
@@ -218,8 +225,9 @@ def of_streams(connection: Connection, *, after: float = FORGOTTEN) -> list[Find
             name="unseen_stream",
             severity="warning",
             found=f"stream {each.stream} was last seen {each.seen:%Y-%m-%d %H:%M} and holds "
-            f"{each.held} messages in {each.receipts} receipts: is its checkpoint gone?",
-            mend=f"sqlqueue receipts return --stream {quote(each.stream)} "
+            f"{each.held} messages in {each.receipts} receipts; if its checkpoint is lost, return "
+            "them to the queue",
+            fix=f"sqlqueue receipts return --stream {quote(each.stream)} "
             f"--state-schema {quote(connection.state)}",
         )
         for each in inspect.streams(connection)
@@ -227,12 +235,12 @@ def of_streams(connection: Connection, *, after: float = FORGOTTEN) -> list[Find
     ]
 
 
-def told(where: str, name: str, error: Exception, mend: str) -> Finding:
+def of_error(where: str, name: str, error: Exception, fix: str) -> Finding:
     """Make a finding of an error."""
-    return Finding(where=where, name=name, severity="error", found=str(error), mend=mend)
+    return Finding(where=where, name=name, severity="error", found=str(error), fix=fix)
 
 
-# ---------------------------------------------------------------- who looks
+# ---------------------------------------------------------------- all checks
 
 
 def everything(
@@ -242,7 +250,7 @@ def everything(
     timeout: float,
     body_string: bool = False,
 ) -> list[Finding]:
-    """Look at queues, the server, the state tables and the streams; no transaction is open."""
+    """Check queues, the server, the state tables and the streams; no transaction is open."""
     found = of_state(connection)
     if not found:
         found += of_any_streams(connection, timeout=timeout)
@@ -254,43 +262,47 @@ def everything(
 
 
 def of_any_streams(connection: Connection, *, timeout: float) -> list[Finding]:
-    """Look at streams, which only those who receive may see; no transaction is open."""
+    """Check streams, which only logins that receive may see; no transaction is open."""
     try:
         with transaction(connection, timeout=timeout):
             return of_streams(connection)
     except RightMissing as error:
-        found = told(connection.server, "streams_right", error, str(error.args[2]))
+        found = of_error(connection.server, "streams_right", error, str(error.args[2]))
         return [replace(found, severity="note")]
 
 
 def of_any_queue(
     connection: Connection, queue: QueueAddress, *, timeout: float, body_string: bool = False
 ) -> list[Finding]:
-    """Look at a queue that may be absent, locked or closed to us; no transaction is open."""
+    """Check a queue that may be missing, locked or not permitted; no transaction is open."""
     printed = connection.printed(queue)
     try:
         with transaction(connection, timeout=timeout):
             found = of_queue(connection, queue, body_string=body_string)
             return found + of_delayed(connection, queue)
     except QueueNotFound as error:
-        return [told(printed, "absent", error, f"sqlqueue create {quote(printed)}")]
+        return [of_error(printed, "absent", error, f"sqlqueue create {quote(printed)}")]
     except TimedOut as error:
-        return [told(printed, "locked", error, "end what locks it, or wait longer for it")]
+        return [
+            of_error(
+                printed, "locked", error, "end the session that locks it, or raise --query-timeout"
+            )
+        ]
     except (RightMissing, NotAQueue) as error:
-        # the catalogue tells all that is missing, the error only the first
+        # the catalogue shows everything that is missing, the error only the first
         with transaction(connection, timeout=timeout):
             found = of_table(connection, queue, body_string=body_string)
             found += of_delayed(connection, queue) if found else []
-        return found or [told(printed, "unreadable", error, str(error.args[-1]))]
+        return found or [of_error(printed, "unreadable", error, str(error.args[-1]))]
 
 
 def at_start(connection: Connection, options: SourceOptions) -> None:
     """
-    Log what is wrong with the queues of a stream that begins; no transaction is open.
+    Log the problems of the queues of a starting stream; no transaction is open.
 
     Raises:
         BodyStringMissing: the tasks would fail.
-        NotAQueue: it is no plain table, and a receipt not all that holds its rows.
+        NotAQueue: it is not a plain table, so that rows could exist outside of receipts.
     """
     with transaction(connection, timeout=options.query_timeout):
         found = of_server(connection)
@@ -304,8 +316,8 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
             found += of_delayed(connection, each) if options.delayed_delivery else []
     for one in found:
         if one.name == "body_string":
-            raise BodyStringMissing(one.where, one.mend)
+            raise BodyStringMissing(one.where, one.fix)
         if one.name == "table_kind":
             raise NotAQueue(one.where, one.found)
-        if one.wrong:
-            log.warning("%s: %s; this mends it: %s", one.where, one.found, one.mend)
+        if one.is_problem:
+            log.warning("%s: %s. Fix: %s", one.where, one.found, one.fix)

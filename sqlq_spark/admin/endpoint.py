@@ -1,10 +1,10 @@
 """
-The queues of an endpoint, by the names that the transport gives them; pure.
+The queues of an endpoint, by the names that the transport gives them. Does no IO.
 
     endpoint[.qualifier][.discriminator]
 
-`shop` is what all instances share, `shop.web1` belongs to the instance web1, `shop.Retries` is a
-satellite's. Error and audit queues are shared by endpoints and named whole.
+All instances share the queue `shop`. `shop.web1` belongs to the instance web1, and `shop.Retries`
+to a satellite. Endpoints share error and audit queues, which have full names.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Endpoint:
 
     @property
     def own(self) -> tuple[QueueAddress, ...]:
-        """Those that the endpoint receives from."""
+        """The queues that the endpoint receives from."""
         return self.primary, *self.instances, *self.satellites
 
     @property
     def shared(self) -> tuple[QueueAddress, ...]:
-        """Those that it only sends to."""
+        """The queues that it only sends to."""
         return tuple(each for each in (self.error, self.audit) if each is not None)
 
     @property
     def queues(self) -> tuple[QueueAddress, ...]:
-        """All of them."""
+        """All queues."""
         return *self.own, *self.shared
 
 
@@ -62,23 +62,22 @@ def endpoint(
     Name the queues of an endpoint.
 
     Args:
-        url: its scheme says in which database's notation.
+        url: its scheme says which database's notation to use.
         queue: the endpoint's name, or the address of its queue.
-        instances: a discriminator each, put behind the endpoint's name, in the endpoint's schema;
-            or the whole address of the instance's queue.
-        qualifiers: of satellites, in the same way.
-        error: a queue's name or address, as errorQueue of a stream.
+        instances: discriminators, which follow the endpoint's name; or whole addresses.
+        qualifiers: qualifiers of satellites, or whole addresses.
+        error: a queue's name or address, as in a stream's option errorQueue.
         audit: as `error`.
 
     Raises:
-        BadOption: a name is empty, too long, or comes twice; it names the flag.
+        BadOption: a name is empty, too long, or appears twice. The error names the flag.
     """
     naming = names_of(url)
     primary = parse_queue("queue", queue, naming)
     made = Endpoint(
         primary=primary,
-        instances=tuple(_derived("--instance", naming, primary, text) for text in instances),
-        satellites=tuple(_derived("--qualifier", naming, primary, text) for text in qualifiers),
+        instances=tuple(_derive("--instance", naming, primary, text) for text in instances),
+        satellites=tuple(_derive("--qualifier", naming, primary, text) for text in qualifiers),
         error=None if error is None else parse_queue("--error", error, naming),
         audit=None if audit is None else parse_queue("--audit", audit, naming),
     )
@@ -87,12 +86,12 @@ def endpoint(
 
 
 def table_name(endpoint: str, qualifier: str = "", discriminator: str = "") -> str:
-    """The table of an endpoint's queue, of its satellite's, of its instance's; no part is empty."""
+    """The table name of a queue of an endpoint, a satellite or an instance."""
     return ".".join(part for part in (endpoint, qualifier, discriminator) if part)
 
 
-def _derived(flag: str, naming: Names, primary: QueueAddress, text: str) -> QueueAddress:
-    """A queue named behind the endpoint's, unless the text is an address of its own."""
+def _derive(flag: str, naming: Names, primary: QueueAddress, text: str) -> QueueAddress:
+    """The queue whose name follows the endpoint's, unless `text` is a whole address."""
     given = parse_queue(flag, text, naming)
     if given != QueueAddress(text):
         return given
@@ -100,7 +99,7 @@ def _derived(flag: str, naming: Names, primary: QueueAddress, text: str) -> Queu
     try:
         naming.parse_queue(naming.print_address(made))
     except BadAddress as error:
-        expected = f"a name that fits behind {primary.table}. ({error.args[-1]})"
+        expected = f"a name that can follow {primary.table}. ({error.args[-1]})"
         raise BadOption(flag, text, expected) from None
     return made
 
@@ -111,7 +110,7 @@ def _check_each_once(naming: Names, made: Endpoint) -> None:
         for each in queues:
             name = naming.print_address(each)
             if name in seen:
-                raise BadOption(flag, name, "another queue than those named before it")
+                raise BadOption(flag, name, "another queue than those before it")
             seen.add(name)
 
 

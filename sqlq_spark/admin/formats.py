@@ -1,4 +1,4 @@
-"""Numbers, sizes and times as people read them, in reports and on terminals."""
+"""Formats of numbers, sizes and times, for reports and terminals."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from datetime import UTC, datetime
 
 
 def clean(text: str) -> str:
-    """Text without what moves a terminal's cursor, or worse."""
+    """Replace control characters, which could change the terminal."""
     return "".join(each if each.isprintable() else "·" for each in text)
 
 
-def counted(how_many: int, what: str) -> str:
+def quantity(how_many: int, what: str) -> str:
     """`1 message`, `2,000 messages`."""
     return f"{how_many:,} {what}{'' if how_many == 1 else 's'}"
 
 
 def span(seconds: float) -> str:
-    """A time for people: its two largest units."""
+    """A time span in its two largest units: `2 h 5 min`."""
     for unit, length, small, less in (
         ("d", 86400, "h", 3600),
         ("h", 3600, "min", 60),
@@ -28,8 +28,8 @@ def span(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004
 
 
-def sized(size: float) -> str:
-    """Bytes for people."""
+def byte_size(size: float) -> str:
+    """A number of bytes: `1.5 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:  # noqa: PLR2004
             return f"{size:.3g} {unit}"
@@ -38,7 +38,7 @@ def sized(size: float) -> str:
 
 
 def ago(moment: datetime) -> str:
-    """How long ago; by this machine's clock."""
+    """How long ago, by this machine's clock: `5 min ago`."""
     seconds = max(0, int((datetime.now(UTC) - moment).total_seconds()))
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:

@@ -1,8 +1,8 @@
 """
-What `sqlqueue stats --watch --json` wrote, read again: backlog and flow of queues over time.
+Reads the output of `sqlqueue stats --watch --json`: backlog and flow of queues over time.
 
-The file is untrusted: a line that is no such look is an error that names it. However long it is, no
-more than MOST points of each queue are kept; neighbours are joined then, rates by their mean.
+The file is untrusted: a line that is not such a look raises an error that names the line. At most
+MOST points of each queue are kept. In a longer file neighbours are merged, and rates averaged.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class BadHistory(BadInput):
     """A line of a history cannot be read."""
 
     template = (
-        "line {0} of the history is no look at queues ({1}): expected what "
-        "`sqlqueue stats --watch --json` prints"
+        "line {0} of the history is not a look at queues ({1}): expected output of "
+        "`sqlqueue stats --watch --json`"
     )
 
     def __init__(self, line: int, reason: str) -> None:
@@ -35,21 +35,21 @@ class BadHistory(BadInput):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A queue at one moment, or over a short time."""
+    """A queue at one moment, or during a short time."""
 
     at: datetime
     messages: float
-    incoming: float | None  # messages a second since the point before
+    incoming: float | None  # messages per second since the previous point
     outgoing: float | None
 
 
 class Unfit(ValueError):
-    """Why a line is none."""
+    """The reason why a line is not a look."""
 
 
 def read(lines: Iterable[bytes]) -> dict[str, list[Point]]:
     """
-    Read lines into the points of each queue, by its canonical address, in the order of time.
+    Read lines into the points of each queue, by canonical address, ordered by time.
 
     Raises:
         BadHistory.
@@ -62,17 +62,17 @@ def read(lines: Iterable[bytes]) -> dict[str, list[Point]]:
             for queue, point in points(json.loads(line)):
                 found.setdefault(queue, []).append(point)
                 if len(found[queue]) >= 2 * MOST * 8:
-                    found[queue] = thinned(found[queue], MOST * 8)
+                    found[queue] = thin_out(found[queue], MOST * 8)
         except (ValueError, RecursionError) as error:
             raise BadHistory(number, str(error)[:200]) from None
     return {
-        queue: thinned(sorted(each, key=lambda point: point.at), MOST)
+        queue: thin_out(sorted(each, key=lambda point: point.at), MOST)
         for queue, each in found.items()
     }
 
 
 def points(look: object) -> Iterable[tuple[str, Point]]:
-    """The queues of one line."""
+    """The points of one line, by queue."""
     queues = look.get("queues") if isinstance(look, dict) else None
     if not isinstance(look, dict) or not isinstance(queues, list):
         raise Unfit("it has no queues")
@@ -87,7 +87,7 @@ def points(look: object) -> Iterable[tuple[str, Point]]:
 
 
 def number(each: dict[str, Any], name: str) -> float | None:
-    """A figure of a queue, at least 0."""
+    """A number of a queue, at least 0."""
     value = each.get(name)
     if value is None:
         return None
@@ -96,8 +96,8 @@ def number(each: dict[str, Any], name: str) -> float | None:
     return float(value)
 
 
-def thinned(found: list[Point], most: int) -> list[Point]:
-    """At most so many points; each stands for as many neighbours, at the last one's time."""
+def thin_out(found: list[Point], most: int) -> list[Point]:
+    """Merge neighbours into at most `most` points, each at the time of its last one."""
     if len(found) <= most:
         return found
     step = -(-len(found) // most)
@@ -114,6 +114,6 @@ def thinned(found: list[Point], most: int) -> list[Point]:
 
 
 def mean(values: list[float | None]) -> float | None:
-    """The mean of those that are known."""
+    """The mean of the known values."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None

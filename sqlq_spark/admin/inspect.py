@@ -1,7 +1,7 @@
 """
-What waits and what is under way, for people: depths, streams, receipts, one message at a glance.
+Reads what waits and what streams hold: depths, delayed messages, streams, receipts, messages.
 
-Reads only; locks nothing.
+Locks nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """A queue's table."""
+    """The size of a queue."""
 
     queue: str
-    messages: int  # expired ones among them
+    messages: int  # including expired ones
     expired: int
     bytes: int  # of the table and its indexes
     first: int | None  # lowest seq
@@ -39,10 +39,10 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """The table in which a queue's messages wait until they are due."""
+    """The size of a queue's table of delayed messages."""
 
     messages: int
-    due: int | None  # of them, those that a mover should take; None where the zone is not known
+    due: int | None  # messages that should be moved; None if the time zone is not known
     bytes: int  # of the table and its indexes
 
 
@@ -51,8 +51,8 @@ class Stream:
     """A stream's row: one for each checkpoint."""
 
     stream: str
-    queue: str  # of several all, joined by ", "
-    batch: int  # the last that is acknowledged
+    queue: str  # several are joined by ", "
+    batch: int  # the last acknowledged batch
     messages: int  # of all acknowledged batches
     expired: int
     diverted: int  # to an error queue
@@ -64,7 +64,7 @@ class Stream:
 
     @property
     def queues(self) -> list[str]:
-        """The canonical address of each queue that it reads."""
+        """The canonical addresses of the queues that it reads."""
         return split_canonical(self.queue)
 
 
@@ -80,8 +80,8 @@ class Receipt:
     bytes: int
     settled: bool
     created: datetime
-    seen: datetime | None  # the stream, when it last spoke
-    login: str  # who made the stream
+    seen: datetime | None  # when the stream last wrote to its row
+    login: str  # that created the stream
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -90,7 +90,7 @@ class Receipt:
 
     @property
     def name(self) -> str:
-        """The same as a text."""
+        """Stream, batch and task as text."""
         return f"{self.stream}/{self.batch}/{self.task}"
 
 
@@ -101,16 +101,16 @@ class Message:
     id: str
     seq: int
     expires: datetime | None
-    headers: dict[str, str | None] | None  # None where they are no JSON object: poison
+    headers: dict[str, str | None] | None  # None if they are not a JSON object: poison
     corrupt_headers: str | None
-    body: bytes | None  # no writer should write null; some did
+    body: bytes | None  # some old writers wrote null
 
 
 @dataclass(frozen=True, slots=True)
 class DelayedMessage:
     """A row of a table of delayed messages."""
 
-    id: str | None  # SQL Server's table has none
+    id: str | None  # SQL Server's table has no such column
     due: datetime  # UTC
     headers: dict[str, str | None] | None
     corrupt_headers: str | None
@@ -131,15 +131,15 @@ def depth(connection: Connection, queue: QueueAddress) -> Depth:
 
 def delayed(connection: Connection, queue: QueueAddress, zone: str | None) -> Delayed | None:
     """
-    Measure a queue's table of delayed messages, in the transaction that is open; counts its rows.
+    Measure a queue's table of delayed messages, in the open transaction; counts its rows.
 
     Args:
         connection: in a transaction.
-        queue: whose.
+        queue: the queue.
         zone: the option endpointTimeZone.
 
     Returns:
-        None where there is no such table, or this login may not read it.
+        None if there is no such table, or if this login may not read it.
     """
     table = delayed_of(queue)
     name = delayed_name(connection, queue)
@@ -155,23 +155,23 @@ def delayed(connection: Connection, queue: QueueAddress, zone: str | None) -> De
 
 
 def delayed_name(connection: Connection, queue: QueueAddress) -> str | None:
-    """The canonical address of the table of delayed messages; None where it can have none."""
+    """The canonical address of the table of delayed messages; None if its name is too long."""
     try:
         return connection.printed(delayed_of(queue))
-    except BadAddress:  # the queue's own name is too long for its peers
+    except BadAddress:
         return None
 
 
-def zone_or_none(connection: Connection, told: str | None) -> str | None:
-    """The peers' time zone; None where this session cannot see it."""
+def zone_or_none(connection: Connection, zone: str | None) -> str | None:
+    """The endpoints' time zone; None if this session cannot see it."""
     try:
-        return endpoint_zone(connection, told)
+        return endpoint_zone(connection, zone)
     except MissingOption:
         return None
 
 
 def streams(connection: Connection, queue: str | None = None) -> list[Stream]:
-    """The streams of one queue, by its canonical address, or all; the last seen first."""
+    """All streams, or those of one queue by its canonical address; the last seen first."""
     found = [Stream(*row) for row in connection.rows("streams")]
     return [each for each in found if queue is None or queue in each.queues]
 
@@ -184,7 +184,7 @@ def receipts(
     task: int | None = None,
     queue: str | None = None,
 ) -> list[Receipt]:
-    """Receipts, the oldest first; None is any."""
+    """Receipts, the oldest first; None matches any."""
     found = (Receipt(*row) for row in connection.rows("receipts", stream=stream, queue_name=queue))
     return [each for each in found if batch in {None, each.batch} and task in {None, each.task}]
 
@@ -193,11 +193,11 @@ def messages(
     connection: Connection, queue: QueueAddress, *, limit: int, timeout: float
 ) -> Iterator[Message]:
     """
-    Show the lowest messages of a queue, in the order of seq.
+    Read the lowest messages of a queue, in the order of seq.
 
     Args:
         connection: no transaction open.
-        queue: where.
+        queue: the queue.
         limit: how many at most.
         timeout: seconds for each page.
     """
@@ -205,7 +205,7 @@ def messages(
     for first, stop in ends if limit else ():
         for page in browse.pages(connection, queue, first, stop, narrow=False, timeout=timeout):
             for row in dated(page.slice(0, limit)).to_pylist():
-                yield shown(row)
+                yield message(row)
             limit -= page.num_rows
             if limit <= 0:
                 return
@@ -215,11 +215,11 @@ def delayed_messages(
     connection: Connection, queue: QueueAddress, *, limit: int, zone: str | None, timeout: float
 ) -> list[DelayedMessage]:
     """
-    Show the delayed messages of a queue that are due first; they are in memory together.
+    Read the delayed messages of a queue that are due first; holds them in memory.
 
     Args:
         connection: no transaction open.
-        queue: whose.
+        queue: the queue.
         limit: how many at most.
         zone: the option endpointTimeZone.
         timeout: seconds for each statement.
@@ -243,8 +243,8 @@ def delayed_messages(
     ]
 
 
-def shown(row: dict[str, Any]) -> Message:
-    """One row of QUEUE_ROW."""
+def message(row: dict[str, Any]) -> Message:
+    """The message in a row of QUEUE_ROW."""
     headers, corrupt = headers_of(row["headers"])
     return Message(
         id=uuid_text(row["id"]),
@@ -257,7 +257,7 @@ def shown(row: dict[str, Any]) -> Message:
 
 
 def headers_of(text: str | None) -> tuple[dict[str, str | None] | None, str | None]:
-    """A header text as an object, or, where it is none, the text as it is."""
+    """Parse a header text: the object and None, or None and the corrupt text."""
     headers = opened(text)
     if headers is None or not flat(headers):
         return None, text

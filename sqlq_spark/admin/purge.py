@@ -1,7 +1,7 @@
 """
-Deleting what nobody will handle: all that waits, or only what has expired.
+Deletes all messages that wait in a queue, or only the expired ones.
 
-Neither leaves a receipt; what is deleted here is meant to be gone.
+Neither writes receipts, so deleted messages cannot be restored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.wire.address import QueueAddress
 
-BATCH = 10_000  # messages, as the transport's
+BATCH = 10_000  # messages, as in the transport
 
 
 def purge_parts(
@@ -27,22 +27,21 @@ def purge_parts(
     """
     Delete the messages that waited when a queue was measured, batch by batch, the lowest first.
 
-    Each batch is a transaction of its own, so that whoever stops in between leaves whole batches.
-    It waits for the messages that others hold. What was sent since the measure stays; doing it
-    twice deletes that too.
+    Each batch has its own transaction, so an interrupted purge leaves whole batches. It waits for
+    messages that others have locked. Messages sent after the measurement stay.
 
     Args:
         connection: no transaction open.
-        queue: where.
+        queue: the queue.
         depth: of this queue; batches are ranges of its seqs, of even width.
         timeout: seconds for each batch.
-        batch: about how many messages, where the seqs have no gaps.
+        batch: about how many messages a batch has, if the seqs have no gaps.
 
     Returns:
         How many messages each batch deleted, after its commit.
 
     Raises:
-        QueueNotFound, RightMissing, TimedOut: the batches before are deleted.
+        QueueNotFound, RightMissing, TimedOut: the earlier batches are deleted.
     """
     if depth.first is None or depth.last is None:
         return
@@ -57,14 +56,14 @@ def purge_expired(
     connection: Connection, queue: QueueAddress, *, timeout: float, batch: int = BATCH
 ) -> Iterator[int]:
     """
-    Delete the messages that have expired, batch by batch; what others hold is left.
+    Delete expired messages, batch by batch. Skips messages that others have locked.
 
-    Each batch is a transaction of its own, so that whoever stops in between leaves whole batches,
-    and locks and dead rows stay few. Doing it twice does no harm: a receiver would drop them too.
+    Each batch has its own transaction, so locks and dead rows stay few. It is safe to run it
+    twice, because a receiver would delete expired messages too.
 
     Returns:
-        How many messages each batch deleted, after its commit; it ends with the batch that finds
-        fewer than it may take.
+        How many messages each batch deleted, after its commit. The first batch that is not full is
+        the last one.
     """
     while True:
         with transaction(connection, timeout=timeout):

@@ -1,11 +1,11 @@
 """
-The figures of `sqlqueue report`: queues as they stand now, what their headers tell, and failures.
+The figures of `sqlqueue report`: the current state of queues, their headers, and failures.
 
-Headers are read of a sample where a queue is deep, spread evenly over its seqs, and without bodies.
-When messages were sent tells when those that wait came in: it says nothing of those that have gone.
-What has gone by is known only from a history that someone kept: see history.py.
+If a queue is deep, the headers of a sample are read, spread evenly over its seqs. Bodies are not
+read. The times of sending cover only messages that still wait. Earlier messages are known only from
+a recorded history (history.py).
 
-Reads only; locks nothing.
+Locks nothing.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
 
-PAGE = 1_000  # rows of headers at a time; 64 MB at most, for each is cut at 65,536 characters
-SPREAD = 40  # places in a deep queue where a sample is taken
-NAMES = 200  # message types, or exceptions, that are told apart; the rest are one
-LONGEST = 500  # characters of a stranger's text that are kept
+PAGE = 1_000  # rows of headers per page; at most 64 MB, because each is cut at 65,536 characters
+SPREAD = 40  # places in a deep queue from which the sample is read
+NAMES = 200  # message types, or exceptions, that are counted separately; the rest are "others"
+LONGEST = 500  # characters of an untrusted text that are kept
 BINS = 24  # columns of a chart over time
 OTHERS = "others"
 NONE = "(none)"
@@ -51,31 +51,31 @@ AGES = (
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a table takes, as the database's own statistics have it."""
+    """The size of a table, by the database's statistics."""
 
     table: int  # bytes
     indexes: int
-    large: int  # values that lie beside the table
+    large: int  # values that are stored outside the table
     live: int | None  # rows, an estimate
-    dead: int | None  # rows that a vacuum has still to clear away; None where it is not counted
+    dead: int | None  # rows that a vacuum has not removed yet; None if they are not counted
     cleaned: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the headers of some messages tell."""
+    """Statistics of the headers of some messages."""
 
     read: int
     types: list[tuple[str, int]]  # the most frequent first
-    ages: list[tuple[str, int]]  # by AGES; without those whose TimeSent cannot be read
-    sent: list[tuple[datetime, int]]  # columns of even width: where each begins
+    ages: list[tuple[str, int]]  # by AGES; without messages whose TimeSent cannot be read
+    sent: list[tuple[datetime, int]]  # columns of even width: the begin and the count of each
     width: float  # seconds
-    unknown: int  # without a TimeSent that can be read
+    unknown: int  # messages whose TimeSent cannot be read
 
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """One queue."""
+    """The figures of one queue."""
 
     look: watch.QueueLook
     sizes: Sizes | None
@@ -94,7 +94,7 @@ class Group:
     example: str | None = None  # its message
 
     def add(self, queue: str | None, failed: datetime | None, message: str | None) -> None:
-        """Count one."""
+        """Count one failure."""
         self.messages += 1
         place = (queue or NONE)[:LONGEST]
         if place not in self.queues and len(self.queues) >= NAMES:
@@ -108,7 +108,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """What is in an error queue."""
+    """The messages of an error queue, by exception."""
 
     queue: str
     messages: int
@@ -118,7 +118,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All of it."""
+    """All figures."""
 
     server: str
     look: watch.Look
@@ -138,14 +138,14 @@ def report(
     most: int,
 ) -> Report:
     """
-    Look at queues and streams, and at headers.
+    Look at queues, streams and headers.
 
     Args:
         connection: no transaction open.
-        names: of the queues; those of all streams without any.
-        options: where, and how long to wait.
+        names: of the queues; if empty, those of all streams.
+        options: url, state schema and time limit.
         errors: an error queue.
-        most: messages of each queue whose headers are read.
+        most: read the headers of at most so many messages per queue.
     """
     now = watch.look(connection, names, options)
     queues = [one(connection, each, options, most=most) for each in now.queues]
@@ -156,17 +156,17 @@ def report(
 def one(
     connection: Connection, look: watch.QueueLook, options: DatabaseOptions, *, most: int
 ) -> QueueReport:
-    """One queue."""
+    """The figures of one queue."""
     queue, timeout = parse_queue("queue", look.queue, options.naming), options.query_timeout
     with transaction(connection, timeout=timeout):
         rows = connection.rows("table_sizes", tables={"queue": queue}, table_name=look.queue)
     tally: Counter[str] = Counter()
     sent: list[datetime | None] = []
     for page in pages(connection, queue, look.depth, most=most, timeout=timeout):
-        tally.update(map(named, quick_text(page, wire.ENCLOSED_MESSAGE_TYPES).to_pylist()))
-        tally = trimmed(tally)
+        tally.update(map(derived_type, quick_text(page, wire.ENCLOSED_MESSAGE_TYPES).to_pylist()))
+        tally = limit_names(tally)
         sent += map(moment, quick_text(page, wire.TIME_SENT).to_pylist())
-    return QueueReport(look, Sizes(*rows[0]) if rows else None, sampled(tally, sent, look.at))
+    return QueueReport(look, Sizes(*rows[0]) if rows else None, make_sample(tally, sent, look.at))
 
 
 def failures(
@@ -206,7 +206,7 @@ def pages(
     most: int,
     timeout: float,
 ) -> Iterator[list[str | None]]:
-    """Header texts of a queue, or of a sample of it; pages, each a transaction of its own."""
+    """Read the header texts of a queue, or of a sample of it, each page in its own transaction."""
     if depth.first is None or depth.last is None:
         return
     parts = 1 if depth.messages <= most else min(SPREAD, most)
@@ -227,16 +227,16 @@ def pages(
             at, left = page["seq"][-1].as_py() + 1, left - page.num_rows
 
 
-# ---------------------------------------------------------------- what headers tell
+# ---------------------------------------------------------------- headers
 
 
-def named(types: str | None) -> str:
+def derived_type(types: str | None) -> str:
     """The most derived type of a message."""
     return (next(map(full_name, split_types(types)), NONE) or NONE)[:LONGEST]
 
 
-def trimmed(tally: Counter[str]) -> Counter[str]:
-    """No more than NAMES names; a stranger may send any number of types."""
+def limit_names(tally: Counter[str]) -> Counter[str]:
+    """Keep at most NAMES names, because senders may use any number of types."""
     if len(tally) <= NAMES:
         return tally
     kept = Counter(dict(tally.most_common(NAMES // 2)))
@@ -245,15 +245,15 @@ def trimmed(tally: Counter[str]) -> Counter[str]:
 
 
 def moment(text: str | None) -> datetime | None:
-    """A time of a header; None where it cannot be read."""
+    """The time in a header; None if it cannot be read."""
     try:
         return None if text is None else wire.parse_wire_time(text)
     except wire.BadWireTime:
         return None
 
 
-def sampled(tally: Counter[str], sent: list[datetime | None], now: datetime) -> Sample:
-    """What was counted, in order; a time in the future is now."""
+def make_sample(tally: Counter[str], sent: list[datetime | None], now: datetime) -> Sample:
+    """Sort the counts into a sample. A time in the future counts as now."""
     known = sorted(min(each, now) for each in sent if each is not None)
     edges = [edge for edge, _ in AGES]
     ages = Counter(bisect_right(edges, (now - each).total_seconds()) for each in known)
@@ -269,7 +269,7 @@ def sampled(tally: Counter[str], sent: list[datetime | None], now: datetime) -> 
 
 
 def histogram(known: Sequence[datetime]) -> tuple[list[datetime], float, list[int]]:
-    """Moments, in order, in BINS columns of even width: where each begins, its width, its count."""
+    """Count sorted times in BINS columns of even width: begins, width in seconds, counts."""
     if not known:
         return [], 0.0, []
     width = max(1.0, (known[-1] - known[0]).total_seconds() / BINS)
@@ -280,12 +280,12 @@ def histogram(known: Sequence[datetime]) -> tuple[list[datetime], float, list[in
     return begins, width, [counts[at] for at in range(BINS)]
 
 
-# ---------------------------------------------------------------- for a program
+# ---------------------------------------------------------------- JSON
 
 
-def shown(found: Report) -> dict[str, Any]:
-    """A report as an object of JSON."""
-    look = watch.shown(None, found.look)
+def to_json(found: Report) -> dict[str, Any]:
+    """A report as a JSON object."""
+    look = watch.to_json(None, found.look)
     queues = [
         base | {"sizes": each.sizes and asdict(each.sizes), "sample": asdict(each.sample)}
         for base, each in zip(look["queues"], found.queues, strict=True)

@@ -1,11 +1,13 @@
 """
-Return to source: messages of an error queue go back to where they failed.
+Return to source: moves messages of an error queue to the queues where they failed.
 
-`plan` looks, without locking, and says what can be returned and what cannot, and why. `give_back`
-does it, batch by batch, a destination at a time: what was chosen and no one else holds is deleted
-from the error queue and inserted where it failed, in one transaction, without the headers that the
-failure added, as a new row that does not expire. So a message is in exactly one of the two at any
-time, and whoever is stopped does the same again: what was returned is no longer there.
+`plan` reads without locks. It says which messages can be returned, which cannot, and why.
+`give_back` returns them batch by batch, one destination after the other. Each batch is one
+transaction: it deletes messages that are not locked from the error queue, and inserts them where
+they failed. The inserted row lacks the headers that the failure added, and does not expire.
+
+A message is in exactly one of the two queues at any time. An interrupted return can be run again,
+because returned messages are no longer in the error queue.
 """
 
 from __future__ import annotations
@@ -56,15 +58,15 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 BATCH = 1000  # messages in one transaction
-BATCH_BYTES = 16 << 20  # of headers and bodies in it, but one message at least
+BATCH_BYTES = 16 << 20  # of headers and bodies in one transaction, but at least one message
 
 LONGEST = 200  # characters of an address that a reason shows
 
 CORRUPT = "its headers are corrupt"
-HOMELESS = f"it has no header {FAILED_Q}, so it is not known where it failed"
+HOMELESS = f"it has no header {FAILED_Q}, so the queue where it failed is unknown"
 ITS_OWN = f"its header {FAILED_Q} names the error queue itself"
 
-# what another attempt would meet as well
+# errors that another attempt would raise again
 REFUSALS = (
     QueueNotFound,
     NotAQueue,
@@ -79,29 +81,29 @@ Text = dict[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A message of an error queue, as far as a choice needs it."""
+    """The properties of a message in an error queue that a choice uses."""
 
     seq: int
     id: str  # of its row
     message_id: str
     bytes: int
-    failed_queue: str | None  # where it says that it failed; None where it does not
+    failed_queue: str | None  # the header FailedQ; None without it
     exception: str | None
     corrupt: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which messages to return; what is not given lets all pass."""
+    """Which messages to return. A condition that is not set matches all."""
 
     ids: frozenset[str] = frozenset()  # of rows or messages
     exceptions: frozenset[str] = frozenset()  # full names of types, or their last part
     failed_queue: str | None = None  # a canonical address
     since: datetime | None = None  # of the failure
-    until: datetime | None = None  # before that
+    until: datetime | None = None  # exclusive
 
     def takes(self, failed: Failed, headers: Text, queue: str | None) -> bool:
-        """Whether it is one of them; `queue` is its canonical failed queue."""
+        """Whether a message matches; `queue` is its canonical failed queue."""
         kind = failed.exception or ""
         return (
             (not self.ids or not self.ids.isdisjoint({failed.id, failed.message_id}))
@@ -123,13 +125,13 @@ class Choice:
 
 
 def names_of(kind: str) -> set[str]:
-    """By which names a type may be asked for."""
+    """The names that match an exception type."""
     return {kind, kind.rpartition(".")[2]} - {""}
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Chosen messages that failed in one place for one reason."""
+    """Chosen messages with the same failed queue and exception."""
 
     failed_queue: str | None
     exception: str | None
@@ -138,24 +140,24 @@ class Group:
 
 @dataclass(kw_only=True)
 class Plan:
-    """What was chosen, and what can become of it."""
+    """The chosen messages: those that can be returned, and those that cannot."""
 
     returning: dict[QueueAddress, list[Failed]] = field(default_factory=dict)
     staying: dict[str, list[Failed]] = field(default_factory=dict)  # by the reason
     missing: list[str] = field(default_factory=list)  # ids that no message has
 
     def stay(self, reason: str, some: list[Failed]) -> None:
-        """Leave messages where they are."""
+        """Note that messages stay in the error queue."""
         self.staying.setdefault(reason, []).extend(some)
 
     @property
     def messages(self) -> int:
-        """How many can be returned."""
+        """How many messages can be returned."""
         return sum(map(len, self.returning.values()))
 
     @property
     def groups(self) -> list[Group]:
-        """Those that can be returned by failed queue and exception, the largest first."""
+        """Groups of the messages that can be returned, the largest first."""
         counted = Counter(
             (each.failed_queue, each.exception) for some in self.returning.values() for each in some
         )
@@ -164,16 +166,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What became of a batch."""
+    """The result of a batch."""
 
     destination: QueueAddress
-    messages: int  # that went back
-    skipped: int = 0  # that others hold, or that were gone
-    left: int = 0  # that stay, with all that was still to go there,
-    reason: SqlQueueError | None = None  # for this
+    messages: int  # that were returned
+    skipped: int = 0  # that others have locked, or that were gone
+    left: int = 0  # that stay, including later batches of the destination
+    reason: SqlQueueError | None = None  # why they stay
 
 
-# ---------------------------------------------------------------- to look
+# ---------------------------------------------------------------- plan
 
 
 def plan(
@@ -185,12 +187,12 @@ def plan(
     allowed: Sequence[QueueAddress] = (),
 ) -> Plan:
     """
-    Find what is chosen, and whether it can be returned; locks and changes nothing.
+    Find the chosen messages, and whether they can be returned. Locks and changes nothing.
 
     Args:
         connection: no transaction open.
         errors: the error queue.
-        choice: of its messages.
+        choice: which of its messages.
         timeout: seconds for each page.
         allowed: the option allowedDestinations.
 
@@ -203,7 +205,7 @@ def plan(
     seen: set[str] = set()
     for first, stop in browse.ranges(connection, errors, parts=1, timeout=timeout):
         for page in browse.pages(connection, errors, first, stop, narrow=False, timeout=timeout):
-            for failed, headers in looked_at(page):
+            for failed, headers in read_failures(page):
                 queue = canonical(connection, failed.failed_queue, known)
                 if choice.takes(failed, headers, queue):
                     seen |= {failed.id, failed.message_id}
@@ -218,8 +220,8 @@ def plan(
     return found
 
 
-def looked_at(page: pa.Table) -> Iterator[tuple[Failed, Text]]:
-    """The rows of a page of QUEUE_ROW, with their headers; none where they are corrupt."""
+def read_failures(page: pa.Table) -> Iterator[tuple[Failed, Text]]:
+    """Read the rows of a page of QUEUE_ROW, with their headers ({} if they are corrupt)."""
     sizes = pc.add(*(pc.fill_null(pc.binary_length(page[name]), 0) for name in ("headers", "body")))
     columns = (page["seq"], page["id"], page["headers"], sizes)
     for seq, row, text, size in zip(*(each.to_pylist() for each in columns), strict=True):
@@ -241,7 +243,7 @@ def looked_at(page: pa.Table) -> Iterator[tuple[Failed, Text]]:
 
 
 def canonical(connection: Connection, text: str | None, known: dict[str, str | None]) -> str | None:
-    """A stranger's address as this database writes it, or as it is; `known` remembers."""
+    """Convert an untrusted address to canonical form if possible; `known` caches results."""
     if text is None:
         return None
     if text not in known:
@@ -253,7 +255,7 @@ def canonical(connection: Connection, text: str | None, known: dict[str, str | N
 
 
 def _sort(failed: Failed, chosen: dict[str, list[Failed]], found: Plan) -> None:
-    """Put a message to its failed queue, or to those that stay."""
+    """Add a message to its failed queue, or to those that stay."""
     if failed.failed_queue is None:
         found.stay(CORRUPT if failed.corrupt else HOMELESS, [failed])
     else:
@@ -269,7 +271,7 @@ def sources(
     allowed: Sequence[QueueAddress] = (),
 ) -> tuple[dict[str, QueueAddress], dict[str, str]]:
     """
-    Find the queues in which messages failed, all at once; strangers wrote the addresses.
+    Find the queues in which messages failed, all together. The addresses are untrusted.
 
     Args:
         connection: no transaction open.
@@ -279,7 +281,7 @@ def sources(
         allowed: the option allowedDestinations.
 
     Returns:
-        The queues that can be sent to, and why the others cannot, by text.
+        Two maps by text: the queues that can be sent to, and the reasons why others cannot.
     """
     own, names = connection.printed(errors), connection.names
     parsed: dict[str, QueueAddress] = {}
@@ -298,24 +300,29 @@ def sources(
                 parsed.values(), RETURNED
             )
     for text, address in parsed.items():
-        name = connection.printed(address)
-        if name == own:
+        if connection.printed(address) == own:
             reasons[text] = ITS_OWN
-        elif address not in refused:
-            continue
-        elif isinstance(refused[address], DestinationRefused):
-            reasons[text] = str(refused[address])
-        elif address.catalog is not None or names.is_of_other_database(text):
-            reasons[text] = str(QueueElsewhere(text, own))
-        elif (guess := names.guess_table(text)) is not None:
-            meant = connection.printed(guess)
-            reasons[text] = str(QueueUnquoted(text, name, meant, connection.server))
-        else:
-            reasons[text] = str(refused[address])
+        elif address in refused:
+            reasons[text] = str(explain(connection, text, address, refused[address], own))
     return {text: at for text, at in parsed.items() if text not in reasons}, reasons
 
 
-# ---------------------------------------------------------------- to do
+def explain(
+    connection: Connection, text: str, address: QueueAddress, error: SqlQueueError, own: str
+) -> SqlQueueError:
+    """Choose the error that says best why a destination is refused; `own` is the error queue."""
+    names = connection.names
+    if isinstance(error, DestinationRefused):
+        return error
+    if address.catalog is not None or names.is_of_other_database(text):
+        return QueueElsewhere(text, own)
+    if (guess := names.guess_table(text)) is not None:
+        meant = connection.printed(guess)
+        return QueueUnquoted(text, connection.printed(address), meant, connection.server)
+    return error
+
+
+# ---------------------------------------------------------------- return
 
 
 def give_back(
@@ -327,9 +334,9 @@ def give_back(
     allowed: Sequence[QueueAddress] = (),
 ) -> Iterator[Returned]:
     """
-    Return what can be returned, each batch in one transaction; a lost answer is asked for again.
+    Return the planned messages, each batch in one transaction. A lost connection is retried.
 
-    Done twice, a batch finds its messages gone and does nothing.
+    A batch that is run twice finds its messages gone and does nothing.
 
     Args:
         session: no transaction open.
@@ -339,11 +346,11 @@ def give_back(
         allowed: the option allowedDestinations, as in `plan`.
 
     Returns:
-        What became of each batch, after its commit. A destination that takes none, for a reason
-        that another attempt would meet as well, ends with its first batch.
+        The result of each batch, after its commit. If a destination refuses a batch for a reason
+        that will not change, its later batches are not tried.
 
     Raises:
-        DatabaseFailure: the batches before are returned, the others wait in the error queue.
+        DatabaseFailure: the earlier batches are returned, the others stay in the error queue.
     """
     for destination, chosen in planned.returning.items():
         left = len(chosen)
@@ -367,7 +374,7 @@ def give_back(
 
 
 def parts(chosen: Sequence[Failed], batch: int) -> Iterator[list[Failed]]:
-    """Cut into batches, by number and by weight."""
+    """Cut into batches, by the number of messages and by their bytes."""
     part: list[Failed] = []
     weight = 0
     for each in chosen:
@@ -381,7 +388,7 @@ def parts(chosen: Sequence[Failed], batch: int) -> Iterator[list[Failed]]:
 
 
 class Refused(Exception):
-    """A destination takes no message; the transaction is to be undone, and not tried again."""
+    """A destination accepts no message. The transaction is rolled back and not retried."""
 
     def __init__(self, reason: SqlQueueError) -> None:
         super().__init__(str(reason))
@@ -400,11 +407,11 @@ def return_batch(
     """
     Move messages from the error queue to where they failed, in one transaction.
 
-    They are found by seq. Where a table was emptied and counts from 1 again, other messages have
-    these: nothing is moved then.
+    The messages are found by seq. If a table was emptied and its sequence restarted, other messages
+    may have these numbers. The ids are therefore compared, and then nothing is moved.
 
     Returns:
-        How many; the others are held, or gone.
+        How many were moved; the others are locked or gone.
 
     Raises:
         Refused, MessageChanged, DatabaseFailure: none was moved.
@@ -430,23 +437,24 @@ def return_batch(
 def to_source(
     connection: Connection, errors: QueueAddress, destination: QueueAddress, taken: pa.Table
 ) -> pa.Table:
-    """The taken rows as they are inserted where they failed; a body that is null becomes empty."""
+    """Make the rows to insert where the messages failed; a null body becomes empty."""
     texts = []
     for row, text in zip(taken["id"].to_pylist(), taken["headers"].to_pylist(), strict=True):
         headers = opened(text) or {}
         source = headers.get(FAILED_Q)
         if not flat(headers) or not source or connection.parsed(source) != destination:
             raise MessageChanged(uuid_text(row), connection.printed(errors))
-        texts.append(dumps(restored(headers, uuid_text(row))))
+        texts.append(dumps(remove_faults(headers, uuid_text(row))))
     body = pc.fill_null(taken["body"], b"")
     return add_ids(pa.table({"headers": pa.array(texts, pa.string()), "body": body}))
 
 
-def restored(headers: Text, row: str) -> Text:
+def remove_faults(headers: Text, row: str) -> Text:
     """
-    Headers as they were before the failure.
+    Remove the headers that the failure added.
 
-    A message without an id of its own goes by its row's, and its row will be another.
+    A message without the header MessageId is known by its row's id. It gets that id as a header,
+    because the returned row has a new id.
     """
     kept = {name: value for name, value in headers.items() if not name.startswith(FAULT_PREFIXES)}
     return kept if MESSAGE_ID in kept else {MESSAGE_ID: row, **kept}

@@ -1,8 +1,8 @@
 """
-The script for a DBA: what the installer would run, and the rights by role; connects to nothing.
+The script for a DBA: the tables that the installer would create, and the permissions of each role.
 
-It is made of the same statements as install.py runs, with their values written out, and can be run
-again without harm.
+It consists of the statements that the installer runs, with their values written out. It can be run
+again. Nothing here connects to a database.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """Who may do what; made where they are absent, without a login."""
+    """The roles and what they may do. The script creates missing ones, without a login."""
 
     reader: str = "sqlqueue_reader"
     sender: str = "sqlqueue_sender"
-    operator: str | None = None  # who runs `sqlqueue`; None: no such role
-    installer: str | None = None  # who runs its `create`
-    owner: str = "sqlqueue_owner"  # whose the state tables are, where there is an installer
+    operator: str | None = None  # may run `sqlqueue`; None: no such role
+    installer: str | None = None  # may run `sqlqueue create`; None: no such role
+    owner: str = "sqlqueue_owner"  # owns the state tables, if there is an installer
 
     def __post_init__(self) -> None:
-        """Refuse what would end the quotes of the script's block, or that no role can be named."""
+        """Reject names that would end the quotes of the script's block, or are too long."""
         for each in fields(self):
             option, name = f"--{each.name}", getattr(self, each.name)
             if name is None:
@@ -52,7 +52,7 @@ class Roles:
 
 @dataclass(frozen=True, kw_only=True)
 class Domain:
-    """The logins that trust one another: they share a state schema, and a pair of roles."""
+    """A group of logins that trust one another: they share a state schema and two roles."""
 
     state: str = "sqlqueue"  # schema of the state tables
     reader: str = Roles.reader
@@ -60,7 +60,7 @@ class Domain:
 
     @classmethod
     def of(cls, name: str | None) -> Domain:
-        """The domain of a name; without one, that of everyone who names none."""
+        """The domain of this name; without a name, the default domain."""
         if name is None:
             return cls()
         return cls(state=f"sqlqueue_{name}", reader=f"{name}_reader", sender=f"{name}_sender")
@@ -80,14 +80,15 @@ def script(
     Write the script.
 
     Args:
-        endpoint: its queues are made; the reader receives from its own and may insert into its
-            error and audit queues, the sender sends to its own; an operator may do both, with all.
+        endpoint: its queues are created. The reader may receive from the endpoint's own queues, and
+            insert into its error and audit queues. The sender may send to the own queues. An
+            operator may do both with all queues.
         state: schema of the state tables.
-        subscriptions: the table of subscriptions; made too, and the sender may read it.
-        roles: whom to grant to.
+        subscriptions: the subscription table. It is created, and the sender may read it.
+        roles: which roles to grant to.
         body_string: also add the column BodyString to each queue.
-        delayed: whether messages can be delayed by the endpoint; the reader may move what is due.
-        dialect: of which database.
+        delayed: also create the table of delayed messages; the reader may move due messages.
+        dialect: the name of the dialect.
     """
     roles = roles or Roles()
     # SQL Server keeps rows apart by a schema for each domain
@@ -138,10 +139,10 @@ def _rights(endpoint: Endpoint, roles: Roles, *, apart: bool) -> Iterator[Step]:
 
 
 def _topics(table: QueueAddress | None, roles: Roles) -> Iterator[Step]:
-    """What a sender that publishes needs beside its other rights."""
+    """The permissions that a sender also needs to publish."""
     if table is None:
         return
-    yield Step(comment="Who hears of which topic.")
+    yield Step(comment="Subscriptions: which queues get which topics.")
     for name in ("create_subscriptions", "script_publisher"):
         yield Step(statement=name, tables={"subscriptions": table}, role=roles.sender)
 
@@ -163,7 +164,7 @@ def _operator(
     delayed: bool,
     apart: bool,
 ) -> Iterator[Step]:
-    """What every command needs that makes no tables."""
+    """The permissions for every command that creates no tables."""
     yield Step(comment="Rights of an operator: {grant} whoever runs `sqlqueue`.", role=role)
     for name in ("script_role", "script_reader_state", "script_sender_state"):
         yield Step(statement=name, role=role)
@@ -182,11 +183,11 @@ def _operator(
 
 
 def _installer(endpoint: Endpoint, role: str, owner: str) -> Iterator[Step]:
-    """What `create` needs; the state tables are here already, and belong to no login."""
+    """The permissions for `create`. The state tables exist already, and no login owns them."""
     yield Step(comment="Owner of the state tables: no login may be a member of it.")
     for name in ("script_role", "script_owner"):
         yield Step(statement=name, role=owner)
-    yield Step(comment="Rights of an installer: {grant} whoever makes queues.", role=role)
+    yield Step(comment="Rights of an installer: {grant} whoever creates queues.", role=role)
     yield Step(statement="script_role", role=role)
     for each in {each.schema: each for each in endpoint.queues}.values():
         yield Step(statement="script_creator", tables={"queue": each}, role=role)

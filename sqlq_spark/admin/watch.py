@@ -1,11 +1,12 @@
 """
-Looks at queues and their streams, and what flows between two of them.
+Looks at queues and their streams, and the flow between two looks.
 
-What came in is the growth of the highest seq; what went out is that less the change of the backlog,
-whoever took it and why: received, expired, purged. The highest seq is that of the messages that can
-be seen, and where none waits, the highest that was given out. So the figures of one interval may be
-off by what an open transaction holds back, and right again in the next; a send that was undone
-counts as in and out. Over some intervals they are what happened.
+The incoming messages are the growth of the highest seq. The outgoing messages are that growth less
+the change of the backlog: they were received, expired or purged. The highest seq is that of the
+visible messages. If no message waits, it is the last number of the sequence.
+
+An open transaction hides its messages, so that they count in a later interval. A send that was
+rolled back counts as in and out. Over several intervals the figures are correct.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
 
-Shown = dict[str, Any]
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class QueueLook:
 
     at: datetime  # by the database's clock
     depth: inspect.Depth
-    given: int | None  # the highest seq given out; None where none was, or it may not be seen
+    given: int | None  # the sequence's last number; None if unused, or not visible to this login
     oldest: float | None  # seconds since the lowest message was sent, by its header
     delayed: inspect.Delayed | None
     receipts: int = 0
@@ -52,13 +53,13 @@ class QueueLook:
 
     @property
     def highest(self) -> int | None:
-        """The highest seq, as far as it can be seen."""
+        """The highest known seq."""
         return self.given if self.depth.last is None else self.depth.last
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Messages a second between two looks; None where that cannot be known."""
+    """Messages per second between two looks; None if unknown."""
 
     incoming: float | None = None
     outgoing: float | None = None
@@ -66,11 +67,11 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """All that was asked for, at one moment."""
+    """Queues and streams at one moment."""
 
     at: datetime
     queues: list[QueueLook]
-    streams: list[inspect.Stream] | None  # None without state tables, or the right to see them
+    streams: list[inspect.Stream] | None  # None if this login sees no state tables
 
 
 UNKNOWN = Flow()
@@ -81,12 +82,12 @@ UNKNOWN = Flow()
 
 def look(connection: Connection, names: Sequence[str], options: DatabaseOptions) -> Look:
     """
-    Look at queues, each in a transaction of its own; nothing is locked.
+    Look at queues, each in its own transaction. Locks nothing.
 
     Args:
         connection: no transaction open.
-        names: of the queues; those of all streams without any.
-        options: where, and how long to wait.
+        names: of the queues; if empty, those of all streams.
+        options: url, state schema and time limit.
 
     Raises:
         QueueNotFound, RightMissing.
@@ -104,7 +105,7 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
 def state(
     connection: Connection, options: DatabaseOptions
 ) -> tuple[list[inspect.Stream] | None, list[inspect.Receipt]]:
-    """What the state tables say; nothing where they are absent or closed to this login."""
+    """Read streams and receipts; None and [] if this login sees no state tables."""
     try:
         check_state(connection, options.state_schema)
         with transaction(connection, timeout=options.query_timeout):
@@ -152,10 +153,10 @@ def clock(connection: Connection) -> datetime:
 
 def flow(before: QueueLook | None, now: QueueLook) -> Flow:
     """
-    What came in and went out, as the module says; never below 0.
+    The rates in and out, as the module describes; never below 0.
 
     Returns:
-        UNKNOWN at the first look, and where the seqs began anew.
+        UNKNOWN at the first look, and if the sequence was restarted.
     """
     if before is None or before.highest is None or now.highest is None:
         return UNKNOWN
@@ -174,7 +175,7 @@ def flows(before: Look | None, now: Look) -> dict[str, Flow]:
 
 
 def paces(before: Look | None, now: Look) -> dict[str, float | None]:
-    """Messages a second that each stream acknowledged since the look before."""
+    """Messages per second that each stream acknowledged since the previous look."""
     if before is None:
         return {}
     seconds = (now.at - before.at).total_seconds()
@@ -187,35 +188,35 @@ def paces(before: Look | None, now: Look) -> dict[str, float | None]:
 
 
 def lag(stream: inspect.Stream, now: Look) -> int:
-    """Messages that a stream has before it: what waits in its queues, and what it holds."""
+    """Messages that wait in a stream's queues, and those in its receipts."""
     waiting = Counter({each.queue: each.depth.messages for each in now.queues})
     return sum(waiting[name] for name in stream.queues) + stream.held
 
 
-# ---------------------------------------------------------------- for a program
+# ---------------------------------------------------------------- JSON
 
 
-def shown(before: Look | None, now: Look) -> Shown:
-    """A look as an object of JSON; `perSecond` figures are null at the first."""
+def to_json(before: Look | None, now: Look) -> Json:
+    """A look as a JSON object; figures per second are null at the first look."""
     found, speeds = flows(before, now), paces(before, now)
     return {
         "at": now.at,
-        "queues": [queue_shown(each, found[each.queue]) for each in now.queues],
+        "queues": [queue_to_json(each, found[each.queue]) for each in now.queues],
         "streams": [
-            asdict(each) | {"lag": lag(each, now), "perSecond": rounded(speeds.get(each.stream))}
+            asdict(each) | {"lag": lag(each, now), "perSecond": round_rate(speeds.get(each.stream))}
             for each in now.streams or ()
         ],
     }
 
 
-def queue_shown(each: QueueLook, its: Flow) -> Shown:
-    """A queue as an object of JSON."""
+def queue_to_json(each: QueueLook, its: Flow) -> Json:
+    """A queue as a JSON object."""
     delayed = each.delayed
     return asdict(each.depth) | {
         "seq": each.highest,
         "oldest": each.oldest,
-        "inPerSecond": rounded(its.incoming),
-        "outPerSecond": rounded(its.outgoing),
+        "inPerSecond": round_rate(its.incoming),
+        "outPerSecond": round_rate(its.outgoing),
         "delayed": None if delayed is None else delayed.messages,
         "due": None if delayed is None else delayed.due,
         "delayedBytes": None if delayed is None else delayed.bytes,
@@ -224,6 +225,6 @@ def queue_shown(each: QueueLook, its: Flow) -> Shown:
     }
 
 
-def rounded(value: float | None) -> float | None:
-    """A rate with two places."""
+def round_rate(value: float | None) -> float | None:
+    """Round a rate to two decimal places."""
     return None if value is None else round(value, 2)

@@ -1,1 +1,1 @@
-"""The command line `sqlqueue`, a module for each group of commands."""
+"""The command line `sqlqueue`: one module for each group of commands."""

@@ -1,7 +1,8 @@
 """
-Names of queues for a shell that completes a word: a short look at the database, or nothing.
+Names of queues for a shell that completes a word.
 
-A shell waits for it, and shows what it prints: so it is quick, silent, and fails as no names.
+The shell waits for them and shows everything that is printed. Completion is therefore quick and
+prints no errors: if the database cannot be read, it returns no names.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.login import with_password
 
-PATIENCE = 1.0  # seconds for the statement; a server that cannot be reached is given up after 2
-PLAIN = re.compile(r"[\w.-]+")  # what no shell needs quotes for
+PATIENCE = 1.0  # seconds for the statement; connecting to a server takes at most 2
+PLAIN = re.compile(r"[\w.-]+")  # names that need no quotes in any shell
 
 
 def queues(incomplete: str) -> list[str]:
-    """The queues of the default schema that begin so, where SQLQUEUE_URL says where they are."""
+    """List the queues of the default schema that begin with `incomplete`; needs SQLQUEUE_URL."""
     url = os.environ.get("SQLQUEUE_URL")
     if not url:
         return []
@@ -33,6 +34,6 @@ def queues(incomplete: str) -> list[str]:
         ):
             found = session.open().rows("queue_tables")
     except SqlQueueError:
-        return []  # what is wrong is told by the command itself
+        return []  # the command that is being typed reports the error
     names = (name for (name,) in found)
     return [name for name in names if name.startswith(incomplete) and PLAIN.fullmatch(name)]

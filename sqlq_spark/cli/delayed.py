@@ -1,4 +1,4 @@
-"""The command `move-due`: an endpoint's satellite, for a queue whose owner is no endpoint."""
+"""The command `move-due`: moves delayed messages of a queue that no endpoint receives from."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlq_spark.admin.formats import counted, span
-from sqlq_spark.cli.options import CTRL_C, STOPPED, AsJson, Patience, Queue, Url, given_queue
+from sqlq_spark.admin.formats import quantity, span
+from sqlq_spark.cli.options import (
+    CTRL_C,
+    STOPPED,
+    AsJson,
+    EndpointTimeZone,
+    Patience,
+    Queue,
+    Url,
+    source_options,
+)
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.progress import progress
 from sqlq_spark.cli.screens.screen import say
@@ -27,22 +36,20 @@ app = typer.Typer()
 def move_due(
     queue: Queue,
     *,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Messages in a transaction.")] = BATCH,
-    endpoint_time_zone: Annotated[
-        str | None, typer.Option(help="In which the .NET endpoints' sessions work.")
-    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Continue until Ctrl-C.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Messages per transaction.")] = BATCH,
+    endpoint_time_zone: EndpointTimeZone = None,
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
 ) -> None:
     """
-    Move the delayed messages that are due into their queue; from there their receiver forwards.
+    Move the delayed messages that are due into their queue. The receiver forwards them.
 
-    With --watch it looks again after 1 s, then 2, up to 60, but at the next
-    due time at the latest.
+    With --watch the command looks again after 1 s, then 2 s, up to 60 s, and
+    no later than the next due time.
     """
-    options = given_queue(
+    options = source_options(
         url, queue, endpointTimeZone=endpoint_time_zone, queryTimeout=query_timeout
     )
     mover = Mover(options.address, zone=options.endpoint_time_zone, timeout=options.query_timeout)
@@ -56,8 +63,8 @@ def move_due(
             messages += moved.messages
             advance(moved.messages)
             if watch and moved.messages:
-                tell(name, moved, as_json=as_json, total=False)
-    tell(name, Moved(messages, moved.next_due), as_json=as_json, total=True)
+                report(name, moved, as_json=as_json, total=False)
+    report(name, Moved(messages, moved.next_due), as_json=as_json, total=True)
     if stop.is_set() and not watch:
         raise typer.Exit(STOPPED)
 
@@ -65,13 +72,13 @@ def move_due(
 def rounds(
     session: Session, mover: Mover, batch: int, stop: threading.Event, *, watch: bool
 ) -> Iterator[Moved]:
-    """Move batch after batch until nothing is due, or, on a watch, until it is stopped."""
+    """Move batch after batch until nothing is due, or with `watch` until it is stopped."""
     slept = 0.0
     while not stop.is_set():
         try:
             moved = session.do(lambda connection: mover.move(connection, batch))
         except CTRL_C:
-            stop.set()  # what was under way is undone
+            stop.set()  # the open transaction was rolled back
             return
         yield moved
         if moved.messages == batch:
@@ -83,28 +90,28 @@ def rounds(
             return
 
 
-def tell(queue: str, moved: Moved, *, as_json: bool, total: bool) -> None:
-    """Say what was moved, in one round of --watch or in all, and when there is more."""
+def report(queue: str, moved: Moved, *, as_json: bool, total: bool) -> None:
+    """Print how many messages one round, or all of them, moved, and when the next are due."""
     if as_json:
         shown = {"queue": queue, "moved": moved.messages, "nextDueSeconds": moved.next_due}
         screen.print_json(shown | {"total": total})
         return
-    said = f"{counted(moved.messages, 'message')} moved into {queue}"
-    say(f"{said}{' in all' if total else ''}; {more(moved.next_due)}")
+    text = f"{quantity(moved.messages, 'message')} moved into {queue}"
+    say(f"{text}{' in total' if total else ''}; {describe_next(moved.next_due)}")
 
 
-def more(next_due: float | None) -> str:
-    """When there is more to move."""
+def describe_next(next_due: float | None) -> str:
+    """When the next message is due."""
     if next_due is None:
-        return "none waits"
+        return "no message waits"
     if next_due <= 0:
-        return "more are due, and in the hands of another mover"
+        return "more are due, but another process is moving them"
     return f"the next is due in {span(next_due)}"
 
 
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
-    """Give an event that Ctrl-C and SIGTERM set, so that what is under way ends with its commit."""
+    """Give an event that Ctrl-C and SIGTERM set, so that the open transaction is committed."""
     stop = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]

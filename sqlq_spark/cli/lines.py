@@ -1,9 +1,9 @@
 """
-JSON lines → rows to send, for the command line.
+Turns JSON lines into rows to send, for `sqlqueue send`.
 
-A line is an object with `body`, and any of what a DataFrame may have beside it.
-A body that is text is sent as it is; any other JSON value is serialised, compact.
-What `sqlqueue browse --json` prints can be sent again.
+A line is an object with `body` and optionally the other columns that a DataFrame may have.
+A text body is sent unchanged. Any other JSON value is serialised without spaces.
+The output of `sqlqueue browse --json` can be sent again.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ SCHEMA = pa.schema(
 
 
 class BadLine(BadInput):
-    """A line cannot become a message; nothing was sent."""
+    """A line cannot become a message. Nothing was sent."""
 
-    template = "line {0} cannot be sent: {1}; nothing was sent"
+    template = "line {0} cannot be sent: {1}. Nothing was sent."
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(line, reason)
 
 
 class Unfit(ValueError):
-    """Why a line cannot be sent."""
+    """The reason why a line cannot be sent."""
 
 
 def chunks(
     lines: Iterable[bytes], sender: Sender, headers: Mapping[str, str]
 ) -> Iterator[pa.Table]:
     """
-    Read lines into tables of CHUNK_ROW; blank lines are passed over.
+    Read lines into tables of CHUNK_ROW. Blank lines are skipped.
 
     Args:
         lines: UTF-8.
-        sender: with the defaults for all messages.
-        headers: for every message that does not bring its own.
+        sender: has the defaults for all messages.
+        headers: added to every message that does not have them.
 
     Raises:
         BadLine.
@@ -81,7 +81,7 @@ def chunks(
 
 
 def whole(body: bytes, headers: Mapping[str, str]) -> pa.RecordBatch:
-    """One message of which the body is given as it is."""
+    """A batch of one message with this body."""
     return pa.RecordBatch.from_pylist(
         [{"body": body, "headers": list(headers.items())}], schema=SCHEMA
     )
@@ -116,11 +116,11 @@ def row(line: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise Unfit(f"it is no JSON ({error})") from None
+        raise Unfit(f"it is not JSON ({error})") from None
     if not isinstance(found, dict):
-        raise Unfit('expected an object, as {"body": …}')
+        raise Unfit('expected an object, for example {"body": …}')
     if strange := found.keys() - KNOWN:
-        raise Unfit(f"{min(strange)!r} is not known; known are {', '.join(FIELDS)}")
+        raise Unfit(f"{min(strange)!r} is not known; expected one of {', '.join(FIELDS)}")
     for name in TEXTS:
         if not isinstance(found.get(name), str | None):
             raise Unfit(f"{name} is {json.dumps(found[name])[:64]}: expected text")
@@ -138,14 +138,14 @@ def row(line: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
 def _body(found: dict[str, Any]) -> bytes:
     if (packed := found.get("bodyBase64")) is not None:
         if "body" in found or not isinstance(packed, str):
-            raise Unfit("bodyBase64 is a text, and stands in the place of body")
+            raise Unfit("bodyBase64 must be text, and body must not be set with it")
         try:
             return base64.b64decode(packed, validate=True)
         except binascii.Error as error:
             raise Unfit(f"bodyBase64 is not base64 ({error})") from None
     body = found.get("body")
     if body is None:
-        raise Unfit('it has no body; "" sends zero bytes')
+        raise Unfit('it has no body; use "" to send an empty body')
     text = (
         body
         if isinstance(body, str)
@@ -169,7 +169,7 @@ def _headers(found: object) -> dict[str, str | None]:
     if not isinstance(found, dict) or not all(
         isinstance(value, str | None) for value in found.values()
     ):
-        raise Unfit("headers is no object of texts")
+        raise Unfit("headers is not an object of texts")
     for name, value in found.items():
         _encodable("a header", name)
         _encodable(f"header {name!a}", value)
@@ -180,10 +180,7 @@ def _delay(found: object) -> str | None:
     if isinstance(found, str | None):
         return found
     if type(found) is not int or not 0 <= found <= LONGEST_DELAY:
-        raise Unfit(
-            'delay is neither "hh:mm:ss" nor whole milliseconds, at least 0 and at most '
-            f"{LONGEST_DELAY}"
-        )
+        raise Unfit(f'delay is neither "hh:mm:ss" nor whole milliseconds from 0 to {LONGEST_DELAY}')
     return span(found)
 
 
@@ -197,7 +194,7 @@ def _moment(found: object) -> datetime | None:
     if moment is None or moment.tzinfo is None:
         raise Unfit(
             f"deliverAt is {json.dumps(found)[:64]}: expected a time with its zone, "
-            "as 2026-06-30T17:05:09Z"
+            "for example 2026-06-30T17:05:09Z"
         )
     return moment
 
@@ -206,7 +203,7 @@ def _topics(found: object) -> list[str] | None:
     if found is None:
         return None
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise Unfit("topics is no array of texts")
+        raise Unfit("topics is not an array of texts")
     for each in found:
         _encodable("topics", each)
     return found

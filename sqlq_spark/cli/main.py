@@ -1,11 +1,18 @@
 """
-The command line `sqlqueue`: what an operator, a DBA or a newcomer does without Spark.
+The command line `sqlqueue`: operates queues without Spark.
 
-Exit codes: 0; 1 something was found (a lost message, a receipt that cannot be returned), or the
-answer was no; 2 usage or bad input; 3 the database; 130 Ctrl-C, but 0 where it is the way to end
-(--watch). What went wrong is one sentence on standard error.
-With --json standard output holds JSON and nothing else; questions and bars are on standard error.
-Names, headers and bodies come from strangers: they are shown without markup or control characters.
+Exit codes:
+
+- 0: done; also Ctrl-C in a command that ends this way (--watch)
+- 1: the command found something (a lost message, a receipt that cannot be returned), or the answer
+  was no
+- 2: usage or bad input
+- 3: the database
+- 130: Ctrl-C
+
+Errors go to standard error. With --json standard output holds only JSON, and questions and progress
+bars go to standard error.
+Names, headers and bodies are untrusted: they are shown without markup or control characters.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ import typer
 from sqlq_spark import __version__, demo
 from sqlq_spark.cli import delayed, queues, receipts, report, retry, stats, subscriptions
 from sqlq_spark.cli import messages as cli_messages
-from sqlq_spark.cli.options import CTRL_C, DATABASE, FOUND, STOPPED, USAGE, AsJson, spelt
+from sqlq_spark.cli.options import CTRL_C, DATABASE, FOUND, STOPPED, USAGE, AsJson, use_flags
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.demo.process import JobFailed
@@ -32,7 +39,7 @@ from sqlq_spark.java import NoJava
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-HELP = "Queues in SQL tables, as NServiceBus keeps them, for Spark."
+HELP = "Operate NServiceBus queues in PostgreSQL or SQL Server tables, without Spark."
 
 app = typer.Typer(
     name="sqlqueue",
@@ -50,7 +57,7 @@ app.add_typer(retry.app)
 
 
 def print_version(show: bool) -> None:  # noqa: FBT001 - typer calls it
-    """Do what --version asks for."""
+    """Print the version and exit, if --version is set."""
     if show:
         say(f"sqlqueue {__version__}")
         raise typer.Exit
@@ -64,17 +71,17 @@ def options(
         typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Read the options that precede a command."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run one command; ends the process with its exit code."""
+    """Run one command, and end the process with its exit code."""
     try:
         app(words)
     except SqlQueueError as error:
         if isinstance(error, CTRL_C):
             sys.exit(STOPPED)
-        say_error(spelt(str(error)))
+        say_error(use_flags(str(error)))
         bad = isinstance(error, (BadInput, MissingPackage, NoJava))
         sys.exit(USAGE if bad else FOUND if isinstance(error, JobFailed) else DATABASE)
 
@@ -85,14 +92,18 @@ def main(words: Sequence[str] | None = None) -> None:
 @app.command("demo")
 def demo_(
     *,
-    messages: Annotated[int, typer.Option(min=1, help="How many to send.")] = 200_000,
-    keep: Annotated[Path | None, typer.Option(help="A new folder that stays.")] = None,
-    delta: Annotated[bool, typer.Option("--delta", help="A Delta table, not Parquet.")] = False,
+    messages: Annotated[int, typer.Option(min=1, help="Messages to send.")] = 200_000,
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep table, checkpoint and logs in this new folder.")
+    ] = None,
+    delta: Annotated[
+        bool, typer.Option("--delta", help="Write a Delta table instead of Parquet files.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send, receive, kill the stream twice in mid-batch, and count what came; needs Java."""
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, signal.default_int_handler)  # clean up, as after Ctrl-C
+    """Send messages, receive them, kill the stream twice within a batch, and count; needs Java."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # clean up, as after Ctrl-C
     table = "delta" if delta else "parquet"
     with closing(demo.run(messages=messages, table=table, keep=keep)) as events:
         result = screen.follow(events, quiet=as_json)
@@ -102,6 +113,6 @@ def demo_(
     else:
         screen.show_result(result)
     if keep is not None and not as_json:
-        say(f"kept in {keep}: table, checkpoint, spark.log, postgresql")
+        say(f"{keep} contains: table, checkpoint, spark.log, postgresql")
     if not result.good:
         raise typer.Exit(FOUND)

@@ -1,4 +1,4 @@
-"""The commands for messages: sending them, and looking at those that wait."""
+"""The commands `send` and `browse`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ import pyarrow.compute as pc
 import typer
 
 from sqlq_spark.admin import inspect
-from sqlq_spark.admin.formats import counted
+from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli import lines
-from sqlq_spark.cli.options import AsJson, Patience, Queue, QueueToSend, Url, given_queue, location
+from sqlq_spark.cli.options import (
+    AsJson,
+    EndpointTimeZone,
+    Patience,
+    Queue,
+    QueueToSend,
+    Url,
+    location,
+    source_options,
+)
 from sqlq_spark.cli.screens import queues, screen
 from sqlq_spark.cli.screens.progress import progress
 from sqlq_spark.cli.screens.screen import say, say_error
@@ -40,45 +49,51 @@ STEP = 1 << 20  # bytes of a file after which the bar moves
 def send_(
     queue: QueueToSend = None,
     source: Annotated[
-        Path | None, typer.Argument(help="A file of JSON lines; standard input without it.")
+        Path | None, typer.Argument(help="A file of JSON lines; default: standard input.")
     ] = None,
     *,
     topic: Annotated[
         list[str] | None,
-        typer.Option(help="Publish instead; then there is no QUEUE. Most derived first."),
+        typer.Option(help="Publish to this topic; then omit QUEUE. Most derived type first."),
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="One message; the file is its body.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Send one message with this file as its body.")
+    ] = None,
     message_type: Annotated[str | None, typer.Option(help="The .NET type's full name.")] = None,
-    content_type: Annotated[str | None, typer.Option(help="As application/json.")] = None,
-    time_to_be_received: Annotated[
-        str | None, typer.Option(help="hh:mm:ss; then it is gone.")
+    content_type: Annotated[
+        str | None, typer.Option(help="Content type, for example application/json.")
     ] = None,
-    header: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, for each message.")] = None,
+    time_to_be_received: Annotated[
+        str | None, typer.Option(help="hh:mm:ss, after which the message expires.")
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE, added to each message.")
+    ] = None,
     subscription_table: Annotated[
-        str | None, typer.Option(help='Who hears of a topic; a table, or "schema"."table".')
+        str | None, typer.Option(help='The subscription table: a table, or "schema"."table".')
     ] = None,
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
 ) -> None:
     """
-    Send messages: each line an object with body, and headers, id, timeToBeReceived … if you like.
+    Send messages in one transaction: each line is a JSON object with the field body.
 
-    All of them are sent in one transaction, or none.
-    A body that is text is sent as it is, another JSON value is serialised;
-    bodyBase64 holds bytes.
-    Known beside them: delay (hh:mm:ss), deliverAt (a time with its zone),
-    correlationId, replyToAddress, queue, for one line's own destination,
-    and topics, to publish that line.
+    A text body is sent unchanged. Another JSON value is serialised.
+    Use bodyBase64 instead of body to send bytes.
+    Optional fields: headers, id, timeToBeReceived (hh:mm:ss), delay
+    (hh:mm:ss), deliverAt (a time with its zone), correlationId,
+    replyToAddress, queue (another destination for this line), and topics
+    (to publish this line).
 
     {"body": {"OrderId": 7}, "headers": {"tenant": "blue"}}
     {"body": "later", "delay": "00:30:00"}
     {"body": "then", "deliverAt": "2026-06-30T17:05:09Z"}
-    {"body": "heard", "topics": ["Shop.OrderPlaced", "Shop.IEvent"]}
+    {"body": "published", "topics": ["Shop.OrderPlaced", "Shop.IEvent"]}
     """
-    queue, source = placed(queue, source, topic)
+    queue, source = queue_and_file(queue, source, topic)
     if source is not None and file is not None:
-        raise BadOption("--file", str(file), "either a file of JSON lines or --file, not both")
+        raise BadOption("--file", str(file), "a file of JSON lines or --file, not both")
     raw = {
         "url": location(url),
         "queue": queue,
@@ -93,10 +108,22 @@ def send_(
     headers = dict(pair(text) for text in header or ())
     chunks = read(source, file, Sender(options=options, partition=0), headers, quiet=as_json)
     sent = Sent(chunks, options)
+    insert(chunks, options, sent, quiet=as_json)
+    if as_json:
+        screen.print_json(sent.as_json())
+    else:
+        say(sent.as_text())
+    if sent.unheard:
+        say_error(queue_writer.describe_unheard(sent.unheard))
+
+
+def insert(chunks: Iterable[pa.Table], options: SinkOptions, sent: Sent, *, quiet: bool) -> None:
+    """Insert all messages in one transaction, and count those that nobody is subscribed to."""
     with Session(options, "send", state=False) as session:
-        connection = session.open()  # once: a commit whose answer is lost must not be done again
+        # no retry: if the answer to a commit is lost, a retry would send twice
+        connection = session.open()
         with (
-            progress("message", sent.messages, quiet=as_json) as advance,
+            progress("message", sent.messages, quiet=quiet) as advance,
             transaction(connection, timeout=options.query_timeout),
         ):
             writer = queue_writer.QueueWriter(connection, options)
@@ -105,12 +132,6 @@ def send_(
                 advance(chunk.num_rows)
             writer.confirm()
         sent.unheard += writer.unheard
-    if as_json:
-        screen.print_json(sent.shown())
-    else:
-        say(sent.told())
-    if sent.unheard:
-        say_error(queue_writer.describe_unheard(sent.unheard))
 
 
 @app.command()
@@ -119,17 +140,15 @@ def browse(
     *,
     limit: Annotated[int, typer.Option(min=1, help="Messages to show.")] = 20,
     delayed_: Annotated[
-        bool, typer.Option("--delayed", help="Those that wait until they are due, first due first.")
+        bool, typer.Option("--delayed", help="Show delayed messages, in the order of due times.")
     ] = False,
-    endpoint_time_zone: Annotated[
-        str | None, typer.Option(help="In which the .NET endpoints' sessions work.")
-    ] = None,
+    endpoint_time_zone: EndpointTimeZone = None,
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
 ) -> None:
-    """Show the messages that wait, lowest seq first; deletes and locks nothing."""
-    options = given_queue(
+    """Show the messages that wait, lowest seq first. Deletes and locks nothing."""
+    options = source_options(
         url, queue, endpointTimeZone=endpoint_time_zone, queryTimeout=query_timeout
     )
     how: dict[str, Any] = {"limit": limit, "timeout": options.query_timeout}
@@ -149,7 +168,7 @@ def browse(
 
 
 def show_json(messages: Iterable[inspect.Message | inspect.DelayedMessage]) -> None:
-    """A line of JSON for each."""
+    """Print one line of JSON for each message."""
     for each in messages:
         screen.print_json(screen.whole(each))
 
@@ -158,7 +177,7 @@ def show_json(messages: Iterable[inspect.Message | inspect.DelayedMessage]) -> N
 
 
 class Sent:
-    """What some chunks hold, for the line that says so."""
+    """How many messages some chunks hold, for the summary."""
 
     def __init__(self, chunks: Iterable[pa.Table], options: SinkOptions) -> None:
         self.queues: Counter[str] = Counter()
@@ -172,8 +191,8 @@ class Sent:
             for queue, own in queue_writer.rows_by_queue(chunk, options).items():
                 self.queues[options.naming.print_address(queue)] += pc.sum(own).as_py() or 0
 
-    def shown(self) -> dict[str, Any]:
-        """As an object of JSON."""
+    def as_json(self) -> dict[str, Any]:
+        """The summary as a JSON object."""
         return {
             "sent": self.messages,
             "queues": dict(self.queues),
@@ -182,29 +201,29 @@ class Sent:
             "delayed": self.delayed,
         }
 
-    def told(self) -> str:
-        """As a line."""
-        places = [f"{counted(self.published, 'message')} published"] if self.published else []
+    def as_text(self) -> str:
+        """The summary as a line."""
+        places = [f"{quantity(self.published, 'message')} published"] if self.published else []
         places += [
-            f"{counted(count, 'message')} sent to {queue}" for queue, count in self.queues.items()
+            f"{quantity(count, 'message')} sent to {queue}" for queue, count in self.queues.items()
         ]
         later = f", {self.delayed:,} of them delayed" if self.delayed else ""
         return ("; ".join(places) or "no message sent") + later
 
 
-# ---------------------------------------------------------------- in
+# ---------------------------------------------------------------- input
 
 
-def placed(
+def queue_and_file(
     queue: str | None, source: Path | None, topic: list[str] | None
 ) -> tuple[str | None, Path | None]:
-    """The queue and the file: with --topic there is no queue, and what stands first is the file."""
+    """Read the arguments: with --topic there is no queue, and the first argument is the file."""
     if not topic:
         if queue is None:
             raise MissingOption("QUEUE", "a queue's name, or publish with --topic")
         return queue, source
     if source is not None:
-        raise BadOption("--topic", ", ".join(topic), "no QUEUE beside it, only a file of lines")
+        raise BadOption("--topic", ", ".join(topic), "a file of lines, but no QUEUE, with it")
     return None, None if queue is None else Path(queue)
 
 
@@ -216,15 +235,15 @@ def read(
     *,
     quiet: bool,
 ) -> list[pa.Table]:
-    """All messages, in chunks."""
+    """Read all messages into chunks."""
     if file is not None:
         return list(sender.chunks([lines.whole(contents(file), headers)]))
-    with opened(source) as (stream, size), progress("byte", size, quiet=quiet) as advance:
-        return list(lines.chunks(weighed(stream, advance), sender, headers))
+    with open_lines(source) as (stream, size), progress("byte", size, quiet=quiet) as advance:
+        return list(lines.chunks(count_bytes(stream, advance), sender, headers))
 
 
-def weighed(stream: BinaryIO, advance: Callable[[int], None]) -> Iterator[bytes]:
-    """The lines of a file; tells from time to time how many bytes they were."""
+def count_bytes(stream: BinaryIO, advance: Callable[[int], None]) -> Iterator[bytes]:
+    """Pass the lines of a file on, and report their bytes to `advance` after each STEP."""
     size = 0
     for text in stream:
         yield text
@@ -244,7 +263,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def contents(path: Path) -> bytes:
-    """Read a file whole."""
+    """Read a whole file."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -252,11 +271,11 @@ def contents(path: Path) -> bytes:
 
 
 @contextmanager
-def opened(path: Path | None) -> Iterator[tuple[BinaryIO, int | None]]:
-    """Open a file of lines, or standard input; and how many bytes it has, where that is known."""
+def open_lines(path: Path | None) -> Iterator[tuple[BinaryIO, int | None]]:
+    """Open a file of lines or standard input. Gives its size in bytes too, if it is known."""
     if path is None or str(path) == "-":
         if sys.stdin.isatty():
-            say_error("reading JSON lines from the terminal; end with Ctrl-D")
+            say_error("reading JSON lines from the terminal; press Ctrl-D to end")
         yield sys.stdin.buffer, None
         return
     try:

@@ -1,4 +1,4 @@
-"""What the commands have in common: their options, how they are read, and how to ask."""
+"""What the commands share: options, how they are read, and the question before a change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sqlq_spark.options.login import with_password
 
 FOUND, USAGE, DATABASE, STOPPED = 1, 2, 3, 130  # exit codes
 
-# what Ctrl-C becomes; while a statement runs the driver takes it for itself, and cancels
+# Ctrl-C raises one of these: while a statement runs, the database driver cancels the statement
 CTRL_C = (KeyboardInterrupt, Cancelled)
 
 Url = Annotated[
@@ -27,37 +27,45 @@ Url = Annotated[
     typer.Option(
         "--url",
         envvar="SQLQUEUE_URL",
-        help="postgresql://user@host:5432/database, or sqlserver://user@host:1433/database; "
-        "a password is better in the environment, there or as SQLQUEUE_PASSWORD.",
+        help="postgresql://user@host:5432/database, or sqlserver://user@host:1433/database. "
+        "Set the password in SQLQUEUE_PASSWORD.",
     ),
 ]
 Patience = Annotated[
-    str, typer.Option("--query-timeout", help="For each statement and wait, as 10m.")
+    str,
+    typer.Option("--query-timeout", help="Time limit of each statement, for example 10m."),
 ]
 State = Annotated[str, typer.Option("--state-schema", help="Schema of the state tables.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON lines, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-TABLE = 'A table, as Shop.Orders; or "schema"."table", table@\\[schema].'  # \\[: no markup
+EndpointTimeZone = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint-time-zone", help="Time zone of the .NET endpoints' database sessions."
+    ),
+]
+# \\[ is a bracket that is no markup
+TABLE = 'A table: Shop.Orders, "schema"."table" or, on SQL Server, table@\\[schema].'
 Queue = Annotated[str, typer.Argument(help=TABLE, autocompletion=queues)]
 QueueToSend = Annotated[str | None, typer.Argument(help=TABLE, autocompletion=queues)]
 MaybeQueue = Annotated[
-    str | None, typer.Argument(help="Of this queue only.", autocompletion=queues)
+    str | None, typer.Argument(help="Show only this queue.", autocompletion=queues)
 ]
 Queues = Annotated[
     list[str] | None,
-    typer.Argument(help="Queues; without any, those of all streams.", autocompletion=queues),
+    typer.Argument(help="Queues; by default those of all streams.", autocompletion=queues),
 ]
 
 
-# the data source's options that commands have too
+# options of the data source that the commands also have
 SHARED = (
     "url|stateSchema|queryTimeout|subscriptionTable|endpointTimeZone"
     "|messageType|contentType|timeToBeReceived"
 )
 
 
-def spelt(text: str) -> str:
-    """What the data source's errors call `option queryTimeout` is --query-timeout here."""
+def use_flags(text: str) -> str:
+    """Replace `option queryTimeout` in the data source's errors by --query-timeout."""
 
     def dashed(match: re.Match[str]) -> str:
         return "--" + re.sub("[A-Z]", lambda letter: f"-{letter[0].lower()}", match[0])
@@ -66,49 +74,51 @@ def spelt(text: str) -> str:
 
 
 def location(url: str | None) -> str:
-    """The url, from the option or the environment, with the password of the environment."""
+    """Read the url from the option or the environment, and add the environment's password."""
     if not url:
         raise MissingOption("--url", f"{EXAMPLES}, or set SQLQUEUE_URL")
     return with_password(url, os.environ.get("SQLQUEUE_PASSWORD"))
 
 
-def given(url: str | None, state_schema: str = "sqlqueue", **raw: str | None) -> DatabaseOptions:
-    """Validate the options of a command, as the data source does."""
+def database_options(
+    url: str | None, state_schema: str = "sqlqueue", **raw: str | None
+) -> DatabaseOptions:
+    """Parse and validate the options of a command, as the data source does."""
     return DatabaseOptions.parse(_texts(url, state_schema, raw))
 
 
-def given_queue(
+def source_options(
     url: str | None, queue: str, state_schema: str = "sqlqueue", **raw: str | None
 ) -> SourceOptions:
-    """Validate the options of a command on one queue, as the data source does."""
+    """Parse and validate the options of a command on one queue, as the data source does."""
     return SourceOptions.parse({**_texts(url, state_schema, raw), "queue": queue})
 
 
 def _texts(url: str | None, state_schema: str, raw: dict[str, str | None]) -> dict[str, str]:
-    """Name the options that were given."""
+    """Return the options that have a value, by name."""
     named = {name: text for name, text in raw.items() if text is not None}
     return {"url": location(url), "stateSchema": state_schema, **named}
 
 
 def answerable(*, yes: bool, as_json: bool) -> None:
-    """Refuse --json without --yes, before anything is connected: a program cannot be asked."""
+    """Reject --json without --yes before connecting, because a program cannot be asked."""
     if as_json and not yes:
-        raise BadOption("--json", "true", "--yes beside it: a program cannot be asked")
+        raise BadOption("--json", "true", "--yes with it, because a program cannot be asked")
 
 
 def confirm(what: str, *, yes: bool, as_json: bool = False) -> None:
     """
-    Say what will be done, and ask, on standard error; with --json all of it is there.
+    Print what will be done, and ask on standard error. With --json both go to standard error.
 
-    Ctrl-C is the process's, so that its exit code is 130; any other answer than yes ends with 1.
+    Ctrl-C ends the process with exit code 130. Any answer but yes ends it with 1.
     """
     (say_error if as_json else say)(f"This will {what}.")
     if yes:
         return
-    sys.stderr.write("Do it? [y/N]: ")
+    sys.stderr.write("Continue? [y/N]: ")
     sys.stderr.flush()
     answer = sys.stdin.readline()
     if answer.strip().lower() not in {"y", "yes"}:
-        hint = "" if answer else " (no answer can be read here: --yes does not ask)"
+        hint = "" if answer else " (standard input gives no answer: use --yes)"
         say_error(f"nothing was done{hint}")
         raise typer.Exit(FOUND)

@@ -1,4 +1,4 @@
-"""The commands for tables: making queues, looking after them, and emptying them."""
+"""The commands `install`, `create`, `script`, `purge`, `purge-expired` and `doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from sqlq_spark.admin import checks, inspect, purge
 from sqlq_spark.admin.endpoint import endpoint
-from sqlq_spark.admin.formats import counted
+from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.script import Domain, Roles, script
 from sqlq_spark.cli.options import (
     FOUND,
@@ -23,8 +23,8 @@ from sqlq_spark.cli.options import (
     Yes,
     answerable,
     confirm,
-    given,
-    given_queue,
+    database_options,
+    source_options,
 )
 from sqlq_spark.cli.screens import queues as screen_queues
 from sqlq_spark.cli.screens.progress import follow
@@ -43,21 +43,20 @@ app = typer.Typer()
 
 Instances = Annotated[
     list[str] | None,
-    typer.Option("--instance", help="An instance's own queue, QUEUE.NAME; or its address."),
+    typer.Option("--instance", help="NAME of an instance's queue QUEUE.NAME, or its address."),
 ]
 Qualifiers = Annotated[
     list[str] | None,
-    typer.Option("--qualifier", help="A satellite's queue, QUEUE.NAME; or its address."),
+    typer.Option("--qualifier", help="NAME of a satellite's queue QUEUE.NAME, or its address."),
 ]
 Error = Annotated[
-    str | None, typer.Option("--error", help="The error queue; streams put poison there.")
+    str | None, typer.Option("--error", help="The error queue, also for poison messages.")
 ]
 Audit = Annotated[str | None, typer.Option("--audit", help="The audit queue.")]
-Delayed = Annotated[
-    bool, typer.Option("--delayed", help="Also the table QUEUE.Delayed, for delayed messages.")
-]
+Delayed = Annotated[bool, typer.Option("--delayed", help="Also create the table QUEUE.Delayed.")]
 BodyString = Annotated[
-    bool, typer.Option("--body-string", help="With the column BodyString, to read bodies by eye.")
+    bool,
+    typer.Option("--body-string", help="Add the column BodyString: bodies as text."),
 ]
 
 
@@ -65,12 +64,12 @@ DomainName = Annotated[
     str | None,
     typer.Option(
         "--domain",
-        help="For logins that trust no others: the state schema is sqlqueue_NAME, and the roles "
-        "are NAME_reader and NAME_sender, unless their own options name others.",
+        help="Separate these logins from others: the state schema is sqlqueue_NAME, the roles "
+        "are NAME_reader and NAME_sender. The options of these names override them.",
     ),
 ]
 
-MORE = {"allow_extra_args": True}  # refused with a sentence, by one_endpoint
+MORE = {"allow_extra_args": True}  # one_endpoint rejects them with a message
 
 
 @app.command("install")
@@ -82,9 +81,9 @@ def install_(
     url: Url = None,
     state_schema: State = Domain.state,
 ) -> None:
-    """Create the state tables where they are absent; streams and exactlyOnce writers need them."""
+    """Create missing state tables. Streams and writers with exactlyOnce need them."""
     state_schema = either(state_schema, Domain.state, Domain.of(domain).state)
-    options = given(url, state_schema, queryTimeout=query_timeout)
+    options = database_options(url, state_schema, queryTimeout=query_timeout)
     with Session(options, "install", state=False) as session:
         connection = session.open()
         schema.install(connection, timeout=options.query_timeout)
@@ -111,14 +110,14 @@ def create(
     url: Url = None,
 ) -> None:
     """
-    Create an endpoint's queues where they are absent, as the transport makes them.
+    Create an endpoint's missing queues, with the tables that the transport creates.
 
     QUEUE is the endpoint's name, or the address of its queue.
-    A name without a schema is in the default one; those of instances and
-    satellites in QUEUE's.
+    A name without a schema is in the default schema. The queues of instances
+    and satellites are in the schema of QUEUE.
     """
     one_endpoint(context)
-    options = given_queue(url, queue, queryTimeout=query_timeout)
+    options = source_options(url, queue, queryTimeout=query_timeout)
     made = endpoint(
         options.url,
         queue,
@@ -140,7 +139,7 @@ def create(
             schema.create_delayed(connection, made.primary, timeout=options.query_timeout)
             waiting = connection.printed(schema.delayed_of(made.primary))
             if not as_json:
-                say(f"its delayed messages wait in {waiting}")
+                say(f"table {waiting} is in {connection.server}")
         if as_json:
             names = [connection.printed(each) for each in made.queues]
             its = {"queues": names, "delayed": waiting, "server": connection.server}
@@ -163,24 +162,25 @@ def script_(
     reader: Annotated[str, typer.Option(help="The role that receives.")] = Roles.reader,
     sender: Annotated[str, typer.Option(help="The role that sends.")] = Roles.sender,
     operator: Annotated[
-        str | None, typer.Option(help="A role that may run these commands; none without it.")
+        str | None, typer.Option(help="Also create a role that may run these commands.")
     ] = None,
     installer: Annotated[
-        str | None, typer.Option(help="A role that may create queues; none without it.")
+        str | None, typer.Option(help="Also create a role that may create queues.")
     ] = None,
     owner: Annotated[
         str,
         typer.Option(
-            help="With --installer: the role that owns the state tables; no login may be a member."
+            help="With --installer: the role that owns the state tables. No login may be a member."
         ),
     ] = Roles.owner,
     subscription_table: Annotated[
-        str | None, typer.Option(help="Made too; the sender may publish by it.")
+        str | None,
+        typer.Option(help="Also create this table, and let the sender publish with it."),
     ] = None,
     as_json: AsJson = False,
     state_schema: State = Domain.state,
 ) -> None:
-    """Print the DDL and the GRANTs for a DBA: the queues, the state tables; connects to nothing."""
+    """Print DDL and GRANTs for queues and state tables, for a DBA. Does not connect."""
     one_endpoint(context)
     its = Domain.of(domain)
     state_schema = either(state_schema, Domain.state, its.state)
@@ -193,7 +193,7 @@ def script_(
     )
     if dialect not in DIALECTS:
         raise BadOption("--dialect", dialect, " or ".join(DIALECTS))
-    options = given_queue(f"{dialect}://", queue, state_schema)
+    options = source_options(f"{dialect}://", queue, state_schema)
     made = endpoint(
         options.url,
         queue,
@@ -220,16 +220,16 @@ def script_(
 
 
 def either(given: str, default: str, other: str) -> str:
-    """What an option says, or, where it says nothing, another default."""
+    """The value of an option, or `other` if it has its default."""
     return other if given == default else given
 
 
 def one_endpoint(context: typer.Context) -> None:
-    """Refuse a second QUEUE, and say how an endpoint's other queues are named."""
+    """Reject a second QUEUE, and say how to name an endpoint's other queues."""
     if context.args:
         expected = (
-            "one QUEUE: name the endpoint's others by --error, --audit, --instance or "
-            "--qualifier, and another endpoint in a command of its own"
+            "one QUEUE; name the endpoint's other queues with --error, --audit, --instance or "
+            "--qualifier, and run the command again for another endpoint"
         )
         raise BadOption("QUEUE", " ".join(context.args), expected)
 
@@ -244,16 +244,17 @@ def purge_(
     url: Url = None,
 ) -> None:
     """
-    Delete every message that waits in a queue, for good, in batches, the lowest seq first.
+    Delete every message that waits in a queue, in batches, the lowest seq first. Asks first.
 
-    Waits for those that a consumer holds. What is sent meanwhile stays.
+    Waits for messages that a consumer has locked. Messages sent meanwhile
+    stay. A deleted message cannot be restored.
     """
     answerable(yes=yes, as_json=as_json)
-    options = given_queue(url, queue, queryTimeout=query_timeout)
+    options = source_options(url, queue, queryTimeout=query_timeout)
     with Session(options, "purge", state=False) as session:
         connection = session.open()
-        depth = measured(connection, options)
-        what = f"delete {counted(depth.messages, 'message')} of {depth.queue} for good"
+        depth = measure(connection, options)
+        what = f"delete {quantity(depth.messages, 'message')} of {depth.queue} permanently"
         if depth.messages:
             confirm(what, yes=yes, as_json=as_json)
         batches = purge.purge_parts(
@@ -263,7 +264,7 @@ def purge_(
     if as_json:
         print_json({"queue": depth.queue, "deleted": gone})
     else:
-        say(f"{counted(gone, 'message')} deleted")
+        say(f"{quantity(gone, 'message')} deleted")
 
 
 @app.command("purge-expired")
@@ -274,17 +275,17 @@ def purge_expired(
     query_timeout: Patience = "30s",
     url: Url = None,
 ) -> None:
-    """Delete the messages that have expired, in batches; never waits for those that others hold."""
-    options = given_queue(url, queue, queryTimeout=query_timeout)
+    """Delete expired messages, in batches. Skips messages that others have locked."""
+    options = source_options(url, queue, queryTimeout=query_timeout)
     with Session(options, "purge", state=False) as session:
         connection = session.open()
-        depth = measured(connection, options)
+        depth = measure(connection, options)
         batches = purge.purge_expired(connection, options.address, timeout=options.query_timeout)
         gone = follow(batches, "expired message", depth.expired, quiet=as_json, done="deleted")
     if as_json:
         print_json({"queue": depth.queue, "deleted": gone})
     else:
-        say(f"{counted(gone, 'expired message')} deleted from {depth.queue}")
+        say(f"{quantity(gone, 'expired message')} deleted from {depth.queue}")
 
 
 @app.command()
@@ -292,7 +293,7 @@ def doctor(
     queues: Queues = None,
     *,
     body_string: Annotated[
-        bool, typer.Option("--body-string", help="They are to be read with includeBodyString.")
+        bool, typer.Option("--body-string", help="Also require the column BodyString.")
     ] = False,
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
@@ -300,11 +301,11 @@ def doctor(
     state_schema: State = "sqlqueue",
 ) -> None:
     """
-    Look for what is wrong: queues, the state tables, streams, the server; each with what mends it.
+    Check queues, state tables, streams and the server, and print the fix of each problem.
 
-    Changes nothing. The exit code is 1 where something is wrong; a note is not.
+    Changes nothing. The exit code is 1 if there is an error or a warning.
     """
-    options = given(url, state_schema, queryTimeout=query_timeout)
+    options = database_options(url, state_schema, queryTimeout=query_timeout)
     with Session(options, "doctor", state=False) as session:
         connection = session.open()
         names = queues or names_of_streams(connection, options.query_timeout)
@@ -317,14 +318,14 @@ def doctor(
             print_json(asdict(each))
     else:
         if not names:
-            say("no queue is looked at: none is named, and no stream has one")
+            say("no queue was checked: none was named, and there is no stream")
         screen_queues.show_findings(found)
-    if any(each.wrong for each in found):
+    if any(each.is_problem for each in found):
         raise typer.Exit(FOUND)
 
 
-def measured(connection: Connection, options: SourceOptions) -> inspect.Depth:
-    """How deep the queue is."""
+def measure(connection: Connection, options: SourceOptions) -> inspect.Depth:
+    """Measure the depth of the queue."""
     with transaction(connection, timeout=options.query_timeout):
         return inspect.depth(connection, options.address)
 

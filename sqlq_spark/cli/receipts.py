@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark.admin import inspect
-from sqlq_spark.admin.formats import counted
+from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
     AsJson,
@@ -19,7 +19,7 @@ from sqlq_spark.cli.options import (
     Yes,
     answerable,
     confirm,
-    given,
+    database_options,
 )
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.progress import follow
@@ -36,12 +36,19 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.options.connection import DatabaseOptions
 
-app = typer.Typer(help="What streams received and have not acknowledged.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, return or drop what streams received and have not acknowledged.",
+    no_args_is_help=True,
+)
 
-StreamOption = Annotated[str | None, typer.Option("--stream", help="As `list` shows it.")]
-StreamId = Annotated[str, typer.Option("--stream", help="As `list` shows it.")]
-Batch = Annotated[int | None, typer.Option(help="One batch only.")]
-Task = Annotated[int | None, typer.Option(help="One task only.")]
+StreamOption = Annotated[
+    str | None, typer.Option("--stream", help="The stream's id, as `receipts list` shows it.")
+]
+StreamId = Annotated[
+    str, typer.Option("--stream", help="The stream's id, as `receipts list` shows it.")
+]
+Batch = Annotated[int | None, typer.Option(help="Only this batch.")]
+Task = Annotated[int | None, typer.Option(help="Only this task.")]
 
 
 @app.command("list")
@@ -55,13 +62,13 @@ def list_(
     state_schema: State = "sqlqueue",
 ) -> None:
     """List receipts, the oldest first."""
-    options = given(url, state_schema, queryTimeout=query_timeout)
+    options = database_options(url, state_schema, queryTimeout=query_timeout)
     address = None if queue is None else parse_queue("queue", queue, options.naming)
     with (
         Session(options, "receipts") as session,
         transaction(session.open(), timeout=options.query_timeout),
     ):
-        # by the canonical address, as it is stored: a name without its schema is the same queue
+        # receipts store the canonical address, which has the schema
         name = None if address is None else session.open().printed(address)
         found = inspect.receipts(session.open(), stream=stream, queue=name)
     if as_json:
@@ -83,32 +90,32 @@ def return_(
     url: Url = None,
     state_schema: State = "sqlqueue",
 ) -> None:
-    """Put the messages of a stream whose checkpoint is gone back into their queue."""
+    """Return the messages of receipts to their queue, if the stream's checkpoint is lost."""
     answerable(yes=yes, as_json=as_json)
-    options = given(url, state_schema, queryTimeout=query_timeout)
+    options = database_options(url, state_schema, queryTimeout=query_timeout)
     with Session(options, "receipts return") as session:
         with transaction(session.open(), timeout=options.query_timeout):
-            found = chosen(session.open(), stream, batch, task, quiet=as_json)
+            found = choose(session.open(), stream, batch, task, quiet=as_json)
         settled = [each for each in found if each.settled]
-        back = [each for each in found if not each.settled]
+        open_ = [each for each in found if not each.settled]
         for each in settled:
             say_error(str(ReceiptSettled(each.stream, each.batch, each.task)))
-        if back:
-            queues = ", ".join(sorted({each.queue for each in back}))
+        if open_:
+            queues = ", ".join(sorted({each.queue for each in open_}))
             confirm(
-                f"put {screen.total(back)} back into {queues}. "
-                "What the stream has written already will come a second time, and its checkpoint "
-                "can no longer be used for these batches",
+                f"return {screen.total(open_)} to {queues}. "
+                "Messages that the stream has already written will be received a second time, and "
+                "its checkpoint can no longer be used for these batches",
                 yes=yes,
                 as_json=as_json,
             )
-        works = returned(session.open(), back, options)
-        messages = follow(works, "message", held(back), quiet=as_json, done="returned")
+        batches = return_all(session.open(), open_, options)
+        messages = follow(batches, "message", held(open_), quiet=as_json, done="returned")
     if as_json:
         names = [each.name for each in settled]
-        screen.print_json({"returned": messages, "receipts": len(back), "settled": names})
+        screen.print_json({"returned": messages, "receipts": len(open_), "settled": names})
     else:
-        say(f"{counted(messages, 'message')} returned")
+        say(f"{quantity(messages, 'message')} returned")
     if settled:
         raise typer.Exit(FOUND)
 
@@ -125,30 +132,30 @@ def drop(
     url: Url = None,
     state_schema: State = "sqlqueue",
 ) -> None:
-    """Delete receipts with their messages, for good."""
+    """Delete receipts with their messages. They cannot be restored."""
     answerable(yes=yes, as_json=as_json)
-    options = given(url, state_schema, queryTimeout=query_timeout)
+    options = database_options(url, state_schema, queryTimeout=query_timeout)
     with Session(options, "receipts drop") as session:
         with transaction(session.open(), timeout=options.query_timeout):
-            found = chosen(session.open(), stream, batch, task, quiet=as_json)
-        confirm(f"delete {screen.total(found)} for good", yes=yes, as_json=as_json)
-        works = dropped(session.open(), found, options)
-        messages = follow(works, "message", held(found), quiet=as_json, done="dropped")
+            found = choose(session.open(), stream, batch, task, quiet=as_json)
+        confirm(f"delete {screen.total(found)} permanently", yes=yes, as_json=as_json)
+        batches = drop_all(session.open(), found, options)
+        messages = follow(batches, "message", held(found), quiet=as_json, done="dropped")
     if as_json:
         screen.print_json({"dropped": messages, "receipts": len(found)})
     else:
-        say(f"{counted(messages, 'message')} dropped")
+        say(f"{quantity(messages, 'message')} dropped")
 
 
 def held(found: Sequence[inspect.Receipt]) -> int:
-    """Messages in receipts."""
+    """The number of messages in receipts."""
     return sum(each.messages for each in found)
 
 
-def returned(
+def return_all(
     connection: Connection, found: Sequence[inspect.Receipt], options: DatabaseOptions
 ) -> Iterator[int]:
-    """Return receipts, each in a transaction of its own; how many messages each had."""
+    """Return receipts, each in its own transaction. Yields the number of messages of each."""
     for each in found:
         queue = parse_queue("queue", each.queue, options.naming)
         with transaction(connection, timeout=options.query_timeout):
@@ -158,10 +165,10 @@ def returned(
         yield messages
 
 
-def dropped(
+def drop_all(
     connection: Connection, found: Sequence[inspect.Receipt], options: DatabaseOptions
 ) -> Iterator[int]:
-    """Drop receipts, each in a transaction of its own; how many messages each had."""
+    """Drop receipts, each in its own transaction. Yields the number of messages of each."""
     for each in found:
         with transaction(connection, timeout=options.query_timeout):
             messages = receipts.drop(
@@ -170,13 +177,13 @@ def dropped(
         yield messages
 
 
-def chosen(
+def choose(
     connection: Connection, stream: str, batch: int | None, task: int | None, *, quiet: bool
 ) -> list[inspect.Receipt]:
-    """The receipts that the options name, shown unless quiet; ends the command without any."""
+    """Find the receipts that the options name, and show them unless quiet; exits if none."""
     found = inspect.receipts(connection, stream=stream, batch=batch, task=task)
     if not found:
-        say_error(f"stream {stream} has no such receipt; `sqlqueue receipts list` shows all")
+        say_error(f"stream {stream} has no such receipt; `sqlqueue receipts list` lists all")
         raise typer.Exit(FOUND)
     if not quiet:
         screen.show_receipts(found)

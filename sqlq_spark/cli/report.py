@@ -1,4 +1,4 @@
-"""The command `report`: queues, their messages and failures, on one page to keep or to send on."""
+"""The command `report`: queues, their messages and failures, on one HTML page."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark.admin import history, report
-from sqlq_spark.admin.formats import counted
+from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.page import report as report_page
-from sqlq_spark.cli.options import AsJson, Patience, Queues, State, Url, given
+from sqlq_spark.cli.options import (
+    AsJson,
+    EndpointTimeZone,
+    Patience,
+    Queues,
+    State,
+    Url,
+    database_options,
+)
 from sqlq_spark.cli.screens.screen import print_json, say
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
@@ -27,20 +35,18 @@ app = typer.Typer()
 def report_(
     queues: Queues = None,
     *,
-    html: Annotated[Path | None, typer.Option(help="Write a page into this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the page to this file.")] = None,
     error_queue: Annotated[
-        str | None, typer.Option(help="Also the failures in this queue, by exception.")
+        str | None, typer.Option(help="Also report the failures in this queue, by exception.")
     ] = None,
     history_: Annotated[
         Path | None,
-        typer.Option("--history", help="What `stats --watch --json` wrote: backlog and flow."),
+        typer.Option("--history", help="Output of `stats --watch --json`: adds backlog and flow."),
     ] = None,
     sample: Annotated[
-        int, typer.Option(min=100, help="Messages of each queue whose headers are read.")
+        int, typer.Option(min=100, help="Read the headers of at most so many messages per queue.")
     ] = 20_000,
-    endpoint_time_zone: Annotated[
-        str | None, typer.Option(help="In which the .NET endpoints' sessions work.")
-    ] = None,
+    endpoint_time_zone: EndpointTimeZone = None,
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
@@ -49,13 +55,13 @@ def report_(
     """
     Write one page with charts: backlog and flow, message types, ages, failures, bloat.
 
-    The page stands alone: no script, nothing that is fetched.
-    With --json also, or only, the figures.
-    Reads headers, not bodies; deletes and locks nothing.
+    The page has no script and loads nothing.
+    With --json the command prints the figures, with or without a page.
+    It reads headers, not bodies, and deletes and locks nothing.
     """
     if html is None and not as_json:
-        raise MissingOption("--html", "a file for the page, or --json for the figures")
-    options = given(
+        raise MissingOption("--html", "a file for the page, or use --json to print the figures")
+    options = database_options(
         url,
         state_schema,
         endpointTimeZone=endpoint_time_zone,
@@ -66,19 +72,19 @@ def report_(
     errors = (
         None if error_queue is None else parse_queue("--error-queue", error_queue, options.naming)
     )
-    points = {} if history_ is None else kept(history_)
+    points = {} if history_ is None else read_history(history_)
     with Session(options, "report", state=False) as session:
         found = report.report(session.open(), queues or (), options, errors=errors, most=sample)
     if html is not None:
-        write(html, report_page.written(found, points))
+        write(html, report_page.write_page(found, points))
     if as_json:
-        print_json(report.shown(found))
+        print_json(report.to_json(found))
     else:
-        say(f"the report of {counted(len(found.queues), 'queue')} is in {html}")
+        say(f"the report of {quantity(len(found.queues), 'queue')} is in {html}")
 
 
-def kept(path: Path) -> dict[str, list[Point]]:
-    """Read a history."""
+def read_history(path: Path) -> dict[str, list[Point]]:
+    """Read the points of a history file."""
     try:
         with path.open("rb") as lines:
             return history.read(lines)
@@ -88,9 +94,9 @@ def kept(path: Path) -> dict[str, list[Point]]:
 
 def write(path: Path, text: str) -> None:
     """
-    Write a file whole, or leave what was there; only its owner may read it.
+    Replace a file by a complete new one that only its owner may read.
 
-    The page names queues, logins and what failed, and the folder may be one that all may read.
+    The page names queues, logins and failures, and other users may be able to read the folder.
     """
     try:
         with tempfile.NamedTemporaryFile(

@@ -1,14 +1,14 @@
-"""The command `retry`: failed messages go back from an error queue to where they failed."""
+"""The command `retry`: returns messages of an error queue to the queues where they failed."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sqlq_spark.admin import retry
-from sqlq_spark.admin.formats import counted
+from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
     AsJson,
@@ -18,7 +18,7 @@ from sqlq_spark.cli.options import (
     Yes,
     answerable,
     confirm,
-    given_queue,
+    source_options,
 )
 from sqlq_spark.cli.screens.progress import progress
 from sqlq_spark.cli.screens.screen import print_json, say, say_error, show
@@ -34,30 +34,37 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-TOLD = 5  # ids that a line names
-MOMENT = "a time with its zone, as 2026-06-30T17:05:09Z"
+SHOWN_IDS = 5  # in one line
+MOMENT = "a time with its zone, for example 2026-06-30T17:05:09Z"
 
 
 @app.command("retry")
 def retry_(
     queue: Queue,
     ids: Annotated[
-        list[str] | None, typer.Argument(help="Messages, by the id of message or row.")
+        list[str] | None, typer.Argument(help="Messages, by message id or row id.")
     ] = None,
     *,
-    everything: Annotated[bool, typer.Option("--all", help="All of the error queue.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Return all messages of the error queue.")
+    ] = False,
     exception: Annotated[
-        list[str] | None, typer.Option(help="Those of this type: its full name, or its last part.")
+        list[str] | None,
+        typer.Option(help="Only failures of this exception type: its full name or its last part."),
     ] = None,
     failed_queue: Annotated[
-        str | None, typer.Option(help="Those that failed in this queue.")
+        str | None, typer.Option(help="Only messages that failed in this queue.")
     ] = None,
-    since: Annotated[str | None, typer.Option(help="Those that failed then or later.")] = None,
-    until: Annotated[str | None, typer.Option(help="Those that failed before.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Messages in a transaction.")] = retry.BATCH,
+    since: Annotated[
+        str | None, typer.Option(help="Only messages that failed at this time or later.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Only messages that failed before this time.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Messages per transaction.")] = retry.BATCH,
     allow: Annotated[
         list[str] | None,
-        typer.Option(help="Also to this table, whoever owns it; * and ? stand for any text."),
+        typer.Option(help="Also return to this table of another owner; * and ? are wildcards."),
     ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -67,19 +74,19 @@ def retry_(
     """
     Return failed messages from an error queue to the queues in which they failed.
 
-    Name messages, or choose by exception, queue and time (all that is given
-    must fit), or --all.
-    What cannot be returned stays where it is and is told; the exit code is 1
-    then.
+    Name messages, or choose them by exception, queue and time (all conditions
+    must match), or use --all.
+    A message that cannot be returned stays in the error queue. The command
+    reports it and exits with 1.
     """
     answerable(yes=yes, as_json=as_json)
-    options = given_queue(
+    options = source_options(
         url,
         queue,
         queryTimeout=query_timeout,
         allowedDestinations=", ".join(allow) if allow else None,
     )
-    choice = chosen(
+    choice = read_choice(
         options,
         ids=ids or (),
         exceptions=exception or (),
@@ -88,7 +95,7 @@ def retry_(
         until=until,
     )
     if everything != (choice == retry.Choice()):
-        raise whole_or_part(everything=everything)
+        raise no_choice(everything=everything)
     with Session(options, "retry", state=False) as session:
         connection = session.open()
         name = connection.printed(options.address)
@@ -99,30 +106,38 @@ def retry_(
             timeout=options.query_timeout,
             allowed=options.allowed,
         )
-        if not as_json:
-            show_plan(planned)
-        if planned.messages:
-            queues = counted(len(planned.returning), "queue")
-            messages = counted(planned.messages, "message")
-            confirm(f"return {messages} of {name} to {queues}", yes=yes, as_json=as_json)
+        ask(name, planned, yes=yes, as_json=as_json)
         batches = retry.give_back(
             session, options.address, planned, batch=batch, allowed=options.allowed
         )
         done = follow(batches, planned.messages, quiet=as_json)
         refused = {connection.printed(each.destination): each for each in done if each.reason}
-    tell(name, planned, done, refused, as_json=as_json)
-    if stays(planned, done):
+    if as_json:
+        print_json(summary(name, planned, done, refused))
+    else:
+        report(done, refused)
+    if is_incomplete(planned, done):
         raise typer.Exit(FOUND)
 
 
-def whole_or_part(*, everything: bool) -> Exception:
-    """Why a choice is refused that is of nothing, or of all and a part."""
+def ask(name: str, planned: Plan, *, yes: bool, as_json: bool) -> None:
+    """Show the plan, and ask before messages are returned."""
+    if not as_json:
+        show_plan(planned)
+    if planned.messages:
+        queues = quantity(len(planned.returning), "queue")
+        messages = quantity(planned.messages, "message")
+        confirm(f"return {messages} of {name} to {queues}", yes=yes, as_json=as_json)
+
+
+def no_choice(*, everything: bool) -> Exception:
+    """The error for a choice of nothing, or of all messages and a part of them."""
     if everything:
-        return BadOption("--all", "true", "nothing that chooses a part beside it")
+        return BadOption("--all", "true", "no other choice of messages with it")
     return MissingOption("ID", "the messages to return, or --exception, --failed-queue, or --all")
 
 
-def chosen(
+def read_choice(
     options: SourceOptions,
     *,
     ids: Iterable[str],
@@ -131,7 +146,7 @@ def chosen(
     since: str | None,
     until: str | None,
 ) -> Choice:
-    """Read what the command was told to choose."""
+    """Read which messages the command is to return."""
     queue = None
     if failed_queue is not None:
         address = parse_queue("--failed-queue", failed_queue, options.naming)
@@ -146,7 +161,7 @@ def chosen(
 
 
 def moment(option: str, text: str | None) -> datetime | None:
-    """Read a time that says its zone."""
+    """Read a time with its zone."""
     if text is None:
         return None
     try:
@@ -159,19 +174,23 @@ def moment(option: str, text: str | None) -> datetime | None:
 
 
 def show_plan(planned: Plan) -> None:
-    """What will be returned, and what will not."""
+    """Print what will be returned, and what will not."""
     rows = ((each.messages, each.failed_queue, each.exception) for each in planned.groups)
     show(("messages", "failed queue", "exception"), rows, "messages to return")
     for reason, some in planned.staying.items():
-        named = ", ".join(each.id for each in some[:TOLD]) + (", …" if len(some) > TOLD else "")
-        say_error(f"{counted(len(some), 'message')} cannot be returned: {reason} ({named})")
+        ids = first_of([each.id for each in some])
+        say_error(f"{quantity(len(some), 'message')} cannot be returned: {reason} ({ids})")
     if planned.missing:
-        more = ", …" if len(planned.missing) > TOLD else ""
-        say_error(f"not in the error queue: {', '.join(planned.missing[:TOLD])}{more}")
+        say_error(f"not in the error queue: {first_of(planned.missing)}")
+
+
+def first_of(ids: list[str]) -> str:
+    """The first ids, for one line."""
+    return ", ".join(ids[:SHOWN_IDS]) + (", …" if len(ids) > SHOWN_IDS else "")
 
 
 def follow(batches: Iterable[Returned], messages: int, *, quiet: bool) -> list[Returned]:
-    """Show how far it is; what became of each batch."""
+    """Show the progress; returns the result of each batch."""
     done = []
     with progress("message", messages, quiet=quiet, done="returned") as advance:
         for each in batches:
@@ -180,46 +199,43 @@ def follow(batches: Iterable[Returned], messages: int, *, quiet: bool) -> list[R
     return done
 
 
-def tell(
-    name: str,
-    planned: Plan,
-    done: list[Returned],
-    refused: dict[str, Returned],
-    *,
-    as_json: bool,
-) -> None:
-    """Say what was done."""
-    messages, skipped = (sum(getattr(each, of) for each in done) for of in ("messages", "skipped"))
-    if as_json:
-        staying = {reason: len(some) for reason, some in planned.staying.items()}
-        for each in refused.values():
-            staying[str(each.reason)] = staying.get(str(each.reason), 0) + each.left
-        print_json(
+def summary(
+    name: str, planned: Plan, done: list[Returned], refused: dict[str, Returned]
+) -> dict[str, Any]:
+    """The result as a JSON object."""
+    staying = {reason: len(some) for reason, some in planned.staying.items()}
+    for each in refused.values():
+        staying[str(each.reason)] = staying.get(str(each.reason), 0) + each.left
+    return {
+        "queue": name,
+        "returned": sum(each.messages for each in done),
+        "skipped": sum(each.skipped for each in done),
+        "chosen": [
             {
-                "queue": name,
-                "returned": messages,
-                "skipped": skipped,
-                "chosen": [
-                    {
-                        "failedQueue": each.failed_queue,
-                        "exception": each.exception,
-                        "messages": each.messages,
-                    }
-                    for each in planned.groups
-                ],
-                "staying": staying,
-                "missing": planned.missing,
+                "failedQueue": each.failed_queue,
+                "exception": each.exception,
+                "messages": each.messages,
             }
-        )
-        return
+            for each in planned.groups
+        ],
+        "staying": staying,
+        "missing": planned.missing,
+    }
+
+
+def report(done: list[Returned], refused: dict[str, Returned]) -> None:
+    """Print the result as lines."""
+    messages, skipped = (sum(getattr(each, of) for each in done) for of in ("messages", "skipped"))
     for queue, each in refused.items():
-        say_error(f"{counted(each.left, 'message')} of {queue} cannot be returned: {each.reason}")
+        say_error(f"{quantity(each.left, 'message')} of {queue} cannot be returned: {each.reason}")
     if skipped:
-        say_error(f"{counted(skipped, 'message')} passed over: others hold them, or took them")
-    say(f"{counted(messages, 'message')} returned")
+        say_error(
+            f"{quantity(skipped, 'message')} skipped: another session has locked or received them"
+        )
+    say(f"{quantity(messages, 'message')} returned")
 
 
-def stays(planned: Plan, done: list[Returned]) -> bool:
-    """Whether something of what was asked for was not done."""
+def is_incomplete(planned: Plan, done: list[Returned]) -> bool:
+    """Whether a chosen message was not returned."""
     left = any(each.skipped or each.reason for each in done)
     return left or bool(planned.staying or planned.missing)

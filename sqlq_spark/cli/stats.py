@@ -1,4 +1,4 @@
-"""The command `stats`: how deep queues are and who reads them, once or live."""
+"""The command `stats`: depth of queues and their streams, once or live."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark.admin import checks, watch
-from sqlq_spark.cli.options import CTRL_C, AsJson, Patience, Queues, State, Url, given, spelt
+from sqlq_spark.cli.options import (
+    CTRL_C,
+    AsJson,
+    EndpointTimeZone,
+    Patience,
+    Queues,
+    State,
+    Url,
+    database_options,
+    use_flags,
+)
 from sqlq_spark.cli.screens import queues as screen_queues
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
@@ -38,38 +48,36 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-SHARE = 4.0  # a live screen pauses at least so many times what a look took: it counts rows
-PASSING = (ConnectionLost, Deadlock, NotReachable, TimedOut)  # a live screen goes on after these
+SHARE = 4.0  # --watch pauses at least so many times as long as a look took, which counts rows
+PASSING = (ConnectionLost, Deadlock, NotReachable, TimedOut)  # --watch continues after these
 
 
 @app.command()
 def stats(
     queues: Queues = None,
     *,
-    watch_: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C.")] = False,
+    watch_: Annotated[bool, typer.Option("--watch", help="Continue until Ctrl-C.")] = False,
     interval: Annotated[
         float, typer.Option(min=0.1, help="Seconds between two looks of --watch.")
     ] = 2.0,
     count: Annotated[
         int | None, typer.Option(min=1, help="End --watch after so many looks.")
     ] = None,
-    endpoint_time_zone: Annotated[
-        str | None, typer.Option(help="In which the .NET endpoints' sessions work.")
-    ] = None,
+    endpoint_time_zone: EndpointTimeZone = None,
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
     state_schema: State = "sqlqueue",
 ) -> None:
     """
-    Show how deep queues are, what is delayed, and their streams.
+    Show the depth of queues, delayed messages and streams.
 
-    --watch is a live screen on a terminal, elsewhere lines (with --json, of
-    JSON: a history that `sqlqueue report --history` draws).
-    What came in is the growth of the highest seq, what went out that less the
-    change of the backlog.
+    --watch shows a live screen on a terminal, and prints lines elsewhere.
+    With --json these lines are a history for `sqlqueue report --history`.
+    in/s is the growth of the highest seq. out/s is in/s less the change of the
+    backlog.
     """
-    options = given(
+    options = database_options(
         url,
         state_schema,
         endpointTimeZone=endpoint_time_zone,
@@ -79,7 +87,7 @@ def stats(
     for name in names:
         parse_queue("QUEUE", name, options.naming)  # before anything is connected
     if count is not None and not watch_:
-        raise BadOption("--count", str(count), "--watch beside it")
+        raise BadOption("--count", str(count), "--watch with it")
     with Session(options, "stats", state=False) as session:
         if watch_:
             shower = JsonLines() if as_json else Screen(interval) if live() else Lines()
@@ -90,23 +98,23 @@ def stats(
 
 
 def live() -> bool:
-    """Whether there is a terminal to draw on."""
+    """Whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
 def once(
     connection: Connection, names: list[str], options: DatabaseOptions, *, as_json: bool
 ) -> None:
-    """Show one look, and the seqs that come to an end."""
+    """Show one look, and warn about sequences that are nearly used up."""
     now = watch.look(connection, names, options)
     if as_json:
-        screen.print_json(watch.shown(None, now))
+        screen.print_json(watch.to_json(None, now))
         return
     screen_queues.show_queues(now.queues)
     if now.streams is None:
         say(
-            f"no state tables in schema {options.state_schema} that this login may see: so no "
-            "streams (`sqlqueue install`)"
+            f"no streams: this login sees no state tables in schema {options.state_schema} "
+            "(`sqlqueue install` creates them)"
         )
     else:
         screen.show_streams(now.streams)
@@ -120,8 +128,7 @@ def once(
             if each.name == "seq_end"
         ]
     for each in found:
-        mend = " ".join(each.mend.splitlines())
-        say_error(f"{each.where}: {each.found}; this mends it: {mend}")
+        say_error(f"{each.where}: {each.found}. Fix: {' '.join(each.fix.splitlines())}")
 
 
 def follow(
@@ -133,12 +140,12 @@ def follow(
     interval: float,
     count: int | None,
 ) -> None:
-    """Show look after look."""
+    """Show look after look, until `count` were shown."""
     before: Look | None = None
     done = 0
     for found in looks(session, names, options, interval):
         if isinstance(found, SqlQueueError):
-            shower.fail(spelt(str(found)))
+            shower.fail(use_flags(str(found)))
             continue
         shower.show(before, found)
         before, done = found, done + 1
@@ -149,7 +156,7 @@ def follow(
 def looks(
     session: Session, names: list[str], options: DatabaseOptions, interval: float
 ) -> Iterator[Look | SqlQueueError]:
-    """Look, and pause; what passes by itself is handed out, unless it is the first look's."""
+    """Look and pause. Yields a temporary error too, but raises one of the first look."""
     reached = False
     while True:
         began = time.monotonic()
@@ -168,7 +175,7 @@ def looks(
 
 @contextmanager
 def until_stopped() -> Iterator[None]:
-    """End the block at Ctrl-C and SIGTERM, and go on behind it."""
+    """End the block at Ctrl-C and SIGTERM, without an error."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

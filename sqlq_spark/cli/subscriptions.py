@@ -1,4 +1,4 @@
-"""The commands `subscribe`, `unsubscribe` and `subscribers`: who hears of which topic."""
+"""The commands `subscribe`, `unsubscribe` and `subscribers`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sqlq_spark.send import subscriptions
 
 app = typer.Typer()
 
-Topic = Annotated[str, typer.Argument(help="A type's full name, as Shop.OrderPlaced.")]
+Topic = Annotated[str, typer.Argument(help="A type's full name, for example Shop.OrderPlaced.")]
 Endpoint = Annotated[str, typer.Option(help="The endpoint's name.")]
 Table = Annotated[str, typer.Option("--subscription-table", help='A table, or "schema"."table".')]
 
 
-def given(url: str | None, table: str, query_timeout: str) -> SinkOptions:
-    """Validate as the data source does."""
+def sink_options(url: str | None, table: str, query_timeout: str) -> SinkOptions:
+    """Parse and validate options as the data source does."""
     return SinkOptions.parse(
         {"url": location(url), "subscriptionTable": table, "queryTimeout": query_timeout}
     )
@@ -36,14 +36,14 @@ def subscribe(
     topic: Topic,
     *,
     endpoint: Endpoint,
-    queue: Annotated[str, typer.Option(help="Its queue, which has to be there.")],
+    queue: Annotated[str, typer.Option(help="The endpoint's queue, which must exist.")],
     as_json: AsJson = False,
     subscription_table: Table = SUBSCRIPTION_TABLE,
     query_timeout: Patience = "30s",
     url: Url = None,
 ) -> None:
-    """Let an endpoint hear of a topic in its queue; makes the table where it is absent."""
-    options = given(url, subscription_table, query_timeout)
+    """Subscribe an endpoint to a topic. Creates the subscription table if it is missing."""
+    options = sink_options(url, subscription_table, query_timeout)
     address = parse_queue("--queue", queue, options.naming)
     with Session(options, "subscribe", state=False) as session:
         made = subscriptions.subscribe(
@@ -70,8 +70,8 @@ def unsubscribe(
     query_timeout: Patience = "30s",
     url: Url = None,
 ) -> None:
-    """Let an endpoint hear of a topic no more."""
-    options = given(url, subscription_table, query_timeout)
+    """End an endpoint's subscription to a topic."""
+    options = sink_options(url, subscription_table, query_timeout)
     with Session(options, "unsubscribe", state=False) as session:
         was = subscriptions.unsubscribe(
             session.open(),
@@ -83,23 +83,23 @@ def unsubscribe(
     if as_json:
         screen.print_json({"topic": topic, "endpoint": endpoint, "unsubscribed": was})
     if not was:
-        say_error(f"{endpoint} is not subscribed to {topic}; `sqlqueue subscribers` shows who is")
+        say_error(f"{endpoint} is not subscribed to {topic}; `sqlqueue subscribers` lists who is")
         raise typer.Exit(FOUND)
     if not as_json:
-        say(f"{endpoint} is no longer subscribed to {topic}; publishers know within 5 seconds")
+        say(f"{endpoint} is no longer subscribed to {topic}; publishers stop within 5 seconds")
 
 
 @app.command()
 def subscribers(
-    topic: Annotated[str | None, typer.Argument(help="Of this topic only.")] = None,
+    topic: Annotated[str | None, typer.Argument(help="Show only this topic.")] = None,
     *,
     as_json: AsJson = False,
     subscription_table: Table = SUBSCRIPTION_TABLE,
     query_timeout: Patience = "30s",
     url: Url = None,
 ) -> None:
-    """Show who is subscribed, to one topic or to any."""
-    options = given(url, subscription_table, query_timeout)
+    """List who is subscribed, to one topic or to any."""
+    options = sink_options(url, subscription_table, query_timeout)
     table = options.subscription_address
     with (
         Session(options, "subscribers", state=False) as session,

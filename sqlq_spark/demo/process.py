@@ -1,9 +1,9 @@
 """
-A Spark job in a process session of its own: Python, the JVM and its workers, killed at once.
+A Spark job in its own process session, so that Python, the JVM and its workers can be killed.
 
-The JVM's Python workers make a process group of their own, but stay in the session; so a kill goes
-to the session's members, one by one. The job reads a pipe of ours and ends itself when that closes:
-should we be killed, nothing is left.
+The JVM's Python workers create their own process group, but stay in the session. A kill therefore
+goes to each process of the session. The job reads a pipe and ends when the pipe closes, so that no
+process stays if this process is killed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 class JobFailed(SqlQueueError):
     """A Spark job of the demo ended early."""
 
-    template = "the demo's job {0!r} failed: {2}; all that Spark said is in {1}"
+    template = "the demo's job {0!r} failed: {2}. Spark's log is in {1}"
 
     def __init__(self, job: str, log: str, end: str) -> None:
         super().__init__(job, log, end)
 
 
 class Job:
-    """A job at work; leaving the block kills what is left of it."""
+    """A running job; leaving the block kills its processes."""
 
     def __init__(self, order: Order, *, url: str, log: Path, temporary: Path) -> None:
         """
@@ -45,8 +45,8 @@ class Job:
 
         Args:
             order: what to do.
-            url: of the database; goes through the environment, for it holds a password.
-            log: a file that what Spark says is added to.
+            url: of the database; passed in the environment, because it has a password.
+            log: the file to which Spark's log is added.
             temporary: for files that a killed JVM leaves behind.
         """
         self.order = order
@@ -61,14 +61,14 @@ class Job:
             "SQLQUEUE_URL": url,
             "TMPDIR": str(temporary),
         }
-        with log.open("ab") as spoken:
+        with log.open("ab") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "sqlq_spark.demo.job", order.text],
                 env={**os.environ, **environ},
                 cwd=temporary,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=spoken,
+                stderr=stderr,
                 start_new_session=True,  # Ctrl-C reaches the owner only
             )
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -89,10 +89,10 @@ class Job:
 
     def next(self, seconds: float) -> dict[str, Any] | None:
         """
-        Wait for the next event; an empty one when none came in time, None at the job's end.
+        Wait for the next event. Returns {} if none came in time, and None at the job's end.
 
         Raises:
-            JobFailed: it ended, and not well.
+            JobFailed: it ended with an error.
         """
         try:
             event = self._events.get(timeout=seconds)
@@ -103,9 +103,9 @@ class Job:
         return event
 
     def kill(self) -> int:
-        """Kill every process of the session, at once and without a word; returns how many."""
+        """Kill every process of the session with SIGKILL; returns how many."""
         killed: set[int] = set()
-        if self._process.poll() is None:  # all there is to do where there is no /proc
+        if self._process.poll() is None:  # without /proc only the process group is killed
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 killed = members(self._process.pid)
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -125,7 +125,7 @@ class Job:
 
 
 def members(session: int) -> set[int]:
-    """The processes of a session that still run; none where there is no /proc."""
+    """The running processes of a session; none without /proc."""
     found = set()
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -139,9 +139,7 @@ def _zombie(place: Path) -> bool:
 
 
 def last_error(log: Path) -> str:
-    """The line of a log that is most likely to tell what went wrong."""
+    """The line of a log that most likely describes the error."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    telling = [
-        line for line in lines if re.match(r"[\w.]*(Error|Exception|sqlq_spark)\b.*: ", line)
-    ]
-    return (telling or lines or ["it said nothing"])[-1][:500]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|sqlq_spark)\b.*: ", line)]
+    return (errors or lines or ["without a message"])[-1][:500]

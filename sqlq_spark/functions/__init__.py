@@ -1,22 +1,23 @@
 """
-Column helpers: what the headers of a received message say, and what is sent because of it.
+Column functions that read the headers of received messages, and that make messages to send.
 
-All are Spark's own expressions: no Python runs, nothing raises for a bad header, and neither ANSI
-mode nor the session's time zone changes a result. `headers` is what a read gives: a map, or with
-`json=True` the text of `headersFormat=json`. Text is read as leniently as Spark does: what follows
-the object is not looked at, and a value that is no text is given as its JSON; the option
-`errorQueue` of the read keeps such messages away.
+All are Spark expressions: no Python runs, no bad header raises an error, and the results do not
+depend on ANSI mode or the session time zone. `headers` is the column of a read: a map, or with
+`json=True` the text of `headersFormat=json`. Spark reads this text leniently: it ignores what
+follows the object, and gives a value that is not a string as JSON. Set the option `errorQueue` of
+the read to exclude such messages.
 
 `reply`, `send`, `publish`, `forward` and `return_to_source` return the columns of messages to send,
-one for each row, `received.select(*reply(…))`: `body`, `headers` (always JSON text, so that frames
-can be united) and, as it fits, `queue`, `topics` and `id`. None of them passes on `queue` and `seq`
-of the read, which say where a message came from. What they leave out is the sink's: a fresh
-MessageId, TimeSent, ReplyToAddress, OriginatingEndpoint; so they compute the same at each retry.
+one message for each row: `received.select(*reply(…))`. The columns are `body`, `headers` (always
+JSON text, so that frames can be united) and, depending on the function, `queue`, `topics` and `id`.
+They leave out `queue` and `seq` of the read, which say where a message came from. The sink adds
+MessageId, TimeSent, ReplyToAddress and OriginatingEndpoint. The functions therefore compute the
+same result at each retry.
 
-Measured on 100,000 messages of 14 headers, processor time for each: message_type and time_sent 2 us
-from a map, 6 from text; audit 1 and 4; reply 3 and 5. A read that makes maps costs some 3 us more,
-so text is no dearer for one select, and a map for several. What stands in one select is parsed
-once, `header` of a name of one's own apart.
+Measured on 100,000 messages of 14 headers, processor time for each message: message_type and
+time_sent 2 us from a map, 6 us from text; audit 1 and 4 us; reply 3 and 5 us. A read that makes
+maps takes about 3 us more. Text is therefore as fast for one select, and a map is faster for
+several. Functions in one select parse the headers once, except `header` of another name.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from sqlq_spark.functions.expressions import (
     EXCEPTION_TYPE,
     as_map,
     begins_as_fault,
-    caused,
     column,
-    filled,
     full_name,
     full_names,
+    headers_of_effect,
+    message_columns,
     of,
+    present_values,
     seconds,
-    sent_on,
     values,
 )
 from sqlq_spark.wire import headers as wire
@@ -77,21 +78,21 @@ SAGA = {
 
 def header(headers: Column | str, name: str, *, json: bool = False) -> Column:
     """
-    One header; null where it is absent, or the headers are null or no JSON object.
+    One header; null if it is missing, or if the headers are null or not a JSON object.
 
     Args:
         headers: the column, or its name.
-        name: any text; upper and lower case differ. Of a name given twice the last value counts.
-        json: the headers are text.
+        name: any text, case-sensitive. If a name is there twice, the last value counts.
+        json: whether the headers are text.
     """
     return values(headers, (name,), json=json)[name]
 
 
 def message_types(headers: Column | str, *, json: bool = False) -> Column:
     """
-    Full names of the types that a message is, most derived first, as an array; its topics.
+    Full names of a message's types, most derived first, as an array. They are its topics.
 
-    What is no type's name is left out; null where the header is absent.
+    Invalid names are left out. Null if the header is missing.
     """
     return full_names(header(headers, wire.ENCLOSED_MESSAGE_TYPES, json=json))
 
@@ -100,35 +101,35 @@ def message_type(headers: Column | str, *, json: bool = False) -> Column:
     """
     Full name of the most derived type of a message: `Shop.Placed` of `Shop.Placed, Shop`.
 
-    A generic type keeps its arguments in brackets. Null where the header is absent or begins with
-    what is no type's name.
+    A generic type keeps its arguments in brackets. Null if the header is missing, or does not begin
+    with a type name.
     """
     text = header(headers, wire.ENCLOSED_MESSAGE_TYPES, json=json)
     return full_name(F.substring_index(text, SEPARATOR, 1))
 
 
 def wire_time(text: Column | str) -> Column:
-    """Read `yyyy-MM-dd HH:mm:ss:ffffff Z` as a timestamp, microseconds and all; else null."""
+    """Read `yyyy-MM-dd HH:mm:ss:ffffff Z` as a timestamp with microseconds; else null."""
     return expressions.wire_time(column(text))
 
 
 def time_sent(headers: Column | str, *, json: bool = False) -> Column:
-    """When a message was sent; null where it does not say, or not as the wire does."""
+    """When a message was sent; null if the header is missing or cannot be read."""
     return wire_time(header(headers, wire.TIME_SENT, json=json))
 
 
 def deliver_at(headers: Column | str, *, json: bool = False) -> Column:
-    """When a delayed message was due; null where it was not delayed."""
+    """When a delayed message was due; null if it was not delayed."""
     return wire_time(header(headers, wire.DELIVER_AT, json=json))
 
 
 def audit(headers: Column | str = "headers", *, json: bool = False) -> list[Column]:
     """
-    What an audited message says of its processing.
+    Columns of an audited message's processing.
 
     Returns:
         `processingStarted`, `processingEnded` (timestamps), `processingTime` (ended - started) and
-        `criticalTime` (ended - sent, or - due where it was delayed), both double, in seconds;
+        `criticalTime` (ended - sent, or ended - due if it was delayed), both double, in seconds;
         `processingEndpoint`, `conversationId` and `relatedTo`.
     """
     times = (wire.PROCESSING_STARTED, wire.PROCESSING_ENDED, wire.TIME_SENT, wire.DELIVER_AT)
@@ -149,7 +150,7 @@ def audit(headers: Column | str = "headers", *, json: bool = False) -> list[Colu
 
 def failure(headers: Column | str = "headers", *, json: bool = False) -> list[Column]:
     """
-    Why a message lies in an error queue.
+    Columns of a failure, from a message of an error queue.
 
     Returns:
         `failedQueue` (where it came from), `exceptionType`, `exceptionMessage`, `timeOfFailure`.
@@ -179,30 +180,30 @@ def reply(
     """
     Answer each message: `received.select(*reply(body, message_type="Shop.OrderAccepted"))`.
 
-    To the ReplyToAddress of the received message, which is untrusted: the sink refuses what is no
-    address. Where there is none, `queue` is null: the sink refuses the row, and with it the batch,
-    or sends it to its own option `queue`. A saga that asked is found by its id.
+    The destination is the ReplyToAddress of the received message. It is untrusted, and the sink
+    rejects an invalid address. Without ReplyToAddress `queue` is null: the row goes to the sink's
+    option `queue`, or the batch fails. The saga id is copied, so that a saga gets its reply.
 
     Args:
-        body: of the answer, binary or text; text here names a column.
+        body: of the answer, a binary or string column, or a column's name.
         message_type: the answer's EnclosedMessageTypes, one name or several joined by `;`, most
-            derived first; a Column for other types in each row. None: the sink's option.
+            derived first; a Column for different types in each row. None: the sink's option.
         content_type: None: the sink's option.
-        headers: more of them, which win over those that are made here; null is left out.
-        received: alias of the frame, or struct column, that holds `id` and `headers` of the
-            received message, where these names alone would not do, as after a join.
-        json: the received headers are text.
+        headers: more headers, which override those that are made here; null is left out.
+        received: alias of the frame, or struct column, with `id` and `headers` of the received
+            message, if these names are ambiguous, for example after a join.
+        json: whether the received headers are text.
 
     Returns:
         `body`, `headers`, `queue`.
     """
     names = (*CAUSES, wire.REPLY_TO_ADDRESS, *SAGA.values())
-    found = filled(of(received, "headers"), names, json=json)
+    found = present_values(of(received, "headers"), names, json=json)
     saga = {name: found[source] for name, source in SAGA.items()}
     own = saga | _own(message_type, content_type, headers)
     return [
         column(body).alias("body"),
-        caused("Reply", found, of(received, "id"), own).alias("headers"),
+        headers_of_effect("Reply", found, of(received, "id"), own).alias("headers"),
         found[wire.REPLY_TO_ADDRESS].alias("queue"),
     ]
 
@@ -218,12 +219,12 @@ def send(
     json: bool = False,
 ) -> list[Column]:
     """
-    Send a message because of each received one: a command, in the same conversation.
+    Send a command for each received message, in the same conversation.
 
-    One whose headers are corrupt has effects too: they relate to its row's id.
+    A message with corrupt headers is used too: its row id becomes RelatedTo.
 
     Args:
-        body: of the message, binary or text; text here names a column.
+        body: of the message, a binary or string column, or a column's name.
         to: a queue's address, or a Column of them; None: the sink's option `queue`.
         message_type: as for `reply`.
         content_type: as for `reply`.
@@ -232,13 +233,13 @@ def send(
         json: as for `reply`.
 
     Returns:
-        `body`, `headers` and, where `to` is given, `queue`.
+        `body`, `headers` and, if `to` is set, `queue`.
     """
-    found = filled(of(received, "headers"), CAUSES, json=json)
+    found = present_values(of(received, "headers"), CAUSES, json=json)
     own = _own(message_type, content_type, headers)
     return [
         column(body).alias("body"),
-        caused("Send", found, of(received, "id"), own).alias("headers"),
+        headers_of_effect("Send", found, of(received, "id"), own).alias("headers"),
         *_queue(to),
     ]
 
@@ -253,30 +254,30 @@ def publish(
     json: bool = False,
 ) -> list[Column]:
     """
-    Publish an event because of each received message, in the same conversation.
+    Publish an event for each received message, in the same conversation.
 
-    One whose headers are corrupt has effects too: they relate to its row's id.
+    A message with corrupt headers is used too: its row id becomes RelatedTo.
 
     Args:
-        body: of the event, binary or text; text here names a column.
-        message_type: its type and those that it derives from, joined by `;`: whoever is subscribed
-            to one of them gets it. None: the sink's options `messageType` and `topics`.
+        body: of the event, a binary or string column, or a column's name.
+        message_type: its type and base types, joined by `;`. Each queue that is subscribed to one
+            of them gets a copy. None: the sink's options `messageType` and `topics`.
         content_type: as for `reply`.
         headers: as for `reply`.
         received: as for `reply`.
         json: as for `reply`.
 
     Returns:
-        `body`, `headers` and, where `message_type` is given, `topics`.
+        `body`, `headers` and, if `message_type` is set, `topics`.
 
     Raises:
-        BadFrame: `message_type` names no type.
+        BadFrame: `message_type` is not a type name.
     """
-    found = filled(of(received, "headers"), CAUSES, json=json)
+    found = present_values(of(received, "headers"), CAUSES, json=json)
     own = _own(message_type, content_type, headers)
     return [
         column(body).alias("body"),
-        caused("Publish", found, of(received, "id"), own).alias("headers"),
+        headers_of_effect("Publish", found, of(received, "id"), own).alias("headers"),
         *_topics(message_type),
     ]
 
@@ -289,19 +290,19 @@ def forward(
     json: bool = False,
 ) -> list[Column]:
     """
-    Pass the received messages on as they are, message ids too; a body of NULL as one of no bytes.
+    Forward the received messages unchanged, with their message ids. A null body becomes empty.
 
-    A message that expires does so no longer. One whose headers are corrupt cannot be passed on:
-    the query fails and names it.
+    The forwarded message does not expire. If a message has corrupt headers, the query fails with an
+    error that names it.
 
     Args:
         to: a queue's address, or a Column of them; None: the sink's option `queue`.
         without: names of headers to leave out.
-        received: as for `reply`; holds `body` too.
-        json: the received headers are text; without `without` they stay byte for byte.
+        received: as for `reply`; it has `body` too.
+        json: whether the received headers are text; if `without` is empty, the text is unchanged.
 
     Returns:
-        `body`, `headers`, `id` and, where `to` is given, `queue`.
+        `body`, `headers`, `id` and, if `to` is set, `queue`.
     """
     names = [without] if isinstance(without, str) else list(without)
     headers = of(received, "headers")
@@ -310,27 +311,27 @@ def forward(
         text = F.to_json(kept)
     else:
         text = F.coalesce(headers, F.lit("{}")) if json else F.to_json(headers)
-    return [*sent_on(text, received), *_queue(to)]
+    return [*message_columns(text, received), *_queue(to)]
 
 
 def return_to_source(*, received: str | None = None, json: bool = False) -> list[Column]:
     """
-    Send messages of an error queue back to where they failed, without what was added there.
+    Return messages of an error queue to the queues where they failed.
 
-    Left out are the headers that begin NServiceBus.Retries, .FailedQ, .TimeOfFailure and
-    .ExceptionInfo. Where FailedQ is absent, `queue` is null: the sink refuses the row, or sends it
-    to its own option `queue`. Corrupt headers are refused as by `forward`.
+    Headers that begin with NServiceBus.Retries, .FailedQ, .TimeOfFailure and .ExceptionInfo are
+    left out. Without FailedQ `queue` is null: the row goes to the sink's option `queue`, or the
+    batch fails. Corrupt headers raise an error as in `forward`.
 
     Returns:
         `body`, `headers`, `id`, `queue`.
     """
     headers = of(received, "headers")
-    source = filled(headers, (wire.FAILED_Q,), json=json)[wire.FAILED_Q]
+    source = present_values(headers, (wire.FAILED_Q,), json=json)[wire.FAILED_Q]
     kept = F.map_filter(as_map(headers, json=json), lambda name, _: ~begins_as_fault(name))
-    return [*sent_on(F.to_json(kept), received), source.alias("queue")]
+    return [*message_columns(F.to_json(kept), received), source.alias("queue")]
 
 
-# ---------------------------------------------------------------- what callers state
+# ---------------------------------------------------------------- arguments
 
 
 def _own(

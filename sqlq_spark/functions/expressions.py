@@ -1,8 +1,8 @@
 """
-Spark's expressions over the headers of a received message; functions.py has what users call.
+Spark expressions over the headers of a received message, for the functions of this package.
 
-Written so that a header's column stands once in each expression where it can: Spark shares equal
-parts of a projection, but not those inside of a condition, and text would be parsed again for each.
+Each expression uses the column of headers once if possible. Spark computes equal parts of a
+projection once, but not inside of a condition, where text would be parsed several times.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from sqlq_spark.wire.message_types import SEPARATOR
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-# As strict as Spark can be. With any option Spark parses the text once for all fields of a struct,
-# without one anew for each.
+# The strictest mode of Spark. With any option Spark parses the text once for all fields of a
+# struct, and without options once for each field.
 STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
 
-# The full name of a type, up to the first comma outside brackets, as message_types.py has it; here
-# none has a backslash. Possessive, and no group repeats: a megabyte takes one pass and no stack.
+# The full name of a type, up to the first comma outside brackets, as in message_types.py, but
+# without backslashes. The quantifiers are possessive: a megabyte takes one pass and no stack.
 FULL_NAME = r"(?s)\A\s*+([^,\[\]\\\x00-\x1f\x7f]++(?:\[.*\][^,\[\]]*+)?)(?:,.*)?\z"
 
-# Of a time that fits its parts stay; of any other text nothing does.
+# Keeps the parts of a valid time, and nothing of any other text.
 WIRE_TIME = (
     r"(?s)\A(?:((?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}):([0-9]{6}) Z|.*)\z"
 )
 
-# What the reading functions look at. All ask for all of it, so that Spark sees equal expressions
-# and parses a text once for those that stand in one select.
+# The headers that the functions read. Each function reads all of them, so that the expressions are
+# equal and Spark parses a text once for all functions in one select.
 EXCEPTION_TYPE = f"{wire.EXCEPTION_INFO}ExceptionType"
 EXCEPTION_MESSAGE = f"{wire.EXCEPTION_INFO}Message"
 READ = (
@@ -51,13 +51,13 @@ READ = (
     EXCEPTION_MESSAGE,
 )
 
-# What a message leaves to those that it causes.
+# The headers of a message that its replies and effects need.
 TRACING = (wire.TRACE_PARENT, wire.TRACE_STATE, wire.BAGGAGE)
 CAUSES = (wire.MESSAGE_ID, wire.CORRELATION_ID, wire.CONVERSATION_ID, *TRACING)
 
 
 def column(given: Column | str) -> Column:
-    """Give a column, or the one of this name."""
+    """The column, or the column of this name."""
     return F.col(given) if isinstance(given, str) else given
 
 
@@ -67,27 +67,27 @@ def of(received: str | None, name: str) -> Column:
 
 
 def values(headers: Column | str, names: Iterable[str], *, json: bool) -> dict[str, Column]:
-    """Several headers; text is parsed once for all of them."""
+    """Several headers; a text is parsed once for all of them."""
     whole, names = column(headers), tuple(names)
     if not json:
         return {name: F.try_element_at(whole, F.lit(name)) for name in names}
     fields = READ if set(names) <= set(READ) else names
-    # a struct, for from_json makes a map in which the first of two equal names is found
+    # a struct, because in a map of from_json the first of two equal names is found
     kind = StructType([StructField(name, StringType()) for name in fields])
-    # this field would take the whole of a corrupt text: none of the names may be its
+    # this field would get the whole text if it is corrupt: no header may have its name
     corrupt = {"columnNameOfCorruptRecord": "_" * (1 + max(map(len, fields)))}
     parsed = F.from_json(whole, kind, STRICT | corrupt)
     return {name: parsed.getField(name) for name in names}
 
 
-def filled(headers: Column | str, names: Iterable[str], *, json: bool) -> dict[str, Column]:
-    """Several headers; an empty one is null, for the peers take it as absent."""
+def present_values(headers: Column | str, names: Iterable[str], *, json: bool) -> dict[str, Column]:
+    """Several headers; an empty one is null, because the transports treat it as missing."""
     found = values(headers, names, json=json)
     return {name: F.nullif(value, F.lit("")) for name, value in found.items()}
 
 
 def as_map(headers: Column, *, json: bool) -> Column:
-    """All headers; null where they are corrupt. A name may be there twice, as in the text."""
+    """All headers; null if they are corrupt. A name may be there twice, as in the text."""
     if not json:
         return headers
     text = F.coalesce(F.nullif(headers, F.lit("")), F.lit("{}"))
@@ -95,46 +95,46 @@ def as_map(headers: Column, *, json: bool) -> Column:
 
 
 def full_name(text: Column) -> Column:
-    """The full name of a type; null for what is none."""
+    """The full name of a type; null if it is invalid."""
     found = F.regexp_extract_all(text, F.lit(FULL_NAME), F.lit(1))
     return F.trim(F.get(found, 0))
 
 
 def full_names(text: Column) -> Column:
-    """The full names in an EnclosedMessageTypes header; what is none is left out."""
+    """The full names in an EnclosedMessageTypes header; invalid names are left out."""
     return F.filter(F.transform(F.split(text, SEPARATOR), full_name), lambda name: name.isNotNull())
 
 
 def wire_time(text: Column) -> Column:
     """A time as the headers have it; null for any other text."""
-    # by hand: a pattern follows spark.sql.legacy.timeParserPolicy, and may raise
+    # without a pattern, which depends on spark.sql.legacy.timeParserPolicy and may raise
     return F.regexp_replace(text, WIRE_TIME, "$1.$2Z").try_cast(TimestampType())
 
 
 def seconds(first: Column, last: Column) -> Column:
-    """From one time to another; an interval can be stored in few formats."""
+    """Seconds between two times, because few formats can store an interval."""
     return (F.unix_micros(last) - F.unix_micros(first)) / F.lit(1e6)
 
 
 def begins_as_fault(name: Column) -> Column:
-    """Whether a header was added by a failure."""
+    """Whether a failure added this header."""
     first, *others = (name.startswith(prefix) for prefix in wire.FAULT_PREFIXES)
     for other in others:
         first |= other
     return first
 
 
-def caused(
+def headers_of_effect(
     intent: str, found: Mapping[str, Column], row: Column, more: Mapping[str, Column]
 ) -> Column:
     """
-    Headers of a message that a received one causes, as JSON; what is null is left out.
+    Headers of a message that is sent for a received one, as JSON; null values are left out.
 
     Args:
         intent: its MessageIntent.
-        found: CAUSES of the received message, null where absent.
-        row: the id of the received row, which is its message id where it says none.
-        more: other headers; they win.
+        found: CAUSES of the received message, null if missing.
+        row: the id of the received row, which is the message id if there is no such header.
+        more: other headers, which override these.
     """
     message_id = F.coalesce(found[wire.MESSAGE_ID], row)
     made = {
@@ -145,13 +145,13 @@ def caused(
         **{name: found[name] for name in TRACING},
         **more,
     }
-    # cheaper than a map without its nulls, also on its way through Arrow into the sink
+    # faster than a map without nulls, also on the way through Arrow into the sink
     whole = F.struct(*(value.alias(name) for name, value in made.items()))
     return F.to_json(whole, {"ignoreNullFields": "true"})
 
 
-def sent_on(headers: Column, received: str | None) -> list[Column]:
-    """The received message itself, with these headers, as text; null is refused by name."""
+def message_columns(headers: Column, received: str | None) -> list[Column]:
+    """The received message with these headers, as text; null headers raise an error."""
     row = of(received, "id")
     corrupt = F.concat(
         F.lit("message "),

@@ -1,6 +1,6 @@
 """
-Jobs that run as they are: each module has `main`, an entry point of the wheel.
+Ready-made jobs. The `main` of each module is an entry point of the wheel.
 
-A job runs by spark-submit (`jobs/<name>.py`), by its command (`sqlqueue-<name>`), and on Databricks
-as the task of a wheel. It works with a session of Spark's own JVM and with Spark Connect.
+Run a job with spark-submit (`jobs/<name>.py`), with its command (`sqlqueue-<name>`), or on
+Databricks as a Python wheel task. Jobs work with classic Spark sessions and with Spark Connect.
 """

@@ -1,12 +1,12 @@
 """
-An audit queue → a Delta table, exactly once: who processed which message, when and how long.
+Receive an audit queue into a Delta table, exactly once: which endpoint processed which message.
 
     spark-submit jobs/audit_to_delta.py --settings conf/audit_to_delta.toml
     sqlqueue-audit-to-delta --settings conf/audit_to_delta.toml
 
-A row for each message, partitioned by the date of its processing (UTC). Where the headers do not
-say, or say a time to come, it is the date of its coming. Run again, it goes on where it was;
-killed, it does the last batch again, and the table knows which batches it has.
+The table has one row for each message, partitioned by the UTC date of its processing. If the
+headers have no such time, or one in the future, the date is that of its receipt. Start the job
+again to continue. After a kill it repeats the last batch, which Delta recognises.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-# put on a message that an operator has sent to its endpoint once more
+# a header of messages that an operator returned to their endpoint
 RETRY_ID = "ServiceControl.Retry.UniqueMessageId"
 
 LEAST_HOURS, MOST_HOURS = 24, 87_600  # of unused files
@@ -47,7 +47,7 @@ MOST_DAYS = 36_500  # of rows
 
 
 def bytes_of(text: str) -> str:
-    """Check a size, and leave it as it is."""
+    """Check a size, and return its text."""
     size(text)
     return text
 
@@ -63,8 +63,8 @@ def hours(text: str) -> float:
     """
     Read how long unused files are kept.
 
-    A file of a batch that is being written is in no version of the table yet: to remove it, once it
-    is older than this, would lose its rows. A day is more than any batch takes, a frozen one too.
+    A file of an unfinished batch is in no version of the table yet. If VACUUM removed it, its rows
+    would be lost. No batch takes a day, even if it is frozen for some time.
     """
     if not LEAST_HOURS <= float(text) <= MOST_HOURS:
         raise ValueError
@@ -72,7 +72,7 @@ def hours(text: str) -> float:
 
 
 def period(text: str) -> str:
-    """Check a time of at least a second, and leave it as it is."""
+    """Check a time of at least a second, and return its text."""
     duration(1)(text)
     return text
 
@@ -86,37 +86,37 @@ class Settings(job.DatabaseSettings):
     checkpoint: str = job.checkpoint()
     trigger: str = job.trigger()
     body_limit: str | None = job.setting(
-        "Keep bodies of at most so many bytes, as 64k; without it, none.",
+        "Keep bodies of at most this size, for example 64k. By default no bodies are kept.",
         default=None,
         read=bytes_of,
-        expected="a size as 64k",
+        expected="a size, for example 64k",
     )
-    optimize: bool = job.setting("Pack small files at the end.", default=False)
+    optimize: bool = job.setting("Compact small files at the end.", default=False)
     retention_days: float | None = job.setting(
-        "Delete at the end what was processed, and came, before so many days; without it, nothing.",
+        "Delete rows at the end that were processed and received more than so many days ago.",
         default=None,
         read=days,
         expected=f"a number of days above 0, at most {MOST_DAYS}",
     )
     vacuum_hours: float | None = job.setting(
-        "Remove at the end the files that the table has not needed for so many hours, as 168, at "
-        "least 24; set as a property of the table.",
+        "Remove files at the end that the table has not used for so many hours, for example 168; "
+        "at least 24. The job sets it as a table property.",
         default=None,
         read=hours,
         expected=f"a number of hours from {LEAST_HOURS} to {MOST_HOURS}",
     )
     upkeep_every: str = job.setting(
-        "How often these three are done while a stream runs on.",
+        "How often to compact, delete and remove while a stream runs.",
         default="6h",
         read=period,
-        expected="a time as 6h",
+        expected="a time, for example 6h",
     )
     source: dict[str, str] = job.setting("More options of the data source.", default={})
 
     def read(self) -> dict[str, str]:
-        """Options of the data source; headers are a map, for many columns look at them."""
+        """Options of the data source; headers are a map, because many columns read them."""
         own = {"queue": self.queue, "headersFormat": "map"}
-        return job.passed(SourceOptions, self.source, **self.login, **own)
+        return job.raw_options(SourceOptions, self.source, **self.login, **own)
 
     def options(self) -> list[SourceOptions | SinkOptions]:
         """What is opened."""
@@ -129,10 +129,10 @@ class Settings(job.DatabaseSettings):
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     """
-    Receive into the table, and keep it in order: after the last batch, or beside a stream.
+    Receive into the table, and maintain it after the last batch, or while a stream runs.
 
     Returns:
-        What came and went, and `messagesPerSecond`, Spark's start and the upkeep not counted.
+        The totals, and `messagesPerSecond`, without the start of Spark and the upkeep.
     """
     upkeep = Upkeep(
         spark=spark,
@@ -159,18 +159,18 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
 def start(spark: SparkSession, settings: Settings, read: dict[str, str]) -> StreamingQuery:
     """Start the stream into the table."""
     received = spark.readStream.format("sqlqueue").options(**read).load()
-    writer = audited(received, settings.body_limit).writeStream.partitionBy("date")
+    writer = audit_rows(received, settings.body_limit).writeStream.partitionBy("date")
     writer = writer.option("mergeSchema", "true")
     writer = writer.option("checkpointLocation", settings.checkpoint)
-    return job.start_into(job.triggered(writer, settings.trigger), settings.table)
+    return job.start_into(job.with_trigger(writer, settings.trigger), settings.table)
 
 
-def audited(received: DataFrame, body_limit: str | None) -> DataFrame:
-    """The table's columns, from those of a read; what a header does not say is null."""
+def audit_rows(received: DataFrame, body_limit: str | None) -> DataFrame:
+    """The table's columns, from those of a read; a missing header is null."""
     return received.withColumn("received", F.current_timestamp()).select(
         "id",
         "seq",
-        *told("headers"),
+        *processing("headers"),
         "correlationId",
         *flags("headers"),
         "headers",
@@ -181,8 +181,8 @@ def audited(received: DataFrame, body_limit: str | None) -> DataFrame:
     )
 
 
-def told(headers: str) -> list[Column]:
-    """Which message, from whom, processed by whom, when and how long."""
+def processing(headers: str) -> list[Column]:
+    """Columns of the message, its sender, and who processed it, when and how long."""
     texts = {
         "intent": wire.MESSAGE_INTENT,
         "originatingEndpoint": wire.ORIGINATING_ENDPOINT,
@@ -200,7 +200,7 @@ def told(headers: str) -> list[Column]:
 
 
 def flags(headers: str) -> list[Column]:
-    """How often it was tried before, by the endpoint or an operator, and whether it failed."""
+    """Columns of earlier retries, by the endpoint or an operator, and whether it failed."""
     delayed, immediate = (
         header(headers, name).try_cast("int") for name in (wire.RETRIES, wire.FL_RETRIES)
     )
@@ -215,7 +215,7 @@ def flags(headers: str) -> list[Column]:
 
 
 def bodies(limit: str | None) -> list[Column]:
-    """How long the body is, and the body itself, if it is asked for and not too long."""
+    """The body's size, and the body itself, if `limit` is set and the body is not larger."""
     length = F.octet_length("body")
     if limit is None:
         return [length.alias("bodySize")]
@@ -226,7 +226,7 @@ def bodies(limit: str | None) -> list[Column]:
 
 
 def day(headers: str) -> Column:
-    """The UTC date of the processing, in any session's time zone; none that is to come."""
+    """The UTC date of the processing, in any session time zone; never in the future."""
     ended = wire_time(header(headers, wire.PROCESSING_ENDED))
     moment = F.least(F.coalesce(ended, time_sent(headers)), F.col("received"))
     return F.date_from_unix_date(F.floor(F.unix_seconds(moment) / 86_400).cast("int"))

@@ -1,13 +1,14 @@
 """
-A Delta table, or its change feed, → a queue, or who is subscribed; exactly once.
+Send the rows or changes of a Delta table to a queue, or publish them; exactly once.
 
     spark-submit jobs/delta_to_queue.py --settings conf/delta_to_queue.toml
     sqlqueue-delta-to-queue --settings conf/delta_to_queue.toml
 
-Each row becomes a message; the next run sends what came to the table since. The table `[columns]`
-of the settings says what a message is made of, as SQL on the columns of the table: body, headers,
-id, correlationId, replyToAddress, timeToBeReceived, deliverAt, delay, queue, topics. Without `body`
-it is the whole row as JSON. A kill at any moment sends nothing twice: start the job again.
+Each row becomes a message. The next run sends the rows that were added since. The table `[columns]`
+of the settings defines a message's columns as SQL expressions on the table's columns. They are
+body, headers, id, correlationId, replyToAddress, timeToBeReceived, deliverAt, delay, queue and
+topics. The default body is the whole row as JSON. After a kill, start the job again: it sends
+nothing twice.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROW = "to_json(struct(*))"
-FEED = 'give changes = "feed" instead'
+FEED = 'set changes = "feed" instead'
 NOT_OURS = {
     "readchangefeed": FEED,
     "readchangedata": FEED,
-    "ignorechanges": "it sends rows again that were sent; skipChangeCommits does not",
+    "ignorechanges": "it would send rows again that were already sent; use skipChangeCommits",
 }
-NEW_STATE = "_change_type <> 'update_preimage'"  # what a row was before is no change of its own
+NEW_STATE = "_change_type <> 'update_preimage'"  # leaves out the state before an update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,30 +44,33 @@ class Settings(job.DatabaseSettings):
     checkpoint: str = job.checkpoint()
     trigger: str = job.trigger()
     changes: str = job.setting(
-        "rows: what is added, of a table to which rows are only added; feed: its change feed, "
-        "with _change_type, _commit_version and _commit_timestamp, without update_preimage.",
+        "rows: added rows, for a table that only grows. feed: the change feed, with the columns "
+        "_change_type, _commit_version and _commit_timestamp, without update_preimage.",
         default="rows",
         read=one_of("rows", "feed"),
         expected="rows or feed",
     )
     where: str | None = job.setting(
-        "Which rows to send, as SQL: _change_type = 'insert'", default=None
+        "Which rows to send, as an SQL condition, for example _change_type = 'insert'.",
+        default=None,
     )
-    queue: str | None = job.setting("The queue of rows without one of their own.", default=None)
+    queue: str | None = job.setting("The queue of rows that do not set it.", default=None)
     topics: str | None = job.setting(
-        "Published instead: full names of types, separated by commas.", default=None
+        "Publish to these topics instead: full type names, separated by commas.", default=None
     )
-    columns: dict[str, str] = job.setting("A column of the message = SQL.", default={})
+    columns: dict[str, str] = job.setting(
+        "Columns of the message: NAME = SQL expression.", default={}
+    )
     delta: dict[str, str] = job.setting(
-        "Options of Delta's source, as maxFilesPerTrigger, startingVersion or skipChangeCommits.",
+        "Options of Delta's source: maxFilesPerTrigger, startingVersion, skipChangeCommits, …",
         default={},
     )
     sink: dict[str, str] = job.setting(
-        "More options of the sink, as messageType and originatingEndpoint.", default={}
+        "More options of the sink: messageType, originatingEndpoint, …", default={}
     )
 
     def __post_init__(self) -> None:
-        """Refuse columns that no message has, and options that would send what is no news."""
+        """Reject unknown message columns, and options that would send rows again."""
         for each in self.delta:
             if each.lower() in NOT_OURS:
                 raise job.BadSettings(f"setting {each} in [delta]: {NOT_OURS[each.lower()]}")
@@ -80,7 +84,7 @@ class Settings(job.DatabaseSettings):
         content = {} if "body" in self.columns else {"contentType": "application/json"}
         given = {name.lower() for name in self.sink}
         plain = {name: text for name, text in content.items() if name.lower() not in given}
-        return job.passed(
+        return job.raw_options(
             SinkOptions, plain | self.sink, **self.login, queue=self.queue, topics=self.topics
         )
 
@@ -89,16 +93,16 @@ class Settings(job.DatabaseSettings):
         return [SinkOptions.parse(self.write())]
 
     def tables(self) -> dict[str, bool]:
-        """What is read, and must be there."""
+        """The table that is read, which must exist."""
         return {self.table: True}
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """What is sent."""
+        """The messages to send."""
         return messages(rows(spark, self), self)
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    """Send what is new."""
+    """Send new rows."""
     job.bind(spark, settings.checkpoint, SinkOptions.parse(settings.write()))
     writer = (
         settings.frame(spark)
@@ -106,7 +110,7 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
         .options(**settings.write())
         .option("checkpointLocation", settings.checkpoint)
     )
-    return job.follow(job.triggered(writer, settings.trigger).start())
+    return job.follow(job.with_trigger(writer, settings.trigger).start())
 
 
 def rows(spark: SparkSession, settings: Settings) -> DataFrame:
@@ -122,7 +126,7 @@ def rows(spark: SparkSession, settings: Settings) -> DataFrame:
 
 
 def messages(found: DataFrame, settings: Settings) -> DataFrame:
-    """The columns of messages, made of a row's."""
+    """The columns of messages, from those of the table."""
     made = {"body": ROW, **settings.columns}
     return found.select(*(F.expr(text).alias(name) for name, text in made.items()))
 

@@ -80,7 +80,7 @@ class Settings(job.DatabaseSettings):
         """Options of the data source."""
         own = self.login | {"queue": self.error_queue, "headersFormat": "json"}
         own |= {"allowedDestinations": self.allowed_destinations}
-        return job.passed(SourceOptions, self.source, **own)
+        return job.raw_options(SourceOptions, self.source, **own)
 
     def write(self, request: str | None = None) -> dict[str, str]:
         """Options of the sink; a request is sent only once."""
@@ -88,7 +88,7 @@ class Settings(job.DatabaseSettings):
         own = {"asReceived": "true", "delivery": "exactlyOnce", "transactionMode": None}
         own |= {"queue": None, "topics": None, "txnAppId": name, "txnVersion": version}
         own |= {"allowedDestinations": self.allowed_destinations}
-        return job.passed(SinkOptions, self.sink, **self.login, **own)
+        return job.raw_options(SinkOptions, self.sink, **self.login, **own)
 
     def __post_init__(self) -> None:
         """Reject settings that would overwrite the failures by the groups."""
@@ -128,7 +128,7 @@ def collect(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     def start(read: dict[str, str]) -> StreamingQuery:
         frame = triage.failures(spark.readStream.format("sqlqueue").options(**read).load())
         writer = frame.writeStream.option("checkpointLocation", settings.checkpoint)
-        return job.start_into(job.triggered(writer, settings.trigger), settings.table)
+        return job.start_into(job.with_trigger(writer, settings.trigger), settings.table)
 
     listener = None if settings.trigger == "availableNow" else regrouping(spark, settings)
     try:

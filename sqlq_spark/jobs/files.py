@@ -1,8 +1,7 @@
 """
-Files of a checkpoint, read and written by Spark, for they lie where Spark reaches.
+Reads and writes files of a checkpoint with Spark, because only Spark may reach them.
 
-With Spark Connect that is the server's disk, not ours; on Databricks it may be a volume. No JVM of
-ours is needed.
+With Spark Connect they are on the server's disk, and on Databricks they may be in a volume.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def literal(path: str) -> str:
-    """A path as Spark reads it: without patterns."""
+    """Escape a path, so that Spark reads no wildcards in it."""
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 
-def found(work: Callable[[], list[Row]]) -> list[str]:
-    """The first column of rows; nothing where their files are not there."""
+def first_column(work: Callable[[], list[Row]]) -> list[str]:
+    """The first column of rows; nothing if the files do not exist."""
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - an extra
 
     try:
@@ -34,13 +33,13 @@ def found(work: Callable[[], list[Row]]) -> list[str]:
 
 
 def text(spark: SparkSession, path: str) -> str:
-    """A text as `write` left it, or that of a file; "" where none is there or none was finished."""
-    texts = found(lambda: spark.read.text(literal(path), wholetext=True).collect())
+    """Read the text of a file or of `write`; "" if it does not exist or is unfinished."""
+    texts = first_column(lambda: spark.read.text(literal(path), wholetext=True).collect())
     return "".join(texts).strip()
 
 
 def write(spark: SparkSession, path: str, line: str) -> None:
-    """Write a text as a folder of one file; an unfinished one is read as nothing."""
+    """Write a text as a folder of one file."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - an extra
 
     frame = spark.range(1).select(F.lit(line).alias("value")).coalesce(1)
@@ -48,7 +47,7 @@ def write(spark: SparkSession, path: str, line: str) -> None:
 
 
 def names(spark: SparkSession, path: str) -> list[str]:
-    """The names of a folder's files; Spark shows no empty ones."""
+    """The names of a folder's files, without empty files, which Spark does not list."""
     files = spark.read.format("binaryFile")
-    paths = found(lambda: files.load(literal(path)).select("path").collect())
+    paths = first_column(lambda: files.load(literal(path)).select("path").collect())
     return [each.rpartition("/")[2] for each in paths]

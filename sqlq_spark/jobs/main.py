@@ -1,11 +1,15 @@
 """
-The frame of a job: settings in, a line of totals out, by spark-submit, python or on Databricks.
+Runs a job: reads its settings, does its work, and prints its totals.
 
-A job is a module with a docstring, a frozen dataclass of settings (see settings.py) and
-`run(spark, settings)`, which returns totals; `program` does the rest. Exit codes: 0; 1 the totals
-say `found`, which only jobs that look do; 2 usage or bad settings; 3 the database or Spark. What
-went wrong is one sentence on standard error; the totals are the last line of standard output, as
-JSON.
+A job is a module with a docstring, a frozen dataclass of settings (see settings.py) and a function
+`run(spark, settings)`, which returns totals. `program` does the rest. Exit codes:
+
+- 0: done
+- 1: the totals have `found` (maintenance and triage)
+- 2: usage or bad settings
+- 3: the database or Spark
+
+An error is reported on standard error. The totals are the last line of standard output, as JSON.
 
     def main() -> None:
         job.program(__doc__, Settings, run)
@@ -43,12 +47,12 @@ from sqlq_spark.jobs.settings import (
     Settings,
     checkpoint,
     database_url,
-    passed,
+    raw_options,
     setting,
     trigger,
 )
 from sqlq_spark.jobs.spark import is_path, read_table, spread, start_into
-from sqlq_spark.jobs.stream import follow, receive, triggered
+from sqlq_spark.jobs.stream import follow, receive, with_trigger
 from sqlq_spark.jobs.target import bind
 from sqlq_spark.options import SourceOptions
 
@@ -71,21 +75,21 @@ __all__ = [
     "follow",
     "is_path",
     "main",
-    "passed",
     "program",
+    "raw_options",
     "read_table",
     "receive",
     "setting",
     "spread",
     "start_into",
     "trigger",
-    "triggered",
+    "with_trigger",
 ]
 
 GOOD, FOUND, USAGE, FAILED = 0, 1, 2, 3  # exit codes
-# what to change before a next run
+# errors that need a change before the next run
 UNUSABLE = (BadInput, MissingPackage, MissingDelta, NoJava, UnsupportedVersion)
-TRACED = {"ERROR", "WARN", "INFO", "DEBUG"}  # log levels that ask for stack traces
+TRACED = {"ERROR", "WARN", "INFO", "DEBUG"}  # log levels with stack traces
 
 
 def program(
@@ -96,11 +100,11 @@ def program(
     spark: bool = True,
 ) -> None:
     """
-    Do a job as a program: see `main`; its name is that of the module in which `kind` stands.
+    Run a job as a program, as `main` does. Its name is that of the module of `kind`.
 
     Raises:
-        SystemExit: the code is not 0. Databricks takes this for a failed task; it would not look
-            at what an entry point returns, and takes an exit with 0 for a failure as well.
+        SystemExit: the code is not 0. Databricks reports every SystemExit as a failed task, even
+            with code 0, and ignores what an entry point returns.
     """
     name = kind.__module__.rpartition(".")[2]  # `python -m` calls it __main__
     if code := main(doc, kind, run, spark=spark, name=None if name == "__main__" else name):
@@ -117,18 +121,18 @@ def main(
     name: str | None = None,
 ) -> int:
     """
-    Do a job.
+    Run a job.
 
     Args:
         doc: its help.
         kind: its settings.
         run: its work.
         words: its command line.
-        spark: whether it needs a session; `run` is given None without.
-        name: of the job; else that of the file that runs.
+        spark: whether it needs a session; if not, `run` gets None.
+        name: of the job; default: the name of the file that runs.
 
     Returns:
-        The exit code. A good job should end without sys.exit: it need not know where it runs.
+        The exit code. A successful job ends without sys.exit, a failure on Databricks.
     """
     name, level = name or Path(sys.argv[0]).stem, "FATAL"
     try:
@@ -139,10 +143,10 @@ def main(
         settings.options()
         if spark:
             versions.check("pyspark", "pyarrow")
-        totals = look(name, settings) if found.dry_run else timed(name, settings, run, spark=spark)
-    except Exception as error:  # noqa: BLE001 - the one place where a job's failure is told
+        totals = look(name, settings) if found.dry_run else work(name, settings, run, spark=spark)
+    except Exception as error:  # noqa: BLE001 - the only place that reports a job's failure
         for line in sentence(error).splitlines() or [""]:
-            tell(f"{name}: {line}", sys.stderr)
+            print_line(f"{name}: {line}", sys.stderr)
         if level in TRACED:
             traceback.print_exc()
         return USAGE if isinstance(error, UNUSABLE) else FAILED
@@ -150,36 +154,36 @@ def main(
     return FOUND if totals.get("found") else GOOD
 
 
-def timed(
+def work(
     name: str, settings: S, run: Callable[[SparkSession, S], dict[str, Any]], *, spark: bool = True
 ) -> dict[str, Any]:
-    """Run a job, and add the seconds that it took, without those of Spark's start."""
+    """Run a job, and add its seconds, without the start of Spark."""
     with session(name, settings) if spark else nullcontext() as made:
         begun = time.monotonic()
-        totals = run(made, settings)  # type: ignore[arg-type]  # None where it is not asked for
+        totals = run(made, settings)  # type: ignore[arg-type]  # None if it needs no Spark
         return {**totals, "seconds": round(time.monotonic() - begun, 3)}
 
 
 def session(name: str, settings: Settings) -> AbstractContextManager[SparkSession]:
-    """Give Spark, with Delta where the job needs it."""
+    """Give a Spark session, with Delta if the job needs it."""
     return job_spark.session(name, settings.log_level, delta=settings.needs_delta())
 
 
 def sentence(error: BaseException) -> str:
     """
-    What to tell of an error: our own sentence, where one of ours is behind it.
+    The text to report of an error: our own message, if one of our errors is the cause.
 
-    Of an error in an executor or in Spark's Python runner only the text arrives, in a stack trace.
+    An error of an executor or of Spark's Python runner arrives only as text in a stack trace.
     """
     if isinstance(error, errors.SqlQueueError):
         return str(error)
     text = str(error)
     ours = re.findall(r"sqlq_spark\.(?:\w+\.)*(\w+): (.+)", text)
-    told = [said for name, said in ours if hasattr(errors, name)]
+    messages = [str(message) for name, message in ours if hasattr(errors, name)]
+    if messages:
+        return messages[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (
-        told[0] if told else f"{type(error).__name__}: {lines[0] if lines else 'no more is known'}"
-    )
+    return f"{type(error).__name__}: {lines[0] if lines else 'without a message'}"
 
 
 # ---------------------------------------------------------------- dry run
@@ -187,39 +191,39 @@ def sentence(error: BaseException) -> str:
 
 def look(name: str, settings: Settings) -> dict[str, Any]:
     """
-    Tell what the job would do, and reach everything that it needs; nothing is changed.
+    Print what the job would do, and connect to everything that it needs. Changes nothing.
 
     Raises:
         SqlQueueError: something cannot be reached.
-        BadSettings: a table that must be there is not.
+        BadSettings: a table that must exist does not.
     """
-    for each, given in job_settings.shown(settings).items():
-        tell(f"{each} = {json.dumps(given, ensure_ascii=False, default=str)}")
+    for each, given in job_settings.without_secrets(settings).items():
+        print_line(f"{each} = {json.dumps(given, ensure_ascii=False, default=str)}")
     for options in settings.options():
-        for line in reached(options):
-            tell(line)
+        for line in look_at_database(options):
+            print_line(line)
     tables = settings.tables()
     if tables or type(settings).frame is not Settings.frame:
         with session(name, settings) as spark:
-            for line in looked(spark, settings):
-                tell(line)
+            for line in look_at_tables(spark, settings):
+                print_line(line)
     return {"dryRun": True}
 
 
-def looked(spark: SparkSession, settings: Settings) -> Iterator[str]:
-    """Look at the tables, and have Spark check what the job would write."""
+def look_at_tables(spark: SparkSession, settings: Settings) -> Iterator[str]:
+    """Look at the tables, and let Spark check what the job would write."""
     for table, must in settings.tables().items():
         there = job_spark.has_table(spark, table)
         if must and not there:
-            raise BadSettings(f"table {table} is not there, or is no Delta table")
-        yield f"table {table}: {'there' if there else 'will be made'}"
+            raise BadSettings(f"table {table} does not exist, or is not a Delta table")
+        yield f"table {table}: {'exists' if there else 'will be created'}"
     frame = settings.frame(spark)
     if frame is not None:
         yield "columns: " + ", ".join(f"{name} {kind}" for name, kind in frame.dtypes)
 
 
-def reached(options: SourceOptions | SinkOptions) -> list[str]:
-    """Reach a database, its state tables and queues."""
+def look_at_database(options: SourceOptions | SinkOptions) -> list[str]:
+    """Connect to a database, and look at its state tables and queues."""
     if isinstance(options, SourceOptions):
         state, reads = options.transaction_mode != "none", options.addresses
         writes = options.error_address
@@ -227,19 +231,19 @@ def reached(options: SourceOptions | SinkOptions) -> list[str]:
         state, reads, writes = options.delivery == "exactlyOnce", (), options.address
     with Session(options, "dry run", state=state) as session:
         connection = session.open()
-        told = [f"{connection.server}: reached"]
-        told += [f"state tables in schema {options.state_schema}: there"] if state else []
+        lines = [f"{connection.server}: reached"]
+        lines += [f"state tables in schema {options.state_schema}: exist"] if state else []
         with transaction(connection, timeout=options.query_timeout):
             for queue in reads:
                 if not connection.columns(queue):
                     raise QueueNotFound(connection.printed(queue), connection.server)
-                told.append(f"queue {connection.printed(queue)}: there")
+                lines.append(f"queue {connection.printed(queue)}: exists")
             if writes is not None:
                 check_writable(connection, [writes], options.allowed)
-                told.append(f"queue {connection.printed(writes)}: may be sent to")
-    return told
+                lines.append(f"queue {connection.printed(writes)}: can be sent to")
+    return lines
 
 
-def tell(line: str, file: TextIO | None = None) -> None:
-    """Print a line for people; strangers' words in it move no cursor."""
+def print_line(line: str, file: TextIO | None = None) -> None:
+    """Print a line without control characters, because parts of it are untrusted."""
     print("".join(each if each.isprintable() else "·" for each in line), file=file)

@@ -1,12 +1,12 @@
 """
-What queues need from time to time, for a schedule; starts no Spark.
+Maintain queues on a schedule. Starts no Spark.
 
     spark-submit jobs/maintenance.py --settings conf/maintenance.toml
     sqlqueue-maintenance --settings conf/maintenance.toml
 
-Each step by itself, and each may be done again: expired messages are deleted, delayed ones that
-are due moved into their queue, the doctor looks, and receipts are listed whose stream has not been
-seen for days. The exit code is 1 where the doctor found an error or such receipts are left.
+The job deletes expired messages, moves due messages into their queue, checks queues and server as
+`sqlqueue doctor` does, and lists receipts of streams that gave no sign for days. Each step can be
+switched off, and repeated safely. The exit code is 1 if there is an error or such receipts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sqlq_spark.admin import checks, inspect, purge
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.jobs import main as job
-from sqlq_spark.jobs.main import tell
+from sqlq_spark.jobs.main import print_line
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.addresses import parse_table
 from sqlq_spark.options.connection import DatabaseOptions
@@ -48,16 +48,16 @@ class Settings(job.DatabaseSettings):
     """What this job takes."""
 
     queues: str | None = job.setting(
-        "The queues, separated by commas; without it, those of all streams.", default=None
+        "The queues, separated by commas; default: those of all streams.", default=None
     )
-    purge_expired: bool = job.setting("Delete the messages that have expired.", default=True)
+    purge_expired: bool = job.setting("Delete expired messages.", default=True)
     move_due: bool = job.setting(
-        "Move the delayed messages that are due, of queues that have a table for them.",
+        "Move due messages of queues that have a table of delayed messages.",
         default=True,
     )
-    doctor: bool = job.setting("Look for what is wrong.", default=True)
+    doctor: bool = job.setting("Check queues and server for problems.", default=True)
     receipts_days: float | None = job.setting(
-        "List receipts of streams that have not been seen for so many days.",
+        "List receipts of streams that gave no sign for so many days.",
         default=7.0,
         read=not_negative,
         expected="a number of days, at least 0",
@@ -68,12 +68,12 @@ class Settings(job.DatabaseSettings):
 
     @property
     def database(self) -> DatabaseOptions:
-        """Options of the database; SourceOptions if queues are named."""
+        """The options of the database, and of the named queues if there are any."""
         kind = SourceOptions if self.queues else DatabaseOptions
-        return kind.parse(job.passed(kind, self.source, **self.login, queues=self.queues))
+        return kind.parse(job.raw_options(kind, self.source, **self.login, queues=self.queues))
 
     def options(self) -> list[SourceOptions | SinkOptions]:
-        """What a dry run reaches: the queues that are named."""
+        """What a dry run looks at: the named queues."""
         database = self.database
         return [database] if isinstance(database, SourceOptions) else []
 
@@ -83,41 +83,43 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
     Do the steps, one after the other.
 
     Returns:
-        `queues`; by step `expired`, `moved`, `findings`, `receipts`; and `found`, whether someone
-        must look.
+        `queues`; by step `expired`, `moved`, `findings`, `receipts`; and `found`, whether there is
+        an error or such receipts.
     """
-    options, said = settings.database, dict[str, Any]()
+    options, totals = settings.database, dict[str, Any]()
     with Session(options, "maintenance", state=False) as session:
-        queues = session.do(lambda connection: chosen(connection, options))
-        there = session.do(lambda connection: present(connection, settings, queues))
-        said["queues"] = len(queues)
+        queues = session.do(lambda connection: choose_queues(connection, options))
+        there = session.do(lambda connection: existing(connection, settings, queues))
+        totals["queues"] = len(queues)
         if settings.purge_expired:
-            said["expired"] = sum(purged(session, each, options) for each in there)
+            totals["expired"] = sum(delete_expired(session, each, options) for each in there)
         if settings.move_due:
-            said["moved"] = sum(moved(session, each, options) for each in there)
+            totals["moved"] = sum(move_due(session, each, options) for each in there)
         if settings.doctor:
-            said["findings"] = session.do(lambda connection: looked(connection, queues, options))
+            totals["findings"] = session.do(lambda connection: check(connection, queues, options))
         if settings.receipts_days is not None:
             older = settings.receipts_days * DAY
-            said["receipts"] = session.do(lambda connection: held(connection, older, options))
-    return said | {"found": wrong(said)}
+            totals["receipts"] = session.do(
+                lambda connection: old_receipts(connection, older, options)
+            )
+    return totals | {"found": report(totals)}
 
 
-def wrong(said: dict[str, Any]) -> bool:
-    """Whether someone must look; each thing is told in a line of its own, too."""
-    for each in said.get("findings", ()):
-        tell("{severity}  {where}: {found}; this mends it: {mend}".format(**each))
-    for each in said.get("receipts", ()):
-        tell("receipts left  {queue}: {messages} messages of stream {stream}".format(**each))
-    errors = [each for each in said.get("findings", ()) if each["severity"] == "error"]
-    return bool(errors or said.get("receipts"))
+def report(totals: dict[str, Any]) -> bool:
+    """Print a line for each finding and receipt; returns whether there is an error or a receipt."""
+    for each in totals.get("findings", ()):
+        print_line("{severity}  {where}: {found}. Fix: {fix}".format(**each))
+    for each in totals.get("receipts", ()):
+        print_line("receipts left  {queue}: {messages} messages of stream {stream}".format(**each))
+    errors = [each for each in totals.get("findings", ()) if each["severity"] == "error"]
+    return bool(errors or totals.get("receipts"))
 
 
-# ---------------------------------------------------------------- which queues
+# ---------------------------------------------------------------- queues
 
 
-def chosen(connection: Connection, options: DatabaseOptions) -> list[QueueAddress]:
-    """The queues that are named, or those of all streams; none without state tables."""
+def choose_queues(connection: Connection, options: DatabaseOptions) -> list[QueueAddress]:
+    """The named queues, or those of all streams; none without state tables."""
     if isinstance(options, SourceOptions):
         return list(options.addresses)
     if checks.of_state(connection):
@@ -127,18 +129,18 @@ def chosen(connection: Connection, options: DatabaseOptions) -> list[QueueAddres
     return [parse_table("queues", name, options.naming) for name in sorted(names)]
 
 
-def present(
+def existing(
     connection: Connection, settings: Settings, queues: Sequence[QueueAddress]
 ) -> list[QueueAddress]:
-    """Without those that a stream had once, and that are gone; the doctor tells them."""
+    """The queues without those of streams that no longer exist, which the check reports."""
     return [each for each in queues if settings.queues or connection.columns(each)]
 
 
-# ---------------------------------------------------------------- the steps
+# ---------------------------------------------------------------- steps
 
 
-def purged(session: Session, queue: QueueAddress, options: DatabaseOptions) -> int:
-    """Delete what has expired, a batch in each transaction; a lost answer loses only its count."""
+def delete_expired(session: Session, queue: QueueAddress, options: DatabaseOptions) -> int:
+    """Delete expired messages, one batch per transaction; a lost answer loses only its count."""
     gone: list[int] = []
 
     def work(connection: Connection) -> None:
@@ -148,8 +150,8 @@ def purged(session: Session, queue: QueueAddress, options: DatabaseOptions) -> i
     return sum(gone)
 
 
-def moved(session: Session, queue: QueueAddress, options: DatabaseOptions) -> int:
-    """Move what is due, as many transactions as that takes; see `Mover.move` for a lost answer."""
+def move_due(session: Session, queue: QueueAddress, options: DatabaseOptions) -> int:
+    """Move all due messages; see `Mover.move` for a lost answer."""
     mover = Mover(queue, zone=options.endpoint_time_zone, timeout=options.query_timeout)
     if not session.do(lambda connection: connection.columns(mover.delayed)):
         return 0
@@ -161,16 +163,18 @@ def moved(session: Session, queue: QueueAddress, options: DatabaseOptions) -> in
             return messages
 
 
-def looked(
+def check(
     connection: Connection, queues: Sequence[QueueAddress], options: DatabaseOptions
 ) -> list[dict[str, Any]]:
-    """What is wrong, or worth knowing."""
+    """The findings, as JSON objects."""
     found = checks.everything(connection, queues, timeout=options.query_timeout)
     return [asdict(each) for each in found]
 
 
-def held(connection: Connection, older: float, options: DatabaseOptions) -> list[dict[str, Any]]:
-    """Streams that hold receipts and have not been seen for so many seconds."""
+def old_receipts(
+    connection: Connection, older: float, options: DatabaseOptions
+) -> list[dict[str, Any]]:
+    """Streams that hold receipts and gave no sign for `older` seconds."""
     if checks.of_state(connection):
         return []
     with transaction(connection, timeout=options.query_timeout):

@@ -1,12 +1,12 @@
 """
-Queues → a Delta table, exactly once.
+Receive queues into a Delta table, exactly once.
 
     spark-submit jobs/queue_to_delta.py --settings conf/queue_to_delta.toml
     sqlqueue-queue-to-delta --settings conf/queue_to_delta.toml
 
-To the columns of a read come messageType (the first of the header's), sentAt and receivedAt.
-A kill at any moment loses nothing and repeats nothing: start the job again, on its checkpoint.
-With `split` each message type gets a table of its own below the path, or beside the name, `table`.
+The table has the columns of a read, and messageType (the first type of the header), sentAt and
+receivedAt. After a kill, start the job again on its checkpoint: no message is lost or repeated.
+With `split` each message type gets its own table, whose path or name begins with `table`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("sqlq_spark")
 
 PARTITIONS = {"date": "date", "type": "typePartition"}
 BODY_ONLY = ["id", "seq", "queue", "messageType", "sentAt", "receivedAt", "body"]
-LONGEST_TYPE = 1000  # characters; what claims to be a longer one gets no table of its own
+LONGEST_TYPE = 1000  # characters; a longer type gets no table of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,32 +49,34 @@ class Settings(job.DatabaseSettings):
     checkpoint: str = job.checkpoint()
     trigger: str = job.trigger()
     form: str = job.setting(
-        "map: headers as map<string,string>; json: as text, faster; body: no headers.",
+        "map: headers as map<string,string>. json: headers as text, faster. body: no headers.",
         default="map",
         read=one_of("map", "json", "body"),
         expected="map, json or body",
     )
     partition_by: tuple[str, ...] = job.setting(
-        "date (of receivedAt) and type (its name, shortened), in the order given.", default=()
+        "Partition columns: date (of receivedAt) and type (a shortened name).", default=()
     )
-    error_queue: str | None = job.setting("Where poison goes; else into the table.", default=None)
-    split: bool = job.setting("A table for each message type.", default=False)
+    error_queue: str | None = job.setting(
+        "The queue for poison messages; by default they are written to the table.", default=None
+    )
+    split: bool = job.setting("Write a table for each message type.", default=False)
     most_types: int = job.setting(
-        "With split: how many types of a batch get a table; the rest goes to `other`.",
+        "With split: how many types of a batch get a table. The others go to the table `other`.",
         default=50,
         read=count,
         expected="a whole number of at least 1",
     )
     names: dict[str, str] = job.setting(
-        "With split: full name of a type = its table's name, instead of one made of it.",
+        "With split: full type name = table name, to choose the table's name.",
         default={},
     )
     source: dict[str, str] = job.setting(
-        "More options of the data source, as maxMessagesPerTrigger.", default={}
+        "More options of the data source, for example maxMessagesPerTrigger.", default={}
     )
 
     def __post_init__(self) -> None:
-        """Refuse what no single setting can see by itself."""
+        """Check settings that depend on each other."""
         for each in self.partition_by:
             if each not in PARTITIONS or self.partition_by.count(each) > 1:
                 raise job.BadSettings(f"setting partition_by names {each!r}: expected date, type")
@@ -84,11 +86,11 @@ class Settings(job.DatabaseSettings):
                     f"setting names has {name!r}: expected letters, digits and underscores"
                 )
         if self.names and not self.split:
-            raise job.BadSettings("setting names is for split = true")
+            raise job.BadSettings("setting names needs split = true")
 
     def read(self) -> dict[str, str]:
         """Options of the data source."""
-        return job.passed(
+        return job.raw_options(
             SourceOptions,
             self.source,
             **self.login,
@@ -102,25 +104,25 @@ class Settings(job.DatabaseSettings):
         return [SourceOptions.parse(self.read())]
 
     def tables(self) -> dict[str, bool]:
-        """What is written, and need not be there."""
+        """The table that is written; it need not exist."""
         return {} if self.split else {self.table: False}
 
     def needs_delta(self) -> bool:
-        """It writes tables in any case."""
+        """The job always writes Delta tables."""
         return True
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """What is written."""
-        return received(spark, self, self.read())
+        """The rows to write."""
+        return read_rows(spark, self, self.read())
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    """Receive into the table, or the tables."""
+    """Receive into the table or the tables."""
 
     def start(read: dict[str, str]) -> StreamingQuery:
-        writer = received(spark, settings, read).writeStream
+        writer = read_rows(spark, settings, read).writeStream
         writer = writer.option("checkpointLocation", settings.checkpoint)
-        writer = job.triggered(writer, settings.trigger)
+        writer = job.with_trigger(writer, settings.trigger)
         if settings.split:
             return writer.foreachBatch(Splitter(settings).write).start()
         writer = writer.option("mergeSchema", "true").partitionBy(*partitions(settings))
@@ -129,9 +131,9 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     return job.receive(start, job.spread(spark, settings.read()), settings.trigger)
 
 
-def received(spark: SparkSession, settings: Settings, read: dict[str, str]) -> DataFrame:
-    """What is written."""
-    return derived(spark.readStream.format("sqlqueue").options(**read).load(), settings)
+def read_rows(spark: SparkSession, settings: Settings, read: dict[str, str]) -> DataFrame:
+    """The rows to write, from a read."""
+    return add_columns(spark.readStream.format("sqlqueue").options(**read).load(), settings)
 
 
 def partitions(settings: Settings) -> list[str]:
@@ -139,14 +141,14 @@ def partitions(settings: Settings) -> list[str]:
     return [PARTITIONS[each] for each in settings.partition_by]
 
 
-def derived(received: DataFrame, settings: Settings) -> DataFrame:
-    """Add what the headers say, and when this was."""
+def add_columns(received: DataFrame, settings: Settings) -> DataFrame:
+    """Add columns from the headers, the time of the receipt and the partition columns."""
     text = settings.form != "map"
     frame = received.select(
         "*",
         message_type("headers", json=text).alias("messageType"),
         time_sent("headers", json=text).alias("sentAt"),
-        F.current_timestamp().alias("receivedAt"),  # of the batch: its replay has the same
+        F.current_timestamp().alias("receivedAt"),  # the batch's time, which a replay repeats
     )
     if settings.form == "body":
         frame = frame.select(*BODY_ONLY)
@@ -155,28 +157,28 @@ def derived(received: DataFrame, settings: Settings) -> DataFrame:
 
 
 def type_partition() -> Column:
-    """A folder's name of bounded length, whatever a message says its type is."""
+    """A folder name of bounded length, made from the untrusted type name."""
     plain = F.regexp_replace("messageType", r"[^A-Za-z0-9._-]+", "_")
     return F.coalesce(F.right(plain, F.lit(type_tables.STEM)), F.lit(type_tables.OTHER))
 
 
 class Splitter:
     """
-    Writes a micro-batch into the tables of its types; Delta knows each write again.
+    Writes a micro-batch into the tables of its types; Delta recognises a repeated write.
 
-    With Spark Connect it is pickled, and works in a process of the server.
+    With Spark Connect it is pickled, and runs in a process of the server.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Begin; `query` is the stream's id, read when it has written it into its checkpoint."""
+        """Begin; `query` is the stream's id, which is read from the checkpoint later."""
         self.settings = settings
         self.query = ""
 
     def write(self, batch: DataFrame, number: int) -> None:
-        """Write a batch; may be done twice, for a replay has the same rows and shares alike."""
+        """Write a batch. A replay has the same rows, and writes them to the same tables."""
         if not self.query:
             self.query = query_id(batch.sparkSession, self.settings.checkpoint)
-        with kept(batch) as frame:
+        with persist(batch) as frame:
             tables = self.shares(frame)
             for name, types in tables.items():
                 self.append(frame.where(F.col("messageType").isin(types)), name, number)
@@ -186,7 +188,7 @@ class Splitter:
                 self.append(rest, type_tables.OTHER, number)
 
     def shares(self, frame: DataFrame) -> dict[str, list[str]]:
-        """The types of a batch that have tables, by table; what is in none goes to `other`."""
+        """The types of a batch by their tables; all others go to `other`."""
         named, most = self.settings.names, self.settings.most_types
         mine = F.col("messageType").isin(list(named))
         found = (
@@ -200,7 +202,7 @@ class Splitter:
         return type_tables.routes(((row[0], row[1]) for row in found), named, most=most)
 
     def append(self, rows: DataFrame, name: str, number: int) -> None:
-        """Write one share, unless Delta has it."""
+        """Write the rows of one table, unless Delta has this write."""
         settings = self.settings
         table = type_tables.place(settings.table, name)
         application = type_tables.application(
@@ -225,13 +227,13 @@ class Splitter:
 
 
 @contextmanager
-def kept(batch: DataFrame) -> Iterator[DataFrame]:
-    """Keep a batch in memory; where that may not be, as on serverless, each use reads it again."""
+def persist(batch: DataFrame) -> Iterator[DataFrame]:
+    """Keep a batch in memory. If that is not allowed, as on serverless, each use reads it again."""
     try:
         batch = batch.persist()
         persisted = True
     except PySparkException as error:
-        log.info("a micro-batch is read again for each table, for it cannot be kept: %s", error)
+        log.info("a micro-batch cannot be persisted and is read for each table: %s", error)
         persisted = False
     try:
         yield batch
@@ -241,7 +243,7 @@ def kept(batch: DataFrame) -> Iterator[DataFrame]:
 
 
 def query_id(spark: SparkSession, checkpoint: str) -> str:
-    """The stream's id, which stays the same as long as its checkpoint."""
+    """The stream's id, which is the same for the life of its checkpoint."""
     return str(json.loads(files.text(spark, f"{checkpoint.rstrip('/')}/metadata"))["id"])
 
 

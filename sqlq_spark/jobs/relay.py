@@ -1,14 +1,14 @@
 """
-Queue → queue across databases, PostgreSQL or SQL Server at either end, exactly once.
+Copy messages between queues of two databases, PostgreSQL or SQL Server, exactly once.
 
     spark-submit jobs/relay.py --settings conf/relay.toml
     sqlqueue-relay --settings conf/relay.toml
 
-Messages are passed on as they are: body, headers byte for byte, message id; what expires lives as
-long as it had left. Each queue's messages go to the queue of the same name, or to the one that
-[targets] names. Delayed messages, which wait in a table of their own, are not touched, and poison
-goes to the error queue of the source. Addresses in headers (ReplyToAddress, FailedQ) stay those of
-the source. With --atomic, within one database, receive and send commit together.
+Body, headers and message id are unchanged, and a message keeps its remaining time to be received.
+Each queue's messages go to the queue of the same name, or to the one in [targets]. Delayed messages
+stay in their table. Poison messages go to the error queue of the source. Addresses in headers
+(ReplyToAddress, FailedQ) stay those of the source. With --atomic, within one database, receive and
+send commit together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
 
-PATIENCE = 1.0  # seconds for a lock that no one else holds
+PATIENCE = 1.0  # seconds to wait for a lock that only this job takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,37 +43,37 @@ class Settings(job.Settings):
     source_url: str = job.database_url(
         "The database to receive from.", environment="SQLQUEUE_SOURCE_URL"
     )
-    source_user: str | None = job.setting("Beside source_url.", default=None)
+    source_user: str | None = job.setting("The login, if it is not in source_url.", default=None)
     source_password: str | None = job.setting(
-        "Beside source_url; better in SQLQUEUE_SOURCE_PASSWORD or a secret scope.",
+        "The password; better set in SQLQUEUE_SOURCE_PASSWORD or a secret scope.",
         default=None,
         secret=True,
         environment=("SQLQUEUE_SOURCE_PASSWORD",),
         key="source_secret_key",
     )
-    source_secret_key: str | None = job.setting("Its key in secret_scope.", default=None)
+    source_secret_key: str | None = job.setting("The password's key in secret_scope.", default=None)
     target_url: str = job.database_url(
         "The database to send to.", environment="SQLQUEUE_TARGET_URL"
     )
-    target_user: str | None = job.setting("Beside target_url.", default=None)
+    target_user: str | None = job.setting("The login, if it is not in target_url.", default=None)
     target_password: str | None = job.setting(
-        "Beside target_url; better in SQLQUEUE_TARGET_PASSWORD or a secret scope.",
+        "The password; better set in SQLQUEUE_TARGET_PASSWORD or a secret scope.",
         default=None,
         secret=True,
         environment=("SQLQUEUE_TARGET_PASSWORD",),
         key="target_secret_key",
     )
-    target_secret_key: str | None = job.setting("Its key in secret_scope.", default=None)
+    target_secret_key: str | None = job.setting("The password's key in secret_scope.", default=None)
     queues: str = job.setting("The queues, separated by commas.")
     targets: dict[str, str] = job.setting(
-        "Queue in source = queue in target, where they are named differently.", default={}
+        "Queue in source = queue in target, if their names differ.", default={}
     )
     target_schema: str | None = job.setting(
-        "The schema of queues of the same name; without it, the target's default.", default=None
+        "The schema of the target's queues; default: the default schema.", default=None
     )
-    error_queue: str = job.setting("In the source: where poison goes, which none can pass on.")
+    error_queue: str = job.setting("The source's queue for poison messages, which are not copied.")
     atomic: bool = job.setting(
-        "Within one database: receive and send in one transaction.", default=False
+        "Within one database: commit receive and send in one transaction.", default=False
     )
     checkpoint: str = job.checkpoint()
     trigger: str = job.trigger()
@@ -84,18 +84,18 @@ class Settings(job.Settings):
         """Options of the data source."""
         own = {"queues": self.queues, "errorQueue": self.error_queue, "headersFormat": "json"}
         login = {"user": self.source_user, "password": self.source_password}
-        return job.passed(SourceOptions, self.source, url=self.source_url, **login, **own)
+        return job.raw_options(SourceOptions, self.source, url=self.source_url, **login, **own)
 
     def write(self, queue: str | None = None) -> dict[str, str]:
-        """Options of the sink; with a queue those that reach it."""
+        """Options of the sink, or of a sink for one queue."""
         mode = "sendsAtomicWithReceive" if self.atomic else None
         own = {"queue": queue, "asReceived": "true", "transactionMode": mode}
         login = {"user": self.target_user, "password": self.target_password}
-        return job.passed(SinkOptions, self.sink, url=self.target_url, **login, **own)
+        return job.raw_options(SinkOptions, self.sink, url=self.target_url, **login, **own)
 
     def routes(self) -> dict[str, str]:
         """
-        The queue in the target for each in the source, both canonical.
+        Map each queue of the source to its queue in the target, both canonical.
 
         Raises:
             BadSettings: [targets] names a queue that is not read.
@@ -107,7 +107,7 @@ class Settings(job.Settings):
         }
         if stray := named.keys() - set(source.names):
             raise job.BadSettings(
-                f"setting {named[min(stray)]} in [targets] is none of the queues that are read: "
+                f"setting {named[min(stray)]} in [targets] is not one of the queues that are read: "
                 f"{', '.join(source.names)}"
             )
         found = {}
@@ -129,24 +129,24 @@ class Settings(job.Settings):
 
 def check_loop(routes: dict[str, str], database: str) -> None:
     """
-    Refuse to send messages into a queue that they are received from.
+    Reject a route that sends messages into a queue that is read.
 
     Raises:
-        BadSettings: it would never end.
+        BadSettings: the job would never end.
     """
     again = routes.keys() & set(routes.values())
     if again:
         raise job.BadSettings(
-            f"queue {min(again)} is read and sent to in {database}: give another "
+            f"queue {min(again)} is read and sent to in {database}: set another "
             "target_url, target_schema or [targets]"
         )
 
 
 def one_database(first: Connection, second: Connection) -> bool:
     """
-    Whether two sessions are in one database, by whatever names it was reached.
+    Whether two sessions are in one database, even if their urls differ.
 
-    Locks are a database's own: who waits for that of the other is in the same.
+    Locks belong to a database: if one session waits for a lock of the other, they share it.
     """
     name = f"relay {uuid.uuid4()}"
     with transaction(first, timeout=10 * PATIENCE):
@@ -161,11 +161,11 @@ def one_database(first: Connection, second: Connection) -> bool:
 
 def check(settings: Settings) -> None:
     """
-    Make sure, before anything is received, that it can be sent.
+    Check that messages can be sent, before any are received.
 
     Raises:
-        QueueNotWritable: a target is no queue, or this login may not send to it.
-        DestinationRefused: it would run code of an owner that is not trusted.
+        QueueNotWritable: a target is not a queue, or this login may not send to it.
+        DestinationRefused: an INSERT would run code of an owner that is not trusted.
         BadSettings: the databases do not fit the settings.
     """
     source = SourceOptions.parse(settings.read())
@@ -201,7 +201,7 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
         frame = received.select(*forward(target, json=True), "expires")
         writer = frame.writeStream.format("sqlqueue").options(**settings.write())
         writer = writer.option("checkpointLocation", settings.checkpoint)
-        return job.triggered(writer, settings.trigger).start()
+        return job.with_trigger(writer, settings.trigger).start()
 
     return job.receive(start, job.spread(spark, settings.read()), settings.trigger)
 

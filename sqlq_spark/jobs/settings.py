@@ -1,10 +1,11 @@
 """
 A job's settings: a frozen dataclass, filled from a TOML file, flags and the environment.
 
-A field says its help, how to read it and what would do, by `setting`; its annotation is its type:
-`str`, `int`, `float`, `bool`, each also `| None`, `tuple[str, ...]`, and `dict[str, str]`, which is
-a table of the file. A flag wins over the file. All that is wrong is told at once, each with its
-name, what was found and what would do. No secret has a flag, for everyone sees a command line.
+`setting` describes a field: its help, how to read it, and what is expected. The annotation is the
+type: `str`, `int`, `float`, `bool`, each also `| None`, `tuple[str, ...]`, and `dict[str, str]`,
+which is a table of the file. A flag overrides the file. All errors are reported together, each with
+the setting's name, what was found and what was expected. Secrets have no flag, because other users
+can see a command line.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ if TYPE_CHECKING:
 
 LEVELS = ("OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG")
 BLANK = "***"
-# parameters of a url whose values are secrets, as they are and as part of a longer name
+# parameters of a url whose values are secrets, also as part of a longer name
 SECRET = "|".join(map(encoded, ("password", "pwd", "secret", "scram_client_key")))
 SECRETS = re.compile(rf"(?i)((?:{SECRET})\s*=)[^&]*")
 
 
 class BadSettings(BadInput):
-    """Settings of a job cannot be used; one line for each."""
+    """Settings of a job cannot be used; the message has one line for each."""
 
 
 def setting(
-    told: str,
+    description: str,
     *,
     default: Any = MISSING,  # noqa: ANN401 - as dataclasses.field
     read: Callable[[str], Any] | None = None,
@@ -53,17 +54,17 @@ def setting(
     Describe one setting, as the field of a dataclass.
 
     Args:
-        told: the help.
-        default: as it is in the dataclass; without one the setting must be given.
-        read: text → value, raises ValueError; the readers of `options.parse` fit.
-        expected: what would do, for an error.
-        secret: never printed, and no flag.
+        description: the help.
+        default: the field's default; without one the setting is required.
+        read: parses a text, and raises ValueError; for example a parser of options/parse.py.
+        expected: what an error says was expected.
+        secret: never printed, and has no flag.
         shown: whether `repr` has it.
-        environment: variables that hold it where neither flag nor file does.
-        key: of a secret: the name of the setting that holds its key in the `secret_scope`.
+        environment: variables that are read if neither flag nor file has the setting.
+        key: for a secret: the setting that names its key in the `secret_scope`.
     """
     metadata = {
-        "told": told,
+        "description": description,
         "read": read,
         "expected": expected,
         "secret": secret,
@@ -75,32 +76,33 @@ def setting(
     return field(default=default, repr=shown and not secret, metadata=metadata)
 
 
-def database_url(told: str = "The database.", *, environment: str = "SQLQUEUE_URL") -> Any:  # noqa: ANN401
-    """Describe a url: a flag, but blanked where it is shown, for it may hold a password."""
+def database_url(description: str = "The database.", *, environment: str = "SQLQUEUE_URL") -> Any:  # noqa: ANN401
+    """Describe a url: it has a flag, but a password in it is never printed."""
     forms = "postgresql://user@host:5432/shop or sqlserver://user@host:1433/shop"
-    return setting(f"{told} {forms}", expected=forms, shown=False, environment=[environment])
+    return setting(f"{description} {forms}", expected=forms, shown=False, environment=[environment])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What every job takes."""
+    """The settings of every job."""
 
     secret_scope: str | None = setting(
         "On Databricks, the secret scope that holds the password.", default=None
     )
     log_level: str = setting(
-        "Of Spark's log: OFF, FATAL, ERROR, WARN, INFO or DEBUG; from ERROR on with stack traces.",
+        "Level of Spark's log: OFF, FATAL, ERROR, WARN, INFO or DEBUG. All but OFF and FATAL print "
+        "stack traces.",
         default="FATAL",
         read=one_of(*LEVELS),
         expected=", ".join(LEVELS),
     )
 
     def options(self) -> list[SourceOptions | SinkOptions]:
-        """What the job will open, validated; asked before Spark starts, and by a dry run."""
+        """The options of what the job will open, validated before Spark starts."""
         return []
 
     def tables(self) -> dict[str, bool]:
-        """The Delta tables that the job uses, and which of them must be there."""
+        """The Delta tables that the job uses, and whether each must exist."""
         return {}
 
     def needs_delta(self) -> bool:
@@ -108,18 +110,18 @@ class Settings:
         return bool(self.tables())
 
     def frame(self, spark: SparkSession) -> DataFrame | None:  # noqa: ARG002
-        """What the job will write, not yet computed; a dry run tells its columns."""
+        """What the job will write, not yet computed; a dry run prints its columns."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatabaseSettings(Settings):
-    """What a job on one database takes."""
+    """The settings of a job on one database."""
 
     url: str = database_url()
-    user: str | None = setting("Beside the url.", default=None)
+    user: str | None = setting("The login, if it is not in the url.", default=None)
     password: str | None = setting(
-        "Beside the url; better in SQLQUEUE_PASSWORD, PGPASSWORD or a secret scope.",
+        "The password; better set in SQLQUEUE_PASSWORD, PGPASSWORD or a secret scope.",
         default=None,
         secret=True,
         environment=("SQLQUEUE_PASSWORD", "PGPASSWORD"),
@@ -129,11 +131,11 @@ class DatabaseSettings(Settings):
 
     @property
     def login(self) -> dict[str, str | None]:
-        """The options that lead to the database."""
+        """The options of the connection."""
         return {"url": self.url, "user": self.user, "password": self.password}
 
 
-# how a stream is driven, as fields of a job's dataclass
+# settings of a stream
 
 
 def trigger() -> Any:  # noqa: ANN401
@@ -146,37 +148,38 @@ def trigger() -> Any:  # noqa: ANN401
         return "availableNow"
 
     return setting(
-        "availableNow: end when what waits now is through; or run on, a batch each 10s.",
+        "availableNow: receive what waits now, and end. A time, for example 10s: run continuously, "
+        "with one batch in each interval.",
         default="availableNow",
         read=read,
-        expected="availableNow, or a time as 10s",
+        expected="availableNow, or a time, for example 10s",
     )
 
 
 def checkpoint() -> Any:  # noqa: ANN401
-    """Describe where a stream remembers what is done."""
-    return setting("The folder in which the stream remembers what is done; one for each job.")
+    """Describe the folder of a stream's checkpoint."""
+    return setting("The folder of the stream's checkpoint; each job needs its own.")
 
 
-# ---------------------------------------------------------------- showing
+# ---------------------------------------------------------------- printing
 
 
-def shown(settings: Settings) -> dict[str, Any]:
-    """All settings, secrets blanked, for people."""
+def without_secrets(settings: Settings) -> dict[str, Any]:
+    """All settings, with secrets blanked."""
     return {
         each.name: BLANK
         if each.metadata["secret"] and getattr(settings, each.name) is not None
-        else blanked(each.name, getattr(settings, each.name))
+        else blank(each.name, getattr(settings, each.name))
         for each in fields(settings)
     }
 
 
-def blanked(name: str, given: Any) -> Any:  # noqa: ANN401
-    """A value without a password that it may hold: a url, or one in a table."""
+def blank(name: str, given: Any) -> Any:  # noqa: ANN401
+    """Blank a password in a value: in a url, or in a table."""
     if isinstance(given, dict):
-        return {key: blanked(key, each) for key, each in given.items()}
+        return {key: blank(key, each) for key, each in given.items()}
     if isinstance(given, (list, tuple)):
-        return type(given)(blanked(name, each) for each in given)
+        return type(given)(blank(name, each) for each in given)
     if given is not None and ("password" in name.lower() or "secret_value" in name.lower()):
         return BLANK
     if isinstance(given, str) and "://" in given:
@@ -190,22 +193,22 @@ def blanked(name: str, given: Any) -> Any:  # noqa: ANN401
 Options = TypeVar("Options", SourceOptions, SinkOptions)
 
 
-def passed(
+def raw_options(
     kind: type[DatabaseOptions], table: Mapping[str, str], **own: str | float | None
 ) -> dict[str, str]:
     """
-    The options of the data source: a job's own, and those of its table `[source]` or `[sink]`.
+    The options of the data source: those of the job, and those of its table `[source]` or `[sink]`.
 
     Args:
         kind: whose options.
-        table: as in the file; it may name any option that the job does not set by itself.
+        table: as in the file; it may set any option that the job does not set.
         own: by public name; None is left out.
 
     Returns:
-        Texts for Spark's `.options(…)`; `kind.parse` takes them.
+        Texts for Spark's `.options(…)` and for `kind.parse`.
 
     Raises:
-        BadInput: an option is not known, is the job's own, or has a bad value.
+        BadInput: an option is not known, is set by the job, or has a bad value.
     """
     title = "sink" if kind is SinkOptions else "source"
     known = {each.metadata["option"] for each in option_fields(kind)} - {"checkpointLocation"}
@@ -215,22 +218,22 @@ def passed(
     for name in table:
         if name.lower() in ours:
             raise BadSettings(
-                f"setting {name} in [{title}] is the job's own: give it outside of it"
+                f"setting {name} in [{title}] is set by the job: use the job's own settings instead"
             )
         if name.lower() not in lower:
             raise BadSettings(unknown(f"setting {name} in [{title}]", name, free))
-    given = {name: _spoken(each) for name, each in own.items() if each is not None}
+    given = {name: _as_text(each) for name, each in own.items() if each is not None}
     raw = given | {lower[name.lower()]: text for name, text in table.items()}
     kind.parse(raw)
     return raw
 
 
-def _spoken(each: str | float) -> str:
+def _as_text(each: str | float) -> str:
     return str(each).lower() if isinstance(each, bool) else str(each)
 
 
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
-    """What to say of a name that is not known."""
+    """The error text for a name that is not known."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"{what} is not known: " + (
         f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"

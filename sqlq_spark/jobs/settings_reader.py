@@ -1,8 +1,8 @@
 """
-How a job's settings are read: flags, then a TOML file, then the environment, then a secret scope.
+Reads a job's settings: flags, then a TOML file, then the environment, then a secret scope.
 
-A flag is text, a value of the file has a type of its own; both are read as the field's annotation
-says, then by its `read`. All that is wrong is told at once.
+A flag is text, and a value of the file has a type. Both are converted to the field's annotation,
+then by its `read`. All errors are reported together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from sqlq_spark.database.names import other_password_variables
-from sqlq_spark.jobs.settings import BLANK, BadSettings, Settings, blanked, unknown
+from sqlq_spark.jobs.settings import BLANK, BadSettings, Settings, blank, unknown
 from sqlq_spark.options.parse import flag as option_flag
 
 if TYPE_CHECKING:
@@ -35,37 +35,43 @@ EXPECTED = {
 
 
 def parser(doc: str, kind: type[Settings]) -> argparse.ArgumentParser:
-    """The command line of a job; all values are text, or lists of texts."""
+    """The command line parser of a job; all values are texts or lists of texts."""
     made = argparse.ArgumentParser(
         description=doc.strip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument("--settings", metavar="FILE.toml", help="Settings; a flag wins over it.")
     made.add_argument(
-        "--dry-run", action="store_true", help="Tell what would be done, and look; change nothing."
+        "--settings", metavar="FILE.toml", help="Settings; a flag overrides the file."
+    )
+    made.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="Print what would be done, and check it; change nothing.",
     )
     for each in fields(kind):
         if not each.metadata["secret"]:
             _add(made, each, type_of(kind, each))
     secrets = [each.name for each in fields(kind) if each.metadata["secret"]]
     if secrets:
-        made.epilog = f"Only in the file, the environment or a secret scope: {', '.join(secrets)}."
+        made.epilog = (
+            f"Set only in the file, the environment or a secret scope: {', '.join(secrets)}."
+        )
     return made
 
 
 def _add(made: argparse.ArgumentParser, each: Field[Any], kind: type) -> None:
-    told, default = each.metadata["told"], each.default
+    text, default = each.metadata["description"], each.default
     if default not in {MISSING, None, ()}:
-        told += f" Default: {spoken(default)}."
+        text += f" Default: {as_flag(default)}."
     many = {"action": "append", "metavar": "NAME=VALUE"} if kind is dict else {}
     if kind is bool:
         many = {"nargs": "?", "const": "true", "metavar": "true|false"}
-    made.add_argument(flag(each.name), dest=each.name, help=told.replace("%", "%%"), **many)  # type: ignore[arg-type]
+    made.add_argument(flag(each.name), dest=each.name, help=text.replace("%", "%%"), **many)  # type: ignore[arg-type]
 
 
-def spoken(default: Any) -> str:  # noqa: ANN401
-    """A default as a flag would say it."""
+def as_flag(default: Any) -> str:  # noqa: ANN401
+    """A default in the notation of a flag."""
     if isinstance(default, bool):
         return str(default).lower()
     return ",".join(default) if isinstance(default, tuple) else str(default)
@@ -77,7 +83,7 @@ def flag(name: str) -> str:
 
 
 def type_of(kind: type[Settings], each: Field[Any]) -> type:
-    """A field's type without `None`; of a tuple or dict only that."""
+    """A field's type without `None`; `tuple` or `dict` without its parameters."""
     hint = get_type_hints(kind)[each.name]
     if isinstance(hint, UnionType):
         (hint,) = (one for one in get_args(hint) if one is not NoneType)
@@ -100,8 +106,8 @@ def parse_words(doc: str, kind: type[Settings], words: Sequence[str]) -> argpars
         if word in flags:
             places = ", ".join(["the file", *flags[word].metadata["environment"]])
             raise BadSettings(
-                f"there is no flag {word}, for everyone sees a command line: give it in {places} "
-                "or a secret scope"
+                f"there is no flag {word}, because other users can see a command line: set it in "
+                f"{places} or a secret scope"
             )
         known = [name for name, each in flags.items() if not each.metadata["secret"]]
         raise BadSettings(unknown(f"flag {word}", word, [*known, "--settings", "--dry-run"]))
@@ -114,11 +120,11 @@ def load(kind: type[S], found: argparse.Namespace, secret: Callable[[str, str], 
 
     Args:
         kind: the job's dataclass.
-        found: what `parse_words` gave.
-        secret: scope and key → the secret.
+        found: the result of `parse_words`.
+        secret: reads a secret by scope and key.
 
     Raises:
-        BadSettings: everything that is wrong.
+        BadSettings: one or more settings are wrong; it has a line for each.
     """
     path, wrong = found.settings, []
     table = {} if path is None else contents(path)
@@ -127,7 +133,7 @@ def load(kind: type[S], found: argparse.Namespace, secret: Callable[[str, str], 
     values: dict[str, Any] = {}
     for each in fields(kind):
         try:
-            given, source = _given(each, found, table)
+            given, source = _given_value(each, found, table)
             if given is not None:
                 values[each.name] = value(each, type_of(kind, each), given, source)
             elif each.default is MISSING and each.default_factory is MISSING:
@@ -152,13 +158,13 @@ def contents(path: str) -> dict[str, Any]:
             f"flag --settings is {path!r}: expected a file to read ({reason})"
         ) from None
     except tomllib.TOMLDecodeError as error:
-        raise BadSettings(f"{path} is no TOML: {error}") from None
+        raise BadSettings(f"{path} is not TOML: {error}") from None
 
 
-def _given(
+def _given_value(
     each: Field[Any], found: argparse.Namespace, table: Mapping[str, Any]
 ) -> tuple[Any, str]:
-    """A setting as it was given, and how to name it in an error."""
+    """The given value of a setting, and its name for an error."""
     words = getattr(found, each.name, None)
     if words is not None:
         return words, f"flag {flag(each.name)}"
@@ -177,7 +183,7 @@ def value(each: Field[Any], kind: type, given: Any, source: str) -> Any:  # noqa
         made = READ[kind](given)
         return made if read is None else read(str(made))
     except (ValueError, TypeError):
-        shown = BLANK if each.metadata["secret"] else repr(blanked(each.name, given))
+        shown = BLANK if each.metadata["secret"] else repr(blank(each.name, given))
         raise BadSettings(f"{source} is {shown}: expected {expected}") from None
 
 
@@ -235,7 +241,7 @@ READ: dict[type, Callable[[Any], Any]] = {
 
 def _missing(each: Field[Any]) -> str:
     other = "".join(f", or environment variable {one}" for one in each.metadata["environment"])
-    expected = each.metadata["expected"] or each.metadata["told"]
+    expected = each.metadata["expected"] or each.metadata["description"]
     return f"setting {each.name} is missing: give {flag(each.name)}{other}: {expected}"
 
 
@@ -243,12 +249,12 @@ def _secret(
     each: Field[Any], values: Mapping[str, Any], secret: Callable[[str, str], str]
 ) -> str | None:
     """
-    A secret that nobody gave, from the environment, else from the scope.
+    Read a secret from the environment, or else from the secret scope.
 
-    A password in the url beside it wins, and PGPASSWORD is for PostgreSQL alone.
+    A password in the url takes precedence. PGPASSWORD is used only for PostgreSQL.
     """
     url = str(values.get(each.name.replace("password", "url"), ""))
-    if not each.metadata["secret"] or blanked("url", url) != url:
+    if not each.metadata["secret"] or blank("url", url) != url:
         return None
     others = other_password_variables(url)
     for variable in each.metadata["environment"]:

@@ -1,7 +1,7 @@
 """
-What jobs have in common on Spark: the session, the cluster's size, Delta tables by path or name.
+What jobs share on Spark: the session, the cluster's size, Delta tables by path or name.
 
-pyspark is imported where it is needed: settings are read, and refused, without it.
+pyspark is imported inside functions, so that settings can be read and rejected without it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger("sqlq_spark")
 SETTINGS = {
     # over TCP each micro-batch of a Python source waits 40 ms for a delayed acknowledgement
     "spark.python.unix.domain.socket.enabled": "true",
-    # a container's own folder for temporary files may be too long for a socket's path
+    # the path of a container's temporary folder may be too long for a socket
     "spark.python.unix.domain.socket.dir": "/tmp",  # noqa: S108 - a socket of its owner's alone
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.showConsoleProgress": "false",
@@ -43,7 +43,7 @@ DELTA = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
 }
-# what Delta says of a path where none of its tables is
+# Delta's error conditions for a path without a table
 NO_TABLE = {"DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "PATH_NOT_FOUND"}
 
 
@@ -51,49 +51,51 @@ NO_TABLE = {"DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "PATH_NOT_FOUN
 
 
 def on_databricks() -> bool:
-    """Whether a cluster of Databricks runs us."""
+    """Whether this runs on a Databricks cluster."""
     return "DATABRICKS_RUNTIME_VERSION" in os.environ
 
 
 def connects() -> bool:
-    """Whether a session of ours is one of Spark Connect: as Spark's own variables say."""
+    """Whether new sessions use Spark Connect, by Spark's environment variables."""
     return "SPARK_REMOTE" in os.environ or os.environ.get("SPARK_API_MODE") == "connect"
 
 
 @contextmanager
 def session(name: str, log_level: str, *, delta: bool = False) -> Iterator[SparkSession]:
     """
-    Give the session that is there, or one of our own for the block.
+    Give the active session, or a new one for the block.
 
-    Ours has Delta, where delta-spark is installed and, under spark-submit, its jar was given; a
-    server of Spark Connect has what its owner gave it.
+    A new session has Delta if delta-spark is installed, or under spark-submit if the jar was given.
+    A Spark Connect server has what it was configured with.
 
     Raises:
-        NoJava: ours cannot start.
-        MissingDelta: `delta` is asked for, and ours cannot have it.
+        NoJava: a new session cannot start.
+        MissingDelta: `delta` is true, and a new session cannot have Delta.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
     found = SparkSession.getActiveSession()
     if found is not None or on_databricks():
         found = found or SparkSession.builder.getOrCreate()
-        if on_databricks():  # where a broken pyspark_* module hides ours
+        if on_databricks():  # a broken pyspark_* module there prevents the discovery of ours
             register(found)
         yield found
         return
-    made = connected(name) if connects() else started(name, log_level, delta=delta)
+    made = connect(name) if connects() else start(name, log_level, delta=delta)
     try:
         yield made
     finally:
         made.stop()
 
 
-def connected(name: str) -> SparkSession:
-    """Give a session of Spark Connect, whose server need not have found the format."""
+def connect(name: str) -> SparkSession:
+    """Open a Spark Connect session, and register the data source in it."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
     builder = SparkSession.builder.appName(f"sqlqueue {name}")
-    if os.environ.get("SPARK_REMOTE", "local").startswith("local"):  # a server of this process
+    if os.environ.get("SPARK_REMOTE", "local").startswith(
+        "local"
+    ):  # this process starts the server
         check_java()
         builder = builder.config(map={**SETTINGS})
         if has_delta():
@@ -104,11 +106,11 @@ def connected(name: str) -> SparkSession:
     return made
 
 
-def started(name: str, log_level: str, *, delta: bool) -> SparkSession:
-    """Give a session with a JVM of its own."""
+def start(name: str, log_level: str, *, delta: bool) -> SparkSession:
+    """Start a session with its own JVM."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
-    if not submitted():
+    if not by_spark_submit():
         check_java()
     builder = SparkSession.builder.appName(f"sqlqueue {name}").config(map=unless_given(SETTINGS))
     if has_delta():
@@ -121,9 +123,9 @@ def started(name: str, log_level: str, *, delta: bool) -> SparkSession:
 
 
 def with_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Add Delta; under spark-submit its jar is there."""
+    """Configure Delta; under spark-submit its jar was given."""
     builder = builder.config(map=unless_given(DELTA))
-    if submitted():
+    if by_spark_submit():
         return builder
     from delta import configure_spark_with_delta_pip  # noqa: PLC0415 - an extra
 
@@ -131,25 +133,25 @@ def with_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
     return configured
 
 
-def submitted() -> bool:
-    """Whether spark-submit started the JVM before us."""
+def by_spark_submit() -> bool:
+    """Whether spark-submit started the JVM."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def unless_given(settings: dict[str, str]) -> dict[str, bool | float | int | str | None]:
-    """Those settings that spark-submit was not given."""
-    if not submitted():
+    """The settings that spark-submit did not get."""
+    if not by_spark_submit():
         return {**settings}
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - an extra
 
-    SparkContext._ensure_initialized()  # noqa: SLF001 - else SparkConf does not see what was given
+    SparkContext._ensure_initialized()  # noqa: SLF001 - SparkConf reads what was given only after this
     given = SparkConf()
     return {name: text for name, text in settings.items() if not given.contains(name)}
 
 
 def has_delta() -> bool:
-    """Whether a session of ours can have Delta."""
-    if not submitted():
+    """Whether a new session can have Delta."""
+    if not by_spark_submit():
         return importlib.util.find_spec("delta") is not None
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with pyspark
     from pyspark import SparkContext  # noqa: PLC0415
@@ -176,7 +178,7 @@ def secret(scope: str, key: str) -> str:
     except ImportError:
         raise BadSettings(
             f"setting secret_scope is {scope!r}: expected none outside Databricks; "
-            "give the password in the environment variable SQLQUEUE_PASSWORD"
+            "set the password in the environment variable SQLQUEUE_PASSWORD"
         ) from None
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -189,13 +191,13 @@ def secret(scope: str, key: str) -> str:
 
 def parallelism(spark: SparkSession) -> int | None:
     """
-    How many tasks the cluster runs at once; None where the session does not know.
+    How many tasks the cluster runs at the same time; None if that cannot be read.
 
-    Spark Connect has no `sparkContext`, and some of Databricks' configuration cannot be read.
+    Spark Connect has no `sparkContext`, and some configuration of Databricks cannot be read.
     """
     sized = product(spark, "spark.executor.instances", "spark.executor.cores")
     if hasattr(spark, "sparkContext"):
-        # executors that are still on their way are not counted in it
+        # it does not count executors that have not started yet
         return max(int(spark.sparkContext.defaultParallelism), sized or 0)
     local = re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", conf(spark, "spark.master") or "")
     given = product(spark, "spark.default.parallelism") or sized
@@ -203,7 +205,7 @@ def parallelism(spark: SparkSession) -> int | None:
 
 
 def product(spark: SparkSession, *names: str) -> int | None:
-    """Multiply numbers of the configuration; None where one is not there."""
+    """Multiply numbers of the configuration; None if one is missing."""
     found = [conf(spark, name) for name in names]
     if not all(each and each.isdecimal() for each in found):
         return None
@@ -211,7 +213,7 @@ def product(spark: SparkSession, *names: str) -> int | None:
 
 
 def conf(spark: SparkSession, name: str) -> str | None:
-    """Read a setting of the session; None where it is not there, or may not be read."""
+    """Read a setting of the session; None if it is missing or may not be read."""
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
 
     try:
@@ -221,7 +223,7 @@ def conf(spark: SparkSession, name: str) -> str | None:
 
 
 def set_conf(spark: SparkSession, name: str, text: str) -> bool:
-    """Set a setting of the session; returns whether it may be set, as few may on serverless."""
+    """Set a setting of the session; returns False if that is not allowed, as on serverless."""
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
 
     try:
@@ -233,10 +235,10 @@ def set_conf(spark: SparkSession, name: str, text: str) -> bool:
 
 def spread(spark: SparkSession, read: dict[str, str]) -> dict[str, str]:
     """
-    Options of a read with as many tasks as the cluster runs at once, unless they say how many.
+    Set maxConcurrency to the number of tasks that the cluster runs at the same time.
 
-    By itself the data source looks at the driver's cores, for it knows no session. Where a queue of
-    one instance of an endpoint is read, nothing is set: its replies are for one task.
+    The data source itself knows only the driver's cores. Nothing is set if the options have the
+    number, or if they read the queue of one instance of an endpoint, whose replies need one task.
     """
     given = SourceOptions.parse(read)
     if given.max_concurrency is not None or given.instances:
@@ -244,13 +246,13 @@ def spread(spark: SparkSession, read: dict[str, str]) -> dict[str, str]:
     found = parallelism(spark)
     if found is None:
         log.warning(
-            "the cores of this cluster cannot be read here: a micro-batch is received by %d tasks "
-            "at most; set maxConcurrency in [source] to the number of its executors' cores",
+            "the cores of this cluster cannot be read: a micro-batch uses at most %d tasks; "
+            "set maxConcurrency in [source] to the number of the executors' cores",
             given.concurrency,
         )
         return read
     most = max(2, found, given.min_concurrency)
-    log.info("a micro-batch is received by %d tasks at most, as the cluster runs %d", most, found)
+    log.info("a micro-batch uses at most %d tasks, because the cluster runs %d", most, found)
     return {**read, "maxConcurrency": str(most)}
 
 
@@ -258,12 +260,12 @@ def spread(spark: SparkSession, read: dict[str, str]) -> dict[str, str]:
 
 
 def is_path(table: str) -> bool:
-    """Whether a table is a path, as `/lake/orders` or `s3://lake/orders`, not a name."""
+    """Whether a table is a path, for example `/lake/orders` or `s3://lake/orders`, not a name."""
     return "/" in table
 
 
-def quoted(table: str) -> str:
-    """A table as SQL needs it."""
+def quote_table(table: str) -> str:
+    """A table's name or path in SQL."""
     return f"delta.`{table.replace('`', '``')}`" if is_path(table) else table
 
 
@@ -274,19 +276,21 @@ def read_table(reader: R, table: str) -> DataFrame:
 
 
 def start_into(writer: DataStreamWriter, table: str) -> StreamingQuery:
-    """Start a stream into a Delta table, by path or name; it is made if need be."""
+    """Start a stream into a Delta table, by path or name; creates the table if it is missing."""
     writer = writer.format("delta").outputMode("append")
     return writer.start(table) if is_path(table) else writer.toTable(table)
 
 
 def has_table(spark: SparkSession, table: str) -> bool:
-    """Whether a Delta table is there; a folder that holds something else is not."""
+    """Whether a Delta table exists; a folder with other content is not one."""
     if not is_path(table):
         return spark.catalog.tableExists(table)
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - an extra
 
     try:
-        return bool(spark.sql(f"DESCRIBE DETAIL {quoted(table)}").collect()[0]["format"] == "delta")
+        return bool(
+            spark.sql(f"DESCRIBE DETAIL {quote_table(table)}").collect()[0]["format"] == "delta"
+        )
     except AnalysisException as error:
         if error.getCondition() in NO_TABLE:
             return False

@@ -1,8 +1,8 @@
 """
-A stream's run, from its start to its totals; SIGTERM ends it after its batch.
+Runs a stream from its start to its totals. SIGTERM ends it after its batch.
 
-Before Spark 4.2 a stream from queues ends after one micro-batch with `Trigger.AvailableNow`. There
-it is started again, on the same checkpoint, until what waited after the first run is through.
+Before Spark 4.2 a stream from queues with `Trigger.AvailableNow` ends after one micro-batch. It is
+then started again on its checkpoint, until it has received all that waited after the first run.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 POLL = 0.25  # seconds between two looks at a stream
-LAST_BATCH = 60.0  # seconds that a stream may need to end its batch after it is asked to stop
+LAST_BATCH = 60.0  # seconds to wait for the end of the batch when a stream is stopped
 
 
-def triggered(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
-    """Set what the setting `trigger` says."""
+def with_trigger(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
+    """Set the trigger of the setting `trigger`."""
     if trigger == "availableNow":
         return writer.trigger(availableNow=True)
     milliseconds = round(duration(0)(trigger) * 1000)
@@ -41,7 +41,7 @@ def triggered(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
 
 
 class Stop:
-    """SIGTERM asks a stream to end after its batch; as a block, within which it does."""
+    """A block in which SIGTERM asks a stream to end after its batch."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
@@ -58,24 +58,24 @@ class Stop:
 
     @property
     def asked(self) -> bool:
-        """Whether it came."""
+        """Whether SIGTERM was received."""
         return self._asked.is_set()
 
 
 class Tally:
-    """What a stream has come to, from the progress of its batches."""
+    """Counts a stream's messages and batches from its progress."""
 
     def __init__(self, query: StreamingQuery) -> None:
         self.messages = 0
         self.batches = 0
         self.last = -1  # the last batch that is counted
-        self.worked = False  # whether a batch was done, an empty or a replayed one too
-        self.stream: str | None = None  # of a stream from queues
+        self.worked = False  # whether a batch was run, even an empty or a replayed one
+        self.stream: str | None = None  # the id of a stream from queues
         self._query = query
         self._seen: object = None
 
     def note(self) -> None:
-        """Take over what is new; Spark keeps the progress of 100 batches."""
+        """Count new progress; Spark keeps the progress of 100 batches."""
         latest = self._query.lastProgress
         if latest is None or latest.timestamp == self._seen:
             return
@@ -93,9 +93,8 @@ def follow(query: StreamingQuery) -> dict[str, int]:
     """
     Wait for a stream's end, or for SIGTERM, and count.
 
-    SIGTERM stops it after its batch; were that cut short, the next run would do it again. Under
-    spark-submit the signal must reach this process: the JVM in front of it ends at once, which
-    loses nothing either.
+    SIGTERM stops the stream after its batch. Under spark-submit the signal must reach this process.
+    If it reaches only the JVM, the JVM ends immediately, and the next run repeats the batch.
 
     Returns:
         `messages`, `batches`.
@@ -112,12 +111,12 @@ def receive(
     Run a stream from queues to its end; SIGTERM ends it as in `follow`.
 
     Args:
-        start: options of the read → the stream, started; it may be started more than once.
+        start: starts the stream with options of the read; it may be called more than once.
         read: options of the read.
         trigger: the setting.
 
     Returns:
-        `messages`, `batches`; and what was not delivered, as far as its batches are acknowledged:
+        `messages`, `batches`, and the messages of acknowledged batches that were not delivered:
         `expired`, `diverted`, `forwarded`.
     """
     source = SourceOptions.parse(read)
@@ -128,25 +127,25 @@ def receive(
             before = streams(source)
             tally = watch(start(read), stop)
             totals.update(messages=tally.messages, batches=tally.batches)
-            totals.update(dropped(tally.stream, before, streams(source)))
+            totals.update(undelivered(tally.stream, before, streams(source)))
             if not again or stop.asked or not tally.worked:
                 return dict(totals)
-            ends = tops(source) if ends is None else ends  # delayed messages that are due are in it
-            if through(source, ends):
+            ends = tops(source) if ends is None else ends  # includes delayed messages that were due
+            if is_past(source, ends):
                 return dict(totals)
-            # what has come since is not what was to be purged
+            # later messages must not be purged
             read = {name: text for name, text in read.items() if name != "purgeOnStartup"}
 
 
 def drains() -> bool:
-    """Whether `Trigger.AvailableNow` receives until nothing is left, not only one micro-batch."""
+    """Whether `Trigger.AvailableNow` receives all that waits, instead of one micro-batch."""
     from sqlq_spark import spark_api  # noqa: PLC0415 - needs pyspark, --help does not
 
     return spark_api.drains_at_once()
 
 
 def watch(query: StreamingQuery, stop: Stop) -> Tally:
-    """Wait for a stream's end, or until it is asked to stop, and for the end of its batch then."""
+    """Wait until a stream ends, or until it was asked to stop and its batch ended."""
     tally, active = Tally(query), True
     while active and not stop.asked:
         active = not query.awaitTermination(POLL)  # type: ignore[arg-type]
@@ -158,7 +157,7 @@ def watch(query: StreamingQuery, stop: Stop) -> Tally:
 
 
 def end(query: StreamingQuery, tally: Tally) -> None:
-    """Stop a stream when it has ended the batch that it is at."""
+    """Stop a stream after its current batch."""
     last, until = tally.last, time.monotonic() + LAST_BATCH
     while query.status["isDataAvailable"] and tally.last == last and time.monotonic() < until:
         query.awaitTermination(POLL)  # type: ignore[arg-type]
@@ -170,7 +169,7 @@ def end(query: StreamingQuery, tally: Tally) -> None:
 
 
 def tops(source: SourceOptions) -> dict[str, tuple[int, int]]:
-    """Of each queue that is not empty the lowest and the highest sequence number."""
+    """The lowest and the highest seq of each queue that is not empty."""
     with Session(source, "job", state=False) as opened:
         connection = opened.open()
         with transaction(connection, timeout=source.query_timeout):
@@ -181,14 +180,14 @@ def tops(source: SourceOptions) -> dict[str, tuple[int, int]]:
     return {name: (first, last) for name, (first, last) in found.items() if first is not None}
 
 
-def through(source: SourceOptions, ends: dict[str, tuple[int, int]]) -> bool:
-    """Whether nothing is left of what `tops` once found: a queue may be filled without an end."""
+def is_past(source: SourceOptions, ends: dict[str, tuple[int, int]]) -> bool:
+    """Whether all messages that `tops` once found are received; later ones may wait."""
     left = {name: first for name, (first, _) in tops(source).items() if name in ends}
     return all(first > ends[name][1] for name, first in left.items())
 
 
 def streams(source: SourceOptions) -> dict[str, inspect.Stream]:
-    """What each stream has come to."""
+    """The streams of the state tables, by id."""
     if source.transaction_mode == "none":
         return {}
     with Session(source, "job") as opened:
@@ -197,10 +196,10 @@ def streams(source: SourceOptions) -> dict[str, inspect.Stream]:
             return {each.stream: each for each in inspect.streams(connection)}
 
 
-def dropped(
+def undelivered(
     stream: str | None, before: dict[str, inspect.Stream], after: dict[str, inspect.Stream]
 ) -> dict[str, int]:
-    """Count what a stream did not deliver, between two looks."""
+    """Count the messages that a stream did not deliver between two looks."""
     names = ("expired", "diverted", "forwarded")
     if stream is None:
         return dict.fromkeys(names, 0)
@@ -209,7 +208,7 @@ def dropped(
 
 
 def stream_of(offset: str | dict[str, Any] | None) -> str | None:
-    """Give the stream that a progress' offset names; None: it is not an offset of ours."""
+    """Return the stream's id in an offset of the progress; None if it is of another format."""
     try:
         return Offset.parse(json.loads(offset) if isinstance(offset, str) else offset).stream
     except (CheckpointFailure, TypeError, ValueError):

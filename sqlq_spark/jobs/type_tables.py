@@ -1,10 +1,10 @@
 """
-Which table a message type goes to, where each has one of its own.
+Chooses the table of each message type.
 
-A type's name comes from strangers: of it only `a-z`, `0-9` and `_` reach a table's name, with a
-digest of the whole name behind them, so that `Shop.Placed`, `shop.placed` and `Shop_Placed` are
-kept apart wherever tables do not tell upper from lower case. What has no type, and what is beyond
-the cap, goes to one table.
+The name of a type is untrusted. A table's name therefore has only `a-z`, `0-9`, `_` and a digest of
+the whole type name. The digest separates `Shop.Placed`, `shop.placed` and `Shop_Placed`, even if
+table names are not case-sensitive. Messages without a type, and types above the limit, go to one
+table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 OTHER = "other"
-STEM = 60  # characters of a type's name that a table's name keeps, its last ones
+STEM = 60  # the last characters of a type's name that its table's name contains
 
 
 def table_name(message_type: str) -> str:
@@ -26,7 +26,7 @@ def table_name(message_type: str) -> str:
     A table's name for a type: `shop_orderplaced_5f1c0a9e` of `Shop.OrderPlaced`.
 
     Returns:
-        Letters, digits and underscores, 69 at most; never `other`, and the same one ever after.
+        At most 69 letters, digits and underscores; always the same, and never `other`.
     """
     stem = re.sub(r"[^a-z0-9]+", "_", message_type.lower()).strip("_")[-STEM:].strip("_")
     digest = hashlib.sha256(message_type.encode("utf-8", "surrogatepass")).hexdigest()[:8]
@@ -34,7 +34,7 @@ def table_name(message_type: str) -> str:
 
 
 def place(table: str, name: str) -> str:
-    """The table of a type, below the path `table` or beside the table of that name."""
+    """The table of a type: a folder below the path `table`, or a name that begins with `table`."""
     return f"{table.rstrip('/')}/{name}" if "/" in table else f"{table}_{name}"
 
 
@@ -46,12 +46,12 @@ def routes(
 
     Args:
         found: type and number of messages of a batch, in any order.
-        named: full name of a type → its table's name, as its owner wants it.
-        most: how many types get a table, >= 0; those of `named` always do. The most frequent
-            first, by name where they are equal, so that a replay of the batch shares alike.
+        named: full type name → table name, from the settings.
+        most: how many other types get a table, >= 0. The most frequent are chosen, and by name if
+            they are equal, so that a replay of the batch has the same result.
 
     Returns:
-        A table's name → its types; `other` gets what is in none.
+        Table name → its types. Types that are not in it go to `other`.
     """
     types = sorted((-messages, each) for each, messages in found if each is not None)
     chosen = [each for _, each in types if each not in named][:most]
@@ -64,11 +64,11 @@ def routes(
 
 def application(query: str, name: str, named: Mapping[str, str], *, most: int, form: str) -> str:
     """
-    By what Delta knows a write of a batch again: the stream, the share, and the rules of sharing.
+    The txnAppId by which Delta recognises a write: the query, the table, and the rules of sharing.
 
-    The rules are in it, for they may change between a kill and the replay of a batch: that may
-    repeat messages in another table, but never leaves one out. `form` is one of them: in a text a
-    type is found in poison too, where a map has none.
+    It contains the rules, because they may change between a kill and the replay of a batch. Then
+    messages may be repeated in another table, but none is lost. `form` is one of the rules: with
+    headers as text, poison messages can have a type too.
     """
     rules = json.dumps([sorted(named.items()), most, form]).encode()
     return f"{query}:{name}:{hashlib.sha256(rules).hexdigest()[:16]}"

@@ -1,9 +1,9 @@
 """
-Keeping a Delta table in order: small files are packed, old rows deleted, unused files removed.
+Maintains a Delta table: compacts small files, deletes old rows, removes unused files.
 
-Each step is one commit of Delta's, or only removes files that no version of the table needs: a
-kill at any moment leaves a whole table, and the next round does what is left. Appends of a stream
-are never in the way of these steps, nor they in theirs.
+Each step is one Delta commit, or removes files that no version of the table needs. After a kill the
+table is complete, and the next round does the rest. The steps do not conflict with a stream that
+appends to the table.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from sqlq_spark.jobs.spark import has_table, parallelism, quoted, set_conf
+from sqlq_spark.jobs.spark import has_table, parallelism, quote_table, set_conf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-# Delta 4.4 heeds no other time of VACUUM than 0: the table says how long it needs its files.
+# Delta 4.4 ignores any time of VACUUM but 0, so the retention is set as a table property.
 KEPT = "deletedFileRetentionDuration"
-# VACUUM lists the table in so many tasks, 10,000 of them unless told.
+# the number of tasks in which VACUUM lists the table; 10,000 by default
 LISTING = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 
 
@@ -37,70 +37,70 @@ def now() -> datetime:
 
 @dataclass(kw_only=True)
 class Upkeep:
-    """The steps that are asked for, and what they came to."""
+    """The chosen steps, and their totals."""
 
     spark: SparkSession
     table: str  # a name, or a path with a slash in it
     date: str  # its partition column
-    received: str  # the column that says when a row came
+    received: str  # the column with the time when a row was received
     optimize: bool = False
-    retention_days: float | None = None  # None: rows stay
-    vacuum_hours: float | None = None  # None: files stay; else the table keeps the number
+    retention_days: float | None = None  # None: no rows are deleted
+    vacuum_hours: float | None = None  # None: no files are removed
     clock: Callable[[], datetime] = now
     totals: dict[str, int] = field(default_factory=dict)
     failure: Exception | None = None
 
     def prepare(self) -> None:
         """
-        Set how long files are kept, before a stream begins: a change would fail its batch.
+        Set how long files are kept, before a stream starts: a later change fails its batch.
 
-        A table that is there keeps it as its property, one that is made by this session too.
+        It becomes a property of the existing table, or of the table that this session creates.
         """
         if self.vacuum_hours is None:
             return
         made = f"spark.databricks.delta.properties.defaults.{KEPT}"
-        if not set_conf(self.spark, made, self._kept):
-            log.info("%s is not to be set here: a table that is made gets it after its run", made)
+        if not set_conf(self.spark, made, self._retention):
+            log.info("%s cannot be set here: a new table gets it after its first run", made)
         set_conf(self.spark, LISTING, str(4 * (parallelism(self.spark) or 1)))
         if has_table(self.spark, self.table):
             self._keep()
 
     @property
-    def _kept(self) -> str:
+    def _retention(self) -> str:
         return f"interval {round((self.vacuum_hours or 0) * 3600)} seconds"
 
     def _keep(self) -> None:
-        """Set how long the table keeps its files, where it says otherwise."""
-        rows = self.spark.sql(f"SHOW TBLPROPERTIES {quoted(self.table)}").collect()
-        if ("delta." + KEPT, self._kept) not in {(row.key, row.value) for row in rows}:
-            said = f"SET TBLPROPERTIES ('delta.{KEPT}' = '{self._kept}')"
-            self.spark.sql(f"ALTER TABLE {quoted(self.table)} {said}")
+        """Set how long the table keeps its files, if its property differs."""
+        rows = self.spark.sql(f"SHOW TBLPROPERTIES {quote_table(self.table)}").collect()
+        if ("delta." + KEPT, self._retention) not in {(row.key, row.value) for row in rows}:
+            change = f"SET TBLPROPERTIES ('delta.{KEPT}' = '{self._retention}')"
+            self.spark.sql(f"ALTER TABLE {quote_table(self.table)} {change}")
 
     def once(self) -> None:
         """
-        Do one round: delete first, so that nothing is packed that goes; remove files last.
+        Do one round: delete rows, then compact files, then remove files.
 
-        A table that no message has made yet needs none.
+        Does nothing if the table does not exist yet.
         """
         if not has_table(self.spark, self.table):
             return
         if self.retention_days is not None:
             self._add("deletedMessages", self._delete(self.retention_days))
         if self.optimize:
-            metrics = self._sql(f"OPTIMIZE {quoted(self.table)}")["metrics"]
+            metrics = self._sql(f"OPTIMIZE {quote_table(self.table)}")["metrics"]
             self._add("packedFiles", metrics["numFilesRemoved"])
         if self.vacuum_hours is not None:
             self._keep()
-            self._sql(f"VACUUM {quoted(self.table)}")
+            self._sql(f"VACUUM {quote_table(self.table)}")
             self._add("vacuums", 1)
 
     @contextmanager
     def beside(self, seconds: float) -> Iterator[None]:
         """
-        Do a round every so many seconds, as long as the block lasts.
+        Do a round every so many seconds until the block ends.
 
-        A failure is logged and does not end the block: the table is whole, and the next round may
-        do. The last round's failure is raised at the end.
+        A failure is logged, and the next round tries again. If the last round failed, its error is
+        raised at the end.
         """
         done = threading.Event()
 
@@ -110,7 +110,7 @@ class Upkeep:
                     self.once()
                     self.failure = None
                 except Exception as error:  # noqa: BLE001 - kept, and raised below
-                    log.warning("%s: upkeep failed, and will be tried again: %s", self.table, error)
+                    log.warning("%s: upkeep failed and will be tried again: %s", self.table, error)
                     self.failure = error
 
         worker = threading.Thread(target=rounds, name="upkeep", daemon=True)
@@ -125,14 +125,14 @@ class Upkeep:
 
     def _delete(self, days: float) -> int:
         """
-        Delete what is older, by its date and by its coming; returns how many rows.
+        Delete rows that are older, by their date and by their receipt; returns how many.
 
-        The date finds the partitions. It is an endpoint's word: where its clock is behind, or a
-        backlog was old, a row still stays that long after it came.
+        The date selects the partitions. It comes from an endpoint's clock, which may be wrong, so
+        a row also stays for this time after it was received.
         """
         end = self.clock() - timedelta(days=days)
         found = self._sql(
-            f"DELETE FROM {quoted(self.table)} WHERE {self.date} < DATE '{end:%Y-%m-%d}'"  # noqa: S608 - no value of others
+            f"DELETE FROM {quote_table(self.table)} WHERE {self.date} < DATE '{end:%Y-%m-%d}'"  # noqa: S608 - no value of others
             f" AND {self.received} < TIMESTAMP '{end:%Y-%m-%d %H:%M:%S}Z'"
         )
         return int(found["num_affected_rows"])

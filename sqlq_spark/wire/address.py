@@ -1,9 +1,9 @@
 """
-Queue addresses: a table, perhaps with its schema and catalog, in the notation of each database.
+Queue addresses: a table, optionally with schema and catalog, in the notation of each database.
 
-Addresses come from users and out of messages, so every one is untrusted: it is parsed, checked and
-quoted here, and nothing else in the package puts a name into SQL. Source: WIRE.md part 5 and the
-transports' own parsers, which we follow except that we refuse what they would silently misread.
+Addresses come from users and from messages, so they are untrusted. They are parsed, checked and
+quoted here, and no other module puts a name into SQL. Source: WIRE.md part 5 and the transports'
+parsers. This parser accepts the same, but raises an error where they would misread an address.
 """
 
 import re
@@ -17,7 +17,7 @@ from sqlq_spark.errors import BadAddress
 
 @dataclass(frozen=True, slots=True)
 class QueueAddress:
-    """Where a queue is; a schema or catalog of None is the default of whoever reads it."""
+    """The address of a queue. A schema or catalog of None is the default of the session."""
 
     table: str
     schema: str | None = None
@@ -26,17 +26,17 @@ class QueueAddress:
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """How one database writes an address; all that differs between the two."""
+    """How one database writes an address."""
 
     database: str
     opening: str
-    closing: str  # doubled where it stands inside a quoted part
-    quote: str  # what an error calls `opening`
+    closing: str  # doubled inside a quoted part
+    quote: str  # the name of `opening` in errors
     separator: str
     most: int  # parts
     table_last: bool
     stray_quotes: bool  # may `opening` stand inside a part that does not begin with it?
-    empty_is_default: bool  # does an empty quoted part stand for the default?
+    empty_is_default: bool  # does an empty quoted part mean the default?
     size: Callable[[str], int]
     unit: str  # what `size` counts
     longest_table: int  # of a queue
@@ -54,12 +54,12 @@ def _utf16_units(text: str) -> int:
 LABELS = ("table", "schema", "catalog")
 # characters of an address; the longest that a database can hold, all quoted and doubled, has 783
 LONGEST_ADDRESS = 1000
-SHOWN = 200  # characters of one that is refused
+SHOWN = 200  # characters of a rejected address in an error
 LISTED = re.compile(r'(?:"[^"]*"|[^",])*')  # a doubled quote inside quotes is two quoted runs
 # a bracket opens only where a part begins; a double quote is a character like others
 BRACKETS = r"\[(?:[^\]]|\]\])*\]"
 OPENING_OR_COMMA = re.compile(r"(?:(?:\A|,)\s*|@)\[|,")
-CLOSING = re.compile(r"(?<!\])\](?:\]\])*(?!\])")  # of a run of brackets, pairs belong to the name
+CLOSING = re.compile(r"(?<!\])\](?:\]\])*(?!\])")  # in a run of brackets, pairs belong to the name
 # addresses as we write them: PostgreSQL's ends with a quote, SQL Server's with a bracket
 QUOTED = r'"(?:[^"]|"")*"'
 CANONICAL = re.compile(
@@ -78,7 +78,7 @@ POSTGRESQL = Notation(
     empty_is_default=False,
     size=_utf8_bytes,
     unit="UTF-8 bytes",
-    longest_table=55,  # the peers keep 8 of PostgreSQL's 63 bytes for the suffix `_seq_seq`
+    longest_table=55,  # the transport needs 8 of PostgreSQL's 63 bytes for the suffix `_seq_seq`
     longest=63,
 )
 
@@ -109,7 +109,7 @@ def parse_postgresql(text: str) -> QueueAddress:
     Raises:
         BadAddress: an empty or unclosed part, more than two, or a name PostgreSQL cannot hold.
     """
-    _bounded(text)
+    _check_length(text)
     return _address(_split(text, POSTGRESQL), text, POSTGRESQL)
 
 
@@ -124,7 +124,7 @@ def parse_sqlserver(text: str) -> QueueAddress:
     Raises:
         BadAddress: an empty or unclosed part, more than three, or a name SQL Server cannot hold.
     """
-    _bounded(text)
+    _check_length(text)
     return _address(_split(text, SQLSERVER), text, SQLSERVER)
 
 
@@ -141,18 +141,18 @@ def name_postgresql(text: str) -> QueueAddress:
     """
     if text.startswith('"'):
         return parse_postgresql(text)
-    _bounded(text)
+    _check_length(text)
     return _address([text], text, POSTGRESQL)
 
 
 def table_postgresql(text: str) -> QueueAddress:
     """
-    Read the name of a table that is there, as `name_postgresql`; peers may not take it.
+    Read the name of an existing table, as `name_postgresql`; it may be too long for the transport.
 
     Raises:
         BadAddress: as `parse_postgresql`, but for a table of up to 63 bytes.
     """
-    _bounded(text)
+    _check_length(text)
     notation = replace(POSTGRESQL, longest_table=POSTGRESQL.longest)
     parts = _split(text, notation) if text.startswith('"') else [text]
     return _address(parts, text, notation)
@@ -170,12 +170,12 @@ def name_sqlserver(text: str) -> QueueAddress:
     """
     if text.startswith("[") or "@" in text:
         return parse_sqlserver(text)
-    _bounded(text)
+    _check_length(text)
     return _address([text], text, SQLSERVER)
 
 
-def _bounded(text: str) -> None:
-    """Refuse, before it is read, an address that no database can hold."""
+def _check_length(text: str) -> None:
+    """Reject an address that is too long for any database, before parsing it."""
     if len(text) > LONGEST_ADDRESS:
         most = f"it has {len(text)} characters where {LONGEST_ADDRESS} are the most"
         raise BadAddress(text[:SHOWN] + "…", most)
@@ -189,7 +189,7 @@ def split_list(text: str) -> list[str]:
         text: `orders, "sales"."a, b"` are two; blanks around a name are not part of it.
 
     Raises:
-        BadAddress: a quote is not closed, or there is nothing beside a comma.
+        BadAddress: a quote is not closed, or a name is missing before or after a comma.
     """
     if text.count('"') % 2:
         raise BadAddress(
@@ -208,14 +208,14 @@ def split_list_sqlserver(text: str) -> list[str]:
         text: `orders, [a, b]@[sales]` are two; blanks around a name are not part of it.
 
     Raises:
-        BadAddress: there is nothing beside a comma.
+        BadAddress: a name is missing before or after a comma.
     """
     cuts = [-1, *_commas(text), len(text)]
     return _complete(text, [text[one + 1 : two] for one, two in pairwise(cuts)])
 
 
 def _commas(text: str) -> Iterator[int]:
-    """The commas outside brackets; each character is looked at a few times, however many open."""
+    """The commas outside brackets, in linear time, even if many brackets are open."""
     closing = [found.end() for found in CLOSING.finditer(text)]
     at = 0
     while found := OPENING_OR_COMMA.search(text, at):
@@ -235,7 +235,7 @@ def _listed(text: str, one: re.Pattern[str]) -> list[str]:
 
 
 def _complete(text: str, found: Sequence[str]) -> list[str]:
-    """The names without the blanks around them, each of which must be there."""
+    """The names without surrounding blanks; no name may be empty."""
     names = [each.strip() for each in found]
     if not all(names):
         raise BadAddress(text, "a name is missing beside a comma")
@@ -244,10 +244,10 @@ def _complete(text: str, found: Sequence[str]) -> list[str]:
 
 def split_canonical(text: str) -> list[str]:
     """
-    Split canonical addresses, of either database, that `, ` joins; whatever their names hold.
+    Split canonical addresses of either database that are joined by `, `.
 
     Args:
-        text: as the state tables keep the queues of a stream; another text is one address.
+        text: the queues of a stream, as in the state tables; any other text is one address.
     """
     found, at = [], 0
     while at < len(text):
@@ -261,7 +261,7 @@ def split_canonical(text: str) -> list[str]:
 
 def print_postgresql(address: QueueAddress, default_schema: str = "public") -> str:
     """
-    Write the canonical address, `"schema"."table"`, that a peer's ReplyToAddress holds.
+    Write the canonical address, `"schema"."table"`, as in an endpoint's ReplyToAddress.
 
     Raises:
         BadAddress: a name PostgreSQL cannot hold, or a catalog.
@@ -273,14 +273,14 @@ def print_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
     """
     Write the canonical address, `table@[schema]` or `table@[schema]@[catalog]`.
 
-    The table stands plain, as the transport writes it, unless it holds `@` or begins with `[`:
-    bracketed then, or it could not be read back.
+    The table has no brackets, as the transport writes it. If it contains `@` or begins with `[`, it
+    is bracketed, so that it can be parsed again.
 
     Raises:
         BadAddress: a name SQL Server cannot hold.
     """
     names = _names(address, default_schema, SQLSERVER)
-    table, *rest = (_quoted(name, SQLSERVER) for name in names)
+    table, *rest = (_quote(name, SQLSERVER) for name in names)
     plain = "@" not in address.table and not address.table.startswith("[")
     return "@".join([address.table if plain else table, *rest])
 
@@ -293,7 +293,7 @@ def quote_postgresql(address: QueueAddress, default_schema: str = "public") -> s
         BadAddress: a name PostgreSQL cannot hold, or a catalog.
     """
     names = _names(address, default_schema, POSTGRESQL)
-    return ".".join(_quoted(name, POSTGRESQL) for name in reversed(names))
+    return ".".join(_quote(name, POSTGRESQL) for name in reversed(names))
 
 
 def quote_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
@@ -304,40 +304,40 @@ def quote_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
         BadAddress: a name SQL Server cannot hold.
     """
     names = _names(address, default_schema, SQLSERVER)
-    return ".".join(_quoted(name, SQLSERVER) for name in reversed(names))
+    return ".".join(_quote(name, SQLSERVER) for name in reversed(names))
 
 
 def identifier(name: str) -> str:
-    """A name as PostgreSQL quotes it."""
-    return _quoted(name, POSTGRESQL)
+    """A name in PostgreSQL's quotes."""
+    return _quote(name, POSTGRESQL)
 
 
 def bracketed(name: str) -> str:
-    """A name as SQL Server quotes it."""
-    return _quoted(name, SQLSERVER)
+    """A name in SQL Server's brackets."""
+    return _quote(name, SQLSERVER)
 
 
 def due_index(delayed: QueueAddress) -> str:
-    """The name of a delayed table's index; cut where the server would make of it the table's."""
+    """The name of a delayed table's index, cut so that it differs from the table's name."""
     suffix = "_Due"
     room = POSTGRESQL.longest - len(suffix)
     return delayed.table.encode()[:room].decode(errors="ignore") + suffix
 
 
-def _quoted(name: str, notation: Notation) -> str:
+def _quote(name: str, notation: Notation) -> str:
     closing = notation.closing
     return notation.opening + name.replace(closing, closing * 2) + closing
 
 
 def _names(address: QueueAddress, default_schema: str, notation: Notation) -> list[str]:
-    """Check an address, which need not come from a parser; its names, table first."""
+    """Check an address, and return its names, table first."""
     table, catalog = address.table, address.catalog
     schema = default_schema if address.schema is None else address.schema
     if catalog is not None and notation.most < len(LABELS):
         raise BadAddress(table, f"it names a catalog, which {notation.database} does not have")
     names = [table, schema] if catalog is None else [table, schema, catalog]
     for label, name in zip(LABELS, names, strict=False):
-        # `<queue>.Delayed` may be longer than a queue, and has to be quoted and shown too.
+        # `<queue>.Delayed` may be longer than a queue's name.
         _check(label, name, name, notation, notation.longest)
     return names
 
@@ -355,7 +355,7 @@ def _split(text: str, notation: Notation) -> list[str | None]:
 
 
 def _plain_part(text: str, at: int, notation: Notation) -> tuple[str | None, int]:
-    """Read the unquoted part that begins at `at`: it, and where its separator (or the end) is."""
+    """Read the unquoted part that begins at `at`; returns it and the place of its separator."""
     found = text.find(notation.separator, at)
     stop = len(text) if found < 0 else found
     stray = text.find(notation.opening, at, stop)
@@ -369,7 +369,7 @@ def _plain_part(text: str, at: int, notation: Notation) -> tuple[str | None, int
 
 
 def _quoted_part(text: str, at: int, notation: Notation) -> tuple[str | None, int]:
-    """Read the quoted part that begins at `at`: it, and where its separator (or the end) is."""
+    """Read the quoted part that begins at `at`; returns it and the place of its separator."""
     closing = notation.closing
     end = text.find(closing, at + 1)
     while end >= 0 and text.startswith(closing, end + 1):
@@ -390,7 +390,7 @@ def _quoted_part(text: str, at: int, notation: Notation) -> tuple[str | None, in
 
 
 def _address(parts: Sequence[str | None], text: str, notation: Notation) -> QueueAddress:
-    """Check the parts, table first, and make the address of them."""
+    """Check the parts, table first, and make an address."""
     if len(parts) > notation.most:
         raise BadAddress(
             text,
@@ -406,7 +406,7 @@ def _address(parts: Sequence[str | None], text: str, notation: Notation) -> Queu
 
 
 def _check(label: str, name: str, text: str, notation: Notation, longest: int) -> None:
-    """Refuse a name that the database cannot hold, or would cut."""
+    """Reject a name that the database cannot store, or would cut."""
     if not name:
         raise BadAddress(text, f"the {label} is empty")
     if "\0" in name:

@@ -1,8 +1,8 @@
 """
-Header text: the JSON of a message's headers, the names that matter, and the times inside them.
+Header text: the JSON of a message's headers, the names of headers, and the times in them.
 
-Written byte for byte as the transports' 9.1 writer does, read as strictly as their stream does:
-what makes a .NET peer fail must be poison here too. Source: WIRE.md part 2.
+The text is the same, byte for byte, as that of the transports' version 9.1. The reader is as strict
+as theirs: a message that a .NET endpoint cannot read is poison here too. Source: WIRE.md part 2.
 """
 
 import json
@@ -45,11 +45,11 @@ TRACE_PARENT: Final = "traceparent"
 TRACE_STATE: Final = "tracestate"
 BAGGAGE: Final = "baggage"
 
-# A header that begins with one of these goes when a failed message returns to its source.
+# Headers that begin with one of these are removed when a failed message returns to its source.
 FAULT_PREFIXES: Final = (RETRIES, FAILED_Q, TIME_OF_FAILURE, EXCEPTION_INFO)
 
-# Text in which this finds nothing is written as it is. It finds more than must be escaped (an ä,
-# say), so that it is plain ASCII: RE2 (pyarrow) reads it too, and no Unicode version matters.
+# Text in which this finds nothing needs no escapes. It finds more than must be escaped (for example
+# ä), so that it is plain ASCII: RE2 (pyarrow) reads it too, and no Unicode version matters.
 SPECIAL: Final = r"[^ !#-.0-\[\]-~]"
 UNSAFE: Final = re.compile(SPECIAL)
 
@@ -64,11 +64,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class PoisonHeaders(ValueError):
-    """The header text of a row is not what a peer could read; the reason quotes no value."""
+    """An endpoint could not read the header text of a row. The reason quotes no value."""
 
 
 class _Escapes(dict[int, str]):
-    """What each code point is written as, worked out when it is first met."""
+    """The escape of each code point, computed at its first use."""
 
     def __missing__(self, code: int) -> str:
         written = _escape_one(chr(code))
@@ -81,7 +81,7 @@ def _escape_one(character: str) -> str:
     if character in _SHORT:
         return _SHORT[character]
     category = unicodedata.category(character)
-    if category == "Cs":  # a surrogate alone, for Python's text holds no pairs
+    if category == "Cs":  # a surrogate alone, because Python's text has no pairs
         return "\\uFFFD"
     if character > chr(_BMP_END):
         pair = character.encode("utf-16-be").hex().upper()
@@ -96,11 +96,11 @@ _ESCAPES = _Escapes()
 
 def escape(text: str) -> str:
     r"""
-    Write text as it stands inside the quotes of a JSON string.
+    Escape text for a JSON string.
 
     Args:
-        text: any; a surrogate alone becomes `\uFFFD`. Which characters are not assigned (and so
-            escaped) is a matter of Python's Unicode version; every stream takes either form.
+        text: any; a surrogate alone becomes `\uFFFD`. Python's Unicode version decides which
+            characters are not assigned and therefore escaped; endpoints read either form.
     """
     return text.translate(_ESCAPES) if UNSAFE.search(text) else text
 
@@ -110,7 +110,7 @@ def dumps(headers: Mapping[str, str | None]) -> str:
     Write headers as one compact JSON object, in the order given.
 
     Raises:
-        TypeError: a name or value that is not text (None is well as a value).
+        TypeError: a name or value is not text (a value may be None).
     """
     members = (
         f'"{escape(name)}":null' if value is None else f'"{escape(name)}":"{escape(value)}"'
@@ -127,10 +127,10 @@ def loads(text: str | None) -> dict[str, str | None]:
         text: a JSON object of strings and nulls, by any writer; empty or None is no headers.
 
     Returns:
-        The headers in their order; of a name given twice the last value counts.
+        The headers in their order; if a name is there twice, the last value counts.
 
     Raises:
-        PoisonHeaders: anything else, half surrogate pairs among it.
+        PoisonHeaders: any other text, also one with half a surrogate pair.
     """
     if not text:
         return {}
@@ -183,7 +183,7 @@ _DECODER = json.JSONDecoder(
 
 # ----- times ---------------------------------------------------------------------------------
 
-LONGEST_SPAN: Final = 2**31 - 1  # milliseconds, 24.8 days: the peers pass an int32
+LONGEST_SPAN: Final = 2**31 - 1  # milliseconds, 24.8 days: the transports use an int32
 LONGEST_DELAY: Final = 365_000 * 86_400_000  # milliseconds, no year of five digits
 
 _WIRE_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d):(\d{6}) Z", re.ASCII)
@@ -206,7 +206,7 @@ class BadWireTime(ValueError):
 
 
 class BadTimeSpan(ValueError):
-    """A time-to-be-received or a delay cannot be read, or no peer could pass it on."""
+    """A time-to-be-received or a delay cannot be read, or is too long for the transports."""
 
     def __init__(self, found: str, reason: str, what: str = "time to be received") -> None:
         super().__init__(found, reason, what)
@@ -221,10 +221,10 @@ class BadTimeSpan(ValueError):
 
 def wire_time(moment: datetime) -> str:
     """
-    Write a time as the headers have it, `yyyy-MM-dd HH:mm:ss:ffffff Z`.
+    Write a time in the headers' form, `yyyy-MM-dd HH:mm:ss:ffffff Z`.
 
     Raises:
-        ValueError: a time without a zone; it could be any moment.
+        ValueError: the time has no zone.
     """
     if moment.tzinfo is None:
         raise ValueError(f"time {moment} has no zone: give an aware datetime, as datetime.now(UTC)")
@@ -234,10 +234,10 @@ def wire_time(moment: datetime) -> str:
 
 def parse_wire_time(text: str) -> datetime:
     """
-    Read a time as the headers have it; aware, UTC.
+    Read a time in the headers' form; the result is aware and UTC.
 
     Raises:
-        BadWireTime: another form, or no such day.
+        BadWireTime: the form is different, or there is no such day.
     """
     found = _WIRE_TIME.fullmatch(text)
     if found is None:
@@ -253,15 +253,15 @@ def parse_span(text: str, *, longest: int = LONGEST_SPAN, what: str = "time to b
     Read a time-to-be-received, or a delay; .NET's invariant `[d.]hh:mm:ss[.fffffff]`.
 
     Args:
-        text: by anyone.
+        text: untrusted.
         longest: milliseconds.
-        what: it is, for the error.
+        what: its name, for the error.
 
     Returns:
-        Milliseconds, 0 to `longest`; smaller parts are cut off, as the transports do.
+        Milliseconds, 0 to `longest`; smaller parts are cut off, as in the transports.
 
     Raises:
-        BadTimeSpan: another form, a negative span, or a longer one.
+        BadTimeSpan: the form is different, or the span is negative or too long.
     """
     found = _SPAN.fullmatch(text)
     if found is None:

@@ -1,11 +1,11 @@
 """
 Names of .NET types, in headers and as topics.
 
-A header lists assembly-qualified names (`Shop.Placed, Shop, Version=1.0.0.0`), a topic is a full
-name (`Shop.Placed`). A generic type holds its arguments, assemblies and all, in brackets, so that a
-comma ends a name only outside of them; a backslash takes a character's meaning away.
-The text comes from strangers: every function takes any, in one pass, and what is no type's name
-comes back as it is.
+A header lists assembly-qualified names (`Shop.Placed, Shop, Version=1.0.0.0`). A topic is a full
+name (`Shop.Placed`). A generic type has its arguments, with their assemblies, in brackets. A comma
+therefore ends a name only outside of brackets. A backslash escapes a character.
+The text is untrusted: every function accepts any text and takes one pass. A text that is not a type
+name is returned unchanged.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-SEPARATOR = ";"  # of EnclosedMessageTypes; the peers split there, whatever stands around it
+SEPARATOR = ";"  # of EnclosedMessageTypes; the transports split at each one
 
 _MARKS = re.compile(r"\\.|[\[\],]", re.DOTALL)
 
 
 def full_name(name: str) -> str:
     """
-    The full name of a type, which is its topic; `name` may be it already.
+    The full name of a type, which is its topic; `name` may be a full name already.
 
     Returns:
-        What stands before the first comma outside brackets.
+        The part before the first comma outside brackets.
     """
     end = next(_commas(name), len(name))
     return name[:end].strip()
@@ -39,18 +39,18 @@ def split_types(header: str | None) -> list[str]:
 
 
 def join_types(names: Iterable[str]) -> str:
-    """An EnclosedMessageTypes header; see `unfit` for what no name may hold."""
+    """An EnclosedMessageTypes header; `unfit` says which names are not allowed."""
     return SEPARATOR.join(names)
 
 
 def split_names(text: str) -> list[str]:
-    """Full names that commas separate, as in an option; blank ones stay, for an error to tell."""
+    """Split full names at commas, as in an option; keeps blank names, which are then rejected."""
     edges = [-1, *_commas(text), len(text)]
     return [text[at + 1 : stop].strip() for at, stop in pairwise(edges)]
 
 
 def unfit(topic: str) -> str | None:
-    """Why a text can be no topic; None where it can."""
+    """Why a text cannot be a topic; None if it can."""
     if not topic.strip():
         return "a blank topic"
     if SEPARATOR in topic:
@@ -61,7 +61,7 @@ def unfit(topic: str) -> str | None:
 
 
 def _commas(text: str) -> Iterator[int]:
-    """Where commas stand outside brackets."""
+    """The places of commas outside brackets."""
     depth = 0
     for found in _MARKS.finditer(text):
         if found[0] == "[":

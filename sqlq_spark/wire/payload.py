@@ -1,18 +1,18 @@
 """
-What lies in a receipt and in a chunk of the staging: rows in columns, each buffer packed by zstd.
+The content of a receipt or a staged chunk: rows as columns, each buffer compressed with zstd.
 
-Whoever may write the state tables may write any bytes there, so Arrow's own stream format is not
-read: it unpacks whatever size its metadata claims, and trusts the offsets that it finds. Ours says
-less, and `unpack` checks all of it.
+A login that may write the state tables may write any bytes there. Arrow's stream format is not
+used, because its reader allocates any size that the metadata claims, and trusts the offsets. This
+format contains less, and `unpack` checks all of it.
 
-    the packed buffers, one behind the other
+    the compressed buffers, one after the other
     a list, as JSON: the names of the columns, and of each batch its rows and each buffer's sizes,
         {"columns": […], "batches": [{"rows": …, "buffers": [[plain, packed] or null, …]}]}
     the list's length, 4 bytes, little-endian
 
-A small payload stands in its row. A large one is cut into pages, a row each in a table beside it:
-measured, 13 MB cost the server 60 ms as one value, which it cuts into pieces of 2 kB by itself, and
-22 ms as a COPY of pages.
+A small payload is in its row. A large one is cut into pages, which are rows of another table.
+Measured: 13 MB take the server 60 ms as one value, which it cuts into pieces of 2 kB, and 22 ms as
+a COPY of pages.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 # Measured on messages of 1.2 kB: level 1 2.0 us and 165 bytes a message, level -3 1.2 us and 262,
 # lz4 1.4 us and 298.
 ZSTD = pa.Codec("zstd", compression_level=-3)
-THREADS = 2  # headers and bodies are packed beside each other, as Arrow's stream does
+THREADS = 2  # headers and bodies are compressed in parallel, as in Arrow's stream
 
-ROOM = 64 << 10  # bytes for what the list says of a batch, and for its ends
-LARGE = 256 << 10  # bytes; a longer payload goes into pages
+ROOM = 64 << 10  # bytes for a batch in the list, and for the list's ends
+LARGE = 256 << 10  # bytes; a longer payload is cut into pages
 PAGE = 7_900  # bytes; with its key it fills a page of the table
 
 RECEIPT_KEY = {
@@ -62,7 +62,7 @@ class Packed:
 
     @property
     def seal(self) -> Seal:
-        """By which whoever packed it knows it again; 1 ms for a chunk of like messages."""
+        """The seal by which the driver recognises the payload; takes 1 ms for a chunk."""
         return Seal(self.size, digest(self.bytes))
 
 
@@ -75,16 +75,16 @@ class Seal:
 
 
 def digest(payload: pa.Buffer | bytes) -> str:
-    """A digest that no other payload has."""
+    """The SHA-256 digest of a payload."""
     return hashlib.sha256(payload).hexdigest()
 
 
 def packed(rows: pa.Table) -> Packed:
     """
-    The rows as a payload: about 1 MB for 27 MB of like messages.
+    Compress rows into a payload: about 1 MB for 27 MB of similar messages.
 
-    It is written into room for the worst, of which only what is written takes memory: a stream that
-    grows by doubling held 50 MB more for 64 MB that cannot be compressed.
+    The buffer is allocated for the worst case, but only the written part takes memory. A stream
+    that doubles its size took 50 MB more for 64 MB that cannot be compressed.
     """
     batches = [batch for batch in rows.to_batches() if batch.num_rows]
     room = pa.allocate_buffer(2 * rows.nbytes + (len(batches) + 1) * ROOM)
@@ -93,7 +93,7 @@ def packed(rows: pa.Table) -> Packed:
         for batch in batches:
             plain = [buffer for column in batch.columns for buffer in buffers(column)]
             sizes: list[tuple[int, int] | None] = []
-            for buffer, small in zip(plain, pool.map(squeezed, plain), strict=True):
+            for buffer, small in zip(plain, pool.map(compress, plain), strict=True):
                 sizes.append(None if buffer is None or small is None else (buffer.size, small.size))
                 size += 0 if buffer is None else buffer.size
                 if small is not None:
@@ -105,13 +105,13 @@ def packed(rows: pa.Table) -> Packed:
     return Packed(room.slice(0, sink.tell()), size)
 
 
-def squeezed(buffer: pa.Buffer | None) -> pa.Buffer | None:
-    """A buffer packed; None for one that is absent."""
+def compress(buffer: pa.Buffer | None) -> pa.Buffer | None:
+    """A compressed buffer; None for a missing one."""
     return None if buffer is None else ZSTD.compress(buffer)
 
 
 def buffers(column: pa.Array) -> Iterator[pa.Buffer | None]:
-    """The buffers of a column from its first value on: validity, then as its type has them."""
+    """The buffers of a column from its first value: validity, then those of its type."""
     kind, found, first, rows = column.type, column.buffers(), column.offset, len(column)
     yield validity(column)
     if pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind):
@@ -128,7 +128,7 @@ def buffers(column: pa.Array) -> Iterator[pa.Buffer | None]:
 
 
 def validity(column: pa.Array) -> pa.Buffer | None:
-    """Which values are there, a bit each; None where all are."""
+    """A bit for each value that is not null; None if there are no nulls."""
     if not column.null_count:
         return None
     there = column.is_valid().to_numpy(zero_copy_only=False)
@@ -136,7 +136,7 @@ def validity(column: pa.Array) -> pa.Buffer | None:
 
 
 def in_row(payload: pa.Buffer) -> bytes:
-    """What stands in the row itself: all of a small payload, nothing of a large one."""
+    """The part in the row itself: all of a small payload, nothing of a large one."""
     return b"" if payload.size > LARGE else payload.to_pybytes()
 
 
@@ -144,12 +144,12 @@ def pages(
     payload: pa.Buffer, kinds: dict[str, pa.DataType], key: tuple[str | int, ...]
 ) -> pa.Table:
     """
-    A large payload as rows of its table of pages; no row for a small one.
+    The rows of the table of pages for a large payload; none for a small one.
 
     Args:
-        payload: of `packed`.
-        kinds: column → type of the key.
-        key: one value for each of them.
+        payload: the result of `packed`.
+        kinds: columns of the key, with their types.
+        key: a value for each of them.
     """
     count = 0 if payload.size <= LARGE else -(-payload.size // PAGE)
     offsets = np.minimum(np.arange(count + 1) * PAGE, payload.size).astype(np.int32)

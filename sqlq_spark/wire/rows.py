@@ -1,8 +1,8 @@
 """
-Messages in columns: what lies in a receipt, what Spark gets, and the ids.
+Messages as Arrow columns: in a receipt and for Spark. Also creates ids.
 
-A row of a queue stays as it was found, in Arrow, from the database into the receipt;
-only what Spark asked for is made of it, and only after the commit.
+A row of a queue is stored unchanged in the receipt. The columns for Spark are computed only after
+the commit, and only those that Spark reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-# a row of a queue, as found, and as a receipt keeps it
+# a row of a queue, and of a receipt
 QUEUE_ROW = pa.schema(
     [
         pa.field("id", pa.binary(16)),
@@ -37,30 +37,30 @@ QUEUE_ROW = pa.schema(
     ]
 )
 
-# what a read with includeBodyString has besides; a receipt made without it has none
+# an additional column with includeBodyString; older receipts may lack it
 BODY_STRING = pa.field("bodystring", pa.string())
 
-# columns of a read that are headers; the columns of this name are empty in today's tables
+# columns of a read that are headers; the table's columns of these names are empty today
 HEADER_COLUMNS = {"correlationId": CORRELATION_ID, "replyToAddress": REPLY_TO_ADDRESS}
 
-# of expiries; between them Python has a time for each
+# range of expiries that Python can represent
 FIRST, LAST = (
     pa.scalar(text, pa.string()).cast(pa.timestamp("us")) for text in ("0001-01-02", "9999-12-31")
 )
 
-LEGACY_LENGTH = 255  # bytes of such a column, where a table has them
+LEGACY_LENGTH = 255  # bytes of such a column, if a table has them
 
 BATCH_BYTES = 8 << 20  # of one record batch on its way to Spark
 BATCH_ROWS = 10_000
 
-TEXTS = frozenset({str, type(None)})  # what the values of headers may be
+TEXTS = frozenset({str, type(None)})  # allowed types of header values
 
-# a letter or a dot in hex, which no peer writes: a header's name may be written with it
+# a letter or a dot as a hex escape in a header's name, which no transport writes
 NAMED_IN_HEX = r"\\u00(?:2[Ee]|[4-7])"
 
 
 def by_seq(rows: pa.Table) -> pa.Table:
-    """The rows in the order of `seq`; sorted only where they are not."""
+    """The rows in the order of `seq`; sorts them only if necessary."""
     seqs = rows["seq"].to_numpy()
     if np.all(seqs[1:] > seqs[:-1]):
         return rows
@@ -77,9 +77,9 @@ def record_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
 
 def dated(rows: pa.Table) -> pa.Table:
     """
-    Rows of QUEUE_ROW, an expiry beyond Python's calendar null.
+    Replace expiries outside of Python's calendar by null, in rows of QUEUE_ROW.
 
-    An infinite one, which the driver gives as some other, could not be shown, nor loaded again.
+    The driver returns an infinite expiry as another value, which could not be shown or stored.
     """
     expires = rows["expires"]
     known = pc.and_(pc.greater(expires, FIRST), pc.less(expires, LAST))
@@ -89,7 +89,7 @@ def dated(rows: pa.Table) -> pa.Table:
 
 def undecodable(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """
-    Which texts are no UTF-8, as booleans; a database of SQL_ASCII holds any bytes.
+    Which texts are not UTF-8, as booleans; a database in SQL_ASCII may have any bytes.
 
     Measured: 0.04 us for headers of 700 bytes.
     """
@@ -102,7 +102,7 @@ def undecodable(texts: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def octets(texts: pa.ChunkedArray) -> list[bytes | None]:
-    """Texts that may be no UTF-8, as bytes."""
+    """Texts that may not be UTF-8, as bytes."""
     found: list[bytes | None] = texts.cast(pa.binary()).to_pylist()
     return found
 
@@ -117,13 +117,13 @@ def is_utf8(text: bytes) -> bool:
 
 
 def readable(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Texts that may be no UTF-8, U+FFFD in the place of what is none."""
+    """Replace bytes that are not UTF-8 by U+FFFD."""
     found = [None if text is None else text.decode(errors="replace") for text in octets(texts)]
     return pa.chunked_array([pa.array(found, pa.string())])
 
 
 def with_texts(rows: pa.Table, unread: pa.ChunkedArray) -> pa.Table:
-    """Rows of a queue with all texts readable; `unread` of their headers."""
+    """Rows of a queue with readable texts; `unread` marks headers that are not UTF-8."""
     if pc.any(unread).as_py():
         at = rows.schema.get_field_index("headers")
         rows = rows.set_column(at, rows.schema.field(at), readable(rows["headers"]))
@@ -134,7 +134,7 @@ def with_texts(rows: pa.Table, unread: pa.ChunkedArray) -> pa.Table:
 
 
 class Headers:
-    """The headers of some rows, parsed: each a flat JSON object string → string or null."""
+    """The parsed headers of some rows: each a flat JSON object of strings or nulls."""
 
     def __init__(self, texts: pa.Array) -> None:
         """Read header texts; `''` is `{}`."""
@@ -142,7 +142,7 @@ class Headers:
         self._values: pa.Array | None = None
 
     def check(self) -> pa.Array:
-        """Look at every value: a row with one that is no text is poison from then on."""
+        """Check every value: a row with a value that is not text becomes poison."""
         if self._values is None:
             try:
                 self._values = self._flat_values()
@@ -178,13 +178,13 @@ class Headers:
         return pa.MapArray.from_arrays(offset_array, keys, values, type=kind, mask=self.poison())
 
     def text(self, name: str) -> pa.Array:
-        """One header of every row; null where it is absent, or the row is poison."""
+        """One header of every row; null if it is missing, or if the row is poison."""
         self.check()
         return pa.array([each.get(name) if each else None for each in self._found], pa.string())
 
 
 def opened(text: str | None) -> dict[str, str | None] | None:
-    """One header text as a dict, its values not yet looked at; None for what is no object."""
+    """Parse one header text into a dict with unchecked values; None if it is not an object."""
     if not text:
         return {}
     try:
@@ -195,23 +195,24 @@ def opened(text: str | None) -> dict[str, str | None] | None:
 
 
 def flat(headers: dict[str, str | None]) -> bool:
-    """Whether all values are texts or null."""
+    """Whether all values are texts or nulls."""
     return TEXTS.issuperset(map(type, headers.values()))
 
 
 def quick_text(texts: list[str | None], name: str) -> pa.Array:
     """
-    One header of every row, found as our peers write it, without parsing; null where it is absent.
+    Find one header of every row by a text search, without parsing; null if it is missing.
 
-    In a JSON text a quote inside a string is escaped, so `"name":"` after no backslash is a key.
-    Where the value has an escape, or the name is there twice or in another form, the row is parsed.
-    A name with a letter in hex (`NAMED_IN_HEX`) is not found.
-    Measured: 0.4 us a message; parsing takes 2.
+    The search assumes the form that the transports write. In JSON a quote inside a string is
+    escaped, so `"name":"` without a backslash before it is a key. If the value has an escape, or if
+    the name is there twice or in another form, the row is parsed. A name with a hex escape
+    (`NAMED_IN_HEX`) is not found.
+    Measured: 0.4 us per message; parsing takes 2 us.
     """
     key, on = f'"{name}":"', len(name) + 3
 
     def value(text: str) -> str | None:
-        at = text.find(name)  # one pass over a text without it
+        at = text.find(name)  # a text without the name takes one pass
         if at < 0:
             return None
         end = text.find('"', at + on)
@@ -228,14 +229,14 @@ def quick_text(texts: list[str | None], name: str) -> pa.Array:
 
 def received(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> pa.RecordBatch:
     """
-    Rows of a queue as Spark asked for them.
+    Convert rows of a queue to the columns that Spark reads.
 
     Args:
         rows: of QUEUE_ROW.
-        schema: any of the columns of a read, with the types that Spark derived for them.
-        queue: the address they came from.
+        schema: any columns of a read, with Spark's types.
+        queue: the address from which they came.
 
-    Headers are parsed only where a column needs them all, or a name may be written in hex.
+    Headers are parsed only if a column needs all of them, or if a name may have a hex escape.
     """
     headers = texts = None
     found = rows.column("headers")
@@ -257,7 +258,7 @@ def column(
     texts: list[str | None] | None,
     queue: str,
 ) -> pa.Array:
-    """One column of a read; `headers` where they were parsed, `texts` where they need not be."""
+    """One column of a read, from parsed `headers`, or from `texts` if no parsing is needed."""
     name, kind = field.name, field.type
     if name == "id":
         return id_texts(rows.column("id"))
@@ -265,20 +266,20 @@ def column(
         header = HEADER_COLUMNS[name]
         return headers.text(header) if headers else quick_text(texts or [], header)
     if headers and name == "corruptHeaders":
-        # not None: of a slice without poison Arrow up to 21 then makes an array that is not valid
+        # not None, for which Arrow up to 21 makes an invalid array of a slice without poison
         nothing = pa.nulls(rows.num_rows, kind)
         return pc.if_else(headers.poison(), rows.column("headers"), nothing)
     if headers and pa.types.is_map(kind):
         return headers.map(kind)
     if name == "queue":
         return pa.repeat(pa.scalar(queue, kind), rows.num_rows)
-    at = rows.schema.get_field_index(name.lower())  # bodyString may be absent, see BODY_STRING
+    at = rows.schema.get_field_index(name.lower())  # bodyString may be missing, see BODY_STRING
     return pa.nulls(rows.num_rows, kind) if at < 0 else rows.column(at).cast(kind)
 
 
 def with_legacy_columns(rows: pa.Table) -> pa.Table:
     """
-    Rows to send with what peers of version 1 read from columns; null where it does not fit there.
+    Add the columns that version 1 endpoints read to rows to send; null if a value does not fit.
 
     Args:
         rows: with `headers`.
@@ -286,7 +287,7 @@ def with_legacy_columns(rows: pa.Table) -> pa.Table:
     texts = rows["headers"].to_pylist()
     for name, header in HEADER_COLUMNS.items():
         found = quick_text(texts, header)
-        # a varchar: beyond ASCII the server would put question marks
+        # a varchar, in which the server would replace other characters by question marks
         short = pc.less_equal(pc.binary_length(found), LEGACY_LENGTH)
         fits = pc.and_(short, pc.string_is_ascii(found))
         rows = rows.append_column(name.lower(), pc.if_else(fits, found, None))
@@ -300,12 +301,12 @@ def random_ids(
     how_many: int, *, seed: bytes | None = None, first: int = 0
 ) -> npt.NDArray[np.uint8]:
     """
-    Fresh version 4 UUIDs.
+    New version 4 UUIDs.
 
     Args:
         how_many: >= 0.
-        seed: 16 bytes; ids `first` onwards of the sequence that they stand for. None: of chance.
-        first: even.
+        seed: 16 bytes that define a sequence of ids; None: random ids.
+        first: index of the first id in the sequence; even.
 
     Returns:
         uint8 of shape (how_many, 16), in network order. Measured: 4.6 million/s, `uuid4` 380k/s.
@@ -322,7 +323,7 @@ def random_ids(
 
 def rising_ids(how_many: int, now: float) -> npt.NDArray[np.uint8]:
     """
-    Fresh version 7 UUIDs, ascending: a unique index takes them at its end.
+    New version 7 UUIDs, ascending, so that a unique index grows only at its end.
 
     Args:
         how_many: >= 0.
@@ -367,7 +368,7 @@ def uuid_text(value: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What Spark calls the micro-batch; kept in the receipt so that a sink can settle it."""
+    """Spark's names of the micro-batch, stored in the receipt so that a sink can settle it."""
 
     query_id: str | None = None
     query_batch: int | None = None

@@ -1,9 +1,9 @@
 """
-Payloads read again: what someone else may have written over, so nothing in one is believed.
+Reads payloads. Another login may have changed them, so all of their content is untrusted.
 
-It says how many rows it has, which of the expected columns, and the sizes of their buffers. Types
-come from us. The sizes are checked before anything is unpacked, a buffer is unpacked into as many
-bytes and fails where it holds others, and every value is checked before it is used.
+A payload says how many rows it has, which of the expected columns, and the sizes of their buffers.
+The types are known. The sizes are checked before anything is decompressed. A buffer with another
+size fails, and every value is checked before it is used.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ LONGEST_LIST = 4 << 20  # bytes; that of a receipt of 64 MiB has 2 kB
 
 
 class Unfit(ValueError):
-    """Why a payload is not used."""
+    """The reason why a payload cannot be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What a payload must be, by what is known without it."""
+    """What is known of a payload before it is read."""
 
     where: str  # which receipt or chunk, for an error
     schema: pa.Schema
@@ -43,15 +43,15 @@ class Expected:
     most: int  # bytes, unpacked
     size: int | None = None  # bytes, unpacked, as stored with it; None: not stored
     rows: int | None = None  # as stored with it
-    seal: Seal | None = None  # of what was packed, where that is known
+    seal: Seal | None = None  # of the payload when it was packed, if known
 
 
 def unpacked(payload: bytes, pages: Iterable[tuple[bytes]], expected: Expected) -> pa.Table:
     """
-    The rows of a payload, which stands in its row or, where that is empty, in its pages.
+    The rows of a payload, which is in its row, or in its pages if the row's value is empty.
 
     Raises:
-        PayloadRefused: it is not what `packed` makes of such rows, or is larger than may be.
+        PayloadRefused: `packed` cannot have written it, or it is too large.
     """
     whole = pa.py_buffer(payload or b"".join(page for (page,) in pages))
     try:
@@ -64,8 +64,8 @@ def unpacked(payload: bytes, pages: Iterable[tuple[bytes]], expected: Expected) 
 
 def table(whole: pa.Buffer, expected: Expected) -> pa.Table:
     """Read the list, check what it says, and only then unpack."""
-    columns, batches, end = listed(whole)
-    schema = chosen(columns, expected)
+    columns, batches, end = read_list(whole)
+    schema = schema_of(columns, expected)
     sizes = [pair for _, pairs in batches for pair in pairs if pair is not None]
     size, rows = sum(each for each, _ in sizes), sum(each for each, _ in batches)
     check(size <= expected.most, f"it holds {size} bytes, more than the {expected.most} it may")
@@ -77,7 +77,7 @@ def table(whole: pa.Buffer, expected: Expected) -> pa.Table:
         for count, pairs in batches:
             starts = [*accumulate((0 if pair is None else pair[1] for pair in pairs), initial=at)]
             at = starts.pop()
-            reading = Reading(pool.map(partial(opened, whole), starts, pairs))
+            reading = Reading(pool.map(partial(decompress, whole), starts, pairs))
             arrays = [reading.column(field.type, count) for field in schema]
             reading.finish()
             found.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
@@ -86,8 +86,8 @@ def table(whole: pa.Buffer, expected: Expected) -> pa.Table:
     return made
 
 
-def opened(whole: pa.Buffer, at: int, pair: list[int] | None) -> pa.Buffer | None:
-    """A buffer unpacked, of the size that the list says; None for one that is absent."""
+def decompress(whole: pa.Buffer, at: int, pair: list[int] | None) -> pa.Buffer | None:
+    """Decompress a buffer to the size in the list; None for a missing one."""
     if pair is None:
         return None
     plain, small = pair
@@ -95,13 +95,13 @@ def opened(whole: pa.Buffer, at: int, pair: list[int] | None) -> pa.Buffer | Non
 
 
 def check(fine: bool, reason: str) -> None:  # noqa: FBT001
-    """Go on only where that is so."""
+    """Raise Unfit, unless the condition is true."""
     if not fine:
         raise Unfit(reason)
 
 
-def listed(whole: pa.Buffer) -> tuple[list[Any], list[tuple[int, list[Any]]], int]:
-    """The names of the columns, rows and buffers of each batch, and where the buffers end."""
+def read_list(whole: pa.Buffer) -> tuple[list[Any], list[tuple[int, list[Any]]], int]:
+    """Read the list: the columns, each batch's rows and buffers, and the end of the buffers."""
     check(whole.size > 4, "it is cut off")  # noqa: PLR2004
     length = int.from_bytes(whole.slice(whole.size - 4).to_pybytes(), "little")
     end = whole.size - 4 - length
@@ -126,7 +126,7 @@ def batch(found: object) -> tuple[int, list[Any]]:
 
 
 def is_size(found: object) -> bool:
-    """Whether it is a pair of sizes, or null for a buffer that is absent."""
+    """Whether it is a pair of sizes, or null for a missing buffer."""
     match found:
         case None:
             return True
@@ -135,21 +135,21 @@ def is_size(found: object) -> bool:
     return False
 
 
-def chosen(columns: Sequence[Any], expected: Expected) -> pa.Schema:
-    """The schema that these columns have, with our types."""
+def schema_of(columns: Sequence[Any], expected: Expected) -> pa.Schema:
+    """The schema of these columns, with the known types."""
     fields = [*expected.schema, *(each for each in expected.optional if each.name in columns)]
     check([*columns] == [each.name for each in fields], "it has other columns")
     return pa.schema(fields)
 
 
 class Reading:
-    """The buffers of one batch, one after the other, made into columns."""
+    """Turns the buffers of one batch into columns, in their order."""
 
     def __init__(self, found: Iterator[pa.Buffer | None]) -> None:
         self.found = found
 
     def column(self, kind: pa.DataType, rows: int) -> pa.Array:
-        """One column; its buffers are as long as its rows ask for."""
+        """One column; the sizes of its buffers must fit its rows."""
         there = self.buffer(-(-rows // 8), absent=True)
         if pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind):
             data = self.buffer(rows * kind.bit_width // 8)
@@ -163,7 +163,7 @@ class Reading:
         return pa.Array.from_buffers(kind, rows, [there, offsets], children=children)
 
     def buffer(self, size: int | None = None, *, absent: bool = False) -> pa.Buffer | None:
-        """The next buffer, of a size that is known, except for the bytes of texts."""
+        """The next buffer; its size is known, except for the bytes of texts."""
         found = next(self.found, None)
         if found is None:
             check(absent, "a buffer is missing")
@@ -172,5 +172,5 @@ class Reading:
         return found
 
     def finish(self) -> None:
-        """Make sure that nothing is left."""
+        """Check that all buffers were read."""
         check(next(self.found, self) is self, "it has more buffers than columns")

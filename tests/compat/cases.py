@@ -133,7 +133,7 @@ def rolled_back_checkpoint_is_refused(stage: Stage) -> None:
         record.forget("offsets", batch)
         record.forget("commits", batch)
 
-    raised(lambda: stage.received(queue, record), "it was rolled back or copied")
+    raised(lambda: stage.received(queue, record), "was rolled back or copied")
 
     assert stage.ids(queue) == numbered(900, 910)
 

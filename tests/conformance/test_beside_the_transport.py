@@ -253,8 +253,8 @@ def test_poison_that_someone_mended_is_returned_to_us_by_the_tools(
     with pytest.raises(netjson.Poison):
         orders.return_to_source()
 
-    mended = netjson.dumps({"NServiceBus.MessageId": "m", "NServiceBus.FailedQ": bench.printed})
-    bench.peer.dba.rewrite(bench.errors, mended)
+    fixed = netjson.dumps({"NServiceBus.MessageId": "m", "NServiceBus.FailedQ": bench.printed})
+    bench.peer.dba.rewrite(bench.errors, fixed)
 
     assert orders.return_to_source() == bench.printed
     (row,) = received(bench, stream, batch=2)

@@ -1,4 +1,4 @@
-"""Checks: each thing that can be wrong is made so, found, mended by what the finding says, gone."""
+"""Checks: each thing that can be wrong is made so, found, fixed by what the finding says, gone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def hurt(bench: Bench, queue: QueueAddress) -> None:
 def look(bench: Bench, queue: QueueAddress | None = None) -> list[Finding]:
     """What is wrong with a queue, as the doctor sees it."""
     found = checks.of_any_queue(bench.desk, queue or bench.queue, timeout=TIMEOUT)
-    return [each for each in found if each.wrong]
+    return [each for each in found if each.is_problem]
 
 
 def wrong(bench: Bench, name: str) -> Finding:
@@ -75,7 +75,7 @@ def test_what_is_wrong_is_found_and_its_mend_mends_it(bare: Bench, name: str) ->
 
     assert found.severity == state.severity
     assert state.found in found.found
-    run(bare, found.mend)
+    run(bare, found.fix)
     assert look(bare) == []
     bare.peer.send(bare.queue, body=b"after")
     got = bare.receive(bare.task(None))
@@ -89,7 +89,7 @@ def test_an_index_that_failed_to_build_is_no_index(bare: Bench) -> None:
     bare.peer.send_many(bare.queue, [b"1", b"2"])
     bare.peer.dba.on(bare.queue, "UPDATE {queue} SET seq = 7")
     with pytest.raises(Exception, match="could not create unique index"):
-        run(bare, wrong(bare, "seq_index").mend)
+        run(bare, wrong(bare, "seq_index").fix)
 
     assert wrong(bare, "seq_index").severity == "error"
 
@@ -107,7 +107,7 @@ def test_expiring_messages_in_a_queue_as_the_transport_makes_it_are_nothing_wron
 
     assert (found.name, found.severity) == ("expires_index", "note")
     assert caplog.records == []
-    run(bare, found.mend)
+    run(bare, found.fix)
     bare.peer.send(bare.queue, lives=3_600_000)
     assert checks.of_any_queue(bare.desk, bare.queue, timeout=TIMEOUT) == []
 
@@ -122,7 +122,7 @@ def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
     found = wrong(bare, "expires_index")
 
     assert found.severity == "warning"
-    run(bare, found.mend)
+    run(bare, found.fix)
     assert look(bare) == []
 
 
@@ -136,7 +136,7 @@ def test_a_name_that_peers_refuse_is_found(bare: Bench) -> None:
 
     assert (found.name, found.severity) == ("long_name", "error")
     assert "56 bytes: peers take 55" in found.found
-    run(bare, found.mend)
+    run(bare, found.fix)
     assert look(bare, QueueAddress("ü" * 27, bare.peer.schema)) == []
 
 
@@ -147,7 +147,7 @@ def test_hostile_names_are_quoted_in_what_mends(bare: Bench) -> None:
     hurt(bare, queue)
 
     (found,) = look(bare, queue)
-    run(bare, found.mend)
+    run(bare, found.fix)
 
     assert look(bare, queue) == []
     assert look(bare) == []
@@ -160,11 +160,11 @@ def test_an_absent_queue_is_found_with_the_command_that_makes_it(bare: Bench) ->
     (found,) = look(bare, absent)
 
     assert (found.name, found.severity) == ("absent", "error")
-    assert found.mend == f"sqlqueue create {shlex.quote(bare.address('absent'))}"
+    assert found.fix == f"sqlqueue create {shlex.quote(bare.address('absent'))}"
 
 
 def test_a_body_string_that_is_asked_for_and_missing_is_found(bare: Bench) -> None:
-    """Its mend is what `create --body-string` does."""
+    """Its fix is what `create --body-string` does."""
 
     def asked() -> list[Finding]:
         return checks.of_any_queue(bare.desk, bare.queue, timeout=TIMEOUT, body_string=True)
@@ -174,7 +174,7 @@ def test_a_body_string_that_is_asked_for_and_missing_is_found(bare: Bench) -> No
     (found,) = asked()
 
     assert (found.name, found.severity) == ("body_string", "error")
-    run(bare, found.mend)
+    run(bare, found.fix)
     assert asked() == []
     assert "bodystring" in bare.desk.columns(bare.queue)
     schema.create_queue(bare.desk, bare.queue, timeout=TIMEOUT, body_string=True)
@@ -198,7 +198,7 @@ def login(bench: Bench, *rights: str) -> Iterator[tuple[str, Connection]]:
 
 @only("postgresql", "tables that a login without any right on them can see")
 def test_a_login_without_rights_is_told_all_that_it_lacks(bare: Bench) -> None:
-    """To enter, to receive and to send; what mends it gives no more."""
+    """To enter, to receive and to send; what fixes it gives no more."""
     with login(bare) as (role, connection):
         before = {
             each.name: each for each in checks.of_any_queue(connection, bare.queue, timeout=TIMEOUT)
@@ -207,8 +207,8 @@ def test_a_login_without_rights_is_told_all_that_it_lacks(bare: Bench) -> None:
         assert set(before) == {"schema_right", "receive_right", "send_right"}
         assert {each.severity for each in before.values()} == {"error"}
         for each in before.values():
-            assert each.mend.endswith(f"TO {role}")
-            run(bare, each.mend)
+            assert each.fix.endswith(f"TO {role}")
+            run(bare, each.fix)
         assert checks.of_any_queue(connection, bare.queue, timeout=TIMEOUT) == []
 
 
@@ -241,9 +241,9 @@ def test_a_login_that_may_not_see_other_sessions_is_noted(bare: Bench) -> None:
         (found,) = checks.of_server(connection)
 
         assert (found.name, found.severity) == ("sessions_right", "note")
-        assert found.mend.startswith("GRANT ")
-        assert role in found.mend
-        run(bare, found.mend)
+        assert found.fix.startswith("GRANT ")
+        assert role in found.fix
+        run(bare, found.fix)
         assert checks.of_server(connection) == []
 
 
@@ -268,14 +268,14 @@ def test_a_transaction_that_stays_open_is_found_and_can_be_ended(bench: Bench) -
     assert (found.name, found.severity) == ("old_transaction", "warning")
     assert re.search(r"has had a transaction open for \d", found.found)
     assert checks.of_server(bench.desk) == []  # ten minutes
-    run(bench, found.mend)
+    run(bench, found.fix)
     until(lambda: bench.peer.sessions(f"{bench.name} idler"), 0)
     assert old(bench) == []
 
 
 @only("postgresql", "autovacuum")
 def test_a_server_without_autovacuum_is_found(bare: Bench) -> None:
-    """And mended without a restart."""
+    """And fixed without a restart."""
 
     def found(*names: str) -> list[Finding]:
         """Look until the server has read its settings again."""
@@ -286,7 +286,7 @@ def test_a_server_without_autovacuum_is_found(bare: Bench) -> None:
     try:
         (off,) = found("server_autovacuum")
         assert off.severity == "error"
-        run(bare, off.mend)
+        run(bare, off.fix)
         assert found() == []
     finally:
         run(bare, "ALTER SYSTEM RESET autovacuum;\nSELECT pg_reload_conf()")
@@ -297,14 +297,14 @@ def test_a_server_without_autovacuum_is_found(bare: Bench) -> None:
 
 @pytest.mark.parametrize("absent", [True, False])
 def test_state_tables_that_are_absent_or_old_are_found(bench: Bench, *, absent: bool) -> None:
-    """The installer mends them."""
+    """The installer fixes them."""
     dba = bench.peer.dba
     dba.drop_state("version") if absent else dba.forget("version")
 
     (found,) = checks.of_state(bench.desk)
 
     assert (found.name, found.severity) == ("state", "error")
-    assert found.mend == f"sqlqueue install --state-schema {bench.peer.state}"
+    assert found.fix == f"sqlqueue install --state-schema {bench.peer.state}"
     schema.install(bench.desk, timeout=TIMEOUT)
     assert checks.of_state(bench.desk) == []
 
@@ -315,7 +315,7 @@ def test_state_tables_of_a_newer_release_are_found(bench: Bench) -> None:
 
     (found,) = checks.of_state(bench.desk)
 
-    assert found.mend == "pip install --upgrade sqlq-spark"
+    assert found.fix == "pip install --upgrade sqlq-spark"
 
 
 def test_a_stream_that_went_away_with_receipts_is_found(bench: Bench) -> None:
@@ -335,10 +335,9 @@ def test_a_stream_that_went_away_with_receipts_is_found(bench: Bench) -> None:
     )
     assert "holds 2 messages in 1 receipts" in found.found
     assert (
-        found.mend
-        == f"sqlqueue receipts return --stream {stream} --state-schema {bench.peer.state}"
+        found.fix == f"sqlqueue receipts return --stream {stream} --state-schema {bench.peer.state}"
     )
-    assert idle not in found.mend
+    assert idle not in found.fix
     bench.ack(stream, 1)
     assert checks.of_streams(bench.desk) == []
 
@@ -351,7 +350,7 @@ def test_everything_is_looked_at_at_once(bench: Bench) -> None:
 
     found = checks.everything(bench.desk, queues, timeout=TIMEOUT)
 
-    assert [each.name for each in found if each.wrong] == [
+    assert [each.name for each in found if each.is_problem] == [
         "state",
         "absent",
         bench.peer.dba.shapes.hurt_found.name,
@@ -381,7 +380,7 @@ def test_a_stream_warns_once_of_what_is_wrong_and_how_to_mend_it(
     (record,) = caplog.records
     text = record.getMessage()
     assert text.startswith(f"{bare.printed}: {bare.peer.dba.shapes.hurt_found.found}")
-    assert "this mends it: ALTER TABLE" in text
+    assert "Fix: ALTER TABLE" in text
 
 
 def test_each_of_several_queues_is_looked_at(bare: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -437,9 +436,9 @@ def test_a_pause_longer_than_messages_live_is_warned_of(
 
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"{bare.printed}: messages live 4.5 s, and a stream with peekDelay 5 s may come too late "
-        "for them; this mends it: option peekDelay: less than 4.5 s (100ms is the least), "
-        "or a longer time to be received"
+        f"{bare.printed}: messages expire after 4.5 s, and a stream with peekDelay 5 s may read "
+        "them too late. Fix: set the option peekDelay to less than 4.5 s (at least 100ms), "
+        "or send with a longer timeToBeReceived"
     )
 
 
@@ -478,7 +477,7 @@ TOLD = ("column", "expires_index", "body_string")
 
 
 def test_a_table_with_much_wrong_is_told_all_of_it(bench: Bench) -> None:
-    """Each with what mends it."""
+    """Each with what fixes it."""
     bench.peer.dba.drop_column(bench.queue, "body")
     bench.peer.dba.expires_index(bench.queue, there=False)
     with transaction(bench.desk, timeout=TIMEOUT):
@@ -488,7 +487,7 @@ def test_a_table_with_much_wrong_is_told_all_of_it(bench: Bench) -> None:
 
     told = {each.name for each in found}
     assert {"column", "expires_index", "body_string"} <= told <= {*TOLD, "seq_end"}
-    assert all(each.mend for each in found)
+    assert all(each.fix for each in found)
 
 
 def test_a_locked_queue_is_told_and_the_others_are_looked_at(bench: Bench) -> None:
@@ -498,6 +497,6 @@ def test_a_locked_queue_is_told_and_the_others_are_looked_at(bench: Bench) -> No
     with bench.peer.locked(bench.queue):
         found = checks.everything(bench.desk, [bench.queue, absent], timeout=1)
 
-    names = {each.name: each.where for each in found if each.wrong}
+    names = {each.name: each.where for each in found if each.is_problem}
     assert names["locked"] == bench.desk.printed(bench.queue)
     assert names["absent"] == bench.desk.printed(absent)

@@ -206,11 +206,11 @@ def test_without_the_table_nothing_of_the_batch_is_sent(desk: Desk, *, ordinary:
 
     address = desk.bench.address(name)
     sqlserver = desk.bench.peer.dialect == "sqlserver"
-    right = "this login a right on it" if sqlserver else "USAGE on its schema"
+    right = "this login a permission on it" if sqlserver else "USAGE on its schema"
     assert str(caught.value) == (
-        f"delayed messages of {desk.bench.printed} wait in {address}, which is no such "
-        f"table in {desk.bench.desk.server}: create it with `sqlqueue create QUEUE --delayed`, "
-        f"grant {right}, or, to send, name another in the option delayedQueue"
+        f"the table {address} for delayed messages of {desk.bench.printed} was not found in "
+        f"{desk.bench.desk.server}. Create it with `sqlqueue create QUEUE --delayed`, "
+        f"or grant {right}. To send, you can also name another table in the option delayedQueue."
     )
     assert desk.bench.bodies() == []
     assert desk.bench.peer.rows(desk.bench.errors) == []

@@ -218,11 +218,11 @@ def failing(post: Post) -> dict[str, str]:
     dba.refuse(post.queue("refuses"))
     dba.no_queues(post.address("ledger"), post.address("view"), post.address("orders"))
     return {
-        post.printed("absent"): "is no queue in",
-        post.printed("ledger"): "is no queue in",
-        post.printed("view"): "is no queue in",
+        post.printed("absent"): "this login cannot insert into a queue",
+        post.printed("ledger"): "this login cannot insert into a queue",
+        post.printed("view"): "this login cannot insert into a queue",
         post.printed("refuses"): "not today",
-        dba.shapes.missing_schema: "is no queue in",
+        dba.shapes.missing_schema: "this login cannot insert into a queue",
         **dba.shapes.no_address,
     }
 

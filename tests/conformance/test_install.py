@@ -104,7 +104,7 @@ def test_state_tables_that_are_absent_are_told_with_the_command(bare: Bench) -> 
     assert str(caught.value).startswith(
         f"the state tables were not found in schema {bare.peer.state} of "
     )
-    assert "run `sqlqueue install` once" in str(caught.value)
+    assert "Run `sqlqueue install` once" in str(caught.value)
 
 
 def test_state_tables_of_a_newer_release_are_left_alone(bench: Bench) -> None:
@@ -115,8 +115,8 @@ def test_state_tables_of_a_newer_release_are_left_alone(bench: Bench) -> None:
         session.open()
 
     assert str(caught.value) == (
-        f"the state tables in schema {bench.peer.state} are of version 99, "
-        f"this release knows {schema.VERSION}: upgrade sqlq-spark here"
+        f"the state tables in schema {bench.peer.state} have version 99, but "
+        f"this release supports {schema.VERSION}. Upgrade sqlq-spark here."
     )
     bench.peer.dba.forget("version")
     with Session(bench.source(), "x") as session, pytest.raises(StateNotInstalled):

@@ -89,7 +89,7 @@ def test_a_table_that_is_no_queue_is_told_as_such(bench: Bench, how: str) -> Non
     bench.peer.send(bench.queue)
     alter(bench, bench.peer.dba.shapes.no_queue[how])
 
-    with pytest.raises(NotAQueue, match="is no queue's table: "):
+    with pytest.raises(NotAQueue, match="is not a queue: "):
         bench.loop().latest(INITIAL)
     with pytest.raises(NotAQueue):
         bench.receive(bench.task(None))
@@ -106,7 +106,7 @@ def test_nothing_is_sent_to_a_table_that_is_no_queue(bare: Bench) -> None:
             at_least_once.send_now(session, [chunk(b"x")], bare.sink(delivery="atLeastOnce"))
         bare.peer.dba.rename(bare.queue, "other", name)
 
-        assert f"is no queue's table: it has no column {name}" in str(caught.value)
+        assert f"is not a queue: it has no column {name}" in str(caught.value)
     assert bare.seqs() == []
 
 

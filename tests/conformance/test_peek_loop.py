@@ -517,8 +517,8 @@ def test_a_checkpoint_of_another_queue_is_refused(bench: Bench) -> None:
             work(end)
         assert str(caught.value) == (
             f"this checkpoint belongs to a stream of queue {bench.printed}, "
-            f"not of {bench.address('error')}: "
-            "give this stream a checkpointLocation of its own"
+            f"not of {bench.address('error')}. "
+            "Set a checkpointLocation of its own for this stream."
         )
     assert len(bench.peer.state_rows("receipt", "batch")) == 1
 
@@ -611,7 +611,7 @@ def test_a_locked_table_does_not_hang_the_driver(bench: Bench) -> None:
     loop = bench.loop(queryTimeout="1s")
     with bench.peer.locked(bench.queue):
         peek = bench.thread(lambda: loop.latest(INITIAL))
-        with pytest.raises(TimedOut, match="raise the option queryTimeout"):
+        with pytest.raises(TimedOut, match="Raise the option queryTimeout"):
             peek.result(timeout=TIMEOUT)
 
 

@@ -329,8 +329,8 @@ def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench
         bench.receive(bench.task(stream))
 
     assert str(caught.value) == (
-        f"task 0 of batch 1 of stream {stream} came after the batch was acknowledged (up to 1): "
-        "an earlier attempt that was given up, or a checkpoint that was rolled back or copied"
+        f"task 0 of batch 1 of stream {stream} ran after the batch was acknowledged (up to 1). "
+        "It is an earlier attempt that was abandoned, or the checkpoint was rolled back or copied."
     )
     assert bench.bodies() == [b"new"]
     assert bench.peer.state_rows("receipt", "batch") == []
@@ -406,7 +406,7 @@ def test_a_wait_longer_than_query_timeout_ends(bench: Bench) -> None:
         # a session that was idle for so long is ended, which is another matter
         session.do(partial(receive, task=task, timeout=0.2, origin=Origin()))
 
-    assert "raise the option queryTimeout" in str(caught.value)
+    assert "Raise the option queryTimeout" in str(caught.value)
 
 
 # ----- poison ----------------------------------------------------------------------------------
@@ -518,7 +518,7 @@ def test_poison_that_expires_beyond_all_calendars_is_moved(bench: Bench, expires
 
 @only("postgresql", "a seq that must be unique, and a sequence behind it")
 def test_poison_that_the_error_queue_refuses_stays_in_its_queue(bench: Bench) -> None:
-    """Under any id, as where its sequence was set back: nothing is taken, and the mend is told."""
+    """Under any id, as where its sequence was set back: nothing is taken, and the fix is told."""
     for body in (b"1", b"2", b"3"):
         bench.peer.send(bench.errors, "{}", body)
     bench.peer.dba.on(bench.errors, "UPDATE {queue} SET Seq = Seq + 3")

@@ -1,4 +1,4 @@
-"""Rights: what WIRE.md 7 lists is enough; a missing one is told with the GRANT that mends it."""
+"""Rights: those that WIRE.md 7 lists are enough. An error names the GRANT that is missing."""
 
 from __future__ import annotations
 
@@ -136,12 +136,12 @@ def test_the_rights_that_are_listed_are_enough(service: Service) -> None:
     assert service.bench.peer.rows(service.input) == []
 
 
-def mend(error: DatabaseFailure, missing: str, role: str) -> str:
+def fix(error: DatabaseFailure, missing: str, role: str) -> str:
     """What a DBA does who reads the error: runs its GRANT, or grants USAGE where it says so."""
     text = str(error)
     if isinstance(error, RightMissing):
-        assert "a DBA can mend it with: GRANT " in text
-        return text.rpartition("a DBA can mend it with: ")[2].replace("the_user", role)
+        assert "A DBA can fix this with: GRANT " in text
+        return text.rpartition("A DBA can fix this with: ")[2].replace("the_user", role)
     # a schema or a table that one may not see is not there for this login
     assert "grant " in text
     return missing
@@ -168,7 +168,7 @@ def test_a_missing_right_is_told_with_the_grant_that_mends_it(
             break
         except DatabaseFailure as error:
             told.append(str(error))
-            service.run(mend(error, rights[missing].format(**service.names()), service.role))
+            service.run(fix(error, rights[missing].format(**service.names()), service.role))
 
     assert told
     assert len(service.bench.peer.rows(service.errors)) == 1

@@ -158,7 +158,7 @@ def test_a_missing_chunk_stops_the_whole_batch(bench: Bench) -> None:
         dispatch(bench, first, second)
 
     assert str(caught.value).startswith(
-        "batch 0 of sink sink staged 3 chunks but 2 were found: nothing of it was sent"
+        "batch 0 of sink sink staged 3 chunks, but 2 were found. Nothing of it was sent."
     )
     assert bench.seqs() == []
     assert bench.peer.state_rows("dispatch_log", "batch") == [(None,)]

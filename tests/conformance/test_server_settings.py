@@ -64,7 +64,7 @@ def test_what_a_login_sets_changes_nothing(bench: Bench, setting: str) -> None:
     got = bench.drain(bench.loop(url=url))
 
     assert got == ["é".encode(), b"\x00\\"]
-    assert [each for each in checks.of_table(odd, bench.queue) if each.wrong] == []
+    assert [each for each in checks.of_table(odd, bench.queue) if each.is_problem] == []
 
 
 def test_what_was_received_outlives_a_crash() -> None:
@@ -116,7 +116,7 @@ def test_an_older_server_is_refused(bare: Bench, monkeypatch: pytest.MonkeyPatch
     """The error says which would do."""
     monkeypatch.setattr(drivers, "OLDEST", 99)
 
-    with pytest.raises(ServerTooOld, match=r" is PostgreSQL \d+\.\d+, and 99 or later is needed"):
+    with pytest.raises(ServerTooOld, match=r" is PostgreSQL \d+\.\d+, but 99 or later is needed"):
         bare.open()
 
 
@@ -125,7 +125,7 @@ def test_statement_pooling_is_refused(bench: Bench) -> None:
     """At once, and with what would do."""
     with relayed(bench.peer.url, begins=False) as (url, _):
         session = bench.session(url=url)
-        with pytest.raises(StatementPooling, match="pool_mode=transaction or session"):
+        with pytest.raises(StatementPooling, match="pool_mode=transaction or pool_mode=session"):
             session.do(lambda connection: connection.rows("clock"))
 
 

@@ -465,7 +465,7 @@ def test_without_the_table_nothing_is_published(bench: Bench, table: QueueAddres
     with pytest.raises(SubscriptionsNotFound) as caught:
         dispatch.dispatch(bench.desk, [staged], sink(bench, table))
 
-    said = f"the table of subscriptions {bench.desk.printed(table)} was not found in "
+    said = f"the subscription table {bench.desk.printed(table)} was not found in "
     assert str(caught.value).startswith(said)
     assert bench.peer.state_rows("dispatch_log", "batch") == [(None,)]
     subscribe(bench, table)

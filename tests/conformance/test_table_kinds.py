@@ -68,7 +68,7 @@ def test_a_stream_on_what_is_no_plain_table_ends_at_once(bench: Bench, kind: str
 
 @only("postgresql", "policies that COPY is refused under")
 def test_row_security_is_found_and_no_grant_is_asked_for(bench: Bench) -> None:
-    """What refuses to send is told in the server's words; the doctor's mend mends it."""
+    """What refuses to send is told in the server's words; the doctor's fix works."""
     state, everything = bench.peer.state, "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA"
     with login(bench, "SELECT, INSERT, UPDATE, DELETE") as (role, connection):
         bench.peer.dba.run(
@@ -85,5 +85,5 @@ def test_row_security_is_found_and_no_grant_is_asked_for(bench: Bench) -> None:
 
         (found,) = checks.of_any_queue(connection, bench.queue, timeout=TIMEOUT)
         assert (found.name, found.severity) == ("row_security", "error")
-        bench.peer.dba.run(found.mend)
+        bench.peer.dba.run(found.fix)
         assert dispatch(bench, staged, connection=connection) == 1

@@ -180,7 +180,7 @@ def test_what_is_wrong_with_it_is_found_and_its_mend_mends_it(
     (found,) = delayed_findings(bare)
 
     assert (found.name, found.severity, found.where) == (name, severity, table)
-    bare.peer.dba.run(found.mend)
+    bare.peer.dba.run(found.fix)
     assert delayed_findings(bare) == []
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 VARIABLES = ("PGSSLMODE", "PGSSLROOTCERT", "PGSERVICE", "PGSERVICEFILE", "PGHOST", "PGHOSTADDR")
-UNVERIFIED = "was not verified, so nothing was sent to it"
+UNVERIFIED = "could not be verified, so nothing was sent to it"
 
 
 @pytest.fixture(autouse=True)

@@ -172,10 +172,10 @@ def test_one_that_runs_on_groups_after_each_batch(
     [
         ({"checkpoint": None}, "setting checkpoint is missing"),
         ({"groups": ("a",)}, "settings groups, ids and give_up are for --mode retry"),
-        ({"groups_table": "/t"}, "setting groups_table is '/t': expected another than table"),
-        ({"sink": {"asReceived": "true"}}, "asReceived in .sink. is the job's own"),
-        ({"sink": {"delivery": "atLeastOnce"}}, "delivery in .sink. is the job's own"),
-        ({"sink": {"txnAppId": "mine", "txnVersion": "7"}}, "txnAppId in .sink. is the job's own"),
+        ({"groups_table": "/t"}, "setting groups_table is '/t': expected another table than table"),
+        ({"sink": {"asReceived": "true"}}, "asReceived in .sink. is set by the job"),
+        ({"sink": {"delivery": "atLeastOnce"}}, "delivery in .sink. is set by the job"),
+        ({"sink": {"txnAppId": "mine", "txnVersion": "7"}}, "txnAppId in .sink. is set by the job"),
     ],
 )
 def test_settings_that_do_not_fit_are_told(more: dict[str, Any], told: str) -> None:

@@ -1,20 +1,24 @@
 """
-The language of the documents: words to avoid, and the length of sentences.
+The language of the documents and of the source: words to avoid, and the length of sentences.
 
     python -m tests.pages.language
 
 prints, for each page, how many sentences it has, how many of them are above 25 words, and the
-longest.
+longest. Then it prints, for each folder of the source that is not yet in `CLEAN`, how many words to
+avoid it has.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import sys
+import tokenize
+from pathlib import Path
 
 from .page import PAGES, ROW_ID, cells, read
 
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", *PAGES]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES]
 AIM = 25  # words in a sentence
 LONGEST = 35  # words, from which on a test fails
 
@@ -42,6 +46,63 @@ WORDS = {
     r"forg[eo]ts? (the |its )?receipts?": "acknowledge",
 }
 AVOID = re.compile(r"\b(?:" + "|".join(WORDS) + r")\b", flags=re.IGNORECASE)
+
+
+ROOT = Path(__file__).parent.parent.parent
+# folders and modules of the package, and conf/, whose texts use none of the words; add to it
+CLEAN = [
+    "conf",
+    "sqlq_spark/admin",
+    "sqlq_spark/cli",
+    "sqlq_spark/demo",
+    "sqlq_spark/errors",
+    "sqlq_spark/functions",
+    "sqlq_spark/java.py",
+    "sqlq_spark/jobs",
+    "sqlq_spark/spark_api.py",
+    "sqlq_spark/versions.py",
+    "sqlq_spark/wire",
+]
+COMMENT = {".sql": "--", ".toml": "#", ".yml": "#", ".yaml": "#", ".conf": "#"}
+STRINGS = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+
+
+def sources(place: str) -> list[Path]:
+    """The source files of a folder, or the one file."""
+    path = ROOT / place
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    return [each for each in files if each.suffix in {".py", *COMMENT}]
+
+
+def texts(file: Path) -> list[str]:
+    """
+    The texts of a source file: comments, docstrings and strings.
+
+    Of SQL and of settings it takes the comments, and the quoted texts.
+    """
+    source = file.read_text(encoding="utf-8")
+    if file.suffix == ".py":
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        return [each.string for each in tokens if each.type in STRINGS]
+    mark = COMMENT[file.suffix]
+    comments = [line.partition(mark)[2] for line in source.splitlines() if mark in line]
+    return ["\n".join(comments), *re.findall(r"'[^'\n]*'", source)]
+
+
+def refused(place: str) -> list[tuple[str, str]]:
+    """The words to avoid in a folder or file of the source, each with its file."""
+    return [
+        (str(file.relative_to(ROOT)), word[0])
+        for file in sources(place)
+        for text in texts(file)
+        for word in AVOID.finditer(re.sub(r"\s+", " ", text))
+    ]
+
+
+def unclean() -> list[str]:
+    """The folders and modules of the package that are not in CLEAN."""
+    places = [str(each.relative_to(ROOT)) for each in (ROOT / "sqlq_spark").iterdir()]
+    return sorted(each for each in places if each not in CLEAN and sources(each))
 
 
 def passages(page: str) -> list[str]:
@@ -87,7 +148,9 @@ def report() -> str:
         long = sum(each > AIM for each in lengths)
         lines.append(f"{page:24} {len(lengths):5} {long:4} {max(lengths):4}")
     share = 100 * sum(each > AIM for each in every) / len(every)
-    return "\n".join([*lines, f"{share:.1f} % of {len(every)} have more than {AIM} words", ""])
+    lines.append(f"{share:.1f} % of {len(every)} have more than {AIM} words")
+    lines += [f"{place:24} {len(refused(place)):5} words to avoid" for place in unclean()]
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

@@ -94,8 +94,8 @@ def test_receipts_left(shop: Shop) -> None:
 
 
 def test_poison(shop: Shop) -> None:
-    """It is found where it waits; from the error queue it comes back mended."""
-    found, mended = runbook("poison")
+    """It is found where it waits; from the error queue it comes back fixed."""
+    found, fixed = runbook("poison")
     shop.sql(
         f"INSERT INTO \"Shop.Orders\" (id, headers, body) VALUES ('{MESSAGE}', '[oops', 'x'), "
         "(gen_random_uuid(), '', 'good'), (gen_random_uuid(), '{}', 'good')"
@@ -105,7 +105,7 @@ def test_poison(shop: Shop) -> None:
 
     with closing(shop.stream(errorQueue="error")) as stream:
         assert stream.bodies() == [b"good", b"good"]
-        shop.run(mended)
+        shop.run(fixed)
         assert stream.bodies() == [b"x"]
     assert shop.count("error") == 0
 
@@ -142,12 +142,12 @@ def test_backlog_grows(shop: Shop) -> None:
 def test_seq_nearly_used_up(shop: Shop) -> None:
     """Doctor tells, prints the statements of the page, and is content after them."""
     shop.sql("SELECT setval('public.\"Shop.Orders_seq_seq\"', 2000000000)")
-    told, mended, well = runbook("seq")
+    told, fixed, well = runbook("seq")
 
     said = shop.sqlqueue("doctor", "Shop.Orders", code=1)
-    for line in mended.text.strip().splitlines():
+    for line in fixed.text.strip().splitlines():
         assert " ".join(line.rstrip(";").split()) in " ".join(said.split())
-    shop.run(mended, well)
+    shop.run(fixed, well)
     shop.sql("SELECT setval('public.\"Shop.Orders_seq_seq\"', 3000000000)")
     shop.fill('"Shop.Orders"', 1)
 

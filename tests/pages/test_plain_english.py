@@ -1,10 +1,10 @@
-"""The documents are in plain English: no words that are hard to read, no endless sentences."""
+"""Documents and source are in plain English: no words to avoid, no endless sentences."""
 
 from __future__ import annotations
 
 import pytest
 
-from .language import AVOID, DOCUMENTS, LONGEST, passages, sentences, words
+from .language import AVOID, CLEAN, DOCUMENTS, LONGEST, passages, refused, sentences, words
 
 
 @pytest.mark.parametrize("page", DOCUMENTS)
@@ -13,6 +13,12 @@ def test_no_page_uses_a_word_to_avoid(page: str) -> None:
     found = [(word[0], text) for text in passages(page) for word in AVOID.finditer(text)]
 
     assert found == []
+
+
+@pytest.mark.parametrize("place", CLEAN)
+def test_no_source_uses_a_word_to_avoid(place: str) -> None:
+    """In comments, docstrings and strings; `WORDS` of language.py says what to write instead."""
+    assert refused(place) == []
 
 
 @pytest.mark.parametrize("page", DOCUMENTS)

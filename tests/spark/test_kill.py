@@ -223,7 +223,7 @@ def test_an_attempt_after_the_ack_is_stale(queue: Queue) -> None:
     queue.dba.from_first(queue.address)  # the range fills again
     queue.fill(10, 20)
 
-    with pytest.raises(StaleTask, match="came after the batch was acknowledged"):
+    with pytest.raises(StaleTask, match="ran after the batch was acknowledged"):
         attempt(queue.options, end)
 
     assert queue.ids() == numbered(10, 20)

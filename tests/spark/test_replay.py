@@ -245,11 +245,9 @@ def test_rolled_back_checkpoint_is_refused(
 
     stream = run.queue.peer.state_rows("stream", "stream")[0][0]
     assert (
-        f"the checkpoint of stream {stream} stands at batch 1, but batch {1 + batches} was "
-        "acknowledged: it was rolled back or copied, and the messages between are gone from the "
-        "queue. Restore the newer checkpoint, or begin with a new one; failOnDataLoss=false goes "
-        "on with this one, but a sink that knows batches again (Delta, files, this one) skips as "
-        "many new ones"
+        f"the checkpoint of stream {stream} is at batch 1, but batch {1 + batches} was "
+        "acknowledged. The checkpoint was rolled back or copied, and the messages between are gone "
+        "from the queue. Restore the newer checkpoint, or start with a new one."
     ) in str(refused.value)
     assert untouched == numbered(900, 910)
     assert record.ids == numbered(900, 910)
@@ -311,8 +309,8 @@ def test_checkpoint_of_another_queue_is_refused(run: Run) -> None:
         run.go()
 
     assert (
-        f"this checkpoint belongs to a stream of queue {mine.name}, not of {other.name}: "
-        "give this stream a checkpointLocation of its own"
+        f"this checkpoint belongs to a stream of queue {mine.name}, not of {other.name}. "
+        "Set a checkpointLocation of its own"
     ) in str(refused.value)
     assert other.count() == 10
 

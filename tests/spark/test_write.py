@@ -191,7 +191,7 @@ def test_a_missing_destination_sends_nothing(spark: SparkSession, queue: Queue) 
         queue.send(frame)
 
     assert f"queue {queue.beside('absent').name} was not found in " in str(refused.value)
-    assert "create it with `sqlqueue create`" in str(refused.value)
+    assert "Create it with `sqlqueue create`" in str(refused.value)
     assert [queue.count(), second.count(), *staging(queue)] == [0, 0, 0, 0]
 
 
@@ -467,7 +467,7 @@ def test_a_replayed_batch(spark: SparkSession, queue: Queue, tmp_path: Path, del
 def test_a_failed_micro_batch_sends_nothing_until_it_succeeds(
     spark: SparkSession, queue: Queue, tmp_path: Path
 ) -> None:
-    """A bad row stops the stream and leaves no chunk; mended, the batch is sent once."""
+    """A bad row stops the stream and leaves no chunk; fixed, the batch is sent once."""
     queue.fill(0, 20)
     queue.put('{"NServiceBus.MessageId":"m-20"}', None)  # a body of NULL, as no writer may send
     out = other(queue, "out")

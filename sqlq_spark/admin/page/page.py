@@ -1,12 +1,12 @@
 """
-Pieces of a page of HTML: charts in plain SVG, tables, tiles; no script, nothing from elsewhere.
+Parts of an HTML page: SVG charts, tables, tiles; without scripts and external resources.
 
-Every text comes from strangers (names of queues, types, exceptions) and is escaped here, and only
-here: what these functions take is text, what they return is HTML. The page also forbids itself
-every script and every fetch, by a policy that browsers keep.
+Every text (names of queues, types, exceptions) is untrusted and is escaped here, and only here:
+these functions take text and return HTML. The page's content security policy forbids scripts and
+requests.
 
-A plot is stretched to the width that there is; its labels are text beside it, of one size
-everywhere, so that it can be read on a phone.
+A plot fills the available width. Its labels are text of a fixed size, so that they can be read on a
+phone.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ TICKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of a chart; x from 0 to 1, None where it is broken."""
+    """One line of a chart; x is from 0 to 1, and None is a gap."""
 
     name: str
     points: Sequence[tuple[float, float | None]]
 
 
 def text(value: object) -> str:
-    """A stranger's text as HTML: escaped, without control characters, cut where it is too long."""
+    """An untrusted text as HTML: escaped, without control characters, cut if it is too long."""
     found = clean(str(value))
     return html.escape(found if len(found) <= LONGEST else found[:LONGEST] + "…")
 
 
 def whole(title: str, *parts: str) -> str:
-    """A page."""
+    """A complete page."""
     style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -61,12 +61,12 @@ def heading(level: int, value: str) -> str:
 
 
 def paragraph(value: str) -> str:
-    """A sentence or two."""
+    """A paragraph."""
     return f"<p>{text(value)}</p>"
 
 
 def tiles(figures: Iterable[tuple[str, str]]) -> str:
-    """Figures at a glance: what, how much."""
+    """The main figures: name and value."""
     inner = "".join(
         f"<div><dt>{text(name)}</dt><dd>{text(much)}</dd></div>" for name, much in figures
     )
@@ -74,13 +74,13 @@ def tiles(figures: Iterable[tuple[str, str]]) -> str:
 
 
 def figure(title: str, note: str, *parts: str) -> str:
-    """A chart with its title, and what it shows in words."""
+    """A chart with its title and a note."""
     caption = f"<figcaption><strong>{text(title)}</strong> {text(note)}</figcaption>"
     return f"<figure>{caption}{''.join(parts)}</figure>"
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table; numbers stand at the right."""
+    """A table with right-aligned numbers."""
     head = "".join(f'<th scope="col">{text(name)}</th>' for name in names)
     body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
     return (
@@ -98,8 +98,8 @@ def cell(value: object) -> str:
     return f"<td>{text(value)}</td>"
 
 
-def folded(title: str, part: str) -> str:
-    """A part that is seen when it is asked for."""
+def details(title: str, part: str) -> str:
+    """A part that opens on a click."""
     return f"<details><summary>{text(title)}</summary>{part}</details>"
 
 
@@ -107,7 +107,7 @@ def folded(title: str, part: str) -> str:
 
 
 def bars(rows: Sequence[tuple[str, float, str]]) -> str:
-    """Bars that lie: a label, a value and what is said of it; the longest takes the whole width."""
+    """Horizontal bars: label, value and note of each; the largest value has the full width."""
     most = max((value for _, value, _ in rows), default=0) or 1
     inner = "".join(
         f'<li><span class="label">{text(label)}</span><span class="much">{text(said)}</span>'
@@ -120,7 +120,7 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def columns(counts: Sequence[float], *, unit: str, ends: Sequence[str], said: str) -> str:
-    """Bars that stand, side by side, over time; `ends` are told below, from left to right."""
+    """Vertical bars over time; `ends` are the labels below, from left to right."""
     top = nice(max(counts, default=0))
     width = 100 / max(1, len(counts))
     shapes = "".join(
@@ -133,7 +133,7 @@ def columns(counts: Sequence[float], *, unit: str, ends: Sequence[str], said: st
 
 
 def lines(series: Sequence[Series], *, unit: str, ends: Sequence[str], said: str) -> str:
-    """Lines over time, two at most, each in its colour and with its own dashes."""
+    """Lines over time, at most two, with different colours and dashes."""
     known = [value for each in series for _, value in each.points if value is not None]
     top = nice(max(known, default=0))
     names = ("one", "two")
@@ -151,7 +151,7 @@ def lines(series: Sequence[Series], *, unit: str, ends: Sequence[str], said: str
 
 
 def path(points: Sequence[tuple[float, float | None]], top: float) -> str:
-    """A line through points; where one is not known it is broken."""
+    """The path of a line through points; None is a gap."""
     steps, pen = [], "M"
     for x, value in points:
         if value is None:
@@ -160,12 +160,12 @@ def path(points: Sequence[tuple[float, float | None]], top: float) -> str:
         steps.append(f"{pen}{100 * x:.2f} {100 - 100 * value / top:.2f}")
         pen = "L"
     if len(steps) == 1:
-        steps.append("h0.01")  # a dot: the line's ends are round
+        steps.append("h0.01")  # shows as a dot, because the line's ends are round
     return "".join(steps)
 
 
 def plot(shapes: str, *, top: float, unit: str, ends: Sequence[str], said: str) -> str:
-    """Shapes in a field of 100 by 100, y downwards, with its axes; `said` is for who cannot see."""
+    """Shapes in a field of 100 by 100, y downwards, with axes; `said` is for screen readers."""
     values = [top * at / TICKS for at in range(TICKS, -1, -1)]
     marks = "".join(f"<span>{text(short(value))}</span>" for value in values)
     grid = "".join(
@@ -180,7 +180,7 @@ def plot(shapes: str, *, top: float, unit: str, ends: Sequence[str], said: str) 
 
 
 def nice(most: float) -> float:
-    """The end of an axis: a round number, so that its quarters are short."""
+    """The end of an axis: a number whose quarters have few digits."""
     if most <= TICKS:
         return TICKS
     power = 10.0 ** math.floor(math.log10(most))

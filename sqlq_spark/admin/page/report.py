@@ -1,4 +1,4 @@
-"""The page of `sqlqueue report --html`: which figures of a report are shown, and how."""
+"""The page of `sqlqueue report --html`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin import watch
-from sqlq_spark.admin.formats import counted, sized, span
+from sqlq_spark.admin.formats import byte_size, quantity, span
 from sqlq_spark.admin.page import page
 
 if TYPE_CHECKING:
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from sqlq_spark.admin.report import Failures, QueueReport, Report, Sample, Sizes
 
 ABSENT = "-"
-SHOWN = 12  # bars of a chart; what is less frequent is one bar
+SHOWN = 12  # bars of a chart; the rest is one more bar
 EXAMPLES = 50  # rows of a table of failures
 
 
-def written(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
+def write_page(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
     """
     Write the page.
 
     Args:
         found: the figures.
-        history: points of queues, by their canonical addresses; of a queue without any there is no
-            chart of its flow.
+        history: points of queues, by canonical address; without points there is no chart of the
+            flow.
     """
     at = f"{found.look.at:%Y-%m-%d %H:%M:%S} UTC"
     return page.whole(
         f"Queues of {found.server}, {at}",
         page.heading(1, "Queues"),
         page.paragraph(f"{found.server}, as of {at}."),
-        "" if found.queues else page.paragraph("No queue was named, and no stream has one."),
+        "" if found.queues else page.paragraph("No queue was named, and there is no stream."),
         *(queue(each, history.get(each.look.queue, ())) for each in found.queues),
         streams(found),
         "" if found.failures is None else failures(found.failures),
@@ -48,7 +48,7 @@ def written(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
 
 
 def queue(each: QueueReport, history: Sequence[Point]) -> str:
-    """A section for one queue."""
+    """The section of one queue."""
     charts = [*flow(history), *types(each), *ages(each.sample), *sent(each.sample)]
     if each.sizes is not None:
         charts.append(bloat(each.sizes))
@@ -59,7 +59,7 @@ def queue(each: QueueReport, history: Sequence[Point]) -> str:
 
 
 def figures(each: QueueReport) -> Iterable[tuple[str, str]]:
-    """What one wants to know first."""
+    """The main figures."""
     look = each.look
     yield "backlog", f"{look.depth.messages:,}"
     yield "oldest", ABSENT if look.oldest is None else span(look.oldest)
@@ -68,22 +68,22 @@ def figures(each: QueueReport) -> Iterable[tuple[str, str]]:
         yield "delayed", f"{look.delayed.messages:,}"
         yield "due", ABSENT if look.delayed.due is None else f"{look.delayed.due:,}"
     yield "held in receipts", f"{look.held:,}"
-    yield "size", sized(look.depth.bytes)
+    yield "size", byte_size(look.depth.bytes)
 
 
 def sampling(each: QueueReport) -> str:
-    """Of how many messages the headers were read."""
+    """A note if only the headers of a sample were read."""
     of, read = each.look.depth.messages, each.sample.read
     if read >= of:
         return ""
     return page.paragraph(
-        f"Types and times are those of {counted(read, 'message')} of {of:,}, read in places that "
-        "are spread evenly over the queue: shares, not counts of all."
+        f"Types and times are those of a sample of {quantity(read, 'message')} of {of:,}, spread "
+        "evenly over the queue."
     )
 
 
 def flow(history: Sequence[Point]) -> list[str]:
-    """Backlog and flow over time, where someone kept it."""
+    """Charts of backlog and flow over time, from the history."""
     if not history:
         return []
     begin, end = history[0].at, history[-1].at
@@ -111,13 +111,13 @@ def flow(history: Sequence[Point]) -> list[str]:
 
 
 def average(series: page.Series) -> str:
-    """The mean of what is known of a line."""
+    """The mean of a line's known values, as text."""
     known = [value for _, value in series.points if value is not None]
     return f"{sum(known) / len(known):,.1f}" if known else "unknown"
 
 
 def types(each: QueueReport) -> list[str]:
-    """Which messages wait."""
+    """A chart of the types of waiting messages."""
     rows = each.sample.types
     if not rows:
         return []
@@ -132,24 +132,24 @@ def types(each: QueueReport) -> list[str]:
 
 
 def fewest(rows: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The first rows; the others in one."""
+    """The first rows, and one for all others."""
     rest = sum(count for _, count in rows[SHOWN:])
     more = [(f"{len(rows) - SHOWN} others", rest)] if rest else []
     return [*rows[:SHOWN], *more]
 
 
 def ages(sample: Sample) -> list[str]:
-    """How long messages have waited."""
+    """A chart of how long messages have waited."""
     if not sample.read:
         return []
     unknown = [("without a time", sample.unknown)] if sample.unknown else []
     rows = [(name, count, share(count, sample.read)) for name, count in [*sample.ages, *unknown]]
-    note = "How long ago the messages that wait were sent, by their headers."
+    note = "How long ago the waiting messages were sent, by their headers."
     return [page.figure("Ages", note, page.bars(rows))]
 
 
 def sent(sample: Sample) -> list[str]:
-    """When those that wait were sent."""
+    """A chart of when the waiting messages were sent."""
     if not sample.sent:
         return []
     begin, end = sample.sent[0][0], sample.sent[-1][0] + timedelta(seconds=sample.width)
@@ -158,25 +158,24 @@ def sent(sample: Sample) -> list[str]:
     return [
         page.figure(
             "When they were sent",
-            "Only of messages that still wait: what has gone is not in it. A column is "
-            f"{span(sample.width)} wide.",
+            f"Only messages that still wait. Each column covers {span(sample.width)}.",
             page.columns(
                 counts,
                 unit="messages",
                 ends=times(begin, end),
                 said=f"{sum(counts):,} messages, {max(counts):,} in the highest column",
             ),
-            page.folded("The numbers", page.table(("from (UTC)", "messages"), rows)),
+            page.details("The numbers", page.table(("from (UTC)", "messages"), rows)),
         )
     ]
 
 
 def bloat(sizes: Sizes) -> str:
-    """What the table takes, and how much of it a vacuum would clear away."""
+    """A chart of the table's size, and how much of it a vacuum would free."""
     parts = [("table", sizes.table), ("indexes", sizes.indexes), ("large values", sizes.large)]
-    rows = [(name, float(size), sized(size)) for name, size in parts]
+    rows = [(name, float(size), byte_size(size)) for name, size in parts]
     if sizes.dead is None:
-        note = "The database counts no dead rows of this table."
+        note = "The database does not count dead rows of this table."
     else:
         total = (sizes.live or 0) + sizes.dead
         when = "never" if sizes.cleaned is None else f"{sizes.cleaned:%Y-%m-%d %H:%M} UTC"
@@ -188,14 +187,14 @@ def bloat(sizes: Sizes) -> str:
 
 
 def times(begin: datetime, end: datetime) -> list[str]:
-    """The ends of an axis of time and its middle; the day only once where it is the same."""
+    """Labels of a time axis: begin, middle, end; the day only once if it is the same."""
     middle = begin + (end - begin) / 2
     form = "%H:%M" if begin.date() == end.date() else "%m-%d %H:%M"
     return [f"{begin:%Y-%m-%d %H:%M}", f"{middle:{form}}", f"{end:{form}} UTC"]
 
 
 def share(count: int, of: int) -> str:
-    """A count and what part of all it is."""
+    """A count and its share in percent."""
     return f"{count:,} ({percent(count, of)})"
 
 
@@ -207,26 +206,26 @@ def percent(part: int, of: int) -> str:
     return "under 0.1 %" if 0 < found < 0.1 else f"{found:.1f} %"  # noqa: PLR2004
 
 
-# ---------------------------------------------------------------- the rest
+# ---------------------------------------------------------------- streams and failures
 
 
 def streams(found: Report) -> str:
     """A table of the streams."""
     if found.look.streams is None:
-        note = "No state tables that this login may see: nothing is known of streams."
+        note = "Streams are unknown, because this login sees no state tables."
         return f"<section>{page.heading(2, 'Streams')}{page.paragraph(note)}</section>"
     names = ("stream", "queue", "lag", "receipts", "held", "acknowledged", "seen", "since")
     rows = [stream(each, found.look) for each in found.look.streams]
-    inner = page.table(names, rows) if rows else page.paragraph("No stream.")
+    inner = page.table(names, rows) if rows else page.paragraph("There are no streams.")
     note = (
-        "Lag: messages that wait in its queues, and those that it holds. Acknowledged: since its "
-        "first batch."
+        "Lag: messages that wait in its queues, and those in its receipts. Acknowledged: messages "
+        "since its first batch."
     )
     return f"<section>{page.heading(2, 'Streams')}{page.paragraph(note)}{inner}</section>"
 
 
 def stream(each: Stream, now: watch.Look) -> list[object]:
-    """One stream."""
+    """The row of one stream."""
     ago = max(0.0, (now.at - each.seen).total_seconds())
     return [
         each.stream,
@@ -241,8 +240,8 @@ def stream(each: Stream, now: watch.Look) -> list[object]:
 
 
 def failures(found: Failures) -> str:
-    """An error queue, by exception."""
-    note = f"{counted(found.messages, 'message')} in {found.queue}."
+    """The section of an error queue, by exception."""
+    note = f"{quantity(found.messages, 'message')} in {found.queue}."
     if found.read < found.messages:
         note += f" The headers of {found.read:,} of them were read."
     rows = [(each.exception, each.messages) for each in found.groups]
@@ -269,13 +268,13 @@ def failures(found: Failures) -> str:
 
 
 def footer() -> str:
-    """What the figures are."""
+    """An explanation of the figures."""
     return (
         "<footer>"
         + page.paragraph(
-            "In: growth of the highest seq; out: that less the change of the backlog, whoever took "
-            "the messages and why. Ages are by the senders' clocks. Written by sqlqueue report; "
-            "this page runs no script and fetches nothing."
+            "In: growth of the highest seq. Out: in less the change of the backlog. Ages are by "
+            "the senders' clocks. Written by sqlqueue report. This page runs no script and loads "
+            "nothing."
         )
         + "</footer>"
     )

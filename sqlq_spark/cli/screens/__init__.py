@@ -1,1 +1,1 @@
-"""What the command line draws on a terminal."""
+"""What the command line shows on a terminal."""

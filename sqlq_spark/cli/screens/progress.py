@@ -1,4 +1,4 @@
-"""How far something long is: a bar on standard error, on a terminal only."""
+"""Progress bars on standard error, on a terminal only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sqlq_spark.admin.formats import counted
+from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import CTRL_C
 from sqlq_spark.cli.screens.screen import say_error
 
@@ -29,17 +29,17 @@ def progress(
     what: str, total: int | None = None, *, quiet: bool, done: str | None = None
 ) -> Iterator[Callable[[int], None]]:
     """
-    Show how far it is.
+    Show a progress bar.
 
     Args:
-        what: what is counted, as `message`.
-        total: how many there will be; None where that is not known.
+        what: what is counted, for example `message`.
+        total: how many there will be; None if that is not known.
         quiet: show no bar.
-        done: what has become of those that are counted, as `deleted`; then Ctrl-C says how many
-            it were.
+        done: what was done with those that are counted, for example `deleted`. If it is set, Ctrl-C
+            prints how many there were.
 
     Returns:
-        A function to tell how many more there are.
+        A function that adds a number to the bar.
     """
     console = Console(stderr=True)
     gone = 0
@@ -58,14 +58,14 @@ def progress(
             yield advance
     except CTRL_C:
         if done is not None:
-            say_error(f"stopped: {counted(gone, what)}{of} {done}")
+            say_error(f"stopped: {quantity(gone, what)}{of} {done}")
         raise
 
 
 def follow(
     batches: Iterable[int], what: str, total: int | None, *, quiet: bool, done: str | None = None
 ) -> int:
-    """Show how far a work is that counts its batches; returns their sum."""
+    """Show the progress of batches by their numbers of messages; returns the sum."""
     gone = 0
     with progress(what, total, quiet=quiet, done=done) as advance:
         for count in batches:

@@ -1,4 +1,4 @@
-"""What people see of queues: findings, depths, delayed messages; beside screen.py, which see."""
+"""Screens of queues: findings, depths, delayed messages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from sqlq_spark.admin.formats import clean, sized, span
-from sqlq_spark.cli.screens.screen import BODY, NO_QUEUES, described, out, say, show
+from sqlq_spark.admin.formats import byte_size, clean, span
+from sqlq_spark.cli.screens.screen import BODY, NO_QUEUES, out, say, show, type_and_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,20 +20,20 @@ STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "n
 
 
 def show_findings(findings: Sequence[Finding]) -> None:
-    """Each with what mends it, a line for each statement, to be copied; the worst first."""
+    """Show findings, errors first, each with the statements that fix it, one per line."""
     console = out()
     for each in sorted(findings, key=lambda each: [*STYLES].index(each.severity)):
         style = STYLES[each.severity]
         line = Text.assemble((each.severity, style), f"  {clean(each.where)}: {clean(each.found)}")
         console.print(line, soft_wrap=True)
-        for mend in each.mend.splitlines():
-            console.print(Text(f"    {clean(mend)}", "cyan"), soft_wrap=True)
-    if not any(each.wrong for each in findings):
-        console.print(Text("nothing wrong", "green"))
+        for fix in each.fix.splitlines():
+            console.print(Text(f"    {clean(fix)}", "cyan"), soft_wrap=True)
+    if not any(each.is_problem for each in findings):
+        console.print(Text("no problems found", "green"))
 
 
 def show_queues(queues: Sequence[QueueLook]) -> None:
-    """Queues, and what is delayed."""
+    """Show queues and their delayed messages."""
     if not queues:
         say(NO_QUEUES)
         return
@@ -44,7 +44,7 @@ def show_queues(queues: Sequence[QueueLook]) -> None:
             each.depth.expired,
             None if each.delayed is None else each.delayed.messages,
             None if each.delayed is None else each.delayed.due,
-            sized(each.depth.bytes),
+            byte_size(each.depth.bytes),
             each.depth.first,
             each.depth.last,
             each.queue,
@@ -66,12 +66,12 @@ def show_queues(queues: Sequence[QueueLook]) -> None:
 
 
 def show_delayed(messages: Iterable[DelayedMessage]) -> None:
-    """Delayed messages at a glance."""
+    """Show delayed messages, one per row."""
     rows = (
         (
             each.due,
-            *described(each.headers),
-            sized(len(each.body or b"")),
+            *type_and_time(each.headers),
+            byte_size(len(each.body or b"")),
             None if each.body is None else each.body[:BODY].decode(errors="replace"),
         )
         for each in messages

@@ -1,7 +1,7 @@
 """
-What people see: tables, messages at a glance, the demo; the only place that knows rich.
+Screens: lines, tables, messages and the demo.
 
-Names, headers and bodies come from strangers: they are shown without markup or control characters.
+Names, headers and bodies are untrusted: they are shown without markup or control characters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sqlq_spark import demo
-from sqlq_spark.admin.formats import ago, clean, counted, sized
+from sqlq_spark.admin.formats import ago, byte_size, clean, quantity
 from sqlq_spark.admin.inspect import DelayedMessage
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, TIME_SENT
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from sqlq_spark.admin.inspect import Message, Receipt, Stream
 
-NO_TERMINAL = 160  # columns: nothing that a program reads should be cut
-NO_QUEUES = "no queues: none is named, and no stream has one; name some, as Shop.Orders"
-BODY = 200  # characters looked at; the terminal's width cuts them
+NO_TERMINAL = 160  # columns, so that little is cut in what a program reads
+NO_QUEUES = "no queues: there is no stream; name queues, for example Shop.Orders"
+BODY = 200  # characters at most; the terminal's width cuts further
 
 TEN_LINES = """\
 import os, sys
@@ -53,22 +53,22 @@ query.start("orders/table").awaitTermination()
 
 
 def out() -> Console:
-    """Standard output."""
+    """A console for standard output."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else NO_TERMINAL)
 
 
 def say(text: str) -> None:
-    """One line on standard output."""
+    """Print one line on standard output."""
     out().print(Text(clean(text)), soft_wrap=True)
 
 
 def say_error(text: str) -> None:
-    """One line on standard error, red on a terminal."""
+    """Print one line on standard error, red on a terminal."""
     Console(stderr=True, highlight=False).print(Text(clean(text), "red"), soft_wrap=True)
 
 
 def print_json(value: object) -> None:
-    """One JSON line; times as ISO 8601, what a terminal would obey as escapes of JSON's."""
+    """Print one JSON line: times as ISO 8601, control characters as JSON escapes."""
     text = json.dumps(value, ensure_ascii=False, default=lambda at: at.isoformat())
     sys.stdout.write(
         "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text) + "\n"
@@ -76,16 +76,16 @@ def print_json(value: object) -> None:
 
 
 def total(receipts: Sequence[Receipt]) -> str:
-    """What some receipts come to."""
+    """The number of messages and receipts, as text."""
     messages = sum(each.messages for each in receipts)
-    return f"{counted(messages, 'message')} of {counted(len(receipts), 'receipt')}"
+    return f"{quantity(messages, 'message')} of {quantity(len(receipts), 'receipt')}"
 
 
 # ---------------------------------------------------------------- tables
 
 
 def show(names: Sequence[str], rows: Iterable[Sequence[object]], title: str) -> None:
-    """A table; only its last column is cut where the terminal ends."""
+    """Print a table. Only its last column is cut at the terminal's width."""
     cells = [[plain(value) for value in row] for row in rows]
     if not cells:
         out().print(Text(f"no {title}", "dim"))
@@ -103,7 +103,7 @@ def show(names: Sequence[str], rows: Iterable[Sequence[object]], title: str) -> 
 
 
 def plain(value: object) -> Text:
-    """One cell."""
+    """The text of one cell."""
     match value:
         case None:
             return Text("-", "dim")
@@ -117,7 +117,7 @@ def plain(value: object) -> Text:
 
 
 def show_streams(streams: Sequence[Stream]) -> None:
-    """Streams."""
+    """Show streams, one per row."""
     rows = (
         (
             each.stream,
@@ -149,14 +149,14 @@ def show_streams(streams: Sequence[Stream]) -> None:
 
 
 def show_receipts(receipts: Sequence[Receipt]) -> None:
-    """Receipts."""
+    """Show receipts, one per row."""
     rows = (
         (
             each.stream,
             each.batch,
             each.task,
             each.messages,
-            sized(each.bytes),
+            byte_size(each.bytes),
             each.settled,
             ago(each.created),
             None if each.seen is None else ago(each.seen),
@@ -171,7 +171,7 @@ def show_receipts(receipts: Sequence[Receipt]) -> None:
         "messages",
         "size",
         "settled",
-        "made",
+        "created",
         "stream seen",
         "queue",
     )
@@ -179,13 +179,13 @@ def show_receipts(receipts: Sequence[Receipt]) -> None:
 
 
 def show_messages(messages: Iterable[Message]) -> None:
-    """Messages at a glance."""
+    """Show messages, one per row."""
     rows = (
         (
             each.seq,
-            *described(each.headers),
+            *type_and_time(each.headers),
             each.expires,
-            sized(len(each.body or b"")),
+            byte_size(len(each.body or b"")),
             None if each.body is None else each.body[:BODY].decode(errors="replace"),
         )
         for each in messages
@@ -193,8 +193,8 @@ def show_messages(messages: Iterable[Message]) -> None:
     show(("seq", "type", "sent", "expires", "size", "body"), rows, "messages")
 
 
-def described(headers: Mapping[str, str | None] | None) -> tuple[str | None, str | None]:
-    """The type's short name and when it was sent."""
+def type_and_time(headers: Mapping[str, str | None] | None) -> tuple[str | None, str | None]:
+    """The type's short name and the time when the message was sent."""
     if headers is None:
         return "(corrupt headers)", None
     types = headers.get(ENCLOSED_MESSAGE_TYPES) or ""
@@ -203,7 +203,7 @@ def described(headers: Mapping[str, str | None] | None) -> tuple[str | None, str
 
 
 def whole(message: Message | DelayedMessage) -> dict[str, Any]:
-    """A message for a program; `sqlqueue send` reads a queue's again."""
+    """A message as a JSON object; `sqlqueue send` accepts one of a queue."""
     if isinstance(message, DelayedMessage):
         shown: dict[str, Any] = {"id": message.id, "due": message.due.replace(tzinfo=UTC)}
     else:
@@ -223,7 +223,7 @@ def whole(message: Message | DelayedMessage) -> dict[str, Any]:
 
 
 def follow(events: Iterable[demo.Event], *, quiet: bool = False) -> demo.Result:
-    """Show how far the demo is, unless quiet, until its result."""
+    """Show the demo's progress, unless quiet, and return its result."""
     columns = (
         SpinnerColumn(finished_text="[green]✓"),
         TextColumn("{task.description}"),
@@ -232,7 +232,7 @@ def follow(events: Iterable[demo.Event], *, quiet: bool = False) -> demo.Result:
         TimeElapsedColumn(),
     )
     events = iter(events)
-    first = next(events)  # an error before the first step is told on an empty screen
+    first = next(events)  # an error before the first step is raised before the screen changes
     with Progress(*columns, console=out(), disable=quiet) as progress:
         doing: str | None = None
         bar: TaskID | None = None
@@ -243,7 +243,7 @@ def follow(events: Iterable[demo.Event], *, quiet: bool = False) -> demo.Result:
                     return event
                 case demo.Kill() if not quiet:
                     progress.console.print(
-                        f"[red]✗[/] SIGKILL to {event.processes} processes in the middle of batch "
+                        f"[red]✗[/] SIGKILL to {event.processes} processes within batch "
                         f"{event.batch}; {event.held:,} messages had left the queue"
                     )
                 case demo.Step():
@@ -263,7 +263,7 @@ def finish(progress: Progress, bar: TaskID | None) -> None:
 
 
 def advance(progress: Progress, bar: TaskID, step: demo.Step) -> None:
-    """Show how far a step is, where that is known."""
+    """Show the progress of a step, if it is known."""
     if step.messages is None:
         progress.update(bar, count=step.note)
     else:
@@ -272,7 +272,7 @@ def advance(progress: Progress, bar: TaskID, step: demo.Step) -> None:
 
 
 def show_result(result: demo.Result) -> None:
-    """What was counted, three rows, and how to do it on a queue of one's own."""
+    """Show the counts, three rows, and how to receive from your own queue."""
     good, bad = "bold green", "bold red"
     console = out()
     table = Table(box=None, show_header=False, title="Counted by message id", title_justify="left")
@@ -285,12 +285,12 @@ def show_result(result: demo.Result) -> None:
         (f"{result.repeated:,}", "repeated", bad if result.repeated else good),
         (
             f"{result.sent_each_second:,.0f}",
-            "messages/s sent: over the write, cold JVM and all",
+            "messages/s sent, including the start of the JVM",
             "",
         ),
         (
             f"{result.received_each_second:,.0f}" if result.received_each_second else "-",
-            "messages/s received: over whole micro-batches, but for each process's first",
+            "messages/s received in micro-batches, without the first of each process",
             "",
         ),
     ]
@@ -299,11 +299,11 @@ def show_result(result: demo.Result) -> None:
     console.print(table)
     if result.strange or result.left:
         say_error(f"{result.strange} ids that were never sent, {result.left} still in the queue")
-    rows = ((row["seq"], *described(row["headers"]), row["body"]) for row in result.rows)
+    rows = ((row["seq"], *type_and_time(row["headers"]), row["body"]) for row in result.rows)
     console.print()
     show(("seq", "type", "sent", "body"), rows, "three of its rows")
     console.print(
-        "\nThe same on a queue of yours, after [bold]export SQLQUEUE_URL=postgresql://… "
-        "PGPASSWORD=…[/] and [bold]sqlqueue install[/]:\n"
+        "\nTo receive from your own queue, run [bold]export SQLQUEUE_URL=postgresql://… "
+        "PGPASSWORD=…[/] and [bold]sqlqueue install[/], then:\n"
     )
     console.print(Syntax(TEN_LINES, "python", background_color="default"))

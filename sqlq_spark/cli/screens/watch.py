@@ -1,4 +1,4 @@
-"""The live screen of `sqlqueue stats --watch`, and its lines where there is no terminal."""
+"""The live screen of `sqlqueue stats --watch`, and its lines without a terminal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sqlq_spark.admin.formats import ago, clean, sized, span
-from sqlq_spark.admin.watch import UNKNOWN, Flow, flows, lag, paces, shown
+from sqlq_spark.admin.formats import ago, byte_size, clean, span
+from sqlq_spark.admin.watch import UNKNOWN, Flow, flows, lag, paces, to_json
 from sqlq_spark.cli.screens.screen import NO_QUEUES, out, plain, print_json, say, say_error
 
 if TYPE_CHECKING:
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from sqlq_spark.admin.watch import Look, QueueLook
 
 BARS = "▁▂▃▄▅▆▇█"
-REMEMBERED = 40  # looks that the line of a queue shows
-EXPLAINED = (
-    "in/s: growth of the highest seq; out/s: that less the change of the backlog, whoever took it; "
-    "lag: waiting and held messages. Ctrl-C ends."
+SPARKS = 40  # looks in the sparkline of a queue
+LEGEND = (
+    "in/s: growth of the highest seq. out/s: in/s less the change of the backlog. "
+    "lag: waiting and held messages. Press Ctrl-C to end."
 )
 
 
 class Shower(Protocol):
-    """What shows look after look."""
+    """Shows look after look."""
 
     def __enter__(self) -> object:
         """Begin."""
@@ -41,10 +41,10 @@ class Shower(Protocol):
         """End."""
 
     def show(self, before: Look | None, now: Look) -> None:
-        """Show a look; `before` is the one before it."""
+        """Show a look; `before` is the previous one."""
 
     def fail(self, text: str) -> None:
-        """Say what went wrong; there will be another look."""
+        """Report an error; another look will follow."""
 
 
 class Lines(AbstractContextManager["Lines"]):
@@ -60,8 +60,8 @@ class Lines(AbstractContextManager["Lines"]):
         sys.stdout.flush()
 
     def fail(self, text: str) -> None:
-        """Say it on standard error."""
-        say_error(f"{text}; trying again")
+        """Print the error on standard error."""
+        say_error(f"{text} Trying again." if text.endswith(".") else f"{text}. Trying again.")
 
 
 class JsonLines(Lines):
@@ -69,12 +69,12 @@ class JsonLines(Lines):
 
     def show(self, before: Look | None, now: Look) -> None:
         """Print a line."""
-        print_json(shown(before, now))
+        print_json(to_json(before, now))
         sys.stdout.flush()
 
 
 class Screen(AbstractContextManager["Screen"]):
-    """Shows each look in the place of the one before; the terminal is as it was afterwards."""
+    """Replaces each look by the next one, and restores the terminal at the end."""
 
     def __init__(self, interval: float) -> None:
         """
@@ -97,19 +97,22 @@ class Screen(AbstractContextManager["Screen"]):
     def show(self, before: Look | None, now: Look) -> None:
         """Show a look."""
         for each in now.queues:
-            line = self._backlogs.setdefault(each.queue, deque(maxlen=REMEMBERED))
+            line = self._backlogs.setdefault(each.queue, deque(maxlen=SPARKS))
             line.append(each.depth.messages)
         head = Text.assemble((f"{now.at:%H:%M:%S} UTC", "bold"), f"  every {self._interval:g} s")
         parts: list[RenderableType] = [head, Text(), self._queues(before, now), Text()]
-        parts += [streams(before, now), Text(), Text(EXPLAINED, "dim")]
+        parts += [streams(before, now), Text(), Text(LEGEND, "dim")]
         self._live.update(Group(*parts), refresh=True)
 
     def fail(self, text: str) -> None:
-        """Say what went wrong, until the next look."""
-        self._live.update(Text(f"{clean(text)}\n\ntrying again; Ctrl-C ends.", "red"), refresh=True)
+        """Show an error until the next look."""
+        again = "Trying again. Press Ctrl-C to end."
+        self._live.update(Text(f"{clean(text)}\n\n{again}", "red"), refresh=True)
 
     def _queues(self, before: Look | None, now: Look) -> RenderableType:
-        table = made("backlog", "oldest", "in/s", "out/s", "expired", "delayed", "due", "receipts")
+        table = table_of_numbers(
+            "backlog", "oldest", "in/s", "out/s", "expired", "delayed", "due", "receipts"
+        )
         table.add_column("held", justify="right")
         table.add_column("size", justify="right")
         table.add_column("queue", no_wrap=True, overflow="ellipsis", ratio=1)
@@ -134,15 +137,15 @@ def cells(each: QueueLook, its: Flow = UNKNOWN) -> list[object]:
         None if delayed is None else delayed.due,
         each.receipts,
         each.held,
-        sized(each.depth.bytes),
+        byte_size(each.depth.bytes),
     ]
 
 
 def streams(before: Look | None, now: Look) -> RenderableType:
     """The table of streams."""
     if now.streams is None:
-        return Text("no state tables that this login may see: so no streams", "dim")
-    table = made("lag", "messages/s", "receipts", "held", "seen")
+        return Text("no streams: this login sees no state tables", "dim")
+    table = table_of_numbers("lag", "messages/s", "receipts", "held", "seen")
     table.add_column("stream", no_wrap=True)
     table.add_column("queue", no_wrap=True, overflow="ellipsis", ratio=1)
     found = paces(before, now)
@@ -153,7 +156,7 @@ def streams(before: Look | None, now: Look) -> RenderableType:
     return table if now.streams else Text("no streams", "dim")
 
 
-def made(*names: str) -> Table:
+def table_of_numbers(*names: str) -> Table:
     """A table whose columns hold numbers."""
     table = Table(box=None, header_style="bold", pad_edge=False, expand=True)
     for name in names:
@@ -162,14 +165,14 @@ def made(*names: str) -> Table:
 
 
 def rate(value: float | None) -> str | None:
-    """Messages a second: one place below ten, no more than anyone reads."""
+    """Messages per second, with one decimal place below ten."""
     if value is None:
         return None
     return f"{value:,.1f}" if value < 10 else f"{value:,.0f}"  # noqa: PLR2004
 
 
 def sparkline(values: Iterable[int]) -> str:
-    """A line of bars, the highest for the most; as low as can be where all are 0."""
+    """A line of bars; the largest value has the highest bar, and 0 the lowest."""
     values = [*values]
     most = max(values, default=0) or 1
     return "".join(BARS[min(len(BARS) - 1, value * len(BARS) // most)] for value in values)
@@ -182,9 +185,9 @@ def lines(before: Look | None, now: Look) -> list[str]:
     found_lines = []
     for each in now.queues:
         values = cells(each, found[each.queue])[: len(names)]
-        said = ", ".join(
+        text = ", ".join(
             f"{name} {'-' if value is None else value}"
             for name, value in zip(names, values, strict=True)
         )
-        found_lines.append(f"{now.at:%Y-%m-%d %H:%M:%S} {each.queue}: {said}")
+        found_lines.append(f"{now.at:%Y-%m-%d %H:%M:%S} {each.queue}: {text}")
     return found_lines or [f"{now.at:%Y-%m-%d %H:%M:%S} {NO_QUEUES}"]

@@ -24,7 +24,7 @@ SELECT top.last, lowest.expires, lowest.sent, lowest.lives, heaviest.seq, heavie
 -- What is wrong with a queue's table, from the catalogue alone; any login may read that.
 -- :last is the highest seq, null where it is not known; :expiring, whether messages expire;
 -- :body_string, whether the column is asked for.
--- Returns: name, severity (error, warning, note), found, mend; text; a row for each finding
+-- Returns: name, severity (error, warning, note), found, fix; text; a row for each finding
 WITH queue AS (
     SELECT c.oid,
            c.relname,
@@ -102,7 +102,7 @@ SELECT 'column', 'error',
   LEFT JOIN columns AS near ON lower(near.name) = wanted.name
  WHERE near.name IS DISTINCT FROM wanted.name AND NOT f.delayed
 UNION ALL
-SELECT law.name, law.severity, law.found, law.mend
+SELECT law.name, law.severity, law.found, law.fix
   FROM facts AS f
  CROSS JOIN LATERAL (VALUES
     ('delayed_table', 'error',
@@ -176,7 +176,7 @@ SELECT law.name, law.severity, law.found, law.mend
      format('GRANT INSERT ON %s TO %s', f.named, f.login)
      || CASE WHEN f.sequence IS NULL THEN ''
              ELSE format(E';\nGRANT USAGE ON SEQUENCE %s TO %s', f.sequence, f.login) END)
-    ) AS law (name, severity, broken, found, mend)
+    ) AS law (name, severity, broken, found, fix)
  WHERE law.broken
 
 -- name: check_delayed
@@ -211,7 +211,7 @@ SELECT 'delayed_column', 'error',
                     ('due', 'timestamptz NOT NULL DEFAULT now()')) AS wanted (name, type)
  WHERE NOT EXISTS (SELECT FROM columns AS c WHERE c.name = wanted.name)
 UNION ALL
-SELECT law.name, law.severity, law.found, law.mend
+SELECT law.name, law.severity, law.found, law.fix
   FROM delayed AS d
  CROSS JOIN LATERAL (VALUES
     ('due_index', 'warning',
@@ -238,7 +238,7 @@ SELECT law.name, law.severity, law.found, law.mend
      NOT d.may_delay,
      format('login %s may not delay messages', d.login),
      format('GRANT INSERT ON %s TO %s', d.named, d.login))
-    ) AS law (name, severity, broken, found, mend)
+    ) AS law (name, severity, broken, found, fix)
  WHERE law.broken
 
 -- name: check_server

@@ -36,7 +36,7 @@ SELECT ends.last, e.expires, e.sent, e.lives, heaviest.seq, heaviest.bytes
 -- What is wrong with a queue's table, from the catalogue alone; who has any right on it may read that.
 -- @last is the highest RowVersion, null where it is not known; @expiring, whether messages expire;
 -- @body_string, whether the column is asked for.
--- Returns: name, severity (error, warning, note), found, mend; a row for each finding
+-- Returns: name, severity (error, warning, note), found, fix; a row for each finding
 DECLARE @table int = OBJECT_ID({queue_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
 DECLARE @named nvarchar(600) = {queue_text}, @delayed bit = 0;
 DECLARE @columns TABLE (name sysname COLLATE DATABASE_DEFAULT, type sysname COLLATE DATABASE_DEFAULT);
@@ -59,7 +59,7 @@ IF EXISTS (SELECT 1 FROM @columns WHERE name = N'Due')
     SET @delayed = 1;
 SELECT N'column' AS name, N'error' AS severity,
        CONCAT(N'column ', wanted.name, N' is missing: the transport and this source name it') AS found,
-       CONCAT(N'ALTER TABLE ', @named, N' ADD ', wanted.name, N' ', wanted.type) AS mend
+       CONCAT(N'ALTER TABLE ', @named, N' ADD ', wanted.name, N' ', wanted.type) AS fix
   FROM (VALUES (N'Id', N'uniqueidentifier NOT NULL DEFAULT NEWID()'),
                (N'Expires', N'datetime NULL'),
                (N'Headers', N'nvarchar(max) NOT NULL DEFAULT N''{}'''),
@@ -68,7 +68,7 @@ SELECT N'column' AS name, N'error' AS severity,
  WHERE @table IS NOT NULL AND @delayed = 0
    AND NOT EXISTS (SELECT 1 FROM @columns AS c WHERE c.name = wanted.name COLLATE DATABASE_DEFAULT)
 UNION ALL
-SELECT law.name, law.severity, law.found, law.mend
+SELECT law.name, law.severity, law.found, law.fix
   FROM (SELECT HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'SELECT')
                * HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'DELETE') AS may_receive,
                HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'INSERT') AS may_send,
@@ -122,7 +122,7 @@ SELECT law.name, law.severity, law.found, law.mend
      CASE WHEN f.may_send = 0 AND @delayed = 0 THEN 1 END,
      CONCAT(N'login ', @login, N' may not send to it'),
      CONCAT(N'GRANT INSERT ON ', @named, N' TO ', @login))
-    ) AS law (name, severity, broken, found, mend)
+    ) AS law (name, severity, broken, found, fix)
  WHERE @table IS NOT NULL AND law.broken = 1
 
 -- name: check_delayed
@@ -133,7 +133,7 @@ DECLARE @table int = OBJECT_ID({delayed_text}, N'U'), @login nvarchar(258) = QUO
 DECLARE @named nvarchar(600) = {delayed_text};
 SELECT N'delayed_column' AS name, N'error' AS severity,
        CONCAT(N'column ', wanted.name, N' is missing: messages cannot be delayed or moved') AS found,
-       CONCAT(N'ALTER TABLE ', @named, N' ADD ', wanted.name, N' ', wanted.type) AS mend
+       CONCAT(N'ALTER TABLE ', @named, N' ADD ', wanted.name, N' ', wanted.type) AS fix
   FROM (VALUES (N'Headers', N'nvarchar(max) NOT NULL DEFAULT N''{}'''),
                (N'Body', N'varbinary(max) NULL'),
                (N'Due', N'datetime NOT NULL DEFAULT GETUTCDATE()')) AS wanted (name, type)
@@ -143,7 +143,7 @@ SELECT N'delayed_column' AS name, N'error' AS severity,
                     WHERE c.object_id = @table
                       AND c.name = wanted.name COLLATE DATABASE_DEFAULT)
 UNION ALL
-SELECT law.name, law.severity, law.found, law.mend
+SELECT law.name, law.severity, law.found, law.fix
   FROM (SELECT HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'SELECT') AS may_select,
                HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'DELETE') AS may_delete,
                HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'INSERT') AS may_insert) AS f
@@ -169,7 +169,7 @@ SELECT law.name, law.severity, law.found, law.mend
      CASE WHEN f.may_insert = 0 THEN 1 END,
      CONCAT(N'login ', @login, N' may not delay messages'),
      CONCAT(N'GRANT INSERT ON ', @named, N' TO ', @login))
-    ) AS law (name, severity, broken, found, mend)
+    ) AS law (name, severity, broken, found, fix)
  WHERE @table IS NOT NULL AND law.broken = 1
 
 -- name: check_server
@@ -180,7 +180,7 @@ DECLARE @azure bit = CASE WHEN SERVERPROPERTY(N'EngineEdition') = 5 THEN 1 ELSE 
 SELECT N'level' AS name, N'error' AS severity,
        CONCAT(N'compatibility level ', d.compatibility_level,
               N': messages are sent as JSON, which needs 130') AS found,
-       N'ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 130' AS mend
+       N'ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 130' AS fix
   FROM sys.databases AS d
  WHERE d.database_id = DB_ID() AND d.compatibility_level < 130;
 IF HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
@@ -190,7 +190,7 @@ IF HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
                   N') has had a transaction open for ',
                   DATEDIFF(second, t.transaction_begin_time, GETDATE()),
                   N' s: what it has locked no one receives') AS found,
-           CONCAT(N'KILL ', s.session_id) AS mend
+           CONCAT(N'KILL ', s.session_id) AS fix
       FROM sys.dm_tran_active_transactions AS t
       JOIN sys.dm_tran_session_transactions AS x ON x.transaction_id = t.transaction_id
       JOIN sys.dm_exec_sessions AS s ON s.session_id = x.session_id
@@ -204,4 +204,4 @@ ELSE
                   N' may not see how old the transactions of other logins are') AS found,
            CASE WHEN @azure = 1
                 THEN CONCAT(N'GRANT VIEW DATABASE STATE TO ', QUOTENAME(USER_NAME()))
-                ELSE CONCAT(N'GRANT VIEW SERVER STATE TO ', QUOTENAME(SUSER_SNAME())) END AS mend
+                ELSE CONCAT(N'GRANT VIEW SERVER STATE TO ', QUOTENAME(SUSER_SNAME())) END AS fix

@@ -1,14 +1,13 @@
 """
-Failures in columns: what a message of an error queue says, and which failures are alike.
+Turns messages of an error queue into rows of failures, and groups equal failures.
 
-The digest of a failure is that of its exception's type and its stack, without what differs from one
-failure to the next, or from one build to the next: line numbers and files, addresses, guids, the
-numbers that a compiler gives, the words of another language. Without a stack the message stands for
-it, without its numbers and what it quotes. These are Spark's own expressions; none raises, and each
-takes one pass over a text of any size.
+The digest of a failure is computed from its exception type and stack trace. It leaves out what
+differs between failures or builds: line numbers, files, addresses, guids, numbers from the compiler
+and translated words. Without a stack trace the message is used, without numbers and quoted text.
+These are Spark expressions. None raises an error, and each takes one pass over a text of any size.
 
-Where it failed is only told of a message that an endpoint could read: Spark reads poison too, and
-what it made of that would be returned as another message.
+`failedQueue` is null for poison messages. Spark can read some headers that an endpoint cannot, and
+would return them as a different message.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 STACK_TRACE = f"{wire.EXCEPTION_INFO}StackTrace"
 
-# `   at Shop.Sales.Handle(Order order) in C:\Shop.cs:line 42`: what stands up to the parenthesis;
-# possessive, so that a line of a megabyte takes one pass
+# `   at Shop.Sales.Handle(Order order) in C:\Shop.cs:line 42`: the part up to the parenthesis.
+# The quantifiers are possessive, so that a line of a megabyte takes one pass.
 FRAME = r"(?m)^[ \t]++[^\s(]++[ \t]++([^\s(][^(\r\n]*+\([^)\r\n]*+\))"
 GUID = r"(?i)[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
 NUMBERED = r"(?<=__|DisplayClass)[0-9]++(?:_[0-9]++)*+"  # as in <Handle>d__5, DisplayClass3_0
@@ -39,31 +38,31 @@ DIGITS = 16  # of a digest, in hex
 
 def digest(headers: Column | str = "headers", *, json: bool = False) -> Column:
     """
-    What failures of one kind have in common, 16 digits in hex; never null.
+    The digest of a failure, 16 hexadecimal digits; never null.
 
     Args:
-        headers: of a message of an error queue.
-        json: they are text.
+        headers: the column of headers of an error queue.
+        json: whether it is text.
     """
     _, kind, message, _ = functions.failure(headers, json=json)
     frames = F.regexp_extract_all(
         functions.header(headers, STACK_TRACE, json=json), F.lit(FRAME), F.lit(1)
     )
-    stack = F.nullif(replaced(F.array_join(frames, "\n"), GUID, ADDRESS, NUMBERED), F.lit(""))
-    said = replaced(message, GUID, QUOTED, ADDRESS, NUMBER)
-    whole = F.concat_ws("\n", kind, F.coalesce(stack, said))
+    stack = F.nullif(mask(F.array_join(frames, "\n"), GUID, ADDRESS, NUMBERED), F.lit(""))
+    plain = mask(message, GUID, QUOTED, ADDRESS, NUMBER)
+    whole = F.concat_ws("\n", kind, F.coalesce(stack, plain))
     return F.substring(F.sha2(whole.cast("binary"), 256), 1, DIGITS)
 
 
-def replaced(text: Column, *patterns: str) -> Column:
-    """A text with a mark in the place of what differs."""
+def mask(text: Column, *patterns: str) -> Column:
+    """Replace what matches a pattern by #."""
     for pattern in patterns:
         text = F.regexp_replace(text, pattern, "#")
     return text
 
 
-def sound(text: str | None) -> bool:
-    """Whether an endpoint could read these headers."""
+def is_readable(text: str | None) -> bool:
+    """Whether an endpoint can read these headers."""
     found = opened(text)
     return found is not None and flat(found)
 
@@ -73,14 +72,14 @@ def failures(received: DataFrame) -> DataFrame:
     Messages of an error queue, as rows of a table of failures.
 
     Args:
-        received: as a read with headersFormat=json gives them.
+        received: a read with headersFormat=json.
 
     Returns:
-        Headers and body whole, what they say of the failure, and room for a return: `request` and
-        `returned` are null.
+        Headers, body, and columns of the failure. `request` and `returned` are null until the
+        message is returned.
     """
     queue, kind, message, time = functions.failure("headers", json=True)
-    whole = F.udf(sound, "boolean", useArrow=False)("headers")
+    whole = F.udf(is_readable, "boolean", useArrow=False)("headers")
     own = functions.header("headers", wire.MESSAGE_ID, json=True)
     return received.select(
         F.col("id").alias("failureId"),
@@ -103,7 +102,7 @@ def failures(received: DataFrame) -> DataFrame:
 
 def groups(table: DataFrame) -> DataFrame:
     """
-    Failures that are alike, one row for each digest.
+    Group failures, one row for each digest.
 
     Returns:
         `digest`, `failures`, `returned` (of them), `firstSeen`, `lastSeen`, `exceptionType`,

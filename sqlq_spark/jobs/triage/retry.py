@@ -29,7 +29,7 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.functions import return_to_source
 from sqlq_spark.jobs.settings import BadSettings
-from sqlq_spark.jobs.spark import has_table, quoted, read_table
+from sqlq_spark.jobs.spark import has_table, quote_table, read_table
 from sqlq_spark.jobs.triage.request_log import GIVEN_UP, SENT, UNKNOWN, RequestLog
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class Retry:
         return rows
 
     def _update(self, which: str, change: str) -> None:
-        text = f"UPDATE {quoted(self.table)} SET {change} WHERE {which}"  # noqa: S608 - by `literal`
+        text = f"UPDATE {quote_table(self.table)} SET {change} WHERE {which}"  # noqa: S608 - by `literal`
         retry_conflicts(lambda: self.spark.sql(text).collect())
 
 

@@ -37,7 +37,7 @@ DRAINING = 300.0  # seconds until the drain counts as stuck
 
 # What a checkpoint that is damaged must be answered with: never with a guess.
 _REFUSED = re.compile(
-    r"came after the batch was acknowledged|was rolled back or copied"
+    r"ran after the batch was acknowledged|was rolled back or copied"
     r"|STREAMING_CHECKPOINT_MISSING_METADATA_FILE"
 )
 _NAMED = re.compile(r"sqlq_spark\.errors\.(\w+): ([^\n]{0,100})")
@@ -170,7 +170,7 @@ class Round:
                 raise user.failure
 
     def _heed(self, error: str, begun: float) -> None:
-        """Sort the error of a query begun then; where a damaged checkpoint was refused, mend it."""
+        """Sort the error of a query begun then; where a damaged checkpoint was refused, fix it."""
         refused = _REFUSED.search(error)
         if refused and self.scene.removed:
             self.result.refused += 1

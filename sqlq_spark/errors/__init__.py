@@ -1,0 +1,195 @@
+"""
+The errors of this package, by what they are about.
+
+    SqlQueueError
+    ├── BadInput             inputs: options, addresses, DataFrames; nothing was changed
+    │   ├── BadOption · UnknownOption · MisplacedOption · MissingOption
+    │   ├── BadAddress
+    │   ├── BadFrame         a DataFrame's columns do not fit
+    │   └── BadMessage       one row of a DataFrame does not fit
+    ├── MissingPackage · MissingDelta · MissingDriver · UnsupportedVersion    installation
+    ├── DatabaseFailure      the server rejected a statement, or did not answer
+    │   ├── server           NotReachable · LoginRefused · ServerNotVerified · DatabaseNotFound
+    │   │                    ConnectionLost (and ReadOnly) · Deadlock · Cancelled · RightMissing
+    │   │                    TimedOut (and LockTimedOut) · TimeZoneNotFound
+    │   │                    ServerTooOld · DatabaseTooOld · StatementPooling
+    │   │                    StatementFailed (and LogFull, StatementRefused)
+    │   ├── queues           QueueNotFound · SchemaNotFound · NotAQueue · BodyStringMissing
+    │   │                    QueueNotWritable · QueueElsewhere · QueueUnquoted · MessageChanged
+    │   │                    DestinationRefused (and DestinationOfOther)
+    │   │                    DestinationLocked · DestinationChanged · MessageTooLarge
+    │   │                    DelayedQueueNotFound · SubscriptionsNotFound · SubscriberUnreachable
+    │   └── state            StateNotInstalled · StateTooNew · StateOfOther
+    ├── PayloadRefused · ReceiptSettled · ReceiptMoveRefused                  state
+    ├── CheckpointFailure    checkpoint: it does not match the stream's row
+    │   ├── CheckpointRolledBack · DatabaseRolledBack
+    │   ├── StreamNotFound · StreamOfOtherQueue · StreamTakenOver
+    │   └── BadOffset · BadPlan · StaleTask
+    └── ChunksMissing · NothingToSettle · DispatchLogAhead · DispatchLogOfOther    dispatch
+
+Every message says what failed, where, what was found, and how to fix it.
+The arguments stay in `args`, so that an error survives pickling between Spark's processes.
+No argument may hold a password: callers redact the addresses of servers first.
+"""
+
+from __future__ import annotations
+
+from sqlq_spark.errors.checkpoint import (
+    BadOffset,
+    BadPlan,
+    CheckpointFailure,
+    CheckpointRolledBack,
+    DatabaseRolledBack,
+    StaleTask,
+    StreamNotFound,
+    StreamOfOtherQueue,
+    StreamTakenOver,
+)
+from sqlq_spark.errors.dispatch import (
+    ChunksMissing,
+    DispatchLogAhead,
+    DispatchLogOfOther,
+    NothingToSettle,
+)
+from sqlq_spark.errors.inputs import (
+    BadAddress,
+    BadFrame,
+    BadInput,
+    BadMessage,
+    BadOption,
+    MisplacedOption,
+    MissingOption,
+    UnknownOption,
+)
+from sqlq_spark.errors.installation import (
+    MissingDelta,
+    MissingDriver,
+    MissingPackage,
+    UnsupportedVersion,
+)
+from sqlq_spark.errors.queues import (
+    BodyStringMissing,
+    DelayedQueueNotFound,
+    DestinationChanged,
+    DestinationLocked,
+    DestinationOfOther,
+    DestinationRefused,
+    MessageChanged,
+    MessageTooLarge,
+    NotAQueue,
+    QueueElsewhere,
+    QueueNotFound,
+    QueueNotWritable,
+    QueueUnquoted,
+    SchemaNotFound,
+    SubscriberUnreachable,
+    SubscriptionsNotFound,
+)
+from sqlq_spark.errors.root import (
+    DatabaseFailure,
+    SqlQueueError,
+    differing,
+)
+from sqlq_spark.errors.server import (
+    Cancelled,
+    ConnectionLost,
+    DatabaseNotFound,
+    DatabaseTooOld,
+    Deadlock,
+    LockTimedOut,
+    LogFull,
+    LoginRefused,
+    NotReachable,
+    ReadOnly,
+    RightMissing,
+    ServerNotVerified,
+    ServerTooOld,
+    StatementFailed,
+    StatementPooling,
+    StatementRefused,
+    TimedOut,
+    TimeZoneNotFound,
+)
+from sqlq_spark.errors.state import (
+    PayloadRefused,
+    ReceiptMoveRefused,
+    ReceiptSettled,
+    StateNotInstalled,
+    StateOfOther,
+    StateTooNew,
+)
+
+__all__ = [
+    "BadAddress",
+    "BadFrame",
+    "BadInput",
+    "BadMessage",
+    "BadOffset",
+    "BadOption",
+    "BadPlan",
+    "BodyStringMissing",
+    "Cancelled",
+    "CheckpointFailure",
+    "CheckpointRolledBack",
+    "ChunksMissing",
+    "ConnectionLost",
+    "DatabaseFailure",
+    "DatabaseNotFound",
+    "DatabaseRolledBack",
+    "DatabaseTooOld",
+    "Deadlock",
+    "DelayedQueueNotFound",
+    "DestinationChanged",
+    "DestinationLocked",
+    "DestinationOfOther",
+    "DestinationRefused",
+    "DispatchLogAhead",
+    "DispatchLogOfOther",
+    "LockTimedOut",
+    "LogFull",
+    "LoginRefused",
+    "MessageChanged",
+    "MessageTooLarge",
+    "MisplacedOption",
+    "MissingDelta",
+    "MissingDriver",
+    "MissingOption",
+    "MissingPackage",
+    "NotAQueue",
+    "NotReachable",
+    "NothingToSettle",
+    "PayloadRefused",
+    "QueueElsewhere",
+    "QueueNotFound",
+    "QueueNotWritable",
+    "QueueUnquoted",
+    "ReadOnly",
+    "ReceiptMoveRefused",
+    "ReceiptSettled",
+    "RightMissing",
+    "SchemaNotFound",
+    "ServerNotVerified",
+    "ServerTooOld",
+    "SqlQueueError",
+    "StaleTask",
+    "StateNotInstalled",
+    "StateOfOther",
+    "StateTooNew",
+    "StatementFailed",
+    "StatementPooling",
+    "StatementRefused",
+    "StreamNotFound",
+    "StreamOfOtherQueue",
+    "StreamTakenOver",
+    "SubscriberUnreachable",
+    "SubscriptionsNotFound",
+    "TimeZoneNotFound",
+    "TimedOut",
+    "UnknownOption",
+    "UnsupportedVersion",
+    "differing",
+]
+
+# Tracebacks, headers and pickles name the classes as users import them.
+for _name in __all__:
+    globals()[_name].__module__ = __name__

@@ -1,0 +1,166 @@
+"""Errors of the connection and of statements in general."""
+
+from __future__ import annotations
+
+from sqlq_spark.errors.root import DatabaseFailure
+
+
+class NotReachable(DatabaseFailure):
+    """No connection to the server could be opened."""
+
+    template = "no connection to {0}: {1}. Check host, port and firewall in the url."
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(server, reason)
+
+
+class LoginRefused(DatabaseFailure):
+    """The server does not accept this user or password."""
+
+    template = "{0} refused the login: {1}. Check user and password."
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(server, reason)
+
+
+class ServerNotVerified(DatabaseFailure):
+    """The server has no certificate that this machine trusts for the host's name."""
+
+    template = (
+        "{0} could not be verified, so nothing was sent to it: {1}. Write the host in the url as "
+        "its certificate names it. Name the file with the issuer's certificate in the url's "
+        "parameter sslrootcert, or set a weaker sslmode (see docs/security.md)."
+    )
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(server, reason)
+
+
+class DatabaseNotFound(DatabaseFailure):
+    """The server has no database of this name."""
+
+    template = "{0}: {1}. Create the database, or name another one at the end of the url."
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(server, reason)
+
+
+class ConnectionLost(DatabaseFailure):
+    """The connection broke. It is unknown whether a commit in progress was carried out."""
+
+    template = "the connection was lost during {0}: {1}"
+
+    def __init__(self, statement: str, reason: str) -> None:
+        super().__init__(statement, reason)
+
+
+class ReadOnly(ConnectionLost):
+    """The server accepts no writes, for example a standby. Another host may be the primary."""
+
+    template = (
+        "{0} was refused: {1}. The server is a standby, or its database is read-only. "
+        "Some services make a database read-only when a disk is full. "
+        "To find the primary, list several hosts in the url and add "
+        "target_session_attrs=read-write."
+    )
+
+
+class Deadlock(DatabaseFailure):
+    """The database rolled this transaction back to end a deadlock. It may be tried again."""
+
+    template = "{0} was rolled back to end a deadlock: {1}"
+
+    def __init__(self, statement: str, reason: str) -> None:
+        super().__init__(statement, reason)
+
+
+class TimedOut(DatabaseFailure):
+    """A statement, or the wait for a lock, took longer than queryTimeout."""
+
+    template = "{0} took longer than {1:g} s: {2}. Raise the option queryTimeout."
+
+    def __init__(self, statement: str, seconds: float, reason: str) -> None:
+        super().__init__(statement, seconds, reason)
+
+
+class LockTimedOut(TimedOut):
+    """The wait for a lock took longer than queryTimeout. It may be tried again."""
+
+
+class Cancelled(DatabaseFailure):
+    """Ctrl-C or a DBA cancelled a statement. Its transaction was rolled back."""
+
+    template = "{0} was cancelled by Ctrl-C or by a DBA (pg_cancel_backend): {1}"
+
+    def __init__(self, statement: str, reason: str) -> None:
+        super().__init__(statement, reason)
+
+
+class RightMissing(DatabaseFailure):
+    """The login lacks a permission."""
+
+    template = "{1} (statement {0}). A DBA can fix this with: {2}"
+
+    def __init__(self, statement: str, reason: str, grant: str) -> None:
+        super().__init__(statement, reason, grant)
+
+
+class TimeZoneNotFound(DatabaseFailure):
+    """The server knows no time zone of this name."""
+
+    template = "{0} failed: {1}"
+
+    def __init__(self, statement: str, reason: str) -> None:
+        super().__init__(statement, reason)
+
+
+class ServerTooOld(DatabaseFailure):
+    """The server's version lacks what the statements use. Nothing was changed."""
+
+    template = "{0} is PostgreSQL {1}, but {2} or later is needed. Ask a DBA to upgrade it."
+
+    def __init__(self, server: str, found: str, needed: int) -> None:
+        super().__init__(server, found, needed)
+
+
+class DatabaseTooOld(DatabaseFailure):
+    """The compatibility level of a SQL Server database has no JSON."""
+
+    template = (
+        "the database of {0} has compatibility level {1}, but {2} is needed, because messages are "
+        "sent as JSON. A DBA can fix this on SQL Server 2016 or later with: "
+        "ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = {2}"
+    )
+
+    def __init__(self, server: str, found: int, needed: int) -> None:
+        super().__init__(server, found, needed)
+
+
+class StatementPooling(DatabaseFailure):
+    """A pooler assigns a server session for one statement only. Nothing was changed."""
+
+    template = (
+        "a pooler in front of {0} assigns a session for one statement only ({1}), but transactions "
+        "are needed. Set pool_mode=transaction or pool_mode=session for this database in the "
+        "pooler, or use a url that bypasses the pooler."
+    )
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(server, reason)
+
+
+class StatementFailed(DatabaseFailure):
+    """The database answered with any other error."""
+
+    template = "{0} failed with error {1}: {2}"
+
+    def __init__(self, statement: str, code: str, reason: str) -> None:
+        super().__init__(statement, code, reason)
+
+
+class LogFull(StatementFailed):
+    """The transaction log is full. The statement may be tried again."""
+
+
+class StatementRefused(StatementFailed):
+    """The message or the table causes the error. Another attempt would fail as well."""
