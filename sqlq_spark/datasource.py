@@ -105,14 +105,14 @@ class DefaultSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
         """Send a frame."""
         made = BatchWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
-        if fixed(schema):
+        if has_one_destination(schema):
             look_ahead(made.options)
         return made
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001
         """Send the micro-batches of a stream."""
         made = StreamWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
-        if fixed(schema):
+        if has_one_destination(schema):
             look_ahead_once(made.options)
         return made
 
@@ -332,11 +332,11 @@ def origin() -> Origin:
 
 
 def warn_of_poison(rows: pa.RecordBatch, queue: str) -> None:
-    """Say in the executor's log that poison is delivered."""
+    """Log on the executor that poison messages are delivered."""
     if "headers" in rows.schema.names and rows.column("headers").null_count:
         log.warning(
-            "%s: %d messages with corrupt headers are delivered with headers null and their text "
-            "in corruptHeaders; the option errorQueue moves them aside",
+            "%s: %d messages have corrupt headers. They are delivered with headers null and their "
+            "text in corruptHeaders. The option errorQueue moves such messages aside",
             queue,
             rows.column("headers").null_count,
         )
@@ -346,21 +346,21 @@ def warn_of_poison(rows: pa.RecordBatch, queue: str) -> None:
 
 
 @cache
-def tell_of_legacy_columns() -> None:
-    """Say, once in a process, why the option does nothing here."""
+def warn_of_legacy_columns() -> None:
+    """Log, once in a process, that the option has no effect here."""
     log.warning(
-        "legacyColumns=true fills nothing: queues of PostgreSQL have no columns CorrelationId and "
-        "ReplyToAddress, as no version 1 peer reads them; both are in the headers"
+        "legacyColumns=true has no effect. Queues of PostgreSQL have no columns CorrelationId and "
+        "ReplyToAddress, because no endpoint of version 1 reads them. Both are in the headers"
     )
 
 
-def fixed(schema: StructType) -> bool:
-    """Whether the options alone say where all rows go."""
+def has_one_destination(schema: StructType) -> bool:
+    """Whether the options alone decide where all rows go."""
     return {"queue", "topics", "delay", "deliverAt"}.isdisjoint(schema.names)
 
 
 def look_ahead(options: SinkOptions) -> None:
-    """Fail on the driver, before a task runs, where what the options name is absent."""
+    """Fail on the driver, before a task runs, if a destination in the options does not exist."""
     with Session(
         options, "look ahead", state=options.delivery == "exactlyOnce", worker=True
     ) as session:
@@ -369,20 +369,20 @@ def look_ahead(options: SinkOptions) -> None:
 
 @cache
 def look_ahead_once(options: SinkOptions) -> None:
-    """Look ahead for a stream, whose writer is made anew for each micro-batch."""
+    """Look ahead for a stream, once: Spark makes a new writer for each micro-batch."""
     look_ahead(options)
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task did; `staged` is None where it sent at once."""
+    """What one task wrote; `staged` is None with delivery=atLeastOnce."""
 
     staged: Staged | None
     messages: int
 
 
 class Writing:
-    """What a frame's and a stream's writer share."""
+    """The common part of the writers of frames and streams."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
         """
@@ -402,7 +402,7 @@ class Writing:
             as_received=options.as_received,
         )
         if options.legacy_columns and not options.fills_legacy_columns:
-            tell_of_legacy_columns()
+            warn_of_legacy_columns()
         self.options = options
 
     def send(self, batches: Iterator[pa.RecordBatch], sink: str, batch: int) -> Written:
@@ -437,7 +437,7 @@ class Writing:
                 session.do(lambda connection: send.dispatch(connection, staged, self.options))
 
     def discard(self, sink: str, batch: int, *, final: bool) -> None:
-        """Drop what was staged; a failure is logged only, as why we abort is the error to tell."""
+        """Drop what was staged, and only log a failure: Spark reports why the write was aborted."""
         options = self.options
         if options.delivery != "exactlyOnce":
             return
@@ -461,10 +461,10 @@ class Writing:
 
 
 class BatchWriter(Writing, DataSourceArrowWriter):
-    """`df.write`: one batch; with txnAppId and txnVersion one that is done once, ever."""
+    """`df.write`: one batch. With txnAppId and txnVersion a repeated batch is sent once."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
-        """Begin; this object is pickled to the executors and back to the driver."""
+        """Begin. Spark pickles this object to the executors and back to the driver."""
         super().__init__(options, schema, overwrite=overwrite)
         named = options.txn_app_id is not None
         self.sink = f"app:{options.txn_app_id}" if named else staging.nameless_sink()
@@ -479,12 +479,12 @@ class BatchWriter(Writing, DataSourceArrowWriter):
         self.dispatch(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
-        """Drop what was staged; tasks may still run and report nothing."""
+        """Drop what was staged. Some tasks may still run."""
         self.discard(self.sink, self.batch, final=self.options.txn_app_id is None)
 
 
 class StreamWriter(Writing, DataSourceStreamArrowWriter):
-    """`df.writeStream`: the query's id is the sink, its batch ids count."""
+    """`df.writeStream`: the sink is the query's id, the batch is Spark's batch number."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage or send one task's rows of a micro-batch."""
@@ -492,8 +492,8 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
         if batch.query_id is None or batch.query_batch is None:
             # without them two queries would share a row of the dispatch log and lose messages
             raise SqlQueueError(
-                "Spark did not tell this task its query and batch, by which a stream sends once: "
-                "write by foreachBatch with txnAppId and txnVersion instead"
+                "Spark did not give this task its query and batch, so a stream cannot send once. "
+                "Use foreachBatch with txnAppId and txnVersion"
             )
         return self.send(iterator, f"query:{batch.query_id}", batch.query_batch)
 
@@ -502,6 +502,6 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
         self.dispatch(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
-        """Drop what was staged; what cannot be told from here goes with the next batch."""
+        """Drop what was staged. The next batch drops what this process does not know of."""
         for sink, batch in {(each.sink, each.batch) for each in self._staged(messages)}:
             self.discard(sink, batch, final=False)

@@ -326,7 +326,7 @@ def test_the_doctor_looks_at_a_table_whose_name_no_peer_takes(run: Any, place: P
     code, said, _ = run("doctor", queue, "--state-schema", place.state)
 
     assert code == 1
-    assert "the name has 60 bytes: peers take 55 at most" in said
+    assert "the name has 60 bytes, but the transport allows at most 55" in said
     assert run("browse", queue)[0] == 2
 
 

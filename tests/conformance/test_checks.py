@@ -135,7 +135,7 @@ def test_a_name_that_peers_refuse_is_found(bare: Bench) -> None:
     (found,) = look(bare, long)
 
     assert (found.name, found.severity) == ("long_name", "error")
-    assert "56 bytes: peers take 55" in found.found
+    assert "56 bytes, but the transport allows at most 55" in found.found
     run(bare, found.fix)
     assert look(bare, QueueAddress("ü" * 27, bare.peer.schema)) == []
 

@@ -1,5 +1,5 @@
 -- name: check_rows
--- What the lowest messages tell: how long they live, how large headers are, and how far seq has
+-- Facts of the lowest messages: how long they live, how large headers are, and how far seq has
 -- come. Locks nothing. Of headers only the beginning is read.
 -- Index:   the unique index on seq.
 -- Returns: last bigint (null where the queue is empty), and of each of the lowest 50 that expires:
@@ -143,7 +143,7 @@ SELECT law.name, law.severity, law.found, law.fix
             f.named, f.sequence)),
     ('long_name', 'error',
      octet_length(f.relname) > 55,
-     format('the name has %s bytes: peers take 55 at most', octet_length(f.relname)),
+     format('the name has %s bytes, but the transport allows at most 55', octet_length(f.relname)),
      format('ALTER TABLE %s RENAME TO %I', f.named,
             (SELECT max(left(f.relname, size)::text)
                FROM generate_series(1, length(f.relname)) AS size

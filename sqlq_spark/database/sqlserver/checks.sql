@@ -1,5 +1,5 @@
 -- name: check_rows
--- What the lowest messages tell: how long they live, how large headers are, and how far RowVersion
+-- Facts of the lowest messages: how long they live, how large headers are, and how far RowVersion
 -- has come. Of headers only the beginning is read.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
@@ -85,7 +85,7 @@ SELECT law.name, law.severity, law.found, law.fix
                                           FROM {queue_catalog}sys.triggers AS g
                                          WHERE g.parent_id = @table AND g.is_disabled = 0)
           THEN 1 END,
-     N'it has a trigger, with which nothing can be received, by the peers neither',
+     N'it has a trigger. With a trigger neither .NET endpoints nor a stream can receive',
      CONCAT(N'DISABLE TRIGGER ALL ON ', @named)),
     (N'expires_index', N'warning',
      CASE WHEN @expiring = 1 AND NOT EXISTS (
