@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import TYPE_CHECKING
 
 import pytest
@@ -112,30 +111,6 @@ def test_any_other_text_of_a_streams_queues_is_one_name(text: str) -> None:
 
 
 # ---------------------------------------------------------------- how to fix it
-
-FAULTS = [
-    errors.QueueNotFound("q", SQLSERVER),
-    errors.SubscriptionsNotFound("s", SQLSERVER),
-    errors.QueueNotWritable("q", SQLSERVER),
-    errors.DelayedQueueNotFound("d", "q", SQLSERVER),
-    errors.StateNotInstalled("sqlqueue", SQLSERVER),
-]
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_no_right_of_postgresql_is_asked_for_on_sql_server(fault: errors.SqlQueueError) -> None:
-    """A schema there has no USAGE; and on PostgreSQL the right is named."""
-    other = type(fault)(*fault.args[:-1], POSTGRESQL)
-
-    assert "USAGE" not in str(fault)
-    assert "USAGE on" in str(other)
-    assert str(pickle.loads(pickle.dumps(fault))) == str(fault)  # noqa: S301 - our own
-
-
-def test_a_queue_that_was_not_found_is_told_how_to_name_a_schema() -> None:
-    """In the notation of its database."""
-    assert str(errors.QueueNotFound("q", SQLSERVER)).endswith("as table@[schema]@[database].")
-    assert str(errors.QueueNotFound("q", POSTGRESQL)).endswith('as "schema"."table".')
 
 
 def test_a_missing_url_is_asked_for_with_both_databases() -> None:

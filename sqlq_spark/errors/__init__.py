@@ -88,7 +88,6 @@ from sqlq_spark.errors.queues import (
 from sqlq_spark.errors.root import (
     DatabaseFailure,
     SqlQueueError,
-    differing,
 )
 from sqlq_spark.errors.server import (
     Cancelled,
@@ -187,7 +186,6 @@ __all__ = [
     "TimedOut",
     "UnknownOption",
     "UnsupportedVersion",
-    "differing",
 ]
 
 # Tracebacks, headers and pickles name the classes as users import them.

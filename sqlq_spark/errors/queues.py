@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from sqlq_spark.errors.root import DatabaseFailure, differing
-
-
-def visible(server: str) -> str:
-    """The permission without which a login does not see a table."""
-    return differing(
-        server,
-        postgresql="USAGE on its schema",
-        sqlserver="this login a permission on it",
-    )
+from sqlq_spark.errors.root import DatabaseFailure
 
 
 class QueueNotFound(DatabaseFailure):
     """The queue's table does not exist, or this login may not see it."""
 
-    template = "queue {0} was not found in {1}. Create it with `sqlqueue create`, or grant {2}"
+    template = (
+        "queue {0} was not found in {1}. Create it with `sqlqueue create`, or grant this login the "
+        "rights that `sqlqueue script` prints. If it is in another schema, write its address in "
+        "the form of {0}."
+    )
 
     def __init__(self, queue: str, server: str) -> None:
         super().__init__(queue, server)
-
-    def __str__(self) -> str:
-        queue, server = self.args
-        form = differing(
-            server,
-            postgresql='Write a table of another schema as "schema"."table".',
-            sqlserver="Write a table of another schema as table@[schema], "
-            "and one of another database as table@[schema]@[database].",
-        )
-        return self.template.format(queue, server, f"{visible(server)}. {form}")
 
 
 class SchemaNotFound(DatabaseFailure):
@@ -75,15 +60,12 @@ class SubscriptionsNotFound(DatabaseFailure):
 
     template = (
         "the subscription table {0} was not found in {1}. Name it in the option "
-        "subscriptionTable, or grant {2}. If no endpoint has subscribed yet, run "
-        "`sqlqueue subscribe`, which creates the table."
+        "subscriptionTable, or grant this login the rights that `sqlqueue script` prints. If no "
+        "endpoint has subscribed yet, run `sqlqueue subscribe`, which creates the table."
     )
 
     def __init__(self, table: str, server: str) -> None:
         super().__init__(table, server)
-
-    def __str__(self) -> str:
-        return self.template.format(*self.args, visible(self.args[1]))
 
 
 class SubscriberUnreachable(DatabaseFailure):
@@ -104,20 +86,11 @@ class QueueNotWritable(DatabaseFailure):
 
     template = (
         "this login cannot insert into a queue {0} in {1}. Create it with `sqlqueue create`, "
-        "or grant {2}."
+        "or grant this login the rights of a sender, which `sqlqueue script` prints."
     )
 
     def __init__(self, queue: str, server: str) -> None:
         super().__init__(queue, server)
-
-    def __str__(self) -> str:
-        queue, server = self.args
-        grants = differing(
-            server,
-            postgresql="USAGE on its schema, INSERT on it and USAGE on its sequence",
-            sqlserver="INSERT on it",
-        )
-        return self.template.format(queue, server, grants)
 
 
 class DestinationRefused(DatabaseFailure):
@@ -222,12 +195,10 @@ class DelayedQueueNotFound(DatabaseFailure):
 
     template = (
         "the table {0} for delayed messages of {1} was not found in {2}. Create it with "
-        "`sqlqueue create QUEUE --delayed`, or grant {3}. To send, you can also name another table "
-        "in the option delayedQueue."
+        "`sqlqueue create QUEUE --delayed`, or grant this login the rights that "
+        "`sqlqueue script QUEUE --delayed` prints. To send, you can also name another table in the "
+        "option delayedQueue."
     )
 
     def __init__(self, table: str, queue: str, server: str) -> None:
         super().__init__(table, queue, server)
-
-    def __str__(self) -> str:
-        return self.template.format(*self.args, visible(self.args[2]))

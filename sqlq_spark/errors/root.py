@@ -16,8 +16,3 @@ class SqlQueueError(Exception):
 
 class DatabaseFailure(SqlQueueError):
     """The database rejected a statement, or did not answer."""
-
-
-def differing(server: str, *, postgresql: str, sqlserver: str) -> str:
-    """The fix for the kind of database at `server`, a url."""
-    return sqlserver if server.startswith("sqlserver:") else postgresql

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlq_spark.errors.root import DatabaseFailure, SqlQueueError, differing
+from sqlq_spark.errors.root import DatabaseFailure, SqlQueueError
 
 
 class StateNotInstalled(DatabaseFailure):
@@ -10,18 +10,12 @@ class StateNotInstalled(DatabaseFailure):
 
     template = (
         "the state tables were not found in schema {0} of {1}. Run `sqlqueue install` once, "
-        "name their schema in the option stateSchema, or grant {2}."
+        "name their schema in the option stateSchema, or grant this login the rights that "
+        "`sqlqueue script` prints."
     )
 
     def __init__(self, schema: str, server: str) -> None:
         super().__init__(schema, server)
-
-    def __str__(self) -> str:
-        schema, server = self.args
-        grants = differing(
-            server, postgresql="USAGE on it", sqlserver="this login the permissions on its tables"
-        )
-        return self.template.format(schema, server, grants)
 
 
 class StateTooNew(DatabaseFailure):

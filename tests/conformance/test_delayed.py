@@ -205,12 +205,11 @@ def test_without_the_table_nothing_of_the_batch_is_sent(desk: Desk, *, ordinary:
         dispatch(desk, chunk({}, {"delay": 1}), **raw)
 
     address = desk.bench.address(name)
-    sqlserver = desk.bench.peer.dialect == "sqlserver"
-    right = "this login a permission on it" if sqlserver else "USAGE on its schema"
     assert str(caught.value) == (
         f"the table {address} for delayed messages of {desk.bench.printed} was not found in "
         f"{desk.bench.desk.server}. Create it with `sqlqueue create QUEUE --delayed`, "
-        f"or grant {right}. To send, you can also name another table in the option delayedQueue."
+        "or grant this login the rights that `sqlqueue script QUEUE --delayed` prints. To send, "
+        "you can also name another table in the option delayedQueue."
     )
     assert desk.bench.bodies() == []
     assert desk.bench.peer.rows(desk.bench.errors) == []

@@ -86,7 +86,6 @@ def refused(place: str) -> list[tuple[str, str]]:
     ]
 
 
-
 def passages(page: str) -> list[str]:
     """
     The text of a page by paragraphs, list items, headings and cells.

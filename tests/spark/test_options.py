@@ -214,7 +214,7 @@ def test_absent_queue(spark: SparkSession, queue: Queue, tmp_path: Path) -> None
     """For a frame, a stream and a sink."""
     absent = Queue(queue.place, "absent")
     sentence = f"queue {absent.name} was not found in {queue.peer.dialect}://"
-    fix = "Create it with `sqlqueue create`, or grant USAGE on its schema. "
+    fix = "Create it with `sqlqueue create`, or grant this login the rights"
     frame = spark.createDataFrame([("",)], "body string")
     stream = absent.stream(spark).load().writeStream.format("noop")
 
