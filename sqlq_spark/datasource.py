@@ -1,5 +1,5 @@
 """
-The classes that Spark calls; thin, and with functions.py the only place that knows pyspark.
+The classes that Spark calls.
 
 camelCase names and parameter names are Spark's.
 What Spark pickles between its processes (a reader, a writer, a partition) holds options and plans,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from strict_headers import loads
 from test_outgoing import MAP, frame, sender
 
 from sqlq_spark.errors import BadFrame, BadMessage
@@ -25,7 +26,7 @@ def moments(*found: datetime | int | None) -> pa.Array:
 
 def headers(chunk: pa.Table) -> list[dict[str, str | None]]:
     """The headers of each message."""
-    return [wire.loads(text) for text in chunk["headers"].to_pylist()]
+    return [loads(text) for text in chunk["headers"].to_pylist()]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from strict_headers import PoisonHeaders, loads
 
 from sqlq_spark.wire.headers import (
     FAULT_PREFIXES,
@@ -18,11 +19,9 @@ from sqlq_spark.wire.headers import (
     UNSAFE,
     BadTimeSpan,
     BadWireTime,
-    PoisonHeaders,
     dumps,
     escape,
     format_span,
-    loads,
     parse_span,
     parse_wire_time,
     wire_time,

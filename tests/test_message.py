@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from payloads import reread
+from strict_headers import PoisonHeaders, loads
 
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire import rows as message
@@ -59,10 +60,10 @@ ROWS = st.lists(
 
 
 def read(text: str | None) -> dict[str, str | None] | None:
-    """Read headers by the strict stream; None for poison."""
+    """Read headers by the strict reader; None for poison."""
     try:
-        return wire.loads(text)
-    except wire.PoisonHeaders:
+        return loads(text)
+    except PoisonHeaders:
         return None
 
 
@@ -123,7 +124,7 @@ def test_one_header_is_found_without_parsing_as_it_is_by_parsing(
 
     found = message.received(batch, pa.schema([SCHEMA.field("correlationId")]), queue="q")
 
-    assert found["correlationId"].to_pylist() == [wire.loads(text).get(wire.CORRELATION_ID)]
+    assert found["correlationId"].to_pylist() == [loads(text).get(wire.CORRELATION_ID)]
 
 
 # ----- received --------------------------------------------------------------------------------

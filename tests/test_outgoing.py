@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strict_headers import loads
 
 from sqlq_spark.errors import BadFrame, BadMessage
 from sqlq_spark.options import SinkOptions
@@ -51,7 +52,7 @@ def maps(*headers: Mapping[str, str | None] | None) -> pa.Array:
 
 def sent(batch: pa.RecordBatch, **raw: str) -> list[dict[str, str | None]]:
     """Return the headers of each message of a frame, in their order."""
-    return [wire.loads(text) for text in sender(**raw).messages(batch, 0)["headers"].to_pylist()]
+    return [loads(text) for text in sender(**raw).messages(batch, 0)["headers"].to_pylist()]
 
 
 def test_the_least_that_a_row_needs_becomes_a_whole_message() -> None:
@@ -60,7 +61,7 @@ def test_the_least_that_a_row_needs_becomes_a_whole_message() -> None:
 
     assert found.schema.equals(CHUNK_ROW)
     (row,) = found.to_pylist()
-    headers = wire.loads(row["headers"])
+    headers = loads(row["headers"])
     message_id, conversation = headers[wire.MESSAGE_ID], headers[wire.CONVERSATION_ID]
     assert row["headers"] == (
         f'{{"NServiceBus.MessageId":"{message_id}","NServiceBus.MessageIntent":"Send",'
@@ -109,7 +110,7 @@ def test_headers_are_byte_for_byte_those_of_the_writer(
 
     for text, each in zip(texts, given_[offset:], strict=True):
         own = each or {}
-        found = wire.loads(text)
+        found = loads(text)
         defaults = {name: value for name, value in found.items() if name not in own}
         assert text == wire.dumps(defaults | own)
         assert set(defaults) == {
@@ -147,7 +148,7 @@ def test_of_a_header_named_twice_the_last_counts() -> None:
 
     for column in (twice, text):
         (found,) = sender().messages(frame(headers=column), 0)["headers"].to_pylist()
-        assert wire.loads(found)["a"] == "3"
+        assert loads(found)["a"] == "3"
 
 
 @pytest.mark.parametrize(
@@ -255,9 +256,7 @@ def test_lifetimes_are_milliseconds_and_a_header(column: pa.Array) -> None:
     plain, defaulted = sender().messages(batch, 0), sender(timeToBeReceived="00:00:07")
 
     assert plain["lifetime"].to_pylist() == [1_800_000, None, 129_600_000, 1500, 0]
-    spans = [
-        wire.loads(text).get(wire.TIME_TO_BE_RECEIVED) for text in plain["headers"].to_pylist()
-    ]
+    spans = [loads(text).get(wire.TIME_TO_BE_RECEIVED) for text in plain["headers"].to_pylist()]
     assert spans == ["00:30:00", None, "1.12:00:00", "00:00:01.5000000", "00:00:00"]
     assert defaulted.messages(batch, 0)["lifetime"].to_pylist()[1] == 7000
 
@@ -299,12 +298,12 @@ def test_a_seed_gives_a_retried_task_the_same_messages() -> None:
     first = pa.concat_tables(sender().chunks(batches))
 
     assert pa.concat_tables(sender().chunks(batches)).equals(first)
-    ids = [wire.loads(text)[wire.MESSAGE_ID] for text in first["headers"].to_pylist()]
+    ids = [loads(text)[wire.MESSAGE_ID] for text in first["headers"].to_pylist()]
     assert len(set(ids)) == 5
     for seed in (b"\1" * 16, None):
         other = pa.concat_tables(sender(seed).chunks(batches))
         texts = other["headers"].to_pylist()
-        assert not {wire.loads(text)[wire.MESSAGE_ID] for text in texts} & set(ids)
+        assert not {loads(text)[wire.MESSAGE_ID] for text in texts} & set(ids)
 
 
 @given(st.lists(st.lists(st.integers(0, 400), max_size=8), max_size=6), st.integers(300, 5000))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from payloads import reread
+from strict_headers import loads
 
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption, UnknownOption
 from sqlq_spark.options import SinkOptions
@@ -39,7 +40,7 @@ def frame(topics: list[Any] | None, **columns: Any) -> pa.RecordBatch:
 
 def headers(chunk: pa.Table) -> list[dict[str, str | None]]:
     """Return the headers of each message."""
-    return [wire.loads(text) for text in chunk["headers"].to_pylist()]
+    return [loads(text) for text in chunk["headers"].to_pylist()]
 
 
 def refused(batch: pa.RecordBatch, **raw: str) -> str:

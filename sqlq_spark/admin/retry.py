@@ -296,7 +296,7 @@ def sources(
     refused: dict[QueueAddress, SqlQueueError] = {}
     if parsed:
         with transaction(connection, timeout=timeout):
-            refused = Destinations(connection, allowed, source=errors, by_header=True).look(
+            refused = Destinations(connection, allowed, source=errors, by_header=True).find_refused(
                 parsed.values(), RETURNED
             )
     for text, address in parsed.items():
@@ -426,7 +426,7 @@ def return_batch(
             rows = to_source(connection, errors, destination, taken)
             known = Destinations(connection, allowed, source=errors, by_header=True)
             try:
-                known.look_for([destination], RETURNED)
+                known.lock_and_check([destination], RETURNED)
                 connection.load(destination, rows)
             except REFUSALS as error:
                 raise Refused(error) from None

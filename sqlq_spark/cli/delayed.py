@@ -24,7 +24,7 @@ from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.progress import progress
 from sqlq_spark.cli.screens.screen import say
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.receive.delayed import BATCH, Moved, Mover, pause
+from sqlq_spark.receive.due import BATCH, Moved, Mover, pause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -109,7 +109,11 @@ class Connection(Protocol):
         """
 
     def locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
-        """By identity: whether this transaction has locked it, and what else of the same name."""
+        """
+        Return for each table, by its identity, whether this transaction has locked it.
+
+        The text beside it lists all tables of that name that the transaction has locked.
+        """
 
     def patience(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""

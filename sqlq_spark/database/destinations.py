@@ -73,7 +73,7 @@ class Destinations:
         self.by_header = by_header
         self._held: dict[tuple[str, ...], dict[QueueAddress, Destination]] = {}
 
-    def look(
+    def find_refused(
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
     ) -> dict[QueueAddress, SqlQueueError]:
         """
@@ -100,7 +100,7 @@ class Destinations:
         except StatementRefused as error:
             raise NotAQueue(self.connection.printed(queue), error.args[2]) from None
 
-    def hold(
+    def check_locked(
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
     ) -> dict[QueueAddress, SqlQueueError]:
         """
@@ -110,7 +110,7 @@ class Destinations:
             The tables that must not be sent to, and why.
         """
         held = self._held.setdefault(tuple(columns), {})
-        asked = self.new(queues, columns)
+        asked = self.undecided(queues, columns)
         found = self._ask(asked, columns)
         reasons: dict[QueueAddress, SqlQueueError] = {}
         for queue in asked:
@@ -134,20 +134,20 @@ class Destinations:
                 raise DestinationChanged(self.connection.printed(queue))
             held[queue] = replace(held[queue], locks=text)
 
-    def look_for(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT) -> None:
+    def lock_and_check(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT) -> None:
         """
         Lock tables and make sure that they can be sent to.
 
         Raises:
             DatabaseFailure: one cannot.
         """
-        new = self.new(queues, columns)
+        new = self.undecided(queues, columns)
         for queue in new:
             self.lock(queue)
-        for reason in self.hold(new, columns).values():
+        for reason in self.check_locked(new, columns).values():
             raise reason
 
-    def new(
+    def undecided(
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
     ) -> list[QueueAddress]:
         """Return the tables that were not checked yet."""
@@ -219,7 +219,7 @@ def check_writable(
         there = found.get(queue)
         if there is None or there.missing is not None or not there.may_insert:
             raise QueueNotWritable(connection.printed(queue), connection.server)
-    for reason in Destinations(connection, allowed).look(queues, RETURNED).values():
+    for reason in Destinations(connection, allowed).find_refused(queues, RETURNED).values():
         raise reason
 
 

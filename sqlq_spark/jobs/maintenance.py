@@ -23,7 +23,7 @@ from sqlq_spark.jobs.main import print_line
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.addresses import parse_table
 from sqlq_spark.options.connection import DatabaseOptions
-from sqlq_spark.receive.delayed import BATCH, Mover
+from sqlq_spark.receive.due import BATCH, Mover
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,7 @@ LONGEST_APPLICATION = 150  # characters of txnAppId
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions(DatabaseOptions):
-    """Options of a write, parsed once. No other module sees a raw option."""
+    """Options of a write, parsed once. Only this package sees a raw option."""
 
     side: ClassVar[tuple[str, str]] = ("write", "spark.read or spark.readStream")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions(DatabaseOptions):
-    """Options of a read, parsed once. No other module sees a raw option."""
+    """Options of a read, parsed once. Only this package sees a raw option."""
 
     side: ClassVar[tuple[str, str]] = ("read", "df.write or df.writeStream")
 

@@ -16,7 +16,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, StreamNotFound, StreamOfOtherQueue
 from sqlq_spark.receive import progress, receipts, streams
-from sqlq_spark.receive.delayed import Satellite
+from sqlq_spark.receive.due import Satellite
 from sqlq_spark.receive.offset import INITIAL, Offset, read_plan, tasks_of
 from sqlq_spark.receive.pace import Outcome
 from sqlq_spark.receive.planner import Planner
@@ -56,7 +56,7 @@ class PeekLoop:
         """
         self.options = options
         self.clock = clock
-        self.who = streams.Driver(
+        self.who = streams.Claim(
             driver=str(uuid.uuid4()),
             queue=", ".join(options.names),
             state_schema=options.state_schema,

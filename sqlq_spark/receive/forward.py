@@ -160,7 +160,7 @@ class Forwarding:
         known = Destinations(
             self.connection, self.destinations.allowed, source=self.destinations.source
         )
-        known.look_for([self.errors])
+        known.lock_and_check([self.errors])
         faults: dict[int, Headers] = {}
         for destination, reason in reasons.items():
             headers = self._describe(destination, reason)
@@ -179,7 +179,7 @@ class Forwarding:
                 found[text] = self.connection.parsed(text)
             except BadAddress as error:
                 reasons[text] = error
-        refused = self.destinations.look(found.values(), RETURNED)
+        refused = self.destinations.find_refused(found.values(), RETURNED)
         there = {text: address for text, address in found.items() if address not in refused}
         reasons |= {text: refused[at] for text, at in found.items() if at in refused}
         self._check_trust(reasons)
@@ -195,7 +195,7 @@ class Forwarding:
             if reason is not None:
                 failed[address] = reason
         locked = [address for address in there.values() if address not in failed]
-        failed |= self.destinations.hold(locked, RETURNED)
+        failed |= self.destinations.check_locked(locked, RETURNED)
         reasons = {text: failed[at] for text, at in there.items() if at in failed}
         self._check_trust(reasons)
         return reasons

@@ -106,9 +106,10 @@ def plans(
         turn: the batch's number; where not every queue can have something, they take turns by it.
 
     Returns:
-        For each queue at least one message and one task, together within the limits, except that
-        every queue that is asked has a task; or None: nothing waits there, or it is the turn of
-        others, or, then for all, not yet enough waits.
+        One entry for each queue. A plan has at least one message and one task. Together the plans
+        keep the limits, but they have more tasks than allowed if more queues are asked. An entry
+        is None if nothing waits there, or if it is another queue's turn. All are None if too
+        little waits.
     """
     if _is_too_early(sum(backlog.messages for backlog in backlogs), limits, waited):
         return [None] * len(backlogs)

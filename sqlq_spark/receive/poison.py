@@ -94,7 +94,7 @@ def check_trust(connection: Connection, task: Task, errors: QueueAddress) -> Ite
         DestinationRefused, DestinationChanged.
     """
     destinations = Destinations(connection, task.rules.allowed, source=task.queue)
-    destinations.look_for([errors])
+    destinations.lock_and_check([errors])
     yield
     destinations.confirm()
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.database.receipt_moves import Move, ReceiptKey
-    from sqlq_spark.receive.streams import Driver
+    from sqlq_spark.receive.streams import Claim
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -66,7 +66,7 @@ class Acknowledged:
 
 
 def acknowledge(
-    connection: Connection, stream: str, batch: int, who: Driver, *, claim: bool, tasks: int = 0
+    connection: Connection, stream: str, batch: int, who: Claim, *, claim: bool, tasks: int = 0
 ) -> Acknowledged:
     """
     Close all batches up to `batch` and delete their receipts, in the transaction that is open.

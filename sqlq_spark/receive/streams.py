@@ -27,8 +27,8 @@ log = logging.getLogger("sqlq_spark")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Driver:
-    """Who speaks for a stream, and about which queues."""
+class Claim:
+    """The claim of one driver process on a stream, with the queues that it reads."""
 
     driver: str  # a fresh id for each driver process
     queue: str  # the canonical address; of several queues joined by ", "
@@ -73,13 +73,13 @@ def lock_stream(connection: Connection, stream: str, login: str | None = None) -
     return StreamRow(*found[0]) if found else None
 
 
-def create(connection: Connection, stream: str, who: Driver) -> None:
+def create(connection: Connection, stream: str, who: Claim) -> None:
     """Make the row of a new stream, in the transaction that is open."""
     connection.run("new_stream", stream=stream, queue_name=who.queue, driver=who.driver)
 
 
 def store_plan(
-    connection: Connection, stream: str, batch: int, plan: BatchPlan, who: Driver
+    connection: Connection, stream: str, batch: int, plan: BatchPlan, who: Claim
 ) -> BatchPlan:
     """
     Give a batch its plan, in the transaction that is open. A batch never gets a second plan.
@@ -123,7 +123,7 @@ def lacks_commits(row: StreamRow, batch: int, *, found: bool) -> bool:
     return row.acked < batch - 1 or (row.acked < batch and not planned)
 
 
-def accept_or_raise(error: CheckpointFailure, who: Driver) -> None:
+def accept_or_raise(error: CheckpointFailure, who: Claim) -> None:
     """Refuse a checkpoint and a stream's row of different times, unless the user accepts that."""
     if who.fail_on_data_loss:
         raise error

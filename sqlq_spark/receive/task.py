@@ -147,9 +147,9 @@ def fence(connection: Connection, task: Task) -> tuple[bool, str]:
     Make sure that the batch is open, and that no other attempt of the task runs.
 
     Returns:
-        Whether the batch is open. It is False only with failOnDataLoss=false: the task may still
-        hand out its receipt, which is there if only another task's was returned, and take nothing.
-        And the login that made the stream, to which its receipts belong.
+        Whether the batch is open, and the login that made the stream and owns its receipts. With
+        failOnDataLoss=false a closed batch raises no error: the task hands out its receipt if it
+        still has one, and receives nothing.
 
     Raises:
         StreamNotFound, StaleTask.

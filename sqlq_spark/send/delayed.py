@@ -2,7 +2,7 @@
 Store delayed messages in the table where they wait until they are due.
 
 The header ForwardDestination of a stored message names its destination. The endpoint that owns the
-table moves due messages into its own queue, and forwards them from there: see receive/delayed.py
+table moves due messages into its own queue, and forwards them from there: see receive/due.py
 and receive/forward.py.
 """
 
@@ -91,7 +91,7 @@ def lock_table(destinations: Destinations, table: QueueAddress, queue: QueueAddr
         DelayedQueueNotFound, DestinationRefused.
     """
     try:
-        destinations.look_for([table], DELAYED)
+        destinations.lock_and_check([table], DELAYED)
     except (QueueNotFound, NotAQueue):
         connection = destinations.connection
         names = connection.printed(table), connection.printed(queue)

@@ -109,7 +109,7 @@ class FanOut:
         except SubscriberUnreachable:
             cache.drop(url, table)
             found = self._reach(cache.by_topic(self.connection, url, table), names)
-        self.destinations.look_for(found)
+        self.destinations.lock_and_check(found)
         return found
 
     def _reach(
@@ -140,7 +140,7 @@ class FanOut:
                 )
             except BadAddress as error:
                 raise unreachable(each, f"is no address ({error.args[1]})") from None
-        reasons = self.destinations.look(self.destinations.new(queues.values()))
+        reasons = self.destinations.find_refused(self.destinations.undecided(queues.values()))
         for each, queue in queues.items():
             if isinstance(reasons.get(queue), QueueNotFound):
                 raise unreachable(each, f"was not found in {connection.server}")

@@ -70,7 +70,7 @@ class QueueWriter:
         if self.options.fills_legacy_columns:
             rows = with_legacy_columns(rows)
         chosen = rows_by_queue(chunk, self.options)
-        self.destinations.look_for(chosen)
+        self.destinations.lock_and_check(chosen)
         topics = topics_of(chunk)
         if topics is not None:
             self._add_copies(chosen, topics)
@@ -145,7 +145,7 @@ def check_destination(connection: Connection, options: SinkOptions) -> None:
     with transaction(connection, timeout=options.query_timeout):
         if options.topics is None:
             queue = destination_of(None, options)
-            for reason in Destinations(connection, options.allowed).look([queue]).values():
+            for reason in Destinations(connection, options.allowed).find_refused([queue]).values():
                 raise reason
         else:
             subscriptions.check_table(connection, options.subscription_address)

@@ -2,8 +2,9 @@
 Queue addresses: a table, optionally with schema and catalog, in the notation of each database.
 
 Addresses come from users and from messages, so they are untrusted. They are parsed, checked and
-quoted here, and no other module puts a name into SQL. Source: WIRE.md part 5 and the transports'
-parsers. This parser accepts the same, but raises an error where they would misread an address.
+quoted only here. Other modules put names into SQL only as these functions return them. Source:
+WIRE.md part 5 and the transports' parsers. This parser accepts the same addresses, but raises an
+error where they would misread one.
 """
 
 import re

@@ -27,7 +27,7 @@ from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.driver import PeekLoop
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.receive.receipts import Acknowledged, acknowledge
-from sqlq_spark.receive.streams import Driver, create, store_plan
+from sqlq_spark.receive.streams import Claim, create, store_plan
 from sqlq_spark.receive.task import Task, TaskRules, receive
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
@@ -204,9 +204,9 @@ class Bench:
             store_plan(self.desk, stream, batch, (), self.who)
 
     @property
-    def who(self) -> Driver:
+    def who(self) -> Claim:
         """The one driver of `new_stream`'s streams."""
-        return Driver(driver="the driver", queue=self.printed, state_schema=self.peer.state)
+        return Claim(driver="the driver", queue=self.printed, state_schema=self.peer.state)
 
     def ack(self, stream: str, batch: int, connection: Connection | None = None) -> Acknowledged:
         """Acknowledge a batch, as the driver of `new_stream`."""

@@ -18,7 +18,7 @@ import pytest
 
 from sqlq_spark.database import schema
 from sqlq_spark.receive import browse
-from sqlq_spark.receive.delayed import Mover
+from sqlq_spark.receive.due import Mover
 from sqlq_spark.receive.task import divert, fence, take
 from sqlq_spark.send import dispatch, dispatch_log, messages, staging, subscriptions
 from sqlq_spark.wire import rows as message

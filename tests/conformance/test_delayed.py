@@ -16,8 +16,8 @@ from servers import only
 
 from sqlq_spark.database import schema
 from sqlq_spark.errors import DelayedQueueNotFound, QueueNotFound
-from sqlq_spark.receive import delayed
-from sqlq_spark.receive.delayed import Moved, Mover, pause
+from sqlq_spark.receive import due
+from sqlq_spark.receive.due import Moved, Mover, pause
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.send import at_least_once, staging
 from sqlq_spark.send import dispatch as send
@@ -288,7 +288,7 @@ def test_a_batch_is_bounded_and_all_is_moved_in_several(
     first = desk.move(2)
     assert first.messages == 2
     assert (first.next_due or 0) < 0
-    monkeypatch.setattr(delayed, "BATCH", 2)
+    monkeypatch.setattr(due, "BATCH", 2)
     desk.bench.watched = True
     bounded = desk.mover().move_all(desk.bench.open("bounded"), 3)
     rest = desk.mover().move_all(desk.bench.open("rest"))

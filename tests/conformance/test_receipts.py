@@ -194,10 +194,10 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
     """And one of a stream of another queue, and one of no stream at all; nothing changes."""
     stream = bench.new_stream()
     received(bench, stream)
-    other = streams.Driver(driver="another", queue=bench.printed, state_schema="s")
-    elsewhere = streams.Driver(driver="the driver", queue="x@[dbo]", state_schema="s")
+    other = streams.Claim(driver="another", queue=bench.printed, state_schema="s")
+    elsewhere = streams.Claim(driver="the driver", queue="x@[dbo]", state_schema="s")
 
-    def ack(stream: str, who: streams.Driver, *, claim: bool = False) -> None:
+    def ack(stream: str, who: streams.Claim, *, claim: bool = False) -> None:
         with transaction(bench.desk, timeout=TIMEOUT):
             receipts.acknowledge(bench.desk, stream, 1, who, claim=claim)
 
@@ -380,13 +380,13 @@ def test_one_plan_counts_for_a_batch_the_first(bench: Bench) -> None:
     """Word for word, also where the answer of its commit was lost."""
     stream = bench.new_stream()
 
-    def store(plan: BatchPlan, who: streams.Driver) -> BatchPlan:
+    def store(plan: BatchPlan, who: streams.Claim) -> BatchPlan:
         with transaction(bench.desk, timeout=TIMEOUT):
             return streams.store_plan(bench.desk, stream, 1, plan, who)
 
     assert store(plan_to(5), bench.who) == plan_to(5)
     assert store(plan_to(6), bench.who) == plan_to(5)
-    other = streams.Driver(driver="another", queue=bench.printed, state_schema="s")
+    other = streams.Claim(driver="another", queue=bench.printed, state_schema="s")
     with pytest.raises(StreamTakenOver):
         store(plan_to(7), other)
     assert bench.peer.state_rows("stream", "plan_batch, plan") == [(1, write_plan(plan_to(5)))]

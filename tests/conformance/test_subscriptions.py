@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from strict_headers import loads
 
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
@@ -26,7 +27,7 @@ from sqlq_spark.send.messages import CHUNK_ROW, Sender
 from sqlq_spark.send.subscriptions import Subscription
 from sqlq_spark.send.topics import CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress
-from sqlq_spark.wire.headers import MESSAGE_ID, loads
+from sqlq_spark.wire.headers import MESSAGE_ID
 
 from .conftest import TIMEOUT, Bench, Clock, Strike
 from .test_install import HOSTILE

@@ -22,7 +22,7 @@ from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import DestinationChanged, DestinationRefused, SubscriberUnreachable
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.delayed import Mover
+from sqlq_spark.receive.due import Mover
 from sqlq_spark.receive.task import Task, TaskRules, receive
 from sqlq_spark.send import at_least_once
 from sqlq_spark.send.messages import CHUNK_ROW

@@ -73,8 +73,8 @@ def test_killed_between_two_batches(queue: Queue, desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ("ReadChangeFeed", 'give changes = "feed"'),
-        ("readChangeData", 'give changes = "feed"'),
+        ("ReadChangeFeed", 'set changes = "feed"'),
+        ("readChangeData", 'set changes = "feed"'),
         ("ignoreChanges", "it would send rows again"),
     ],
 )

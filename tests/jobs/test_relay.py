@@ -136,7 +136,7 @@ def test_a_target_that_is_none_is_told_before_anything_is_received(
     queue: Queue, error: Queue, desk: Desk
 ) -> None:
     """By its name."""
-    with pytest.raises(Exception, match=r'"public"\."absent" is no queue in'):
+    with pytest.raises(Exception, match=r'"public"\."absent" in'):
         check(queue, error, desk, targets={queue.name: "absent"})
 
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from spark.stand import finish
 from sqlq_spark.database import schema
-from sqlq_spark.receive import delayed
+from sqlq_spark.receive import due
 from sqlq_spark.send import subscriptions
 from sqlq_spark.wire.address import QueueAddress
 
@@ -111,7 +111,7 @@ def test_a_frame_is_sent_published_and_delayed(spark: SparkSession, bench: Bench
 
     assert bench.bodies() == ["ü🚀1".encode()]
     assert [row.body for row in bench.peer.rows(bench.errors)] == ["ü🚀2".encode()]
-    assert delayed.Mover(bench.queue, zone=None, timeout=20).move(bench.desk).messages == 1
+    assert due.Mover(bench.queue, zone=None, timeout=20).move(bench.desk).messages == 1
     assert bench.bodies() == ["ü🚀1".encode(), "ü🚀3".encode()]
     assert bench.peer.state_rows("staging", "sink") == []
 

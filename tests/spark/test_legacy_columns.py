@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def test_the_log_tells_once_why_nothing_is_filled(caplog: pytest.LogCaptureFixture) -> None:
     """Spark makes a writer for each micro-batch; without the option nothing is said."""
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
-    datasource.tell_of_legacy_columns.cache_clear()
+    datasource.warn_of_legacy_columns.cache_clear()
     frame = StructType().add("body", "binary")
     raw = {"url": "postgresql://", "queue": "q"}
 

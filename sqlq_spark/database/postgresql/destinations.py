@@ -45,7 +45,11 @@ def find_destinations(
 
 
 def find_locks(connection: Connection, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
-    """By identity: whether this transaction has locked it, and what else of the same name."""
+    """
+    Return for each table, by its identity, whether this transaction has locked it.
+
+    The text beside it lists all tables of that name that the transaction has locked.
+    """
     places = json.dumps([each.identity for each in found])
     rows = connection.rows("destination_locks", places=places)
     return {identity: (locked, others) for identity, locked, others in rows}

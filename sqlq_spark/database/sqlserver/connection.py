@@ -260,7 +260,11 @@ class Connection:
         return find_destinations(self, queues, columns, source)
 
     def locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
-        """By identity: whether this transaction has locked it, and what else of the same name."""
+        """
+        Return for each table, by its identity, whether this transaction has locked it.
+
+        The text beside it lists all tables of that name that the transaction has locked.
+        """
         return find_locks(found)
 
     def patience(self, seconds: float | None) -> None:

@@ -48,7 +48,7 @@ def find_destinations(
 
 def find_locks(found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
     """
-    By identity: whether this transaction has locked it, and what else of the same name.
+    Return for each table, by its identity, whether this transaction has locked it.
 
     SQL Server has no lock that keeps a table as it is. All count as locked, and the transaction
     looks at them once more before its commit.

@@ -106,7 +106,7 @@ class Mover:
     def _check(self, connection: Connection) -> None:
         """Make sure that what leaves the delayed table runs no code of an untrusted owner."""
         known = Destinations(connection, self.allowed, source=self.queue)
-        for reason in known.look([self.delayed], DELAYED).values():
+        for reason in known.find_refused([self.delayed], DELAYED).values():
             raise reason
 
     def move_all(self, connection: Connection, most: int | None = None) -> Moved:
