@@ -510,7 +510,7 @@ def test_effects_reach_the_peers_and_keep_the_conversation(
     assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", answer)
     assert abs(datetime.now(UTC) - sent_at).total_seconds() < 600
 
-    read = web.stream(spark, headersFormat=headers_format).load()
+    read = web.reader(spark, headersFormat=headers_format).load()
     event = publish("body", message_type="Shop.Told;Shop.IEvent", json=as_json)
     frame = read.select(*reply("body", json=as_json))
     for columns in (forward(again.name, json=as_json), event):

@@ -352,7 +352,7 @@ def test_any_legal_name_works_end_to_end(
 
     odd.send(sent)
     odd.send(sent.selectExpr("replace(id, 'm-', 'n-') AS id", "body"), delivery="atLeastOnce")
-    browsed = odd.stream(spark).load().select("queue").distinct().collect()
+    browsed = odd.reader(spark).load().select("queue").distinct().collect()
     stream = odd.stream(spark).load().writeStream
     finish(
         stream.foreachBatch(lambda frame, _: got.extend(message_ids(frame.collect()))),
