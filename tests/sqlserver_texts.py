@@ -29,7 +29,7 @@ WORDS = {
 # one of them loses or repeats messages, so a change of their text must be seen in tests/golden.
 REVIEWED = (
     *("fence", "task_lock", "receive", "take", "divert_large", "save_receipt"),
-    *("lock_stream", "acknowledge", "forget_receipts"),
+    *("lock_stream", "acknowledge", "delete_receipts"),
     *("sink_close", "advance", "settle", "load", "move_due", "purge_expired"),
 )
 SENT = ["headers", "body", "expires", "id"]

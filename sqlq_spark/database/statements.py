@@ -98,7 +98,7 @@ StatementName = Literal[
     "stream_queue",
     "outcome",
     "acknowledge",
-    "forget_receipts",
+    "delete_receipts",
     "store_plan",
     "receipts",
     "drop_receipt",
@@ -118,7 +118,7 @@ StatementName = Literal[
     "chunk_pages",
     "discard",
     "discard_abandoned",
-    "forget_abandoned",
+    "delete_old_sinks",
     # subscriptions.sql
     "subscribers",
     "subscribe",

@@ -123,7 +123,7 @@ def close_batch(
         diverted=total.diverted,
         forwarded=total.forwarded,
     )
-    connection.run("forget_receipts", **key, batch=total.batch, acked=acked)
+    connection.run("delete_receipts", **key, batch=total.batch, acked=acked)
 
 
 def count_batch(batch: int, rows: Sequence[Sequence[int]]) -> Acknowledged:

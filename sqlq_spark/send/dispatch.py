@@ -141,4 +141,4 @@ class Dispatch:
         """Delete the batch's chunks, also of attempts that lost, and what nameless writes left."""
         self.connection.run("discard", **self._key)
         self.connection.run("discard_abandoned", seconds=ABANDONED)
-        self.connection.run("forget_abandoned", seconds=ABANDONED)
+        self.connection.run("delete_old_sinks", seconds=ABANDONED)

@@ -706,7 +706,7 @@ def test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_a
         if bench.strike.fell is not None and not after:
             struck.append(bench.strike.fell)
 
-    wanted = "peek sample new_stream store_plan acknowledge forget_receipts commit"
+    wanted = "peek sample new_stream store_plan acknowledge delete_receipts commit"
     assert set(wanted.split()) <= set(struck)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.receive.driver import PeekLoop
 
-ONE = "begin timeouts lock_stream outcome acknowledge forget_receipts"
+ONE = "begin timeouts lock_stream outcome acknowledge delete_receipts"
 STORED = "lock_stream store_plan commit"
 TABLES = ("Shop, Billing", 'say "hi"')  # beside `orders`
 

@@ -111,7 +111,7 @@ UPDATE [sqlqueue].stream
  WHERE stream = @stream AND login = @login;
 GO
 
--- forget_receipts
+-- delete_receipts
 DELETE FROM [sqlqueue].receipt_page
  WHERE stream = @stream AND login = @login AND batch BETWEEN @acked AND @batch;
 DELETE FROM [sqlqueue].receipt

@@ -60,7 +60,7 @@ UPDATE {state}.stream
        seen        = now()
  WHERE stream = :stream::text AND login = :login::text
 
--- name: forget_receipts
+-- name: delete_receipts
 WITH pages AS (
     DELETE FROM {state}.receipt_page
      WHERE stream = :stream::text AND login = :login::text

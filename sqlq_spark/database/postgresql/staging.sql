@@ -135,7 +135,7 @@ DELETE FROM {state}.staging_page AS p
  WHERE p.sink = gone.sink AND p.login = gone.login AND p.batch = gone.batch
    AND p.attempt = gone.attempt AND p.chunk = gone.chunk
 
--- name: forget_abandoned
+-- name: delete_old_sinks
 -- Rows of writes without a name. They are kept for a week, so that a task that resumes late stages
 -- nothing.
 DELETE FROM {state}.dispatch_log

@@ -51,7 +51,7 @@ UPDATE {state}.stream
        seen        = SYSUTCDATETIME()
  WHERE stream = @stream AND login = @login
 
--- name: forget_receipts
+-- name: delete_receipts
 DELETE FROM {state}.receipt_page
  WHERE stream = @stream AND login = @login AND batch BETWEEN @acked AND @batch;
 DELETE FROM {state}.receipt

@@ -60,7 +60,7 @@ OUTPUT inserted.batch
 -- name: settle
 -- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. A batch
 -- whose receipts were returned or dropped has none to settle.
--- Locks:   the stream's row, shared, as its tasks do, and before the receipts, as the ack does;
+-- Locks:   the stream's row, shared, as its tasks do, and before the receipts, as acknowledging does;
 --          the receipts until commit.
 -- Index:   receipt_query.
 -- Returns: a row for each receipt
@@ -120,7 +120,7 @@ DELETE FROM o
   FROM {state}.staging AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE o.sink LIKE N'write:%' AND o.created < @before
 
--- name: forget_abandoned
+-- name: delete_old_sinks
 -- Rows of writes without a name. They are kept for a week, so that a task that resumes late stages
 -- nothing.
 DELETE FROM d

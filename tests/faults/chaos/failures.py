@@ -36,7 +36,7 @@ _SESSIONS: dict[str, tuple[str, tuple[str | None, ...]]] = {
     "source": (
         "^sqlqueue driver ",
         (
-            *("lock_stream", "outcome", "acknowledge", "forget_receipts", "peek", "sample"),
+            *("lock_stream", "outcome", "acknowledge", "delete_receipts", "peek", "sample"),
             *("store_plan", "begin", "timeouts", "commit", None),
         ),
     ),

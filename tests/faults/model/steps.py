@@ -33,7 +33,7 @@ FIGURES: Counter[str] = Counter()
 UNGATED = {
     *("begin", "timeouts", "rollback", "version", "clock", "columns"),
     *("peek", "sample", "outcome", "receipts", "receipt_pages"),
-    *("chunks", "chunk", "chunk_pages", "discard_abandoned", "forget_abandoned"),
+    *("chunks", "chunk", "chunk_pages", "discard_abandoned", "delete_old_sinks"),
 }
 LONGEST = 60.0  # seconds that one statement may take
 GLANCE = 0.004  # seconds before a statement that has not answered is looked at
