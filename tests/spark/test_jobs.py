@@ -175,7 +175,7 @@ def test_a_dry_run_finds_what_is_wrong(
         ([], 0, "columns: body string, id string"),
         (["--columns", "id=nmae"], 3, "nmae"),
         (["--queue", "Shop.None"], 3, "Shop.None"),
-        (["--table", "/no/table"], 2, "table /no/table is not there"),
+        (["--table", "/no/table"], 2, "table /no/table does not exist"),
         (["--columns", "bdoy=name"], 2, "setting bdoy in [columns]: expected one of body, id,"),
     ]:
         ended = job.main("", made.Settings, made.run, [*flags, *words])
@@ -227,7 +227,7 @@ def one_batch_a_run(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         runs.append(len(runs))
         return writer.trigger(once=True)
 
-    monkeypatch.setattr(made.job, "triggered", once)
+    monkeypatch.setattr(made.job, "with_trigger", once)
     monkeypatch.setattr(stream, "drains", lambda: False)
     return runs
 

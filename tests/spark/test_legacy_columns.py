@@ -28,4 +28,4 @@ def test_the_log_tells_once_why_nothing_is_filled(caplog: pytest.LogCaptureFixtu
         datasource.StreamWriter(options, frame, overwrite=False)
 
     (record,) = caplog.records
-    assert record.getMessage().startswith("legacyColumns=true fills nothing: queues of PostgreSQL")
+    assert record.getMessage().startswith("legacyColumns=true has no effect. Queues of PostgreSQL")

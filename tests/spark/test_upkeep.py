@@ -91,4 +91,4 @@ def test_a_failed_round_is_done_again_and_told_at_the_end(
     else:
         with pytest.raises(ValueError, match=r"^\d+$"), upkeep.beside(0.001):
             until(lambda: upkeep.done > 1)
-    assert "t: upkeep failed, and will be tried again: 1" in caplog.text
+    assert "t: upkeep failed and will be tried again: 1" in caplog.text
