@@ -223,7 +223,7 @@ def a_job_drains_a_queue(stage: Stage) -> None:
         encoding="utf-8",
     )
     urls = {"SQLQUEUE_SOURCE_URL": stage.url, "SQLQUEUE_TARGET_URL": stage.url}
-    # SPARK_TESTING lets Spark choose the server's port: this process has a server on the default one
+    # with SPARK_TESTING Spark chooses the port: the server of this process has the default one
     remote = {"SPARK_REMOTE": "local[2]", "SPARK_TESTING": "1"} if stage.connect else {}
 
     done = subprocess.run(
