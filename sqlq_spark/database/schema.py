@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.database.statements import StatementName
 
-VERSION = 3  # of the state tables
+VERSION = 1  # of the state tables
 
 TABLES: tuple[StatementName, ...] = (
     "install_schema",
