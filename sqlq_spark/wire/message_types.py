@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 SEPARATOR = ";"  # of EnclosedMessageTypes; the transports split at each one
 
@@ -36,11 +36,6 @@ def full_name(name: str) -> str:
 def split_types(header: str | None) -> list[str]:
     """The names in an EnclosedMessageTypes header, most derived first; blank ones are left out."""
     return [name for part in (header or "").split(SEPARATOR) if (name := part.strip())]
-
-
-def join_types(names: Iterable[str]) -> str:
-    """An EnclosedMessageTypes header; `unfit` says which names are not allowed."""
-    return SEPARATOR.join(names)
 
 
 def split_names(text: str) -> list[str]:
