@@ -38,7 +38,6 @@ class Staged:
     sink: str
     batch: int
     attempt: str
-    chunks: int
     messages: int
     seals: tuple[Seal, ...] = ()  # one for each chunk; they do not pass through the database
     origin: Origin = NO_STREAM  # the micro-batch, whose receipts may be settled
@@ -92,7 +91,7 @@ def stage(
         session.do(partial(_stage_chunk, key, payload, chunk.num_rows, timeout))
         seals.append(payload.seal)
         messages += chunk.num_rows
-    return Staged(sink, batch, attempt, len(seals), messages, tuple(seals), origin)
+    return Staged(sink, batch, attempt, messages, tuple(seals), origin)
 
 
 def _stage_chunk(

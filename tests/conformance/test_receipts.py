@@ -62,7 +62,7 @@ def test_a_move_that_the_table_does_not_list_is_not_done(
     """Each place that moves a receipt looks it up in MOVES first, and changes nothing."""
     stream = bench.new_stream()
     received(bench, stream)
-    staged = Staged("sink", 0, "attempt", 0, 0, origin=Origin(query_id="q", query_batch=0))
+    staged = Staged("sink", 0, "attempt", 0, origin=Origin(query_id="q", query_batch=0))
     options = bench.sink(transactionMode="sendsAtomicWithReceive")
     sending = dispatch.Dispatch(bench.desk, [staged], options, "login")
     monkeypatch.delitem(MOVES, ("none" if move == "save" else "held", move))
