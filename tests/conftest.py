@@ -1,9 +1,9 @@
 """
-The fixtures of all suites, each made from the one before: server, place, peer; and Spark.
+The fixtures of all suites, each made from the one before: server, place, dotnet; and Spark.
 
-`server` is a PostgreSQL, `place` a schema of the test's own there. `peer` is the endpoint and the
-DBA of a place, on each `dialect` in turn. A queue comes next: `bench` in tests/conformance, `queue`
-in tests/spark. `spark` is a Spark session.
+`server` is a PostgreSQL, `place` a schema of the test's own there. `dotnet` is an endpoint and
+the DBA of a place, on each `dialect` in turn. A queue comes next: `bench` in tests/conformance,
+`queue` in tests/spark. `spark` is a Spark session.
 
 SQLQ_TEST_POSTGRES names another server by a libpq URI; without it an embedded one is started.
 Tests that ask for a `dialect` are also run against a SQL Server, where servers.py finds one.
@@ -24,7 +24,7 @@ import psycopg
 import pytest
 import servers
 from conformance import sqlserver
-from conformance.peers import PostgreSQL
+from conformance.dotnet import PostgreSQL
 from faults.model.steps import FIGURES
 from hypothesis import HealthCheck, settings
 from psycopg import sql
@@ -34,7 +34,7 @@ from sqlq_spark.demo import embedded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from conformance.peers import Peer
+    from conformance.dotnet import DotNet
     from pyspark.sql import SparkSession
     from xdist.workermanage import WorkerController
 
@@ -60,7 +60,7 @@ class Place:
     connection: psycopg.Connection[tuple[Any, ...]]
 
     @property
-    def peer(self) -> Peer:
+    def dotnet(self) -> DotNet:
         """An endpoint there, and its DBA."""
         return PostgreSQL.at(self)
 
@@ -128,7 +128,7 @@ def place(server: str) -> Iterator[Place]:
 
 
 @pytest.fixture
-def peer(request: pytest.FixtureRequest, dialect: str) -> Iterator[Peer]:
+def dotnet(request: pytest.FixtureRequest, dialect: str) -> Iterator[DotNet]:
     """Give an endpoint in a place of its own."""
     if dialect == "sqlserver":
         with sqlserver.place(request.getfixturevalue("sqlserver_server")) as found:

@@ -314,7 +314,7 @@ def test_the_doctor_grants_no_sequence_that_there_is_not(run: Any, place: Place)
         place.sql(f"DROP ROLE {login}")
 
 
-def test_the_doctor_looks_at_a_table_whose_name_no_peer_takes(run: Any, place: Place) -> None:
+def test_the_doctor_looks_at_a_table_whose_name_no_endpoint_takes(run: Any, place: Place) -> None:
     """Every other command refuses the name."""
     queue = named(place, "x" * 60)
     place.sql(

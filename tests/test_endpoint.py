@@ -84,7 +84,7 @@ def test_an_address_is_taken_as_it_stands() -> None:
 def test_a_name_that_cannot_be_is_refused_by_its_flag(
     flags: dict[str, list[str]], sentence: str
 ) -> None:
-    """Empty, too long for a peer, twice the same: before anything is created."""
+    """Empty, too long for an endpoint, twice the same: before anything is created."""
     with pytest.raises(BadOption) as caught:
         endpoint(URL, "shop", **flags)  # type: ignore[arg-type]
 

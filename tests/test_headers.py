@@ -1,4 +1,4 @@
-"""Header text: written as the 9.1 writer does, read as strictly as a peer does."""
+"""Header text: written as the 9.1 writer does, read as strictly as an endpoint does."""
 
 import json
 import pickle
@@ -132,7 +132,7 @@ def test_any_headers_are_read_back_as_they_were(headers: dict[str, str | None]) 
 
 
 def test_a_value_that_is_not_text_is_refused() -> None:
-    """A number would be poison to every peer."""
+    """A number would be poison to every endpoint."""
     with pytest.raises(TypeError):
         dumps({"retries": 3})  # type: ignore[dict-item]
 
@@ -218,7 +218,7 @@ def test_poison_is_named(text: str, reason: str) -> None:
     ],
 )
 def test_text_that_is_not_json_is_poison(text: str) -> None:
-    """Python reads some of these with a looser setting; a peer reads none."""
+    """Python reads some of these with a looser setting; an endpoint reads none."""
     with pytest.raises(PoisonHeaders, match=r"^not JSON: .* at character \d+$|^nested too deeply$"):
         loads(text)
 
@@ -349,7 +349,7 @@ def test_a_span_is_read_in_milliseconds(text: str, milliseconds: int) -> None:
         ("99999999.00:00:00", "is longer than 24.20:31:23.6470000"),
     ],
 )
-def test_a_span_that_no_peer_could_pass_says_why(text: str, reason: str) -> None:
+def test_a_span_that_no_endpoint_could_pass_says_why(text: str, reason: str) -> None:
     """Found, reason and fix in one sentence."""
     with pytest.raises(BadTimeSpan) as caught:
         parse_span(text)

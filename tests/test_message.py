@@ -159,7 +159,7 @@ def test_what_spark_gets_is_what_the_row_holds(rows: list[dict[str, object]], of
 
 
 def test_poison_gives_no_header_whichever_columns_are_read() -> None:
-    """A row that a peer could not read has no correlation, wherever all headers are looked at."""
+    """A row that an endpoint could not read has no correlation, whichever columns are read."""
     text = f'{{"{wire.CORRELATION_ID}":"c","{wire.REPLY_TO_ADDRESS}":"r","number":1}}'
     (batch,) = table([{"headers": text, "seq": 1}]).to_batches()
 
@@ -297,10 +297,10 @@ def test_id_texts_are_those_of_uuid(ids: list[bytes | None], offset: int) -> Non
     )
 
 
-# ---------------------------------------------------------------- peers of version 1
+# ---------------------------------------------------------------- endpoints of version 1
 
 
-def test_what_peers_of_version_1_read_stands_in_columns() -> None:
+def test_what_endpoints_of_version_1_read_stands_in_columns() -> None:
     """As the headers say it; null where they do not, or where the column cannot hold it."""
     texts = [
         wire.dumps({wire.CORRELATION_ID: "a", wire.REPLY_TO_ADDRESS: "sales@[dbo]"}),

@@ -56,7 +56,7 @@ def sent(batch: pa.RecordBatch, **raw: str) -> list[dict[str, str | None]]:
 
 
 def test_the_least_that_a_row_needs_becomes_a_whole_message() -> None:
-    """One column, no option: what a peer wants to know is there, word for word."""
+    """One column, no option: what an endpoint wants to know is there, word for word."""
     found = sender().messages(frame(), 0)
 
     assert found.schema.equals(CHUNK_ROW)
@@ -142,7 +142,7 @@ def test_no_headers_as_json_are_the_defaults(text: str | None) -> None:
 
 
 def test_of_a_header_named_twice_the_last_counts() -> None:
-    """In JSON and in a map alike; the peers read it so."""
+    """In JSON and in a map alike; the endpoints read it so."""
     twice = pa.array([[("a", "1"), ("b", "2"), ("a", "3")]], MAP)
     text = pa.array(['{"a":"1","b":"2","a":"3"}'])
 
@@ -155,7 +155,7 @@ def test_of_a_header_named_twice_the_last_counts() -> None:
     "text", ["[]", "null", "{", '{"a":1}', '{"a":{}}', '"x"', '{"a":"\\ud800"}', "not JSON"]
 )
 def test_headers_that_are_no_object_of_texts_are_refused(text: str) -> None:
-    """What would be poison to a peer is never sent; the error names the row."""
+    """What would be poison to an endpoint is never sent; the error names the row."""
     rows = pa.array(["{}", text])
 
     with pytest.raises(BadMessage) as caught:
@@ -209,7 +209,7 @@ def test_bodies_may_be_text_and_empty() -> None:
 
 
 def test_a_null_body_is_refused_with_the_way_out() -> None:
-    """A peer's head row would fail for ever."""
+    """An endpoint's head row would fail for ever."""
     batch = pa.RecordBatch.from_pydict({"body": [b"x", None]})
 
     with pytest.raises(BadMessage) as caught:
@@ -273,7 +273,7 @@ def test_lifetimes_are_milliseconds_and_a_header(column: pa.Array) -> None:
         (pa.array([timedelta(0), timedelta(days=25)], pa.duration("us")), "is too long"),
     ],
 )
-def test_a_lifetime_that_no_peer_could_pass_on_is_refused(column: pa.Array, told: str) -> None:
+def test_a_lifetime_that_no_endpoint_could_pass_on_is_refused(column: pa.Array, told: str) -> None:
     """By row; the second is wrong here."""
     with pytest.raises(BadMessage) as caught:
         sender().messages(frame(2, timeToBeReceived=column), 0)

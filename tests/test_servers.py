@@ -164,7 +164,7 @@ def drivers(tree: ast.Module) -> set[str]:
 
 @pytest.mark.parametrize("path", SHARED, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_shared_test_speaks_no_databases_sql(path: Path) -> None:
-    """It asks its peer or the DBA; what one database alone has is marked with `only`."""
+    """It asks its endpoint or the DBA; what one database alone has is marked with `only`."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     if path.name in ALONE:
         assert drivers(tree) or list(spoken(tree))
@@ -181,9 +181,9 @@ SPARKS = ("SELECT '", "SELECT *", "SELECT CAST(NULL AS string)", "GRANT SELECT O
 def test_sql_of_a_database_would_be_found() -> None:
     """In a call, in an f-string, and not in a function of one database."""
     code = """
-def test_a(bench): bench.peer.run("DELETE FROM {queue}")
-def test_b(bench): bench.peer.run(f"ALTER TABLE {name} DROP COLUMN x")
+def test_a(bench): bench.endpoint.run("DELETE FROM {queue}")
+def test_b(bench): bench.endpoint.run(f"ALTER TABLE {name} DROP COLUMN x")
 @only("postgresql", "why")
-def test_c(bench): bench.peer.run("TRUNCATE {queue}")
+def test_c(bench): bench.endpoint.run("TRUNCATE {queue}")
 """
     assert list(spoken(ast.parse(code))) == ["DELETE FROM {queue}", "ALTER TABLE "]

@@ -151,7 +151,7 @@ def test_a_message_expires_by_the_transports_clock() -> None:
         assert "SYSUTCDATETIME" not in TEXTS[name], name
 
 
-def test_what_is_sent_is_what_a_peer_would_send() -> None:
+def test_what_is_sent_is_what_an_endpoint_would_send() -> None:
     """Recoverable is 1 where the column exists; the columns of version 1 stay NULL."""
     text = plain(TEXTS["load"])
 
@@ -242,7 +242,7 @@ def test_an_application_lock_that_was_not_granted_is_an_error(name: str) -> None
 
 
 def test_no_statement_takes_so_many_rows_that_the_table_is_locked() -> None:
-    """From 5,000 locks on SQL Server may take one on the table, and no peer passes over that."""
+    """From 5,000 locks on, SQL Server may lock the table, and no endpoint passes over that."""
     for name in ("receive", "receive_body_string", "purge_expired"):
         assert re.search(r"TOP \(CASE WHEN .* < 2000 THEN .* ELSE 2000 END\)", TEXTS[name]), name
     assert connection.MOST_ROWS <= 2000

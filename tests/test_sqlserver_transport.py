@@ -170,7 +170,7 @@ def test_what_is_sent_beside_the_file_parses_too(parser: Linter, name: str) -> N
     assert faults(parser, re.sub(r"(?<=\W)\?(?=\W|$)", "@value", BESIDE[name])) == []
 
 
-PEERS = {f"transport.{name}": text for name, text in TRANSPORT.items()} | {
+ENDPOINTS = {f"transport.{name}": text for name, text in TRANSPORT.items()} | {
     f"{module.__name__.rpartition('.')[2]}.{name}": text
     for module in (transport_sqlserver, sqlserver, sqlserver_dba, bench)
     for name, text in vars(module).items()
@@ -181,11 +181,11 @@ PEERS = {f"transport.{name}": text for name, text in TRANSPORT.items()} | {
 }
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_statements_of_the_peers_and_the_dba_parse(parser: Linter, name: str) -> None:
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_statements_of_the_endpoints_and_the_dba_parse(parser: Linter, name: str) -> None:
     """They wait for a server as ours do."""
-    assert len(PEERS) > 20
-    assert faults(parser, filled(PEERS[name])) == []
+    assert len(ENDPOINTS) > 20
+    assert faults(parser, filled(ENDPOINTS[name])) == []
 
 
 @pytest.mark.parametrize("kind", ["older", "otherwise", "no_queue", "wrong", "rights"])
@@ -306,7 +306,7 @@ def test_a_creator_waits_for_the_transports_installer(name: str) -> None:
 
 
 def test_what_we_insert_is_what_the_transports_send_inserts() -> None:
-    """No column that a peer's table would not have; what is left out is NULL there as well."""
+    """No column that an endpoint's table would not have; what is left out is NULL there as well."""
     pattern = r"INSERT INTO \S+ \(([\w, ]+)\)"
     theirs, ours = (
         set(found[1].split(", "))

@@ -1,5 +1,5 @@
 """
-What the conformance suite stands on: a queue, its peer, and sessions of ours that can be watched.
+The fixtures of the suite: a queue, its endpoint, and our sessions, which can be watched.
 
 Every test is run for each `dialect`; see tests/servers.py.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
 
-    from .peers import Peer
+    from .dotnet import DotNet
 
 TIMEOUT = 60.0  # seconds; nothing waits so long, but a machine may stand still for ten
 
@@ -116,9 +116,9 @@ def strikes(struck: list[str]) -> Iterator[tuple[int, bool]]:
 
 @dataclass
 class Bench:
-    """A queue and an error queue made by the peer, the state tables made by us."""
+    """A queue and an error queue made by the endpoint, the state tables made by us."""
 
-    peer: Peer
+    dotnet: DotNet
     queue: QueueAddress
     errors: QueueAddress
     name: str  # of our sessions
@@ -133,21 +133,21 @@ class Bench:
     @property
     def printed(self) -> str:
         """The queue's canonical address."""
-        return database.of(self.peer.url).printed(self.queue)
+        return database.of(self.dotnet.url).printed(self.queue)
 
     def address(self, table: str) -> str:
         """The canonical address of a table beside the queue."""
-        return database.of(self.peer.url).printed(QueueAddress(table, self.peer.schema))
+        return database.of(self.dotnet.url).printed(QueueAddress(table, self.dotnet.schema))
 
     def source(self, **raw: str) -> SourceOptions:
         """Options of a stream of the queue, or of `queues`, by their public names."""
-        given = {"url": self.peer.url, "stateSchema": self.peer.state}
+        given = {"url": self.dotnet.url, "stateSchema": self.dotnet.state}
         given |= {} if "queues" in raw else {"queue": self.printed}
         return SourceOptions.parse({**given, "queryTimeout": f"{TIMEOUT:g}s", **raw})
 
     def sink(self, **raw: str) -> SinkOptions:
         """Options of a writer into the queue."""
-        given = {"url": self.peer.url, "queue": self.printed, "stateSchema": self.peer.state}
+        given = {"url": self.dotnet.url, "queue": self.printed, "stateSchema": self.dotnet.state}
         return SinkOptions.parse({**given, "queryTimeout": f"{TIMEOUT:g}s", **raw})
 
     def session(self, application: str = "", **raw: str) -> Session:
@@ -180,7 +180,7 @@ class Bench:
 
     def blocked(self, application: str) -> None:
         """Wait until a session of ours waits for a lock."""
-        until(lambda: self.peer.waiting(f"{self.name} {application}"))
+        until(lambda: self.dotnet.waiting(f"{self.name} {application}"))
 
     def close(self) -> None:
         """End all sessions."""
@@ -206,7 +206,7 @@ class Bench:
     @property
     def who(self) -> Claim:
         """The one driver of `new_stream`'s streams."""
-        return Claim(driver="the driver", queue=self.printed, state_schema=self.peer.state)
+        return Claim(driver="the driver", queue=self.printed, state_schema=self.dotnet.state)
 
     def ack(self, stream: str, batch: int, connection: Connection | None = None) -> Acknowledged:
         """Acknowledge a batch, as the driver of `new_stream`."""
@@ -253,24 +253,24 @@ class Bench:
 
     def seqs(self) -> list[int]:
         """What waits."""
-        return [row.seq for row in self.peer.rows(self.queue)]
+        return [row.seq for row in self.dotnet.rows(self.queue)]
 
     def bodies(self) -> list[bytes | None]:
         """The bodies of what waits."""
-        return [row.body for row in self.peer.rows(self.queue)]
+        return [row.body for row in self.dotnet.rows(self.queue)]
 
 
 @pytest.fixture
-def bare(peer: Peer) -> Iterator[Bench]:
+def bare(dotnet: DotNet) -> Iterator[Bench]:
     """Give a queue and an error queue, and no state tables."""
     bench = Bench(
-        peer,
-        QueueAddress("orders", peer.schema),
-        QueueAddress("error", peer.schema),
+        dotnet,
+        QueueAddress("orders", dotnet.schema),
+        QueueAddress("error", dotnet.schema),
         name=secrets.token_hex(4),
     )
-    peer.create(bench.queue)
-    peer.create(bench.errors)
+    dotnet.create(bench.queue)
+    dotnet.create(bench.errors)
     yield bench
     bench.close()
 
@@ -280,13 +280,13 @@ def bench(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Give the same with state tables; sessions opened while `watched` are counted and struck."""
     connection = bare.desk
     schema.install(connection, timeout=TIMEOUT)
-    connect = database.of(bare.peer.url).connect
+    connect = database.of(bare.dotnet.url).connect
 
     def watch(*args: Any, **named: Any) -> Any:
         made = connect(*args, **named)
         return Spied(made, bare.said, bare.strike) if bare.watched else made
 
-    monkeypatch.setattr(database.of(bare.peer.url), "connect", watch)
+    monkeypatch.setattr(database.of(bare.dotnet.url), "connect", watch)
     return bare
 
 

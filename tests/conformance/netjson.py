@@ -1,5 +1,5 @@
 r"""
-Header text as .NET endpoints read and write it; the peer's own, not the package's.
+Header text as .NET endpoints read and write it; the endpoint's own, not the package's.
 
 Written from WIRE.md part 2 alone, so that a mistake of the package's is not made twice.
 Headers are a flat object, which is a regular language: the stream is one expression.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.wire.address import QueueAddress
 
-    from .peers import Peer
+    from .dotnet import DotNet
 
 __all__ = ["Delayed", "Satellite", "at"]
 
@@ -32,17 +32,17 @@ _EPOCH = datetime(1900, 1, 1)  # noqa: DTZ001 - of the type datetime, in no zone
 class Satellite:
     """An endpoint's session with a table of delayed messages."""
 
-    peer: Peer
+    dotnet: DotNet
     connection: Any
 
     @property
     def keeps_ids(self) -> bool:
         """Whether a moved message has the id that it was stored under."""
-        return self.peer.dialect == "postgresql"
+        return self.dotnet.dialect == "postgresql"
 
     def kept(self, due: datetime) -> datetime:
         """A time in UTC as the column holds it; SQL Server's 1/300 s show as milliseconds."""
-        if self.peer.dialect == "postgresql":
+        if self.dotnet.dialect == "postgresql":
             return due
         ticks = round((due - _EPOCH) / timedelta(seconds=1) * 300)
         seconds, rest = divmod(ticks, 300)
@@ -50,7 +50,7 @@ class Satellite:
 
     def create(self, table: QueueAddress) -> None:
         """Create the table as the transport's installer does."""
-        self.peer.transport.create_delayed(self.connection, table)
+        self.dotnet.transport.create_delayed(self.connection, table)
 
     def store(
         self,
@@ -63,27 +63,27 @@ class Satellite:
     ) -> None:
         """Delay a message by some seconds."""
         milliseconds = int(delay * 1000)
-        self.peer.transport.store(self.connection, table, headers, body, milliseconds, row=row)
+        self.dotnet.transport.store(self.connection, table, headers, body, milliseconds, row=row)
 
     def move(self, table: QueueAddress, queue: QueueAddress, most: int = 100) -> int:
         """Move what is due, in a transaction of its own; returns how many messages."""
-        return self.peer.transport.move(self.connection, table, queue, most)
+        return self.dotnet.transport.move(self.connection, table, queue, most)
 
     def rows(self, table: QueueAddress) -> list[Delayed]:
         """What waits, by due time."""
-        return self.peer.transport.delayed_rows(self.connection, table)
+        return self.dotnet.transport.delayed_rows(self.connection, table)
 
     @contextmanager
     def holding(self, table: QueueAddress, bodies: list[bytes]) -> Iterator[None]:
         """Lock rows, as another mover does, as long as the block lasts."""
-        with self.peer.apart() as other:
+        with self.dotnet.apart() as other:
             text = other.transport.texts["hold_delayed"]
             other.transport.ask(other.connection, text, table, bodies=bodies)
             yield
 
 
 @contextmanager
-def at(peer: Peer, zone: str | None = None) -> Iterator[Satellite]:
-    """Give a satellite of a peer's endpoint; on PostgreSQL it may work in a zone of its own."""
-    with closing(peer.transport.connect(zone)) as connection:
-        yield Satellite(peer, connection)
+def at(dotnet: DotNet, zone: str | None = None) -> Iterator[Satellite]:
+    """Give a satellite of an endpoint; on PostgreSQL it may work in a zone of its own."""
+    with closing(dotnet.transport.connect(zone)) as connection:
+        yield Satellite(dotnet, connection)

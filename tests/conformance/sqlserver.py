@@ -1,5 +1,5 @@
 """
-The other side on SQL Server: what its sessions say, and a place for a test; see peers.py.
+The other side on SQL Server: what its sessions say, and a place for a test; see endpoints.py.
 
 The suite takes it where there is a server, see tests/servers.py.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from . import sqlserver_dba
-from .peers import Peer
+from .dotnet import DotNet
 from .transport_sqlserver import Session
 from .transport_sqlserver import SQLServer as Transport
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from .dba import DBA
-    from .peers import Row
+    from .dotnet import Row
 
 # our sessions say who they are in context_info
 _ACTIVE = """
@@ -36,28 +36,28 @@ SELECT s.session_id, r.wait_type
 
 @contextmanager
 def place(url: str) -> Iterator[SQLServer]:
-    """Give a peer in schemas of its own; they are dropped after."""
+    """Give an endpoint in schemas of its own; they are dropped after."""
     schema, state = (f"{kind}_{secrets.token_hex(6)}" for kind in ("test", "state"))
     with closing(Transport(url, schema).connect()) as connection:
-        peer = SQLServer(url, schema, state, connection)
-        peer.execute(f"EXEC (N'CREATE SCHEMA {schema}')")
+        dotnet = SQLServer(url, schema, state, connection)
+        dotnet.execute(f"EXEC (N'CREATE SCHEMA {schema}')")
         try:
-            yield peer
+            yield dotnet
         finally:
             for each in (schema, state):
-                peer.dba.drop_schema(each)
+                dotnet.dba.drop_schema(each)
 
 
 @dataclass(frozen=True)
-class SQLServer(Peer):
-    """A peer of the SQL Server transport."""
+class SQLServer(DotNet):
+    """An endpoint of the SQL Server transport."""
 
     connection: Session
     dialect: ClassVar[str] = "sqlserver"
 
     @property
     def dba(self) -> DBA:
-        """As Peer."""
+        """As Endpoint."""
         return sqlserver_dba.SQLServer(self.url, self.state, self.execute, self._executing)
 
     @contextmanager
@@ -67,21 +67,21 @@ class SQLServer(Peer):
             yield other.execute
 
     def execute(self, text: str, *values: object) -> list[Row]:
-        """As Peer."""
+        """As Endpoint."""
         return self.connection.run(text, *values)
 
     def state_rows(self, table: str, columns: str) -> list[Row]:
-        """As Peer."""
+        """As Endpoint."""
         names = ", ".join(f"[{name.strip()}]" for name in columns.split(","))
         return self.execute(f"SELECT {names} FROM [{self.state}].[{table}] ORDER BY {names}")
 
     def clock(self) -> datetime:
-        """As Peer."""
+        """As Endpoint."""
         moment: datetime = self.execute("SELECT GETUTCDATE()")[0][0]
         return moment
 
     def kill(self, application: str) -> int:
-        """As Peer; waits until they are gone."""
+        """As Endpoint; waits until they are gone."""
         found = {session for session, _ in self.execute(_ACTIVE, application)}
         for session in found:
             self.execute(f"KILL {int(session)}")
@@ -90,10 +90,10 @@ class SQLServer(Peer):
         return len(found)
 
     def sessions(self, application: str) -> int:
-        """As Peer."""
+        """As Endpoint."""
         return len({session for session, _ in self.execute(_ACTIVE, application)})
 
     def waiting_sessions(self, application: str) -> int:
-        """As Peer."""
+        """As Endpoint."""
         found = self.execute(_ACTIVE, application)
         return len({session for session, wait in found if str(wait or "").startswith("LCK")})

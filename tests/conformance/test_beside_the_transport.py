@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
 
-    from .peers import Peer
+    from .dotnet import DotNet
 
 FIELDS = {
     "correlationId": pa.string(),
@@ -49,9 +49,9 @@ HOSTILE = 'He said "x".v2; --'  # an endpoint's name, and so an address
 
 
 @pytest.fixture
-def database(peer: Peer) -> Database:
-    """Give the transport of the peer's database."""
-    return of(peer.dialect, peer.url, peer.schema)
+def database(dotnet: DotNet) -> Database:
+    """Give the transport of the endpoint's database."""
+    return of(dotnet.dialect, dotnet.url, dotnet.schema)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_an_endpoint_reads_what_our_sink_sent(bench: Bench, orders: Endpoint) ->
     maps = pa.array([list(each.items()) for each in given], MAP)
     write(bench, {"body": pa.array(bodies, pa.binary()), "headers": maps})
 
-    texts = [row.headers or "" for row in bench.peer.rows(bench.queue)]
+    texts = [row.headers or "" for row in bench.dotnet.rows(bench.queue)]
     got = handled(orders)
     assert [incoming.body for incoming in got] == bodies
     for each, text, incoming in zip(given, texts, got, strict=True):
@@ -122,7 +122,7 @@ def test_an_endpoint_reads_what_our_sink_sent(bench: Bench, orders: Endpoint) ->
         assert netjson.dumps(incoming.headers) == text
         assert incoming.headers["NServiceBus.MessageIntent"] == "Send"
         assert incoming.headers["NServiceBus.CorrelationId"] == incoming.message_id
-    assert bench.peer.rows(bench.errors) == []
+    assert bench.dotnet.rows(bench.errors) == []
 
 
 def test_an_endpoint_drops_what_expired_and_handles_what_did_not(
@@ -230,16 +230,16 @@ def test_poison_lies_in_the_error_queue_as_the_endpoint_itself_leaves_it(
     texts = ["[]", '{"a":1}', '{"a":"b",}', "garbage", '{"a":"\\ud800"}']
     rows = [(text, uuid.uuid4()) for text in texts]
     for text, row in rows:
-        bench.peer.send(bench.queue, text, b"\0body", lives=60_000, row=row)
+        bench.dotnet.send(bench.queue, text, b"\0body", lives=60_000, row=row)
     assert handled(orders) == []
-    left_by_it = [row[:4] for row in bench.peer.rows(bench.errors)]
-    bench.peer.dba.empty(bench.errors)
+    left_by_it = [row[:4] for row in bench.dotnet.rows(bench.errors)]
+    bench.dotnet.dba.empty(bench.errors)
     for text, row in rows:
-        bench.peer.send(bench.queue, text, b"\0body", lives=60_000, row=row)
+        bench.dotnet.send(bench.queue, text, b"\0body", lives=60_000, row=row)
 
     assert received(bench, bench.new_stream(), errors=bench.errors) == []
 
-    assert [row[:4] for row in bench.peer.rows(bench.errors)] == left_by_it
+    assert [row[:4] for row in bench.dotnet.rows(bench.errors)] == left_by_it
     assert len(left_by_it) == len(texts)
 
 
@@ -247,14 +247,14 @@ def test_poison_that_someone_mended_is_returned_to_us_by_the_tools(
     bench: Bench, orders: Endpoint
 ) -> None:
     """As it lies there no tool can read it; with headers it goes where they say."""
-    bench.peer.send(bench.queue, '{"NServiceBus.MessageId":"m",}', b"body")
+    bench.dotnet.send(bench.queue, '{"NServiceBus.MessageId":"m",}', b"body")
     stream = bench.new_stream()
     received(bench, stream, errors=bench.errors)
     with pytest.raises(netjson.Poison):
         orders.return_to_source()
 
     fixed = netjson.dumps({"NServiceBus.MessageId": "m", "NServiceBus.FailedQ": bench.printed})
-    bench.peer.dba.rewrite(bench.errors, fixed)
+    bench.dotnet.dba.rewrite(bench.errors, fixed)
 
     assert orders.return_to_source() == bench.printed
     (row,) = received(bench, stream, batch=2)
@@ -266,7 +266,7 @@ def test_what_failed_at_an_endpoint_and_is_returned_is_whole_again(
 ) -> None:
     """Our sink's message fails there, is moved, shown by us, returned, and received by us."""
     write(bench, {"body": pa.array([b"order"], pa.binary()), "id": pa.array(["m"])})
-    (before,) = [netjson.loads(row.headers) for row in bench.peer.rows(bench.queue)]
+    (before,) = [netjson.loads(row.headers) for row in bench.dotnet.rows(bench.queue)]
 
     def fail(_: Incoming) -> None:
         raise HandlerFailed
@@ -274,7 +274,7 @@ def test_what_failed_at_an_endpoint_and_is_returned_is_whole_again(
     while orders.receive(fail):
         pass
 
-    (shown,) = bench.peer.rows(bench.errors)
+    (shown,) = bench.dotnet.rows(bench.errors)
     failed = netjson.loads(shown.headers)
     assert before.items() <= failed.items()
     assert failed["NServiceBus.FailedQ"] == bench.printed
@@ -321,7 +321,7 @@ def test_endpoints_hear_once_of_what_our_sink_publishes(
 
 def test_we_hear_once_of_what_an_endpoint_publishes(bench: Bench, web: Endpoint) -> None:
     """Our subscription stands in its table; when we end it, the events end."""
-    table = QueueAddress("SubscriptionRouting", bench.peer.schema)
+    table = QueueAddress("SubscriptionRouting", bench.dotnet.schema)
     join = partial(subscriptions.subscribe, bench.desk, table, queue=bench.queue)
     leave = partial(subscriptions.unsubscribe, bench.desk, table)
     for topic in (PLACED, EVENT):
@@ -412,7 +412,7 @@ def test_we_move_and_forward_what_waits_in_our_table(
     assert incoming.body == b"theirs"
     assert incoming.headers["NServiceBus.OriginatingEndpoint"] == orders.name
     assert FORWARD not in incoming.headers
-    assert bench.peer.rows(bench.errors) == []
+    assert bench.dotnet.rows(bench.errors) == []
 
 
 def test_what_we_cannot_forward_is_returned_to_where_it_belongs(
@@ -465,7 +465,7 @@ def test_a_queue_of_our_installer_is_the_one_the_endpoint_would_make(
     bench: Bench, database: Database
 ) -> None:
     """Column for column and index for index; its installer leaves it, and it works in it."""
-    ours = QueueAddress(HOSTILE, bench.peer.schema)
+    ours = QueueAddress(HOSTILE, bench.dotnet.schema)
     schema.create_queue(bench.desk, ours, timeout=TIMEOUT)
 
     with Endpoint(database, HOSTILE) as endpoint, Endpoint(database, "theirs") as other:
@@ -487,7 +487,7 @@ def test_a_queue_of_the_endpoint_is_left_as_it_is_by_our_installer(
     """And what waits in it."""
     web.send(web.address, b"waits")
     before = web.database.shape(web.connection, web.address)
-    queue = QueueAddress(web.name, bench.peer.schema)
+    queue = QueueAddress(web.name, bench.dotnet.schema)
 
     schema.create_queue(bench.desk, queue, timeout=TIMEOUT)
 
@@ -497,7 +497,7 @@ def test_a_queue_of_the_endpoint_is_left_as_it_is_by_our_installer(
 
 def test_both_installers_may_make_a_queue_at_once(bench: Bench, database: Database) -> None:
     """Ours waits for the other's, and finds its table."""
-    queue = QueueAddress("contested", bench.peer.schema)
+    queue = QueueAddress("contested", bench.dotnet.schema)
     connection = bench.open("installer")
 
     with Endpoint(database, queue.table) as endpoint:
@@ -697,4 +697,4 @@ def test_every_message_comes_to_exactly_one_of_endpoints_and_streams(
     assert Counter(body for _, body in contest.got) == Counter(bodies)
     assert {name for name, _ in contest.got} == {*streams, *(mode.name for mode in Mode)}
     assert bench.seqs() == []
-    assert bench.peer.rows(bench.errors) == []
+    assert bench.dotnet.rows(bench.errors) == []

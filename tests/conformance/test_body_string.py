@@ -37,18 +37,18 @@ def shown(rows: pa.Table) -> list[str | None]:
 
 def text(bench: Bench, *texts: str) -> list[bytes]:
     """Bodies of which the column is these texts."""
-    return [bench.peer.dba.shapes.text_body(each) for each in texts]
+    return [bench.dotnet.dba.shapes.text_body(each) for each in texts]
 
 
 def send(bench: Bench, bodies: Sequence[bytes]) -> None:
-    """Send as the peer does, which does not name the column."""
+    """Send as the endpoint does, which does not name the column."""
     for body in bodies:
-        bench.peer.send(bench.queue, body=body)
+        bench.dotnet.send(bench.queue, body=body)
 
 
 def test_the_column_is_made_once_and_under_the_lock(bench: Bench) -> None:
-    """In a new table and in one that has rows, by two installers at once; the peer goes on."""
-    new = QueueAddress("new", bench.peer.schema)
+    """In a new table and in one that has rows, by two installers at once; the endpoint goes on."""
+    new = QueueAddress("new", bench.dotnet.schema)
     send(bench, [b"before"])
 
     def work() -> None:
@@ -62,12 +62,12 @@ def test_the_column_is_made_once_and_under_the_lock(bench: Bench) -> None:
     assert bench.desk.columns(new)["bodystring"] in TEXT
     assert bench.desk.columns(bench.queue)["bodystring"] in TEXT
     assert bench.bodies() == [b"before"]
-    assert bench.peer.receive(bench.queue) is not None
+    assert bench.dotnet.receive(bench.queue) is not None
 
 
 def test_a_task_hands_out_the_text_and_its_replay_does_too(texts: Bench) -> None:
     """As the database writes it: bytes that are no ASCII as escapes, or all of them as UTF-16."""
-    bodies = texts.peer.dba.shapes.texts
+    bodies = texts.dotnet.dba.shapes.texts
     send(texts, list(bodies))
     task = texts.task(texts.new_stream(), body_string=True)
 
@@ -116,7 +116,7 @@ def test_the_text_counts_as_weight(texts: Bench) -> None:
     heavy = texts.task(stream, batch=2, bytes=2500, body_string=True)
 
     assert texts.receive(light).num_rows == 3
-    assert texts.receive(heavy).num_rows == {"postgresql": 1, "sqlserver": 2}[texts.peer.dialect]
+    assert texts.receive(heavy).num_rows == {"postgresql": 1, "sqlserver": 2}[texts.dotnet.dialect]
 
 
 def test_nothing_received_has_the_column_too(texts: Bench) -> None:
@@ -128,19 +128,19 @@ def test_nothing_received_has_the_column_too(texts: Bench) -> None:
 
 def test_poison_and_expired_messages_are_diverted_as_ever(texts: Bench) -> None:
     """The error queue need not have the column."""
-    texts.peer.send(texts.queue, "[]", b"poison")
-    texts.peer.send(texts.queue, body=b"gone", lives=-1)
+    texts.dotnet.send(texts.queue, "[]", b"poison")
+    texts.dotnet.send(texts.queue, body=b"gone", lives=-1)
     send(texts, text(texts, "good"))
 
     task = texts.task(texts.new_stream(), body_string=True, errors=texts.errors)
 
     assert shown(texts.receive(task)) == ["good"]
-    assert [row.body for row in texts.peer.rows(texts.errors)] == [b"poison"]
+    assert [row.body for row in texts.dotnet.rows(texts.errors)] == [b"poison"]
 
 
 def test_a_browse_shows_the_text(texts: Bench) -> None:
     """Only where it is asked for."""
-    bodies = texts.peer.dba.shapes.texts
+    bodies = texts.dotnet.dba.shapes.texts
     send(texts, list(bodies))
 
     def pages(*, body_string: bool) -> list[pa.Table]:
@@ -172,5 +172,5 @@ def test_a_table_without_the_column_is_told_with_what_adds_it(bench: Bench) -> N
 
     assert f"`sqlqueue create '{bench.printed}' --body-string`" in str(caught.value)
     assert len(bench.seqs()) == 1
-    bench.peer.dba.run(caught.value.args[1])
+    bench.dotnet.dba.run(caught.value.args[1])
     assert shown(bench.receive(task)) == ["1"]

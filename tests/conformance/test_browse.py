@@ -37,10 +37,10 @@ def test_the_ranges_together_hold_every_message_once_and_by_seq(
     bench: Bench, gone: set[int], parts: int, sizes: int
 ) -> None:
     """Whatever gaps there are; ranges ascend, do not overlap, and are not more than asked for."""
-    bench.peer.dba.empty(bench.queue)
-    bench.peer.send_many(bench.queue, [b"%d" % at + b"x" * sizes for at in range(40)], lives=None)
+    bench.dotnet.dba.empty(bench.queue)
+    bench.dotnet.send_many(bench.queue, [b"%d" % at + b"x" * sizes for at in range(40)], lives=None)
     base = bench.seqs()[0]
-    bench.peer.dba.delete(bench.queue, [base + at for at in gone])
+    bench.dotnet.dba.delete(bench.queue, [base + at for at in gone])
 
     ranges = browse.ranges(bench.desk, bench.queue, parts=parts, timeout=5)
     tables = [page for first, stop in ranges for page in pages(bench, first, stop)]
@@ -48,7 +48,7 @@ def test_the_ranges_together_hold_every_message_once_and_by_seq(
     assert len(ranges) <= parts
     assert all(stop == first for (_, stop), (first, _) in pairwise(ranges))
     rows = [row for page in tables for row in page.to_pylist()]
-    there = bench.peer.rows(bench.queue)
+    there = bench.dotnet.rows(bench.queue)
     assert [(row["id"], row["body"], row["seq"]) for row in rows] == [
         (row.id.bytes, row.body, row.seq) for row in there
     ]
@@ -56,15 +56,15 @@ def test_the_ranges_together_hold_every_message_once_and_by_seq(
 
 def test_browsing_waits_for_no_one_and_deletes_nothing(bench: Bench) -> None:
     """Expired rows and poison are shown; what others hold, where streams see it."""
-    bench.peer.send(bench.queue, "[]", None)
-    bench.peer.send(bench.queue, lives=-1)
-    before = bench.peer.rows(bench.queue)
+    bench.dotnet.send(bench.queue, "[]", None)
+    bench.dotnet.send(bench.queue, lives=-1)
+    before = bench.dotnet.rows(bench.queue)
 
-    with bench.peer.hold(bench.queue, [1, 2]):
+    with bench.dotnet.hold(bench.queue, [1, 2]):
         held = pages(bench, 1, 3)
     (page,) = pages(bench, 1, 3)
 
-    if bench.peer.dialect == "postgresql":
+    if bench.dotnet.dialect == "postgresql":
         assert held == [page]
     else:  # READPAST
         assert sum(each.num_rows for each in held) == 0
@@ -72,12 +72,12 @@ def test_browsing_waits_for_no_one_and_deletes_nothing(bench: Bench) -> None:
     assert page["headers"].to_pylist() == ["[]", "{}"]
     assert page["body"].to_pylist() == [None, b"{}"]
     assert page["expires"].to_pylist() == [None, before[1].expires]
-    assert bench.peer.rows(bench.queue) == before
+    assert bench.dotnet.rows(bench.queue) == before
 
 
 def test_a_narrow_browse_reads_neither_headers_nor_bodies(bench: Bench) -> None:
     """For a count, or a look at ids."""
-    sent = bench.peer.send(bench.queue, '{"a":"b"}', b"body")
+    sent = bench.dotnet.send(bench.queue, '{"a":"b"}', b"body")
 
     (page,) = pages(bench, 1, 2, narrow=True)
 
@@ -91,7 +91,7 @@ def test_heavy_messages_come_in_small_pages(bench: Bench, monkeypatch: pytest.Mo
     """What the rows before weighed sizes the next page; the server cuts it; one row at least."""
     monkeypatch.setattr(browse, "FIRST_PAGE", 2)
     monkeypatch.setattr(browse, "PAGE_BYTES", 10_000)
-    bench.peer.send_many(bench.queue, [b"x" * 4000] * 12 + [b"y" * 20_000] * 2, lives=None)
+    bench.dotnet.send_many(bench.queue, [b"x" * 4000] * 12 + [b"y" * 20_000] * 2, lives=None)
 
     sizes = [page.num_rows for page in pages(bench, 1, 15)]
 
@@ -100,10 +100,10 @@ def test_heavy_messages_come_in_small_pages(bench: Bench, monkeypatch: pytest.Mo
 
 def test_a_page_cut_short_by_its_reader_holds_no_transaction(bench: Bench) -> None:
     """`limit` stops asking: what is left open must not pin dead rows."""
-    bench.peer.send_many(bench.queue, [b"x"] * 100, lives=None)
+    bench.dotnet.send_many(bench.queue, [b"x"] * 100, lives=None)
     one = browse.pages(bench.desk, bench.queue, 1, 101, narrow=False, timeout=TIMEOUT)
 
     next(one)
 
-    bench.peer.dba.truncate(bench.queue)  # waits for every transaction on it
+    bench.dotnet.dba.truncate(bench.queue)  # waits for every transaction on it
     assert list(one) == []

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def hurt(bench: Bench, queue: QueueAddress) -> None:
     """Make something wrong with a queue."""
-    bench.peer.dba.on(queue, bench.peer.dba.shapes.hurt)
+    bench.dotnet.dba.on(queue, bench.dotnet.dba.shapes.hurt)
 
 
 def look(bench: Bench, queue: QueueAddress | None = None) -> list[Finding]:
@@ -53,14 +53,14 @@ def wrong(bench: Bench, name: str) -> Finding:
 
 def run(bench: Bench, text: str) -> None:
     """Run what a finding says, as a DBA does."""
-    bench.peer.dba.run(text)
+    bench.dotnet.dba.run(text)
 
 
 def test_a_queue_as_the_transport_makes_it_has_nothing_wrong(bare: Bench) -> None:
     """Empty and filled."""
     assert look(bare) == []
 
-    bare.peer.send_many(bare.queue, [b"x"] * 100)
+    bare.dotnet.send_many(bare.queue, [b"x"] * 100)
 
     assert look(bare) == []
 
@@ -68,8 +68,8 @@ def test_a_queue_as_the_transport_makes_it_has_nothing_wrong(bare: Bench) -> Non
 @pytest.mark.parametrize("name", cases("wrong"))
 def test_what_is_wrong_is_found_and_its_mend_mends_it(bare: Bench, name: str) -> None:
     """The statements can be run as they stand; what else there is stays right."""
-    state = bare.peer.dba.shapes.wrong[name]
-    bare.peer.dba.on(bare.queue, state.make)
+    state = bare.dotnet.dba.shapes.wrong[name]
+    bare.dotnet.dba.on(bare.queue, state.make)
 
     found = wrong(bare, state.name)
 
@@ -77,7 +77,7 @@ def test_what_is_wrong_is_found_and_its_mend_mends_it(bare: Bench, name: str) ->
     assert state.found in found.found
     run(bare, found.fix)
     assert look(bare) == []
-    bare.peer.send(bare.queue, body=b"after")
+    bare.dotnet.send(bare.queue, body=b"after")
     got = bare.receive(bare.task(None))
     assert got["body"].to_pylist()[-1] == b"after"
 
@@ -85,9 +85,9 @@ def test_what_is_wrong_is_found_and_its_mend_mends_it(bare: Bench, name: str) ->
 @only("postgresql", "an index that is built beside the traffic and may be left half done")
 def test_an_index_that_failed_to_build_is_no_index(bare: Bench) -> None:
     """CONCURRENTLY leaves one behind, which is not used."""
-    bare.peer.dba.on(bare.queue, "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key")
-    bare.peer.send_many(bare.queue, [b"1", b"2"])
-    bare.peer.dba.on(bare.queue, "UPDATE {queue} SET seq = 7")
+    bare.dotnet.dba.on(bare.queue, "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key")
+    bare.dotnet.send_many(bare.queue, [b"1", b"2"])
+    bare.dotnet.dba.on(bare.queue, "UPDATE {queue} SET seq = 7")
     with pytest.raises(Exception, match="could not create unique index"):
         run(bare, wrong(bare, "seq_index").fix)
 
@@ -99,7 +99,7 @@ def test_expiring_messages_in_a_queue_as_the_transport_makes_it_are_nothing_wron
     bare: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """That a purge would read the table is a note; a stream that starts says nothing."""
-    bare.peer.send(bare.queue, lives=3_600_000)
+    bare.dotnet.send(bare.queue, lives=3_600_000)
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
 
     (found,) = checks.of_any_queue(bare.desk, bare.queue, timeout=TIMEOUT)
@@ -108,16 +108,16 @@ def test_expiring_messages_in_a_queue_as_the_transport_makes_it_are_nothing_wron
     assert (found.name, found.severity) == ("expires_index", "note")
     assert caplog.records == []
     run(bare, found.fix)
-    bare.peer.send(bare.queue, lives=3_600_000)
+    bare.dotnet.send(bare.queue, lives=3_600_000)
     assert checks.of_any_queue(bare.desk, bare.queue, timeout=TIMEOUT) == []
 
 
 def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
     """Only where there are some; on PostgreSQL only in a table that takes a while to read."""
-    bare.peer.dba.expires_index(bare.queue, there=False)
+    bare.dotnet.dba.expires_index(bare.queue, there=False)
     assert look(bare) == []
-    bare.peer.send(bare.queue, lives=3_600_000)
-    bare.peer.dba.swell(bare.queue)
+    bare.dotnet.send(bare.queue, lives=3_600_000)
+    bare.dotnet.dba.swell(bare.queue)
 
     found = wrong(bare, "expires_index")
 
@@ -126,24 +126,24 @@ def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
     assert look(bare) == []
 
 
-@only("postgresql", "names that peers of it refuse")
-def test_a_name_that_peers_refuse_is_found(bare: Bench) -> None:
+@only("postgresql", "names that endpoints of it refuse")
+def test_a_name_that_endpoints_refuse_is_found(bare: Bench) -> None:
     """Bytes are counted, and the new name ends at a whole character."""
-    long = QueueAddress("ü" * 28, bare.peer.schema)  # 56 bytes
-    bare.peer.create(long)
+    long = QueueAddress("ü" * 28, bare.dotnet.schema)  # 56 bytes
+    bare.dotnet.create(long)
 
     (found,) = look(bare, long)
 
     assert (found.name, found.severity) == ("long_name", "error")
     assert "56 bytes, but the transport allows at most 55" in found.found
     run(bare, found.fix)
-    assert look(bare, QueueAddress("ü" * 27, bare.peer.schema)) == []
+    assert look(bare, QueueAddress("ü" * 27, bare.dotnet.schema)) == []
 
 
 def test_hostile_names_are_quoted_in_what_mends(bare: Bench) -> None:
     """A finding's statements touch this table, and no other."""
-    queue = QueueAddress('x"; DROP TABLE orders; --%s]', bare.peer.schema)
-    bare.peer.create(queue)
+    queue = QueueAddress('x"; DROP TABLE orders; --%s]', bare.dotnet.schema)
+    bare.dotnet.create(queue)
     hurt(bare, queue)
 
     (found,) = look(bare, queue)
@@ -155,7 +155,7 @@ def test_hostile_names_are_quoted_in_what_mends(bare: Bench) -> None:
 
 def test_an_absent_queue_is_found_with_the_command_that_makes_it(bare: Bench) -> None:
     """The shell is told the quotes."""
-    absent = QueueAddress("absent", bare.peer.schema)
+    absent = QueueAddress("absent", bare.dotnet.schema)
 
     (found,) = look(bare, absent)
 
@@ -169,7 +169,7 @@ def test_a_body_string_that_is_asked_for_and_missing_is_found(bare: Bench) -> No
     def asked() -> list[Finding]:
         return checks.of_any_queue(bare.desk, bare.queue, timeout=TIMEOUT, body_string=True)
 
-    bare.peer.send(bare.queue, body=b"a\xff\\")
+    bare.dotnet.send(bare.queue, body=b"a\xff\\")
 
     (found,) = asked()
 
@@ -186,14 +186,14 @@ def test_a_body_string_that_is_asked_for_and_missing_is_found(bare: Bench) -> No
 @contextmanager
 def login(bench: Bench, *rights: str) -> Iterator[tuple[str, Connection]]:
     """Give a login that has what it was granted on the queue, and a connection of it."""
-    made = bench.peer.dba.login()
+    made = bench.dotnet.dba.login()
     try:
         for right in rights:
-            bench.peer.dba.grant(made, right, bench.queue)
+            bench.dotnet.dba.grant(made, right, bench.queue)
         with bench.session("login", url=made.url) as session:
             yield made.name, session.open()
     finally:
-        bench.peer.dba.drop_login(made)
+        bench.dotnet.dba.drop_login(made)
 
 
 @only("postgresql", "tables that a login without any right on them can see")
@@ -215,7 +215,7 @@ def test_a_login_without_rights_is_told_all_that_it_lacks(bare: Bench) -> None:
 @pytest.mark.parametrize("lacking", cases("to_receive"))
 def test_each_right_to_receive_counts(bare: Bench, lacking: str) -> None:
     """All but one are not enough."""
-    rights = [each for each in bare.peer.dba.shapes.to_receive if each != lacking]
+    rights = [each for each in bare.dotnet.dba.shapes.to_receive if each != lacking]
     with login(bare, *rights) as (_, connection):
         found = checks.of_any_queue(connection, bare.queue, timeout=TIMEOUT)
 
@@ -225,7 +225,7 @@ def test_each_right_to_receive_counts(bare: Bench, lacking: str) -> None:
 
 def test_a_login_that_only_receives_has_nothing_wrong(bare: Bench) -> None:
     """That it may not send is worth a note; the same the other way round."""
-    with login(bare, *bare.peer.dba.shapes.to_receive) as (_, connection):
+    with login(bare, *bare.dotnet.dba.shapes.to_receive) as (_, connection):
         (found,) = checks.of_any_queue(connection, bare.queue, timeout=TIMEOUT)
 
         assert (found.name, found.severity) == ("send_right", "note")
@@ -269,7 +269,7 @@ def test_a_transaction_that_stays_open_is_found_and_can_be_ended(bench: Bench) -
     assert re.search(r"has had a transaction open for \d", found.found)
     assert checks.of_server(bench.desk) == []  # ten minutes
     run(bench, found.fix)
-    until(lambda: bench.peer.sessions(f"{bench.name} idler"), 0)
+    until(lambda: bench.dotnet.sessions(f"{bench.name} idler"), 0)
     assert old(bench) == []
 
 
@@ -298,20 +298,20 @@ def test_a_server_without_autovacuum_is_found(bare: Bench) -> None:
 @pytest.mark.parametrize("absent", [True, False])
 def test_state_tables_that_are_absent_or_old_are_found(bench: Bench, *, absent: bool) -> None:
     """The installer fixes them."""
-    dba = bench.peer.dba
+    dba = bench.dotnet.dba
     dba.drop_state("version") if absent else dba.forget("version")
 
     (found,) = checks.of_state(bench.desk)
 
     assert (found.name, found.severity) == ("state", "error")
-    assert found.fix == f"sqlqueue install --state-schema {bench.peer.state}"
+    assert found.fix == f"sqlqueue install --state-schema {bench.dotnet.state}"
     schema.install(bench.desk, timeout=TIMEOUT)
     assert checks.of_state(bench.desk) == []
 
 
 def test_state_tables_of_a_newer_release_are_found(bench: Bench) -> None:
     """They are not touched; this installation is to be upgraded."""
-    bench.peer.dba.change("version", version=99)
+    bench.dotnet.dba.change("version", version=99)
 
     (found,) = checks.of_state(bench.desk)
 
@@ -320,11 +320,11 @@ def test_state_tables_of_a_newer_release_are_found(bench: Bench) -> None:
 
 def test_a_stream_that_went_away_with_receipts_is_found(bench: Bench) -> None:
     """Until they are returned; one that was seen lately, or holds nothing, is no matter."""
-    bench.peer.send_many(bench.queue, [b"1", b"2"])
+    bench.dotnet.send_many(bench.queue, [b"1", b"2"])
     idle, stream = bench.new_stream(), bench.new_stream()
     bench.receive(bench.task(stream))
     assert checks.of_streams(bench.desk) == []
-    bench.peer.dba.age("stream", "seen", hours=25)
+    bench.dotnet.dba.age("stream", "seen", hours=25)
 
     (found,) = checks.of_streams(bench.desk)
 
@@ -335,7 +335,8 @@ def test_a_stream_that_went_away_with_receipts_is_found(bench: Bench) -> None:
     )
     assert "holds 2 messages in 1 receipts" in found.found
     assert (
-        found.fix == f"sqlqueue receipts return --stream {stream} --state-schema {bench.peer.state}"
+        found.fix
+        == f"sqlqueue receipts return --stream {stream} --state-schema {bench.dotnet.state}"
     )
     assert idle not in found.fix
     bench.ack(stream, 1)
@@ -345,15 +346,15 @@ def test_a_stream_that_went_away_with_receipts_is_found(bench: Bench) -> None:
 def test_everything_is_looked_at_at_once(bench: Bench) -> None:
     """One queue that is absent does not hide what is wrong with the next."""
     hurt(bench, bench.queue)
-    bench.peer.dba.drop_state("version")
-    queues = [QueueAddress("absent", bench.peer.schema), bench.queue, bench.errors]
+    bench.dotnet.dba.drop_state("version")
+    queues = [QueueAddress("absent", bench.dotnet.schema), bench.queue, bench.errors]
 
     found = checks.everything(bench.desk, queues, timeout=TIMEOUT)
 
     assert [each.name for each in found if each.is_problem] == [
         "state",
         "absent",
-        bench.peer.dba.shapes.hurt_found.name,
+        bench.dotnet.dba.shapes.hurt_found.name,
     ]
 
 
@@ -361,7 +362,7 @@ def test_everything_is_looked_at_at_once(bench: Bench) -> None:
 
 
 def headers(**named: str) -> str:
-    """Headers as a peer writes them."""
+    """Headers as an endpoint writes them."""
     inner = ",".join(f'"NServiceBus.{name}":"{value}"' for name, value in named.items())
     return f"{{{inner}}}"
 
@@ -371,7 +372,7 @@ def test_a_stream_warns_once_of_what_is_wrong_and_how_to_mend_it(
 ) -> None:
     """When its driver first works; then it goes on."""
     hurt(bare, bare.queue)
-    bare.peer.send_many(bare.queue, [b"1", b"2"])
+    bare.dotnet.send_many(bare.queue, [b"1", b"2"])
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
 
     got = bare.drain(bare.loop(maxMessagesPerTrigger="1", transactionMode="none"))
@@ -379,7 +380,7 @@ def test_a_stream_warns_once_of_what_is_wrong_and_how_to_mend_it(
     assert got == [b"1", b"2"]
     (record,) = caplog.records
     text = record.getMessage()
-    assert text.startswith(f"{bare.printed}: {bare.peer.dba.shapes.hurt_found.found}")
+    assert text.startswith(f"{bare.printed}: {bare.dotnet.dba.shapes.hurt_found.found}")
     assert "Fix: ALTER TABLE" in text
 
 
@@ -388,10 +389,10 @@ def test_each_of_several_queues_is_looked_at(bare: Bench, caplog: pytest.LogCapt
     queues = [bare.queue, bare.errors]
     for queue in queues:
         hurt(bare, queue)
-        bare.peer.send(queue)
+        bare.dotnet.send(queue)
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
     names = [bare.desk.printed(queue) for queue in queues]
-    raw = {"url": bare.peer.url, "queues": ", ".join(names), "transactionMode": "none"}
+    raw = {"url": bare.dotnet.url, "queues": ", ".join(names), "transactionMode": "none"}
     loop = PeekLoop(
         SourceOptions.parse({**raw, "purgeOnStartup": "true"}), Clock(), checks.at_start
     )
@@ -402,7 +403,7 @@ def test_each_of_several_queues_is_looked_at(bare: Bench, caplog: pytest.LogCapt
     purged, *warned = [record.getMessage() for record in caplog.records]
     assert f"{names[0]}, {names[1]}: 2 messages purged" in purged
     assert [each.partition(": ")[0] for each in warned] == names
-    assert bare.peer.rows(bare.errors) == []
+    assert bare.dotnet.rows(bare.errors) == []
 
 
 def test_a_stream_on_a_sound_queue_warns_of_nothing(
@@ -425,14 +426,14 @@ def test_a_pause_longer_than_messages_live_is_warned_of(
     bare: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By the header TimeToBeReceived, or by the column and when it was sent."""
-    bare.peer.dba.expires_index(bare.queue, there=True)
+    bare.dotnet.dba.expires_index(bare.queue, there=True)
     hour = 3_600_000  # milliseconds
-    bare.peer.send(bare.queue, headers(TimeSent=wire_time(datetime.now(UTC))), lives=hour)
+    bare.dotnet.send(bare.queue, headers(TimeSent=wire_time(datetime.now(UTC))), lives=hour)
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
 
     for _ in range(2):
         bare.loop(peekDelay="5s", transactionMode="none").latest(INITIAL)
-        bare.peer.send(bare.queue, headers(TimeToBeReceived="00:00:04.5000000"), lives=hour)
+        bare.dotnet.send(bare.queue, headers(TimeToBeReceived="00:00:04.5000000"), lives=hour)
 
     (record,) = caplog.records
     assert record.getMessage() == (
@@ -449,8 +450,8 @@ def test_a_message_that_expires_beyond_all_calendars_stops_no_stream(
 ) -> None:
     """A time that Python has not: a stream starts, and people can look at it."""
     sent = headers(TimeSent=wire_time(datetime.now(UTC)))
-    bench.peer.send(bench.queue, sent, b"x", lives=3_600_000)
-    bench.peer.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{expires}'")
+    bench.dotnet.send(bench.queue, sent, b"x", lives=3_600_000)
+    bench.dotnet.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{expires}'")
 
     (seen,) = inspect.messages(bench.desk, bench.queue, limit=5, timeout=TIMEOUT)
     got = bench.drain(bench.loop())
@@ -461,7 +462,7 @@ def test_a_message_that_expires_beyond_all_calendars_stops_no_stream(
 
 def test_a_stream_that_asks_for_a_body_string_that_is_missing_ends_at_once(bare: Bench) -> None:
     """Nothing is planned; the error names the command and the statement."""
-    bare.peer.send(bare.queue)
+    bare.dotnet.send(bare.queue)
     loop = bare.loop(includeBodyString="true", transactionMode="none")
 
     with pytest.raises(BodyStringMissing) as caught:
@@ -478,8 +479,8 @@ TOLD = ("column", "expires_index", "body_string")
 
 def test_a_table_with_much_wrong_is_told_all_of_it(bench: Bench) -> None:
     """Each with what fixes it."""
-    bench.peer.dba.drop_column(bench.queue, "body")
-    bench.peer.dba.expires_index(bench.queue, there=False)
+    bench.dotnet.dba.drop_column(bench.queue, "body")
+    bench.dotnet.dba.expires_index(bench.queue, there=False)
     with transaction(bench.desk, timeout=TIMEOUT):
         found = checks.of_table(
             bench.desk, bench.queue, last=2**31 - 1, expiring=True, body_string=True
@@ -492,9 +493,9 @@ def test_a_table_with_much_wrong_is_told_all_of_it(bench: Bench) -> None:
 
 def test_a_locked_queue_is_told_and_the_others_are_looked_at(bench: Bench) -> None:
     """One of them must not cost the findings of all."""
-    absent = QueueAddress("absent", bench.peer.schema)
+    absent = QueueAddress("absent", bench.dotnet.schema)
 
-    with bench.peer.locked(bench.queue):
+    with bench.dotnet.locked(bench.queue):
         found = checks.everything(bench.desk, [bench.queue, absent], timeout=1)
 
     names = {each.name: each.where for each in found if each.is_problem}

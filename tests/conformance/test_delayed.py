@@ -1,4 +1,4 @@
-"""Delayed delivery: stored by the sink, moved when due, beside the peers and in whatever zone."""
+"""Delayed delivery: stored by the sink, moved when due, beside endpoints and in any zone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PAST, FUTURE = datetime(2020, 2, 29, 12, 30, 15, 123456), datetime(2345, 6, 7, 8
 
 @dataclass
 class Desk:
-    """A queue with its table of delayed messages, made by the peer."""
+    """A queue with its table of delayed messages, made by the endpoint."""
 
     bench: Bench
     satellite: Satellite
@@ -75,15 +75,15 @@ class Desk:
         return [row.body for row in self.waiting()]
 
     def in_zone(self, zone: str) -> Satellite:
-        """Give a peer whose client asks for a zone."""
-        return self.stack.enter_context(satellites.at(self.bench.peer, zone))
+        """Give an endpoint whose client asks for a zone."""
+        return self.stack.enter_context(satellites.at(self.bench.dotnet, zone))
 
 
 @pytest.fixture
 def desk(bench: Bench) -> Iterator[Desk]:
     """Give a queue that can be delayed for."""
     with ExitStack() as stack:
-        made = Desk(bench, stack.enter_context(satellites.at(bench.peer)), stack)
+        made = Desk(bench, stack.enter_context(satellites.at(bench.dotnet)), stack)
         made.satellite.create(made.table)
         yield made
 
@@ -113,11 +113,11 @@ def send_now(desk: Desk, *chunks: pa.Table, **raw: str) -> int:
 @pytest.mark.parametrize("way", [dispatch, send_now])
 def test_a_delayed_row_waits_and_the_others_are_sent(desk: Desk, way: Callable[..., int]) -> None:
     """Due by the database's clock, addressed to its destination; the queue sees nothing of it."""
-    before = desk.bench.peer.clock()
+    before = desk.bench.dotnet.clock()
 
     way(desk, chunk({"delay": HOUR, "headers": '{"a":"b"}'}, {}, {"delay": 0}, {"due": FUTURE}))
 
-    after = desk.bench.peer.clock()
+    after = desk.bench.dotnet.clock()
     assert desk.bench.bodies() == [b"1"]
     due_now, due_later, due_then = desk.waiting()
     assert [due_now.body, due_later.body, due_then.body] == [b"2", b"0", b"3"]
@@ -137,7 +137,7 @@ def utc(row: Delayed) -> datetime:
 
 def test_a_chunk_without_delays_touches_no_delayed_table(desk: Desk) -> None:
     """Also one whose rows have none in their columns."""
-    desk.bench.peer.dba.drop(desk.table)
+    desk.bench.dotnet.dba.drop(desk.table)
 
     dispatch(desk, chunk({}), chunk({"delay": None, "due": None}))
 
@@ -158,8 +158,8 @@ def test_a_moment_in_the_past_is_stored_and_due_at_once(desk: Desk) -> None:
 
 def test_each_destination_has_its_own_table(desk: Desk) -> None:
     """Named after it, in its schema, however its name is spelled."""
-    other = QueueAddress("the other", desk.bench.peer.schema)
-    desk.bench.peer.create(other)
+    other = QueueAddress("the other", desk.bench.dotnet.schema)
+    desk.bench.dotnet.create(other)
     desk.satellite.create(desk.of(other))
     printed = desk.bench.desk.printed(other)
 
@@ -168,12 +168,12 @@ def test_each_destination_has_its_own_table(desk: Desk) -> None:
     assert desk.bodies() == [b"0"]
     (row,) = desk.satellite.rows(desk.of(other))
     assert (row.body, json.loads(row.headers)) == (b"1", {FORWARD_DESTINATION: printed})
-    assert [row.body for row in desk.bench.peer.rows(other)] == [b"2"]
+    assert [row.body for row in desk.bench.dotnet.rows(other)] == [b"2"]
 
 
 def test_one_table_can_take_all(desk: Desk) -> None:
     """The option delayedQueue, as a sender with a queue of its own has it; of any length."""
-    table = QueueAddress("x" * 55 + ".Delayed", desk.bench.peer.schema)
+    table = QueueAddress("x" * 55 + ".Delayed", desk.bench.dotnet.schema)
     desk.satellite.create(table)
     error = desk.bench.desk.printed(desk.bench.errors)
 
@@ -198,7 +198,7 @@ def test_without_the_table_nothing_of_the_batch_is_sent(desk: Desk, *, ordinary:
         raw = {"delayedQueue": desk.bench.desk.printed(desk.bench.errors)}
         name = "error"
     else:
-        desk.bench.peer.dba.drop(desk.table)
+        desk.bench.dotnet.dba.drop(desk.table)
         name = "orders.Delayed"
 
     with pytest.raises(DelayedQueueNotFound) as caught:
@@ -212,15 +212,15 @@ def test_without_the_table_nothing_of_the_batch_is_sent(desk: Desk, *, ordinary:
         "you can also name another table in the option delayedQueue."
     )
     assert desk.bench.bodies() == []
-    assert desk.bench.peer.rows(desk.bench.errors) == []
-    assert desk.bench.peer.state_rows("dispatch_log", "batch") == [(None,)]
+    assert desk.bench.dotnet.rows(desk.bench.errors) == []
+    assert desk.bench.dotnet.state_rows("dispatch_log", "batch") == [(None,)]
 
 
 def test_a_hostile_name_waits_and_is_moved(desk: Desk) -> None:
-    """Its tables are made by us, and a peer finds nothing to do."""
+    """Its tables are made by us, and an endpoint finds nothing to do."""
     connection = desk.bench.desk
     for name in HOSTILE:
-        queue = QueueAddress(name, desk.bench.peer.schema)
+        queue = QueueAddress(name, desk.bench.dotnet.schema)
         schema.create_queue(connection, queue, timeout=TIMEOUT)
         schema.create_delayed(connection, queue, timeout=TIMEOUT)
         desk.satellite.create(desk.of(queue))
@@ -230,27 +230,27 @@ def test_a_hostile_name_waits_and_is_moved(desk: Desk) -> None:
         moved = Mover(queue, zone=None, timeout=TIMEOUT).move(connection)
 
         assert moved == Moved(1, None)
-        (row,) = desk.bench.peer.rows(queue)
+        (row,) = desk.bench.dotnet.rows(queue)
         assert json.loads(row.headers or "") == {FORWARD_DESTINATION: printed}
 
 
-def test_our_table_is_the_peers_table(desk: Desk) -> None:
+def test_our_table_is_the_endpoints_table(desk: Desk) -> None:
     """Column for column, with the index on due; also where its name has no room for the suffix."""
-    peer, dba = desk.bench.peer, desk.bench.peer.dba
+    dotnet, dba = desk.bench.dotnet, desk.bench.dotnet.dba
     found = {}
     for table in ("ours", "x" * 55):
-        queue = QueueAddress(table, peer.schema)
+        queue = QueueAddress(table, dotnet.schema)
         for _ in range(2):
             schema.create_delayed(desk.bench.desk, queue, timeout=TIMEOUT)
         ours = desk.of(queue)
-        found[table] = peer.catalog(ours)
+        found[table] = dotnet.catalog(ours)
         assert [column for _, column in dba.indexes(ours)].count("due") == 1
 
-    theirs = peer.catalog(desk.table)
+    theirs = dotnet.catalog(desk.table)
     assert theirs
     assert found == {"ours": theirs, "x" * 55: theirs}
     name = dba.shapes.due_index.format(table="ours.Delayed")
-    assert (name, "due") in dba.indexes(QueueAddress("ours.Delayed", peer.schema))
+    assert (name, "due") in dba.indexes(QueueAddress("ours.Delayed", dotnet.schema))
 
 
 # ----- moved -----------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_what_is_due_is_moved_in_the_order_of_due_times(desk: Desk) -> None:
     assert moved.messages == 3
     assert moved.next_due is not None
     assert 900 < moved.next_due <= 1000
-    rows = desk.bench.peer.rows(desk.bench.queue)
+    rows = desk.bench.dotnet.rows(desk.bench.queue)
     assert [row.body for row in rows] == [b"1", b"2", b"3"]
     kept = [row.id for row in rows] == [ids[1], ids[2], ids[3]]
     assert kept == desk.satellite.keeps_ids
@@ -299,7 +299,7 @@ def test_a_batch_is_bounded_and_all_is_moved_in_several(
 
 
 def test_a_null_body_is_moved_as_empty(desk: Desk) -> None:
-    """A peer would fail for ever on a null one."""
+    """An endpoint would fail for ever on a null one."""
     desk.satellite.store(desk.table, body=None, delay=-1)
 
     desk.move()
@@ -312,7 +312,7 @@ def test_a_null_body_is_moved_as_empty(desk: Desk) -> None:
 def test_what_is_due_at_infinity_stops_no_mover(desk: Desk, due: str, moved: int) -> None:
     """It waits for ever, or not at all; no pause is reckoned by it."""
     desk.satellite.store(desk.table, delay=0)
-    desk.bench.peer.dba.on(desk.table, f"UPDATE {{queue}} SET Due = '{due}'")
+    desk.bench.dotnet.dba.on(desk.table, f"UPDATE {{queue}} SET Due = '{due}'")
 
     assert desk.move() == Moved(moved, None)
 
@@ -326,7 +326,7 @@ def test_rows_that_another_mover_holds_are_passed_over(desk: Desk) -> None:
     with other.holding(desk.table, [b"held"]):
         moved = desk.move()
         assert moved.messages == 1
-        if desk.bench.peer.dialect == "postgresql":
+        if desk.bench.dotnet.dialect == "postgresql":
             assert (moved.next_due or 0) < 0
         else:  # READPAST
             assert moved.next_due is None
@@ -337,11 +337,11 @@ def test_rows_that_another_mover_holds_are_passed_over(desk: Desk) -> None:
 
 
 def test_movers_of_both_kinds_at_once_lose_and_double_nothing(desk: Desk) -> None:
-    """Two of ours and a peer's, in small batches."""
+    """Two of ours and an endpoint's, in small batches."""
     bodies = [b"%d" % at for at in range(200)]
     for body in bodies:
         desk.satellite.store(desk.table, body=body, delay=-1)
-    peer = desk.in_zone("UTC")
+    dotnet = desk.in_zone("UTC")
 
     def ours() -> int:
         connection, mover, moved = desk.bench.open("mover"), desk.mover(), 0
@@ -351,8 +351,8 @@ def test_movers_of_both_kinds_at_once_lose_and_double_nothing(desk: Desk) -> Non
 
     def theirs() -> int:
         moved = 0
-        while peer.rows(desk.table):
-            moved += peer.move(desk.table, desk.bench.queue, 3)
+        while dotnet.rows(desk.table):
+            moved += dotnet.move(desk.table, desk.bench.queue, 3)
         return moved
 
     threads = [desk.bench.thread(work) for work in (ours, ours, theirs)]
@@ -368,13 +368,13 @@ def test_an_id_that_is_in_the_queue_does_not_stop_the_mover(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its message gets a new one, and those behind it come as well."""
-    taken = desk.bench.peer.send(desk.bench.queue, body=b"there")
+    taken = desk.bench.dotnet.send(desk.bench.queue, body=b"there")
     desk.satellite.store(desk.table, body=b"copy", delay=-2, row=taken)
     desk.satellite.store(desk.table, body=b"behind", delay=-1)
 
     assert desk.move() == Moved(2, None)
 
-    rows = desk.bench.peer.rows(desk.bench.queue)
+    rows = desk.bench.dotnet.rows(desk.bench.queue)
     assert {row.body for row in rows} == {b"there", b"copy", b"behind"}
     assert len({row.id for row in rows}) == 3
     assert "1 delayed messages were moved under new ids" in caplog.text
@@ -382,17 +382,17 @@ def test_an_id_that_is_in_the_queue_does_not_stop_the_mover(
 
 def test_absent_tables_are_told_apart(desk: Desk) -> None:
     """The delayed one by the command that makes it, the queue by its own."""
-    desk.bench.peer.dba.drop(desk.bench.queue)
+    desk.bench.dotnet.dba.drop(desk.bench.queue)
     with pytest.raises(QueueNotFound) as caught:
         desk.move()
     assert caught.value.args[0] == desk.bench.printed
 
-    desk.bench.peer.dba.drop(desk.table)
+    desk.bench.dotnet.dba.drop(desk.table)
     for another in (True, False):
         with pytest.raises(DelayedQueueNotFound, match="`sqlqueue create QUEUE --delayed`"):
             desk.move()
         if another:
-            desk.bench.peer.dba.make_another(desk.table)
+            desk.bench.dotnet.dba.make_another(desk.table)
 
 
 def test_pauses_double_up_to_a_minute_but_not_beyond_the_next_due_time() -> None:
@@ -435,7 +435,7 @@ def test_a_stream_moves_what_is_due_before_it_peeks(desk: Desk) -> None:
     assert loop.latest(end) == end
     assert desk.bench.said.count("move_due") == turns == 1
 
-    desk.bench.peer.dba.make_due(desk.table, 500)
+    desk.bench.dotnet.dba.make_due(desk.table, 500)
     clock.now += 100
     end, tables = desk.bench.batch(loop, end)
     assert [table["body"].to_pylist() for table in tables] == [[b"soon"]]
@@ -475,7 +475,7 @@ def test_the_queue_of_an_instance_needs_no_delayed_table(desk: Desk, *, frozen: 
     bench, queue = desk.bench, desk.bench.queue
     instances = [replace(queue, table=f"orders.{name}") for name in ("web1", "web2")]
     for each in instances:
-        bench.peer.create(each)
+        bench.dotnet.create(each)
     desk.satellite.create(desk.of(instances[1]))
     desk.satellite.store(desk.of(queue), body=b"endpoint", delay=-1)
     desk.satellite.store(desk.of(instances[1]), body=b"web2", delay=-1)
@@ -489,7 +489,7 @@ def test_the_queue_of_an_instance_needs_no_delayed_table(desk: Desk, *, frozen: 
 
 def test_a_stream_tells_that_there_is_no_delayed_table(desk: Desk) -> None:
     """It was asked to move."""
-    desk.bench.peer.dba.drop(desk.table)
+    desk.bench.dotnet.dba.drop(desk.table)
 
     with pytest.raises(DelayedQueueNotFound):
         desk.bench.loop(delayedDelivery="true").latest(INITIAL)

@@ -1,5 +1,5 @@
 """
-Delayed delivery in whatever zone server, clients and peers are: of PostgreSQL alone.
+Delayed delivery in whatever zone server, clients and endpoints are: of PostgreSQL alone.
 
 There a due time is the server's UTC clock, taken for a time of the session's zone.
 """
@@ -24,7 +24,7 @@ from sqlq_spark.wire.address import QueueAddress
 
 from . import satellites
 from .conftest import Bench
-from .peers import PostgreSQL
+from .dotnet import PostgreSQL
 from .test_delayed import Desk, chunk, desk, send_now
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def zoned(server: str) -> Iterator[str]:
 
 @pytest.fixture(params=ZONES)
 def abroad(request: pytest.FixtureRequest, zoned: str) -> Iterator[Desk]:
-    """Give a desk on a server in a zone; the peer is a plain session of it."""
+    """Give a desk on a server in a zone; the endpoint is a plain session of it."""
     with psycopg.connect(zoned, autocommit=True) as connection:
         text = sql.SQL("ALTER DATABASE {} SET timezone TO {}")
         name = sql.Identifier(zoned.rpartition("/")[2])
@@ -58,8 +58,8 @@ def abroad(request: pytest.FixtureRequest, zoned: str) -> Iterator[Desk]:
         errors = replace(queue, table="error")
         bench = Bench(PostgreSQL.at(place), queue, errors, name=secrets.token_hex(4))
         stack.callback(bench.close)
-        made = Desk(bench, stack.enter_context(satellites.at(bench.peer)), stack)
-        bench.peer.create(queue)
+        made = Desk(bench, stack.enter_context(satellites.at(bench.dotnet)), stack)
+        bench.dotnet.create(queue)
         made.satellite.create(made.table)
         yield made
 
@@ -73,7 +73,7 @@ def ask_for(monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_what_the_peer_stores_we_move_at_the_right_time(
+def test_what_the_endpoint_stores_we_move_at_the_right_time(
     abroad: Desk, client: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever zone our client is in: not an hour too early, nor too late."""
@@ -89,12 +89,12 @@ def test_what_the_peer_stores_we_move_at_the_right_time(
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_what_we_store_the_peer_moves_at_the_right_time(
+def test_what_we_store_the_endpoint_moves_at_the_right_time(
     abroad: Desk, client: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By delays and by moments."""
     ask_for(monkeypatch, client)
-    now = abroad.bench.peer.clock()
+    now = abroad.bench.dotnet.clock()
     near = timedelta(minutes=10)
 
     send_now(
@@ -107,17 +107,17 @@ def test_what_we_store_the_peer_moves_at_the_right_time(
     assert 500 < (abroad.move().next_due or 0) <= 600
 
 
-def test_peers_in_a_zone_of_their_own_are_followed_by_the_option(abroad: Desk) -> None:
+def test_endpoints_in_a_zone_of_their_own_are_followed_by_the_option(abroad: Desk) -> None:
     """The option endpointTimeZone, of the sink and of the source."""
     zone = "Asia/Tokyo"
-    peer = abroad.in_zone(zone)
-    peer.store(abroad.table, body=b"due", delay=-1)
-    peer.store(abroad.table, body=b"waits", delay=600)
+    dotnet = abroad.in_zone(zone)
+    dotnet.store(abroad.table, body=b"due", delay=-1)
+    dotnet.store(abroad.table, body=b"waits", delay=600)
 
     assert abroad.move(endpointTimeZone=zone).messages == 1
     send_now(abroad, chunk({"delay": 0}, {"delay": 700_000}), endpointTimeZone=zone)
 
-    assert peer.move(abroad.table, abroad.bench.queue) == 1
+    assert dotnet.move(abroad.table, abroad.bench.queue) == 1
     assert abroad.bench.bodies() == [b"due", b"0"]
     assert 500 < (abroad.move(endpointTimeZone=zone).next_due or 0) <= 600
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .conftest import Bench
-    from .peers import Stored
+    from .dotnet import Stored
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Post:
 
     def address(self, table: str, schema: str | None = None) -> QueueAddress:
         """A table of the test's schema, or of another."""
-        return QueueAddress(table, schema or self.bench.peer.schema)
+        return QueueAddress(table, schema or self.bench.dotnet.schema)
 
     def printed(self, table: str) -> str:
         """Its canonical address."""
@@ -47,13 +47,13 @@ class Post:
     def queue(self, table: str) -> QueueAddress:
         """Make a queue."""
         address = self.address(table)
-        self.bench.peer.create(address)
+        self.bench.dotnet.create(address)
         return address
 
     def send(self, destination: str | None, body: bytes | None = b"x", **more: str) -> None:
         """Let a message be moved into our queue."""
         text = dumps({"a": "b", FORWARD_DESTINATION: destination, **more})
-        self.bench.peer.send(self.bench.queue, text, body)
+        self.bench.dotnet.send(self.bench.queue, text, body)
 
     def receive(self, *, errors: bool = True, receipts: bool = True) -> pa.Table:
         """Receive all of the queue as one task."""
@@ -64,7 +64,7 @@ class Post:
 
     def rows(self, table: str) -> list[Stored]:
         """What a queue holds."""
-        return self.bench.peer.rows(self.address(table))
+        return self.bench.dotnet.rows(self.address(table))
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def post(bench: Bench) -> Post:
 
 def receipt(post: Post) -> list[tuple[Any, ...]]:
     """What the receipts say."""
-    return post.bench.peer.state_rows("receipt", "messages, expired, diverted, forwarded")
+    return post.bench.dotnet.state_rows("receipt", "messages, expired, diverted, forwarded")
 
 
 @pytest.mark.parametrize("receipts", [True, False])
@@ -84,10 +84,10 @@ def test_a_message_for_another_queue_is_forwarded_with_the_receive(
 ) -> None:
     """Without the header, without expiry, under an id of its own; the rest is delivered."""
     post.queue("billing")
-    post.bench.peer.send(post.bench.queue, '{"n":"1"}', b"first")
+    post.bench.dotnet.send(post.bench.queue, '{"n":"1"}', b"first")
     post.send(post.printed("billing"), b"forward")
     post.send(post.printed("billing"), None)
-    post.bench.peer.send(post.bench.queue, '{"n":"2"}', b"last")
+    post.bench.dotnet.send(post.bench.queue, '{"n":"2"}', b"last")
     before = {row.id for row in post.rows("orders")}
 
     rows = post.receive(receipts=receipts)
@@ -104,12 +104,12 @@ def test_a_message_for_another_queue_is_forwarded_with_the_receive(
 
 def test_a_message_that_belongs_here_only_loses_the_header(post: Post) -> None:
     """However its address is spelled; null stands for none."""
-    schema = post.bench.peer.schema
+    schema = post.bench.dotnet.schema
     spelled = {
         "postgresql": [f"{schema}.orders", f'"{schema}".orders'],
         "sqlserver": [f"orders@{schema}", f"[orders]@[{schema}]"],
     }
-    own = [post.printed("orders"), *spelled[post.bench.peer.dialect], None]
+    own = [post.printed("orders"), *spelled[post.bench.dotnet.dialect], None]
     for at, address in enumerate(own):
         post.send(address, b"%d" % at)
 
@@ -133,9 +133,9 @@ def test_a_destination_under_a_name_in_hex_is_one(post: Post, name: str) -> None
     """A foreign writer may spell any character so; its neighbours that only look alike stay."""
     post.queue("billing")
     other = '{"a":"caf\\u0065, List\\u00601"}'
-    post.bench.peer.send(post.bench.queue, other, b"here")
+    post.bench.dotnet.send(post.bench.queue, other, b"here")
     text = dumps({"n": post.printed("billing")}).replace('"n"', f'"{name}"')
-    post.bench.peer.send(post.bench.queue, text, b"forward")
+    post.bench.dotnet.send(post.bench.queue, text, b"forward")
     post.send(post.printed("billing"), b"plain")
 
     rows = post.receive()
@@ -150,7 +150,7 @@ def test_what_is_forwarded_is_no_alarm(post: Post) -> None:
     post.queue("billing")
     post.send(post.printed("billing"))
     post.send(post.printed("absent"))
-    post.bench.peer.send(post.bench.queue, "[]", b"poison")
+    post.bench.dotnet.send(post.bench.queue, "[]", b"poison")
     loop = post.bench.loop(errorQueue=post.bench.address("error"))
     end = loop.latest(INITIAL)
     for task in loop.tasks(end):
@@ -165,7 +165,7 @@ def test_what_is_forwarded_is_no_alarm(post: Post) -> None:
         "forwarded": 1,
     }
     assert last["emptyTasks"] == 0
-    assert post.bench.peer.state_rows("stream", "diverted, forwarded") == [(2, 1)]
+    assert post.bench.dotnet.state_rows("stream", "diverted, forwarded") == [(2, 1)]
 
 
 def test_a_replay_forwards_nothing_twice(post: Post) -> None:
@@ -193,7 +193,7 @@ def test_headers_that_speak_of_it_are_left_as_they_are(post: Post) -> None:
         "",
     ]
     for text in texts:
-        post.bench.peer.send(post.bench.queue, text)
+        post.bench.dotnet.send(post.bench.queue, text)
 
     rows = post.receive(errors=False)
 
@@ -204,7 +204,7 @@ def test_an_expired_message_is_not_forwarded(post: Post) -> None:
     """It is gone."""
     post.queue("billing")
     text = dumps({FORWARD_DESTINATION: post.printed("billing")})
-    post.bench.peer.send(post.bench.queue, text, lives=-1)
+    post.bench.dotnet.send(post.bench.queue, text, lives=-1)
 
     assert post.receive().num_rows == 0
 
@@ -214,7 +214,7 @@ def test_an_expired_message_is_not_forwarded(post: Post) -> None:
 
 def failing(post: Post) -> dict[str, str]:
     """Make destinations that cannot be sent to: address → what is told of it."""
-    dba = post.bench.peer.dba
+    dba = post.bench.dotnet.dba
     dba.refuse(post.queue("refuses"))
     dba.no_queues(post.address("ledger"), post.address("view"), post.address("orders"))
     return {
@@ -275,7 +275,7 @@ def test_without_an_error_queue_it_is_delivered_as_it_is(
 @only("postgresql", "constraints that are checked at the commit")
 def test_a_destination_that_refuses_at_the_commit_goes_to_the_error_queue(post: Post) -> None:
     """And does not fail the batch for ever."""
-    post.bench.peer.dba.refuse_late(post.queue("late"))
+    post.bench.dotnet.dba.refuse_late(post.queue("late"))
     post.queue("billing")
     post.send(post.printed("late"), b"refused")
     post.send(post.printed("billing"), b"good")
@@ -335,7 +335,7 @@ def test_a_target_that_is_locked_holds_the_receive_up_for_a_moment_only(
 
     with ExitStack() as stack:
         for queue in locked:
-            stack.enter_context(post.bench.peer.locked(queue))
+            stack.enter_context(post.bench.dotnet.locked(queue))
         rows = post.receive()
 
     assert rows["body"].to_pylist() == [b"here"]

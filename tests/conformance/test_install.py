@@ -42,13 +42,13 @@ def test_everything_installs_again_without_harm(bench: Bench) -> None:
     schema.install(bench.desk, timeout=TIMEOUT)
     schema.create_queue(bench.desk, bench.queue, timeout=TIMEOUT)
 
-    assert bench.peer.state_rows("stream", "stream") == [(stream,)]
-    assert bench.peer.state_rows("version", "version") == [(schema.VERSION,)]
+    assert bench.dotnet.state_rows("stream", "stream") == [(stream,)]
+    assert bench.dotnet.state_rows("version", "version") == [(schema.VERSION,)]
 
 
 def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
     """The second waits for the first."""
-    queue = QueueAddress("new", bare.peer.schema)
+    queue = QueueAddress("new", bare.dotnet.schema)
 
     def work(name: str) -> None:
         connection = bare.open(name)
@@ -58,20 +58,20 @@ def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
     for done in [bare.thread(partial(work, f"installer {at}")) for at in range(4)]:
         done.result(timeout=TIMEOUT)
 
-    assert bare.peer.state_rows("version", "version") == [(schema.VERSION,)]
-    assert bare.peer.rows(queue) == []
+    assert bare.dotnet.state_rows("version", "version") == [(schema.VERSION,)]
+    assert bare.dotnet.rows(queue) == []
 
 
-def test_a_queue_of_ours_is_a_queue_of_the_peer(bench: Bench) -> None:
-    """Column for column; the peer's installer finds nothing to do, its send and receive work."""
-    ours = QueueAddress("ours", bench.peer.schema)
+def test_a_queue_of_ours_is_a_queue_of_the_endpoint(bench: Bench) -> None:
+    """Column for column; the endpoint's installer finds nothing to do; it sends and receives."""
+    ours = QueueAddress("ours", bench.dotnet.schema)
 
     schema.create_queue(bench.desk, ours, timeout=TIMEOUT)
 
-    bench.peer.create(ours)
+    bench.dotnet.create(ours)
     assert bench.desk.columns(ours) == bench.desk.columns(bench.queue)
-    sent = bench.peer.send(ours, body=b"x")
-    got = bench.peer.receive(ours)
+    sent = bench.dotnet.send(ours, body=b"x")
+    got = bench.dotnet.receive(ours)
     assert got is not None
     assert got.id == sent
 
@@ -79,17 +79,17 @@ def test_a_queue_of_ours_is_a_queue_of_the_peer(bench: Bench) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
     """It is created, found, received from and read as it is spelled; nothing else is touched."""
-    queue = QueueAddress(name, bench.peer.schema)
-    bench.peer.send(bench.queue, body=b"bystander")
+    queue = QueueAddress(name, bench.dotnet.schema)
+    bench.dotnet.send(bench.queue, body=b"bystander")
 
     schema.create_queue(bench.desk, queue, timeout=TIMEOUT)
 
-    assert set(bench.desk.columns(queue)) == bench.peer.dba.shapes.columns
-    bench.peer.send(queue, body=b"x")
-    assert [row.body for row in bench.peer.rows(queue)] == [b"x"]
+    assert set(bench.desk.columns(queue)) == bench.dotnet.dba.shapes.columns
+    bench.dotnet.send(queue, body=b"x")
+    assert [row.body for row in bench.dotnet.rows(queue)] == [b"x"]
     rows = bench.receive(bench.task(bench.new_stream(), queue=queue))
     assert rows["body"].to_pylist() == [b"x"]
-    assert bench.peer.rows(queue) == []
+    assert bench.dotnet.rows(queue) == []
     assert bench.bodies() == [b"bystander"]
 
 
@@ -102,30 +102,30 @@ def test_state_tables_that_are_absent_are_told_with_the_command(bare: Bench) -> 
         session.open()
 
     assert str(caught.value).startswith(
-        f"the state tables were not found in schema {bare.peer.state} of "
+        f"the state tables were not found in schema {bare.dotnet.state} of "
     )
     assert "Run `sqlqueue install` once" in str(caught.value)
 
 
 def test_state_tables_of_a_newer_release_are_left_alone(bench: Bench) -> None:
     """An older one and an empty version ask for the installer."""
-    bench.peer.dba.change("version", version=99)
+    bench.dotnet.dba.change("version", version=99)
 
     with Session(bench.source(), "x") as session, pytest.raises(StateTooNew) as caught:
         session.open()
 
     assert str(caught.value) == (
-        f"the state tables in schema {bench.peer.state} have version 99, but "
+        f"the state tables in schema {bench.dotnet.state} have version 99, but "
         f"this release supports {schema.VERSION}. Upgrade sqlq-spark here."
     )
-    bench.peer.dba.forget("version")
+    bench.dotnet.dba.forget("version")
     with Session(bench.source(), "x") as session, pytest.raises(StateNotInstalled):
         session.open()
 
 
 def test_a_check_that_failed_is_made_again(bench: Bench) -> None:
     """A session that was refused must not go on with the connection it had opened for the check."""
-    bench.peer.dba.change("version", version=99)
+    bench.dotnet.dba.change("version", version=99)
     with Session(bench.source(), "x") as session:
         with pytest.raises(StateTooNew):
             session.open()
@@ -137,7 +137,7 @@ def test_a_check_that_failed_is_made_again(bench: Bench) -> None:
 @pytest.mark.parametrize("state", ["My State", 'quo"te', "sql.queue", "semi;colon", "{queue}"])
 def test_a_state_schema_may_have_any_name(bare: Bench, state: str) -> None:
     """It is quoted like a queue."""
-    state = f"{bare.peer.state[-6:]} {state}"
+    state = f"{bare.dotnet.state[-6:]} {state}"
     options = bare.source(stateSchema=state)
     try:
         with Session(options, "install", state=False) as session:
@@ -146,12 +146,12 @@ def test_a_state_schema_may_have_any_name(bare: Bench, state: str) -> None:
         with Session(options, "x") as session:
             assert session.open().rows("version") == [(schema.VERSION,)]
     finally:
-        bare.peer.dba.drop_schema(state)
+        bare.dotnet.dba.drop_schema(state)
 
 
 def test_an_absent_queue_is_told_by_its_canonical_address(bench: Bench) -> None:
     """With the command that makes it."""
-    absent = QueueAddress("absent", bench.peer.schema)
+    absent = QueueAddress("absent", bench.dotnet.schema)
 
     with pytest.raises(QueueNotFound) as caught:
         bench.desk.rows("top", tables={"queue": absent})

@@ -36,47 +36,47 @@ def task(bench: Bench, **limits: Any) -> Task:
 
 def test_large_messages_go_to_the_error_queue_and_the_others_are_received(bench: Bench) -> None:
     """As they are, under their ids, and counted as diverted."""
-    sent = [bench.peer.send(bench.queue, '{"a":"b"}', body) for body in (b"1", BIG, b"3", BIG)]
+    sent = [bench.dotnet.send(bench.queue, '{"a":"b"}', body) for body in (b"1", BIG, b"3", BIG)]
 
     rows = bench.receive(task(bench))
 
     assert rows["body"].to_pylist() == [b"1", b"3"]
-    moved = bench.peer.rows(bench.errors)
+    moved = bench.dotnet.rows(bench.errors)
     assert [(row.id, row.headers, row.body) for row in moved] == [
         (sent[1], '{"a":"b"}', BIG),
         (sent[3], '{"a":"b"}', BIG),
     ]
     assert bench.seqs() == []
-    assert bench.peer.state_rows("receipt", COUNTS) == [(2, 0, 2)]
+    assert bench.dotnet.state_rows("receipt", COUNTS) == [(2, 0, 2)]
 
 
 def test_a_message_of_just_the_limit_is_received(bench: Bench) -> None:
     """Headers and body together; one byte more is too much."""
-    bench.peer.send(bench.queue, "{}", b"x" * 998)
-    bench.peer.send(bench.queue, "{}", b"x" * 999)
+    bench.dotnet.send(bench.queue, "{}", b"x" * 998)
+    bench.dotnet.send(bench.queue, "{}", b"x" * 999)
 
     rows = bench.receive(task(bench, bytes_each=500.0))
 
     assert rows["seq"].to_pylist() == [1]
-    assert [len(row.body or b"") for row in bench.peer.rows(bench.errors)] == [999]
+    assert [len(row.body or b"") for row in bench.dotnet.rows(bench.errors)] == [999]
 
 
 def test_a_large_message_that_has_expired_is_gone(bench: Bench) -> None:
     """As every other one; it is not moved."""
-    bench.peer.send(bench.queue, body=BIG, lives=-1)
-    bench.peer.send(bench.queue, body=BIG)
+    bench.dotnet.send(bench.queue, body=BIG, lives=-1)
+    bench.dotnet.send(bench.queue, body=BIG)
 
     bench.receive(task(bench))
 
-    assert len(bench.peer.rows(bench.errors)) == 1
+    assert len(bench.dotnet.rows(bench.errors)) == 1
     assert bench.seqs() == []
-    assert bench.peer.state_rows("receipt", COUNTS) == [(0, 1, 1)]
+    assert bench.dotnet.state_rows("receipt", COUNTS) == [(0, 1, 1)]
 
 
 def test_without_an_error_queue_nothing_is_taken(bench: Bench) -> None:
     """The error names queue, seq and size."""
     for body in (b"1", BIG):
-        bench.peer.send(bench.queue, "{}", body)
+        bench.dotnet.send(bench.queue, "{}", body)
 
     with pytest.raises(MessageTooLarge) as caught:
         bench.receive(task(bench, errors=None))
@@ -87,13 +87,13 @@ def test_without_an_error_queue_nothing_is_taken(bench: Bench) -> None:
 
 def test_one_that_another_consumer_holds_stays_there(bench: Bench) -> None:
     """It is not waited for."""
-    bench.peer.send(bench.queue, body=BIG)
+    bench.dotnet.send(bench.queue, body=BIG)
 
-    with bench.peer.hold(bench.queue, [1]):
+    with bench.dotnet.hold(bench.queue, [1]):
         assert bench.receive(task(bench)).num_rows == 0
 
     assert bench.seqs() == [1]
-    assert bench.peer.rows(bench.errors) == []
+    assert bench.dotnet.rows(bench.errors) == []
 
 
 def test_it_is_looked_for_only_with_a_reason(bench: Bench) -> None:
@@ -102,7 +102,7 @@ def test_it_is_looked_for_only_with_a_reason(bench: Bench) -> None:
     connection = bench.open()
     cases: list[dict[str, Any]] = [{"messages": 1}, {"bytes_each": 10.0}, {"bytes": 3}]
     for at, limits in enumerate(cases):
-        bench.peer.send(bench.queue, "{}", b"1")
+        bench.dotnet.send(bench.queue, "{}", b"1")
         bench.receive(task(bench, task=at, **limits), connection)
 
     assert "find_large" not in bench.said
@@ -110,24 +110,24 @@ def test_it_is_looked_for_only_with_a_reason(bench: Bench) -> None:
 
 def test_a_stream_comes_to_it_in_time(bench: Bench) -> None:
     """Passed over at first, behind many others, it becomes the lowest; then the sample tells."""
-    bench.peer.send_many(bench.queue, [b"x"] * 300, lives=None)
-    bench.peer.send(bench.queue, body=BIG)
-    bench.peer.send_many(bench.queue, [b"x"] * 10, lives=None)
+    bench.dotnet.send_many(bench.queue, [b"x"] * 300, lives=None)
+    bench.dotnet.send(bench.queue, body=BIG)
+    bench.dotnet.send_many(bench.queue, [b"x"] * 10, lives=None)
     loop = bench.loop(
         errorQueue=bench.address("error"), maxMessageBytes="1000", maxMessagesPerTrigger="100"
     )
 
     assert len(bench.drain(loop)) == 310
-    assert [row.body for row in bench.peer.rows(bench.errors)] == [BIG]
+    assert [row.body for row in bench.dotnet.rows(bench.errors)] == [BIG]
 
 
 def test_with_the_bodys_text_all_three_are_weighed(bench: Bench) -> None:
     """What includeBodyString asks for must fit too."""
     schema.create_queue(bench.desk, bench.queue, timeout=TIMEOUT, body_string=True)
-    bench.peer.send(bench.queue, "{}", b"x" * 700)
+    bench.dotnet.send(bench.queue, "{}", b"x" * 700)
 
     assert bench.receive(task(bench, body_string=True)).num_rows == 0
-    assert len(bench.peer.rows(bench.errors)) == 1
+    assert len(bench.dotnet.rows(bench.errors)) == 1
 
 
 @pytest.mark.usefixtures("impatient")
@@ -137,21 +137,21 @@ def test_a_session_lost_at_any_statement_is_answered_by_doing_it_again(bench: Be
     struck: list[str] = []
     for at, after in strikes(struck):
         bench.watched, bench.strike = False, None
-        bench.peer.dba.empty(bench.queue)
-        bench.peer.dba.empty(bench.errors)
+        bench.dotnet.dba.empty(bench.queue)
+        bench.dotnet.dba.empty(bench.errors)
         for body in (b"1", BIG, b"3", BIG):
-            bench.peer.send(bench.queue, "{}", body)
+            bench.dotnet.send(bench.queue, "{}", body)
         found = task(bench)
         name = f"struck {at}"
         bench.watched = True
-        bench.strike = Strike(at, partial(bench.peer.kill, f"{bench.name} {name}"), after)
+        bench.strike = Strike(at, partial(bench.dotnet.kill, f"{bench.name} {name}"), after)
         session = bench.session(name)
 
         rows = session.do(partial(receive, task=found, timeout=TIMEOUT, origin=Origin()))
 
         bench.watched = False
         assert rows["body"].to_pylist() == [b"1", b"3"]
-        assert [row.body for row in bench.peer.rows(bench.errors)] == [BIG, BIG]
+        assert [row.body for row in bench.dotnet.rows(bench.errors)] == [BIG, BIG]
         assert bench.seqs() == []
         assert bench.receive(found).equals(rows)
         if bench.strike.fell is not None and not after:

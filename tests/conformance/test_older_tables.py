@@ -24,7 +24,7 @@ from .test_send import chunk
 def alter(bench: Bench, text: str) -> None:
     """Run statements of the DBA on both queues."""
     for queue in (bench.queue, bench.errors):
-        bench.peer.dba.on(queue, text)
+        bench.dotnet.dba.on(queue, text)
 
 
 def browsed(bench: Bench, queue: QueueAddress) -> list[dict[str, Any]]:
@@ -40,11 +40,11 @@ def browsed(bench: Bench, queue: QueueAddress) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("otherwise", cases("otherwise"))
 def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str) -> None:
     """It is planned, received from, diverted into, returned to, browsed, sent to and purged."""
-    peer = bench.peer
-    alter(bench, peer.dba.shapes.otherwise[otherwise])
-    sent = peer.send(bench.queue, '{"a":"b"}', b"good", lives=3_600_000)
-    peer.send(bench.queue, "[]", b"poison")
-    peer.send(bench.queue, body=b"gone", lives=-1)
+    dotnet = bench.dotnet
+    alter(bench, dotnet.dba.shapes.otherwise[otherwise])
+    sent = dotnet.send(bench.queue, '{"a":"b"}', b"good", lives=3_600_000)
+    dotnet.send(bench.queue, "[]", b"poison")
+    dotnet.send(bench.queue, body=b"gone", lives=-1)
 
     shown = browsed(bench, bench.queue)
     loop = bench.loop(errorQueue=bench.desk.printed(bench.errors), maxConcurrency="1")
@@ -60,22 +60,22 @@ def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str
     assert rows["body"].to_pylist() == [b"good"]
     assert rows["headers"].to_pylist() == ['{"a":"b"}']
     assert rows["expires"].to_pylist() == [shown[0]["expires"]]
-    assert [row.body for row in peer.rows(bench.errors)] == [b"poison"]
+    assert [row.body for row in dotnet.rows(bench.errors)] == [b"poison"]
     assert returned == 1
     assert bench.bodies() == [b"good", b"ours"]
-    assert peer.rows(bench.queue)[0].id == sent
+    assert dotnet.rows(bench.queue)[0].id == sent
     assert list(purge_expired(bench.desk, bench.queue, timeout=TIMEOUT)) == [1]
-    got = peer.receive(bench.queue)
+    got = dotnet.receive(bench.queue)
     assert got is not None
     assert got.body == b"good"
 
 
 def test_the_doctor_has_nothing_against_a_table_that_works(bare: Bench) -> None:
     """Wider columns, more of them and another order are no fault."""
-    shapes = bare.peer.dba.shapes
+    shapes = bare.dotnet.dba.shapes
     for name, text in shapes.otherwise.items():
         alter(bare, shapes.anew)
-        bare.peer.dba.expires_index(bare.queue, there=bare.peer.dialect == "sqlserver")
+        bare.dotnet.dba.expires_index(bare.queue, there=bare.dotnet.dialect == "sqlserver")
         alter(bare, text)
 
         found = checks.of_any_queue(bare.desk, bare.queue, timeout=TIMEOUT)
@@ -85,9 +85,9 @@ def test_the_doctor_has_nothing_against_a_table_that_works(bare: Bench) -> None:
 
 @pytest.mark.parametrize("how", cases("no_queue"))
 def test_a_table_that_is_no_queue_is_told_as_such(bench: Bench, how: str) -> None:
-    """Names in quotes and capitals are other names, to peers too; nothing is taken from it."""
-    bench.peer.send(bench.queue)
-    alter(bench, bench.peer.dba.shapes.no_queue[how])
+    """Names in quotes and capitals are other names, to endpoints too; nothing is taken from it."""
+    bench.dotnet.send(bench.queue)
+    alter(bench, bench.dotnet.dba.shapes.no_queue[how])
 
     with pytest.raises(NotAQueue, match="is not a queue: "):
         bench.loop().latest(INITIAL)
@@ -101,10 +101,10 @@ def test_nothing_is_sent_to_a_table_that_is_no_queue(bare: Bench) -> None:
     """A destination may be a stranger's word for any table of the database."""
     names = ["id", "expires", "headers", "body"]
     for name in names:
-        bare.peer.dba.rename(bare.queue, name, "other")
+        bare.dotnet.dba.rename(bare.queue, name, "other")
         with bare.session("sink") as session, pytest.raises(NotAQueue) as caught:
             at_least_once.send_now(session, [chunk(b"x")], bare.sink(delivery="atLeastOnce"))
-        bare.peer.dba.rename(bare.queue, "other", name)
+        bare.dotnet.dba.rename(bare.queue, "other", name)
 
         assert f"is not a queue: it has no column {name}" in str(caught.value)
     assert bare.seqs() == []
@@ -113,7 +113,7 @@ def test_nothing_is_sent_to_a_table_that_is_no_queue(bare: Bench) -> None:
 def test_a_bulk_insert_tells_a_missing_column_from_a_missing_table(bare: Bench) -> None:
     """The driver gives neither a code."""
     rows = pa.table({"id": [b"0" * 16], "nowhere": ["x"]})
-    absent = QueueAddress('column "x" of relation', bare.peer.schema)
+    absent = QueueAddress('column "x" of relation', bare.dotnet.schema)
 
     with pytest.raises(NotAQueue):
         bare.desk.load(bare.queue, rows)

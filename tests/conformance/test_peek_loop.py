@@ -39,7 +39,7 @@ DATABASE = settings(
 def send(bench: Bench, messages: int, first: int = 0, **more: Any) -> list[bytes]:
     """Send numbered messages and return their bodies."""
     bodies = [b"%d" % at for at in range(first, first + messages)]
-    bench.peer.send_many(bench.queue, bodies, **{"lives": None, **more})
+    bench.dotnet.send_many(bench.queue, bodies, **{"lives": None, **more})
     return bodies
 
 
@@ -62,10 +62,10 @@ def test_ranges_cover_the_batch_and_do_not_overlap(
     bench: Bench, messages: int, gone: set[int], most: int, tasks: int
 ) -> None:
     """Each task finds at most its share, and together they get the lowest of the queue, once."""
-    bench.peer.dba.empty(bench.queue)
+    bench.dotnet.dba.empty(bench.queue)
     send(bench, messages)
     base = bench.seqs()[0]
-    bench.peer.dba.delete(bench.queue, [base + at for at in gone])
+    bench.dotnet.dba.delete(bench.queue, [base + at for at in gone])
     there = bench.seqs()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pace, "MESSAGES_PER_TASK", 1)  # so that a few messages are worth many tasks
@@ -92,7 +92,7 @@ def test_an_empty_queue_gives_the_offset_that_was(bench: Bench) -> None:
     loop = bench.loop()
 
     assert loop.latest(INITIAL) == INITIAL
-    assert bench.peer.state_rows("stream", "stream") == []
+    assert bench.dotnet.state_rows("stream", "stream") == []
 
 
 def test_batches_follow_one_another_until_the_queue_is_empty(bench: Bench) -> None:
@@ -104,8 +104,8 @@ def test_batches_follow_one_another_until_the_queue_is_empty(bench: Bench) -> No
 
     assert got == sent
     assert bench.seqs() == []
-    assert bench.peer.state_rows("receipt", "batch") == []
-    assert bench.peer.state_rows("stream", "queue, acked_batch, messages") == [
+    assert bench.dotnet.state_rows("receipt", "batch") == []
+    assert bench.dotnet.state_rows("stream", "queue, acked_batch, messages") == [
         (bench.printed, 3, 25)
     ]
 
@@ -160,10 +160,10 @@ def test_commit_and_the_next_plan_acknowledge_alike(bench: Bench) -> None:
 
     loop.acknowledge(end)
 
-    assert bench.peer.state_rows("receipt", "batch") == []
+    assert bench.dotnet.state_rows("receipt", "batch") == []
     assert loop.latest(end) == end
     loop.acknowledge(end)
-    assert bench.peer.state_rows("stream", "acked_batch, messages") == [(1, 3)]
+    assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(1, 3)]
 
 
 # ----- limits ----------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_commit_and_the_next_plan_acknowledge_alike(bench: Bench) -> None:
 
 def test_max_bytes_bounds_a_batch_but_for_one_message_of_each_task(bench: Bench) -> None:
     """By what the lowest messages weigh; one message comes at least."""
-    bench.peer.send_many(bench.queue, [b"x" * 998] * 100, lives=None)  # 1,000 with headers
+    bench.dotnet.send_many(bench.queue, [b"x" * 998] * 100, lives=None)  # 1,000 with headers
     loop = bench.loop(maxBytesPerTrigger="20000", maxConcurrency="1")
 
     _, tables = bench.batch(loop)
@@ -184,7 +184,7 @@ def test_max_bytes_bounds_a_batch_but_for_one_message_of_each_task(bench: Bench)
 
 def test_a_heavy_message_among_light_ones_ends_the_batch(bench: Bench) -> None:
     """The average misleads; the database cuts at the exact weight."""
-    bench.peer.send_many(bench.queue, [b"x"] * 60 + [b"y" * 100_000] + [b"z"] * 9, lives=None)
+    bench.dotnet.send_many(bench.queue, [b"x"] * 60 + [b"y" * 100_000] + [b"z"] * 9, lives=None)
     loop = bench.loop(maxBytesPerTrigger="50000", maxConcurrency="1")
 
     _, (rows,) = bench.batch(loop)
@@ -238,7 +238,7 @@ def test_a_batch_that_got_nothing_is_followed_by_a_pause(bench: Bench) -> None:
     clock = Clock()
     send(bench, 5)
     loop = bench.loop(clock, peekDelay="5s")
-    with bench.peer.hold(bench.queue, [1, 2, 3, 4, 5]):
+    with bench.dotnet.hold(bench.queue, [1, 2, 3, 4, 5]):
         end, tables = bench.batch(loop)
         assert sum(table.num_rows for table in tables) == 0
 
@@ -262,7 +262,7 @@ def test_a_held_head_longer_than_a_batch_does_not_stop_the_rest(
         loop.freeze()
 
     got: list[bytes] = []
-    with bench.peer.hold(bench.queue, list(range(1, 13))):
+    with bench.dotnet.hold(bench.queue, list(range(1, 13))):
         start = INITIAL
         for _ in range(1 if frozen else 8):
             got += bench.drain(loop, start)
@@ -276,7 +276,7 @@ def test_a_lower_seq_that_commits_late_is_still_found(bench: Bench) -> None:
     """Behind the place where the peek begins: at once when nothing else waits, else before long."""
     clock = Clock()
     loop = bench.loop(clock, maxMessagesPerTrigger="10")
-    with bench.peer.holding(bench.queue, 2):
+    with bench.dotnet.holding(bench.queue, 2):
         send(bench, 20)
         start, _ = bench.batch(loop)
     got: list[bytes] = []
@@ -294,7 +294,7 @@ def test_a_lower_seq_that_commits_late_is_still_found(bench: Bench) -> None:
 def test_a_late_seq_is_found_when_nothing_else_waits(bench: Bench) -> None:
     """Also at the end of an AvailableNow run."""
     loop = bench.loop()
-    with bench.peer.holding(bench.queue, 1):
+    with bench.dotnet.holding(bench.queue, 1):
         send(bench, 2)
         loop.freeze()
         start, _ = bench.batch(loop)
@@ -323,7 +323,7 @@ def test_available_now_ends_at_what_was_there_at_its_start(bench: Bench) -> None
         got += [body for table in tables for body in table["body"].to_pylist()]
 
     assert got == sent
-    assert bench.peer.state_rows("receipt", "batch") == []
+    assert bench.dotnet.state_rows("receipt", "batch") == []
 
 
 def test_available_now_on_an_empty_queue_is_over_at_once(bench: Bench) -> None:
@@ -341,7 +341,7 @@ def test_available_now_ends_though_others_hold_rows(bench: Bench) -> None:
     loop = bench.loop(maxMessagesPerTrigger="10")
     loop.freeze()
 
-    with bench.peer.hold(bench.queue, [1, 7, 25]):
+    with bench.dotnet.hold(bench.queue, [1, 7, 25]):
         got = bench.drain(loop)
 
     assert got == [body for body in sent if body not in {b"0", b"6", b"24"}]
@@ -352,13 +352,13 @@ def test_available_now_passes_1000_dead_messages_at_the_head(bench: Bench, kind:
     """A batch that delivers nothing is not the end."""
     send(bench, 1000, lives=-1 if kind == "expired" else None)
     if kind == "poison":
-        bench.peer.dba.rewrite(bench.queue, "[]")
+        bench.dotnet.dba.rewrite(bench.queue, "[]")
     sent = send(bench, 900)
     loop = bench.loop(maxMessagesPerTrigger="400", errorQueue=bench.address("error"))
     loop.freeze()
 
     assert bench.drain(loop) == sent
-    assert len(bench.peer.rows(bench.errors)) == (1000 if kind == "poison" else 0)
+    assert len(bench.dotnet.rows(bench.errors)) == (1000 if kind == "poison" else 0)
 
 
 def test_min_messages_does_not_hold_available_now(bench: Bench) -> None:
@@ -391,7 +391,7 @@ def test_transaction_mode_none_ends_though_others_hold_rows(bare: Bench) -> None
     loop = bare.loop(transactionMode="none")
     loop.freeze()
 
-    with bare.peer.hold(bare.queue, [1, 2]):
+    with bare.dotnet.hold(bare.queue, [1, 2]):
         got = bare.drain(loop)
 
     assert got == sent[2:]
@@ -434,7 +434,7 @@ def test_a_driver_taken_over_between_its_ack_and_its_plan_plans_nothing(bench: B
 
     with pytest.raises(StreamTakenOver):
         first.latest(start)
-    assert bench.peer.state_rows("stream", "acked_batch, plan_batch") == [(1, None)]
+    assert bench.dotnet.state_rows("stream", "acked_batch, plan_batch") == [(1, None)]
 
 
 def test_two_first_drivers_at_once_are_two_streams(bench: Bench) -> None:
@@ -488,7 +488,7 @@ def test_fail_on_data_loss_false_goes_on_after_a_roll_back(bench: Bench, *, plan
 
     before = [body for table in [*first, *second] for body in table["body"].to_pylist()]
     assert before + got == sent
-    assert bench.peer.state_rows("receipt", "batch") == []
+    assert bench.dotnet.state_rows("receipt", "batch") == []
 
 
 def test_a_rolled_back_checkpoint_goes_on_over_several_starts(bench: Bench) -> None:
@@ -503,7 +503,7 @@ def test_a_rolled_back_checkpoint_goes_on_over_several_starts(bench: Bench) -> N
     assert again.batch == 3
     assert tables[0]["body"].to_pylist() == sent[20:]
     assert bench.drain(bench.loop(), through_spark(again)) == []
-    assert bench.peer.state_rows("stream", "acked_batch") == [(3,)]
+    assert bench.dotnet.state_rows("stream", "acked_batch") == [(3,)]
 
 
 def test_a_checkpoint_of_another_queue_is_refused(bench: Bench) -> None:
@@ -520,16 +520,16 @@ def test_a_checkpoint_of_another_queue_is_refused(bench: Bench) -> None:
             f"not of {bench.address('error')}. "
             "Set a checkpointLocation of its own for this stream."
         )
-    assert len(bench.peer.state_rows("receipt", "batch")) == 1
+    assert len(bench.dotnet.state_rows("receipt", "batch")) == 1
 
 
 def test_a_checkpoint_of_another_database_is_refused(bench: Bench) -> None:
     """Or of state tables that were made anew."""
     send(bench, 3)
     end, _ = bench.batch(bench.loop())
-    bench.peer.dba.forget("stream")
+    bench.dotnet.dba.forget("stream")
 
-    with pytest.raises(StreamNotFound, match=bench.peer.state):
+    with pytest.raises(StreamNotFound, match=bench.dotnet.state):
         bench.loop().latest(end)
 
 
@@ -609,7 +609,7 @@ def test_a_locked_table_does_not_hang_the_driver(bench: Bench) -> None:
     """The peek waits for queryTimeout, no longer, and says so."""
     send(bench, 1)
     loop = bench.loop(queryTimeout="1s")
-    with bench.peer.locked(bench.queue):
+    with bench.dotnet.locked(bench.queue):
         peek = bench.thread(lambda: loop.latest(INITIAL))
         with pytest.raises(TimedOut, match="Raise the option queryTimeout"):
             peek.result(timeout=TIMEOUT)
@@ -620,22 +620,22 @@ def test_a_queue_that_cannot_be_looked_at_does_not_keep_the_receipts_of_another(
 ) -> None:
     """What Spark has in its commit log is acknowledged, though the next batch cannot be planned."""
     second = replace(bench.queue, table="second")
-    bench.peer.create(second)
+    bench.dotnet.create(second)
     send(bench, 1)
     clock = Clock()
     loop = bench.loop(clock, queues=f"{bench.printed}, {bench.desk.printed(second)}")
     end, _ = bench.batch(loop)
-    bench.peer.dba.drop(second)
+    bench.dotnet.dba.drop(second)
     clock.now += 60
 
     with pytest.raises(QueueNotFound, match="second"):
         loop.latest(end)
 
-    assert bench.peer.state_rows("receipt", "batch") == []
-    assert bench.peer.state_rows("stream", "acked_batch, messages") == [(1, 1)]
+    assert bench.dotnet.state_rows("receipt", "batch") == []
+    assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(1, 1)]
     with pytest.raises(QueueNotFound, match="second"):
         loop.latest(end)
-    bench.peer.create(second)
+    bench.dotnet.create(second)
     assert loop.latest(end) == end
 
 
@@ -647,14 +647,14 @@ def test_a_delayed_table_that_is_missing_does_not_keep_receipts(bench: Bench) ->
     with pytest.raises(DelayedQueueNotFound):
         bench.loop(delayedDelivery="true").latest(end)
 
-    assert bench.peer.state_rows("receipt", "batch") == []
-    assert bench.peer.state_rows("stream", "acked_batch, messages") == [(1, 1)]
+    assert bench.dotnet.state_rows("receipt", "batch") == []
+    assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(1, 1)]
 
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_highest_seq_there_is_does_not_stop_a_stream(bench: Bench, *, frozen: bool) -> None:
     """What a stranger put at the end of all numbers stays there; the rest is received."""
-    bench.peer.dba.put_at(bench.queue, 2**63 - 1)
+    bench.dotnet.dba.put_at(bench.queue, 2**63 - 1)
     sent = send(bench, 3)
     loop = bench.loop()
     if frozen:
@@ -670,7 +670,7 @@ def test_a_batch_that_must_be_closed_again_is_learned_from_once(bench: Bench) ->
     """A session lost between ack and plan does not make the ramp climb twice."""
     send(bench, 2)
     bench.watched = True
-    bench.strike = Strike(10**9, lambda: bench.peer.kill("sqlqueue driver orders"))
+    bench.strike = Strike(10**9, lambda: bench.dotnet.kill("sqlqueue driver orders"))
     loop = bench.loop(maxMessagesPerTrigger="1")
     end, _ = bench.batch(loop)
     bench.strike.at = bench.strike.seen + 7
@@ -688,11 +688,11 @@ def test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_a
     """Between ack, peek and plan: one plan for the batch, every message once."""
     struck: list[str] = []
     for at, after in strikes(struck):
-        bench.peer.dba.empty(bench.queue)
-        bench.peer.dba.forget("stream")
+        bench.dotnet.dba.empty(bench.queue)
+        bench.dotnet.dba.forget("stream")
         sent = send(bench, 2)
         bench.watched = True
-        bench.strike = Strike(at, lambda: bench.peer.kill("sqlqueue driver orders"), after)
+        bench.strike = Strike(at, lambda: bench.dotnet.kill("sqlqueue driver orders"), after)
         loop = bench.loop()
 
         got = bench.drain(loop)
@@ -700,9 +700,9 @@ def test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_a
         loop.close()
         bench.watched = False
         assert got == sent
-        assert [row[0] for row in bench.peer.state_rows("receipt", "batch")] == []
+        assert [row[0] for row in bench.dotnet.state_rows("receipt", "batch")] == []
         # a lost answer to the first plan leaves a stream that nobody knows of, and nothing else
-        assert sum(row[0] for row in bench.peer.state_rows("stream", "messages")) == 2
+        assert sum(row[0] for row in bench.dotnet.state_rows("stream", "messages")) == 2
         if bench.strike.fell is not None and not after:
             struck.append(bench.strike.fell)
 
@@ -715,9 +715,11 @@ def test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_a
 
 def test_the_report_says_what_waits_and_what_was_got(bench: Bench) -> None:
     """Backlog, age of the lowest, outcome of the last batch."""
-    bench.peer.send(bench.queue, '{"NServiceBus.TimeSent":"2026-01-01 00:00:00:000000 Z"}', b"old")
-    bench.peer.send(bench.queue, lives=-1)
-    bench.peer.send(bench.queue, "[]")
+    bench.dotnet.send(
+        bench.queue, '{"NServiceBus.TimeSent":"2026-01-01 00:00:00:000000 Z"}', b"old"
+    )
+    bench.dotnet.send(bench.queue, lives=-1)
+    bench.dotnet.send(bench.queue, "[]")
     loop = bench.loop(errorQueue=bench.address("error"))
     end, _ = bench.batch(loop)
 
@@ -760,5 +762,5 @@ def test_a_stream_of_a_queue_in_the_default_schema_names_it(bench: Bench) -> Non
     loop = PeekLoop(source, Clock(), checks.at_start)
 
     default = {"postgresql": '"public"."Shop.Orders"', "sqlserver": "Shop.Orders@[dbo]"}
-    assert loop.who.queue == default[bench.peer.dialect]
+    assert loop.who.queue == default[bench.dotnet.dialect]
     assert source.address == QueueAddress("Shop.Orders")

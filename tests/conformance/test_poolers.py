@@ -26,10 +26,10 @@ POOLED = only("postgresql", "poolers of PostgreSQL lend sessions for a transacti
 @POOLED
 def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> None:
     """To receive, send, look, subscribe and install; what is prepared might be gone by then."""
-    timeout, topics = TIMEOUT, QueueAddress("SubscriptionRouting", bench.peer.schema)
-    bench.peer.send_many(bench.queue, [b"1", b"2", b"3"])
+    timeout, topics = TIMEOUT, QueueAddress("SubscriptionRouting", bench.dotnet.schema)
+    bench.dotnet.send_many(bench.queue, [b"1", b"2", b"3"])
 
-    with relayed(bench.peer.url) as (url, relay):
+    with relayed(bench.dotnet.url) as (url, relay):
         pooled = bench.open("pooled", url=url)
         schema.install(pooled, timeout=timeout)
         schema.create_queue(pooled, bench.queue, timeout=timeout, body_string=True)
@@ -50,7 +50,7 @@ def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> No
 @POOLED
 def test_a_statement_that_fails_outside_a_transaction_leaves_none_open(bench: Bench) -> None:
     """The pooler would keep its session for us, and the next statement find it aborted."""
-    with relayed(bench.peer.url) as (url, relay):
+    with relayed(bench.dotnet.url) as (url, relay):
         pooled = bench.open("pooled", url=url, stateSchema="nowhere")
         with pytest.raises(StateNotInstalled):
             pooled.rows("version")

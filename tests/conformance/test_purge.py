@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 def fill(bench: Bench, lives: Sequence[int | None]) -> None:
     """Send messages that are numbered from 0."""
     for at, each in enumerate(lives):
-        bench.peer.send(bench.queue, body=b"%d" % at, lives=each)
+        bench.dotnet.send(bench.queue, body=b"%d" % at, lives=each)
 
 
 def test_a_purge_deletes_everything_and_says_how_much(bare: Bench) -> None:
     """Live, expired and poison; a second one finds nothing."""
     fill(bare, [None, 60_000, -1])
-    bare.peer.send(bare.queue, "[]", None)
+    bare.dotnet.send(bare.queue, "[]", None)
 
-    bare.peer.send(bare.errors)
+    bare.dotnet.send(bare.errors)
 
     gone = [purge(bare.desk, [bare.queue, bare.errors], timeout=TIMEOUT) for _ in range(2)]
 
@@ -45,7 +45,7 @@ def test_a_purge_waits_for_consumers_and_fails_as_a_whole(bare: Bench) -> None:
     fill(bare, [None] * 3)
 
     session = bare.session("purge")
-    with bare.peer.hold(bare.queue, bare.seqs()[1:2]), pytest.raises(TimedOut):
+    with bare.dotnet.hold(bare.queue, bare.seqs()[1:2]), pytest.raises(TimedOut):
         # a session that was idle for so long is ended, which is another matter
         session.do(partial(purge, queues=[bare.queue], timeout=0.2))
 
@@ -55,7 +55,7 @@ def test_a_purge_waits_for_consumers_and_fails_as_a_whole(bare: Bench) -> None:
 @pytest.mark.parametrize("index", [False, True])
 def test_only_what_has_expired_is_purged(bare: Bench, *, index: bool) -> None:
     """By the database's clock, with an index and without."""
-    bare.peer.dba.expires_index(bare.queue, there=index)
+    bare.dotnet.dba.expires_index(bare.queue, there=index)
     fill(bare, [None, -1, 3_600_000, 0, -86_400_000])
 
     gone = list(purge_expired(bare.desk, bare.queue, timeout=TIMEOUT))
@@ -68,7 +68,7 @@ def test_what_a_consumer_holds_is_skipped(bare: Bench) -> None:
     """It is not waited for; the next purge finds it."""
     fill(bare, [-1] * 4)
 
-    with bare.peer.hold(bare.queue, bare.seqs()[:2]):
+    with bare.dotnet.hold(bare.queue, bare.seqs()[:2]):
         gone = list(purge_expired(bare.desk, bare.queue, timeout=TIMEOUT))
 
     assert gone == [2]
@@ -94,7 +94,7 @@ def test_an_interrupted_purge_leaves_whole_batches_and_no_locks(bare: Bench) -> 
     del batches
 
     assert len(bare.seqs()) == 4
-    got = bare.peer.receive(bare.queue)
+    got = bare.dotnet.receive(bare.queue)
     assert got is not None
     assert got.expired
 
@@ -108,7 +108,7 @@ def test_a_purge_that_dies_in_a_batch_leaves_it_whole(bare: Bench) -> None:
     connection.run("begin")
     connection.rows("purge_expired", tables={"queue": bare.queue}, messages=3)
 
-    bare.peer.kill(f"{bare.name} purge")
+    bare.dotnet.kill(f"{bare.name} purge")
 
     assert len(bare.seqs()) == 4
     assert list(purge_expired(bare.desk, bare.queue, timeout=TIMEOUT, batch=3)) == [3, 1]
@@ -116,7 +116,7 @@ def test_a_purge_that_dies_in_a_batch_leaves_it_whole(bare: Bench) -> None:
 
 def test_two_purges_at_once_share_the_work(bare: Bench) -> None:
     """Each message is deleted once, and counted once."""
-    bare.peer.send_many(bare.queue, [b"x"] * 500, lives=-1)
+    bare.dotnet.send_many(bare.queue, [b"x"] * 500, lives=-1)
 
     def work() -> int:
         return sum(purge_expired(bare.open("purge"), bare.queue, timeout=TIMEOUT, batch=10))
@@ -129,7 +129,7 @@ def test_two_purges_at_once_share_the_work(bare: Bench) -> None:
 
 def test_an_absent_queue_is_told(bare: Bench) -> None:
     """By name."""
-    absent = QueueAddress("absent", bare.peer.schema)
+    absent = QueueAddress("absent", bare.dotnet.schema)
 
     with pytest.raises(QueueNotFound):
         purge(bare.desk, [absent], timeout=TIMEOUT)
@@ -148,9 +148,9 @@ def test_purge_on_startup_says_how_much_and_waits_for_consumers(
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
     loop = bare.loop(purgeOnStartup="true", transactionMode="none")
 
-    with bare.peer.hold(bare.queue, bare.seqs()[:1]):
+    with bare.dotnet.hold(bare.queue, bare.seqs()[:1]):
         started = bare.thread(lambda: loop.latest(INITIAL))
-        until(lambda: bare.peer.waiting("sqlqueue driver orders"))
+        until(lambda: bare.dotnet.waiting("sqlqueue driver orders"))
 
     assert started.result(timeout=TIMEOUT) == INITIAL
     assert bare.seqs() == []
@@ -174,7 +174,7 @@ def test_a_purge_whose_answer_is_lost_is_done_again(bench: Bench, impatient: Non
     """The start goes on; only what came in between is lost with the rest, as it was asked for."""
     del impatient
     fill(bench, [None] * 3)
-    kill = partial(bench.peer.kill, "sqlqueue driver orders")
+    kill = partial(bench.dotnet.kill, "sqlqueue driver orders")
     bench.strike, bench.watched = Strike(4, kill, after=True), True
     loop = bench.loop(purgeOnStartup="true")
 

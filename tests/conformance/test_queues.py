@@ -43,27 +43,27 @@ class Several:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        schema = bench.peer.schema
+        schema = bench.dotnet.schema
         self.queues = [bench.queue, *(QueueAddress(table, schema) for table in TABLES)]
         self.names = [bench.desk.printed(queue) for queue in self.queues]
         for queue in self.queues[1:]:
-            bench.peer.create(queue)
+            bench.dotnet.create(queue)
 
     def send(self, queue: int, messages: int, *, size: int = 0) -> list[bytes]:
         """Send messages that say where they were sent to, and return their bodies."""
-        first = len(self.bench.peer.rows(self.queues[queue]))
+        first = len(self.bench.dotnet.rows(self.queues[queue]))
         bodies = [b"%d/%d" % (queue, at) + b"x" * size for at in range(first, first + messages)]
-        self.bench.peer.send_many(self.queues[queue], bodies)
+        self.bench.dotnet.send_many(self.queues[queue], bodies)
         return bodies
 
     def clear(self) -> None:
         """Empty the queues."""
         for queue in self.queues:
-            self.bench.peer.dba.empty(queue)
+            self.bench.dotnet.dba.empty(queue)
 
     def left(self) -> list[int]:
         """How many wait in each queue."""
-        return [len(self.bench.peer.rows(queue)) for queue in self.queues]
+        return [len(self.bench.dotnet.rows(queue)) for queue in self.queues]
 
     def loop(self, *read: int, clock: Clock | None = None, **raw: str) -> PeekLoop:
         """Give a stream of some of the queues; of all by default."""
@@ -120,8 +120,8 @@ def test_every_message_of_every_queue_comes_once(several: Several) -> None:
     for at in b"012":
         assert [body for body in got if body[0] == at] == [body for body in sent if body[0] == at]
     assert several.left() == [0, 0, 0]
-    assert bench.peer.state_rows("receipt", "batch") == []
-    assert bench.peer.state_rows("stream", "queue, messages") == [(", ".join(several.names), 45)]
+    assert bench.dotnet.state_rows("receipt", "batch") == []
+    assert bench.dotnet.state_rows("stream", "queue, messages") == [(", ".join(several.names), 45)]
 
 
 def test_a_plan_has_a_part_for_each_queue_with_work(several: Several) -> None:
@@ -138,7 +138,7 @@ def test_a_plan_has_a_part_for_each_queue_with_work(several: Several) -> None:
         (1, several.queues[2]),
     ]
     assert counts(tables) == {0: 3, 2: 2}
-    assert several.bench.peer.state_rows("receipt", "task, queue, messages") == [
+    assert several.bench.dotnet.state_rows("receipt", "task, queue, messages") == [
         (0, several.names[0], 3),
         (1, several.names[2], 2),
     ]
@@ -174,10 +174,10 @@ def test_tasks_go_by_weight_and_a_callback_queue_has_one(
     """Unless the user says how many there may be."""
     monkeypatch.setattr(pace, "MESSAGES_PER_TASK", 1)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    instance = QueueAddress("orders.east1", bench.peer.schema)
-    bench.peer.create(instance)
+    instance = QueueAddress("orders.east1", bench.dotnet.schema)
+    bench.dotnet.create(instance)
     for queue in (bench.queue, instance):
-        bench.peer.send_many(queue, [b"x"] * 20)
+        bench.dotnet.send_many(queue, [b"x"] * 20)
     names = f"{bench.printed}, {bench.desk.printed(instance)}"
 
     def planned(**raw: str) -> list[int]:
@@ -191,19 +191,19 @@ def test_tasks_go_by_weight_and_a_callback_queue_has_one(
     assert planned(maxConcurrency="1") == [1, 1]
 
 
-def test_a_competing_peer_and_a_held_queue_cost_nothing(several: Several) -> None:
-    """What a peer takes it has alone; what it holds is left, and does not stop the others."""
+def test_a_competing_endpoint_and_a_held_queue_cost_nothing(several: Several) -> None:
+    """What an endpoint takes it has alone; what it holds is left, and does not stop the others."""
     bench = several.bench
     sent = [body for at in range(3) for body in several.send(at, 12)]
     loop = several.loop(maxMessagesPerTrigger="6")
     taken = []
 
-    with bench.peer.hold(several.queues[2], range(1, 13)):
+    with bench.dotnet.hold(several.queues[2], range(1, 13)):
         got: list[bytes] = []
         for tables in batches(several, loop):
             got += bodies(tables)
             for queue in several.queues[:2]:
-                row = bench.peer.receive(queue)
+                row = bench.dotnet.receive(queue)
                 taken += [] if row is None else [row.body or b""]
 
     assert sorted(got + taken) == sorted(body for body in sent if not body.startswith(b"2/"))
@@ -349,7 +349,7 @@ def test_available_now_freezes_the_end_of_each_queue(several: Several) -> None:
 
 def test_one_queue_costs_as_many_statements_as_ever(bench: Bench) -> None:
     """A batch is one transaction of the driver, with one look."""
-    bench.peer.send_many(bench.queue, [b"x"] * 9)
+    bench.dotnet.send_many(bench.queue, [b"x"] * 9)
     bench.watched = True
     loop = bench.loop(maxMessagesPerTrigger="3")
     start, _ = bench.batch(loop)
@@ -405,7 +405,7 @@ def test_when_all_queues_are_empty_the_database_is_left_alone(several: Several) 
 def test_a_queue_that_is_missing_is_named(several: Several, missing: int) -> None:
     """Nothing of the others is received."""
     several.send(1, 3)
-    several.bench.peer.dba.drop(several.queues[missing])
+    several.bench.dotnet.dba.drop(several.queues[missing])
     for loop in (several.loop(), several.loop()):
         if missing:
             with pytest.raises(QueueNotFound) as caught:
@@ -415,8 +415,8 @@ def test_a_queue_that_is_missing_is_named(several: Several, missing: int) -> Non
             loop.latest(INITIAL)
         assert caught.value.args[0] == several.names[missing]
 
-    assert several.bench.peer.state_rows("stream", "stream") == []
-    assert len(several.bench.peer.rows(several.queues[1])) == 3
+    assert several.bench.dotnet.state_rows("stream", "stream") == []
+    assert len(several.bench.dotnet.rows(several.queues[1])) == 3
 
 
 def test_purge_on_startup_empties_all_of_them(several: Several) -> None:
@@ -485,7 +485,7 @@ def test_of_a_queue_that_was_removed_only_what_was_received_is_handed_out(
     later = several.loop(*kept)
     assert counts(bench.batch(later, end)[1]) == {2: 2}
     names = ", ".join(several.names[at] for at in kept)
-    assert bench.peer.state_rows("stream", "queue, messages") == [(names, sum(got.values()))]
+    assert bench.dotnet.state_rows("stream", "queue, messages") == [(names, sum(got.values()))]
     assert several.left() == [stays[0], stays[1] + 2, 0]
 
 
@@ -500,7 +500,7 @@ def test_a_queue_that_was_added_is_read_from_the_next_batch_on(several: Several)
     _, tables = bench.batch(second, through_spark(start))
 
     assert counts(tables) == {2: 4}
-    assert bench.peer.state_rows("stream", "queue") == [
+    assert bench.dotnet.state_rows("stream", "queue") == [
         (f"{several.names[2]}, {several.names[0]}",),
     ]
 
@@ -516,7 +516,7 @@ def test_a_checkpoint_that_shares_no_queue_is_refused(several: Several) -> None:
         with pytest.raises(StreamOfOtherQueue) as caught:
             work(end)
         assert caught.value.args == (f"{several.names[0]}, {several.names[1]}", several.names[2])
-    assert bench.peer.state_rows("stream", "queue, acked_batch") == [
+    assert bench.dotnet.state_rows("stream", "queue, acked_batch") == [
         (f"{several.names[0]}, {several.names[1]}", 0)
     ]
 
@@ -548,7 +548,7 @@ def test_a_driver_with_the_old_list_is_told_that_it_was_taken_over(several: Seve
         first.latest(start)
     with pytest.raises(StaleTask):
         bench.receive(zombies[1])
-    assert bench.peer.state_rows("stream", "queue") == [(several.names[0],)]
+    assert bench.dotnet.state_rows("stream", "queue") == [(several.names[0],)]
 
 
 @pytest.mark.usefixtures("impatient")
@@ -560,7 +560,7 @@ def test_a_session_lost_while_it_looks_or_commits_costs_no_message_of_any_queue(
 
     def drained(strike: Strike | None) -> list[str]:
         several.clear()
-        bench.peer.dba.forget("stream")
+        bench.dotnet.dba.forget("stream")
         sent = several.send(0, 2) + several.send(1, 1)
         bench.said.clear()
         bench.watched, bench.strike = True, strike
@@ -571,12 +571,12 @@ def test_a_session_lost_while_it_looks_or_commits_costs_no_message_of_any_queue(
         loop.close()
         bench.watched = False
         assert sorted(got) == sorted(sent)
-        assert sum(row[0] for row in bench.peer.state_rows("stream", "messages")) == 3
+        assert sum(row[0] for row in bench.dotnet.state_rows("stream", "messages")) == 3
         return [statement for statement in bench.said if statement != "version"]
 
     looks = [at for at, name in enumerate(drained(None)) if name in {"peek", "commit"}]
     for at in looks:
-        strike = Strike(at + 1, lambda: bench.peer.kill("sqlqueue driver orders"))
+        strike = Strike(at + 1, lambda: bench.dotnet.kill("sqlqueue driver orders"))
         drained(strike)
         assert strike.fell is not None
     assert len(looks) >= 6
@@ -591,7 +591,7 @@ def test_transaction_mode_none_reads_several_queues_too(several: Several, *, fro
         loop.freeze()
 
     assert sorted(several.bench.drain(loop)) == sorted(sent)
-    assert several.bench.peer.state_rows("stream", "stream") == []
+    assert several.bench.dotnet.state_rows("stream", "stream") == []
 
 
 # ----- what people see -------------------------------------------------------------------------
@@ -616,11 +616,11 @@ def test_receipts_of_other_streams_are_warned_of_for_each_queue(
 def test_the_report_tells_of_each_queue_and_of_all(several: Several) -> None:
     """Backlogs, the oldest message, outcomes, and how the tasks adapt."""
     bench = several.bench
-    bench.peer.send(
+    bench.dotnet.send(
         several.queues[1], '{"NServiceBus.TimeSent":"2026-01-01 00:00:00:000000 Z"}', b"1/old"
     )
     several.send(0, 30)
-    bench.peer.send(several.queues[1], lives=-1)
+    bench.dotnet.send(several.queues[1], lives=-1)
     loop = several.loop(maxMessagesPerTrigger="10", maxConcurrency="4")
     end, _ = bench.batch(loop)
 
@@ -654,12 +654,12 @@ def test_min_concurrency_holds_the_tasks_against_competitors(
 ) -> None:
     """As fixed as it is said to be."""
     monkeypatch.setattr(pace, "RAMP_DOWN", 1)
-    bench.peer.send_many(bench.queue, [b"x"] * 10)
+    bench.dotnet.send_many(bench.queue, [b"x"] * 10)
 
     def after_empty_batches(**raw: str) -> int:
         clock = Clock()
         loop, start = bench.loop(clock, maxConcurrency="4", **raw), INITIAL
-        with bench.peer.hold(bench.queue, [row.seq for row in bench.peer.rows(bench.queue)]):
+        with bench.dotnet.hold(bench.queue, [row.seq for row in bench.dotnet.rows(bench.queue)]):
             for _ in range(10):
                 start, _ = bench.batch(loop, start)
                 clock.now += 2.0
@@ -705,7 +705,7 @@ def test_a_queues_row_text_of_strangers_is_refused_not_misread(several: Several)
     """What a row says is compared with names, never put into SQL."""
     several.send(0, 1)
     end, _ = several.bench.batch(several.loop(0, 1))
-    several.bench.peer.dba.change("stream", queue="x, y; DROP TABLE z")
+    several.bench.dotnet.dba.change("stream", queue="x, y; DROP TABLE z")
 
     with pytest.raises(StreamOfOtherQueue, match=r"of queue x, y; DROP TABLE z, not of"):
         several.loop(0, 1).latest(through_spark(end))

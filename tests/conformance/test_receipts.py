@@ -39,7 +39,7 @@ ROWS = "stream, batch, task"
 def received(bench: Bench, stream: str, *, batch: int = 1, messages: int = 3) -> None:
     """Receive `messages` new messages as a batch of one task."""
     for at in range(messages):
-        bench.peer.send(bench.queue, f'{{"n":"{at}"}}', b"%d/%d" % (batch, at), lives=10**8)
+        bench.dotnet.send(bench.queue, f'{{"n":"{at}"}}', b"%d/%d" % (batch, at), lives=10**8)
     bench.receive(bench.task(stream, batch=batch))
 
 
@@ -66,7 +66,7 @@ def test_a_move_that_the_table_does_not_list_is_not_done(
     options = bench.sink(transactionMode="sendsAtomicWithReceive")
     sending = dispatch.Dispatch(bench.desk, [staged], options, "login")
     monkeypatch.delitem(MOVES, ("none" if move == "save" else "held", move))
-    before = bench.peer.state_rows("receipt", f"{ROWS}, settled"), bench.seqs()
+    before = bench.dotnet.state_rows("receipt", f"{ROWS}, settled"), bench.seqs()
     moves: dict[Move, Callable[[], object]] = {
         "save": lambda: bench.receive(bench.task(stream, task=1)),
         "replay": lambda: bench.receive(bench.task(stream)),
@@ -79,7 +79,7 @@ def test_a_move_that_the_table_does_not_list_is_not_done(
     with pytest.raises(ReceiptMoveRefused, match=f"move {move} of"):
         moves[move]()
 
-    assert (bench.peer.state_rows("receipt", f"{ROWS}, settled"), bench.seqs()) == before
+    assert (bench.dotnet.state_rows("receipt", f"{ROWS}, settled"), bench.seqs()) == before
 
 
 def test_an_ack_forgets_the_receipts_and_adds_up_what_they_held(bench: Bench) -> None:
@@ -87,8 +87,8 @@ def test_an_ack_forgets_the_receipts_and_adds_up_what_they_held(bench: Bench) ->
     stream, other = bench.new_stream(), bench.new_stream()
     received(bench, stream)
     bench.receive(bench.task(stream, task=1))
-    bench.peer.send(bench.queue, lives=-1)
-    bench.peer.send(bench.queue, "[]")
+    bench.dotnet.send(bench.queue, lives=-1)
+    bench.dotnet.send(bench.queue, "[]")
     bench.receive(bench.task(stream, task=2, errors=bench.errors))
     received(bench, stream, batch=2)
     received(bench, other)
@@ -97,9 +97,9 @@ def test_an_ack_forgets_the_receipts_and_adds_up_what_they_held(bench: Bench) ->
 
     assert (done.batch, done.messages, done.expired, done.diverted) == (1, 3, 1, 1)
     assert (done.outcome.tasks, done.outcome.empty, done.outcome.got) == (3, 1, 5)
-    assert bench.peer.state_rows("receipt", ROWS) == sorted([(stream, 2, 0), (other, 1, 0)])
+    assert bench.dotnet.state_rows("receipt", ROWS) == sorted([(stream, 2, 0), (other, 1, 0)])
     columns = "acked_batch, messages, expired, diverted"
-    assert bench.peer.state_rows("stream", columns) == [(0, 0, 0, 0), (1, 3, 1, 1)]
+    assert bench.dotnet.state_rows("stream", columns) == [(0, 0, 0, 0), (1, 3, 1, 1)]
 
 
 def test_a_second_ack_of_a_batch_changes_nothing(bench: Bench) -> None:
@@ -107,18 +107,18 @@ def test_a_second_ack_of_a_batch_changes_nothing(bench: Bench) -> None:
     stream = bench.new_stream()
     received(bench, stream)
     bench.ack(stream, 1)
-    before = bench.peer.state_rows("stream", "acked_batch, messages")
+    before = bench.dotnet.state_rows("stream", "acked_batch, messages")
 
     again = bench.ack(stream, 1)
 
     assert (again.batch, again.outcome.tasks) == (1, 0)
-    assert bench.peer.state_rows("stream", "acked_batch, messages") == before == [(1, 3)]
+    assert bench.dotnet.state_rows("stream", "acked_batch, messages") == before == [(1, 3)]
 
 
 def test_an_ack_waits_for_a_running_task_and_takes_its_receipt_with_it(bench: Bench) -> None:
     """Without the wait a zombie could write a receipt that nobody will read."""
     stream = bench.new_stream()
-    bench.peer.send(bench.queue)
+    bench.dotnet.send(bench.queue)
     driver, executor = bench.open("driver"), bench.open("executor")
     task = bench.task(stream)
     executor.run("begin")
@@ -131,7 +131,7 @@ def test_an_ack_waits_for_a_running_task_and_takes_its_receipt_with_it(bench: Be
     executor.run("commit")
 
     assert ack.result(timeout=TIMEOUT).messages == 1
-    assert bench.peer.state_rows("receipt", ROWS) == []
+    assert bench.dotnet.state_rows("receipt", ROWS) == []
     with pytest.raises(StaleTask):
         bench.receive(task)
 
@@ -148,7 +148,7 @@ def test_an_ack_behind_the_stream_is_a_rolled_back_checkpoint(bench: Bench) -> N
         f"the checkpoint of stream {stream} is at batch 3, but batch 5 was acknowledged. "
     )
     assert "failOnDataLoss=false" in str(caught.value)
-    assert bench.peer.state_rows("receipt", ROWS) == [(stream, 6, 0)]
+    assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 6, 0)]
 
 
 @pytest.mark.parametrize("start", [3, 4])
@@ -165,11 +165,11 @@ def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
         f"the checkpoint of stream {stream} is at batch {start}, but {bench.desk.server} has "
         "acknowledged only up to batch 2. "
     )
-    assert bench.peer.state_rows("stream", "acked_batch") == [(2,)]
+    assert bench.dotnet.state_rows("stream", "acked_batch") == [(2,)]
     accepting = replace(bench.who, fail_on_data_loss=False)
     with transaction(bench.desk, timeout=TIMEOUT):
         receipts.acknowledge(bench.desk, stream, start, accepting, claim=False)
-    assert bench.peer.state_rows("stream", "acked_batch") == [(start,)]
+    assert bench.dotnet.state_rows("stream", "acked_batch") == [(start,)]
     assert "the stream goes on after data loss" in caplog.text
 
 
@@ -187,7 +187,7 @@ def test_what_a_takeover_lost_of_a_batch_that_is_there_is_no_error(
         receipts.acknowledge(bench.desk, stream, 2, bench.who, claim=False, tasks=3)
 
     assert "batch 2 had 3 tasks and left 0 receipts: " in caplog.text
-    assert bench.peer.state_rows("stream", "acked_batch") == [(2,)]
+    assert bench.dotnet.state_rows("stream", "acked_batch") == [(2,)]
 
 
 def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None:
@@ -207,9 +207,9 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
         ack(stream, elsewhere, claim=True)
     with pytest.raises(StreamNotFound):
         ack("nobody", other, claim=True)
-    assert bench.peer.state_rows("receipt", ROWS) == [(stream, 1, 0)]
+    assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0)]
     ack(stream, other, claim=True)
-    assert bench.peer.state_rows("receipt", ROWS) == []
+    assert bench.dotnet.state_rows("receipt", ROWS) == []
     with pytest.raises(StreamTakenOver):
         ack(stream, bench.who)
 
@@ -221,18 +221,18 @@ def test_returned_messages_are_in_the_queue_again_as_they_were(bench: Bench) -> 
     """Ids, headers, bodies and expiry; the seqs are new, behind all others."""
     stream = bench.new_stream()
     for body in (b"a", None, b""):
-        bench.peer.send(bench.queue, '{"a\\/b":"c"}', body, lives=10**8 if body else None)
-    before = bench.peer.rows(bench.queue)
+        bench.dotnet.send(bench.queue, '{"a\\/b":"c"}', body, lives=10**8 if body else None)
+    before = bench.dotnet.rows(bench.queue)
     bench.receive(bench.task(stream))
-    bench.peer.send(bench.queue, body=b"newer")
+    bench.dotnet.send(bench.queue, body=b"newer")
 
     assert return_(bench, stream) == 3
 
-    newer, *after = bench.peer.rows(bench.queue)
+    newer, *after = bench.dotnet.rows(bench.queue)
     assert newer.body == b"newer"
     assert [row[:4] for row in after] == [row[:4] for row in before]
-    assert bench.peer.state_rows("receipt", ROWS) == []
-    got = bench.peer.receive(bench.queue)
+    assert bench.dotnet.state_rows("receipt", ROWS) == []
+    got = bench.dotnet.receive(bench.queue)
     assert got is not None
     assert got.body == b"newer"
 
@@ -242,19 +242,19 @@ def test_returned_messages_are_in_the_queue_again_as_they_were(bench: Bench) -> 
 def test_what_expires_beyond_all_calendars_can_be_returned(bench: Bench, expires: str) -> None:
     """It does not expire from then on; the driver would refuse, or turn, such a time."""
     stream = bench.new_stream()
-    bench.peer.send(bench.queue, "{}", b"x", lives=10**8)
-    bench.peer.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{expires}'")
+    bench.dotnet.send(bench.queue, "{}", b"x", lives=10**8)
+    bench.dotnet.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{expires}'")
     bench.receive(bench.task(stream))
 
     assert return_(bench, stream) == 1
 
-    assert [(row.body, row.expires) for row in bench.peer.rows(bench.queue)] == [(b"x", None)]
+    assert [(row.body, row.expires) for row in bench.dotnet.rows(bench.queue)] == [(b"x", None)]
 
 
 def test_a_large_receipt_is_returned_whole(bench: Bench) -> None:
     """Its messages lie in pages."""
     bodies = [random.randbytes(100_000) for _ in range(4)]
-    bench.peer.send_many(bench.queue, bodies, lives=None)
+    bench.dotnet.send_many(bench.queue, bodies, lives=None)
     stream = bench.new_stream()
     bench.receive(bench.task(stream))
     assert bench.seqs() == []
@@ -262,7 +262,7 @@ def test_a_large_receipt_is_returned_whole(bench: Bench) -> None:
     assert return_(bench, stream) == 4
 
     assert bench.bodies() == bodies
-    assert bench.peer.state_rows("receipt_page", "page") == []
+    assert bench.dotnet.state_rows("receipt_page", "page") == []
 
 
 def test_what_was_returned_is_not_received_for_its_batch_again(bench: Bench) -> None:
@@ -288,7 +288,7 @@ def test_what_was_dropped_is_gone_and_its_batch_closed(bench: Bench) -> None:
     assert drop(bench, stream) == 3
 
     assert bench.seqs() == []
-    assert bench.peer.state_rows("receipt", ROWS) == []
+    assert bench.dotnet.state_rows("receipt", ROWS) == []
     with pytest.raises(StaleTask):
         bench.receive(bench.task(stream))
     assert drop(bench, stream) == 0
@@ -298,13 +298,13 @@ def test_a_settled_receipt_cannot_be_returned_but_dropped(bench: Bench) -> None:
     """Its messages were sent on; nothing changes by the refusal."""
     stream = bench.new_stream()
     received(bench, stream)
-    bench.peer.dba.change("receipt", settled=True)
+    bench.dotnet.dba.change("receipt", settled=True)
 
     with pytest.raises(ReceiptSettled, match="sqlqueue receipts drop"):
         return_(bench, stream)
 
-    assert bench.peer.state_rows("receipt", ROWS) == [(stream, 1, 0)]
-    assert bench.peer.state_rows("stream", "acked_batch") == [(0,)]
+    assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0)]
+    assert bench.dotnet.state_rows("stream", "acked_batch") == [(0,)]
     assert bench.seqs() == []
     assert drop(bench, stream) == 3
 
@@ -317,7 +317,7 @@ def test_returning_a_receipt_that_is_not_there_leaves_the_stream_alone(bench: Be
     assert return_(bench, stream, batch=999) == 0
     assert drop(bench, stream, batch=999) == 0
 
-    assert bench.peer.state_rows("stream", "acked_batch") == [(0,)]
+    assert bench.dotnet.state_rows("stream", "acked_batch") == [(0,)]
     assert bench.receive(bench.task(stream)).num_rows == 3
 
 
@@ -337,13 +337,13 @@ def test_returning_an_old_receipt_leaves_the_plan_of_a_later_batch(bench: Bench)
 
     return_(bench, stream, task=1)
 
-    assert bench.peer.state_rows("stream", "plan_batch, plan") == [(2, write_plan(plan_to(9)))]
+    assert bench.dotnet.state_rows("stream", "plan_batch, plan") == [(2, write_plan(plan_to(9)))]
 
 
 def test_a_return_waits_for_a_running_task(bench: Bench) -> None:
     """Then it returns what the task received."""
     stream = bench.new_stream()
-    bench.peer.send(bench.queue)
+    bench.dotnet.send(bench.queue)
     operator, executor = bench.open("operator"), bench.open("executor")
     task = bench.task(stream)
     executor.run("begin")
@@ -361,19 +361,19 @@ def test_a_return_waits_for_a_running_task(bench: Bench) -> None:
 
     assert returning.result(timeout=TIMEOUT) == 1
     assert len(bench.seqs()) == 1
-    assert bench.peer.state_rows("receipt", ROWS) == []
+    assert bench.dotnet.state_rows("receipt", ROWS) == []
 
 
 def test_a_return_into_a_queue_that_is_gone_keeps_the_receipt(bench: Bench) -> None:
     """The messages lie in it and nowhere else."""
     stream = bench.new_stream()
     received(bench, stream)
-    bench.peer.dba.drop(bench.queue)
+    bench.dotnet.dba.drop(bench.queue)
 
     with pytest.raises(Exception, match="was not found"):
         return_(bench, stream)
 
-    assert bench.peer.state_rows("receipt", ROWS) == [(stream, 1, 0)]
+    assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0)]
 
 
 def test_one_plan_counts_for_a_batch_the_first(bench: Bench) -> None:
@@ -389,6 +389,6 @@ def test_one_plan_counts_for_a_batch_the_first(bench: Bench) -> None:
     other = streams.Claim(driver="another", queue=bench.printed, state_schema="s")
     with pytest.raises(StreamTakenOver):
         store(plan_to(7), other)
-    assert bench.peer.state_rows("stream", "plan_batch, plan") == [(1, write_plan(plan_to(5)))]
+    assert bench.dotnet.state_rows("stream", "plan_batch, plan") == [(1, write_plan(plan_to(5)))]
     assert bench.ack(stream, 0).plan == write_plan(plan_to(5))
     assert bench.ack(stream, 1).plan is None

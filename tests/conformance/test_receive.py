@@ -45,10 +45,10 @@ def bodies(rows: pa.Table) -> list[bytes | None]:
 # ----- what a task takes -----------------------------------------------------------------------
 
 
-def test_a_message_arrives_as_the_peer_sent_it(bench: Bench) -> None:
+def test_a_message_arrives_as_the_endpoint_sent_it(bench: Bench) -> None:
     """Id, headers and body, byte for byte; the queue is empty after."""
     text = '{"key\\/with":"\\uD83D\\uDE80","n":null,"ü":"x \\u0000"}'
-    row = bench.peer.send(bench.queue, text, b"\xef\xbb\xbf{}\x00\xff")
+    row = bench.dotnet.send(bench.queue, text, b"\xef\xbb\xbf{}\x00\xff")
 
     rows = bench.receive(bench.task(bench.new_stream()))
 
@@ -93,9 +93,9 @@ def test_a_task_takes_exactly_the_lowest_of_its_range_that_fit(
     Whatever the size of a step, and however wrong the guess of what a message weighs.
     """
     stream = bench.new_stream()
-    bench.peer.dba.empty(bench.queue)
-    bench.peer.send_many(bench.queue, [b"x" * size for size in sizes], lives=None)
-    there = bench.peer.rows(bench.queue)
+    bench.dotnet.dba.empty(bench.queue)
+    bench.dotnet.send_many(bench.queue, [b"x" * size for size in sizes], lives=None)
+    there = bench.dotnet.rows(bench.queue)
     base = there[0].seq if there else 0
     locked = {base + at for at in held}
     free = [row for row in there if base + first <= row.seq < base + stop and row.seq not in locked]
@@ -114,7 +114,7 @@ def test_a_task_takes_exactly_the_lowest_of_its_range_that_fit(
         bytes_each=guess,
     )
 
-    with bench.peer.hold(bench.queue, sorted(locked)), pytest.MonkeyPatch.context() as patch:
+    with bench.dotnet.hold(bench.queue, sorted(locked)), pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "STEP", step)
         rows = bench.receive(task)
 
@@ -124,10 +124,10 @@ def test_a_task_takes_exactly_the_lowest_of_its_range_that_fit(
 
 def test_rows_locked_by_a_competing_consumer_are_skipped_and_not_waited_for(bench: Bench) -> None:
     """The held ones stay, and can be received when they are free again."""
-    bench.peer.send_many(bench.queue, [b"%d" % at for at in range(10)], lives=None)
+    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(10)], lives=None)
     stream = bench.new_stream()
 
-    with bench.peer.hold(bench.queue, [1, 4, 5]):
+    with bench.dotnet.hold(bench.queue, [1, 4, 5]):
         rows = bench.receive(bench.task(stream))
 
     assert rows["seq"].to_pylist() == [2, 3, 6, 7, 8, 9, 10]
@@ -136,8 +136,8 @@ def test_rows_locked_by_a_competing_consumer_are_skipped_and_not_waited_for(benc
 
 def test_a_message_of_100_mb_is_received_alone(bench: Bench) -> None:
     """It weighs more than a task may hold: it comes all the same, and nothing with it."""
-    bench.peer.send(bench.queue, body=b"\xa5" * 100_000_000)
-    bench.peer.send(bench.queue, body=b"small")
+    bench.dotnet.send(bench.queue, body=b"\xa5" * 100_000_000)
+    bench.dotnet.send(bench.queue, body=b"small")
     stream = bench.new_stream()
 
     rows = bench.receive(bench.task(stream))
@@ -150,7 +150,7 @@ def test_a_message_of_100_mb_is_received_alone(bench: Bench) -> None:
 
 def test_a_task_holds_no_more_than_its_ceiling_of_1_mb_bodies(bench: Bench) -> None:
     """64 MiB, one message beyond it at the most; the rest waits for the next batch."""
-    bench.peer.send_many(bench.queue, [b"x" * 1_048_576] * 70)
+    bench.dotnet.send_many(bench.queue, [b"x" * 1_048_576] * 70)
     stream = bench.new_stream()
 
     rows = bench.receive(bench.task(stream, bytes_each=100.0))
@@ -162,7 +162,7 @@ def test_a_task_holds_no_more_than_its_ceiling_of_1_mb_bodies(bench: Bench) -> N
 def test_null_and_empty_bodies_stay_what_they_are(bench: Bench) -> None:
     """A foreign writer's NULL is not an empty body."""
     for body in (None, b"", b"x"):
-        bench.peer.send(bench.queue, body=body)
+        bench.dotnet.send(bench.queue, body=body)
 
     rows = bench.receive(bench.task(bench.new_stream()))
 
@@ -171,11 +171,11 @@ def test_null_and_empty_bodies_stay_what_they_are(bench: Bench) -> None:
 
 def test_expired_messages_are_counted_and_gone(bench: Bench) -> None:
     """By the database's clock; one that still lives keeps its time."""
-    bench.peer.send(bench.queue, body=b"dead", lives=-1)
-    bench.peer.send(bench.queue, body=b"zero", lives=0)
-    bench.peer.send(bench.queue, body=b"alive", lives=60_000)
-    bench.peer.send(bench.queue, body=b"eternal")
-    expires = bench.peer.rows(bench.queue)[2].expires
+    bench.dotnet.send(bench.queue, body=b"dead", lives=-1)
+    bench.dotnet.send(bench.queue, body=b"zero", lives=0)
+    bench.dotnet.send(bench.queue, body=b"alive", lives=60_000)
+    bench.dotnet.send(bench.queue, body=b"eternal")
+    expires = bench.dotnet.rows(bench.queue)[2].expires
     stream = bench.new_stream()
 
     rows = bench.receive(bench.task(stream))
@@ -183,19 +183,19 @@ def test_expired_messages_are_counted_and_gone(bench: Bench) -> None:
     assert bodies(rows) == [b"alive", b"eternal"]
     assert rows["expires"].to_pylist() == [expires, None]
     assert bench.seqs() == []
-    assert bench.peer.state_rows("receipt", "messages, expired, diverted") == [(2, 2, 0)]
+    assert bench.dotnet.state_rows("receipt", "messages, expired, diverted") == [(2, 2, 0)]
 
 
 def test_the_receipt_says_what_was_got(bench: Bench) -> None:
     """Counts, bytes of headers and bodies, and Spark's names of the micro-batch."""
-    bench.peer.send(bench.queue, '{"a":"ü"}', b"12345")
+    bench.dotnet.send(bench.queue, '{"a":"ü"}', b"12345")
     stream = bench.new_stream()
     origin = Origin(query_id="q", query_batch=7)
 
     receive(bench.open(), bench.task(stream, batch=3, task=2), timeout=TIMEOUT, origin=origin)
 
     columns = "stream, batch, task, messages, expired, diverted, bytes, query_id, query_batch"
-    assert bench.peer.state_rows("receipt", f"{columns}, settled") == [
+    assert bench.dotnet.state_rows("receipt", f"{columns}, settled") == [
         (stream, 3, 2, 1, 0, 0, 15, "q", 7, False)
     ]
 
@@ -204,7 +204,7 @@ def test_the_receipt_names_the_queue_by_its_canonical_address(bench: Bench) -> N
     """Two schemas may hold queues of one name; the warning of orphans looks for the address."""
     bench.receive(bench.task(bench.new_stream()))
 
-    assert bench.peer.state_rows("receipt", "queue") == [(bench.printed,)]
+    assert bench.dotnet.state_rows("receipt", "queue") == [(bench.printed,)]
 
 
 # ----- receipts --------------------------------------------------------------------------------
@@ -216,11 +216,11 @@ def test_a_receipt_replays_identical_rows_in_identical_order(
     bench: Bench, sizes: list[int], later: int
 ) -> None:
     """Also an empty one, and also when messages came after it: they are for the next batch."""
-    bench.peer.dba.empty(bench.queue)
+    bench.dotnet.dba.empty(bench.queue)
     stream = bench.new_stream()
-    bench.peer.send_many(bench.queue, [b"y" * size for size in sizes], lives=None)
+    bench.dotnet.send_many(bench.queue, [b"y" * size for size in sizes], lives=None)
     first = bench.receive(bench.task(stream))
-    bench.peer.send_many(bench.queue, [b"later"] * later, lives=None)
+    bench.dotnet.send_many(bench.queue, [b"later"] * later, lives=None)
 
     again = bench.receive(bench.task(stream))
 
@@ -232,13 +232,13 @@ def test_a_receipt_replays_identical_rows_in_identical_order(
 def test_a_replay_gives_messages_that_expired_since(bench: Bench) -> None:
     """What was received once is received, however long Spark takes."""
     for lives in (300, 3_000, 30_000):  # a machine that stands still may find it expired
-        bench.peer.send(bench.queue, body=b"short", lives=lives)
+        bench.dotnet.send(bench.queue, body=b"short", lives=lives)
         stream = bench.new_stream()
         first = bench.receive(bench.task(stream))
         if first.num_rows:
             break
     (expires,) = first["expires"].to_pylist()
-    until(lambda: bench.peer.clock() > expires)
+    until(lambda: bench.dotnet.clock() > expires)
 
     assert bodies(first) == [b"short"]
     assert bench.receive(bench.task(stream)).equals(first)
@@ -246,7 +246,7 @@ def test_a_replay_gives_messages_that_expired_since(bench: Bench) -> None:
 
 def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) -> None:
     """It is blocked by the first one's lock, not by chance: nothing is shared between the two."""
-    bench.peer.send_many(bench.queue, [b"%d" % at for at in range(50)], lives=None)
+    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(50)], lives=None)
     stream, second = bench.new_stream(), bench.open("second")
     task = bench.task(stream)
     connection = bench.open("first")
@@ -265,7 +265,7 @@ def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) 
 
 def test_a_second_attempt_takes_over_when_the_first_dies(bench: Bench) -> None:
     """The first one's rows are in the queue again with its rollback."""
-    bench.peer.send_many(bench.queue, [b"%d" % at for at in range(50)], lives=None)
+    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(50)], lives=None)
     stream, second = bench.new_stream(), bench.open("second")
     task = bench.task(stream)
     connection = bench.open("first")
@@ -275,13 +275,13 @@ def test_a_second_attempt_takes_over_when_the_first_dies(bench: Bench) -> None:
     attempt = bench.thread(lambda: bench.receive(task, second))
     bench.blocked("second")
 
-    assert bench.peer.kill(f"{bench.name} first")
+    assert bench.dotnet.kill(f"{bench.name} first")
     assert attempt.result(timeout=TIMEOUT)["seq"].to_pylist() == list(range(1, 51))
 
 
 def test_other_tasks_do_not_wait_for_one_another(bench: Bench) -> None:
     """Two tasks of a batch, and a task of another stream, run at once."""
-    bench.peer.send_many(bench.queue, [b"%d" % at for at in range(30)], lives=None)
+    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(30)], lives=None)
     stream, other = bench.new_stream(), bench.new_stream()
     connection = bench.open("first")
     connection.run("begin")
@@ -301,7 +301,7 @@ def test_other_tasks_do_not_wait_for_one_another(bench: Bench) -> None:
 
 def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> None:
     """With failOnDataLoss=false: only what was returned is in the queue again."""
-    bench.peer.send_many(bench.queue, [b"0", b"1", b"2"], lives=None)
+    bench.dotnet.send_many(bench.queue, [b"0", b"1", b"2"], lives=None)
     stream = bench.new_stream()
     tasks = [bench.task(stream, task=at, first=at + 1, stop=at + 2) for at in range(2)]
     for task in tasks:
@@ -319,11 +319,11 @@ def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> No
 
 def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench) -> None:
     """Also where its receipt was there once: the batch is closed."""
-    bench.peer.send(bench.queue)
+    bench.dotnet.send(bench.queue)
     stream = bench.new_stream()
     bench.receive(bench.task(stream))
     bench.ack(stream, 1)
-    bench.peer.send(bench.queue, body=b"new")
+    bench.dotnet.send(bench.queue, body=b"new")
 
     with pytest.raises(StaleTask) as caught:
         bench.receive(bench.task(stream))
@@ -333,12 +333,12 @@ def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench
         "It is an earlier attempt that was abandoned, or the checkpoint was rolled back or copied."
     )
     assert bench.bodies() == [b"new"]
-    assert bench.peer.state_rows("receipt", "batch") == []
+    assert bench.dotnet.state_rows("receipt", "batch") == []
 
 
 def test_a_zombie_that_waits_for_the_ack_is_stale_too(bench: Bench) -> None:
     """It read nothing before the ack's commit that it could act on after."""
-    bench.peer.send(bench.queue)
+    bench.dotnet.send(bench.queue)
     stream, zombie, driver = bench.new_stream(), bench.open("zombie"), bench.open("driver")
     driver.run("begin")
     login = driver.rows("lock_stream", stream=stream, login=None)[0][5]
@@ -355,7 +355,7 @@ def test_a_zombie_that_waits_for_the_ack_is_stale_too(bench: Bench) -> None:
 
 def test_without_fail_on_data_loss_a_stale_task_receives_nothing(bench: Bench) -> None:
     """The stream goes on; the queue is as little touched."""
-    bench.peer.send(bench.queue)
+    bench.dotnet.send(bench.queue)
     stream = bench.new_stream(acked=4)
 
     rows = bench.receive(bench.task(stream, batch=4, fail_on_data_loss=False))
@@ -366,13 +366,13 @@ def test_without_fail_on_data_loss_a_stale_task_receives_nothing(bench: Bench) -
 
 def test_a_stream_unknown_to_the_state_tables_receives_nothing(bench: Bench) -> None:
     """State tables made anew, or another database's."""
-    bench.peer.send(bench.queue)
+    bench.dotnet.send(bench.queue)
     stream = str(uuid.uuid4())
 
     with pytest.raises(StreamNotFound) as caught:
         bench.receive(bench.task(stream))
 
-    assert f"stream {stream} of this checkpoint is not in schema {bench.peer.state} of" in str(
+    assert f"stream {stream} of this checkpoint is not in schema {bench.dotnet.state} of" in str(
         caught.value
     )
     assert bench.seqs() == [1]
@@ -380,19 +380,19 @@ def test_a_stream_unknown_to_the_state_tables_receives_nothing(bench: Bench) -> 
 
 def test_a_task_of_transaction_mode_none_leaves_no_receipt(bench: Bench) -> None:
     """The delete is committed at once, the fence is not asked."""
-    bench.peer.send(bench.queue, body=b"once")
+    bench.dotnet.send(bench.queue, body=b"once")
 
     rows = bench.receive(bench.task(None))
 
     assert bodies(rows) == [b"once"]
     assert bench.seqs() == []
-    assert bench.peer.state_rows("receipt", "batch") == []
+    assert bench.dotnet.state_rows("receipt", "batch") == []
     assert bench.receive(bench.task(None)).num_rows == 0
 
 
 def test_a_queue_that_is_gone_is_told_by_its_name(bench: Bench) -> None:
     """The state tables are not blamed, whatever the names look like."""
-    gone = QueueAddress(f"x{bench.peer.state}.orders", f"x{bench.peer.schema}")
+    gone = QueueAddress(f"x{bench.dotnet.state}.orders", f"x{bench.dotnet.schema}")
     task = bench.task(bench.new_stream(), queue=gone)
 
     with pytest.raises(QueueNotFound):
@@ -402,7 +402,7 @@ def test_a_queue_that_is_gone_is_told_by_its_name(bench: Bench) -> None:
 def test_a_wait_longer_than_query_timeout_ends(bench: Bench) -> None:
     """A table that a DBA has locked blocks a task for queryTimeout, no longer."""
     task, session = bench.task(bench.new_stream()), bench.session()
-    with bench.peer.locked(bench.queue), pytest.raises(TimedOut) as caught:
+    with bench.dotnet.locked(bench.queue), pytest.raises(TimedOut) as caught:
         # a session that was idle for so long is ended, which is another matter
         session.do(partial(receive, task=task, timeout=0.2, origin=Origin()))
 
@@ -449,7 +449,7 @@ SOUND = [
 def test_poison_is_moved_to_the_error_queue_as_it_was(bench: Bench) -> None:
     """Its id, headers and body; the rest of the batch is untouched and in order."""
     sent = {
-        text: bench.peer.send(bench.queue, text, b"of %d" % at)
+        text: bench.dotnet.send(bench.queue, text, b"of %d" % at)
         for at, pair in enumerate(zip(POISON, [*SOUND, *SOUND, *SOUND], strict=False))
         for text in pair
         if at < len(POISON)
@@ -457,35 +457,37 @@ def test_poison_is_moved_to_the_error_queue_as_it_was(bench: Bench) -> None:
 
     rows = bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
 
-    moved = bench.peer.rows(bench.errors)
+    moved = bench.dotnet.rows(bench.errors)
     assert [row.headers for row in moved] == POISON
     assert [row.id for row in moved] == [sent[text] for text in POISON]
     assert [row.body for row in moved] == [b"of %d" % at for at in range(len(POISON))]
     assert {row.expires for row in moved} == {None}
     assert set(rows["headers"].to_pylist()) == set(SOUND)
     assert bench.seqs() == []
-    assert bench.peer.state_rows("receipt", "messages, diverted") == [(rows.num_rows, len(POISON))]
+    assert bench.dotnet.state_rows("receipt", "messages, diverted") == [
+        (rows.num_rows, len(POISON))
+    ]
 
 
 @pytest.mark.parametrize("text", [None, ""])
 def test_no_headers_are_not_poison(bench: Bench, text: str | None) -> None:
     """Empty text and NULL read as an empty object, also in an old table that allows NULL."""
-    bench.peer.dba.allow_null_headers(bench.queue)
-    bench.peer.send(bench.queue, text)
+    bench.dotnet.dba.allow_null_headers(bench.queue)
+    bench.dotnet.send(bench.queue, text)
 
     rows = bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
 
     assert rows["headers"].to_pylist() == [text]
-    assert bench.peer.rows(bench.errors) == []
+    assert bench.dotnet.rows(bench.errors) == []
 
 
 def test_poison_of_5_mb_without_a_body_is_moved_whole(bench: Bench) -> None:
     """NULL stays NULL."""
-    bench.peer.send(bench.queue, "[" + "x" * 5_000_000, None)
+    bench.dotnet.send(bench.queue, "[" + "x" * 5_000_000, None)
 
     bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
 
-    (row,) = bench.peer.rows(bench.errors)
+    (row,) = bench.dotnet.rows(bench.errors)
     assert row.headers == "[" + "x" * 5_000_000
     assert row.body is None
 
@@ -493,12 +495,12 @@ def test_poison_of_5_mb_without_a_body_is_moved_whole(bench: Bench) -> None:
 @only("postgresql", "an id that must be unique")
 def test_poison_whose_id_is_in_the_error_queue_gets_a_new_one(bench: Bench) -> None:
     """What lies there already is not touched."""
-    row = bench.peer.send(bench.queue, "[]", b"second")
-    bench.peer.send(bench.errors, "{}", b"first", row=row)
+    row = bench.dotnet.send(bench.queue, "[]", b"second")
+    bench.dotnet.send(bench.errors, "{}", b"first", row=row)
 
     bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
 
-    first, second = bench.peer.rows(bench.errors)
+    first, second = bench.dotnet.rows(bench.errors)
     assert (first.id, first.body) == (row, b"first")
     assert (second.headers, second.body) == ("[]", b"second")
     assert second.id != row
@@ -508,36 +510,36 @@ def test_poison_whose_id_is_in_the_error_queue_gets_a_new_one(bench: Bench) -> N
 @pytest.mark.parametrize("expires", ["infinity", "20000-01-01"])
 def test_poison_that_expires_beyond_all_calendars_is_moved(bench: Bench, expires: str) -> None:
     """A time that Python has not stops no task."""
-    bench.peer.send(bench.queue, "[]", b"poison", lives=3_600_000)
-    bench.peer.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{expires}'")
+    bench.dotnet.send(bench.queue, "[]", b"poison", lives=3_600_000)
+    bench.dotnet.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{expires}'")
 
     bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
 
-    assert [row.body for row in bench.peer.rows(bench.errors)] == [b"poison"]
+    assert [row.body for row in bench.dotnet.rows(bench.errors)] == [b"poison"]
 
 
 @only("postgresql", "a seq that must be unique, and a sequence behind it")
 def test_poison_that_the_error_queue_refuses_stays_in_its_queue(bench: Bench) -> None:
     """Under any id, as where its sequence was set back: nothing is taken, and the fix is told."""
     for body in (b"1", b"2", b"3"):
-        bench.peer.send(bench.errors, "{}", body)
-    bench.peer.dba.on(bench.errors, "UPDATE {queue} SET Seq = Seq + 3")
-    bench.peer.send(bench.queue, "[]", b"poison")
+        bench.dotnet.send(bench.errors, "{}", body)
+    bench.dotnet.dba.on(bench.errors, "UPDATE {queue} SET Seq = Seq + 3")
+    bench.dotnet.send(bench.queue, "[]", b"poison")
     task = bench.task(bench.new_stream(), errors=bench.errors)
 
     with pytest.raises(StatementFailed, match="let it go on behind the highest seq"):
         bench.receive(task)
 
     assert bench.bodies() == [b"poison"]
-    assert [row.body for row in bench.peer.rows(bench.errors)] == [b"1", b"2", b"3"]
+    assert [row.body for row in bench.dotnet.rows(bench.errors)] == [b"1", b"2", b"3"]
     bench.receive(task)  # by then its sequence has gone on
-    assert [row.body for row in bench.peer.rows(bench.errors)] == [b"1", b"2", b"3", b"poison"]
+    assert [row.body for row in bench.dotnet.rows(bench.errors)] == [b"1", b"2", b"3", b"poison"]
 
 
 def test_poison_is_delivered_where_there_is_no_error_queue(bench: Bench) -> None:
     """Nothing is lost for want of an option."""
     for text in POISON:
-        bench.peer.send(bench.queue, text)
+        bench.dotnet.send(bench.queue, text)
 
     rows = bench.receive(bench.task(bench.new_stream()))
 
@@ -546,25 +548,25 @@ def test_poison_is_delivered_where_there_is_no_error_queue(bench: Bench) -> None
 
 def test_expired_poison_is_gone_and_not_moved(bench: Bench) -> None:
     """As in the transport, which looks at the expiry first."""
-    bench.peer.send(bench.queue, "[]", lives=-1)
+    bench.dotnet.send(bench.queue, "[]", lives=-1)
 
     bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
 
-    assert bench.peer.rows(bench.errors) == []
-    assert bench.peer.state_rows("receipt", "messages, expired, diverted") == [(0, 1, 0)]
+    assert bench.dotnet.rows(bench.errors) == []
+    assert bench.dotnet.state_rows("receipt", "messages, expired, diverted") == [(0, 1, 0)]
 
 
 def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:
     """The poison, and the batch with it, stays until the error queue is made."""
-    bench.peer.send(bench.queue, "[]")
-    absent = QueueAddress("absent", bench.peer.schema)
+    bench.dotnet.send(bench.queue, "[]")
+    absent = QueueAddress("absent", bench.dotnet.schema)
     stream = bench.new_stream()
 
     with pytest.raises(QueueNotFound):
         bench.receive(bench.task(stream, errors=absent))
 
     assert bench.seqs() == [1]
-    assert bench.peer.state_rows("receipt", "batch") == []
+    assert bench.dotnet.state_rows("receipt", "batch") == []
 
 
 # ----- others at the queue ---------------------------------------------------------------------
@@ -574,13 +576,13 @@ def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: B
     """Three endpoints delete one row at a time while our tasks receive in sets."""
     total, stream = 3000, bench.new_stream()
     begun = threading.Barrier(5)  # nobody goes on before each has got something
-    bench.peer.send_many(bench.queue, [b"%d" % at for at in range(total)], lives=None)
-    sent = {row.id.bytes for row in bench.peer.rows(bench.queue)}
+    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(total)], lives=None)
+    sent = {row.id.bytes for row in bench.dotnet.rows(bench.queue)}
 
     def compete() -> list[bytes]:
-        peer = bench.peer.consumer()
+        dotnet = bench.dotnet.consumer()
         got: list[bytes] = []
-        while len(got) < 300 and (row := peer.receive(bench.queue)) is not None:
+        while len(got) < 300 and (row := dotnet.receive(bench.queue)) is not None:
             got.append(row.id.bytes)
             if len(got) == 1:
                 begun.wait(TIMEOUT)
@@ -612,7 +614,7 @@ def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: B
     threads = [bench.thread(compete) for _ in range(3)]
     threads += [bench.thread(partial(ours, at)) for at in range(2)]
     got = [thread.result(timeout=TIMEOUT) for thread in threads]
-    left = [row.id.bytes for row in bench.peer.rows(bench.queue)]
+    left = [row.id.bytes for row in bench.dotnet.rows(bench.queue)]
 
     everywhere = [row for part in got for row in part] + left
     assert sorted(everywhere) == sorted(sent)
@@ -628,23 +630,23 @@ def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again
     bench.watched = True
     struck: list[str] = []
     for at, after in strikes(struck):
-        bench.peer.dba.empty(bench.queue)
-        bench.peer.dba.empty(bench.errors)
+        bench.dotnet.dba.empty(bench.queue)
+        bench.dotnet.dba.empty(bench.errors)
         bench.watched, bench.strike = False, None
         stream = bench.new_stream()
         for text in ("{}", "[]", "{}"):
-            bench.peer.send(bench.queue, text)
-        sent = {row.id.bytes for row in bench.peer.rows(bench.queue)}
+            bench.dotnet.send(bench.queue, text)
+        sent = {row.id.bytes for row in bench.dotnet.rows(bench.queue)}
         name = f"struck {at}"
         bench.watched = True
-        bench.strike = Strike(at, partial(bench.peer.kill, f"{bench.name} {name}"), after)
+        bench.strike = Strike(at, partial(bench.dotnet.kill, f"{bench.name} {name}"), after)
         session = bench.session(name)
         task = bench.task(stream, errors=bench.errors)
 
         rows = session.do(partial(receive, task=task, timeout=TIMEOUT, origin=Origin()))
 
         bench.watched = False
-        moved = [row.id.bytes for row in bench.peer.rows(bench.errors)]
+        moved = [row.id.bytes for row in bench.dotnet.rows(bench.errors)]
         assert sorted([*rows["id"].to_pylist(), *moved]) == sorted(sent)
         assert rows.num_rows == 2
         assert bench.seqs() == []
@@ -662,12 +664,12 @@ def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again
 @pytest.mark.parametrize("older", cases("older"))
 def test_older_tables_are_received_from(bench: Bench, older: str) -> None:
     """Columns go by name."""
-    bench.peer.dba.drop(bench.queue)
-    bench.peer.dba.on(bench.queue, bench.peer.dba.shapes.older[older])
+    bench.dotnet.dba.drop(bench.queue)
+    bench.dotnet.dba.on(bench.queue, bench.dotnet.dba.shapes.older[older])
     big = older == "bigint seq"
     if big:
-        bench.peer.dba.put_at(bench.queue, 3_000_000_000)
-    row = bench.peer.send(bench.queue, '{"a":"b"}', b"body", lives=60_000)
+        bench.dotnet.dba.put_at(bench.queue, 3_000_000_000)
+    row = bench.dotnet.send(bench.queue, '{"a":"b"}', b"body", lives=60_000)
 
     rows = bench.receive(bench.task(bench.new_stream()))
 
@@ -685,11 +687,11 @@ def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -
     for at, after in strikes(struck):
         bench.watched, bench.strike = False, None
         for _ in range(3):
-            bench.peer.send(bench.queue)
-        sent = sorted(row.id.bytes for row in bench.peer.rows(bench.queue))
+            bench.dotnet.send(bench.queue)
+        sent = sorted(row.id.bytes for row in bench.dotnet.rows(bench.queue))
         name = f"struck {at}"
         bench.watched = True
-        bench.strike = Strike(at, partial(bench.peer.kill, f"{bench.name} {name}"), after)
+        bench.strike = Strike(at, partial(bench.dotnet.kill, f"{bench.name} {name}"), after)
         session = bench.session(name)
         task = bench.task(None)
 

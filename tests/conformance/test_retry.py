@@ -35,7 +35,7 @@ KEPT = {MESSAGE_ID: "m", "NServiceBus.ProcessingEndpoint": "Shop.Sales", "tenant
 
 def fail(bench: Bench, body: bytes = b"{}", /, **headers: str | None) -> uuid.UUID:
     """Put a message into the error queue, as an endpoint does; `headers` are more of them."""
-    return bench.peer.send(bench.errors, failed(bench, **headers), body)
+    return bench.dotnet.send(bench.errors, failed(bench, **headers), body)
 
 
 def failed(bench: Bench, **headers: str | None) -> str:
@@ -55,18 +55,18 @@ def give_back(bench: Bench, found: Plan, application: str = "retry", batch: int 
 
 def waiting(bench: Bench, queue: QueueAddress | None = None) -> list[bytes | None]:
     """The bodies of the error queue, or of another."""
-    return [row.body for row in bench.peer.rows(queue or bench.errors)]
+    return [row.body for row in bench.dotnet.rows(queue or bench.errors)]
 
 
 def test_what_the_failure_added_is_left_out_and_all_else_stays(bare: Bench) -> None:
     """In its order; body and message id too; the row is new and does not expire."""
-    row = bare.peer.send(bare.errors, failed(bare), b"\xef\xbb\xbf\x00", lives=3_600_000)
+    row = bare.dotnet.send(bare.errors, failed(bare), b"\xef\xbb\xbf\x00", lives=3_600_000)
 
     (done,) = give_back(bare, planned(bare))
 
     assert (done.messages, done.skipped, done.reason) == (1, 0, None)
     assert waiting(bare) == []
-    (back,) = bare.peer.rows(bare.queue)
+    (back,) = bare.dotnet.rows(bare.queue)
     assert back.headers == dumps(KEPT)
     assert (back.body, back.expires) == (b"\xef\xbb\xbf\x00", None)
     assert back.id != row
@@ -77,11 +77,11 @@ def test_an_endpoints_failed_message_comes_back_as_it_was_sent(bare: Bench) -> N
     case = next(each for each in cases() if each.name == "error")
     assert case.read is not None
     headers = case.read | {FAILED_Q: bare.printed}
-    bare.peer.send(bare.errors, dumps(headers), case.body)
+    bare.dotnet.send(bare.errors, dumps(headers), case.body)
 
     give_back(bare, planned(bare))
 
-    got = bare.peer.receive(bare.queue)
+    got = bare.dotnet.receive(bare.queue)
     assert got is not None
     assert got.body == case.body
     assert [*json.loads(got.headers or "")] == [*headers][:10]
@@ -89,11 +89,11 @@ def test_an_endpoints_failed_message_comes_back_as_it_was_sent(bare: Bench) -> N
 
 def test_a_message_keeps_its_identity(bare: Bench) -> None:
     """One without a message id goes by its row's, which changes: it is written down."""
-    row = bare.peer.send(bare.errors, dumps({FAILED_Q: bare.printed}), None)
+    row = bare.dotnet.send(bare.errors, dumps({FAILED_Q: bare.printed}), None)
 
     give_back(bare, planned(bare, ids=frozenset({str(row)})))
 
-    (back,) = bare.peer.rows(bare.queue)
+    (back,) = bare.dotnet.rows(bare.queue)
     assert back.headers == dumps({MESSAGE_ID: str(row)})
     assert back.body == b""
 
@@ -148,17 +148,17 @@ def test_what_cannot_be_returned_stays_and_is_told(bare: Bench) -> None:
     for at, address in enumerate(HOSTILE):
         fail(bare, str(at).encode(), **{FAILED_Q: address})
     fail(bare, b"itself", **{FAILED_Q: errors})
-    bare.peer.send(bare.errors, "[]", b"poison")
-    bare.peer.send(bare.errors, '{"NServiceBus.FailedQ":7}', b"number")
-    bare.peer.send(bare.errors, "{}", b"homeless")
+    bare.dotnet.send(bare.errors, "[]", b"poison")
+    bare.dotnet.send(bare.errors, '{"NServiceBus.FailedQ":7}', b"number")
+    bare.dotnet.send(bare.errors, "{}", b"homeless")
     fail(bare, b"good")
 
     found = planned(bare)
     give_back(bare, found)
 
     told = {each.id: reason for reason, some in found.staying.items() for each in some}
-    rows = {row.body: told.get(str(row.id), "") for row in bare.peer.rows(bare.errors)}
-    if bare.peer.dialect == "postgresql":
+    rows = {row.body: told.get(str(row.id), "") for row in bare.dotnet.rows(bare.errors)}
+    if bare.dotnet.dialect == "postgresql":
         for at, reason in enumerate(HOSTILE.values()):
             assert reason in rows[str(at).encode()]
     assert "error queue itself" in rows[b"itself"]
@@ -171,8 +171,8 @@ def test_what_cannot_be_returned_stays_and_is_told(bare: Bench) -> None:
 
 def test_each_message_goes_to_its_own_queue(bare: Bench) -> None:
     """In the order in which they failed."""
-    other = QueueAddress('Shop."Sales", {queue} %s :a', bare.peer.schema)
-    bare.peer.create(other)
+    other = QueueAddress('Shop."Sales", {queue} %s :a', bare.dotnet.schema)
+    bare.dotnet.create(other)
     for at in range(6):
         name = bare.desk.printed((bare.queue, other)[at % 2])
         fail(bare, b"%d" % at, **{FAILED_Q: name})
@@ -189,10 +189,10 @@ def test_what_others_hold_or_took_is_passed_over(bare: Bench) -> None:
     for at in range(4):
         fail(bare, b"%d" % at)
     found = planned(bare)
-    seqs = [row.seq for row in bare.peer.rows(bare.errors)]
-    bare.peer.receive(bare.errors)
+    seqs = [row.seq for row in bare.dotnet.rows(bare.errors)]
+    bare.dotnet.receive(bare.errors)
 
-    with bare.peer.hold(bare.errors, seqs[1:2]):
+    with bare.dotnet.hold(bare.errors, seqs[1:2]):
         done = give_back(bare, found)
 
     assert [(each.messages, each.skipped) for each in done] == [(0, 2), (2, 0)]
@@ -201,14 +201,14 @@ def test_what_others_hold_or_took_is_passed_over(bare: Bench) -> None:
 
 def test_a_queue_that_refuses_keeps_its_messages_and_the_others_go(bare: Bench) -> None:
     """One that went away, and one with a law of its own; a batch is undone as a whole."""
-    gone, strict = (QueueAddress(name, bare.peer.schema) for name in ("gone", "strict"))
+    gone, strict = (QueueAddress(name, bare.dotnet.schema) for name in ("gone", "strict"))
     for each in (gone, strict):
-        bare.peer.create(each)
+        bare.dotnet.create(each)
     for at, each in enumerate((gone, strict, strict, bare.queue)):
         fail(bare, b"%d" % at, **{FAILED_Q: bare.desk.printed(each)})
     found = planned(bare)
-    bare.peer.dba.drop(gone)
-    bare.peer.dba.refuse(strict)
+    bare.dotnet.dba.drop(gone)
+    bare.dotnet.dba.refuse(strict)
 
     done = give_back(bare, found)
 
@@ -236,7 +236,7 @@ def test_a_message_that_was_changed_meanwhile_is_not_sent_astray(bare: Bench) ->
     fail(bare, b"0")
     fail(bare, b"1")
     found = planned(bare)
-    bare.peer.dba.rewrite(bare.errors, failed(bare, **{FAILED_Q: "elsewhere"}))
+    bare.dotnet.dba.rewrite(bare.errors, failed(bare, **{FAILED_Q: "elsewhere"}))
 
     with pytest.raises(MessageChanged, match="Nothing of its batch was returned"):
         give_back(bare, found)
@@ -248,8 +248,8 @@ def test_another_message_under_a_seq_that_was_chosen_is_not_returned(bare: Bench
     """As in a table that was made anew meanwhile, and counts from 1 again."""
     fail(bare, b"chosen")
     found = planned(bare)
-    bare.peer.dba.drop(bare.errors)
-    bare.peer.create(bare.errors)
+    bare.dotnet.dba.drop(bare.errors)
+    bare.dotnet.create(bare.errors)
     fail(bare, b"other")
 
     with pytest.raises(MessageChanged, match="Nothing of its batch was returned"):
@@ -277,7 +277,7 @@ def test_two_operators_at_once_return_each_message_once(bare: Bench) -> None:
 
 def test_an_error_queue_that_is_none_is_told(bare: Bench) -> None:
     """By its name."""
-    absent = QueueAddress("absent", bare.peer.schema)
+    absent = QueueAddress("absent", bare.dotnet.schema)
 
     with pytest.raises(QueueNotFound, match="absent"):
         retry.plan(bare.desk, absent, Choice(), timeout=TIMEOUT)
@@ -288,7 +288,7 @@ def test_an_error_queue_that_is_none_is_told(bare: Bench) -> None:
 
 def bodies_of(bench: Bench, queues: Sequence[QueueAddress]) -> list[bytes]:
     """What lies in some queues, sorted."""
-    return sorted(row.body or b"" for queue in queues for row in bench.peer.rows(queue))
+    return sorted(row.body or b"" for queue in queues for row in bench.dotnet.rows(queue))
 
 
 def test_a_kill_in_any_gap_leaves_each_message_in_one_queue(bench: Bench, impatient: None) -> None:
@@ -298,12 +298,12 @@ def test_a_kill_in_any_gap_leaves_each_message_in_one_queue(bench: Bench, impati
     struck: list[str] = []
     for at, after in strikes(struck):
         for queue in both:
-            bench.peer.dba.empty(queue)
+            bench.dotnet.dba.empty(queue)
         for number in range(3):
             fail(bench, b"%d" % number)
         found = planned(bench)
         name = f"retry {at} {after}"
-        kill = partial(bench.peer.kill, f"{bench.name} {name}")
+        kill = partial(bench.dotnet.kill, f"{bench.name} {name}")
         bench.strike, bench.watched = Strike(at, kill, after=after), True
 
         give_back(bench, found, name)
@@ -326,10 +326,10 @@ def test_a_retry_that_dies_for_good_leaves_the_rest_to_the_next(bench: Bench) ->
     next(batches)
     connection = session.open()
     connection.run("begin")
-    seqs = [row.seq for row in bench.peer.rows(bench.errors)]
+    seqs = [row.seq for row in bench.dotnet.rows(bench.errors)]
     connection.arrow("take", tables={"queue": bench.errors}, seqs=seqs)
 
-    bench.peer.kill(f"{bench.name} retry")
+    bench.dotnet.kill(f"{bench.name} retry")
 
     assert [len(bench.bodies()), len(waiting(bench))] == [2, 3]
     with pytest.raises(ConnectionLost):

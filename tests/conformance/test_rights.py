@@ -44,22 +44,22 @@ class Service:
 
     def __init__(self, bench: Bench, queue: QueueAddress, errors: QueueAddress) -> None:
         self.bench, self.input, self.errors = bench, queue, errors
-        self.output = QueueAddress("the output", bench.peer.schema)
+        self.output = QueueAddress("the output", bench.dotnet.schema)
         for queue_ in (self.input, self.errors, self.output):
-            bench.peer.create(queue_)
+            bench.dotnet.create(queue_)
         schema.create_delayed(bench.desk, self.input, timeout=TIMEOUT)
-        self.login = bench.peer.dba.login()
+        self.login = bench.dotnet.dba.login()
         self.role, self.url = self.login.name, self.login.url
 
     def names(self) -> dict[str, str]:
         """What the grants speak of, quoted."""
 
         def quoted(queue: QueueAddress, suffix: str = "") -> str:
-            return self.bench.peer.dba.quoted(replace(queue, table=queue.table + suffix))
+            return self.bench.dotnet.dba.quoted(replace(queue, table=queue.table + suffix))
 
         return {
-            "schema": self.bench.peer.schema,
-            "state": self.bench.peer.state,
+            "schema": self.bench.dotnet.schema,
+            "state": self.bench.dotnet.state,
             "role": self.role,
             "input": quoted(self.input),
             "input_sequence": quoted(self.input, "_seq_seq"),
@@ -72,11 +72,11 @@ class Service:
 
     def run(self, text: str) -> None:
         """Execute a statement of the DBA."""
-        self.bench.peer.dba.run(text)
+        self.bench.dotnet.dba.run(text)
 
     def grant(self, *without: str) -> None:
         """Give all rights but some."""
-        for name, text in self.bench.peer.dba.shapes.rights.items():
+        for name, text in self.bench.dotnet.dba.shapes.rights.items():
             if name not in without:
                 self.run(text.format(**self.names()))
 
@@ -111,18 +111,18 @@ def service(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Service]:
     name = getattr(request, "param", "the input")
     made = Service(
         bench,
-        QueueAddress(name, bench.peer.schema),
-        QueueAddress(f"{name} errors", bench.peer.schema),
+        QueueAddress(name, bench.dotnet.schema),
+        QueueAddress(f"{name} errors", bench.dotnet.schema),
     )
-    bench.peer.send(made.input)
-    bench.peer.send(made.input, "[]")
-    with satellites.at(bench.peer) as satellite:
+    bench.dotnet.send(made.input)
+    bench.dotnet.send(made.input, "[]")
+    with satellites.at(bench.dotnet) as satellite:
         delayed = replace(made.input, table=f"{made.input.table}.Delayed")
         satellite.store(delayed, "", b"", delay=-3600)
     yield made
-    bench.peer.kill("sqlqueue service")
+    bench.dotnet.kill("sqlqueue service")
     bench.close()
-    bench.peer.dba.drop_login(made.login)
+    bench.dotnet.dba.drop_login(made.login)
 
 
 def test_the_rights_that_are_listed_are_enough(service: Service) -> None:
@@ -131,9 +131,9 @@ def test_the_rights_that_are_listed_are_enough(service: Service) -> None:
 
     service.work()
 
-    assert [row.body for row in service.bench.peer.rows(service.output)] == [b"out"]
-    assert len(service.bench.peer.rows(service.errors)) == 1
-    assert service.bench.peer.rows(service.input) == []
+    assert [row.body for row in service.bench.dotnet.rows(service.output)] == [b"out"]
+    assert len(service.bench.dotnet.rows(service.errors)) == 1
+    assert service.bench.dotnet.rows(service.input) == []
 
 
 def fix(error: DatabaseFailure, missing: str, role: str) -> str:
@@ -159,7 +159,7 @@ def test_a_missing_right_is_told_with_the_grant_that_mends_it(
     service: Service, missing: str
 ) -> None:
     """The text can be run as it stands, but for the name of the user; then the work goes on."""
-    rights = service.bench.peer.dba.shapes.rights
+    rights = service.bench.dotnet.dba.shapes.rights
     service.grant(missing)
     told: list[str] = []
     for _ in range(4):  # a grant of one statement may be followed by that of the next
@@ -171,8 +171,8 @@ def test_a_missing_right_is_told_with_the_grant_that_mends_it(
             service.run(fix(error, rights[missing].format(**service.names()), service.role))
 
     assert told
-    assert len(service.bench.peer.rows(service.errors)) == 1
-    assert len(service.bench.peer.rows(service.output)) >= 1
+    assert len(service.bench.dotnet.rows(service.errors)) == 1
+    assert len(service.bench.dotnet.rows(service.output)) >= 1
 
 
 def test_without_a_right_nothing_is_taken(service: Service) -> None:
@@ -182,4 +182,4 @@ def test_without_a_right_nothing_is_taken(service: Service) -> None:
     with pytest.raises(RightMissing):
         service.work()
 
-    assert len(service.bench.peer.rows(service.input)) == 3
+    assert len(service.bench.dotnet.rows(service.input)) == 3

@@ -1,4 +1,4 @@
-"""Sending: staged by tasks, sent once by the driver; order and expiry as a peer relies on them."""
+"""Sending: staged by tasks, sent once by the driver, with the order and expiry of an endpoint."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def dispatch(
 
 def staging(bench: Bench) -> list[tuple[Any, ...]]:
     """What is staged."""
-    return bench.peer.state_rows("staging", "sink, batch, attempt, chunk")
+    return bench.dotnet.state_rows("staging", "sink, batch, attempt, chunk")
 
 
 # ----- exactly once ----------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_nothing_is_visible_before_the_dispatch_and_everything_after(bench: Benc
 
     assert bench.bodies() == [b"1", b"2", b"3", b"4"]
     assert staging(bench) == []
-    assert bench.peer.state_rows("dispatch_log", "sink, batch, messages") == [("sink", 0, 4)]
+    assert bench.dotnet.state_rows("dispatch_log", "sink, batch, messages") == [("sink", 0, 4)]
 
 
 def test_a_replayed_batch_sends_nothing_twice(bench: Bench) -> None:
@@ -152,7 +152,7 @@ def test_a_task_that_comes_late_stages_nothing(bench: Bench) -> None:
 def test_a_missing_chunk_stops_the_whole_batch(bench: Bench) -> None:
     """Half a batch would be worse than none; the ledger is not advanced either."""
     first, second = stage(bench, chunk(b"1"), chunk(b"2")), stage(bench, chunk(b"3"))
-    bench.peer.dba.forget("staging", attempt=first.attempt, chunk=1)
+    bench.dotnet.dba.forget("staging", attempt=first.attempt, chunk=1)
 
     with pytest.raises(ChunksMissing) as caught:
         dispatch(bench, first, second)
@@ -161,7 +161,7 @@ def test_a_missing_chunk_stops_the_whole_batch(bench: Bench) -> None:
         "batch 0 of sink sink staged 3 chunks, but 2 were found. Nothing of it was sent."
     )
     assert bench.seqs() == []
-    assert bench.peer.state_rows("dispatch_log", "batch") == [(None,)]
+    assert bench.dotnet.state_rows("dispatch_log", "batch") == [(None,)]
     assert len(staging(bench)) == 2
 
 
@@ -169,7 +169,7 @@ def test_a_batch_without_rows_is_entered_in_the_ledger(bench: Bench) -> None:
     """Its replay, with rows, is as little sent as any other."""
     assert dispatch(bench, stage(bench)) == 0
 
-    assert bench.peer.state_rows("dispatch_log", "sink, batch, messages") == [("sink", 0, 0)]
+    assert bench.dotnet.state_rows("dispatch_log", "sink, batch, messages") == [("sink", 0, 0)]
     assert send.dispatch(bench.desk, [], bench.sink()) == 0
 
 
@@ -181,7 +181,7 @@ def test_two_drivers_at_once_send_a_batch_once(bench: Bench) -> None:
     assert dispatch_log.enter(first, "sink", 0, 1)
     other = bench.thread(lambda: dispatch(bench, staged, connection=second))
     bench.blocked("second")
-    login = bench.peer.state_rows("dispatch_log", "login")[0][0]
+    login = bench.dotnet.state_rows("dispatch_log", "login")[0][0]
     send.Dispatch(first, [staged], bench.sink(), login).copy_chunks()
     first.run("commit")
 
@@ -197,10 +197,10 @@ def test_a_session_lost_at_any_statement_of_a_send_is_answered_by_doing_it_again
     struck: list[str] = []
     chunks = [chunk(b"1", lives=10**8), chunk(b"2")]
     for batch, (at, after) in enumerate(strikes(struck)):
-        bench.peer.dba.empty(bench.queue)
+        bench.dotnet.dba.empty(bench.queue)
         name = f"struck {at}"
         bench.watched = True
-        bench.strike = Strike(at, partial(bench.peer.kill, f"{bench.name} {name}"), after)
+        bench.strike = Strike(at, partial(bench.dotnet.kill, f"{bench.name} {name}"), after)
         session = bench.session(name)
 
         staged = send_staging.stage(session, chunks, sink="sink", batch=batch)
@@ -248,7 +248,7 @@ def test_each_row_goes_where_it_says_in_its_order(bench: Bench) -> None:
     assert sorted(map(bytes, filter(None, bench.bodies()))) == [b"1", b"3", b"5"]
     own = [body for body in bench.bodies() if body != b"3"]
     assert own == [b"1", b"5"]
-    assert [row.body for row in bench.peer.rows(bench.errors)] == [b"2", b"4"]
+    assert [row.body for row in bench.dotnet.rows(bench.errors)] == [b"2", b"4"]
 
 
 def test_rows_without_a_queue_go_nowhere_else(bench: Bench) -> None:
@@ -259,7 +259,7 @@ def test_rows_without_a_queue_go_nowhere_else(bench: Bench) -> None:
     dispatch(bench, stage(bench, mixed))
 
     assert bench.bodies() == [b"mine"]
-    assert [row.body for row in bench.peer.rows(bench.errors)] == [b"theirs"]
+    assert [row.body for row in bench.dotnet.rows(bench.errors)] == [b"theirs"]
 
 
 def test_a_queue_named_in_two_ways_keeps_the_order_of_its_messages(bench: Bench) -> None:
@@ -274,15 +274,15 @@ def test_a_queue_named_in_two_ways_keeps_the_order_of_its_messages(bench: Bench)
 
 def test_a_missing_destination_stops_the_whole_batch(bench: Bench) -> None:
     """Nothing is visible, also where the other queues are there; made, the batch goes through."""
-    absent = QueueAddress("absent", bench.peer.schema)
+    absent = QueueAddress("absent", bench.dotnet.schema)
     staged = stage(bench, chunk(b"1"), chunk(b"2", queue=bench.address("absent")))
 
     with pytest.raises(QueueNotFound, match=r"absent.*sqlqueue create"):
         dispatch(bench, staged)
 
     assert bench.seqs() == []
-    assert bench.peer.state_rows("dispatch_log", "batch") == [(None,)]
-    bench.peer.create(absent)
+    assert bench.dotnet.state_rows("dispatch_log", "batch") == [(None,)]
+    bench.dotnet.create(absent)
     assert dispatch(bench, staged) == 2
 
 
@@ -292,12 +292,12 @@ def test_a_hostile_destination_is_only_a_name(bench: Bench, name: str) -> None:
     quoted = bench.address(name)
     with pytest.raises(QueueNotFound):
         dispatch(bench, stage(bench, chunk(b"x", queue=quoted)))
-    queue = QueueAddress(name, bench.peer.schema)
-    bench.peer.create(queue)
+    queue = QueueAddress(name, bench.dotnet.schema)
+    bench.dotnet.create(queue)
 
     dispatch(bench, stage(bench, chunk(b"x", queue=quoted)))
 
-    assert [row.body for row in bench.peer.rows(queue)] == [b"x"]
+    assert [row.body for row in bench.dotnet.rows(queue)] == [b"x"]
     assert bench.seqs() == []
 
 
@@ -310,7 +310,7 @@ UNREADABLE = {
 @pytest.mark.parametrize("at", range(8))
 def test_an_unreadable_destination_stops_the_batch(bench: Bench, at: int) -> None:
     """Whatever a row's queue holds, the error says which text it was."""
-    name = UNREADABLE[bench.peer.dialect][at]
+    name = UNREADABLE[bench.dotnet.dialect][at]
     with pytest.raises((BadOption, MissingOption), match="queue"):
         dispatch(bench, stage(bench, chunk(b"x", queue=name)))
 
@@ -337,12 +337,12 @@ def test_expires_is_the_databases_clock_plus_the_lifetime(bench: Bench) -> None:
         ]
     )
     staged = stage(bench, mixed)
-    before = bench.peer.clock()
+    before = bench.dotnet.clock()
 
     dispatch(bench, staged)
 
-    passed = later(bench.peer.clock(), before)
-    one, two, three, four = bench.peer.rows(bench.queue)
+    passed = later(bench.dotnet.clock(), before)
+    one, two, three, four = bench.dotnet.rows(bench.queue)
     assert 90_000 <= later(one.expires, before) <= 90_000 + passed
     assert two.expires is None
     assert 0 <= later(three.expires, before) <= passed
@@ -353,31 +353,31 @@ def test_every_row_has_an_id_of_its_own(bench: Bench) -> None:
     """Fresh for each row, version 4; not the message id."""
     dispatch(bench, stage(bench, chunk(*[b"x"] * 500), chunk(*[b"x"] * 500)))
 
-    ids = [row.id for row in bench.peer.rows(bench.queue)]
+    ids = [row.id for row in bench.dotnet.rows(bench.queue)]
     assert len(set(ids)) == 1000
     assert {each.version for each in ids} == {7}
     assert {each.variant for each in ids} == {uuid.RFC_4122}
 
 
-def test_the_peer_receives_what_we_send(bench: Bench) -> None:
+def test_the_endpoint_receives_what_we_send(bench: Bench) -> None:
     """Zero bytes are not NULL; headers are byte for byte what was staged."""
     text = '{"a\\/b":"\\uD83D\\uDE80","n":null,"ü":"ß"}'
     dispatch(bench, stage(bench, chunk(b"", b"\xef\xbb\xbf\x00\xff", headers=text, lives=10**6)))
 
-    first, second = bench.peer.receive(bench.queue), bench.peer.receive(bench.queue)
+    first, second = bench.dotnet.receive(bench.queue), bench.dotnet.receive(bench.queue)
 
     assert first is not None
     assert second is not None
     assert (first.expired, first.headers, first.body) == (False, text, b"")
     assert second.body == b"\xef\xbb\xbf\x00\xff"
-    assert bench.peer.receive(bench.queue) is None
+    assert bench.dotnet.receive(bench.queue) is None
 
 
-def test_the_peer_drops_what_we_sent_with_no_life_left(bench: Bench) -> None:
+def test_the_endpoint_drops_what_we_sent_with_no_life_left(bench: Bench) -> None:
     """By the same clock and the same comparison."""
     dispatch(bench, stage(bench, chunk(b"dead", lives=0)))
 
-    got = bench.peer.receive(bench.queue)
+    got = bench.dotnet.receive(bench.queue)
 
     assert got is not None
     assert got.expired
@@ -411,12 +411,12 @@ def test_a_body_of_100_mb_is_sent(bench: Bench) -> None:
 @pytest.mark.parametrize("older", ["extra columns in another order", "bigint seq", "other widths"])
 def test_older_tables_are_sent_to(bench: Bench, older: str) -> None:
     """Columns go by name."""
-    bench.peer.dba.drop(bench.queue)
-    bench.peer.dba.on(bench.queue, bench.peer.dba.shapes.older[older])
+    bench.dotnet.dba.drop(bench.queue)
+    bench.dotnet.dba.on(bench.queue, bench.dotnet.dba.shapes.older[older])
 
     dispatch(bench, stage(bench, chunk(b"x", lives=1000, headers='{"a":"b"}')))
 
-    (row,) = bench.peer.rows(bench.queue)
+    (row,) = bench.dotnet.rows(bench.queue)
     assert (row.headers, row.body, row.seq) == ('{"a":"b"}', b"x", 1)
     assert row.expires is not None
 
@@ -443,12 +443,12 @@ def passed_on(bench: Bench, *, tasks: int = 2) -> tuple[str, Staged]:
 
 def settled(bench: Bench) -> list[tuple[Any, ...]]:
     """Which receipts there are, and whether they are settled."""
-    return bench.peer.state_rows("receipt", "task, settled")
+    return bench.dotnet.state_rows("receipt", "task, settled")
 
 
 def test_the_receipts_of_a_micro_batch_are_settled_by_the_commit_that_sends(bench: Bench) -> None:
     """They stay for a replay until the ack, and can never be returned to the queue."""
-    bench.peer.send_many(bench.queue, [b"1", b"2", b"3"], lives=None)
+    bench.dotnet.send_many(bench.queue, [b"1", b"2", b"3"], lives=None)
     stream, staged = passed_on(bench)
     assert settled(bench) == [(0, False), (1, False)]
 
@@ -466,7 +466,7 @@ def test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing(
     bench: Bench, task: int
 ) -> None:
     """Its messages are in the queue again: sending them on too would double them."""
-    bench.peer.send_many(bench.queue, [b"1", b"2"], lives=None)
+    bench.dotnet.send_many(bench.queue, [b"1", b"2"], lives=None)
     stream, staged = passed_on(bench)
     with transaction(bench.desk, timeout=TIMEOUT):
         return_(bench.desk, stream, 1, task, bench.queue)
@@ -475,7 +475,7 @@ def test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing(
         dispatch(bench, staged, transactionMode=ATOMIC)
 
     assert bench.bodies() == [b"%d" % (task + 1)]
-    assert bench.peer.state_rows("dispatch_log", "batch") == [(None,)]
+    assert bench.dotnet.state_rows("dispatch_log", "batch") == [(None,)]
 
 
 def test_without_a_stream_of_ours_nothing_can_be_settled(bench: Bench) -> None:
@@ -485,7 +485,7 @@ def test_without_a_stream_of_ours_nothing_can_be_settled(bench: Bench) -> None:
     with pytest.raises(NothingToSettle) as caught:
         dispatch(bench, staged, transactionMode=ATOMIC)
 
-    said = f"micro-batch None of query None has no open receipts in schema {bench.peer.state} of "
+    said = f"micro-batch None of query None has no open receipts in schema {bench.dotnet.state} of "
     assert str(caught.value).startswith(said)
     assert bench.seqs() == []
 

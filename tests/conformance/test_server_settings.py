@@ -55,7 +55,7 @@ def with_setting(url: str, setting: str) -> str:
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_what_a_login_sets_changes_nothing(bench: Bench, setting: str) -> None:
     """Isolation, names, texts and times are said in the statements, where they matter."""
-    url = with_setting(bench.peer.url, setting)
+    url = with_setting(bench.dotnet.url, setting)
     odd = bench.open("odd", url=url)
     dispatch(
         bench, stage(bench, chunk("é".encode(), lives=60_000), chunk(b"\x00\\")), connection=odd
@@ -76,13 +76,13 @@ def test_what_was_received_outlives_a_crash() -> None:
         with Session(options, "test", state=False) as session:
             schema.install(session.open(), timeout=TIMEOUT)
             schema.create_queue(session.open(), queue, timeout=TIMEOUT)
-            with psycopg.connect(server.url, autocommit=True) as peer:
+            with psycopg.connect(server.url, autocommit=True) as dotnet:
                 # the server's own writer comes seldom enough to lose the race
-                peer.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+                dotnet.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
         server.stop()
         server.start()
-        with psycopg.connect(server.url) as peer:
-            peer.execute("INSERT INTO orders VALUES (gen_random_uuid(), NULL, '{}', 'x')")
+        with psycopg.connect(server.url) as dotnet:
+            dotnet.execute("INSERT INTO orders VALUES (gen_random_uuid(), NULL, '{}', 'x')")
         with Session(options, "test") as session:
             loop = PeekLoop(options, time.monotonic, checks.at_start)
             end = loop.latest(INITIAL)
@@ -90,9 +90,9 @@ def test_what_was_received_outlives_a_crash() -> None:
             got = receive(session.open(), task, timeout=TIMEOUT, origin=NO_STREAM)
             server.stop("immediate")
         server.start()
-        with psycopg.connect(server.url) as peer:
-            left = peer.execute("SELECT count(*) FROM orders").fetchone()
-            held = peer.execute("SELECT messages FROM sqlqueue.receipt").fetchall()
+        with psycopg.connect(server.url) as dotnet:
+            left = dotnet.execute("SELECT count(*) FROM orders").fetchone()
+            held = dotnet.execute("SELECT messages FROM sqlqueue.receipt").fetchall()
 
     assert (got.num_rows, left, held) == (1, (0,), [(1,)])
 
@@ -100,8 +100,8 @@ def test_what_was_received_outlives_a_crash() -> None:
 @ALONE
 def test_a_server_that_takes_no_writes_is_told_and_may_be_browsed(bench: Bench) -> None:
     """A standby, or a primary no more: the session is opened again, for there may be another."""
-    url = with_setting(bench.peer.url, "default_transaction_read_only=on")
-    bench.peer.send(bench.queue)
+    url = with_setting(bench.dotnet.url, "default_transaction_read_only=on")
+    bench.dotnet.send(bench.queue)
     odd = bench.open("odd", url=url)
 
     with pytest.raises(ReadOnly, match="target_session_attrs=read-write"):
@@ -123,7 +123,7 @@ def test_an_older_server_is_refused(bare: Bench, monkeypatch: pytest.MonkeyPatch
 @ALONE
 def test_statement_pooling_is_refused(bench: Bench) -> None:
     """At once, and with what would do."""
-    with relayed(bench.peer.url, begins=False) as (url, _):
+    with relayed(bench.dotnet.url, begins=False) as (url, _):
         session = bench.session(url=url)
         with pytest.raises(StatementPooling, match="pool_mode=transaction or pool_mode=session"):
             session.do(lambda connection: connection.rows("clock"))

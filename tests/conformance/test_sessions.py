@@ -50,8 +50,8 @@ def connection(session: Session) -> Connection:
 
 def settled(bench: Bench) -> int:
     """How many sessions stay, when those that are ending have ended."""
-    until(lambda: bench.peer.sessions(mine(bench)) <= kept())
-    return bench.peer.sessions(mine(bench))
+    until(lambda: bench.dotnet.sessions(mine(bench)) <= kept())
+    return bench.dotnet.sessions(mine(bench))
 
 
 def kept() -> int:
@@ -113,7 +113,7 @@ def test_an_error_comes_without_the_frames_of_its_attempts(bench: Bench) -> None
 def test_a_kept_connection_that_died_is_replaced(bench: Bench) -> None:
     """Its next user does not notice."""
     dead = connection(worker(bench))
-    bench.peer.kill(mine(bench))
+    bench.dotnet.kill(mine(bench))
 
     with worker(bench) as session:
         assert session.do(lambda alive: alive.rows("version"))

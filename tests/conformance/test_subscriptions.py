@@ -1,4 +1,4 @@
-"""Publish and subscribe: one table with the peers; every subscriber hears, once, or nobody does."""
+"""Publish and subscribe: one table with the endpoints; each subscriber gets it once, or none."""
 
 from __future__ import annotations
 
@@ -56,24 +56,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def table(bare: Bench) -> QueueAddress:
     """Give the address of a table of subscriptions that is not there yet."""
-    return QueueAddress("SubscriptionRouting", bare.peer.schema)
+    return QueueAddress("SubscriptionRouting", bare.dotnet.schema)
 
 
 @pytest.fixture
 def queues(bare: Bench) -> dict[str, QueueAddress]:
     """Give three queues of subscribers, by name."""
-    made = {name: QueueAddress(name, bare.peer.schema) for name in ("web", "mail", "stock")}
+    made = {name: QueueAddress(name, bare.dotnet.schema) for name in ("web", "mail", "stock")}
     for queue in made.values():
-        bare.peer.create(queue)
+        bare.dotnet.create(queue)
     return made
 
 
 @pytest.fixture
 def shop(bare: Bench, table: QueueAddress, queues: dict[str, QueueAddress]) -> QueueAddress:
     """Give the table with two subscribers of PLACED, one of them and a third of EVENT."""
-    bare.peer.create_subscriptions(table)
+    bare.dotnet.create_subscriptions(table)
     for endpoint, topic in (("web", PLACED), ("mail", PLACED), ("web", EVENT), ("stock", EVENT)):
-        bare.peer.subscribe(table, endpoint, topic, bare.desk.printed(queues[endpoint]))
+        bare.dotnet.subscribe(table, endpoint, topic, bare.desk.printed(queues[endpoint]))
     return table
 
 
@@ -86,8 +86,8 @@ def events(*bodies: bytes, topics: Sequence[str] | None = (PLACED,)) -> pa.Table
 def sink(bench: Bench, table: QueueAddress, **raw: str) -> SinkOptions:
     """Give the options of a sink without a queue of its own."""
     given = {
-        "url": bench.peer.url,
-        "stateSchema": bench.peer.state,
+        "url": bench.dotnet.url,
+        "stateSchema": bench.dotnet.state,
         "subscriptionTable": bench.desk.printed(table),
         "queryTimeout": f"{TIMEOUT:g}s",
     }
@@ -108,46 +108,46 @@ def subscribe(bench: Bench, table: QueueAddress, **parts: Any) -> Subscription:
 
 def got(bench: Bench, queues: dict[str, QueueAddress]) -> dict[str, list[bytes | None]]:
     """What waits in the queues of subscribers."""
-    return {name: [row.body for row in bench.peer.rows(at)] for name, at in queues.items()}
+    return {name: [row.body for row in bench.dotnet.rows(at)] for name, at in queues.items()}
 
 
 # ----- the table -------------------------------------------------------------------------------
 
 
-def test_the_table_is_made_as_the_peer_makes_it(bare: Bench, table: QueueAddress) -> None:
+def test_the_table_is_made_as_the_endpoint_makes_it(bare: Bench, table: QueueAddress) -> None:
     """By the first that subscribes; by whom cannot be told."""
-    theirs = QueueAddress("theirs", bare.peer.schema)
-    bare.peer.create_subscriptions(theirs)
+    theirs = QueueAddress("theirs", bare.dotnet.schema)
+    bare.dotnet.create_subscriptions(theirs)
 
     subscribe(bare, table)
     schema.create_subscriptions(bare.desk, table, timeout=TIMEOUT)
 
-    assert bare.peer.catalog(table) == bare.peer.catalog(theirs) != []
-    assert bare.peer.subscribers(table, PLACED) == [bare.printed]
+    assert bare.dotnet.catalog(table) == bare.dotnet.catalog(theirs) != []
+    assert bare.dotnet.subscribers(table, PLACED) == [bare.printed]
 
 
 def test_the_table_may_be_made_by_two_at_once(bare: Bench, table: QueueAddress) -> None:
-    """A peer's installer takes no lock of ours: we wait for its commit, and take its table."""
+    """An endpoint's installer takes no lock of ours: we wait for its commit, and take its table."""
     first = bare.open("first")
-    with bare.peer.creating_subscriptions(table):
+    with bare.dotnet.creating_subscriptions(table):
         made = bare.thread(partial(schema.create_subscriptions, first, table, timeout=TIMEOUT))
         bare.blocked("first")
 
     made.result(timeout=TIMEOUT)
 
     subscribe(bare, table)
-    assert bare.peer.subscribers(table, PLACED) == [bare.printed]
+    assert bare.dotnet.subscribers(table, PLACED) == [bare.printed]
 
 
-def test_a_peer_finds_who_we_subscribed_and_we_whom_it_did(
+def test_an_endpoint_finds_who_we_subscribed_and_we_whom_it_did(
     bare: Bench, table: QueueAddress
 ) -> None:
     """By the same statements as the transport's, both ways."""
     ours = subscribe(bare, table)
-    bare.peer.subscribe(table, "mail", PLACED, '"x"."mail"')
-    bare.peer.subscribe(table, "mail", EVENT, '"x"."mail"')
+    bare.dotnet.subscribe(table, "mail", PLACED, '"x"."mail"')
+    bare.dotnet.subscribe(table, "mail", EVENT, '"x"."mail"')
 
-    assert set(bare.peer.subscribers(table, PLACED, EVENT)) == {bare.printed, '"x"."mail"'}
+    assert set(bare.dotnet.subscribers(table, PLACED, EVENT)) == {bare.printed, '"x"."mail"'}
     mail = Subscription(PLACED, "mail", '"x"."mail"')
     assert subscriptions.list_subscriptions(bare.desk, table, PLACED) == [mail, ours]
     assert [each.topic for each in subscriptions.list_subscriptions(bare.desk, table)] == [
@@ -162,9 +162,9 @@ def test_an_endpoint_has_one_address_for_a_topic(
     subscribe(bare, table)
     subscribe(bare, table, queue=queues["web"])
     subscribe(bare, table, queue=queues["web"])
-    assert bare.peer.subscribers(table, PLACED) == [bare.desk.printed(queues["web"])]
+    assert bare.dotnet.subscribers(table, PLACED) == [bare.desk.printed(queues["web"])]
 
-    bare.peer.subscribe(table, "web", PLACED, bare.printed)
+    bare.dotnet.subscribe(table, "web", PLACED, bare.printed)
 
     (only,) = subscriptions.list_subscriptions(bare.desk, table)
     assert only == Subscription(PLACED, "web", bare.printed)
@@ -179,7 +179,7 @@ def test_a_subscription_is_taken_back_by_either_side(bare: Bench, table: QueueAd
     assert take(PLACED, "web")
     assert not take(PLACED, "web")
     assert not take(EVENT, "mail")
-    bare.peer.unsubscribe(table, "mail", PLACED)
+    bare.dotnet.unsubscribe(table, "mail", PLACED)
 
     assert [each.endpoint for each in subscriptions.list_subscriptions(bare.desk, table)] == [
         "stock"
@@ -189,17 +189,17 @@ def test_a_subscription_is_taken_back_by_either_side(bare: Bench, table: QueueAd
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_only_names(bare: Bench, name: str) -> None:
     """Of the table, the endpoint, the topic and the queue."""
-    table = QueueAddress((name + "s")[1:], bare.peer.schema)
-    queue = QueueAddress(name, bare.peer.schema)
-    bare.peer.create(queue)
+    table = QueueAddress((name + "s")[1:], bare.dotnet.schema)
+    queue = QueueAddress(name, bare.dotnet.schema)
+    bare.dotnet.create(queue)
     topic = name.replace(";", "").replace(",", "").strip()
     subscribe(bare, table, endpoint=name, topic=topic, queue=queue)
 
     options = sink(bare, table, delivery="atLeastOnce")
     at_least_once.send_now(bare.session(), [events(b"x", topics=[topic])], options)
 
-    assert bare.peer.subscribers(table, topic) == [bare.desk.printed(queue)]
-    assert [row.body for row in bare.peer.rows(queue)] == [b"x"]
+    assert bare.dotnet.subscribers(table, topic) == [bare.desk.printed(queue)]
+    assert [row.body for row in bare.dotnet.rows(queue)] == [b"x"]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_each_subscriber_gets_a_copy_with_an_id_of_its_own(
 
     assert dispatch.dispatch(bench.desk, [staged], options) == 2
 
-    rows = [row for queue in queues.values() for row in bench.peer.rows(queue)]
+    rows = [row for queue in queues.values() for row in bench.dotnet.rows(queue)]
     assert [row.body for row in rows] == [b"1", b"2"] * 3
     assert len({row.id for row in rows}) == 6
     assert len({loads(row.headers)[MESSAGE_ID] for row in rows}) == 2
@@ -274,10 +274,13 @@ def test_one_queue_gets_one_copy_however_it_is_spelled(
     bench: Bench, table: QueueAddress, queues: dict[str, QueueAddress]
 ) -> None:
     """Two endpoints may share a queue, and old rows may leave the quotes out."""
-    bench.peer.create_subscriptions(table)
-    plain = {"postgresql": f"{bench.peer.schema}.web", "sqlserver": f"web@{bench.peer.schema}"}
-    for at, spelled in enumerate((bench.address("web"), plain[bench.peer.dialect])):
-        bench.peer.subscribe(table, f"web {at}", PLACED, spelled)
+    bench.dotnet.create_subscriptions(table)
+    plain = {
+        "postgresql": f"{bench.dotnet.schema}.web",
+        "sqlserver": f"web@{bench.dotnet.schema}",
+    }
+    for at, spelled in enumerate((bench.address("web"), plain[bench.dotnet.dialect])):
+        bench.dotnet.subscribe(table, f"web {at}", PLACED, spelled)
 
     publish(bench, table, events(b"x"))
 
@@ -372,10 +375,10 @@ def test_a_new_subscriber_is_heard_after_five_seconds_at_the_latest(
 ) -> None:
     """Within them the table is not read again; one that leaves is known as late."""
     publish(bench, shop, events(b"1"), batch=1)
-    bench.peer.subscribe(shop, "stock", PLACED, bench.desk.printed(queues["stock"]))
-    bench.peer.unsubscribe(shop, "mail", PLACED)
+    bench.dotnet.subscribe(shop, "stock", PLACED, bench.desk.printed(queues["stock"]))
+    bench.dotnet.unsubscribe(shop, "mail", PLACED)
     clock.now += 4.9
-    with bench.peer.locked(shop):
+    with bench.dotnet.locked(shop):
         publish(bench, shop, events(b"2"), batch=2)
     clock.now += 0.1
     publish(bench, shop, events(b"3"), batch=3)
@@ -391,9 +394,9 @@ def test_each_table_is_remembered_for_itself(
     bench: Bench, shop: QueueAddress, queues: dict[str, QueueAddress]
 ) -> None:
     """Two systems in one database do not hear each other."""
-    other = QueueAddress("other", bench.peer.schema)
-    bench.peer.create_subscriptions(other)
-    bench.peer.subscribe(other, "stock", PLACED, bench.desk.printed(queues["stock"]))
+    other = QueueAddress("other", bench.dotnet.schema)
+    bench.dotnet.create_subscriptions(other)
+    bench.dotnet.subscribe(other, "stock", PLACED, bench.desk.printed(queues["stock"]))
 
     publish(bench, shop, events(b"shop"), batch=1)
     publish(bench, other, events(b"other"), batch=2)
@@ -419,9 +422,9 @@ def test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch(
     """Or it alone would miss the message; taken out, the batch goes through at once."""
     address = {
         "gone": bench.address("gone"),
-        UNCLOSED: {"postgresql": '"unclosed', "sqlserver": "[unclosed"}[bench.peer.dialect],
+        UNCLOSED: {"postgresql": '"unclosed', "sqlserver": "[unclosed"}[bench.dotnet.dialect],
     }.get(address, address)
-    bench.peer.subscribe(shop, "late", EVENT, address)
+    bench.dotnet.subscribe(shop, "late", EVENT, address)
     staged = stage(bench, events(b"1"), events(b"2", topics=[EVENT]))
 
     with pytest.raises(SubscriberUnreachable) as caught:
@@ -430,8 +433,8 @@ def test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch(
     said = f"endpoint 'late' is subscribed to topic '{EVENT}' with the queue {address!r}, which "
     assert str(caught.value).startswith(said + why)
     assert got(bench, queues) == {"web": [], "mail": [], "stock": []}
-    assert bench.peer.state_rows("dispatch_log", "batch") == [(None,)]
-    bench.peer.unsubscribe(shop, "late", EVENT)
+    assert bench.dotnet.state_rows("dispatch_log", "batch") == [(None,)]
+    bench.dotnet.unsubscribe(shop, "late", EVENT)
     assert dispatch.dispatch(bench.desk, [staged], sink(bench, shop)) == 2
 
 
@@ -440,19 +443,19 @@ def test_a_subscriber_that_is_gone_since_stops_nothing(
 ) -> None:
     """It took back its subscription, then its queue: the table is read before anything fails."""
     publish(bench, shop, events(b"1"), batch=1)
-    bench.peer.unsubscribe(shop, "mail", PLACED)
-    bench.peer.dba.drop(queues["mail"])
+    bench.dotnet.unsubscribe(shop, "mail", PLACED)
+    bench.dotnet.dba.drop(queues["mail"])
 
     publish(bench, shop, events(b"2"), batch=2)
 
-    assert [row.body for row in bench.peer.rows(queues["web"])] == [b"1", b"2"]
+    assert [row.body for row in bench.dotnet.rows(queues["web"])] == [b"1", b"2"]
 
 
 def test_a_broken_subscription_to_another_topic_stops_nothing(
     bench: Bench, shop: QueueAddress, queues: dict[str, QueueAddress]
 ) -> None:
     """Only who would hear is looked at."""
-    bench.peer.subscribe(shop, "late", "Shop.Other", "")
+    bench.dotnet.subscribe(shop, "late", "Shop.Other", "")
 
     publish(bench, shop, events(b"x"))
 
@@ -468,7 +471,7 @@ def test_without_the_table_nothing_is_published(bench: Bench, table: QueueAddres
 
     said = f"the subscription table {bench.desk.printed(table)} was not found in "
     assert str(caught.value).startswith(said)
-    assert bench.peer.state_rows("dispatch_log", "batch") == [(None,)]
+    assert bench.dotnet.state_rows("dispatch_log", "batch") == [(None,)]
     subscribe(bench, table)
     assert dispatch.dispatch(bench.desk, [staged], sink(bench, table)) == 1
     assert bench.bodies() == [b"x"]
@@ -478,7 +481,7 @@ def test_a_publisher_that_may_not_read_the_table_is_told_the_grant(
     bench: Bench, shop: QueueAddress
 ) -> None:
     """SELECT is what it needs."""
-    dba = bench.peer.dba
+    dba = bench.dotnet.dba
     login = dba.login()
     dba.grant(login, "DELETE", shop)
     options = sink(bench, shop, url=login.url, delivery="atLeastOnce")
@@ -499,7 +502,7 @@ def test_a_replayed_batch_is_not_published_again(
 ) -> None:
     """The ledger knows it, also where others are subscribed by now."""
     publish(bench, shop, events(b"once"), batch=3)
-    bench.peer.subscribe(shop, "stock", PLACED, bench.desk.printed(queues["stock"]))
+    bench.dotnet.subscribe(shop, "stock", PLACED, bench.desk.printed(queues["stock"]))
 
     assert publish(bench, shop, events(b"once"), batch=3) == 0
 
@@ -524,9 +527,9 @@ def test_a_session_lost_in_a_publication_is_answered_by_doing_it_again(
     last = said.index("commit")
     for batch, (place, after) in enumerate([*((each, False) for each in at), (last, True)], 1):
         for queue in queues.values():
-            bench.peer.dba.empty(queue)
+            bench.dotnet.dba.empty(queue)
         clock.now += 10
-        kill = partial(bench.peer.kill, f"{bench.name} struck {batch}")
+        kill = partial(bench.dotnet.kill, f"{bench.name} struck {batch}")
         strike = Strike(place, kill, after)
 
         dispatched(bench, shop, whole, strike, batch=batch)

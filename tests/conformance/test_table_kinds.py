@@ -37,8 +37,8 @@ KINDS = {
 
 def make(bench: Bench, kind: str) -> QueueAddress:
     """Make a table of a kind."""
-    bench.peer.dba.run(KINDS[kind].format(bench.peer.schema, COLUMNS))
-    return QueueAddress("odd", bench.peer.schema)
+    bench.dotnet.dba.run(KINDS[kind].format(bench.dotnet.schema, COLUMNS))
+    return QueueAddress("odd", bench.dotnet.schema)
 
 
 @only("postgresql", "kinds of tables that the other has not")
@@ -49,7 +49,7 @@ def test_a_queue_that_is_no_plain_table_is_found(bare: Bench, kind: str) -> None
 
     found = {each.name: each for each in checks.of_table(bare.desk, odd)}
     if kind == "a foreign table":
-        bare.peer.dba.run(f"DROP FOREIGN DATA WRAPPER {bare.peer.schema} CASCADE")
+        bare.dotnet.dba.run(f"DROP FOREIGN DATA WRAPPER {bare.dotnet.schema} CASCADE")
 
     assert found["table_kind"].severity == "error"
     assert f"it is {kind}" in found["table_kind"].found
@@ -69,21 +69,21 @@ def test_a_stream_on_what_is_no_plain_table_ends_at_once(bench: Bench, kind: str
 @only("postgresql", "policies that COPY is refused under")
 def test_row_security_is_found_and_no_grant_is_asked_for(bench: Bench) -> None:
     """What refuses to send is told in the server's words; the doctor's fix works."""
-    state, everything = bench.peer.state, "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA"
+    state, everything = bench.dotnet.state, "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA"
     with login(bench, "SELECT, INSERT, UPDATE, DELETE") as (role, connection):
-        bench.peer.dba.run(
-            f"GRANT USAGE ON SCHEMA {state}, {bench.peer.schema} TO {role};"
+        bench.dotnet.dba.run(
+            f"GRANT USAGE ON SCHEMA {state}, {bench.dotnet.schema} TO {role};"
             f"GRANT {everything} {state} TO {role};"
-            f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {bench.peer.schema} TO {role}"
+            f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {bench.dotnet.schema} TO {role}"
         )
-        bench.peer.dba.on(bench.queue, "ALTER TABLE {queue} ENABLE ROW LEVEL SECURITY")
+        bench.dotnet.dba.on(bench.queue, "ALTER TABLE {queue} ENABLE ROW LEVEL SECURITY")
         staged = stage(bench, chunk(b"1"))
         for table in ("staging", "staging_page", "dispatch_log"):
-            bench.peer.dba.run(f"UPDATE {state}.{table} SET login = '{role}'")
+            bench.dotnet.dba.run(f"UPDATE {state}.{table} SET login = '{role}'")
         with pytest.raises(StatementRefused, match="row-level security"):
             dispatch(bench, staged, connection=connection)
 
         (found,) = checks.of_any_queue(connection, bench.queue, timeout=TIMEOUT)
         assert (found.name, found.severity) == ("row_security", "error")
-        bench.peer.dba.run(found.fix)
+        bench.dotnet.dba.run(found.fix)
         assert dispatch(bench, staged, connection=connection) == 1

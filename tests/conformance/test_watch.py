@@ -1,4 +1,4 @@
-"""Looks at a queue beside its peer: what waits, is delayed, flows; and what a purge leaves."""
+"""Looks at a queue beside its endpoint: what waits, is delayed, flows; and what a purge leaves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def delay(bench: Bench, seconds: Sequence[float] = ()) -> None:
     schema.create_delayed(bench.desk, bench.queue, timeout=TIMEOUT)
     table = schema.delayed_of(bench.queue)
     for at, each in enumerate(seconds):
-        due = bench.peer.clock().replace(tzinfo=UTC) + timedelta(seconds=each)
+        due = bench.dotnet.clock().replace(tzinfo=UTC) + timedelta(seconds=each)
         row = {"headers": "{}", "body": b"%d" % at, "due": due}
         with transaction(bench.desk, timeout=TIMEOUT):
             bench.desk.load(table, pa.Table.from_pylist([row], DELAYED))
@@ -57,16 +57,16 @@ def delay(bench: Bench, seconds: Sequence[float] = ()) -> None:
 def test_what_came_and_went_between_two_looks_is_counted(bare: Bench) -> None:
     """Also where all that came is gone, and where nothing ever waited at a look."""
     first = look(bare)
-    bare.peer.send_many(bare.queue, [b"x"] * 5)
+    bare.dotnet.send_many(bare.queue, [b"x"] * 5)
     second = look(bare)
     for _ in range(3):
-        bare.peer.receive(bare.queue)
-    bare.peer.send_many(bare.queue, [b"y"] * 4)
+        bare.dotnet.receive(bare.queue)
+    bare.dotnet.send_many(bare.queue, [b"y"] * 4)
     third = look(bare)
-    while bare.peer.receive(bare.queue):
+    while bare.dotnet.receive(bare.queue):
         pass
-    bare.peer.send(bare.queue)
-    bare.peer.receive(bare.queue)
+    bare.dotnet.send(bare.queue)
+    bare.dotnet.receive(bare.queue)
     fourth = look(bare)
 
     assert counts(first, second) == (None, None)  # no seq was ever given out before
@@ -77,20 +77,20 @@ def test_what_came_and_went_between_two_looks_is_counted(bare: Bench) -> None:
 
 def test_a_look_tells_since_when_the_lowest_waits(bare: Bench) -> None:
     """By the database's clock and the header; nothing where that cannot be read."""
-    sent = bare.peer.clock().replace(tzinfo=UTC) - timedelta(seconds=90)
+    sent = bare.dotnet.clock().replace(tzinfo=UTC) - timedelta(seconds=90)
     assert look(bare).oldest is None
 
-    bare.peer.send(bare.queue, dumps({"NServiceBus.TimeSent": wire_time(sent)}))
-    bare.peer.send(bare.queue, "{}")
+    bare.dotnet.send(bare.queue, dumps({"NServiceBus.TimeSent": wire_time(sent)}))
+    bare.dotnet.send(bare.queue, "{}")
 
     assert 85 < (look(bare).oldest or 0) < 120
-    bare.peer.receive(bare.queue)
+    bare.dotnet.receive(bare.queue)
     assert look(bare).oldest is None
 
 
 def test_a_look_at_streams_tells_their_lag_and_pace(bench: Bench) -> None:
     """What waits and what they hold; a stream's queues are looked at where none is named."""
-    bench.peer.send_many(bench.queue, [b"x"] * 10)
+    bench.dotnet.send_many(bench.queue, [b"x"] * 10)
     stream = bench.new_stream()
     bench.receive(bench.task(stream, messages=4))
     before = watch.look(bench.desk, [], bench.source())
@@ -126,7 +126,7 @@ def test_delayed_messages_are_counted_and_shown(bare: Bench) -> None:
     """Those that are due among them; the first due first, in UTC; nothing is taken."""
     assert look(bare).delayed is None
     delay(bare, [3600, -60, 7200])
-    now = bare.peer.clock()
+    now = bare.dotnet.clock()
 
     found = look(bare).delayed
     shown = inspect.delayed_messages(bare.desk, bare.queue, limit=2, zone=None, timeout=TIMEOUT)
@@ -175,12 +175,12 @@ def test_what_is_wrong_with_it_is_found_and_its_mend_mends_it(
     """The statement can be run as it stands."""
     delay(bare)
     table = bare.desk.printed(schema.delayed_of(bare.queue))
-    bare.peer.dba.run(make.format(table=table, schema=bare.peer.schema))
+    bare.dotnet.dba.run(make.format(table=table, schema=bare.dotnet.schema))
 
     (found,) = delayed_findings(bare)
 
     assert (found.name, found.severity, found.where) == (name, severity, table)
-    bare.peer.dba.run(found.fix)
+    bare.dotnet.dba.run(found.fix)
     assert delayed_findings(bare) == []
 
 
@@ -190,7 +190,7 @@ def test_a_stream_that_moves_what_is_due_logs_what_is_wrong_with_its_table(
 ) -> None:
     """One that moves nothing has no need of it."""
     delay(bare)
-    bare.peer.dba.run(f'DROP INDEX "{bare.peer.schema}"."orders.Delayed_Due"')
+    bare.dotnet.dba.run(f'DROP INDEX "{bare.dotnet.schema}"."orders.Delayed_Due"')
 
     checks.at_start(bare.desk, bare.source())
     before = caplog.text
@@ -204,12 +204,12 @@ def test_a_login_that_may_only_delete_delayed_messages_is_told_what_lacks(bare: 
     """To move them it takes more; one without any right there may do without, which is a note."""
     delay(bare)
     table = schema.delayed_of(bare.queue)
-    login = bare.peer.dba.login()
+    login = bare.dotnet.dba.login()
     try:
-        bare.peer.dba.grant(login, "SELECT", bare.queue)
+        bare.dotnet.dba.grant(login, "SELECT", bare.queue)
         connection = bare.open(url=login.url)
         none = checks.of_delayed(connection, bare.queue)
-        bare.peer.dba.grant(login, "DELETE", table)
+        bare.dotnet.dba.grant(login, "DELETE", table)
         some = checks.of_delayed(connection, bare.queue)
 
         assert {each.name: each.severity for each in none} == {
@@ -221,7 +221,7 @@ def test_a_login_that_may_only_delete_delayed_messages_is_told_what_lacks(bare: 
             "delay_right": "note",
         }
     finally:
-        bare.peer.dba.drop_login(login)
+        bare.dotnet.dba.drop_login(login)
 
 
 # ---------------------------------------------------------------- purge in batches
@@ -229,10 +229,10 @@ def test_a_login_that_may_only_delete_delayed_messages_is_told_what_lacks(bare: 
 
 def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
     """In whole batches; what is sent meanwhile stays."""
-    bare.peer.send_many(bare.queue, [b"x"] * 25)
+    bare.dotnet.send_many(bare.queue, [b"x"] * 25)
     with transaction(bare.desk, timeout=TIMEOUT):
         depth = inspect.depth(bare.desk, bare.queue)
-    bare.peer.send(bare.queue, body=b"new")
+    bare.dotnet.send(bare.queue, body=b"new")
 
     batches = purge.purge_parts(bare.desk, bare.queue, depth, timeout=TIMEOUT, batch=10)
     first = next(batches)
@@ -245,16 +245,16 @@ def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
 
 def test_a_purge_in_batches_waits_for_consumers(bare: Bench) -> None:
     """The batches before are gone, the one that waits, and dies, is whole; it is done again."""
-    bare.peer.send_many(bare.queue, [b"x"] * 20)
+    bare.dotnet.send_many(bare.queue, [b"x"] * 20)
     with transaction(bare.desk, timeout=TIMEOUT):
         depth = inspect.depth(bare.desk, bare.queue)
 
     held, connection = bare.seqs()[-1], bare.open("purge")
     batches = purge.purge_parts(connection, bare.queue, depth, timeout=TIMEOUT, batch=10)
-    with bare.peer.hold(bare.queue, [held]):
+    with bare.dotnet.hold(bare.queue, [held]):
         waits = bare.thread(lambda: list(batches))
         bare.blocked("purge")
-        bare.peer.kill(f"{bare.name} purge")
+        bare.dotnet.kill(f"{bare.name} purge")
         with pytest.raises(ConnectionLost):
             waits.result(timeout=TIMEOUT)
 
@@ -274,12 +274,12 @@ def test_nothing_is_purged_of_an_empty_queue(bare: Bench) -> None:
 
 def test_a_report_tells_types_ages_and_sizes(bare: Bench) -> None:
     """By headers; what has none is told as such."""
-    now = bare.peer.clock().replace(tzinfo=UTC)
+    now = bare.dotnet.clock().replace(tzinfo=UTC)
     for hours, kind in ((0.5, "Shop.A, Shop;Shop.Base"), (3, "Shop.A"), (30, "Shop.B")):
         sent = wire_time(now - timedelta(hours=hours))
         names = ("NServiceBus.EnclosedMessageTypes", "NServiceBus.TimeSent")
-        bare.peer.send(bare.queue, dumps(dict(zip(names, (kind, sent), strict=True))))
-    bare.peer.send(bare.queue, "poison")
+        bare.dotnet.send(bare.queue, dumps(dict(zip(names, (kind, sent), strict=True))))
+    bare.dotnet.send(bare.queue, "poison")
 
     (found,) = report.report(
         bare.desk, [bare.printed], bare.source(), errors=None, most=1000
@@ -319,8 +319,8 @@ def test_failures_are_grouped_by_exception(bare: Bench) -> None:
             "NServiceBus.FailedQ": "Shop",
             "NServiceBus.TimeOfFailure": wire_time(moment),
         }
-        bare.peer.send(bare.errors, dumps(failure))
-    bare.peer.send(bare.errors)
+        bare.dotnet.send(bare.errors, dumps(failure))
+    bare.dotnet.send(bare.errors)
 
     found = report.failures(bare.desk, bare.errors, bare.source(), most=1000)
 
@@ -334,10 +334,10 @@ def test_failures_are_grouped_by_exception(bare: Bench) -> None:
 def test_tables_of_queues_are_found_for_a_shell(bare: Bench) -> None:
     """Those of the default schema, and no other table."""
     default = QueueAddress(f"sqlq-{bare.name}")
-    bare.peer.create(default)
+    bare.dotnet.create(default)
     try:
         names = [name for (name,) in bare.desk.rows("queue_tables")]
         assert default.table in names
-        assert "orders" not in names or bare.peer.schema == "dbo"
+        assert "orders" not in names or bare.dotnet.schema == "dbo"
     finally:
-        bare.peer.dba.drop(default)
+        bare.dotnet.dba.drop(default)

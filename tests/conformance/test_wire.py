@@ -64,13 +64,13 @@ def put(bench: Bench, table: str | None, *, elsewhere: bool = True) -> list[Case
     `elsewhere`: also those that belong into another queue, which is not there.
     """
     if table is not None:
-        bench.peer.dba.drop(bench.queue)
-        bench.peer.dba.on(bench.queue, bench.peer.dba.shapes.older[table])
+        bench.dotnet.dba.drop(bench.queue)
+        bench.dotnet.dba.on(bench.queue, bench.dotnet.dba.shapes.older[table])
     rows = [case for case in cases() if case.table == table or (table is None and case.headers)]
     if not elsewhere:
         rows = [case for case in rows if headers.FORWARD_DESTINATION not in (case.read or {})]
     for case in rows:
-        bench.peer.send(bench.queue, case.headers, case.body, lives=case.lives, row=case.id)
+        bench.dotnet.send(bench.queue, case.headers, case.body, lives=case.lives, row=case.id)
     return rows
 
 
@@ -118,13 +118,13 @@ def test_every_row_is_received_as_its_file_says(bench: Bench, table: str | None)
 def test_every_row_is_browsed_as_its_file_says(bench: Bench, table: str | None) -> None:
     """Expired rows are shown too, and nothing is touched."""
     rows = put(bench, table)
-    before = bench.peer.rows(bench.queue)
+    before = bench.dotnet.rows(bench.queue)
     first, stop = (before[0].seq, before[-1].seq + 1) if before else (0, 0)
 
     pages = browse.pages(bench.desk, bench.queue, first, stop, narrow=False, timeout=TIMEOUT)
 
     assert read(pages, MAPS) == expected(rows)
-    assert bench.peer.rows(bench.queue) == before
+    assert bench.dotnet.rows(bench.queue) == before
 
 
 def test_poison_goes_to_the_error_queue_as_it_was_and_nothing_else_does(bench: Bench) -> None:
@@ -134,7 +134,7 @@ def test_poison_goes_to_the_error_queue_as_it_was_and_nothing_else_does(bench: B
     tables = [bench.receive(bench.task(bench.new_stream(), errors=bench.errors))]
 
     assert read(tables, MAPS) == expected(case for case in rows if not case.poison)
-    assert [row[:4] for row in bench.peer.rows(bench.errors)] == [
+    assert [row[:4] for row in bench.dotnet.rows(bench.errors)] == [
         (case.id, None, case.headers, case.body) for case in rows if case.poison
     ]
 
@@ -165,7 +165,7 @@ def sent(bench: Bench, column: pa.Array, bodies: list[bytes]) -> list[tuple[str,
     )
     staged = staging.stage(bench.session(), sender.chunks([frame]), sink="sink", batch=0)
     dispatch.dispatch(bench.desk, [staged], bench.sink())
-    return [(row.headers or "", row.body) for row in bench.peer.rows(bench.queue)]
+    return [(row.headers or "", row.body) for row in bench.dotnet.rows(bench.queue)]
 
 
 def own(text: str | None) -> str:
@@ -190,7 +190,7 @@ def test_every_row_of_the_9_1_writer_is_written_byte_for_byte(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("kind", ["map", "json"])
-def test_every_row_is_written_so_that_a_peer_reads_the_same(bench: Bench, kind: str) -> None:
+def test_every_row_is_written_so_that_an_endpoint_reads_the_same(bench: Bench, kind: str) -> None:
     """Whoever wrote it; as a map in the bytes of 9.1, as text in its own."""
     columns = {
         "map": pa.array([list((case.read or {}).items()) for case in SOUND], FIELDS["headers"]),

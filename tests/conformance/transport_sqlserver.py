@@ -186,7 +186,7 @@ class SQLServer(Database):
     def connect(self, zone: str | None = None) -> Session:
         """As Database; sessions have no time zone here."""
         del zone
-        made = Session(drivers.connect(Target.parse(self.url), "peer", 10)[1])
+        made = Session(drivers.connect(Target.parse(self.url), "dotnet", 10)[1])
         made.run(f"SET LOCK_TIMEOUT {int(self.patience * 1000)}")
         return made
 

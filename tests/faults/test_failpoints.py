@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import stamina
-from conformance.peers import PostgreSQL
+from conformance.dotnet import PostgreSQL
 
 from sqlq_spark import database
 from sqlq_spark.database import schema, transaction
@@ -102,7 +102,7 @@ class Walk:
 
     def _cut(self, order: Order, args: tuple[Any, ...]) -> Any:
         """In this process, which connects again by itself."""
-        strike = Watched.strike = Strike(order, partial(points.cut_off, self.books.peer.kill))
+        strike = Watched.strike = Strike(order, partial(points.cut_off, self.books.dotnet.kill))
         try:
             return order.work(self.desk, *args)
         except ConnectionLost:
@@ -167,14 +167,14 @@ def operate(walk: Walk) -> None:
 @pytest.fixture
 def shop(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """Give queues and state tables; sessions are watched, and connect again without pauses."""
-    peer, mark = PostgreSQL.at(place), f"faults {secrets.token_hex(4)}"
+    dotnet, mark = PostgreSQL.at(place), f"faults {secrets.token_hex(4)}"
     shop = Shop(place.url, place.schema, place.state, mark)
     for table in QUEUES:
-        peer.create(shop.address(table))
+        dotnet.create(shop.address(table))
     routes = shop.address("SubscriptionRouting")
-    peer.create_subscriptions(routes)
+    dotnet.create_subscriptions(routes)
     for table in HEARING:
-        peer.subscribe(routes, table, TOPIC, shop.printed(table))
+        dotnet.subscribe(routes, table, TOPIC, shop.printed(table))
     dialect = database.of(place.url)
     connection = dialect.connect(place.url, application=mark, timeout=TIMEOUT, state=place.state)
     schema.install(connection, timeout=TIMEOUT)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 import stamina
-from conformance.peers import PostgreSQL
+from conformance.dotnet import PostgreSQL
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import run_state_machine_as_test
@@ -84,13 +84,13 @@ def machine(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Mach
     monkeypatch.setattr(pace, "MESSAGES_PER_TASK", 1)
     monkeypatch.setattr(payload, "LARGE", payload.LARGE)
     with psycopg.connect(url, autocommit=True) as desk:
-        peer = PostgreSQL(url, place.schema, place.state, desk)
+        dotnet = PostgreSQL(url, place.schema, place.state, desk)
         for queue in queues.values():
-            peer.create(queue)
+            dotnet.create(queue)
         state(postgresql.connect(url, application="install", timeout=TIMEOUT, state=place.state))
         stage = Stage(desk, postgresql.connect)
         monkeypatch.setattr(postgresql, "connect", stage.open)
-        world = World(stage, peer, source, queues["error"], targets)
+        world = World(stage, dotnet, source, queues["error"], targets)
         with stamina.set_testing(testing=True, attempts=7, cap=True):
             yield type("Model", (Machine,), {"world": world})
         world.rival.connection.close()

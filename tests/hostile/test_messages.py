@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 from conformance.conftest import TIMEOUT, Bench
-from conformance.peers import PostgreSQL
+from conformance.dotnet import PostgreSQL
 from conftest import placed
 from psycopg import sql
 
@@ -33,11 +33,11 @@ HUGE = "repeat('x', 270000000)"
 
 def bench_at(place: Place) -> Bench:
     """Give a queue, an error queue and state tables there."""
-    peer = PostgreSQL.at(place)
+    dotnet = PostgreSQL.at(place)
     queue, errors = (QueueAddress(name, place.schema) for name in ("orders", "error"))
-    bench = Bench(peer, queue, errors, name=secrets.token_hex(4))
-    peer.create(queue)
-    peer.create(errors)
+    bench = Bench(dotnet, queue, errors, name=secrets.token_hex(4))
+    dotnet.create(queue)
+    dotnet.create(errors)
     schema.install(bench.desk, timeout=TIMEOUT)
     return bench
 

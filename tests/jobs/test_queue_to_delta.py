@@ -28,7 +28,7 @@ def test_killed_between_two_batches(queue: Queue, desk: Desk) -> None:
     }
     queue.fill(0, 500)
     queue.put("no json")
-    queue.peer.send(queue.address, lives=-3_600_000)
+    queue.dotnet.send(queue.address, lives=-3_600_000)
 
     desk.killed_when(lambda: queue.received(2), "queue_to_delta", settings)
     ended = desk.run("queue_to_delta", settings)

@@ -68,12 +68,12 @@ def test_killed_between_two_databases(queue: Queue, error: Queue, desk: Desk) ->
     bills.create()
     hour = 3_600_000  # milliseconds
     for headers in EXACT:
-        queue.peer.send(queue.address, headers, b"\x00\xff", lives=hour)
+        queue.dotnet.send(queue.address, headers, b"\x00\xff", lives=hour)
     queue.put("{}", None)
     queue.put("no json", b"poison")
     queue.fill(0, 1000)
     bills.fill(1000, 1200)
-    queue.peer.send(queue.address, EXACT[0].replace("a", "gone"), b"late", lives=-hour)
+    queue.dotnet.send(queue.address, EXACT[0].replace("a", "gone"), b"late", lives=-hour)
     with other_database(queue.place) as place:
         orders, invoices = Queue(place, "orders"), Queue(place, "Invoices")
         orders.install()

@@ -34,8 +34,8 @@ WENT_BACK = f"{RECEIPTS}::test_an_ack_ahead_of_the_stream_is_a_database_that_wen
 READ_ONLY = f"{SETTINGS}::test_a_server_that_takes_no_writes_is_told_and_may_be_browsed"
 GAP = f"{FAILPOINTS}::test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing"
 HARMED = f"{CHAOS}::test_nothing_is_lost_or_repeated_whatever_is_harmed"
-PEERS = "spark/test_beside_the_transport.py"
-BESIDE = f"{PEERS}::test_a_stream_between_endpoints_passes_every_message_on_once"
+ENDPOINTS = "spark/test_beside_the_transport.py"
+BESIDE = f"{ENDPOINTS}::test_a_stream_between_endpoints_passes_every_message_on_once"
 RIGHT = "conformance/test_rights.py::test_a_missing_right_is_told_with_the_grant_that_mends_it"
 TWO_DRIVERS = f"{LOOP}::test_two_drivers_on_one_checkpoint_the_first_is_told"
 ROLLED_BACK = f"{REPLAY}::test_rolled_back_checkpoint_is_refused"
@@ -166,18 +166,18 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
             f"{RECEIVE}::test_with_competing_consumers_every_message_is_in_exactly_one_place"
         ),
         "locks": "pages/test_dba.py::test_no_transaction_is_open_while_spark_works",
-        "readable": f"{SEND}::test_the_peer_receives_what_we_send",
+        "readable": f"{SEND}::test_the_endpoint_receives_what_we_send",
         "tables-changed": f"{DBA}::test_what_the_page_removes_leaves_no_trace",
         "poison": POISON,
         "expired": EXPIRED,
-        "delayed": f"{ZONES}::test_what_we_store_the_peer_moves_at_the_right_time",
+        "delayed": f"{ZONES}::test_what_we_store_the_endpoint_moves_at_the_right_time",
         "stopped": BESIDE,
     },
     ("docs/dotnet.md", "visible"): {
         "sessions": WATCHED,
         "statements": WATCHED,
         "receipts": f"{OPERATIONS}::test_receipts_left",
-        "sent": f"{WRITE}::test_a_frame_is_sent_with_the_headers_that_peers_need",
+        "sent": f"{WRITE}::test_a_frame_is_sent_with_the_headers_that_endpoints_need",
         "subscribers": NET,
     },
     ("docs/migration.md", "jdbc-losses"): {

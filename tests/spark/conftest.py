@@ -11,7 +11,7 @@ from wire import messages
 from spark.stand import Elsewhere, Queue
 
 if TYPE_CHECKING:
-    from conformance.peers import Peer
+    from conformance.dotnet import DotNet
     from pyspark.sql import SparkSession
 
 
@@ -23,10 +23,10 @@ def spark(spark: SparkSession) -> SparkSession:
 
 
 @pytest.fixture
-def queue(request: pytest.FixtureRequest, peer: Peer) -> Queue:
+def queue(request: pytest.FixtureRequest, dotnet: DotNet) -> Queue:
     """Give an empty queue with its state tables, on each database in turn."""
-    here = peer.dialect == "postgresql"
-    made = Queue(request.getfixturevalue("place") if here else Elsewhere(peer), "orders")
+    here = dotnet.dialect == "postgresql"
+    made = Queue(request.getfixturevalue("place") if here else Elsewhere(dotnet), "orders")
     made.install()
     made.create()
     return made

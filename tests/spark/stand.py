@@ -1,4 +1,4 @@
-"""A queue of a test: filled and counted by its peer, read and written by Spark."""
+"""A queue of a test: filled and counted by its endpoint, read and written by Spark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conformance.dba import DBA
-    from conformance.peers import Peer
+    from conformance.dotnet import DotNet
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
@@ -30,14 +30,14 @@ TIMEOUT = 60.0  # seconds, for every statement of these tests
 class Elsewhere(Place):
     """A place of another database than PostgreSQL, where nothing is asked in SQL of that."""
 
-    def __init__(self, peer: Peer) -> None:
-        super().__init__(url=peer.url, schema=peer.schema, state=peer.state, connection=None)  # type: ignore[arg-type]
-        object.__setattr__(self, "_peer", peer)  # frozen
+    def __init__(self, dotnet: DotNet) -> None:
+        super().__init__(url=dotnet.url, schema=dotnet.schema, state=dotnet.state, connection=None)  # type: ignore[arg-type]
+        object.__setattr__(self, "_endpoint", dotnet)  # frozen
 
     @property
-    def peer(self) -> Peer:
+    def dotnet(self) -> DotNet:
         """An endpoint there, and its DBA."""
-        found: Peer = self.__dict__["_peer"]
+        found: DotNet = self.__dict__["_endpoint"]
         return found
 
     def sql(self, text: str, *args: object) -> list[tuple[Any, ...]]:
@@ -63,14 +63,14 @@ class Queue:
         return database.of(self.place.url).printed(self.address)
 
     @property
-    def peer(self) -> Peer:
+    def dotnet(self) -> DotNet:
         """Who else uses the queue."""
-        return self.place.peer
+        return self.place.dotnet
 
     @property
     def dba(self) -> DBA:
         """Who has all rights."""
-        return self.peer.dba
+        return self.dotnet.dba
 
     def beside(self, table: str) -> Queue:
         """A queue of the same place, which may have to be created."""
@@ -109,7 +109,7 @@ class Queue:
         self, headers: str, body: bytes | None = b"{}", expires: datetime | None = None
     ) -> None:
         """Insert one row as it is given; `expires` in UTC."""
-        row = self.peer.send(self.address, headers, body)
+        row = self.dotnet.send(self.address, headers, body)
         if expires is not None:
             self.dba.set_expires(self.address, row, expires)
 
@@ -117,7 +117,7 @@ class Queue:
         """Headers and body of what waits, by seq."""
         return [
             (json.loads(row.headers or "{}"), row.body or b"")
-            for row in self.peer.rows(self.address)
+            for row in self.dotnet.rows(self.address)
         ]
 
     def ids(self) -> list[str]:
@@ -134,13 +134,13 @@ class Queue:
 
     def received(self, batch: int) -> int:
         """How many messages lie in the receipts of a stream's batch; its first is 1."""
-        rows = self.peer.state_rows("receipt", "batch, messages")
+        rows = self.dotnet.state_rows("receipt", "batch, messages")
         return sum(messages for found, messages in rows if found == batch)
 
     @contextlib.contextmanager
     def held(self, seqs: Sequence[int]) -> Iterator[None]:
         """Hold rows locked, as a slow consumer does."""
-        with self.peer.hold(self.address, seqs):
+        with self.dotnet.hold(self.address, seqs):
             yield
 
     # ------------------------------------------------------------ by Spark

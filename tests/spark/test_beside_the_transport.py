@@ -37,7 +37,7 @@ def test_a_stream_between_endpoints_passes_every_message_on_once(
     """One sends, one competes with the stream, and one receives what the stream's sink sent."""
     out = Queue(queue.place, "out")
     out.create()
-    database = transport.of(queue.peer.dialect, queue.place.url, queue.place.schema)
+    database = transport.of(queue.dotnet.dialect, queue.place.url, queue.place.schema)
     stream = queue.stream(spark, peekDelay="100ms", maxMessagesPerTrigger=60).load()
     writer = (
         stream.drop("queue")

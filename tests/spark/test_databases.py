@@ -1,8 +1,8 @@
 """
 What Spark does with either database: receive, replay, send, publish, delay, browse.
 
-The queue is filled and looked at by the peer of the conformance suite, which speaks the database's
-own language; the other Spark tests fill theirs by PostgreSQL's.
+The endpoint of the conformance suite fills the queue and looks at it, in the SQL of the database.
+The other Spark tests fill theirs by PostgreSQL's.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ BODIES = [bytes([number]) * number for number in range(40)]
 
 def options(bench: Bench, **more: str) -> dict[str, str]:
     """What a stream and a writer of the bench's queue are given."""
-    mine = {"url": bench.peer.url, "stateSchema": bench.peer.state, "queue": bench.printed}
+    mine = {"url": bench.dotnet.url, "stateSchema": bench.dotnet.state, "queue": bench.printed}
     return mine | more
 
 
 def test_a_stream_receives_each_message_once(
     spark: SparkSession, bench: Bench, tmp_path: Path
 ) -> None:
-    """In several micro-batches, by several tasks; bytes, headers and ids as the peer sent them."""
-    sent = bench.peer.send(bench.queue, TEXT, b"\xef\xbb\xbf{}")
-    bench.peer.send_many(bench.queue, BODIES)
+    """In several micro-batches, by several tasks; bytes, headers and ids as they were sent."""
+    sent = bench.dotnet.send(bench.queue, TEXT, b"\xef\xbb\xbf{}")
+    bench.dotnet.send_many(bench.queue, BODIES)
     limited = options(bench, maxMessagesPerTrigger="30")
 
     stream = spark.readStream.format("sqlqueue").options(**limited).load()
@@ -59,14 +59,14 @@ def test_a_stream_receives_each_message_once(
     assert got[0].headers == {"NServiceBus.MessageId": "ü🚀", "a/b": None}
     assert {row.queue for row in got} == {bench.printed}
     assert bench.seqs() == []
-    assert bench.peer.state_rows("receipt", "batch") == []
+    assert bench.dotnet.state_rows("receipt", "batch") == []
 
 
 def test_a_batch_that_failed_is_handed_out_again(
     spark: SparkSession, bench: Bench, tmp_path: Path
 ) -> None:
     """The same rows in the same order, though the queue has none of them any more."""
-    bench.peer.send_many(bench.queue, BODIES)
+    bench.dotnet.send_many(bench.queue, BODIES)
     seen: list[list[Any]] = []
 
     def handled(batch: DataFrame, _: int) -> None:
@@ -89,7 +89,7 @@ def test_a_batch_that_failed_is_handed_out_again(
 
 def test_a_frame_is_sent_published_and_delayed(spark: SparkSession, bench: Bench) -> None:
     """All in one transaction: to a queue, to a subscriber of a topic, into the delayed table."""
-    table = QueueAddress("Subscriptions", bench.peer.schema)
+    table = QueueAddress("Subscriptions", bench.dotnet.schema)
     printed = bench.desk.printed(table)
     subscriptions.subscribe(
         bench.desk, table, topic="Shop.Placed", endpoint="Lake", queue=bench.errors, timeout=20
@@ -110,17 +110,17 @@ def test_a_frame_is_sent_published_and_delayed(spark: SparkSession, bench: Bench
     rows.write.format("sqlqueue").options(**whole).mode("append").save()
 
     assert bench.bodies() == ["ü🚀1".encode()]
-    assert [row.body for row in bench.peer.rows(bench.errors)] == ["ü🚀2".encode()]
+    assert [row.body for row in bench.dotnet.rows(bench.errors)] == ["ü🚀2".encode()]
     assert due.Mover(bench.queue, zone=None, timeout=20).move(bench.desk).messages == 1
     assert bench.bodies() == ["ü🚀1".encode(), "ü🚀3".encode()]
-    assert bench.peer.state_rows("staging", "sink") == []
+    assert bench.dotnet.state_rows("staging", "sink") == []
 
 
 def test_a_stream_answers_each_message_once(
     spark: SparkSession, bench: Bench, tmp_path: Path
 ) -> None:
     """Receive and sends commit together; a browse sees the answers and takes none."""
-    bench.peer.send_many(bench.queue, BODIES)
+    bench.dotnet.send_many(bench.queue, BODIES)
     target = bench.desk.printed(bench.errors)
 
     stream = spark.readStream.format("sqlqueue").options(**options(bench)).load()
@@ -130,5 +130,5 @@ def test_a_stream_answers_each_message_once(
 
     browse = spark.read.format("sqlqueue").options(**options(bench) | {"queue": target}).load()
     assert sorted(bytes(row.body) for row in browse.collect()) == sorted(BODIES)
-    assert len(bench.peer.rows(bench.errors)) == len(BODIES)
+    assert len(bench.dotnet.rows(bench.errors)) == len(BODIES)
     assert bench.seqs() == []

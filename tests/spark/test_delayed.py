@@ -44,7 +44,7 @@ def test_a_delayed_frame_comes_when_it_is_due(
     queue.send(told.withColumn("delay", spans))
 
     assert queue.ids() == ["plain"]
-    with satellites.at(queue.peer) as satellite:
+    with satellites.at(queue.dotnet) as satellite:
         stored = [json.loads(row.headers) for row in satellite.rows(waiting.address)]
     assert [each["NServiceBus.MessageId"] for each in stored] == ["past", "now", "hour"]
     assert {each[FORWARD_DESTINATION] for each in stored} == {queue.name}

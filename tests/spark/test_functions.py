@@ -1,4 +1,4 @@
-"""Column helpers: headers are read as the peers read them, what is caused is as theirs."""
+"""Column helpers: headers are read as the endpoints read them, what is caused is as theirs."""
 
 from __future__ import annotations
 
@@ -302,8 +302,8 @@ def test_headers_of_the_other_format_are_refused_at_once(spark: SparkSession) ->
 def subscribed(queue: Queue, topic: str) -> dict[str, str]:
     """Subscribe a queue; gives the options of a publisher."""
     table = queue.beside("Routing")
-    queue.peer.create_subscriptions(table.address)
-    queue.peer.subscribe(table.address, queue.table, topic, queue.name)
+    queue.dotnet.create_subscriptions(table.address)
+    queue.dotnet.subscribe(table.address, queue.table, topic, queue.name)
     options = {name: text for name, text in queue.options.items() if name != "queue"}
     return options | {"subscriptionTable": table.name}
 
@@ -481,10 +481,10 @@ def test_the_page_of_functions_lists_each_with_its_arguments(spark: SparkSession
 
 
 @FORMATS
-def test_effects_reach_the_peers_and_keep_the_conversation(
+def test_effects_reach_the_endpoints_and_keep_the_conversation(
     spark: SparkSession, queue: Queue, tmp_path: Path, *, as_json: bool
 ) -> None:
-    """Two hops, by the real source and sink; the peer sees what the wire demands, no more."""
+    """Two hops, by the real source and sink; the endpoint sees what the wire demands, no more."""
     web, again, heard = (other(queue, name) for name in ("Shop.Web", "again", "heard"))
     request = REQUEST | {"NServiceBus.ReplyToAddress": web.name}
     queue.put(json.dumps(request).replace("/", "\\/"))

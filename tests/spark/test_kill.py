@@ -148,7 +148,7 @@ def test_killed_around_a_write_to_delta(
 
 def sent(queue: Queue) -> list[tuple[int | None]]:
     """The last batch of each sink; None before the first is sent."""
-    return queue.peer.state_rows("dispatch_log", "batch")
+    return queue.dotnet.state_rows("dispatch_log", "batch")
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -163,7 +163,7 @@ def test_sink_killed_around_its_dispatch(
 
     if moment == "before":  # the dispatch waits for our lock
         with queue.dba.closed(out.address):
-            killed_when(job, lambda: queue.state("staging") and queue.peer.waiting(OURS))
+            killed_when(job, lambda: queue.state("staging") and queue.dotnet.waiting(OURS))
     else:
         killed_when(job, lambda: any(batch is not None for (batch,) in sent(queue)))
         for name in ("0", ".0.crc"):
@@ -206,7 +206,7 @@ def test_two_attempts_at_once_get_the_same(queue: Queue) -> None:
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         with queue.dba.holding_streams():
             attempts = [pool.submit(attempt, options, end) for _ in range(2)]
-            until(lambda: queue.peer.waiting_sessions(OURS), 2, seconds=START)
+            until(lambda: queue.dotnet.waiting_sessions(OURS), 2, seconds=START)
         first, second = (each.result() for each in attempts)
 
     assert first == second

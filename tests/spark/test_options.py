@@ -213,7 +213,7 @@ def test_absent_database(spark: SparkSession, queue: Queue) -> None:
 def test_absent_queue(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
     """For a frame, a stream and a sink."""
     absent = Queue(queue.place, "absent")
-    sentence = f"queue {absent.name} was not found in {queue.peer.dialect}://"
+    sentence = f"queue {absent.name} was not found in {queue.dotnet.dialect}://"
     fix = "Create it with `sqlqueue create`, or grant this login the rights"
     frame = spark.createDataFrame([("",)], "body string")
     stream = absent.stream(spark).load().writeStream.format("noop")
@@ -369,4 +369,4 @@ def test_a_plain_name_may_hold_dots(spark: SparkSession, queue: Queue) -> None:
     options = queue.options | texts({"queue": "Shop.Orders"})
 
     default = {"postgresql": '"public"."Shop.Orders"', "sqlserver": "Shop.Orders@[dbo]"}
-    assert f"queue {default[queue.peer.dialect]} was not found" in fails(spark, options)
+    assert f"queue {default[queue.dotnet.dialect]} was not found" in fails(spark, options)

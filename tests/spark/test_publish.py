@@ -23,14 +23,14 @@ PLACED, EVENT = "Shop.Placed", "Shop.IEvent"
 @pytest.fixture
 def shop(queue: Queue) -> tuple[dict[str, str], dict[str, Queue]]:
     """Give the options of a publisher, and three subscribers: of an event, its base, and both."""
-    peer, table = queue.peer, queue.beside("Routing")
-    peer.create_subscriptions(table.address)
+    dotnet, table = queue.dotnet, queue.beside("Routing")
+    dotnet.create_subscriptions(table.address)
     hear = {"web": [PLACED], "mail": [EVENT], "stock": [PLACED, EVENT]}
     queues = {name: Queue(queue.place, name) for name in hear}
     for name, topics in hear.items():
         queues[name].create()
         for topic in topics:
-            peer.subscribe(table.address, name, topic, queues[name].name)
+            dotnet.subscribe(table.address, name, topic, queues[name].name)
     options = {name: text for name, text in queue.options.items() if name != "queue"}
     return options | {"subscriptionTable": table.name}, queues
 

@@ -88,7 +88,7 @@ FINE = {"postgresql": 123_456, "sqlserver": 120_000}  # microseconds
 def test_expires_is_the_rows_utc_time(spark: SparkSession, queue: Queue) -> None:
     """The column is a timestamp without zone in UTC; expired messages are shown too."""
     # as fine as the column can hold
-    moment = datetime(2026, 6, 30, 17, 5, 9, FINE[queue.peer.dialect], UTC)
+    moment = datetime(2026, 6, 30, 17, 5, 9, FINE[queue.dotnet.dialect], UTC)
     queue.put("{}", expires=moment.replace(tzinfo=None))
 
     (row,) = queue.reader(spark).load().select(F.unix_micros("expires").alias("at")).collect()

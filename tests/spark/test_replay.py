@@ -167,7 +167,7 @@ def test_lost_offset_of_the_first_batch_leaves_an_orphan(run: Run, record: Recor
     run.go()
 
     assert [name for _, name in record.of(0)[1]] == numbered(10, 20)
-    held = run.queue.peer.state_rows("receipt", "messages")
+    held = run.queue.dotnet.state_rows("receipt", "messages")
     assert held == [(10,)]
 
 
@@ -243,7 +243,7 @@ def test_rolled_back_checkpoint_is_refused(
     untouched = run.queue.ids()
     run.go(failOnDataLoss="false")
 
-    stream = run.queue.peer.state_rows("stream", "stream")[0][0]
+    stream = run.queue.dotnet.state_rows("stream", "stream")[0][0]
     assert (
         f"the checkpoint of stream {stream} is at batch 1, but batch {1 + batches} was "
         "acknowledged. The checkpoint was rolled back or copied, and the messages between are gone "

@@ -48,13 +48,13 @@ def other(queue: Queue, table: str) -> Queue:
 def staging(queue: Queue) -> list[int]:
     """How many chunks are left, and how many sinks have sent; a given-up write is a row of 0."""
     sent = [
-        messages for (messages,) in queue.peer.state_rows("dispatch_log", "messages") if messages
+        messages for (messages,) in queue.dotnet.state_rows("dispatch_log", "messages") if messages
     ]
     return [queue.state("staging"), len(sent)]
 
 
 @DELIVERIES
-def test_a_frame_is_sent_with_the_headers_that_peers_need(
+def test_a_frame_is_sent_with_the_headers_that_endpoints_need(
     spark: SparkSession, queue: Queue, delivery: str
 ) -> None:
     """Defaults come from options; nothing stays in the staging."""
@@ -125,7 +125,7 @@ def test_headers_of_a_row_win_over_defaults(spark: SparkSession, queue: Queue) -
     for headers, _ in queue.rows():
         assert own.items() <= headers.items()
         assert headers["NServiceBus.CorrelationId"] == "corr"
-    text = queue.peer.rows(queue.address)[-1].headers or ""
+    text = queue.dotnet.rows(queue.address)[-1].headers or ""
     assert text.endswith("," + json.dumps(own)[1:])  # headers that come as text stay as they are
 
 
@@ -428,7 +428,7 @@ def test_a_stream_is_sent(spark: SparkSession, queue: Queue, tmp_path: Path, del
 
     assert sorted(out.ids()) == sorted(numbered(0, 500))
     assert [queue.count(), queue.state("staging")] == [0, 0]
-    entered = queue.peer.state_rows("dispatch_log", "batch")
+    entered = queue.dotnet.state_rows("dispatch_log", "batch")
     assert entered == ([(2,)] if delivery == "exactlyOnce" else [])
 
 
@@ -508,7 +508,7 @@ def test_txn_version_inside_foreach_batch(
     finish(stream.writeStream.foreachBatch(send), tmp_path / "checkpoint")
 
     assert sorted(out.ids()) == sorted(numbered(0, 250))
-    entered = queue.peer.state_rows("dispatch_log", "sink, batch")
+    entered = queue.dotnet.state_rows("dispatch_log", "sink, batch")
     assert entered == [("app:loader", 2)]
     assert queue.state("staging") == 0
 

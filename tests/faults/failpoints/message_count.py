@@ -30,7 +30,7 @@ from sqlq_spark.wire.headers import FAILED_Q, FORWARD_DESTINATION, dumps
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from conformance.peers import PostgreSQL
+    from conformance.dotnet import PostgreSQL
 
 QUEUES = ("orders", "error", "billing", "shipping")
 HEARING = ("billing", "shipping")  # subscribed to TOPIC
@@ -129,13 +129,13 @@ class Count:
 class Books:
     """Of one trip after the other."""
 
-    def __init__(self, peer: PostgreSQL, shop: Shop, own: str) -> None:
-        self.peer = peer
+    def __init__(self, dotnet: PostgreSQL, shop: Shop, own: str) -> None:
+        self.dotnet = dotnet
         self.shop = shop
         self.own = own  # how the names of this process's sessions begin
         self.patience = 20.0  # seconds that the server may take to notice the dead
         self.numbers = count()
-        self.rivals = [psycopg.connect(peer.url) for _ in range(2)]
+        self.rivals = [psycopg.connect(dotnet.url) for _ in range(2)]
         self.open()
 
     def open(self) -> None:
@@ -146,9 +146,9 @@ class Books:
         self.bodies = 0
         self.held: list[bytes] = []
         for table in (*QUEUES, DELAYED):
-            self.peer.dba.empty(self.shop.address(table))
+            self.dotnet.dba.empty(self.shop.address(table))
         for table in STATE:
-            self.peer.dba.forget(table)
+            self.dotnet.dba.forget(table)
 
     def close(self) -> None:
         """End the sessions of others."""
@@ -178,21 +178,21 @@ class Books:
             late.append(60.0 if fate == "expired" else -float(LIFE))
             headers.append("[]" if fate == "poison" else text)
             bodies.append(body)
-        self.peer.connection.execute(self._sql(_POST), (late, headers, bodies))
+        self.dotnet.connection.execute(self._sql(_POST), (late, headers, bodies))
         return bodies
 
     def delay(self, destinations: dict[str, str]) -> None:
         """Let a message be due for each of some addresses, to be in a place in the end."""
         bodies = [self.message(place) for place in destinations.values()]
         headers = [dumps({FORWARD_DESTINATION: address}) for address in destinations]
-        self.peer.connection.execute(self._sql(_DELAY, DELAYED), (headers, bodies))
+        self.dotnet.connection.execute(self._sql(_DELAY, DELAYED), (headers, bodies))
 
     def fail(self, messages: int) -> None:
         """Let messages lie in the error queue that failed in another, to be there in the end."""
         bodies = [self.message("sold") for _ in range(messages)]
         headers = [dumps({FAILED_Q: self.shop.printed("billing")})] * messages
         late = [0.0] * messages
-        self.peer.connection.execute(self._sql(_POST, "error"), (late, headers, bodies))
+        self.dotnet.connection.execute(self._sql(_POST, "error"), (late, headers, bodies))
 
     def chunk(self, bodies: Sequence[bytes], headers: Sequence[str]) -> pa.Table:
         """Give a chunk to both queues; the first lives for ever."""
@@ -250,23 +250,23 @@ class Books:
 
     def waiting(self) -> bool:
         """Whether messages are left in the queue."""
-        return bool(self.peer.rows(self.shop.address("orders")))
+        return bool(self.dotnet.rows(self.shop.address("orders")))
 
     def state(self, table: str) -> int:
         """How many rows a state table has."""
-        found: int = self.peer.state_rows(table, "count(*)")[0][0]
+        found: int = self.dotnet.state_rows(table, "count(*)")[0][0]
         return found
 
     def a_week_passes(self) -> None:
         """Age what was staged."""
-        self.peer.dba.age("staging", "created", hours=8 * 24)
+        self.dotnet.dba.age("staging", "created", hours=8 * 24)
 
     # ------------------------------------------------------------ the count
 
     def total(self, *expected: int) -> None:
         """Expect the streams to say so many were delivered, expired, diverted, forwarded."""
         columns = "sum(messages), sum(expired), sum(diverted), sum(forwarded)"
-        found = self.peer.state_rows("stream", columns)[0]
+        found = self.dotnet.state_rows("stream", columns)[0]
         if tuple(map(int, found)) != expected:
             self.wrong.append(f"acknowledged {found}, not {expected}")
 
@@ -274,9 +274,9 @@ class Books:
         """Compare what is due with what there is."""
         places = {"billing": "sold", "shipping": "sold"}
         for table in QUEUES:
-            for row in self.peer.rows(self.shop.address(table)):
+            for row in self.dotnet.rows(self.shop.address(table)):
                 self.found[(row.body or b"").decode(), places.get(table, table)] += 1
-        for (body,) in self.peer.connection.execute(self._sql("SELECT Body FROM {}", DELAYED)):
+        for (body,) in self.dotnet.connection.execute(self._sql("SELECT Body FROM {}", DELAYED)):
             self.found[body.decode(), "waiting"] += 1
         for table in STATE[:4]:
             if rows := self.state(table):
@@ -294,7 +294,7 @@ class Books:
         """What our sessions hold on the server when the dead have had time to be buried."""
         until = time.monotonic() + self.patience
         names: dict[str, Any] = {"mark": self.shop.mark, "own": self.own}
-        while found := self.peer.connection.execute(_LEFT.encode(), names).fetchall():
+        while found := self.dotnet.connection.execute(_LEFT.encode(), names).fetchall():
             if time.monotonic() > until:
                 return [f"session {row}" for row in found]
             time.sleep(0.002)

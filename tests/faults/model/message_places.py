@@ -24,7 +24,7 @@ from .queries import Receipt
 from .steps import FIGURES
 
 if TYPE_CHECKING:
-    from conformance.peers import PostgreSQL
+    from conformance.dotnet import PostgreSQL
 
     from sqlq_spark.database.receipt_moves import State
     from sqlq_spark.options import SinkOptions, SourceOptions
@@ -42,21 +42,21 @@ class Places:
 
     def __init__(
         self,
-        peer: PostgreSQL,
+        dotnet: PostgreSQL,
         source: SourceOptions,
         errors: QueueAddress,
         targets: dict[Kind, SinkOptions],
     ) -> None:
-        self.peer, self.source, self.errors, self.targets = peer, source, errors, targets
+        self.dotnet, self.source, self.errors, self.targets = dotnet, source, errors, targets
         self.begin()
 
     def begin(self) -> None:
         """Forget everything, for a new example."""
         targets = [each.address for each in self.targets.values()]
         queues = [self.source.address, self.errors, *targets]
-        named = [f'"{self.peer.state}"."{table}"' for table in ROW_SECURED]
+        named = [f'"{self.dotnet.state}"."{table}"' for table in ROW_SECURED]
         named += [f'"{queue.schema}"."{queue.table}"' for queue in queues if queue]
-        self.peer.connection.execute("; ".join(f"DELETE FROM {name}" for name in named).encode())
+        self.dotnet.connection.execute("; ".join(f"DELETE FROM {name}" for name in named).encode())
         self.sent: dict[bytes, str] = {}
         self.taken: list[bytes] = []  # by the competitor
         self.dropped: list[bytes] = []
@@ -117,7 +117,7 @@ class Places:
             f'SELECT \'{name}\', body FROM "{queue.schema}"."{queue.table}"'
             for name, queue in queues.items()
         )
-        for name, body in self.peer.connection.execute(text.encode(), binary=True):
+        for name, body in self.dotnet.connection.execute(text.encode(), binary=True):
             found[body].append(name)
         for name, bodies in [
             ("competitor", self.taken),
@@ -142,11 +142,11 @@ class Places:
 
     def _counted(self) -> int:
         """How many expired messages the state tables, the competitor and the operator know of."""
-        state = self.peer.state
+        state = self.dotnet.state
         text = f"""
             SELECT (SELECT coalesce(sum(expired), 0) FROM "{state}".stream)::bigint
                  + (SELECT coalesce(sum(expired), 0) FROM "{state}".receipt)::bigint"""
-        row = self.peer.connection.execute(text.encode()).fetchone()
+        row = self.dotnet.connection.execute(text.encode()).fetchone()
         assert row is not None
         return int(row[0]) + self.forgotten
 
@@ -164,7 +164,7 @@ class Places:
 
     def receipts(self) -> dict[Key, Receipt]:
         """All receipts, opened."""
-        state = self.peer.state
+        state = self.dotnet.state
         text = f"""
             SELECT r.stream, r.batch, r.task, r.settled, r.expired, r.batch <= o.acked_batch,
                    coalesce(nullif(r.payload, ''),
@@ -172,7 +172,7 @@ class Places:
                                FROM "{state}".receipt_page AS p
                               WHERE (p.stream, p.batch, p.task) = (r.stream, r.batch, r.task)))
               FROM "{state}".receipt AS r JOIN "{state}".stream AS o ON o.stream = r.stream"""
-        rows = self.peer.connection.execute(text.encode(), binary=True).fetchall()
+        rows = self.dotnet.connection.execute(text.encode(), binary=True).fetchall()
         return {
             (stream, batch, task): Receipt(
                 "settled" if settled else "held",
@@ -185,6 +185,6 @@ class Places:
 
     def acked(self, stream: str | None) -> int:
         """The last batch of a stream that is closed."""
-        text = f'SELECT acked_batch FROM "{self.peer.state}".stream WHERE stream = %s'
-        row = self.peer.connection.execute(text.encode(), [stream]).fetchone()
+        text = f'SELECT acked_batch FROM "{self.dotnet.state}".stream WHERE stream = %s'
+        row = self.dotnet.connection.execute(text.encode(), [stream]).fetchone()
         return 0 if row is None else int(row[0])

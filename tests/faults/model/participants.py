@@ -37,7 +37,7 @@ class World(Places):
     def __init__(self, stage: Stage, *places: Any) -> None:
         super().__init__(*places)
         self.stage = stage
-        self.rival = self.peer.consumer()
+        self.rival = self.dotnet.consumer()
 
     def begin(self) -> None:
         """Forget everything, for a new example."""
@@ -114,7 +114,7 @@ class World(Places):
         headers, lives = "[]" if kind == "poison" else "{}", -1000 if kind == "expired" else None
         for _ in range(messages):
             body = b"%s %d" % (kind.encode(), len(self.sent))
-            self.peer.send(self.source.address, headers, body, lives=lives)
+            self.dotnet.send(self.source.address, headers, body, lives=lives)
             self.sent[body] = kind
         FIGURES["messages"] += messages
 
@@ -210,9 +210,9 @@ class World(Places):
 
     def spoken_for(self, driver: Driver) -> bool:
         """Whether another driver speaks for a stream of this one's."""
-        text = f'SELECT driver FROM "{self.peer.state}".stream WHERE stream = %s'
+        text = f'SELECT driver FROM "{self.dotnet.state}".stream WHERE stream = %s'
         return any(
-            self.peer.connection.execute(text.encode(), [start.stream]).fetchone()
+            self.dotnet.connection.execute(text.encode(), [start.stream]).fetchone()
             != (stream.who.driver,)
             for stream, start in zip(driver.streams, driver.start, strict=True)
         )
@@ -301,7 +301,7 @@ class World(Places):
 
     def _waiting(self) -> bool:
         name = f'"{self.source.address.schema}"."{self.source.address.table}"'
-        row = self.peer.connection.execute(f"SELECT count(*) FROM {name}".encode()).fetchone()
+        row = self.dotnet.connection.execute(f"SELECT count(*) FROM {name}".encode()).fetchone()
         return bool(row and row[0])
 
     def _drain_query(self, checkpoint: Checkpoint) -> None:

@@ -2,7 +2,7 @@
 The other side of a test: what a .NET endpoint does to queues, one call for each thing.
 
 Its statements are the transport's own, see transport.py. Beside them stands what a test asks of the
-server about sessions. SQL Server's peer is in sqlserver.py.
+server about sessions. SQL Server's endpoint is in sqlserver.py.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
     from .dba import DBA
 
-__all__ = ["Peer", "PostgreSQL", "Received", "Stored"]
+__all__ = ["DotNet", "PostgreSQL", "Received", "Stored"]
 
 Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Peer(ABC):
+class DotNet(ABC):
     """An endpoint and its DBA, on one database."""
 
     url: str
@@ -164,7 +164,7 @@ class Peer(ABC):
         self.transport.unsubscribe(self.connection, table, endpoint, topic)
 
     def subscribers(self, table: QueueAddress, *topics: str) -> list[str]:
-        """The addresses that a peer would publish to, in their order."""
+        """The addresses that an endpoint would publish to, in their order."""
         return self.transport.subscribers(self.connection, table, topics)
 
     # ------------------------------------------------------------ what the server says
@@ -198,15 +198,15 @@ _ACTIVE = "SELECT {} FROM pg_stat_activity WHERE position(%s IN application_name
 
 
 @dataclass(frozen=True)
-class PostgreSQL(Peer):
-    """A peer of the PostgreSQL transport."""
+class PostgreSQL(DotNet):
+    """An endpoint of the PostgreSQL transport."""
 
     connection: psycopg.Connection[Row]
     dialect: ClassVar[str] = "postgresql"
 
     @property
     def dba(self) -> DBA:
-        """As Peer."""
+        """As Endpoint."""
         return dba.PostgreSQL(self.url, self.state, self.connection)
 
     @classmethod
@@ -215,23 +215,23 @@ class PostgreSQL(Peer):
         return cls(place.url, place.schema, place.state, place.connection)
 
     def execute(self, text: str, *values: object) -> list[Row]:
-        """As Peer."""
+        """As Endpoint."""
         cursor = self.connection.execute(text.encode(), values)
         return cursor.fetchall() if cursor.description else []
 
     def state_rows(self, table: str, columns: str) -> list[Row]:
-        """As Peer."""
+        """As Endpoint."""
         text = f"SELECT {columns} FROM {{}} ORDER BY {columns}"
         name = sql.Identifier(self.state, table)
         return self.connection.execute(sql.SQL(text).format(name)).fetchall()
 
     def clock(self) -> datetime:
-        """As Peer."""
+        """As Endpoint."""
         moment: datetime = self.execute("SELECT clock_timestamp() AT TIME ZONE 'UTC'")[0][0]
         return moment
 
     def kill(self, application: str) -> int:
-        """As Peer; waits until they are gone."""
+        """As Endpoint; waits until they are gone."""
         # with a timeout of its own it polls every 100 ms
         killed = self.execute(_ACTIVE.format("pg_terminate_backend(pid)"), application)
         while self.sessions(application):
@@ -239,10 +239,10 @@ class PostgreSQL(Peer):
         return len(killed)
 
     def sessions(self, application: str) -> int:
-        """As Peer."""
+        """As Endpoint."""
         return int(self.execute(_ACTIVE.format("count(*)"), application)[0][0])
 
     def waiting_sessions(self, application: str) -> int:
-        """As Peer."""
+        """As Endpoint."""
         text = _ACTIVE.format("count(*)") + " AND wait_event_type = 'Lock'"
         return int(self.execute(text, application)[0][0])
