@@ -1,6 +1,9 @@
 -- name: browse
 -- Reads a page of a range, up to a count and a size, at least one message. Locks nothing, deletes
 -- nothing. Of a message larger than :largest it reads only the size.
+-- It weighs the rows first and reads them in a second pass. A window over whole rows would write them
+-- to a file. Measured: 2.2 us of the server for a row of 1.2 kB, 3.5 with such a window, 1.4 without
+-- the ceiling.
 -- Index:   the unique index on seq; the order is by the column, not by the bigint of its name.
 -- Returns: as receive, by seq; and large bigint, the bytes of a message that is too large, whose
 --          headers and body are null
@@ -11,19 +14,29 @@ SELECT id,
        CASE WHEN bytes <= :largest::bigint THEN body END AS body,
        seq::bigint AS seq,
        CASE WHEN bytes > :largest::bigint THEN bytes END AS large
-  FROM (SELECT *,
-               sum(CASE WHEN bytes <= :largest::bigint THEN bytes ELSE 0 END)
-                   OVER (ROWS UNBOUNDED PRECEDING) AS up_to
-          FROM (SELECT q.id, q.expires, q.headers, q.body, q.seq,
-                       coalesce(octet_length(q.headers), 0)::bigint
-                       + coalesce(octet_length(q.body), 0) AS bytes
-                  FROM {queue} AS q
-                 WHERE q.seq >= :first::bigint
-                   AND q.seq < :stop::bigint
-                 ORDER BY q.seq
-                 LIMIT :messages::bigint) AS lowest) AS weighed
- WHERE up_to - bytes < :bytes::bigint
- ORDER BY weighed.seq
+  FROM (SELECT q.id, q.expires, q.headers, q.body, q.seq,
+               coalesce(octet_length(q.headers), 0)::bigint
+               + coalesce(octet_length(q.body), 0) AS bytes
+          FROM {queue} AS q
+         WHERE q.seq >= :first::bigint
+           AND q.seq < :stop::bigint
+           AND q.seq <= (
+               SELECT max(seq)
+                 FROM (SELECT seq,
+                              bytes,
+                              sum(CASE WHEN bytes <= :largest::bigint THEN bytes ELSE 0 END)
+                                  OVER (ROWS UNBOUNDED PRECEDING) AS up_to
+                         FROM (SELECT q.seq,
+                                      coalesce(octet_length(q.headers), 0)::bigint
+                                      + coalesce(octet_length(q.body), 0) AS bytes
+                                 FROM {queue} AS q
+                                WHERE q.seq >= :first::bigint
+                                  AND q.seq < :stop::bigint
+                                ORDER BY q.seq
+                                LIMIT :messages::bigint) AS lowest) AS weighed
+                WHERE up_to - bytes < :bytes::bigint)
+         ORDER BY q.seq) AS page
+ ORDER BY page.seq
 
 -- name: browse_body_string
 -- As browse, for a table with that column.
@@ -36,20 +49,31 @@ SELECT id,
        CASE WHEN bytes <= :largest::bigint THEN bodystring END AS bodystring,
        seq::bigint AS seq,
        CASE WHEN bytes > :largest::bigint THEN bytes END AS large
-  FROM (SELECT *,
-               sum(CASE WHEN bytes <= :largest::bigint THEN bytes ELSE 0 END)
-                   OVER (ROWS UNBOUNDED PRECEDING) AS up_to
-          FROM (SELECT q.id, q.expires, q.headers, q.body, q.bodystring, q.seq,
-                       coalesce(octet_length(q.headers), 0)::bigint
-                       + coalesce(octet_length(q.body), 0)
-                       + coalesce(octet_length(q.bodystring), 0) AS bytes
-                  FROM {queue} AS q
-                 WHERE q.seq >= :first::bigint
-                   AND q.seq < :stop::bigint
-                 ORDER BY q.seq
-                 LIMIT :messages::bigint) AS lowest) AS weighed
- WHERE up_to - bytes < :bytes::bigint
- ORDER BY weighed.seq
+  FROM (SELECT q.id, q.expires, q.headers, q.body, q.bodystring, q.seq,
+               coalesce(octet_length(q.headers), 0)::bigint
+               + coalesce(octet_length(q.body), 0)
+               + coalesce(octet_length(q.bodystring), 0) AS bytes
+          FROM {queue} AS q
+         WHERE q.seq >= :first::bigint
+           AND q.seq < :stop::bigint
+           AND q.seq <= (
+               SELECT max(seq)
+                 FROM (SELECT seq,
+                              bytes,
+                              sum(CASE WHEN bytes <= :largest::bigint THEN bytes ELSE 0 END)
+                                  OVER (ROWS UNBOUNDED PRECEDING) AS up_to
+                         FROM (SELECT q.seq,
+                                      coalesce(octet_length(q.headers), 0)::bigint
+                                      + coalesce(octet_length(q.body), 0)
+                                      + coalesce(octet_length(q.bodystring), 0) AS bytes
+                                 FROM {queue} AS q
+                                WHERE q.seq >= :first::bigint
+                                  AND q.seq < :stop::bigint
+                                ORDER BY q.seq
+                                LIMIT :messages::bigint) AS lowest) AS weighed
+                WHERE up_to - bytes < :bytes::bigint)
+         ORDER BY q.seq) AS page
+ ORDER BY page.seq
 
 -- name: browse_seq
 -- Reads the same page without headers and bodies.
