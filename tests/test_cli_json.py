@@ -39,7 +39,7 @@ CALLS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "move-due": ((QUEUE,), {"queue", "moved", "nextDueSeconds", "total"}),
     "doctor": ((QUEUE, *STATE), {"where", "name", "severity", "found", "fix"}),
     "report": ((QUEUE, *STATE), {"at", "server", "queues", "streams", "failures"}),
-    "receipts list": (STATE, {"stream", "queue", "batch", "task", "messages", "settled"}),
+    "receipts list": (STATE, {"stream", "queue", "batch", "task", "messages", "settled", "login"}),
     "receipts return": ((*MINE, "--batch", "1"), {"returned", "receipts", "settled"}),
     "receipts drop": ((*MINE, "--batch", "2"), {"dropped", "receipts"}),
     "subscribe": (

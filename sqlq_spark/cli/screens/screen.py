@@ -160,6 +160,7 @@ def show_receipts(receipts: Sequence[Receipt]) -> None:
             each.settled,
             ago(each.created),
             None if each.seen is None else ago(each.seen),
+            each.login,
             each.queue,
         )
         for each in receipts
@@ -173,6 +174,7 @@ def show_receipts(receipts: Sequence[Receipt]) -> None:
         "settled",
         "created",
         "stream seen",
+        "login",
         "queue",
     )
     show(names, rows, "receipts")
