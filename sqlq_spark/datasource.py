@@ -8,11 +8,10 @@ never a connection.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyspark
@@ -29,16 +28,23 @@ from pyspark.sql.datasource import (
 
 from sqlq_spark.admin import checks
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.errors import BadFrame, BadOption, SqlQueueError
+from sqlq_spark.errors import BadOption, SqlQueueError
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive import browse
+from sqlq_spark.receive.columns import HEAVY, check_columns, columns
 from sqlq_spark.receive.driver import PeekLoop
 from sqlq_spark.receive.offset import INITIAL, Offset
+from sqlq_spark.receive.poison import warn_of_poison
 from sqlq_spark.receive.task import Task, receive
-from sqlq_spark.send import at_least_once, queue_writer, staging
-from sqlq_spark.send import dispatch as send
-from sqlq_spark.send import messages as outgoing
 from sqlq_spark.send.columns import check_frame
+from sqlq_spark.send.staging import nameless_sink
+from sqlq_spark.send.write import (
+    WriteTask,
+    discard_staged,
+    dispatch_staged,
+    look_ahead,
+    write,
+)
 from sqlq_spark.spark_api import (
     DataSourceStreamArrowWriter,
     ReadLimit,
@@ -46,7 +52,8 @@ from sqlq_spark.spark_api import (
     SupportsTriggerAvailableNow,
     to_arrow_schema,
 )
-from sqlq_spark.wire.rows import Origin, received, record_batches
+from sqlq_spark.wire.header_columns import to_read_columns
+from sqlq_spark.wire.rows import Origin, record_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,22 +66,6 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
-
-COLUMNS = {
-    "id": "string",
-    "correlationId": "string",
-    "replyToAddress": "string",
-    "expires": "timestamp",
-    "headers": "map<string,string>",
-    "corruptHeaders": "string",
-    "body": "binary",
-    "seq": "bigint",
-    "queue": "string",
-}
-
-
-# what a browse need not read, where none of them is asked for
-HEAVY = {"headers", "body", "correlationId", "replyToAddress", "corruptHeaders", "bodyString"}
 
 
 class DefaultSource(DataSource):
@@ -139,26 +130,9 @@ def sized(cores: int | None) -> type[DefaultSource]:
     return type(DefaultSource.__name__, (DefaultSource,), {"cores": cores})
 
 
-def columns(options: SourceOptions) -> dict[str, str]:
-    """Column → type, as a read with these options gives them."""
-    known = COLUMNS
-    if options.headers_format == "json":
-        known = {name: kind for name, kind in COLUMNS.items() if name != "corruptHeaders"} | {
-            "headers": "string"
-        }
-    return known | ({"bodyString": "string"} if options.include_body_string else {})
-
-
-def check_columns(schema: StructType, options: SourceOptions) -> None:
-    """Refuse a user's schema with columns that a read does not give; fewer are allowed."""
-    known = columns(options)
-    for field in schema:
-        kind = field.dataType.simpleString()
-        if known.get(field.name) != kind:
-            expected = ", ".join(f"{name} {kind}" for name, kind in known.items())
-            raise BadFrame(
-                f"a read has no column {field.name} {kind}; choose from {expected}", "read"
-            )
+def column_types(schema: StructType) -> dict[str, str]:
+    """Column → type, in Spark's words."""
+    return {field.name: field.dataType.simpleString() for field in schema}
 
 
 # ---------------------------------------------------------------- read
@@ -185,7 +159,7 @@ class BrowseReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         """Begin; `schema` is what the user asked for, all columns by default."""
-        check_columns(schema, options)
+        check_columns(column_types(schema), options)
         self.options = options
         self.columns = schema
 
@@ -221,7 +195,7 @@ class BrowseReader(DataSourceReader):
             )
             for page in pages:
                 for chunk in record_batches(page):
-                    yield received(chunk, schema, queue=session.open().printed(queue))
+                    yield to_read_columns(chunk, schema, queue=session.open().printed(queue))
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -229,7 +203,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         """Start; Spark builds several of these, only one of them speaks to the database."""
-        check_columns(schema, options)
+        check_columns(column_types(schema), options)
         self.options = options
         self.columns = schema
         self._loop: PeekLoop | None = None
@@ -295,7 +269,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             queue = session.open().printed(task.queue)
         schema = to_arrow_schema(self.columns)
         for chunk in record_batches(rows):
-            batch = received(chunk, schema, queue=queue)
+            batch = to_read_columns(chunk, schema, queue=queue)
             warn_of_poison(batch, queue)
             yield batch
 
@@ -331,17 +305,6 @@ def origin() -> Origin:
     )
 
 
-def warn_of_poison(rows: pa.RecordBatch, queue: str) -> None:
-    """Log on the executor that poison messages are delivered."""
-    if "headers" in rows.schema.names and rows.column("headers").null_count:
-        log.warning(
-            "%s: %d messages have corrupt headers. They are delivered with headers null and their "
-            "text in corruptHeaders. The option errorQueue moves such messages aside",
-            queue,
-            rows.column("headers").null_count,
-        )
-
-
 # ---------------------------------------------------------------- write
 
 
@@ -357,14 +320,6 @@ def warn_of_legacy_columns() -> None:
 def has_one_destination(schema: StructType) -> bool:
     """Whether the options alone decide where all rows go."""
     return {"queue", "topics", "delay", "deliverAt"}.isdisjoint(schema.names)
-
-
-def look_ahead(options: SinkOptions) -> None:
-    """Fail on the driver, before a task runs, if a destination in the options does not exist."""
-    with Session(
-        options, "look ahead", state=options.delivery == "exactlyOnce", worker=True
-    ) as session:
-        session.do(lambda connection: queue_writer.check_destination(connection, options))
 
 
 @cache
@@ -396,7 +351,7 @@ class Writing:
             mode = ("outputMode", "complete") if complete else ("mode", "overwrite")
             raise BadOption(*mode, "append: sending adds to a queue")
         check_frame(
-            {field.name: field.dataType.simpleString() for field in schema},
+            column_types(schema),
             queue=options.address is not None,
             topics=options.topics is not None,
             as_received=options.as_received,
@@ -409,55 +364,15 @@ class Writing:
         """Stage or send the rows of one task."""
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
-        exactly_once = self.options.delivery == "exactlyOnce"
-        name = f"{sink}/{batch}/{partition}"
-        seed = None if exactly_once else hashlib.sha256(name.encode()).digest()[:16]
-        known = batch > 0  # of a stream, by the batches before
-        with Session(
-            self.options, f"sink {name}", state=exactly_once, worker=True, reached=known
-        ) as session:
-            sender = outgoing.Sender(
-                options=self.options,
-                partition=partition,
-                seed=seed,
-                clock=partial(queue_writer.database_clock, session),
-            )
-            chunks = sender.chunks(batches)
-            if not exactly_once:
-                return Written(None, at_least_once.send_now(session, chunks, self.options))
-            staged = staging.stage(session, chunks, sink=sink, batch=batch, origin=origin())
-            return Written(staged, staged.messages)
+        task = WriteTask(sink=sink, batch=batch, partition=partition, origin=origin())
+        return Written(*write(self.options, batches, task))
 
-    def dispatch(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Send what all tasks staged, in one transaction."""
-        staged = self._staged(messages)
-        if staged:
-            name = f"dispatch {staged[0].sink}"
-            with Session(self.options, name, worker=True, reached=True) as session:
-                session.do(lambda connection: send.dispatch(connection, staged, self.options))
 
-    def discard(self, sink: str, batch: int, *, final: bool) -> None:
-        """Drop what was staged, and only log a failure: Spark reports why the write was aborted."""
-        options = self.options
-        if options.delivery != "exactlyOnce":
-            return
-        try:
-            with Session(options, f"abort {sink}") as session:
-                session.do(
-                    lambda connection: staging.discard(
-                        connection, sink, batch, final=final, timeout=options.query_timeout
-                    )
-                )
-        except SqlQueueError as error:
-            log.warning("%s: batch %d: its chunks are left for now: %s", sink, batch, error)
-
-    @staticmethod
-    def _staged(messages: list[WriterCommitMessage | None]) -> list[Staged]:
-        return [
-            each.staged
-            for each in messages
-            if isinstance(each, Written) and each.staged is not None
-        ]
+def staged_in(messages: list[WriterCommitMessage | None]) -> list[Staged]:
+    """What the tasks staged, of what Spark carried to the driver."""
+    return [
+        each.staged for each in messages if isinstance(each, Written) and each.staged is not None
+    ]
 
 
 class BatchWriter(Writing, DataSourceArrowWriter):
@@ -467,7 +382,7 @@ class BatchWriter(Writing, DataSourceArrowWriter):
         """Begin. Spark pickles this object to the executors and back to the driver."""
         super().__init__(options, schema, overwrite=overwrite)
         named = options.txn_app_id is not None
-        self.sink = f"app:{options.txn_app_id}" if named else staging.nameless_sink()
+        self.sink = f"app:{options.txn_app_id}" if named else nameless_sink()
         self.batch = options.txn_version or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -476,11 +391,11 @@ class BatchWriter(Writing, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send what was staged."""
-        self.dispatch(messages)
+        dispatch_staged(self.options, staged_in(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Drop what was staged. Some tasks may still run."""
-        self.discard(self.sink, self.batch, final=self.options.txn_app_id is None)
+        discard_staged(self.options, self.sink, self.batch, final=self.options.txn_app_id is None)
 
 
 class StreamWriter(Writing, DataSourceStreamArrowWriter):
@@ -499,9 +414,9 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """Send what was staged, unless the dispatch log has the batch."""
-        self.dispatch(messages)
+        dispatch_staged(self.options, staged_in(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """Drop what was staged. The next batch drops what this process does not know of."""
-        for sink, batch in {(each.sink, each.batch) for each in self._staged(messages)}:
-            self.discard(sink, batch, final=False)
+        for sink, batch in {(each.sink, each.batch) for each in staged_in(messages)}:
+            discard_staged(self.options, sink, batch, final=False)

@@ -15,9 +15,10 @@ from payloads import reread
 from strict_headers import PoisonHeaders, loads
 
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire import rows as message
+from sqlq_spark.wire.header_columns import Headers, to_read_columns, with_legacy_columns
+from sqlq_spark.wire.ids import id_texts, random_ids, uuid_text
 from sqlq_spark.wire.payload import packed
-from sqlq_spark.wire.rows import QUEUE_ROW, Headers
+from sqlq_spark.wire.rows import QUEUE_ROW, record_batches, sort_by_seq
 
 SCHEMA = pa.schema(
     [
@@ -122,7 +123,7 @@ def test_one_header_is_found_without_parsing_as_it_is_by_parsing(
     text = "{" + comma.join(f"{name}:{value}" for name, value in members) + "}"
     (batch,) = table([{"headers": text, "seq": 1}]).to_batches()
 
-    found = message.received(batch, pa.schema([SCHEMA.field("correlationId")]), queue="q")
+    found = to_read_columns(batch, pa.schema([SCHEMA.field("correlationId")]), queue="q")
 
     assert found["correlationId"].to_pylist() == [loads(text).get(wire.CORRELATION_ID)]
 
@@ -136,7 +137,7 @@ def test_what_spark_gets_is_what_the_row_holds(rows: list[dict[str, object]], of
     part = rows[offset:]
 
     batches = [
-        message.received(batch, SCHEMA, queue='"public"."q"')
+        to_read_columns(batch, SCHEMA, queue='"public"."q"')
         for batch in table(rows).slice(offset).to_batches()
     ]
 
@@ -165,7 +166,7 @@ def test_poison_gives_no_header_whichever_columns_are_read() -> None:
 
     for names in (["correlationId", "corruptHeaders"], ["replyToAddress", "headers"], SCHEMA.names):
         schema = pa.schema([SCHEMA.field(name) for name in names])
-        (row,) = message.received(
+        (row,) = to_read_columns(
             batch.set_column(0, "id", pa.array([bytes(16)], pa.binary(16))), schema, queue="q"
         ).to_pylist()
         assert row.get("correlationId") is None
@@ -179,7 +180,7 @@ def test_headers_as_json_are_the_raw_text() -> None:
 
     (batch,) = rows.to_batches()
 
-    assert message.received(batch, schema, queue="q")["headers"].to_pylist() == [
+    assert to_read_columns(batch, schema, queue="q")["headers"].to_pylist() == [
         "[]",
         '{"a" : "b"}',
     ]
@@ -194,9 +195,9 @@ def test_any_one_column_can_be_read_alone(name: str) -> None:
     (batch,) = rows.to_batches()
     field = SCHEMA.field(name)
 
-    found = message.received(batch, pa.schema([field]), queue="q")
+    found = to_read_columns(batch, pa.schema([field]), queue="q")
 
-    whole = message.received(batch, SCHEMA, queue="q")
+    whole = to_read_columns(batch, SCHEMA, queue="q")
     assert found.schema.equals(pa.schema([field]))
     assert found[name].equals(whole[name])
 
@@ -226,7 +227,7 @@ def test_like_messages_are_packed_small() -> None:
 @given(st.lists(st.integers(-1000, 1000), unique=True, max_size=30))
 def test_rows_are_put_in_the_order_of_seq(seqs: list[int]) -> None:
     """Whatever order the database chose."""
-    found = message.by_seq(table([{"seq": seq, "body": b"%d" % seq} for seq in seqs]))
+    found = sort_by_seq(table([{"seq": seq, "body": b"%d" % seq} for seq in seqs]))
 
     assert found["seq"].to_pylist() == sorted(seqs)
     assert found["body"].to_pylist() == [b"%d" % seq for seq in sorted(seqs)]
@@ -244,10 +245,10 @@ def test_chunks_together_are_the_rows(sizes: list[int], rows: int, size: int, sp
     parts = [whole.slice(at, split) for at in range(0, len(sizes), split)]
     whole = pa.concat_tables([QUEUE_ROW.empty_table(), *parts])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(message, "BATCH_ROWS", rows)
-        patch.setattr(message, "BATCH_BYTES", size)
+        patch.setattr("sqlq_spark.wire.rows.BATCH_ROWS", rows)
+        patch.setattr("sqlq_spark.wire.rows.BATCH_BYTES", size)
 
-        found = list(message.record_batches(whole))
+        found = list(record_batches(whole))
 
     assert pa.Table.from_batches(found, QUEUE_ROW).equals(whole)
     assert all(0 < part.num_rows <= rows for part in found)
@@ -261,7 +262,7 @@ def test_chunks_together_are_the_rows(sizes: list[int], rows: int, size: int, sp
 @given(st.integers(0, 50), st.none() | st.binary(min_size=16, max_size=16))
 def test_ids_are_version_4_uuids(how_many: int, seed: bytes | None) -> None:
     """Random or by a seed, the version and variant bits are right."""
-    ids = message.random_ids(how_many, seed=seed)
+    ids = random_ids(how_many, seed=seed)
 
     found = [uuid.UUID(bytes=each.tobytes()) for each in ids]
     assert len(set(found)) == how_many
@@ -271,14 +272,13 @@ def test_ids_are_version_4_uuids(how_many: int, seed: bytes | None) -> None:
 
 def test_a_seed_gives_the_same_ids_again_and_another_gives_others() -> None:
     """A retried task repeats its message ids; nothing else shares them."""
-    one = message.random_ids(100, seed=bytes(16))
+    one = random_ids(100, seed=bytes(16))
 
-    assert np.array_equal(one, message.random_ids(100, seed=bytes(16)))
-    assert message.id_texts(one)[0] != message.id_texts(message.random_ids(1))[0]
+    assert np.array_equal(one, random_ids(100, seed=bytes(16)))
+    assert id_texts(one)[0] != id_texts(random_ids(1))[0]
     assert (
         len(
-            {*message.id_texts(one).to_pylist()}
-            & {*message.id_texts(message.random_ids(100, seed=b"\1" * 16)).to_pylist()}
+            {*id_texts(one).to_pylist()} & {*id_texts(random_ids(100, seed=b"\1" * 16)).to_pylist()}
         )
         == 0
     )
@@ -289,11 +289,11 @@ def test_id_texts_are_those_of_uuid(ids: list[bytes | None], offset: int) -> Non
     """Also of a slice; null stays null."""
     column = pa.array(ids, pa.binary(16)).slice(offset)
 
-    assert message.id_texts(column).to_pylist() == [
+    assert id_texts(column).to_pylist() == [
         None if each is None else str(uuid.UUID(bytes=each)) for each in ids[offset:]
     ]
-    assert [None if each is None else message.uuid_text(each) for each in ids[offset:]] == (
-        message.id_texts(column).to_pylist()
+    assert [None if each is None else uuid_text(each) for each in ids[offset:]] == (
+        id_texts(column).to_pylist()
     )
 
 
@@ -308,7 +308,7 @@ def test_what_endpoints_of_version_1_read_stands_in_columns() -> None:
         wire.dumps({wire.CORRELATION_ID: "a" * 256, wire.REPLY_TO_ADDRESS: "bücher@[dbo]"}),
     ]
 
-    found = message.with_legacy_columns(pa.table({"headers": texts}))
+    found = with_legacy_columns(pa.table({"headers": texts}))
 
     assert found["correlationid"].to_pylist() == ["a", None, None]
     assert found["replytoaddress"].to_pylist() == ["sales@[dbo]", None, None]

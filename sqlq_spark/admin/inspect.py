@@ -15,7 +15,9 @@ from sqlq_spark.database.zone import endpoint_zone
 from sqlq_spark.errors import BadAddress, DelayedQueueNotFound, MissingOption, RightMissing
 from sqlq_spark.receive import browse
 from sqlq_spark.wire.address import split_canonical
-from sqlq_spark.wire.rows import dated, flat, opened, uuid_text
+from sqlq_spark.wire.header_columns import parse_headers
+from sqlq_spark.wire.ids import uuid_text
+from sqlq_spark.wire.rows import without_odd_expiries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -204,7 +206,7 @@ def messages(
     ends = browse.ranges(connection, queue, parts=1, timeout=timeout)
     for first, stop in ends if limit else ():
         for page in browse.pages(connection, queue, first, stop, narrow=False, timeout=timeout):
-            for row in dated(page.slice(0, limit)).to_pylist():
+            for row in without_odd_expiries(page.slice(0, limit)).to_pylist():
                 yield message(row)
             limit -= page.num_rows
             if limit <= 0:
@@ -258,7 +260,5 @@ def message(row: dict[str, Any]) -> Message:
 
 def headers_of(text: str | None) -> tuple[dict[str, str | None] | None, str | None]:
     """Parse a header text: the object and None, or None and the corrupt text."""
-    headers = opened(text)
-    if headers is None or not flat(headers):
-        return None, text
-    return headers, None
+    headers = parse_headers(text)
+    return headers, text if headers is None else None

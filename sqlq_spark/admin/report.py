@@ -21,8 +21,9 @@ from sqlq_spark.database import transaction
 from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.receive.browse import cut
 from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.header_columns import quick_text
 from sqlq_spark.wire.message_types import full_name, split_types
-from sqlq_spark.wire.rows import quick_text, undecodable, with_texts
+from sqlq_spark.wire.texts import find_undecodable, with_readable_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -223,7 +224,9 @@ def pages(
                 )
             if not page.num_rows:
                 break
-            yield with_texts(page, undecodable(page["headers"]))["headers"].to_pylist()
+            yield with_readable_texts(page, find_undecodable(page["headers"]))[
+                "headers"
+            ].to_pylist()
             at, left = page["seq"][-1].as_py() + 1, left - page.num_rows
 
 

@@ -37,6 +37,7 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.receive import browse
 from sqlq_spark.send.queue_writer import add_ids
+from sqlq_spark.wire.header_columns import parse_headers
 from sqlq_spark.wire.headers import (
     EXCEPTION_INFO,
     FAILED_Q,
@@ -47,7 +48,8 @@ from sqlq_spark.wire.headers import (
     dumps,
     parse_wire_time,
 )
-from sqlq_spark.wire.rows import by_seq, flat, opened, uuid_text
+from sqlq_spark.wire.ids import uuid_text
+from sqlq_spark.wire.rows import sort_by_seq
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -225,8 +227,7 @@ def read_failures(page: pa.Table) -> Iterator[tuple[Failed, Text]]:
     sizes = pc.add(*(pc.fill_null(pc.binary_length(page[name]), 0) for name in ("headers", "body")))
     columns = (page["seq"], page["id"], page["headers"], sizes)
     for seq, row, text, size in zip(*(each.to_pylist() for each in columns), strict=True):
-        found = opened(text)
-        headers = found if found is not None and flat(found) else None
+        headers = parse_headers(text)
         own: Text = headers or {}
         yield (
             Failed(
@@ -418,7 +419,7 @@ def return_batch(
     """
     with transaction(connection, timeout=timeout):
         ids = {each.seq: each.id for each in chosen}
-        taken = by_seq(connection.arrow("take", tables={"queue": errors}, seqs=[*ids]))
+        taken = sort_by_seq(connection.arrow("take", tables={"queue": errors}, seqs=[*ids]))
         for seq, row in zip(taken["seq"].to_pylist(), taken["id"].to_pylist(), strict=True):
             if ids[seq] != uuid_text(row):
                 raise MessageChanged(uuid_text(row), connection.printed(errors))
@@ -440,9 +441,9 @@ def to_source(
     """Make the rows to insert where the messages failed; a null body becomes empty."""
     texts = []
     for row, text in zip(taken["id"].to_pylist(), taken["headers"].to_pylist(), strict=True):
-        headers = opened(text) or {}
+        headers = parse_headers(text) or {}
         source = headers.get(FAILED_Q)
-        if not flat(headers) or not source or connection.parsed(source) != destination:
+        if not source or connection.parsed(source) != destination:
             raise MessageChanged(uuid_text(row), connection.printed(errors))
         texts.append(dumps(remove_faults(headers, uuid_text(row))))
     body = pc.fill_null(taken["body"], b"")

@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
 from sqlq_spark.receive.pace import apportion
-from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW, undecodable, with_texts
+from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW
+from sqlq_spark.wire.texts import find_undecodable, with_readable_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -140,7 +141,7 @@ def leave_out_large(page: pa.Table, queue: str, largest: int) -> pa.Table:
             ", ".join(map(str, page["seq"].filter(large)[:NAMED].to_pylist())),
         )
         page = page.filter(pc.invert(large))
-    return with_texts(page, undecodable(page["headers"]))
+    return with_readable_texts(page, find_undecodable(page["headers"]))
 
 
 def fill_columns(page: pa.Table, schema: pa.Schema) -> pa.Table:

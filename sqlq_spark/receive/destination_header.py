@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sqlq_spark.wire.header_columns import NAMED_IN_HEX, parse_headers
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
-from sqlq_spark.wire.rows import NAMED_IN_HEX, flat, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -70,8 +70,8 @@ def find_routes(texts: list[str | None], is_own: Callable[[str], bool]) -> Route
     """
     routes = Routes(list(texts), {}, {})
     for row, text in enumerate(texts):
-        headers = opened(text)
-        if headers is None or FORWARD_DESTINATION not in headers or not flat(headers):
+        headers = parse_headers(text)
+        if headers is None or FORWARD_DESTINATION not in headers:
             continue  # poison, or the mark is in another header
         destination = headers.pop(FORWARD_DESTINATION)
         if destination is None or is_own(destination):

@@ -37,7 +37,7 @@ from sqlq_spark.errors import (
 from sqlq_spark.receive.destination_header import deliver, find_marked, find_routes
 from sqlq_spark.wire.address import LONGEST_ADDRESS
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, TIME_OF_FAILURE, dumps, wire_time
-from sqlq_spark.wire.rows import rising_ids
+from sqlq_spark.wire.ids import rising_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

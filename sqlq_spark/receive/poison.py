@@ -23,7 +23,9 @@ import pyarrow.compute as pc
 from sqlq_spark.database import attempt
 from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.errors import MessageTooLarge, StatementFailed, StatementRefused
-from sqlq_spark.wire.rows import Headers, rising_ids, undecodable, with_texts
+from sqlq_spark.wire.header_columns import Headers
+from sqlq_spark.wire.ids import rising_ids
+from sqlq_spark.wire.texts import find_undecodable, with_readable_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,6 +51,17 @@ MOST_BYTES = 1 << 30  # bytes; one message at least. The others wait for the nex
 # ---------------------------------------------------------------- what cannot be read
 
 
+def warn_of_poison(rows: pa.RecordBatch, queue: str) -> None:
+    """Log that poison messages are delivered; `rows` are columns of a read."""
+    if "headers" in rows.schema.names and rows.column("headers").null_count:
+        log.warning(
+            "%s: %d messages have corrupt headers. They are delivered with headers null and their "
+            "text in corruptHeaders. The option errorQueue moves such messages aside",
+            queue,
+            rows.column("headers").null_count,
+        )
+
+
 def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Table:
     """
     Put poison into the error queue. Without one it is delivered, its invalid UTF-8 as U+FFFD.
@@ -65,8 +78,8 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
         DestinationRefused: the error queue would run code of an owner that is not trusted.
     """
     errors = task.rules.errors
-    unread = undecodable(live["headers"])
-    rows = with_texts(live, unread)
+    unread = find_undecodable(live["headers"])
+    rows = with_readable_texts(live, unread)
     if errors is None:
         return rows
     poison = pc.or_(Headers(rows["headers"].combine_chunks()).poison(), unread)

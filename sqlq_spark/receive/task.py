@@ -29,7 +29,7 @@ from sqlq_spark.errors import StaleTask, StreamNotFound
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
 from sqlq_spark.wire.payload import RECEIPT_KEY, in_row, packed, pages
-from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW, Origin, by_seq
+from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW, Origin, sort_by_seq
 from sqlq_spark.wire.unpack import Expected, unpacked
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def take(connection: Connection, task: Task) -> pa.Table:
         )
         if not step.num_rows:
             break
-        step = by_seq(step.select(wanted.names).cast(wanted))
+        step = sort_by_seq(step.select(wanted.names).cast(wanted))
         steps.append(step)
         weight = weigh(step)
         first = step["seq"][-1].as_py() + 1

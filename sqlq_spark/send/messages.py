@@ -14,7 +14,7 @@ from sqlq_spark.send import topics as publishing
 from sqlq_spark.send.default_headers import DefaultHeaders
 from sqlq_spark.send.frame import Frame
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.rows import id_texts, random_ids
+from sqlq_spark.wire.ids import id_texts, random_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.rows import flat, opened
+from sqlq_spark.wire.header_columns import parse_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,8 +54,8 @@ class OwnTexts:
         self._kind: list[int] = []
         self._kinds: dict[tuple[str, ...], int] = {}
         for text in texts.to_pylist():
-            found = opened(text)
-            self._parsed.append(found if found is not None and flat(found) else POISON)
+            found = parse_headers(text)
+            self._parsed.append(POISON if found is None else found)
             self._kind.append(self._kind_of(self._parsed[-1]))
 
     def _kind_of(self, headers: dict[str, str | None]) -> int:

@@ -21,8 +21,9 @@ from sqlq_spark.receive import browse
 from sqlq_spark.receive.due import Mover
 from sqlq_spark.receive.task import divert, fence, take
 from sqlq_spark.send import dispatch, dispatch_log, messages, staging, subscriptions
-from sqlq_spark.wire import rows as message
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.header_columns import to_read_columns
+from sqlq_spark.wire.rows import record_batches
 
 from . import netjson
 from .conftest import TIMEOUT, Bench
@@ -74,8 +75,8 @@ def received(bench: Bench, stream: str, batch: int = 1, **limits: Any) -> list[d
     """Receive as an executor does, and give the rows as Spark gets them."""
     table = bench.receive(bench.task(stream, batch=batch, **limits))
     chunks = [
-        message.received(chunk, pa.schema(FIELDS.items()), queue="q")
-        for chunk in message.record_batches(table)
+        to_read_columns(chunk, pa.schema(FIELDS.items()), queue="q")
+        for chunk in record_batches(table)
     ]
     rows = [row for chunk in chunks for row in chunk.to_pylist()]
     return [row | {"headers": row["headers"] and dict(row["headers"])} for row in rows]

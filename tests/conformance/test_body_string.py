@@ -11,7 +11,8 @@ from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import BodyStringMissing
 from sqlq_spark.receive import browse, receipts
 from sqlq_spark.wire.address import QueueAddress
-from sqlq_spark.wire.rows import QUEUE_ROW, received, record_batches
+from sqlq_spark.wire.header_columns import to_read_columns
+from sqlq_spark.wire.rows import QUEUE_ROW, record_batches
 
 from .conftest import TIMEOUT, Bench
 
@@ -31,7 +32,7 @@ def texts(bench: Bench) -> Bench:
 
 def shown(rows: pa.Table) -> list[str | None]:
     """The column as Spark gets it."""
-    batches = [received(chunk, SPARK, queue="q") for chunk in record_batches(rows)]
+    batches = [to_read_columns(chunk, SPARK, queue="q") for chunk in record_batches(rows)]
     return [text for batch in batches for text in batch.column("bodyString").to_pylist()]
 
 

@@ -18,7 +18,8 @@ from sqlq_spark.receive import browse
 from sqlq_spark.send import dispatch, staging
 from sqlq_spark.send.messages import Sender
 from sqlq_spark.wire import headers
-from sqlq_spark.wire import rows as message
+from sqlq_spark.wire.header_columns import to_read_columns
+from sqlq_spark.wire.rows import record_batches
 
 from . import netjson
 from .conftest import TIMEOUT, Bench
@@ -79,8 +80,8 @@ def read(tables: Iterable[pa.Table], schema: pa.Schema) -> dict[str, dict[str, A
     found = [
         row
         for table in tables
-        for chunk in message.record_batches(table)
-        for row in message.received(chunk, schema, queue="q").to_pylist()
+        for chunk in record_batches(table)
+        for row in to_read_columns(chunk, schema, queue="q").to_pylist()
     ]
     return {row.pop("id"): row for row in found}
 

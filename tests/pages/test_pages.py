@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sqlq_spark import datasource
 from sqlq_spark.database.postgresql import url as postgresql_url
 from sqlq_spark.database.sqlserver import url as sqlserver_url
 from sqlq_spark.errors import BadFrame, BadOption
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import option_names
+from sqlq_spark.receive.columns import COLUMNS
 from sqlq_spark.send.columns import WRITTEN, check_frame
 
 from . import programs
@@ -150,7 +150,7 @@ def test_the_columns_of_a_read_are_the_formats() -> None:
     rows = table("docs/sqlqueue.md", "read-columns").rows
     told = {row[0].strip("`"): row[1] for row in rows}
 
-    assert list(told.items()) == list((datasource.COLUMNS | {"bodyString": "string"}).items())
+    assert list(told.items()) == list((COLUMNS | {"bodyString": "string"}).items())
 
 
 def test_the_columns_of_a_write_are_those_that_are_taken() -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spark.stand import Queue, finish
-from sqlq_spark.datasource import columns
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.receive.columns import columns
 
 if TYPE_CHECKING:
     from pathlib import Path

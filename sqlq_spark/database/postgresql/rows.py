@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from sqlq_spark.wire.address import identifier
-from sqlq_spark.wire.rows import readable
+from sqlq_spark.wire.texts import replace_undecodable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +86,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     try:
         found: list[Any] = column.to_pylist()
     except UnicodeDecodeError:
-        found = readable(column).to_pylist()
+        found = replace_undecodable(column).to_pylist()
     return found
 
 

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark import functions
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.rows import flat, opened
+from sqlq_spark.wire.header_columns import parse_headers
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -63,8 +63,7 @@ def mask(text: Column, *patterns: str) -> Column:
 
 def is_readable(text: str | None) -> bool:
     """Whether an endpoint can read these headers."""
-    found = opened(text)
-    return found is not None and flat(found)
+    return parse_headers(text) is not None
 
 
 def failures(received: DataFrame) -> DataFrame:

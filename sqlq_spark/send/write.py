@@ -1,0 +1,117 @@
+"""
+One batch of a sink: what a task does with its rows, and what the driver does when all are done.
+
+With delivery=exactlyOnce a task stages its messages, and the driver dispatches them. With
+delivery=atLeastOnce a task sends them itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.errors import SqlQueueError
+from sqlq_spark.send import at_least_once, queue_writer, staging
+from sqlq_spark.send.dispatch import dispatch
+from sqlq_spark.send.messages import Sender
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from sqlq_spark.options import SinkOptions
+    from sqlq_spark.send.staging import Staged
+    from sqlq_spark.wire.rows import Origin
+
+log = logging.getLogger("sqlq_spark")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteTask:
+    """What identifies the write of one partition."""
+
+    sink: str
+    batch: int
+    partition: int
+    origin: Origin
+
+    @property
+    def name(self) -> str:
+        """What the DBA and the logs call it."""
+        return f"{self.sink}/{self.batch}/{self.partition}"
+
+
+def look_ahead(options: SinkOptions) -> None:
+    """Fail on the driver, before a task runs, if a destination in the options does not exist."""
+    exactly_once = options.delivery == "exactlyOnce"
+    with Session(options, "look ahead", state=exactly_once, worker=True) as session:
+        session.do(lambda connection: queue_writer.check_destination(connection, options))
+
+
+def write(
+    options: SinkOptions, batches: Iterator[pa.RecordBatch], task: WriteTask
+) -> tuple[Staged | None, int]:
+    """
+    Stage or send the rows of one task.
+
+    Returns:
+        What was staged, None with delivery=atLeastOnce; and how many messages there were.
+    """
+    exactly_once = options.delivery == "exactlyOnce"
+    # a task that Spark tries again sends the same ids
+    seed = None if exactly_once else hashlib.sha256(task.name.encode()).digest()[:16]
+    known = task.batch > 0  # of a stream, by the batches before
+    with Session(
+        options, f"sink {task.name}", state=exactly_once, worker=True, reached=known
+    ) as session:
+        sender = Sender(
+            options=options,
+            partition=task.partition,
+            seed=seed,
+            clock=partial(queue_writer.database_clock, session),
+        )
+        chunks = sender.chunks(batches)
+        if not exactly_once:
+            return None, at_least_once.send_now(session, chunks, options)
+        staged = staging.stage(
+            session, chunks, sink=task.sink, batch=task.batch, origin=task.origin
+        )
+        return staged, staged.messages
+
+
+def dispatch_staged(options: SinkOptions, staged: Sequence[Staged]) -> None:
+    """Send what the tasks of a batch staged, in one transaction."""
+    if staged:
+        name = f"dispatch {staged[0].sink}"
+        with Session(options, name, worker=True, reached=True) as session:
+            session.do(lambda connection: dispatch(connection, staged, options))
+
+
+def discard_staged(options: SinkOptions, sink: str, batch: int, *, final: bool) -> None:
+    """
+    Delete what was staged for a batch that was aborted.
+
+    A failure is only logged, because Spark reports why the write was aborted.
+
+    Args:
+        options: of the sink.
+        sink: who would have sent.
+        batch: the one that failed.
+        final: whether the batch is never tried again. Then tasks that still run cannot stage.
+    """
+    if options.delivery != "exactlyOnce":
+        return
+    try:
+        with Session(options, f"abort {sink}") as session:
+            session.do(
+                lambda connection: staging.discard(
+                    connection, sink, batch, final=final, timeout=options.query_timeout
+                )
+            )
+    except SqlQueueError as error:
+        log.warning("%s: batch %d: its chunks are left for now: %s", sink, batch, error)
