@@ -8,7 +8,7 @@ import orjson
 
 from sqlq_spark.wire.payload import ZSTD, Packed
 from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW
-from sqlq_spark.wire.unpack import Expected, unpacked
+from sqlq_spark.wire.unpack import Expected, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,14 +20,14 @@ def reread(payload: Packed, schema: pa.Schema, *optional: pa.Field) -> pa.Table:
     """Read a payload that was just packed."""
     where, size = "a test", payload.size
     expected = Expected(where=where, schema=schema, optional=optional, most=size, size=size)
-    return unpacked(payload.bytes.to_pybytes(), (), expected)
+    return unpack(payload.bytes.to_pybytes(), (), expected)
 
 
 def of_receipt(payload: bytes) -> pa.Table:
     """Read the payload of a receipt, whatever its size."""
     optional = (BODY_STRING,)
     expected = Expected(where="a test", schema=QUEUE_ROW, optional=optional, most=1 << 30)
-    return unpacked(payload, (), expected)
+    return unpack(payload, (), expected)
 
 
 def forged(

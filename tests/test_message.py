@@ -17,7 +17,7 @@ from strict_headers import PoisonHeaders, loads
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.header_columns import Headers, to_read_columns, with_legacy_columns
 from sqlq_spark.wire.ids import id_texts, random_ids, uuid_text
-from sqlq_spark.wire.payload import packed
+from sqlq_spark.wire.payload import pack
 from sqlq_spark.wire.rows import QUEUE_ROW, record_batches, sort_by_seq
 
 SCHEMA = pa.schema(
@@ -210,7 +210,7 @@ def test_a_payload_is_unpacked_as_it_was_packed(rows: list[dict[str, object]]) -
     """Types, nulls and order."""
     whole = table(rows)
 
-    again = reread(packed(whole), QUEUE_ROW)
+    again = reread(pack(whole), QUEUE_ROW)
 
     assert again.schema.equals(QUEUE_ROW)
     assert again.equals(whole)
@@ -221,7 +221,7 @@ def test_like_messages_are_packed_small() -> None:
     row = {"headers": '{"a":"' + "header" * 80 + '"}', "body": b"body" * 200, "seq": 1}
     whole = table([row] * 2000)
 
-    assert packed(whole).bytes.size < whole.nbytes / 20
+    assert pack(whole).bytes.size < whole.nbytes / 20
 
 
 @given(st.lists(st.integers(-1000, 1000), unique=True, max_size=30))

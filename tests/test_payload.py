@@ -17,9 +17,9 @@ from payloads import forged, of_receipt, reread, sealed
 from sqlq_spark.errors import PayloadRefused
 from sqlq_spark.send.messages import CHUNK_ROW
 from sqlq_spark.send.topics import CHUNK_TOPICS, TOPICS
-from sqlq_spark.wire.payload import LARGE, PAGE, RECEIPT_KEY, in_row, packed, pages
+from sqlq_spark.wire.payload import LARGE, PAGE, RECEIPT_KEY, in_row, pack, pages
 from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW
-from sqlq_spark.wire.unpack import Expected, unpacked
+from sqlq_spark.wire.unpack import Expected, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ def noise(size: int) -> pa.Table:
 
 def stored(rows: pa.Table) -> tuple[bytes, Sequence[tuple[bytes]]]:
     """What the two tables would hold."""
-    payload = packed(rows).bytes
+    payload = pack(rows).bytes
     found = pages(payload, RECEIPT_KEY, KEY)
     return in_row(payload), [(page,) for page in found["payload"].to_pylist()]
 
@@ -59,12 +59,12 @@ def test_a_payload_of_any_size_comes_back(size: int) -> None:
 
     expected = Expected(where="a test", schema=ONE, most=size + 8, size=size + 8, rows=1)
     assert bool(inside) != bool(outside)
-    assert unpacked(inside, outside, expected).equals(rows)
+    assert unpack(inside, outside, expected).equals(rows)
 
 
 def test_a_page_is_a_row_of_its_own_under_the_key() -> None:
     """Numbered from 0, all but the last of the same size."""
-    found = pages(packed(noise(LARGE + 2 * PAGE)).bytes, RECEIPT_KEY, KEY).to_pylist()
+    found = pages(pack(noise(LARGE + 2 * PAGE)).bytes, RECEIPT_KEY, KEY).to_pylist()
 
     assert [row["page"] for row in found] == list(range(len(found)))
     assert {(row["stream"], row["batch"], row["task"], row["login"]) for row in found} == {KEY}
@@ -74,7 +74,7 @@ def test_a_page_is_a_row_of_its_own_under_the_key() -> None:
 
 def test_a_small_payload_has_no_pages() -> None:
     """But the columns of the table, with its types."""
-    found = pages(packed(noise(10)).bytes, RECEIPT_KEY, KEY)
+    found = pages(pack(noise(10)).bytes, RECEIPT_KEY, KEY)
 
     assert found.num_rows == 0
     kinds = [*RECEIPT_KEY.values(), pa.int32(), pa.binary()]
@@ -104,7 +104,7 @@ def test_rows_of_any_slice_and_any_chunks_come_back(
     slices = [whole.slice(a, b - a) for a, b in pairwise(ends)]
     found = pa.concat_tables([whole.slice(0, 0), *slices]).slice(first)
 
-    again = reread(packed(found), CHUNK_ROW, CHUNK_TOPICS)
+    again = reread(pack(found), CHUNK_ROW, CHUNK_TOPICS)
 
     assert again.schema.equals(schema)
     assert again.to_pylist() == found.to_pylist()
@@ -191,7 +191,7 @@ def test_lists_that_reach_outside_are_refused(ends: tuple[int, ...]) -> None:
     payload = forged([(2, lists)], columns=["topics"])
 
     with pytest.raises(PayloadRefused):
-        unpacked(payload, (), Expected(where="a test", schema=schema, most=1000))
+        unpack(payload, (), Expected(where="a test", schema=schema, most=1000))
 
 
 def test_no_more_is_unpacked_than_was_stored() -> None:
@@ -204,7 +204,7 @@ def test_no_more_is_unpacked_than_was_stored() -> None:
 
     for payload in (honest, lying):
         with pytest.raises(PayloadRefused):
-            unpacked(payload, (), expected)
+            unpack(payload, (), expected)
 
     assert pa.total_allocated_bytes() - before < 1 << 20
 
@@ -226,16 +226,16 @@ def test_what_was_stored_with_it_must_be_what_it_holds(what: str, value: int) ->
     given = {"where": "receipt r/1/0", "schema": QUEUE_ROW, "most": 1000, what: value}
 
     with pytest.raises(PayloadRefused, match="receipt r/1/0"):
-        unpacked(forged([(2, GOOD)]), (), Expected(**given))
+        unpack(forged([(2, GOOD)]), (), Expected(**given))
 
 
 def test_another_payload_than_the_one_that_was_sealed_is_refused() -> None:
     """A good one too."""
-    mine, other = packed(of_receipt(forged([(2, GOOD)]))), packed(noise(3))
+    mine, other = pack(of_receipt(forged([(2, GOOD)]))), pack(noise(3))
     expected = Expected(where="a test", schema=QUEUE_ROW, most=1000, seal=other.seal)
 
     with pytest.raises(PayloadRefused, match="not the one that the task wrote"):
-        unpacked(mine.bytes.to_pybytes(), (), expected)
+        unpack(mine.bytes.to_pybytes(), (), expected)
 
 
 WHOLE = forged([(2, [*GOOD, None, HEADER_ENDS, b"text"])], columns=[*QUEUE_ROW.names, "bodystring"])

@@ -17,7 +17,7 @@ from sqlq_spark.send import columns
 from sqlq_spark.send.messages import CHUNK_ROW, Sender
 from sqlq_spark.send.topics import CHUNK_TOPICS, TOPICS
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.payload import packed
+from sqlq_spark.wire.payload import pack
 
 URL = "postgresql://host/shop"
 LISTS = st.lists(
@@ -126,7 +126,7 @@ def test_topics_come_through_a_chunk_whatever_slice_they_are_of(
     """Staged and read again: row by row the same; an empty list is none."""
     chunk = sender(queue="orders").messages(frame(lists).slice(offset), 0)
 
-    back = reread(packed(chunk), CHUNK_ROW, CHUNK_TOPICS)
+    back = reread(pack(chunk), CHUNK_ROW, CHUNK_TOPICS)
 
     assert back["topics"].to_pylist() == [each or None for each in lists[offset:]]
 

@@ -26,7 +26,7 @@ from sqlq_spark.receive.pace import Outcome
 from sqlq_spark.receive.streams import accept_or_raise, lacks_commits, lock_stream
 from sqlq_spark.receive.task import expected_receipt, most_bytes
 from sqlq_spark.wire.rows import without_odd_expiries
-from sqlq_spark.wire.unpack import unpacked
+from sqlq_spark.wire.unpack import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,7 +191,7 @@ def return_(
         expected = expected_receipt(
             receipt, messages=removed.messages, size=removed.size, most=most
         )
-        rows = without_odd_expiries(unpacked(removed.payload, (), expected))
+        rows = without_odd_expiries(unpack(removed.payload, (), expected))
         connection.load(queue, rows.select(["id", "expires", "headers", "body"]))
     return removed.messages
 

@@ -28,9 +28,9 @@ from sqlq_spark.database.receipt_moves import check_stored, name_receipt, next_s
 from sqlq_spark.errors import StaleTask, StreamNotFound
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
-from sqlq_spark.wire.payload import RECEIPT_KEY, in_row, packed, pages
+from sqlq_spark.wire.payload import RECEIPT_KEY, in_row, pack, pages
 from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW, Origin, sort_by_seq
-from sqlq_spark.wire.unpack import Expected, unpacked
+from sqlq_spark.wire.unpack import Expected, unpack
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection, Row
@@ -200,14 +200,14 @@ def replay(connection: Connection, task: Task, stored: StoredReceipt, login: str
         stored_pages = connection.rows("receipt_pages", **receipt_values(task, login))
     most = most_bytes(task.messages, task.rules.largest)
     expected = expected_receipt(key, messages=stored.messages, size=stored.size, most=most)
-    return unpacked(stored.payload, stored_pages, expected)
+    return unpack(stored.payload, stored_pages, expected)
 
 
 def save(connection: Connection, task: Task, kept: Kept, *, login: str, origin: Origin) -> None:
     """Write the receipt, also if nothing was received: a replay must then receive nothing again."""
     key = receipt_key(task)
     next_state("none", "save", key)
-    payload = packed(kept.rows)
+    payload = pack(kept.rows)
     connection.run(
         "save_receipt",
         **receipt_values(task, login),

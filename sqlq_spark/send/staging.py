@@ -18,9 +18,9 @@ from sqlq_spark.send import dispatch_log
 from sqlq_spark.send.delays import CHUNK_DELAYS
 from sqlq_spark.send.messages import CHUNK_ROW
 from sqlq_spark.send.topics import CHUNK_TOPICS
-from sqlq_spark.wire.payload import CHUNK_KEY, Packed, Seal, in_row, packed, pages
+from sqlq_spark.wire.payload import CHUNK_KEY, Packed, Seal, in_row, pack, pages
 from sqlq_spark.wire.rows import NO_STREAM, Origin
-from sqlq_spark.wire.unpack import Expected, unpacked
+from sqlq_spark.wire.unpack import Expected, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,7 +85,7 @@ def stage(
     attempt, messages = str(uuid.uuid4()), 0
     seals: list[Seal] = []
     for chunk in chunks:
-        payload = packed(chunk)
+        payload = pack(chunk)
         key = ChunkKey(sink, batch, attempt, len(seals))
         timeout = session.options.query_timeout
         session.do(partial(_stage_chunk, key, payload, chunk.num_rows, timeout))
@@ -132,7 +132,7 @@ def read_chunk(connection: Connection, key: ChunkKey, seal: Seal, login: str) ->
         size=seal.size,
         seal=seal,
     )
-    return unpacked(payload, stored, expected)
+    return unpack(payload, stored, expected)
 
 
 def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeout: float) -> None:

@@ -79,7 +79,7 @@ def digest(payload: pa.Buffer | bytes) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
-def packed(rows: pa.Table) -> Packed:
+def pack(rows: pa.Table) -> Packed:
     """
     Compress rows into a payload: about 1 MB for 27 MB of similar messages.
 
@@ -147,7 +147,7 @@ def pages(
     The rows of the table of pages for a large payload; none for a small one.
 
     Args:
-        payload: the result of `packed`.
+        payload: the result of `pack`.
         kinds: columns of the key, with their types.
         key: a value for each of them.
     """

@@ -46,12 +46,12 @@ class Expected:
     seal: Seal | None = None  # of the payload when it was packed, if known
 
 
-def unpacked(payload: bytes, pages: Iterable[tuple[bytes]], expected: Expected) -> pa.Table:
+def unpack(payload: bytes, pages: Iterable[tuple[bytes]], expected: Expected) -> pa.Table:
     """
     The rows of a payload, which is in its row, or in its pages if the row's value is empty.
 
     Raises:
-        PayloadRefused: `packed` cannot have written it, or it is too large.
+        PayloadRefused: `pack` cannot have written it, or it is too large.
     """
     whole = pa.py_buffer(payload or b"".join(page for (page,) in pages))
     try:

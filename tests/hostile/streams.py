@@ -101,7 +101,7 @@ class Writer:
 def forged(body: bytes) -> tuple[int, bytes]:
     """The payload of a receipt with one message, as the package would write it, and its size."""
     row = {"id": b"\0" * 16, "headers": "{}", "body": body, "seq": 1}
-    made = payload.packed(pa.Table.from_pylist([row], QUEUE_ROW))
+    made = payload.pack(pa.Table.from_pylist([row], QUEUE_ROW))
     return made.size, made.bytes.to_pybytes()
 
 

@@ -13,7 +13,7 @@ from payloads import forged
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import PayloadRefused
 from sqlq_spark.receive.receipts import drop, return_
-from sqlq_spark.wire.payload import packed
+from sqlq_spark.wire.payload import pack
 
 from .test_messages import bench  # noqa: F401 - a fixture
 
@@ -72,7 +72,7 @@ def test_a_rewritten_chunk_is_not_sent(
 ) -> None:
     """Also where it is a good one: the driver knows from the task what that has staged."""
     staged = stage(bench, chunk(b"true"))
-    other = packed(chunk(b"forged")).bytes.to_pybytes()
+    other = pack(chunk(b"forged")).bytes.to_pybytes()
     text = f'UPDATE "{place.state}".staging SET payload = %s'
     place.sql(text, b"garbage" if kind == "garbage" else other)
 
