@@ -21,11 +21,13 @@ from sqlq_spark import database
 from sqlq_spark.database.schema import VERSION
 from sqlq_spark.errors import (
     ConnectionLost,
+    DatabaseNotFound,
     Deadlock,
     DestinationChanged,
     LockTimedOut,
-    LogFull,
+    LoginUnclear,
     NotReachable,
+    ServerShort,
     SqlQueueError,
     StateNotInstalled,
     StateTooNew,
@@ -41,7 +43,10 @@ T = TypeVar("T")
 
 ATTEMPTS = 7
 LONGEST_PAUSE = 5.0  # seconds; all pauses together are about 10
-TRANSIENT = (ConnectionLost, Deadlock, DestinationChanged, LockTimedOut, LogFull)
+TRANSIENT = (ConnectionLost, Deadlock, DestinationChanged, LockTimedOut, ServerShort)
+# worth another attempt only once the url led to a database: during a failover the server, or a
+# database that recovers there, may be absent
+ABSENT = (DatabaseNotFound, LoginUnclear, NotReachable)
 IDLE = 20.0  # seconds after which a connection that no session takes is closed
 
 
@@ -152,10 +157,11 @@ class Session:
         """
         Run `work`, and run it again with growing pauses after a failure that may end soon.
 
-        Such failures are a lost connection, a deadlock, a lock that others hold for too long, and a
-        full log. If the answer to a commit is lost, `work` must find out whether it was done.
+        Such failures are a lost connection, a deadlock, a lock that others hold for too long, a
+        full log, and a server that is short of memory or space. If the answer to a commit is lost, `work` must find out whether it was done.
 
-        A server that was never reached is not waited for, because its url is probably wrong.
+        A server or a database that was never reached is not waited for, because the url is
+        probably wrong.
         """
         attempts = stamina.retry_context(
             on=self._worth_another, attempts=ATTEMPTS, timeout=None, wait_max=LONGEST_PAUSE
@@ -170,7 +176,7 @@ class Session:
         raise AssertionError  # pragma: no cover - stamina raises the last error itself
 
     def _worth_another(self, error: Exception) -> bool:
-        return isinstance(error, TRANSIENT) or (self._reached and isinstance(error, NotReachable))
+        return isinstance(error, TRANSIENT) or (self._reached and isinstance(error, ABSENT))
 
     def _once(self, work: Callable[[Connection], T]) -> T:
         try:

@@ -9,11 +9,12 @@ The errors of this package, by what they are about.
     │   └── BadMessage       one row of a DataFrame does not fit
     ├── MissingPackage · MissingDelta · MissingDriver · UnsupportedVersion    installation
     ├── DatabaseFailure      the server rejected a statement, or did not answer
-    │   ├── server           NotReachable · LoginRefused · ServerNotVerified · DatabaseNotFound
+    │   ├── server           NotReachable · LoginRefused (and LoginUnclear) · ServerNotVerified
+    │   │                    DatabaseNotFound
     │   │                    ConnectionLost (and ReadOnly) · Deadlock · Cancelled · RightMissing
     │   │                    TimedOut (and LockTimedOut) · TimeZoneNotFound
     │   │                    ServerTooOld · DatabaseTooOld · StatementPooling
-    │   │                    StatementFailed (and LogFull, StatementRefused)
+    │   │                    StatementFailed (and StatementRefused, ServerShort, LogFull)
     │   ├── queues           QueueNotFound · SchemaNotFound · NotAQueue · BodyStringMissing
     │   │                    QueueNotWritable · QueueElsewhere · QueueUnquoted · MessageChanged
     │   │                    DestinationRefused (and DestinationOfOther)
@@ -98,10 +99,12 @@ from sqlq_spark.errors.server import (
     LockTimedOut,
     LogFull,
     LoginRefused,
+    LoginUnclear,
     NotReachable,
     ReadOnly,
     RightMissing,
     ServerNotVerified,
+    ServerShort,
     ServerTooOld,
     StatementFailed,
     StatementPooling,
@@ -147,6 +150,7 @@ __all__ = [
     "LockTimedOut",
     "LogFull",
     "LoginRefused",
+    "LoginUnclear",
     "MessageChanged",
     "MessageTooLarge",
     "MisplacedOption",
@@ -168,6 +172,7 @@ __all__ = [
     "RightMissing",
     "SchemaNotFound",
     "ServerNotVerified",
+    "ServerShort",
     "ServerTooOld",
     "SqlQueueError",
     "StaleTask",

@@ -23,6 +23,12 @@ class LoginRefused(DatabaseFailure):
         super().__init__(server, reason)
 
 
+class LoginUnclear(LoginRefused):
+    """The server accepts this login or its database not. The driver does not report which."""
+
+    template = "{0} refused the login: {1}. Check user and password, and the database's name."
+
+
 class ServerNotVerified(DatabaseFailure):
     """The server has no certificate that this machine trusts for the host's name."""
 
@@ -57,12 +63,10 @@ class ConnectionLost(DatabaseFailure):
 class ReadOnly(ConnectionLost):
     """The server accepts no writes, for example a standby. Another host may be the primary."""
 
-    template = (
-        "{0} was refused: {1}. The server is a standby, or its database is read-only. "
-        "Some services make a database read-only when a disk is full. "
-        "To find the primary, list several hosts in the url and add "
-        "target_session_attrs=read-write."
-    )
+    template = "{0} was refused: {1}. {2}"
+
+    def __init__(self, statement: str, reason: str, fix: str) -> None:
+        DatabaseFailure.__init__(self, statement, reason, fix)
 
 
 class Deadlock(DatabaseFailure):
@@ -158,7 +162,11 @@ class StatementFailed(DatabaseFailure):
         super().__init__(statement, code, reason)
 
 
-class LogFull(StatementFailed):
+class ServerShort(StatementFailed):
+    """The server is short of memory, locks or space. The statement may be tried again."""
+
+
+class LogFull(ServerShort):
     """The transaction log is full. The statement may be tried again."""
 
 

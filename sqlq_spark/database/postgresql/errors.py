@@ -35,6 +35,12 @@ UNVERIFIED = (
     r"host name must be specified for a verified"
 )
 
+FIND_PRIMARY = (
+    "The server is a standby, or its database is read-only. Some services make a database "
+    "read-only when a disk is full. To find the primary, list several hosts in the url and add "
+    "target_session_attrs=read-write."
+)
+
 # SQLSTATEs of a wrong message or table: another attempt would fail as well
 LASTING = ("0A", "22", "23", "42", "44", "P0")
 
@@ -129,7 +135,7 @@ def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
     found: errors.DatabaseFailure = kind(statement, state, text)
     match state:
         case "25006":
-            found = errors.ReadOnly(statement, text)
+            found = errors.ReadOnly(statement, text, FIND_PRIMARY)
         case "40P01" | "40001":
             found = errors.Deadlock(statement, text)
         case "57014" if place.took < LIMIT_REACHED * place.limit:

@@ -96,7 +96,7 @@ def connect(url: str, *, application: str, timeout: float, state: str) -> Connec
 
     Raises:
         NotReachable, LoginRefused, DatabaseNotFound: in the server's words.
-        ConnectionLost: the server is there, and went away or takes no session now.
+        ConnectionLost, ReadOnly: the server is there, and went away or takes no session now.
         MissingDriver: no driver can be used on this machine.
     """
     target = Target.parse(url)
@@ -209,6 +209,7 @@ class Connection:
                 while not cursor.description and cursor.nextset():
                     pass  # statements before the rows have no result
                 found = fetch_table(cursor)
+                drivers.check_complete(cursor)
                 while cursor.nextset():
                     pass  # an error behind the rows is raised only here
         except self._driver.errors as error:
@@ -347,6 +348,7 @@ class Connection:
                     if cursor.description:
                         names = [column[0] for column in cursor.description]
                         found += [read_row(names, row) for row in cursor.fetchall()]
+                        drivers.check_complete(cursor)
                     more = cursor.nextset()
         except self._driver.errors as error:
             raise self._failure(statement, tables, error) from None

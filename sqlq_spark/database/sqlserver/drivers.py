@@ -8,6 +8,7 @@ No other module distinguishes them: they ask a cursor what it can do.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,16 @@ ODBC = ("ODBC Driver 18 for SQL Server", "ODBC Driver 17 for SQL Server")  # the
 NOT_LOADED = ("Failed to load the driver", "Can't open lib", "Data source name not found")
 
 
+# a driver's message with the SQLSTATE of an error, not of a note (classes 00 and 01)
+FAULT = re.compile(r"\[(?!0[01])(\w{5})\]")
+
+
 class NotHere(Exception):
     """A driver cannot be used on this machine."""
+
+
+class Incomplete(Exception):
+    """A result broke off, but the driver raised no error; `args` are the SQLSTATE and a text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +87,7 @@ def mssql_python() -> Driver:
     """Load mssql-python without its pool, which would keep open transactions."""
     module, raised = imported("mssql_python"), imported("mssql_python.exceptions")
     module.pooling(enabled=False)
-    errors = (raised.Exception, raised.ConnectionStringParseError, RuntimeError)
+    errors = (raised.Exception, raised.ConnectionStringParseError, RuntimeError, Incomplete)
 
     def open_(target: Target, _: str, seconds: int) -> Any:  # noqa: ANN401 - of the driver
         try:
@@ -115,7 +124,22 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
     def typed(cursor: Any, values: Sequence[Value]) -> None:  # noqa: ANN401
         cursor.setinputsizes([sizes.get(type(value)) for value in values])
 
-    return Driver(name=PYODBC, open=open_, errors=(module.Error,), typed=typed)
+    return Driver(name=PYODBC, open=open_, errors=(module.Error, Incomplete), typed=typed)
+
+
+def check_complete(cursor: Any) -> None:  # noqa: ANN401
+    """
+    Look at what a driver noted while it fetched rows.
+
+    mssql-python fetches rows in blocks. If the connection breaks between two rows, it returns the
+    rows before as if they were all, and only adds a message to its cursor.
+
+    Raises:
+        Incomplete: the rows are not all.
+    """
+    for state, text in getattr(cursor, "messages", None) or ():
+        if found := FAULT.match(state):
+            raise Incomplete(found[1], text)
 
 
 def imported(name: str) -> Any:  # noqa: ANN401 - a module without types

@@ -1,0 +1,202 @@
+"""What the real drivers make of an error, and what the package makes of that."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sqlq_spark import errors
+from sqlq_spark.database.sqlserver import drivers
+from sqlq_spark.database.sqlserver.errors import read_error
+from sqlq_spark.database.sqlserver.numbers import kind_of
+from sqlq_spark.database.sqlserver.url import Target
+from sqlq_spark.wire.address import QueueAddress
+
+from . import tokens
+from .messages import MESSAGES
+from .server import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlq_spark.database.sqlserver.connection import Connection
+
+    from .conftest import Connect
+    from .messages import Row
+    from .server import Script
+
+QUEUE = QueueAddress("orders")
+COLUMNS = tokens.columns(("seq", "int"), ("body", "binary"))
+WHOLE = tokens.row(tokens.number(1), tokens.large(b"x" * 9000))
+END_OF_VALUE = struct.pack("<I", 0)
+# of a result: before its columns, after a whole row, inside a large value
+PLACES = {
+    "before any result": b"",
+    "in mid-result": COLUMNS + WHOLE,
+    "in mid-value": COLUMNS
+    + WHOLE
+    + tokens.row(
+        tokens.number(2), tokens.large_start(tokens.UNKNOWN_LENGTH, b"y" * 9000) + END_OF_VALUE
+    ),
+}
+BROKEN_VALUE = COLUMNS + WHOLE + tokens.row(tokens.number(2), tokens.large_start(90_000, b"y" * 99))
+DATABASE_CLOSED = tokens.Message(
+    4060, 'Cannot open database "shop" requested by the login. The login failed.', 11
+)
+LOGIN_FAILED = tokens.Message(18456, "Login failed for user 'bo'.", 14)
+
+
+def read_rows(session: Connection) -> object:
+    """Run a statement about a queue that returns rows."""
+    return session.rows("take", tables={"queue": QUEUE}, seqs="[1]")
+
+
+def read_arrow(session: Connection) -> object:
+    """Run the same statement; its rows come in columns."""
+    return session.arrow("take", tables={"queue": QUEUE}, seqs=[1])
+
+
+READS = [read_rows, read_arrow]
+
+
+def failed(row: Row, before: bytes = b"") -> Answer:
+    """Return an answer that ends with an error."""
+    return Answer(before + tokens.error(row.message), failed=True)
+
+
+def failure_of(action: Callable[[], object]) -> type[BaseException] | None:
+    """Return the class of what an action raises; None for no error."""
+    try:
+        action()
+    except errors.DatabaseFailure as error:
+        return type(error)
+    return None
+
+
+def test_a_driver_reports_the_servers_sentence(driver: str, url: str, script: Script) -> None:
+    """With its number (pyodbc), or so that the number is found by the sentence (mssql-python)."""
+    loaded, raw = drivers.connect(Target.parse(url), "tests", 30)
+    for row in MESSAGES:
+        script.answers = {"statement": failed(row)}
+
+        with pytest.raises(loaded.errors) as raised:
+            raw.cursor().execute("statement")
+
+        found = read_error(raised.value)
+        assert found.text == " ".join(row.message.text.split())
+        assert kind_of(found.number) is kind_of(row.number)
+        assert found.number == row.number or driver == drivers.MSSQL_PYTHON
+    raw.close()
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("place", PLACES)
+def test_an_error_is_classified_wherever_it_comes(
+    place: str, read: Callable[[Connection], object], connect: Connect, script: Script
+) -> None:
+    """Before a result, after some rows, and inside a large value."""
+    session = connect()
+    found = {}
+    for row in MESSAGES:
+        script.answers = {"sqlqueue:take": failed(row, PLACES[place])}
+        found[row.number] = failure_of(lambda: read(session))
+
+    assert found == {row.number: row.statement for row in MESSAGES}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_an_answer_without_an_error_is_read_whole(
+    read: Callable[[Connection], object], connect: Connect, script: Script
+) -> None:
+    """The server of these tests sends rows that both drivers can read."""
+    script.answers = {"sqlqueue:take": Answer(COLUMNS + WHOLE)}
+
+    found = read(connect())
+
+    rows = found if isinstance(found, list) else [(found["seq"][0].as_py(), found["body"][0].as_py())]  # type: ignore[index]
+    assert rows == [(1, b"x" * 9000)]
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="before any result"),
+        pytest.param(COLUMNS, id="before any row"),
+        pytest.param(COLUMNS + WHOLE * 2, id="between rows"),
+        pytest.param(COLUMNS + WHOLE * 2 + b"\xd1\x04", id="in mid-row"),
+        pytest.param(BROKEN_VALUE, id="in mid-value"),
+    ],
+)
+def test_a_connection_that_breaks_is_lost(
+    sent: bytes, read: Callable[[Connection], object], connect: Connect, script: Script
+) -> None:
+    """Whole rows before the break are not taken for all rows."""
+    script.answers = {"sqlqueue:take": Answer(sent, cut=True)}
+    session = connect()
+
+    with pytest.raises(errors.ConnectionLost):
+        read(session)
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_value_that_is_too_short_is_a_lost_connection(
+    read: Callable[[Connection], object], connect: Connect, script: Script
+) -> None:
+    """mssql-python raises a bare RuntimeError there, without the error that follows the value."""
+    script.answers = {"sqlqueue:take": failed(MESSAGES[0], BROKEN_VALUE + END_OF_VALUE)}
+    session = connect()
+
+    with pytest.raises(errors.ConnectionLost):
+        read(session)
+
+
+@pytest.mark.parametrize("read", READS)
+def test_small_rows_before_a_break_are_not_all_rows(
+    read: Callable[[Connection], object], connect: Connect, script: Script
+) -> None:
+    """mssql-python fetches them in blocks, and raises nothing if the connection breaks in one."""
+    rows = b"".join(tokens.row(tokens.number(each)) for each in range(5000))
+    script.answers = {
+        "sqlqueue:take": Answer(tokens.columns(("seq", "int")) + rows, cut=True),
+    }
+    session = connect()
+
+    with pytest.raises(errors.ConnectionLost):
+        read(session)
+
+
+def test_an_error_at_the_login_is_classified(driver: str, connect: Connect, script: Script) -> None:
+    """A server that starts, recovers or is busy is not a wrong login."""
+    found = {}
+    for row in MESSAGES:
+        script.logins = [tokens.error(row.message)]
+        found[row.number] = failure_of(connect)
+
+    expected: dict[int, type[errors.DatabaseFailure]] = {row.number: row.login for row in MESSAGES}
+    if driver == drivers.MSSQL_PYTHON:
+        expected[LOGIN_FAILED.number] = errors.LoginUnclear
+    assert found == expected
+
+
+def test_a_database_that_cannot_be_opened_is_no_wrong_password(
+    driver: str, connect: Connect, script: Script
+) -> None:
+    """The server sends 4060 and 18456; mssql-python reports 18456 only."""
+    script.logins = [tokens.error(DATABASE_CLOSED) + tokens.error(LOGIN_FAILED)]
+
+    found = failure_of(connect)
+
+    unclear = driver == drivers.MSSQL_PYTHON
+    assert found is (errors.LoginUnclear if unclear else errors.DatabaseNotFound)
+
+
+def test_a_login_that_breaks_off_is_a_lost_connection(connect: Connect, script: Script) -> None:
+    """The server was there, and stopped."""
+    script.logins = [b""]
+
+    assert failure_of(connect) is errors.ConnectionLost
+
+
