@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import pytest
+from tds.messages import MESSAGES, Row
 
 from sqlq_spark import errors
 from sqlq_spark.database.sqlserver import errors as sqlserver_errors
+from sqlq_spark.database.sqlserver import numbers
+from sqlq_spark.database.sqlserver.drivers import Incomplete, check_complete
 
 SECRET = "hush-#1"  # noqa: S105 - of no one
 
@@ -36,19 +40,15 @@ def mssql(phrase: str, sentence: str) -> Mssql:
 
 
 DENIED = "The SELECT permission was denied on the object 'orders', database 'shop', schema 'dbo'."
-DENIED_COLUMN = DENIED.replace("the object", "the column 'Body' of the object")
 VICTIM = (
     "Transaction (Process ID 61) was deadlocked on lock resources with another process and has "
     "been chosen as the deadlock victim. Rerun the transaction."
 )
 FULL = "The transaction log for database 'shop' is full due to 'LOG_BACKUP'."
-BUSY = "The service is currently busy. Retry the request after 10 seconds. Incident ID: 1. Code: 2"
 GONE = (
     "Database 'shop' on server 'x' is not currently available. Please retry the connection later."
 )
 HINTS = "Query processor could not produce a query plan because of the hints defined in this query."
-SHORT = "Resource ID : 1. The request limit for the database is 90 and has been reached."
-
 TRIGGER = (
     "The target table 'message' of the DML statement cannot have any enabled triggers if the "
     "statement contains an OUTPUT clause without INTO clause."
@@ -66,55 +66,18 @@ PHRASES = {
     "HY000": "General error",
     "25000": "Invalid transaction state",
 }
-# what we make of a server's sentence, with its SQLSTATE and number before it
+# what we make of a driver's own sentence, or of one with a certain name; SQLSTATE and number first
 SAID = {
-    errors.QueueNotFound: ["42S02 208 Invalid object name 'dbo.orders'."],
-    errors.NotAQueue: ["42S22 207 Invalid column name 'Headers'."],
     errors.BodyStringMissing: ["42S22 207 Invalid column name 'BodyString'."],
-    errors.RightMissing: [
-        f"42000 229 {DENIED}",
-        f"42000 230 {DENIED_COLUMN}",
-        "42000 262 CREATE TABLE permission denied in database 'shop'.",
-    ],
-    errors.Deadlock: [
-        f"40001 1205 {VICTIM}",
-        "42000 51003 sp_getapplock returned -3",
-    ],
-    errors.LockTimedOut: [
-        "HYT00 1222 Lock request time out period exceeded.",
-        "42000 1222 Lock request time out period exceeded.",
-        "42000 51001 sp_getapplock returned -1",
-    ],
-    errors.TimedOut: ["HYT00 0 Query timeout expired"],
-    errors.LogFull: [f"42000 9002 {FULL}"],
-    errors.StatementFailed: ["42000 1105 Could not allocate space for object 'x'."],
     errors.DatabaseTooOld: ["42S02 208 Invalid object name 'OPENJSON'."],
-    errors.StatementRefused: [
-        f"42000 8622 {HINTS}",
-        f"42000 334 {TRIGGER}",
-        "42000 2628 String or binary data would be truncated in table 'x', column 'y'.",
-        "23000 515 Cannot insert the value NULL into column 'x', table 'y'; INSERT fails.",
-        '23000 547 The INSERT statement conflicted with the CHECK constraint "x".',
-        "42000 51901 characters of Headers do not fit",
-        "23000 2627 Violation of PRIMARY KEY constraint 'x'.",
-    ],
+    errors.TimedOut: ["HYT00 0 Query timeout expired"],
     errors.ConnectionLost: [
         "08S01 10054 TCP Provider: An existing connection was forcibly closed by the remote host.",
         "08S01 0 Communication link failure",
-        "HY000 596 Cannot continue the execution because the session is in the kill state.",
-        "42000 40197 The service has encountered an error processing your request. Code 4815",
-        f"42000 40501 {BUSY}",
-        f"42000 40613 {GONE}",
-        f"42000 10928 {SHORT}",
-        f"42000 10929 {SHORT}",
-        "42000 49918 Not enough resources to process request. Please retry your request later.",
-        "42000 49919 Cannot process create or update request. Too many operations in progress.",
-        "42000 49920 Cannot process request. Too many operations in progress for subscription.",
-        "25000 3902 The COMMIT TRANSACTION request has no corresponding BEGIN TRANSACTION.",
-        "42000 51900 the transaction is gone",
     ],
 }
 CASES = [(*said.split(" ", 2), kind) for kind, sentences in SAID.items() for said in sentences]
+TEXTS = {row.number: row.message.text for row in MESSAGES}
 
 
 def place(statement: str = "receive", *, state: bool = False) -> sqlserver_errors.Place:
@@ -143,6 +106,36 @@ def test_an_error_is_the_same_by_either_driver(
         assert str(pickle.loads(pickle.dumps(found))) == str(found)  # noqa: S301 - our own
 
 
+@pytest.mark.parametrize("row", MESSAGES, ids=lambda row: str(row.number))
+def test_a_number_means_the_same_by_either_driver(row: Row) -> None:
+    """SQLSTATE 42000, which ODBC has for nearly all of them, does not make them lasting."""
+    sentence = " ".join(row.message.text.split())
+    for raised in (odbc("42000", row.number, sentence), mssql(PHRASES["42000"], sentence)):
+        said = sqlserver_errors.read_error(raised)
+        found = sqlserver_errors.statement_error(said, place())
+
+        assert said.text == sentence
+        assert type(found) is row.statement
+        assert str(pickle.loads(pickle.dumps(found))) == str(found)  # noqa: S301 - our own
+
+
+def test_every_number_has_a_text_that_it_alone_begins() -> None:
+    """No row of the table is untested, and no pattern takes another row's text."""
+    tested = {number for number, (_, words) in numbers.KNOWN.items() if words != numbers.NO_MESSAGE}
+    assert tested == set(TEXTS)
+
+    taken = {
+        number: {other for other, text in TEXTS.items() if re.match(words, text)} - {number}
+        for number, (_, words) in numbers.KNOWN.items()
+    }
+    ambiguous = {number: others for number, others in taken.items() if others}
+    assert ambiguous == {
+        40143: {40197},  # the same text; both are lost connections
+        40197: {40143},
+        18456: {18401, 18487, 18488},  # behind these in the table
+    }
+
+
 def test_an_error_contains_its_fix() -> None:
     """The GRANT, the log, the index, the level of the database."""
 
@@ -161,6 +154,13 @@ def test_an_error_contains_its_fix() -> None:
         "the table of orders@[dbo] has a trigger, so nothing can be received from it: "
         "DISABLE TRIGGER ALL ON [dbo].[orders]"
     )
+    assert "DISABLE TRIGGER [its name] ON [dbo].[orders]" in told("42000", 331, TEXTS[331])
+    assert "ALTER TABLE [dbo].[orders] DROP CONSTRAINT [FK_audit]" in told("42000", 332, TEXTS[332])
+    assert "ALTER TABLE [dbo].[orders] NOCHECK CONSTRAINT [CK_size]" in told(
+        "42000", 333, TEXTS[333]
+    )
+    assert "filegroup" in told("42000", 1101, TEXTS[1101])
+    assert "listener" in told("25000", 3906, TEXTS[3906])
     assert "ALTER TABLE [dbo].[orders] ALTER COLUMN Headers nvarchar(max) NOT NULL" in told(
         "42000", 51901, "characters of Headers do not fit"
     )
@@ -209,7 +209,7 @@ def test_a_queues_name_cannot_pass_for_an_error() -> None:
         (odbc("28000", 18456, "Login failed for user 'bo'."), errors.LoginRefused),
         (
             mssql("Invalid authorization specification", "Login failed for user 'bo'."),
-            errors.LoginRefused,
+            errors.LoginUnclear,
         ),
         (
             odbc("42000", 4060, 'Cannot open database "x" requested by the login.'),
@@ -226,6 +226,9 @@ def test_a_queues_name_cannot_pass_for_an_error() -> None:
         ),
         (odbc("08001", 10061, "TCP Provider: refused"), errors.NotReachable),
         (odbc("08S01", 104, "TCP Provider: reset"), errors.ConnectionLost),
+        (odbc("42000", 18401, TEXTS[18401]), errors.ConnectionLost),
+        (mssql("Invalid authorization specification", TEXTS[18401]), errors.ConnectionLost),
+        (odbc("42000", 976, TEXTS[976]), errors.ReadOnly),
         (odbc("42000", 40613, GONE), errors.ConnectionLost),
         (mssql("Syntax error", GONE), errors.ConnectionLost),
     ],
@@ -244,3 +247,42 @@ def test_a_password_in_a_drivers_text_is_blotted_out() -> None:
     raised = Odbc("HY000", f"[HY000] cannot use PWD={SECRET} (0) (SQLDriverConnect)")
 
     assert sqlserver_errors.read_error(raised, (SECRET, "")).text == "cannot use PWD=…"
+
+
+def test_a_shortage_at_the_commit_is_a_lost_connection() -> None:
+    """Whether the commit was carried out is not known, and the next attempt finds out."""
+    for number in (701, 9002):
+        said = sqlserver_errors.read_error(odbc("42000", number, TEXTS[number]))
+
+        assert (
+            type(sqlserver_errors.statement_error(said, place("commit"))) is errors.ConnectionLost
+        )
+
+
+def test_a_runtime_error_of_a_driver_is_a_lost_connection() -> None:
+    """mssql-python raises it inside a large value, with a text of its own."""
+    raised = RuntimeError("Error fetching LOB for column 2, cType=-2, loop=3, SQLGetData return=-1")
+
+    said = sqlserver_errors.read_error(raised)
+
+    assert type(sqlserver_errors.statement_error(said, place())) is errors.ConnectionLost
+
+
+class Cursor:
+    """A cursor with the messages that a driver left there."""
+
+    def __init__(self, *states: str) -> None:
+        self.messages = [(state, "said so") for state in states]
+
+
+def test_a_note_of_the_driver_is_no_fault() -> None:
+    """PRINT and changed settings are of class 01; a broken connection is not."""
+    check_complete(Cursor())
+    check_complete(Cursor("[01000] (0)", "[01S02] (0)", "[00000] (0)"))
+
+    with pytest.raises(Incomplete) as raised:
+        check_complete(Cursor("[01000] (0)", "[08S01] (10054)"))
+
+    found = sqlserver_errors.statement_error(sqlserver_errors.read_error(raised.value), place())
+    assert type(found) is errors.ConnectionLost
+    assert "said so" in str(found)

@@ -183,11 +183,12 @@ def test_what_only_looks_like_a_password_is_none(url: str, monkeypatch: pytest.M
     [
         (errors.LockTimedOut("receive", 30, "…"), sessions.ATTEMPTS),
         (errors.LogFull("load", "9002", "…"), sessions.ATTEMPTS),
+        (errors.ServerShort("load", "1105", "…"), sessions.ATTEMPTS),
         (errors.Deadlock("receive", "…"), sessions.ATTEMPTS),
         (errors.ConnectionLost("commit", "…"), sessions.ATTEMPTS),
         (errors.TimedOut("receive", 30, "…"), 1),
         (errors.StatementRefused("load", "2628", "…"), 1),
-        (errors.StatementFailed("load", "1105", "…"), 1),
+        (errors.StatementFailed("load", "824", "…"), 1),
     ],
 )
 def test_what_may_be_over_soon_is_tried_again(

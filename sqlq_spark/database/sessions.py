@@ -158,7 +158,8 @@ class Session:
         Run `work`, and run it again with growing pauses after a failure that may end soon.
 
         Such failures are a lost connection, a deadlock, a lock that others hold for too long, a
-        full log, and a server that is short of memory or space. If the answer to a commit is lost, `work` must find out whether it was done.
+        full log, and a server that is short of memory or space. If the answer to a commit is lost,
+        `work` must find out whether it was done.
 
         A server or a database that was never reached is not waited for, because the url is
         probably wrong.

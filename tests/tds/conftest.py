@@ -7,7 +7,7 @@ of the package with the server.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
@@ -32,7 +32,9 @@ class Connect(Protocol):
 
 
 @pytest.fixture(scope="session", params=[drivers.MSSQL_PYTHON, drivers.PYODBC])
-def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def driver(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """Give the name of a driver in its turn; skip one that this machine cannot load."""
     folder = tmp_path_factory.mktemp("libraries")
     with pytest.MonkeyPatch.context() as patch:

@@ -8,7 +8,6 @@ of an error, wherever the error stands in an answer. One thread serves one conne
 from __future__ import annotations
 
 import re
-import socket
 import socketserver
 import struct
 import threading
@@ -16,10 +15,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-
 from . import tokens
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
 
 BATCH, CALL, RESULT, STOP, LOGIN, PRELOGIN = 0x01, 0x03, 0x04, 0x06, 0x10, 0x12
@@ -177,5 +176,4 @@ def text_of(body: bytes) -> str:
 def prepares(body: bytes) -> bool:
     """Whether a call is sp_prepexec, whose answer contains a handle."""
     skipped = struct.unpack("<I", body[:4])[0]  # the headers of the message
-    length, number = struct.unpack("<HH", body[skipped : skipped + 4])
-    return length == 0xFFFF and number == PREPARE_AND_EXECUTE
+    return body[skipped : skipped + 4] == struct.pack("<HH", 0xFFFF, PREPARE_AND_EXECUTE)
