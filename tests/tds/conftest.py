@@ -1,7 +1,7 @@
 """
 A driver that this machine can load, and a server for it.
 
-`opened` is the driver, `script` holds the answers that the test prepares, `connect` opens a session
+`driver` is its name, `script` takes the answers that the test prepares, `connect` opens a session
 of the package with the server.
 """
 
@@ -16,22 +16,22 @@ from sqlq_spark.database.sqlserver.connection import Connection
 from sqlq_spark.database.sqlserver.connection import connect as connect_sqlserver
 
 from . import libraries
-from .server import Script, serving
+from .stage import staged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .server import Server
+    from .stage import Stage
 
 
 class Connect(Protocol):
     """Opens a session of the package."""
 
-    def __call__(self) -> Connection:
-        """Connect to the server of the test."""
+    def __call__(self, *, timeout: float = 30) -> Connection:
+        """Connect to the server of the test; `timeout` is in seconds."""
 
 
-@pytest.fixture(scope="session", params=[drivers.MSSQL_PYTHON, drivers.PYODBC])
+@pytest.fixture(scope="module", params=[drivers.MSSQL_PYTHON, drivers.PYODBC])
 def driver(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
@@ -52,23 +52,24 @@ def driver(
         yield request.param
 
 
-@pytest.fixture
-def script() -> Script:
-    """Give the answers of the server, for the test to fill in."""
-    return Script()
-
-
-@pytest.fixture
-def server(script: Script) -> Iterator[Server]:
-    """Give a server that answers as the script says."""
-    with serving(script) as running:
+@pytest.fixture(scope="session")
+def process() -> Iterator[Stage]:
+    """Give a server for all tests of this folder."""
+    with staged() as running:
         yield running
 
 
 @pytest.fixture
-def url(driver: str, server: Server) -> str:
+def script(process: Stage) -> Stage:
+    """Give the answers of the server, for the test to fill in."""
+    process.clear()
+    return process
+
+
+@pytest.fixture
+def url(driver: str, script: Stage) -> str:
     """Give the server's url, with the driver."""
-    return f"sqlserver://bo:hush@127.0.0.1:{server.port}/shop?encrypt=no&driver={driver}"
+    return f"sqlserver://bo:hush@127.0.0.1:{script.port}/shop?encrypt=no&driver={driver}"
 
 
 @pytest.fixture
@@ -76,8 +77,8 @@ def connect(url: str) -> Iterator[Connect]:
     """Open sessions, which end with the test."""
     made: list[Connection] = []
 
-    def connected() -> Connection:
-        made.append(connect_sqlserver(url, application="tests", timeout=30, state="sqlqueue"))
+    def connected(*, timeout: float = 30) -> Connection:
+        made.append(connect_sqlserver(url, application="tests", timeout=timeout, state="sqlqueue"))
         return made[-1]
 
     yield connected

@@ -2,7 +2,8 @@
 A server that speaks TDS to a real driver, and replays answers that a test has prepared.
 
 It stands for no database: it parses no statement and holds no data. It shows what a driver makes
-of an error, wherever the error stands in an answer. One thread serves one connection.
+of an error, wherever the error stands in an answer. One thread serves one connection. See `stage`
+for its process.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from __future__ import annotations
 import re
 import socketserver
 import struct
-import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,6 @@ from . import tokens
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
 
 BATCH, CALL, RESULT, STOP, LOGIN, PRELOGIN = 0x01, 0x03, 0x04, 0x06, 0x10, 0x12
 PACKET = 4096  # bytes
@@ -35,6 +34,7 @@ class Answer:
     sent: bytes = b""  # tokens before the last one
     failed: bool = False  # whether the last token reports an error
     cut: bool = False  # whether the connection ends in place of a last token
+    stalls: bool = False  # whether nothing more comes until the driver gives up
 
 
 @dataclass
@@ -97,9 +97,9 @@ class Session(socketserver.StreamRequestHandler):
         """Send the answer of a statement."""
         procedure = kind == CALL
         answer = self.server.script.answer(text_of(body))
-        if answer.cut:
+        if answer.cut or answer.stalls:
             self.send(answer.sent, last=False)
-            return False
+            return answer.stalls
         status = tokens.ERROR if answer.failed else tokens.FINAL
         end = tokens.done(status)
         if procedure:
@@ -127,9 +127,9 @@ class Session(socketserver.StreamRequestHandler):
         return found
 
     def send(self, body: bytes, *, last: bool = True) -> None:
-        """Send a message in packets; one that is not the last has no end."""
+        """Send a message in packets; one that is not the last has no end, and may be empty."""
         room = PACKET - 8
-        parts = [body[at : at + room] for at in range(0, len(body), room)] or [b""]
+        parts = [body[at : at + room] for at in range(0, len(body), room)]
         sent = b""
         for at, part in enumerate(parts, 1):
             ends = last and at == len(parts)
@@ -152,19 +152,6 @@ class Server(socketserver.ThreadingTCPServer):
     def port(self) -> int:
         """The port."""
         return int(self.server_address[1])
-
-
-@contextmanager
-def serving(script: Script) -> Iterator[Server]:
-    """Serve in the background."""
-    with Server(script) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def text_of(body: bytes) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from . import messages
     from .conftest import Connect
-    from .server import Script
+    from .stage import Stage
 
 QUEUE = QueueAddress("orders")
 COLUMNS = tokens.columns(("seq", "int"), ("body", "binary"))
@@ -45,6 +45,9 @@ PLACES = {
     ),
 }
 BROKEN_VALUE = COLUMNS + WHOLE + tokens.row(tokens.number(2), tokens.large_start(90_000, b"y" * 99))
+SMALL_ROWS = tokens.columns(("seq", "int")) + b"".join(
+    tokens.row(tokens.number(each)) for each in range(5000)
+)
 DATABASE_CLOSED = tokens.Message(
     4060, 'Cannot open database "shop" requested by the login. The login failed.', 11
 )
@@ -78,11 +81,11 @@ def failure_of(action: Callable[[], object]) -> type[BaseException] | None:
     return None
 
 
-def test_a_driver_reports_the_servers_sentence(driver: str, url: str, script: Script) -> None:
+def test_a_driver_reports_the_servers_sentence(driver: str, url: str, script: Stage) -> None:
     """With its number (pyodbc), or so that the number is found by the sentence (mssql-python)."""
     loaded, raw = drivers.connect(Target.parse(url), "tests", 30)
     for row in MESSAGES:
-        script.answers = {"statement": failed(row)}
+        script.answers({"statement": failed(row)})
 
         with pytest.raises(loaded.errors) as raised:
             raw.cursor().execute("statement")
@@ -97,21 +100,21 @@ def test_a_driver_reports_the_servers_sentence(driver: str, url: str, script: Sc
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("place", PLACES)
 def test_an_error_is_classified_wherever_it_comes(
-    place: str, read: Callable[[Connection], object], connect: Connect, script: Script
+    place: str, read: Callable[[Connection], object], connect: Connect, script: Stage
 ) -> None:
     """Before a result, after some rows, and inside a large value."""
     session = connect()
     found = {}
     for row in MESSAGES:
-        script.answers = {"sqlqueue:take": failed(row, PLACES[place])}
+        script.answers({"sqlqueue:take": failed(row, PLACES[place])})
         found[row.number] = failure_of(lambda: read(session))
 
     assert found == {row.number: row.statement for row in MESSAGES}
 
 
-def test_an_answer_without_an_error_is_read_whole(connect: Connect, script: Script) -> None:
+def test_an_answer_without_an_error_is_read_whole(connect: Connect, script: Stage) -> None:
     """The server of these tests sends rows that both drivers can read."""
-    script.answers = {"sqlqueue:take": Answer(COLUMNS + WHOLE)}
+    script.answers({"sqlqueue:take": Answer(COLUMNS + WHOLE)})
     session = connect()
 
     assert read_rows(session) == [(1, b"x" * 9000)]
@@ -125,15 +128,20 @@ def test_an_answer_without_an_error_is_read_whole(connect: Connect, script: Scri
         pytest.param(b"", id="before any result"),
         pytest.param(COLUMNS, id="before any row"),
         pytest.param(COLUMNS + WHOLE * 2, id="between rows"),
+        pytest.param(SMALL_ROWS, id="between small rows"),
         pytest.param(COLUMNS + WHOLE * 2 + b"\xd1\x04", id="in mid-row"),
         pytest.param(BROKEN_VALUE, id="in mid-value"),
     ],
 )
 def test_a_connection_that_breaks_is_lost(
-    sent: bytes, read: Callable[[Connection], object], connect: Connect, script: Script
+    sent: bytes, read: Callable[[Connection], object], connect: Connect, script: Stage
 ) -> None:
-    """Whole rows before the break are not taken for all rows."""
-    script.answers = {"sqlqueue:take": Answer(sent, cut=True)}
+    """
+    Whole rows before the break are not taken for all rows.
+
+    mssql-python fetches small rows in blocks, and raises nothing if the connection breaks in one.
+    """
+    script.answers({"sqlqueue:take": Answer(sent, cut=True)})
     session = connect()
 
     with pytest.raises(errors.ConnectionLost):
@@ -142,10 +150,10 @@ def test_a_connection_that_breaks_is_lost(
 
 @pytest.mark.parametrize("read", READS)
 def test_a_value_that_is_too_short_is_a_lost_connection(
-    read: Callable[[Connection], object], connect: Connect, script: Script
+    read: Callable[[Connection], object], connect: Connect, script: Stage
 ) -> None:
     """mssql-python raises a bare RuntimeError there, without the error that follows the value."""
-    script.answers = {"sqlqueue:take": failed(MESSAGES[0], BROKEN_VALUE + END_OF_VALUE)}
+    script.answers({"sqlqueue:take": failed(MESSAGES[0], BROKEN_VALUE + END_OF_VALUE)})
     session = connect()
 
     with pytest.raises(errors.ConnectionLost):
@@ -153,25 +161,39 @@ def test_a_value_that_is_too_short_is_a_lost_connection(
 
 
 @pytest.mark.parametrize("read", READS)
-def test_small_rows_before_a_break_are_not_all_rows(
-    read: Callable[[Connection], object], connect: Connect, script: Script
+@pytest.mark.parametrize("sent", [b"", SMALL_ROWS], ids=["before any result", "behind rows"])
+def test_a_statement_that_stalls_times_out(
+    sent: bytes, read: Callable[[Connection], object], connect: Connect, script: Stage
 ) -> None:
-    """mssql-python fetches them in blocks, and raises nothing if the connection breaks in one."""
-    rows = b"".join(tokens.row(tokens.number(each)) for each in range(5000))
-    script.answers = {
-        "sqlqueue:take": Answer(tokens.columns(("seq", "int")) + rows, cut=True),
-    }
-    session = connect()
+    """The session goes on. mssql-python has its own words behind the first rows."""
+    session = connect(timeout=0.5)
+    script.answers({"sqlqueue:take": Answer(sent, stalls=True)})
 
-    with pytest.raises(errors.ConnectionLost):
+    with pytest.raises(errors.TimedOut):
+        read(session)
+
+    script.answers({"sqlqueue:take": Answer(COLUMNS + WHOLE)})
+    assert read_rows(session) == [(1, b"x" * 9000)]
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_value_that_stalls_ends_the_statement(
+    driver: str, read: Callable[[Connection], object], connect: Connect, script: Stage
+) -> None:
+    """By a timeout, or by the bare RuntimeError of mssql-python, which is a lost connection."""
+    session = connect(timeout=0.5)
+    script.answers({"sqlqueue:take": Answer(BROKEN_VALUE, stalls=True)})
+
+    bare = driver == drivers.MSSQL_PYTHON and read is read_rows
+    with pytest.raises(errors.ConnectionLost if bare else errors.TimedOut):
         read(session)
 
 
-def test_an_error_at_the_login_is_classified(driver: str, connect: Connect, script: Script) -> None:
+def test_an_error_at_the_login_is_classified(driver: str, connect: Connect, script: Stage) -> None:
     """A server that starts, recovers or is busy is not a wrong login."""
     found = {}
     for row in MESSAGES:
-        script.logins = [tokens.error(row.message)]
+        script.logins(tokens.error(row.message))
         found[row.number] = failure_of(connect)
 
     expected: dict[int, type[errors.DatabaseFailure]] = {row.number: row.login for row in MESSAGES}
@@ -181,10 +203,10 @@ def test_an_error_at_the_login_is_classified(driver: str, connect: Connect, scri
 
 
 def test_a_database_that_cannot_be_opened_is_no_wrong_password(
-    driver: str, connect: Connect, script: Script
+    driver: str, connect: Connect, script: Stage
 ) -> None:
     """The server sends 4060 and 18456; mssql-python reports 18456 only."""
-    script.logins = [tokens.error(DATABASE_CLOSED) + tokens.error(LOGIN_FAILED)]
+    script.logins(tokens.error(DATABASE_CLOSED) + tokens.error(LOGIN_FAILED))
 
     found = failure_of(connect)
 
@@ -192,8 +214,8 @@ def test_a_database_that_cannot_be_opened_is_no_wrong_password(
     assert found is (errors.LoginUnclear if unclear else errors.DatabaseNotFound)
 
 
-def test_a_login_that_breaks_off_is_a_lost_connection(connect: Connect, script: Script) -> None:
+def test_a_login_that_breaks_off_is_a_lost_connection(connect: Connect, script: Stage) -> None:
     """The server was there, and stopped."""
-    script.logins = [b""]
+    script.logins(b"")
 
     assert failure_of(connect) is errors.ConnectionLost

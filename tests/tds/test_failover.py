@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection, Row
 
-    from .server import Script
+    from .stage import Stage
 
 TEXTS = {row.number: tokens.error(row.message) for row in MESSAGES}
 COLUMNS = tokens.columns(("seq", "int"))
@@ -62,19 +62,17 @@ def take(connection: Connection) -> list[Row]:
         pytest.param(b"", id="hangs up"),
     ],
 )
-def test_a_failover_is_waited_for(
-    refusal: bytes, session: sessions.Session, script: Script
-) -> None:
+def test_a_failover_is_waited_for(refusal: bytes, session: sessions.Session, script: Stage) -> None:
     """The server was reached before, ends the session, and refuses the next two logins."""
     session.do(take)
-    script.answers = {"sqlqueue:take": Answer(COLUMNS, cut=True)}
-    script.logins = [refusal, refusal]
+    script.answers({"sqlqueue:take": Answer(COLUMNS, cut=True)})
+    script.logins(refusal, refusal)
 
     def restored(connection: Connection) -> list[Row]:
         try:
             return take(connection)
         finally:
-            script.answers = {"sqlqueue:take": Answer(ROWS)}
+            script.answers({"sqlqueue:take": Answer(ROWS)})
 
     assert session.do(restored) == [(7,)]
     assert script.connections == 4
@@ -82,10 +80,10 @@ def test_a_failover_is_waited_for(
 
 @pytest.mark.parametrize("number", [4060, 18456, 18487])
 def test_a_wrong_url_is_not_waited_for(
-    number: int, session: sessions.Session, script: Script
+    number: int, session: sessions.Session, script: Stage
 ) -> None:
     """A server that was never reached refuses the login once."""
-    script.logins = [TEXTS[number]]
+    script.logins(TEXTS[number])
 
     with pytest.raises((errors.DatabaseNotFound, errors.LoginRefused)):
         session.do(take)
@@ -93,9 +91,9 @@ def test_a_wrong_url_is_not_waited_for(
     assert script.connections == 1
 
 
-def test_a_server_that_recovers_is_waited_for(session: sessions.Session, script: Script) -> None:
+def test_a_server_that_recovers_is_waited_for(session: sessions.Session, script: Stage) -> None:
     """Also by the first session, because 18401 says that the server is there."""
-    script.logins = [TEXTS[18401]]
+    script.logins(TEXTS[18401])
 
     session.do(take)
 
@@ -106,16 +104,16 @@ def test_a_server_that_recovers_is_waited_for(session: sessions.Session, script:
     "number", [701, 802, 1101, 1105, 1204, 1205, 1222, 8645, 8651, 9002, 40544]
 )
 def test_a_shortage_runs_the_transaction_again(
-    number: int, session: sessions.Session, script: Script
+    number: int, session: sessions.Session, script: Stage
 ) -> None:
     """In the same session: the server rolled back, and lost nothing."""
-    script.answers = {"sqlqueue:take": Answer(TEXTS[number], failed=True)}
+    script.answers({"sqlqueue:take": Answer(TEXTS[number], failed=True)})
 
     def eased(connection: Connection) -> list[Row]:
         try:
             return take(connection)
         finally:
-            script.answers = {"sqlqueue:take": Answer(ROWS)}
+            script.answers({"sqlqueue:take": Answer(ROWS)})
 
     assert session.do(eased) == [(7,)]
     assert script.connections == 1
@@ -123,10 +121,10 @@ def test_a_shortage_runs_the_transaction_again(
 
 @pytest.mark.parametrize("number", [976, 978, 3906])
 def test_a_standby_is_left_for_the_primary(
-    number: int, session: sessions.Session, script: Script
+    number: int, session: sessions.Session, script: Stage
 ) -> None:
     """Each attempt connects again, and the error says how to reach the primary."""
-    script.answers = {"sqlqueue:take": Answer(TEXTS[number], failed=True)}
+    script.answers({"sqlqueue:take": Answer(TEXTS[number], failed=True)})
 
     with pytest.raises(errors.ReadOnly, match="listener"):
         session.do(take)

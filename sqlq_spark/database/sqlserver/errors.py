@@ -35,6 +35,7 @@ PHRASES = {
     "Timeout expired": "HYT00",
     "Query timeout expired": "HYT00",
     "Connection timeout expired": "HYT01",
+    "Function sequence error": "HYT00",  # of a statement that times out behind its first rows
 }
 
 BROKEN = "08S01"  # the SQLSTATE of a connection that broke
