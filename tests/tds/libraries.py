@@ -1,25 +1,31 @@
 """
-The shared libraries that the drivers need, where a machine lacks them.
+The shared libraries that the drivers need, where a machine lacks them. Nothing is installed.
 
-mssql-python contains Microsoft's ODBC driver, which needs libltdl. pyodbc needs unixODBC, and gets
-the ODBC driver of mssql-python here. On Debian the packages are unpacked into a folder and loaded
-from there, so that nothing is installed.
-
-The ODBC driver needs libltdl only to configure data sources, which no connection does. Without the
-package, a compiler makes a library with the same functions, and nothing in them.
+mssql-python contains Microsoft's ODBC driver, which needs libltdl, a loader of libraries. Without
+it a compiler makes one of a few lines. pyodbc also needs unixODBC, which is unpacked from Debian's
+package, and gets the ODBC driver of mssql-python here.
 """
 
 from __future__ import annotations
 
 import ctypes
-import platform
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
 LTDL, ODBC = "libltdl.so.7", "libodbc.so.2"
 PACKAGES = {LTDL: "libltdl7", ODBC: "libodbc2"}  # of Debian
-FUNCTIONS = ("close", "error", "exit", "init", "open", "setsearchpath", "sym")  # lt_dl…
+# libltdl in C: the functions that these libraries use
+SOURCE = """
+#include <dlfcn.h>
+int lt_dlinit(void) { return 0; }
+int lt_dlexit(void) { return 0; }
+int lt_dlsetsearchpath(const char *path) { return 0; }
+void *lt_dlopen(const char *file) { return dlopen(file, RTLD_NOW); }
+void *lt_dlsym(void *library, const char *name) { return dlsym(library, name); }
+int lt_dlclose(void *library) { return dlclose(library); }
+const char *lt_dlerror(void) { return dlerror(); }
+"""
 NAMED = "ODBC Driver 18 for SQL Server"
 
 
@@ -29,18 +35,20 @@ class NotLoaded(Exception):
 
 def load_ltdl(folder: Path) -> None:
     """
-    Load what mssql-python needs into this process.
+    Load what mssql-python needs into this process, before its first connection.
 
     Args:
-        folder: where packages are unpacked.
+        folder: where it is made.
 
     Raises:
         NotLoaded: with the reason.
     """
+    if in_process(Path(LTDL)):
+        return
     try:
+        compile_ltdl(folder)
+    except NotLoaded:
         load(LTDL, folder)
-    except NotLoaded as error:
-        compile_ltdl(folder, str(error))
 
 
 def load_odbc(folder: Path) -> None:
@@ -56,23 +64,23 @@ def load(file: str, folder: Path) -> None:
             raise NotLoaded(f"{PACKAGES[file]} has no {file} for this machine")
 
 
-def compile_ltdl(folder: Path, reason: str) -> None:
-    """Make a library whose functions do nothing, and load it."""
+def compile_ltdl(folder: Path) -> None:
+    """Compile a libltdl and load it."""
     source = folder / "ltdl.c"
-    source.write_text("".join(f"void *lt_dl{name}(void) {{ return 0; }}\n" for name in FUNCTIONS))
+    source.write_text(SOURCE)
     options = ["-shared", "-fPIC", f"-Wl,-soname,{LTDL}", "-o", LTDL]
     try:
-        run(["cc", *options, source.name], folder)
+        run(["cc", *options, source.name, "-ldl"], folder)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise NotLoaded(f"{reason}; no compiler makes one: {error}") from None
+        raise NotLoaded(f"no compiler makes a {LTDL}: {error}") from None
     if not in_process(folder / LTDL):
-        raise NotLoaded(f"{reason}; the compiled one cannot be loaded")
+        raise NotLoaded(f"the compiled {LTDL} cannot be loaded")
 
 
-def in_process(file: Path) -> bool:
+def in_process(file: Path, mode: int = ctypes.RTLD_GLOBAL) -> bool:
     """Whether a library is loaded now."""
     try:
-        ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(file), mode=mode)
     except OSError:
         return False
     return True
@@ -95,16 +103,18 @@ def run(command: list[str], folder: Path) -> None:
     subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=120)
 
 
-def odbc_settings() -> str:
-    """Return an odbcinst.ini that names the ODBC driver of mssql-python."""
+def odbc_driver() -> Path:
+    """Return the ODBC driver of mssql-python, which can be loaded."""
     spec = find_spec("mssql_python_odbc")
     places = [] if spec is None else list(spec.submodule_search_locations or [])
-    machine = {"aarch64": "arm64"}.get(platform.machine(), platform.machine())
-    found = [
-        file
-        for place in places
-        for file in Path(place).glob(f"libs/linux/debian_ubuntu/{machine}/lib/libmsodbcsql*")
-    ]
-    if not found:
-        raise NotLoaded("mssql_python_odbc contains no ODBC driver for this machine")
-    return f"[{NAMED}]\nDriver={found[0]}\n"
+    found = [file for place in places for file in Path(place).rglob("libmsodbcsql*")]
+    # locally: its functions have the names of those of unixODBC
+    usable = next((file for file in found if in_process(file, ctypes.RTLD_LOCAL)), None)
+    if usable is None:
+        raise NotLoaded("mssql_python_odbc has no ODBC driver that can be loaded")
+    return usable
+
+
+def odbc_settings() -> str:
+    """Return an odbcinst.ini that names this ODBC driver."""
+    return f"[{NAMED}]\nDriver={odbc_driver()}\n"
