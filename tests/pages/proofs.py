@@ -130,11 +130,17 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "disk-full": HARMED,
         "plan-changed": "test_batch.py::test_an_offset_of_another_form_raises",
         "log-ahead": "hostile/test_state.py::test_a_dispatch_log_that_is_ahead_is_an_error",
-        "log-of-other": "hostile/test_state.py::test_who_sees_all_rows_does_not_go_on_with_a_sink_of_another_of_its_kind",
+        "log-of-other": (
+            "hostile/test_state.py::test_who_sees_all_rows_does_not_go_on_with_a_sink_of_another_of_its_kind"
+        ),
         "chunks-missing": "conformance/test_send.py::test_a_missing_chunk_stops_the_whole_batch",
-        "nothing-to-settle": "conformance/test_send.py::test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing",
+        "nothing-to-settle": (
+            "conformance/test_send.py::test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing"
+        ),
         "not-verified": "hostile/test_tls.py::test_a_server_that_is_not_verified_gets_nothing",
-        "destination-refused": "hostile/test_destinations.py::test_no_code_of_an_attacker_runs_by_a_reply",
+        "destination-refused": (
+            "hostile/test_destinations.py::test_no_code_of_an_attacker_runs_by_a_reply"
+        ),
         "subscriber-missing": UNREACHED,
     },
     ("docs/dba.md", "settings"): {
