@@ -24,7 +24,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .figures import Aim, Figure
+from sqlq_spark.demo import embedded
+
+from .figures import Figure
 from .lines import LINES, Line
 from .stand import BATCHES, CORES, stand
 
@@ -58,13 +60,9 @@ def _arguments() -> argparse.Namespace:
     names = ", ".join(line.name for line in LINES)
     parser.add_argument("--messages", type=int, default=100_000, help="in one batch")
     parser.add_argument("--rounds", type=int, default=5, help="after a warm-up")
-    parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="NAME", help=f"beginnings of: {names}"
-    )
+    parser.add_argument("--only", nargs="+", default=[""], help=f"beginnings of: {names}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples there")
-    parser.add_argument(
-        "--url", help="a PostgreSQL or SQL Server to make a database on, instead of a private one"
-    )
+    parser.add_argument("--url", help="a PostgreSQL or SQL Server to make a database on")
     return parser.parse_args()
 
 
@@ -73,8 +71,6 @@ def _server(url: str | None) -> Iterator[str]:
     if url:
         yield url
         return
-    from sqlq_spark.demo import embedded  # noqa: PLC0415 with --url it is not needed
-
     with embedded.server(tcp=True) as server:
         yield server.url
 
@@ -145,40 +141,39 @@ def _table(
     about: Mapping[str, object],
 ) -> Table:
     title = f"{about['messages']:,} messages of 1.2 kB, median of {about['rounds']} rounds"
-    table = Table(title=title)
-    table.add_column("line")
-    table.add_column("what")
+    table = Table("line", "what", title=title)
     for name in ("median", "min - max"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("unit")
-    table.add_column("ratio to its yardsticks, and the aims (issue 3, issue 4)")
+    table.add_column("ratio to other lines, and the aims")
     for line in lines:
         if figure := figures.get(line.name):
             spread = f"{min(figure.values):,.0f} - {max(figure.values):,.0f}"
             numbers = (f"{figure.median:,.0f}", spread, line.unit)
-            table.add_row(line.name, line.says, *numbers, _ratios(line, figures))
+            ratios = "\n".join(_ratio(line, other, figures) for other in line.aims)
+            table.add_row(line.name, line.says, *numbers, ratios)
         else:
             reason = failures.get(line.name, "no round counted").splitlines()[0]
-            table.add_row(
-                line.name, line.says, "-", "-", line.unit, escape(f"failed: {reason[:80]}")
-            )
+            text = escape(f"failed: {reason[:80]}")
+            table.add_row(line.name, line.says, "-", "-", line.unit, text)
     return table
 
 
-def _ratios(line: Line, figures: Mapping[str, Figure]) -> str:
-    texts = []
-    for aim in line.aims:
-        if (value := aim.value(figures[line.name], figures)) is None:
-            texts.append(f"- of {aim.of}, which was not run")
-            continue
-        met = ", ".join(_verdict(aim, value, bound) for bound in aim.bounds.values())
-        texts.append(f"{value:.2f} of {aim.of} ({met})" if aim.of else f"p99 {value:,.0f} ({met})")
-    return "\n".join(texts)
+def _value(line: Line, other: str, figures: Mapping[str, Figure]) -> float | None:
+    """Median over median, or the p99; None where the other line was not run."""
+    if other == "p99":
+        return figures[line.name].p99
+    return figures[line.name].median / figures[other].median if other in figures else None
 
 
-def _verdict(aim: Aim, value: float, bound: float) -> str:
-    sign = "≤" if aim.most else "≥"
-    return f"{sign} {bound:g} " + ("[green]met[/]" if aim.met(value, bound) else "[red]missed[/]")
+def _ratio(line: Line, other: str, figures: Mapping[str, Figure]) -> str:
+    value, aim = _value(line, other, figures), line.aims[other]
+    if value is None:
+        return f"- of {other}, which was not run"
+    sign, met = ("≤", value <= aim) if line.unit == "ms" else ("≥", value >= aim)
+    verdict = "[green]met[/]" if met else "[red]missed[/]"
+    text = f"p99 {value:,.0f}" if other == "p99" else f"{value:.2f} of {other}"
+    return f"{text} ({sign} {aim:g} {verdict})"
 
 
 def _report(
@@ -187,19 +182,8 @@ def _report(
     figure = figures.get(line.name)
     if figure is None:
         return {"name": line.name, "failed": failures.get(line.name)}
-    aims = [
-        {
-            "of": aim.of or "p99",
-            "value": value,
-            "bounds": aim.bounds,
-            "met": {issue: aim.met(value, bound) for issue, bound in aim.bounds.items()},
-        }
-        for aim in line.aims
-        if (value := aim.value(figure, figures)) is not None
-    ]
-    values = [round(value, 1) for value in figure.values]
-    spread = {"median": figure.median, "min": min(values), "max": max(values), "p99": figure.p99}
-    return {"name": line.name, "unit": line.unit, **spread, "values": values, "aims": aims}
+    ratios = {other: _value(line, other, figures) for other in line.aims}
+    return {"name": line.name, "unit": line.unit, **figure.report, "ratios": ratios}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is measured, as values: samples of a line, their median, and ratios of line to line."""
+"""What is measured, as values: the samples of a line, their median, and rates of streams."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 _COLD = 5  # small batches of a stream that do not count: code is loaded and compiled
 
@@ -26,41 +26,15 @@ class Figure:
     @property
     def p99(self) -> float:
         """The value that one sample in a hundred exceeds; with few samples, near the highest."""
-        return (
-            quantiles(self.values, n=100, method="inclusive")[98]
-            if len(self.values) > 1
-            else self.values[0]
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Aim:
-    """A bound on the ratio of a line to another line, or, for latency, on its p99 itself."""
-
-    of: str | None  # the other line; None: the p99, in the line's own unit
-    issue3: float | None = None
-    issue4: float | None = None
-    most: bool = False  # the ratio is to be at most this, else at least
+        several = [*self.values, *self.values]  # of a single one there are no quantiles
+        return quantiles(several, n=100, method="inclusive")[98]
 
     @property
-    def bounds(self) -> dict[str, float]:
-        """The bound that each issue sets."""
-        return {
-            issue: bound
-            for issue, bound in (("3", self.issue3), ("4", self.issue4))
-            if bound is not None
-        }
-
-    def met(self, value: float, bound: float) -> bool:
-        """Tell whether a value keeps the bound."""
-        return value <= bound if self.most else value >= bound
-
-    def value(self, figure: Figure, others: Mapping[str, Figure]) -> float | None:
-        """Compute median over median, or take the p99; None where the other line was not run."""
-        if self.of is None:
-            return figure.p99
-        other = others.get(self.of)
-        return figure.median / other.median if other else None
+    def report(self) -> dict[str, Any]:
+        """As the files of figures have it."""
+        ends = {"median": self.median, "min": min(self.values), "max": max(self.values)}
+        rounded = {name: round(value, 3) for name, value in ends.items()}
+        return {**rounded, "values": [round(value, 3) for value in self.values]}
 
 
 def steady_rate(progress: Sequence[Any], messages: int) -> float:

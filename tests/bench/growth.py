@@ -14,7 +14,6 @@ import os
 import sys
 import tempfile
 import time
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
 _FOLDER = Path("docs/growth")
 _ROUNDS = 3
-
-
 _SIZES = {"100B": 100, "1kB": 1_000, "10kB": 10_000, "1MB": 1_000_000}
 
 PARTS: dict[str, Callable[[str, Trial], Iterable[Point]]] = {
@@ -54,15 +51,14 @@ PARTS: dict[str, Callable[[str, Trial], Iterable[Point]]] = {
 def main() -> int:
     """Measure what the command line asks for, keep it, and draw all charts."""
     asked = _arguments()
-    folder = asked.folder or (Path(tempfile.mkdtemp(prefix="growth")) if asked.quick else _FOLDER)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="growth")) if asked.quick else _FOLDER
     trial = Trial(rounds=1 if asked.quick else _ROUNDS, quick=asked.quick)
     points = {point.place: point for point in _kept(folder)}
     with embedded.server(tcp=True) as server:
         about = _about(server.url)
         for name, part in PARTS.items():
             if name.startswith(tuple(asked.only)):
-                for point in _told(part(server.url, trial)):
+                for point in _printed(part(server.url, trial)):
                     points[point.place] = point
                     _keep(folder, sorted(points.values(), key=lambda each: each.place), about)
     for path in charts.draw(_kept(folder), folder):
@@ -72,17 +68,13 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.growth", description=__doc__)
-    parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="NAME", help=f"beginnings of: {', '.join(PARTS)}"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="one round, small sizes; kept apart, unless --folder"
-    )
-    parser.add_argument("--folder", type=Path, help=f"of charts and figures; {_FOLDER} by default")
+    names = ", ".join(PARTS)
+    parser.add_argument("--only", nargs="+", default=[""], help=f"beginnings of: {names}")
+    parser.add_argument("--quick", action="store_true", help="one round, small sizes; kept apart")
     return parser.parse_args()
 
 
-def _told(points: Iterable[Point]) -> Iterable[Point]:
+def _printed(points: Iterable[Point]) -> Iterable[Point]:
     for point in points:
         said = ", ".join(f"{each.median:,.1f} {unit}" for unit, each in point.figures.items())
         print(f"{point.chart}, {point.line}, {point.x:g}: {said}", flush=True)  # noqa: T201
@@ -90,7 +82,7 @@ def _told(points: Iterable[Point]) -> Iterable[Point]:
 
 
 def _about(url: str) -> dict[str, object]:
-    with closing(psycopg.connect(url)) as connection:
+    with psycopg.connect(url) as connection:
         settings = postgresql.PostgreSQL(url, connection).settings()
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -103,15 +95,11 @@ def _about(url: str) -> dict[str, object]:
 def _kept(folder: Path) -> list[Point]:
     path = folder / "figures.json"
     kept = json.loads(path.read_text())["points"] if path.exists() else []
-    return [
-        Point(
-            each["chart"],
-            each["line"],
-            each["x"],
-            {unit: Figure(figure["values"]) for unit, figure in each["figures"].items()},
-        )
-        for each in kept
-    ]
+    return [Point(**each | {"figures": _figures(each["figures"])}) for each in kept]
+
+
+def _figures(reports: dict[str, dict[str, Any]]) -> dict[str, Figure]:
+    return {unit: Figure(report["values"]) for unit, report in reports.items()}
 
 
 def _keep(folder: Path, points: Sequence[Point], about: dict[str, object]) -> None:
@@ -120,15 +108,7 @@ def _keep(folder: Path, points: Sequence[Point], about: dict[str, object]) -> No
 
 
 def _report(point: Point) -> dict[str, Any]:
-    figures = {
-        unit: {
-            "median": round(each.median, 3),
-            "min": round(min(each.values), 3),
-            "max": round(max(each.values), 3),
-            "values": [round(value, 3) for value in each.values],
-        }
-        for unit, each in point.figures.items()
-    }
+    figures = {unit: each.report for unit, each in point.figures.items()}
     return {"chart": point.chart, "line": point.line, "x": point.x, "figures": figures}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from sqlq_spark.send.messages import Sender
 from sqlq_spark.wire.rows import Origin
 
 from . import postgresql
-from .database import install_state
+from .database import expect, install_state
 from .figures import Figure
 from .messages import orders
 from .scaling import Point, Trial
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
 
 _BATCHES = 4
 _TIMEOUT = 60.0  # seconds
-_BACKENDS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> %s"
+_BACKENDS = """
+SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
 
 
 @dataclass(frozen=True)
@@ -57,25 +60,28 @@ class Bench:
         """Where it is."""
         return self.database.url
 
-    @property
-    def connection(self) -> postgresql.Connection:
-        """A session that commits each statement."""
-        return self.database.connection
-
     def spent(self) -> tuple[float, float]:
         """Seconds of all other backends that are connected, and bytes of WAL, so far."""
-        own = self.connection.info.backend_pid
-        pids = [row[0] for row in self.connection.execute(_BACKENDS, [own]).fetchall()]
+        pids = [pid for (pid,) in self.database.ask(_BACKENDS)]
         seconds = sum(
             int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9 for pid in pids
         )
-        row = self.connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchone()
-        return seconds, float(str(row[0] if row else 0))
+        return seconds, float(self.database.ask("SELECT pg_current_wal_insert_lsn() - '0/0'")[0][0])
 
     def cost(self, before: tuple[float, float], messages: int) -> dict[str, float]:
         """What each of so many messages has cost since."""
         seconds, wal = (now - then for now, then in zip(self.spent(), before, strict=True))
         return {"server us/message": seconds / messages * 1e6, "WAL bytes/message": wal / messages}
+
+    @contextmanager
+    def timing(self, before: tuple[float, float] | None = None) -> Iterator[dict[str, float]]:
+        """Measure what a batch costs, from `before` on, and how long the block takes."""
+        costs: dict[str, float] = {}
+        before, start = before or self.spent(), time.perf_counter()
+        yield costs
+        elapsed = time.perf_counter() - start
+        costs |= self.cost(before, self.batch)
+        costs["connection us/message"] = elapsed / self.batch * 1e6
 
 
 def limits(url: str, trial: Trial) -> Iterator[Point]:
@@ -121,7 +127,7 @@ def _receive(bench: Bench) -> Costs:
                 taken += receive(session.open(), task, timeout=_TIMEOUT, origin=origin).num_rows
         costs = bench.cost(before, taken)
     loop.close()
-    _expect("receive", taken, bench.batch * _BATCHES)
+    expect("received", taken, bench.batch * _BATCHES)
     return costs | {"peek ms": peek}
 
 
@@ -133,26 +139,20 @@ def _peek(options: SourceOptions, connection: Connection) -> float:
         start = time.perf_counter()
         peek.look(connection, time.monotonic())
         elapsed = time.perf_counter() - start
-    _expect("peek", peek.found.messages, options.max_messages)
+    expect("saw", peek.found.messages, options.max_messages)
     return elapsed * 1000
 
 
 def _copy(bench: Bench) -> Costs:
     """The COPY of a batch alone, on one connection, without begin and commit."""
     options, chunks = _to_send(bench)
-    elapsed = 0.0
     with Session(options, "limits") as session, transaction(session.open(), timeout=_TIMEOUT):
-        tables = [
-            queue_writer.add_ids(queue_writer.add_expires(session.open(), chunk))
-            for chunk in chunks
-        ]
-        before = bench.spent()
-        start = time.perf_counter()
-        for rows in tables:
-            session.open().load(queue_writer.destination_of(None, options), rows)
-        elapsed = time.perf_counter() - start
-        costs = bench.cost(before, bench.batch)
-    return costs | {"connection us/message": elapsed / bench.batch * 1e6}
+        clock = queue_writer.add_expires
+        tables = [queue_writer.add_ids(clock(session.open(), chunk)) for chunk in chunks]
+        with bench.timing() as costs:
+            for rows in tables:
+                session.open().load(queue_writer.destination_of(None, options), rows)
+    return costs
 
 
 def _send_now(bench: Bench) -> Costs:
@@ -160,12 +160,10 @@ def _send_now(bench: Bench) -> Costs:
     options, chunks = _to_send(bench)
     with Session(options, "limits") as session:
         session.open()
-        before, start = bench.spent(), time.perf_counter()
-        at_least_once.send_now(session, chunks, options)
-        elapsed = time.perf_counter() - start
-        costs = bench.cost(before, bench.batch)
-    _expect("send", bench.database.count("sent"), bench.batch)
-    return costs | {"connection us/message": elapsed / bench.batch * 1e6}
+        with bench.timing() as costs:
+            at_least_once.send_now(session, chunks, options)
+    expect("sent", bench.database.count("sent"), bench.batch)
+    return costs
 
 
 def _stage_and_dispatch(bench: Bench) -> Costs:
@@ -175,12 +173,10 @@ def _stage_and_dispatch(bench: Bench) -> Costs:
         session.open()
         before = bench.spent()
         staged = staging.stage(session, chunks, sink=staging.nameless_sink(), batch=0)
-        start = time.perf_counter()
-        dispatch.dispatch(session.open(), [staged], options)
-        elapsed = time.perf_counter() - start
-        costs = bench.cost(before, bench.batch)
-    _expect("dispatch", bench.database.count("sent"), bench.batch)
-    return costs | {"connection us/message": elapsed / bench.batch * 1e6}
+        with bench.timing(before) as costs:
+            dispatch.dispatch(session.open(), [staged], options)
+    expect("dispatched", bench.database.count("sent"), bench.batch)
+    return costs
 
 
 def _to_send(bench: Bench) -> tuple[SinkOptions, list[pa.Table]]:
@@ -189,9 +185,3 @@ def _to_send(bench: Bench) -> tuple[SinkOptions, list[pa.Table]]:
     options = SinkOptions.parse({"url": bench.url, "queue": "sent"})
     frame = orders(0, bench.batch).to_batches()
     return options, list(Sender(options=options, partition=0).chunks(frame))
-
-
-def _expect(what: str, found: int, expected: int) -> None:
-    if found != expected:
-        message = f"{what} was to move {expected} messages, moved {found}"
-        raise RuntimeError(message)

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from sqlq_spark.spark_api import drains_at_once
 
+from .database import expect
 from .figures import durations, steady_rate
 from .stand import BATCHES
 
@@ -49,7 +50,7 @@ def queue_to_queue(stand: Stand) -> list[float]:
     sink = _stream(stand, stand.messages, "json").drop("queue").writeStream.format(stand.ours)
     writer = sink.option("url", stand.url).option("queue", "sent")
     rate = steady_rate(_drain(stand, writer, stand.messages * BATCHES), stand.messages * BATCHES)
-    _expect(stand, "sent", stand.messages * BATCHES)
+    expect("the queue holds", stand.database.count("sent"), stand.messages * BATCHES)
     return [rate]
 
 
@@ -137,7 +138,7 @@ def _stream(stand: Stand, most: int, headers: str) -> DataFrame:
 def _receive(stand: Stand, headers: str) -> float:
     writer = _stream(stand, stand.messages, headers).writeStream.format("noop")
     rate = steady_rate(_drain(stand, writer, stand.messages * BATCHES), stand.messages * BATCHES)
-    _expect(stand, "orders", 0)
+    expect("left in the queue:", stand.database.count("orders"), 0)
     return rate
 
 
@@ -165,11 +166,5 @@ def _write(stand: Stand, delivery: str) -> float:
     start = time.perf_counter()
     sink.option("url", stand.url).option("delivery", delivery).mode("append").save("sent")
     elapsed = time.perf_counter() - start
-    _expect(stand, "sent", stand.messages)
+    expect("the queue holds", stand.database.count("sent"), stand.messages)
     return stand.messages / elapsed
-
-
-def _expect(stand: Stand, queue: str, messages: int) -> None:
-    if (found := stand.database.count(queue)) != messages:
-        message = f"{queue} was to hold {messages} messages, holds {found}"
-        raise RuntimeError(message)

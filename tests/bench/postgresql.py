@@ -1,93 +1,84 @@
-"""
-PostgreSQL for the bench: tables in a database of its own, so that no one's queue is touched.
-
-A refill copies prepared messages from a table on the server, faster than sending them again.
-"""
+"""PostgreSQL for the bench: tables in a database of its own, so that no one's queue is touched."""
 
 from __future__ import annotations
 
 import secrets
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
+import pyarrow as pa
 from conformance.transport import PostgreSQL as Transport
-from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from . import transport
 from .database import Database
 from .messages import orders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Executor
-    from contextlib import AbstractContextManager
-    from typing import LiteralString
 
-    Connection = psycopg.Connection[tuple[object, ...]]
+    Connection = psycopg.Connection[tuple[Any, ...]]
 
-JAR = "org.postgresql:postgresql:42.7.14"
 _PORTION = 50_000  # messages made and copied at a time
-_SETTINGS = [
-    "server_version",
-    "shared_buffers",
-    "max_wal_size",
-    "fsync",
-    "synchronous_commit",
-    "wal_compression",
-    "full_page_writes",
-]
-
-_STORE = """
-CREATE UNLOGGED TABLE store (number int PRIMARY KEY, id uuid, headers text, body bytea)
+_STORE = "CREATE UNLOGGED TABLE store (number int PRIMARY KEY, id uuid, headers text, body bytea)"
+_SETTINGS = """
+SELECT name, current_setting(name) FROM pg_settings
+ WHERE name IN ('server_version', 'shared_buffers', 'max_wal_size', 'fsync', 'synchronous_commit',
+                'wal_compression', 'full_page_writes')
 """
-_FILL = """
-INSERT INTO {} (id, headers, body)
-SELECT id, headers, body FROM store WHERE number < {} ORDER BY number
+_RECEIVE = Transport.texts["receive"].format(queue="orders").encode()
+_RECEIPTS = """
+CREATE TABLE IF NOT EXISTS limit_receipt (batch serial PRIMARY KEY, payload bytea NOT NULL);
+ALTER TABLE limit_receipt ALTER payload SET STORAGE EXTERNAL
 """
-_SEND_ONE = """
-INSERT INTO {} (id, headers, body)
-SELECT gen_random_uuid(), headers, body FROM store LIMIT 1
+_TAKE = """
+COPY (DELETE FROM orders WHERE seq >= {} AND seq < {}
+      RETURNING id, expires <= now() AT TIME ZONE 'UTC', headers, body, seq)
+  TO STDOUT (FORMAT binary)
 """
-
-
-@contextmanager
-def fresh(server: str) -> Iterator[str]:
-    """Make a database on the server with this URI, yield its URI, and drop it afterwards."""
-    name = f"sqlq_bench_{secrets.token_hex(4)}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        try:
-            yield uri(server, name)
-        finally:
-            connection.execute(
-                sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
-            )
-
-
-def uri(server: str, database: str) -> str:
-    """Name another database of the same server, as libpq reads it."""
-    parts = conninfo_to_dict(server) | {"dbname": database}
-    user, password, host, port = (
-        parts.pop(key, "") for key in ("user", "password", "host", "port")
-    )
-    return f"postgresql://{user}:{password}@{host}:{port or 5432}/{parts['dbname']}"
 
 
 @contextmanager
 def opened(server: str) -> Iterator[PostgreSQL]:
     """Make a database on the server with this URI, open it, and drop it afterwards."""
-    with fresh(server) as url, psycopg.connect(url, autocommit=True) as connection:
-        yield PostgreSQL(url, connection)
+    name = f"sqlq_bench_{secrets.token_hex(4)}"
+    with psycopg.connect(server, autocommit=True) as desk:
+        desk.execute(f"CREATE DATABASE {name}".encode())
+        try:
+            url = uri(server, name)
+            with psycopg.connect(url, autocommit=True) as connection:
+                yield PostgreSQL(url, connection)
+        finally:
+            desk.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
-def session(database: Database) -> Connection:
-    """The session of a database that is one of these, for what no other could be asked."""
-    if not isinstance(database, PostgreSQL):
-        raise TypeError(database)
-    return database.connection
+def uri(server: str, database: str) -> str:
+    """Name another database of the same server, as libpq reads it."""
+    parts = conninfo_to_dict(server)
+    user, password, host, port = (
+        parts.get(key, "") for key in ("user", "password", "host", "port")
+    )
+    return f"postgresql://{user}:{password}@{host}:{port or 5432}/{database}"
+
+
+@cache  # so that it stays open from round to round
+def _connect(url: str) -> Connection:
+    return psycopg.connect(url)
+
+
+def take(url: str, first: int, stop: int) -> int:
+    """Delete a range in COPY's binary form, keep a compressed receipt, and throw the rows away."""
+    connection = _connect(url)
+    with connection.cursor() as cursor:
+        with cursor.copy(_TAKE.format(first, stop).encode()) as copy:
+            rows = b"".join(copy)
+        taken = cursor.rowcount
+        payload = pa.compress(rows, codec="zstd", asbytes=True)
+        cursor.execute("INSERT INTO limit_receipt (payload) VALUES (%b)", [payload])
+    connection.commit()
+    return taken
 
 
 @dataclass(frozen=True)
@@ -95,9 +86,19 @@ class PostgreSQL(Database):
     """See Database."""
 
     connection: Connection
-    jar: str = JAR
-    seq: str = "seq"
-    rewriting: str = "&reWriteBatchedInserts=true"
+
+    jar = "org.postgresql:postgresql:42.7.14"
+    seq = "seq"
+    rewriting = "&reWriteBatchedInserts=true"
+    analyze = "VACUUM ANALYZE"
+    new_id = "gen_random_uuid()"
+    texts: ClassVar[dict[str, str]] = {"settings": _SETTINGS, "receipts": _RECEIPTS}
+    take = take
+
+    def ask(self, text: str, *values: object) -> list[tuple[Any, ...]]:
+        """As Database."""
+        cursor = self.connection.execute(text.encode(), values or None)
+        return cursor.fetchall() if cursor.description else []
 
     def jdbc(self) -> dict[str, str]:
         """As Database."""
@@ -114,67 +115,20 @@ class PostgreSQL(Database):
         """As Database."""
         for queue in queues:
             Transport("", "public").create(self.connection, f'"public"."{queue}"')
-        self.connection.execute(_STORE)
+        self.ask(_STORE)
         for first in range(0, messages, _PORTION):
-            stop = min(first + _PORTION, messages)
-            with self.connection.cursor().copy("COPY store FROM STDIN") as copy:
-                columns = orders(first, stop).to_pydict()
-                for row in zip(range(first, stop), *columns.values(), strict=True):
-                    copy.write_row(row)
-        self.connection.execute("VACUUM ANALYZE store")
+            table = orders(first, min(first + _PORTION, messages))
+            self.keep(enumerate(zip(*table.to_pydict().values(), strict=True), first))
+        self.ask("VACUUM ANALYZE store")
 
-    def fill(self, queue: str, messages: int) -> None:
-        """
-        As Database; no dead rows are left.
+    def keep(self, rows: Iterator[tuple[int, tuple[str, str, bytes]]]) -> None:
+        """Put messages into the store."""
+        with self.connection.cursor().copy("COPY store FROM STDIN") as copy:
+            for number, row in rows:
+                copy.write_row((number, *row))
 
-        The checkpoint comes before the sends: a queue's rows live shorter than a checkpoint's
-        cycle, so receiving them seldom pays for the first touch of a page. (It did: 144 MB of WAL
-        against 25.)
-        """
-        self._run("TRUNCATE {}", queue)
-        self.connection.execute("CHECKPOINT")
-        self._run(_FILL, queue, messages)
-        self.settle(queue)
-
-    def settle(self, queue: str) -> None:
-        """As Database: what autovacuum would else do."""
-        self._run("VACUUM ANALYZE {}", queue)
-
-    def send_one(self, queue: str) -> None:
-        """As Database."""
-        self._run(_SEND_ONE, queue)
-
-    def count(self, queue: str) -> int:
-        """As Database."""
-        return self._numbers("SELECT count(*) FROM {}", queue)[0]
-
-    def bounds(self, queue: str) -> tuple[int, int]:
-        """As Database."""
-        first, stop = self._numbers("SELECT min(seq), max(seq) + 1 FROM {}", queue)
-        return first, stop
-
-    def settings(self) -> dict[str, str]:
-        """As Database."""
-        query = "SELECT name, current_setting(name) FROM pg_settings WHERE name = ANY (%s)"
-        rows = self.connection.execute(query, [_SETTINGS]).fetchall()
-        return {str(name): str(value) for name, value in rows}
-
-    def receiving(self) -> AbstractContextManager[Callable[[], object]]:
-        """As Database."""
-        return transport.receiving(self.url)
-
-    def limit(self, pool: Executor, cores: int) -> float:
-        """As Database."""
-        self.connection.execute(transport.RECEIPTS)
-        rate = self.taken(pool, cores, transport.take)
-        self.connection.execute("TRUNCATE limit_receipt")
-        return rate
-
-    def _run(
-        self, text: LiteralString, queue: str, *values: object
-    ) -> psycopg.Cursor[tuple[object, ...]]:
-        literals = map(sql.Literal, values)
-        return self.connection.execute(sql.SQL(text).format(sql.Identifier(queue), *literals))
-
-    def _numbers(self, text: LiteralString, queue: str) -> list[int]:
-        return [int(str(value)) for value in self._run(text, queue).fetchone() or ()]
+    @contextmanager
+    def receiving(self) -> Iterator[Callable[[], int]]:
+        """As Database; the statement is prepared."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            yield lambda: connection.execute(_RECEIVE, prepare=True).rowcount

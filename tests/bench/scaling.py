@@ -7,6 +7,7 @@ machine falls on all of them. The first batch of a stream does not count, see `f
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections import defaultdict
@@ -15,6 +16,7 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import processes
 from pyspark.sql import functions
 
 from sqlq_spark.database.sessions import Session
@@ -22,7 +24,8 @@ from sqlq_spark.options import SinkOptions
 from sqlq_spark.receive.task import CEILING
 from sqlq_spark.wire.address import QueueAddress
 
-from . import memory, postgresql
+from . import postgresql
+from .database import expect
 from .figures import Figure, steady_rate
 from .messages import orders
 from .stand import BATCHES, CORES, stand
@@ -167,10 +170,17 @@ def _receive(bench: Stand, messages: int, batch: int, tasks: int) -> dict[str, f
 def _receive_bodies(bench: Stand, messages: int, batch: int) -> dict[str, float]:
     bench.database.fill("orders", messages)
     weight = "SELECT avg(octet_length(headers) + octet_length(body)) FROM orders"
-    row = postgresql.session(bench.database).execute(weight).fetchone()
+    megabytes = float(bench.database.ask(weight)[0][0]) / 1e6
     rate = steady_rate(_stream(bench, batch, CORES, None), messages)
-    megabytes = rate * float(str(row[0] if row else 0)) / 1e6
-    return {"messages/s": rate, "MB/s": megabytes, "peak MB": memory.peak() / 1e6}
+    return {"messages/s": rate, "MB/s": rate * megabytes, "peak MB": _peak() / 1e6}
+
+
+def _peak() -> float:
+    """The most bytes that a Python worker of Spark has held, shared pages too."""
+    workers = (
+        pid for pid in processes.below(os.getpid()) if "pyspark.daemon" in processes.command(pid)
+    )
+    return max(processes.peak(pid) for pid in workers)
 
 
 def _drain(bench: Stand, batch: int) -> dict[str, float]:
@@ -208,19 +218,19 @@ def _stream(bench: Stand, batch: int, tasks: int, batches: int | None) -> Sequen
 def _fill(bench: Stand, messages: int) -> None:
     """Leave so many small messages, as `fill` does."""
     bench.database.fill("orders", 0)
-    postgresql.session(bench.database).execute(_FILL, [messages])
+    bench.database.ask(_FILL % messages)
     bench.database.settle("orders")
 
 
 def _store(bench: Stand, messages: int, size: int, blob: bytes) -> None:
     """Let what `fill` copies have bodies of so many bytes, cut from a blob."""
-    postgresql.session(bench.database).execute("TRUNCATE store")
-    with postgresql.session(bench.database).cursor().copy("COPY store FROM STDIN") as copy:
-        messages_of = orders(0, messages).select(["id", "headers"]).to_pydict()
-        for at, (name, headers) in enumerate(zip(*messages_of.values(), strict=True)):
-            first = at * 9_973 % (len(blob) - size)
-            copy.write_row((at, name, headers, blob[first : first + size]))
-    postgresql.session(bench.database).execute("VACUUM ANALYZE store")
+    assert isinstance(bench.database, postgresql.PostgreSQL)
+    ids, headers, _ = orders(0, messages).to_pydict().values()
+    firsts = (at * 9_973 % (len(blob) - size) for at in range(messages))
+    bodies = (blob[first : first + size] for first in firsts)
+    bench.database.ask("TRUNCATE store")
+    bench.database.keep(enumerate(zip(ids, headers, bodies, strict=True)))
+    bench.database.ask("VACUUM ANALYZE store")
 
 
 def _blob(kind: str) -> bytes:
@@ -243,7 +253,5 @@ def _send(bench: Stand, delivery: str, names: Sequence[str]) -> dict[str, float]
     sink.mode("append").save()
     elapsed = time.perf_counter() - start
     found = sum(bench.database.count(name) for name in names)
-    if found != bench.messages:
-        message = f"{len(names)} queues were to hold {bench.messages} messages, hold {found}"
-        raise RuntimeError(message)
+    expect(f"{len(names)} queues hold", found, bench.messages)
     return {"messages/s": bench.messages / elapsed}

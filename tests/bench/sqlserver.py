@@ -13,7 +13,7 @@ import secrets
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -28,9 +28,7 @@ from .messages import orders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Executor
 
-JAR = "com.microsoft.sqlserver:mssql-jdbc:12.10.1.jre11"
 _PORTION = 2_000  # messages made and sent at a time
 _STEP = 2_000  # rows of one DELETE: from 5,000 locks on the whole table may be locked
 
@@ -55,14 +53,6 @@ SELECT number, id, headers, CONVERT(varbinary(max), body, 2)
   FROM OPENJSON(CAST(? AS nvarchar(max))) WITH (
        number int '$[0]', id uniqueidentifier '$[1]', headers nvarchar(max) '$[2]',
        body varchar(max) '$[3]') AS rows
-"""
-_FILL = """
-INSERT INTO {queue} (Id, Recoverable, Headers, Body)
-SELECT id, 1, headers, body FROM store WHERE number < {messages} ORDER BY number
-"""
-_SEND_ONE = """
-INSERT INTO {queue} (Id, Recoverable, Headers, Body)
-SELECT TOP (1) NEWID(), 1, headers, body FROM store
 """
 _RECEIVE = f"SET NOCOUNT ON;{Transport.texts['receive'].format(queue='orders')}"
 _RECEIPTS = """
@@ -115,14 +105,41 @@ def opened(server: str) -> Iterator[SQLServer]:
             desk.run(f"DROP DATABASE {name}")
 
 
+@cache  # so that it stays open from round to round
+def _connect(url: str) -> Session:
+    return connect(url)
+
+
+def take(url: str, first: int, stop: int) -> int:
+    """Run in a process of the pool: one transaction with its receipt."""
+    connection = _connect(url)
+    rows: list[tuple[Any, ...]] = []
+    connection.run("BEGIN TRANSACTION")
+    for low in range(first, stop, _STEP):
+        rows += connection.run(_TAKE.format(first=low, stop=min(low + _STEP, stop)))
+    payload = pa.compress(pickle.dumps(rows), codec="zstd", asbytes=True)
+    connection.run(_SAVE, payload)
+    connection.run("COMMIT TRANSACTION")
+    return len(rows)
+
+
 @dataclass(frozen=True)
 class SQLServer(Database):
     """See Database."""
 
     connection: Session
-    jar: str = JAR
-    seq: str = "RowVersion"
-    rewriting: str = ";useBulkCopyForBatchInsert=true"
+
+    jar = "com.microsoft.sqlserver:mssql-jdbc:12.10.1.jre11"
+    seq = "RowVersion"
+    rewriting = ";useBulkCopyForBatchInsert=true"
+    analyze = "UPDATE STATISTICS"
+    new_id = "NEWID()"
+    texts: ClassVar[dict[str, str]] = {"settings": _SETTINGS, "receipts": _RECEIPTS}
+    take = take
+
+    def ask(self, text: str) -> list[tuple[Any, ...]]:
+        """As Database."""
+        return self.connection.run(text)
 
     def jdbc(self) -> dict[str, str]:
         """As Database."""
@@ -143,72 +160,18 @@ class SQLServer(Database):
     def prepare(self, queues: Sequence[str], messages: int) -> None:
         """As Database."""
         for queue in queues:
-            self.connection.run(_QUEUE.format(queue=queue))
-        self.connection.run(_STORE)
+            self.ask(_QUEUE.format(queue=queue))
+        self.ask(_STORE)
         for first in range(0, messages, _PORTION):
             columns = orders(first, min(first + _PORTION, messages)).to_pydict().values()
             rows = [
-                (number, str(row), headers, bytes(body).hex())
+                (number, row, headers, body.hex())
                 for number, (row, headers, body) in enumerate(zip(*columns, strict=True), first)
             ]
             self.connection.run(_KEEP, json.dumps(rows))
 
-    def fill(self, queue: str, messages: int) -> None:
-        """As Database; the checkpoint comes before the sends, as for PostgreSQL."""
-        self.connection.run(f"TRUNCATE TABLE {queue}")
-        self.connection.run("CHECKPOINT")
-        self.connection.run(_FILL.format(queue=queue, messages=messages))
-        self.settle(queue)
-
-    def settle(self, queue: str) -> None:
-        """As Database."""
-        self.connection.run(f"UPDATE STATISTICS {queue}")
-
-    def send_one(self, queue: str) -> None:
-        """As Database."""
-        self.connection.run(_SEND_ONE.format(queue=queue))
-
-    def count(self, queue: str) -> int:
-        """As Database."""
-        return int(self.connection.run(f"SELECT COUNT_BIG(*) FROM {queue}")[0][0])
-
-    def bounds(self, queue: str) -> tuple[int, int]:
-        """As Database."""
-        text = f"SELECT MIN(RowVersion), MAX(RowVersion) + 1 FROM {queue}"
-        first, stop = self.connection.run(text)[0]
-        return int(first), int(stop)
-
-    def settings(self) -> dict[str, str]:
-        """As Database."""
-        return {str(name): str(value) for name, value in self.connection.run(_SETTINGS)}
-
     @contextmanager
     def receiving(self) -> Iterator[Callable[[], object]]:
-        """As Database; each statement commits itself, which spares it BEGIN and COMMIT."""
+        """As Database."""
         with closing(connect(self.url)) as connection:
             yield lambda: connection.run(_RECEIVE)
-
-    def limit(self, pool: Executor, cores: int) -> float:
-        """As Database."""
-        self.connection.run(_RECEIPTS)
-        rate = self.taken(pool, cores, _take)
-        self.connection.run("TRUNCATE TABLE limit_receipt")
-        return rate
-
-
-@cache  # so that it stays open from round to round
-def _connect(url: str) -> Session:
-    return connect(url)
-
-
-def _take(url: str, first: int, stop: int) -> int:
-    """Run in a process of the pool: one transaction with its receipt."""
-    connection = _connect(url)
-    rows: list[tuple[Any, ...]] = []
-    connection.run("BEGIN TRANSACTION")
-    for low in range(first, stop, _STEP):
-        rows += connection.run(_TAKE.format(first=low, stop=min(low + _STEP, stop)))
-    payload = pa.compress(pickle.dumps(rows), codec="zstd", asbytes=True)
-    connection.run(_SAVE, payload)
-    connection.run("COMMIT TRANSACTION")
-    return len(rows)

@@ -1,10 +1,11 @@
-"""What a stream knows already: Spark's JDBC and rate sources; a loop of one row, and a limit."""
+"""What users have without this package: Spark's JDBC and rate sources, a loop; and a limit."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
+from .database import expect
 from .figures import durations
 from .stand import CORES
 
@@ -26,18 +27,29 @@ def limit(stand: Stand) -> list[float]:
 
 def read_plain(stand: Stand) -> list[float]:
     """One partition, default fetch size: the driver holds the whole answer. Messages/s."""
-    return [_read(stand, {})]
+    start = time.perf_counter()
+    _read(stand, "shelf", {})
+    return [stand.messages / (time.perf_counter() - start)]
 
 
 def read_tuned(stand: Stand) -> list[float]:
     """Two partitions by seq, 10,000 rows a fetch. Messages/s."""
-    first, stop = stand.database.bounds("shelf")
-    bounds = {
-        "partitionColumn": stand.database.seq,
-        "lowerBound": str(first),
-        "upperBound": str(stop),
-    }
-    return [_read(stand, bounds | {"numPartitions": "2", "fetchsize": "10000"})]
+    bounds = stand.database.bounds("shelf")
+    start = time.perf_counter()
+    _read(stand, "shelf", _tuned(stand, bounds))
+    return [stand.messages / (time.perf_counter() - start)]
+
+
+def by_hand(stand: Stand) -> list[float]:
+    """A tuned read of a range of seq, then one DELETE of it: not exactly once. Messages/s."""
+    start = time.perf_counter()
+    bounds = stand.database.bounds("orders")
+    part = stand.database.part("orders", *bounds)
+    _read(stand, f"(SELECT * {part}) AS part", _tuned(stand, bounds))
+    stand.database.ask(f"DELETE {part}")
+    elapsed = time.perf_counter() - start
+    expect("left by hand:", stand.database.count("orders"), 0)
+    return [stand.messages / elapsed]
 
 
 def append_plain(stand: Stand) -> list[float]:
@@ -63,13 +75,16 @@ def rate_batch(stand: Stand) -> list[float]:
     return durations(query.recentProgress)
 
 
-def _read(stand: Stand, options: dict[str, str]) -> float:
-    connection = stand.database.jdbc()
-    source = stand.spark.read.format("jdbc").options(**connection, **options)
-    rows = source.option("dbtable", "shelf").load()
-    start = time.perf_counter()
+def _tuned(stand: Stand, bounds: tuple[int, int]) -> dict[str, str]:
+    first, stop = map(str, bounds)
+    column = {"partitionColumn": stand.database.seq, "lowerBound": first, "upperBound": stop}
+    return {**column, "numPartitions": "2", "fetchsize": "10000"}
+
+
+def _read(stand: Stand, table: str, options: dict[str, str]) -> None:
+    source = stand.spark.read.format("jdbc").options(**stand.database.jdbc(), **options)
+    rows = source.option("dbtable", table).load()
     rows.write.format("noop").mode("overwrite").save()
-    return stand.messages / (time.perf_counter() - start)
 
 
 def _append(stand: Stand, setting: str) -> float:

@@ -1,0 +1,64 @@
+"""Processes as /proc shows them; of one that has ended there is nothing to see."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import signal
+
+MIB = 1 << 20
+GONE = (FileNotFoundError, ProcessLookupError)
+
+
+def below(pid: int) -> list[int]:
+    """All processes below one, parents before children."""
+    parents: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(*GONE):
+            parent = path.read_text(errors="replace").rpartition(")")[2].split()[1]
+            parents.setdefault(int(parent), []).append(int(path.parent.name))
+    found = [pid]
+    for each in found:
+        found += parents.get(each, [])
+    return found[1:]
+
+
+def command(pid: int) -> str:
+    """The command line of a process; empty where it is gone."""
+    with suppress(*GONE):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
+
+
+def memory(pid: int) -> float:
+    """Resident memory of a process in MiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / MIB
+
+
+def peak(pid: int) -> float:
+    """The most bytes that were resident."""
+    with suppress(*GONE):
+        found = re.search(
+            r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+        )
+        return 1024.0 * int(found[1]) if found else 0.0
+    return 0.0
+
+
+def files(pid: int) -> list[Path]:
+    """Its open files and sockets."""
+    return list(Path(f"/proc/{pid}/fd").iterdir())
+
+
+def send(pid: int, sign: signal.Signals) -> bool:
+    """Signal a process, if it is still there."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, sign)
+        return True
+    return False
