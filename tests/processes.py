@@ -51,9 +51,14 @@ def peak(pid: int) -> float:
     return 0.0
 
 
-def files(pid: int) -> list[Path]:
-    """Its open files and sockets."""
-    return list(Path(f"/proc/{pid}/fd").iterdir())
+def files(pid: int) -> list[str]:
+    """Its open files and sockets, as Linux names them."""
+    found = []
+    with suppress(*GONE):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(*GONE):
+                found.append(str(link.readlink()))
+    return found
 
 
 def send(pid: int, sign: signal.Signals) -> bool:

@@ -33,33 +33,10 @@ _FIRST_NAMES = (
     *("Anna", "Björn", "Chiara", "Dmitri", "Élodie", "Farid", "Greta", "Hiro", "Inés"),
     *("Jan", "Kofi"),
 )
-    "Anna",
-    "Björn",
-    "Chiara",
-    "Dmitri",
-    "Élodie",
-    "Farid",
-    "Greta",
-    "Hiro",
-    "Inés",
-    "Jan",
-    "Kofi",
-]
 _LAST_NAMES = (
     *("Andersson", "Bianchi", "Costa", "Dubois", "Eriksen", "Fischer", "García"),
     *("Horváth", "Ito", "Jansen"),
 )
-    "Andersson",
-    "Bianchi",
-    "Costa",
-    "Dubois",
-    "Eriksen",
-    "Fischer",
-    "García",
-    "Horváth",
-    "Ito",
-    "Jansen",
-]
 _STREETS = (
     *("Harbour Road", "Kungsgatan", "Lindenstraße", "Rue des Écoles", "Via Roma"),
     "Market Square",

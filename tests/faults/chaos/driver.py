@@ -1,5 +1,5 @@
 """
-The driver that is made to suffer: `python -m tests.faults.chaos.driver '{"sink": …}'`.
+The driver that is harmed: `python -m tests.faults.chaos.driver '{"sink": …}'`.
 
 It keeps its streaming queries alive: one that ends by an error is started again in the same JVM.
 When the file `drain` appears it runs each with AvailableNow until the file `finish` appears, then
@@ -22,7 +22,7 @@ from spark.driver import session
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -30,18 +30,13 @@ _PAUSE = 0.1  # seconds between looks at the queries
 
 
 def main(orders: dict[str, Any]) -> None:
-    """Stream until it is told to finish."""
+    """Stream until the file `finish` appears."""
     spark = _session(orders)
     _say(orders, event="session", java=_java(spark))
     drain, finish = Path(orders["drain"]), Path(orders["finish"])
     _keep_running(spark, orders, {"processingTime": "0 seconds"}, until=drain.exists)
     _keep_running(spark, orders, {"availableNow": True}, until=finish.exists)
-    numbers = [
-        number
-        for at, stream in enumerate(orders["streams"])
-        for number in _landed(spark, orders, stream, at)
-    ]
-    Path(orders["numbers"]).write_text(json.dumps(numbers), encoding="utf-8")
+    Path(orders["numbers"]).write_text(json.dumps(_in_tables(spark, orders)), encoding="utf-8")
     _say(orders, event="finished")
 
 
@@ -69,22 +64,20 @@ def _keep_running(
     All from one thread: Spark finds a Python sink only where a session is active in the thread.
     """
     queries: dict[int, StreamingQuery] = {}
-    begun: dict[int, float] = {}  # when each was last about to start
     while not until():
         for at in range(len(orders["streams"])):
             try:
                 query = queries.pop(at, None)
                 if query is None:
-                    begun[at] = time.time()
                     queries[at] = _writer(spark, orders, at).trigger(**trigger).start()
-                    _say(orders, event="started", stream=at, trigger=next(iter(trigger)))
+                    _say(orders, event="started", stream=at)
                 elif query.isActive:
                     queries[at] = query
                 else:
                     query.awaitTermination()  # raises what it ended with
                     _say(orders, event="ended", stream=at, rows=_rows(query))
             except Exception as error:  # noqa: BLE001 - that it ends is what we are here for
-                _say(orders, event="failed", stream=at, error=str(error), begun=begun[at])
+                _say(orders, event="failed", stream=at, error=str(error))
                 _leave_without_java(spark)
         time.sleep(_PAUSE)
     for query in queries.values():
@@ -104,50 +97,23 @@ def _rows(query: StreamingQuery) -> int:
 
 
 def _writer(spark: SparkSession, orders: dict[str, Any], at: int) -> DataStreamWriter:
-    stream, sink = orders["streams"][at], orders["sink"]
+    stream = orders["streams"][at]
     frame = spark.readStream.format("sqlqueue").options(**orders["source"]).load()
     if orders["out"] is not None:
         frame = frame.drop("queue")  # else each message goes back to where it came from
-    if orders["forgetful"]:
-        return _forgetful(frame, orders, at)
     writer = frame.writeStream.option("checkpointLocation", stream["checkpoint"])
     if orders["out"] is not None:
         return writer.format("sqlqueue").options(**orders["out"])
-    return writer.format(sink).option("path", stream["table"])
+    return writer.format(orders["sink"]).option("path", stream["table"])
 
 
-def _forgetful(frame: DataFrame, orders: dict[str, Any], at: int) -> DataStreamWriter:
-    """A sink that leaves out each seventh batch and writes each ninth twice: is it noticed?"""
-    stream, sink = orders["streams"][at], orders["sink"]
-
-    def write(rows: DataFrame, batch: int) -> None:
-        times = 0 if batch % 7 == 6 else 2 if batch % 9 == 8 else 1
-        if not times:  # received all the same: what is never read stays in its queue
-            rows.write.format("noop").mode("overwrite").save()
-        for again in range(times):
-            if orders["out"] is not None:
-                named = {"txnAppId": f"{at}/{again}", "txnVersion": str(batch)}
-                out = {name: orders["out"][name] for name in ("url", "queue", "stateSchema")}
-                rows.write.format("sqlqueue").mode("append").options(**out, **named).save()
-            else:
-                rows.write.format(sink).mode("overwrite").save(f"{stream['table']}/{batch}/{again}")
-
-    return frame.writeStream.option("checkpointLocation", stream["checkpoint"]).foreachBatch(write)
-
-
-def _landed(
-    spark: SparkSession, orders: dict[str, Any], stream: dict[str, str], at: int
-) -> list[int]:
-    """The numbers that a stream's table holds; a queue is counted by others."""
-    if orders["out"] is not None:
-        return []
-    tables = [Path(stream["table"])]
-    if orders["forgetful"]:
-        tables = list(tables[0].glob("*/*"))
-    tables = [each for each in tables if each.exists()]
-    _say(orders, event="counting", stream=at, tables=len(tables))
+def _in_tables(spark: SparkSession, orders: dict[str, Any]) -> list[int]:
+    """The numbers that the streams' tables hold; an output queue is counted elsewhere."""
+    tables = [stream["table"] for stream in orders["streams"] if orders["out"] is None]
     number = F.get_json_object(F.col("body").cast("string"), "$.number").cast("long")
-    frames = [spark.read.format(orders["sink"]).load(str(each)) for each in tables]
+    frames = [
+        spark.read.format(orders["sink"]).load(each) for each in tables if Path(each).exists()
+    ]
     return [row[0] for frame in frames for row in frame.select(number).collect()]
 
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import processes
 import psycopg
-
-from .driver_process import send
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,19 +75,18 @@ class Target(NamedTuple):
 
 @dataclass
 class Scene:
-    """What may be struck, and what has to be put right later."""
+    """What may be struck, and what goes on later."""
 
     ground: Ground
     driving: Driving
     rng: Random
     kinds: tuple[str, ...]  # of sessions that there are
     frozen: list[tuple[float, int]] = field(default_factory=list)  # thaw when, whom
-    removed: dict[Path, bytes] = field(default_factory=dict)  # files of a checkpoint
 
     def freeze(self, pid: int) -> float | None:
         """Stop a process for longer than a statement may take; for how long, in seconds."""
         seconds = self.rng.uniform(QUERY_TIMEOUT + 0.5, QUERY_TIMEOUT * 2)
-        if not send(pid, signal.SIGSTOP):
+        if not processes.send(pid, signal.SIGSTOP):
             return None
         self.frozen.append((time.monotonic() + seconds, pid))
         return seconds
@@ -98,19 +96,8 @@ class Scene:
         now = time.monotonic()
         for each in list(self.frozen):
             if everyone or each[0] <= now:
-                send(each[1], signal.SIGCONT)
+                processes.send(each[1], signal.SIGCONT)
                 self.frozen.remove(each)
-
-    def put_back(self) -> list[str]:
-        """Give a checkpoint back what was taken from it, the oldest first."""
-        names = sorted(path.name for path in self.removed)
-        for path, content in sorted(self.removed.items()):
-            if not path.exists():
-                fresh = path.with_name(f".{path.name}.back")
-                fresh.write_bytes(content)
-                fresh.rename(path)
-        self.removed.clear()
-        return names
 
     def target(self, seconds: float = 1.0) -> Target | None:
         """Wait for a session of a kind and in a statement drawn by lot; at last take any."""
@@ -136,11 +123,8 @@ class Scene:
         """The process at the other end of a session: whoever below the driver has its socket."""
         wanted = f"socket:[{_inode(target.port)}]"
         for pid in self.driving.below():
-            with suppress(FileNotFoundError, ProcessLookupError):
-                for link in Path(f"/proc/{pid}/fd").iterdir():
-                    with suppress(FileNotFoundError):
-                        if str(link.readlink()) == wanted:
-                            return pid
+            if wanted in processes.files(pid):
+                return pid
         return None
 
 
@@ -168,7 +152,7 @@ def backend_terminated(scene: Scene) -> str | None:
 def backend_killed(scene: Scene) -> str | None:
     """SIGKILL of a backend: the server ends all sessions and recovers from its log."""
     target = scene.target()
-    return str(target) if target and send(target.backend, signal.SIGKILL) else None
+    return str(target) if target and processes.send(target.backend, signal.SIGKILL) else None
 
 
 def backend_frozen(scene: Scene) -> str | None:
@@ -207,7 +191,7 @@ def worker_killed(scene: Scene) -> str | None:
     """SIGKILL of the Python process behind a session: of a task, of the source, of a sink."""
     target = scene.target()
     pid = None if target is None else scene.client(target)
-    return f"{pid}, {target}" if pid and send(pid, signal.SIGKILL) else None
+    return f"{pid}, {target}" if pid and processes.send(pid, signal.SIGKILL) else None
 
 
 def worker_frozen(scene: Scene) -> str | None:
@@ -221,31 +205,24 @@ def worker_frozen(scene: Scene) -> str | None:
 def java_killed(scene: Scene) -> str | None:
     """SIGKILL of the JVM and the driver's Python; workers, frozen ones too, live on for a while."""
     target = scene.target()
-    return f"{len(scene.driving.kill(spared=True))} processes, {target}"
+    return f"{len(scene.driving.kill(workers=False))} processes, {target}"
 
 
 def driver_killed(scene: Scene) -> str | None:
     """SIGKILL of driver, JVM and workers at once."""
     target = scene.target()
-    return f"{len(scene.driving.kill(spared=False))} processes, {target}"
+    return f"{len(scene.driving.kill(workers=True))} processes, {target}"
 
 
-@dataclass(frozen=True)
-class Harm:
-    """A harm, and how often it is drawn."""
-
-    strike: Callable[[Scene], str | None]
-    weight: int
-
-
-AT_WORK = {
-    "backend terminated": Harm(backend_terminated, 16),
-    "worker killed": Harm(worker_killed, 12),
-    "backend frozen": Harm(backend_frozen, 5),
-    "worker frozen": Harm(worker_frozen, 5),
-    "backend killed": Harm(backend_killed, 4),
-    "server crashed": Harm(server_crashed, 3),
-    "disk full": Harm(disk_full, 3),
-    "driver killed": Harm(driver_killed, 2),
-    "JVM killed": Harm(java_killed, 2),
+# what strikes, and how often it is drawn
+HARMS: dict[str, tuple[Callable[[Scene], str | None], int]] = {
+    "backend terminated": (backend_terminated, 16),
+    "worker killed": (worker_killed, 12),
+    "backend frozen": (backend_frozen, 5),
+    "worker frozen": (worker_frozen, 5),
+    "backend killed": (backend_killed, 4),
+    "server crashed": (server_crashed, 3),
+    "disk full": (disk_full, 3),
+    "driver killed": (driver_killed, 2),
+    "JVM killed": (java_killed, 2),
 }
