@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from random import Random
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -50,13 +51,13 @@ def orders(first: int, stop: int) -> pa.Table:
 
     Args:
         first: number of the first message, >= 0.
-        stop: number after the last one, >= first.
+        stop: number after the last one, > first.
 
     Returns:
         A table of SCHEMA, stop - first rows: id (UUID text), headers (JSON), body (JSON bytes).
     """
-    rows = [_order(number) for number in range(first, stop)]
-    return pa.table(list(zip(*rows, strict=True)) or [[], [], []], schema=SCHEMA)
+    columns = zip(*(_order(number) for number in range(first, stop)), strict=True)
+    return pa.table(list(columns), schema=SCHEMA)
 
 
 def _order(number: int) -> tuple[str, str, bytes]:
@@ -107,7 +108,7 @@ def _body(chance: Random, sent: datetime) -> bytes:
     return _json(order).encode()
 
 
-def _line(chance: Random) -> dict[str, str | float]:
+def _line(chance: Random) -> dict[str, Any]:
     return {
         "Sku": str(chance.randrange(1_000_000, 10_000_000)),
         "Name": chance.choice(_PRODUCTS),

@@ -18,6 +18,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from waiting import until
+
 from .counting import Tally, problems
 from .driver_process import Driving
 from .failures import HARMS, QUERY_TIMEOUT, Scene
@@ -136,7 +138,7 @@ class Round:
                 name = error[1] if error else event["error"].strip().partition("\n")[0][:80]
                 self.result.failed[name] += 1
                 self.note("query failed", error=error[0] if error else event["error"][:300])
-        if not self.driving.alive:
+        if not self.driving.alive and not self._finished():
             self.note("driver starts")
             self.driving.start()
         for user in self.users:
@@ -155,21 +157,18 @@ class Round:
         """Run AvailableNow until nothing waits and nothing is open."""
         self._keep_going()
         self.driving.order("drain")
-        self._until(lambda: self._waiting() == 0 and self._idle(), "the drain is stuck")
+        self._until(lambda: not self.place.numbers("orders") and self._idle())
         self.driving.order("finish")
-        self._until(self._finished, "the driver does not finish")
+        self._until(self._finished)
 
-    def _until(self, true: Callable[[], bool], stuck: str) -> None:
-        end = time.monotonic() + _DRAINING
-        while not true():
-            if time.monotonic() > end:
-                raise TimeoutError(f"{stuck}: {self._waiting()} wait, {self.place.leftovers()}")
-            if not self._finished():
-                self._keep_going()
-            time.sleep(0.2)
+    def _until(self, true: Callable[[], bool]) -> None:
+        def done() -> bool:
+            if true():
+                return True
+            self._keep_going()
+            return False
 
-    def _waiting(self) -> int:
-        return self.place.count(self.place.address("orders"))
+        until(done, seconds=_DRAINING)
 
     def _idle(self) -> bool:
         """Whether the last AvailableNow of each stream that ended had nothing to do."""

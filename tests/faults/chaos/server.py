@@ -8,15 +8,16 @@ is never filled.
 from __future__ import annotations
 
 import contextlib
-import os
+import shutil
 import subprocess
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import processes
 import psycopg
+from waiting import until
 
 from sqlq_spark import database
 from sqlq_spark.database import schema
@@ -24,7 +25,7 @@ from sqlq_spark.demo import embedded
 from sqlq_spark.wire.address import QueueAddress, print_postgresql
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 Row = tuple[Any, ...]
 
@@ -46,31 +47,31 @@ class Ground:
 
     def ask(self, text: str, *args: object) -> list[Row]:
         """Run a statement in a session of its own, and again while the server comes back."""
-        end = time.monotonic() + _BACK
-        while True:
-            try:
-                with psycopg.connect(self.server.url, autocommit=True) as connection:
-                    cursor = connection.execute(text.encode(), args or None)
-                    return [] if cursor.description is None else cursor.fetchall()
-            except psycopg.OperationalError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.05)
+
+        def rows() -> tuple[list[Row]] | None:
+            with (
+                contextlib.suppress(psycopg.OperationalError),
+                psycopg.connect(self.server.url, autocommit=True) as connection,
+            ):
+                cursor = connection.execute(text.encode(), args or None)
+                return ([] if cursor.description is None else cursor.fetchall(),)
+            return None
+
+        (found,) = until(rows, seconds=_BACK) or ([],)
+        return found
 
     def revive(self) -> None:
         """Start the server where it is down, and wait until it answers."""
-        end = time.monotonic() + _BACK
-        while True:
-            if not self._alive():
+
+        def answers() -> bool:
+            if not (self.postmaster and processes.command(self.postmaster)):
                 self.server.start()
-            try:
+            with contextlib.suppress(psycopg.OperationalError):
                 psycopg.connect(self.server.url, connect_timeout=5).close()
-            except psycopg.OperationalError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.1)
-            else:
-                return
+                return True
+            return False
+
+        until(answers, seconds=_BACK)
 
     @property
     def postmaster(self) -> int | None:
@@ -80,16 +81,6 @@ class Ground:
             return int(path.read_text(encoding="utf-8").split()[0])
         except (FileNotFoundError, IndexError):
             return None
-
-    def _alive(self) -> bool:
-        pid = self.postmaster
-        if pid is None:
-            return False
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
 
     def fill(self) -> Path:
         """Leave no room on the server's disk; the file returned holds all of it."""
@@ -121,30 +112,17 @@ def _disk() -> Iterator[Path | None]:
     folder = Path(tempfile.mkdtemp(prefix="sqlq-chaos-", dir="/tmp"))
     mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK},mode=0711", "tmpfs", str(folder)]
     folder.chmod(0o711)  # the server's own user passes through
-    try:
-        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        mounted = False
+    mounted = bool(shutil.which("mount")) and _succeeds(mount)
     try:
         yield folder if mounted else None
     finally:
-        if mounted:
-            _retry(lambda: subprocess.run(["umount", str(folder)], check=True))
+        if mounted:  # the server's last process may hold the disk for a moment
+            until(lambda: _succeeds(["umount", str(folder)]))
         folder.rmdir()
 
 
-def _retry(work: Callable[[], object], seconds: float = 20.0) -> None:
-    """The server's last process may hold the disk for a moment."""
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            work()
-        except subprocess.CalledProcessError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.2)
-        else:
-            return
+def _succeeds(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 @dataclass(frozen=True)

@@ -80,15 +80,15 @@ class User(threading.Thread):
         self._stop_it = threading.Event()
 
     def run(self) -> None:
-        """Go on until told to stop; an error that is no lost session is kept."""
+        """Go on until `finish`; an error that is no lost session is kept."""
         try:
             while not self.done():
                 self._session()
-        except BaseException as error:  # noqa: BLE001 - told by whoever joins this thread
+        except BaseException as error:  # noqa: BLE001 - raised by `finish`
             self.failure = error
 
     def finish(self) -> None:
-        """Stop at the end of a transaction, and tell of any error."""
+        """Stop at the end of a transaction, and raise what failed."""
         self._stop_it.set()
         self.join(60.0)
         if self.is_alive():
@@ -96,14 +96,9 @@ class User(threading.Thread):
         if self.failure is not None:
             raise self.failure
 
-    @property
-    def stopping(self) -> bool:
-        """Whether it was told to stop."""
-        return self._stop_it.is_set()
-
     def done(self) -> bool:
         """Whether it may stop here."""
-        return self.stopping
+        return self._stop_it.is_set()
 
     def step(self, connection: psycopg.Connection[Any]) -> None:
         """Do one transaction."""
@@ -134,29 +129,26 @@ class Producer(User):
     def __init__(self, place: Place, rng: Random) -> None:
         super().__init__(place, rng)
         self.confirmed: set[int] = set()
-        self.rolled_back = 0
         self._next = 0
         self._pending: list[Message] = []
 
     def done(self) -> bool:
         """Not before the last answer is known."""
-        return self.stopping and not self._pending
+        return super().done() and not self._pending
 
     def step(self, connection: psycopg.Connection[Any]) -> None:
         """Send some messages."""
         if not self._pending:
             self._pause(connection)
             self._pending = self._messages()
-        if not self._send(connection):
-            self.rolled_back += len(self._pending)
-        else:
+        if self._send(connection):
             self.confirmed |= {message.number for message in self._pending}
         self._pending = []
 
     def _pause(self, connection: psycopg.Connection[Any]) -> None:
         time.sleep(self.rng.expovariate(8.0))
         waiting = f"SELECT count(*) FROM (SELECT FROM {self.place.address('orders')} LIMIT {_MOST})"
-        while connection.execute(waiting.encode()).fetchone() == (_MOST,) and not self.stopping:
+        while connection.execute(waiting.encode()).fetchone() == (_MOST,) and not super().done():
             time.sleep(0.1)
 
     def _messages(self) -> list[Message]:
