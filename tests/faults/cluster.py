@@ -14,16 +14,16 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import processes
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyspark
-from spark.stand import Queue
 from waiting import until
 
 from . import cluster_driver
@@ -31,7 +31,7 @@ from . import cluster_driver
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from conftest import Place
+    from spark.stand import Queue
 
 HOME = Path(pyspark.__file__).parent
 HOSTS = ("127.0.0.1", "127.0.0.2")
@@ -42,8 +42,7 @@ MASTER = rf"spark://{HOSTS[0]}:\d+"  # in its log, with the port that it got
 PATIENCE = 300.0  # seconds, for a start or an order on a busy machine
 
 
-@dataclass(frozen=True)
-class Witness:
+class Witness(NamedTuple):
     """What one attempt of a task saw; its file's name says which."""
 
     batch: int
@@ -72,7 +71,7 @@ class Order:
         Args:
             queue: where from, 2,000 messages in a batch of two tasks.
             out: where to; None: a table of its own.
-            rules: what befalls its tasks, see cluster_driver.py.
+            rules: what happens to its tasks, see cluster_driver.py.
         """
         place = self.folder / str(len(self.streams))
         place.mkdir(parents=True)
@@ -100,7 +99,7 @@ class Order:
             batch, partition, attempt, host, _ = path.name.split()
             seen = path.read_text(encoding="utf-8").split()
             found.append(Witness(int(batch), int(partition), int(attempt), host, seen))
-        return sorted(found, key=lambda each: (each.batch, each.partition, each.attempt))
+        return sorted(found)
 
     def landed(self, stream: int = 0) -> list[str]:
         """Message ids in a stream's table, with repeats: the files that the sink's log names."""
@@ -154,7 +153,11 @@ class Cluster:
     def executors(self, host: str) -> list[int]:
         """The executors' JVMs on one host."""
         worker = self.workers[HOSTS.index(host)]
-        return [pid for pid in descendants(worker.pid) if b"ExecutorBackend" in command(pid)]
+        return [
+            pid
+            for pid in processes.below(worker.pid)
+            if "ExecutorBackend" in processes.command(pid)
+        ]
 
 
 @contextmanager
@@ -209,38 +212,5 @@ def _process(log: Path, words: list[str], host: str) -> Iterator[subprocess.Pope
         try:
             yield process
         finally:
-            for pid in reversed([process.pid, *descendants(process.pid)]):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-
-def command(pid: int) -> bytes:
-    """The command line of a process; empty where it is gone."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
-
-
-def children(pid: int) -> list[int]:
-    """The processes that one has started, by any of its threads."""
-    found: list[int] = []
-    with suppress(FileNotFoundError, ProcessLookupError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(FileNotFoundError, ProcessLookupError):
-                found += map(int, (task / "children").read_text().split())
-    return found
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below one, parents before children."""
-    below = children(pid)
-    return below + [one for child in below for one in descendants(child)]
-
-
-def queues(place: Place, *names: str) -> list[Queue]:
-    """Make empty queues with the state tables."""
-    made = [Queue(place, name) for name in names]
-    made[0].install()
-    for queue in made:
-        queue.create()
-    return made
+            for pid in reversed([process.pid, *processes.below(process.pid)]):
+                processes.send(pid, signal.SIGKILL)

@@ -73,7 +73,7 @@ def witnessed(stream: dict[str, Any], frame: DataFrame) -> DataFrame:
         open_notes[0].write(f"{message}\n")
         rows[0] += 1
         if rows[0] == fail and first(Path(f"{notes}/{batch} {partition} failed")):
-            text = "this attempt fails, as it was told to"
+            text = "this attempt fails, as ordered"
             raise RuntimeError(text)
         if attempt == 0 and rows[0] == hold:
             wait_for(Path(f"{notes}/go").exists, "leave to go on")
@@ -129,7 +129,7 @@ def fulfil(spark: SparkSession, order: dict[str, Any]) -> str:
         gather(spark)
         for query in [start(spark, stream) for stream in order["streams"]]:
             query.awaitTermination()
-    except Exception as error:  # noqa: BLE001 - the one who ordered is told
+    except Exception as error:  # noqa: BLE001 - it is the answer
         return f"{type(error).__name__}: {error}"
     return ""
 

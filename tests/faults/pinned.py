@@ -1,56 +1,62 @@
 """
 `python -m tests.faults.pinned`: does a long transaction elsewhere slow a stream down?
 
-Another session sits idle in a transaction and holds a snapshot, or only a transaction id. As long
-as it does, no row that is deleted may be vacuumed, nor marked as dead in an index: they pile up at
-the head of the queue, where a consumer looks first. Half of the messages are sent before that
-transaction begins, half after. The law: the last tenth of the stream's batches is no slower than
-0.7 of the first. Timing is uneven, so what the indexes gave is counted too: a statement that walks
-over the dead reads the more, the more of them there are.
+Another session sits idle in a transaction and holds a snapshot and a transaction id. As long as it
+does, no row that is deleted may be vacuumed, nor marked as dead in an index: they pile up at the
+head of the queue, where a consumer looks first. Half of the messages are sent before that
+transaction begins, half after. The last tenth of the stream's batches should be as fast as the
+first. Timing is uneven, so what the indexes gave is counted too: a statement that walks over the
+dead reads the more, the more of them there are.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+import tempfile
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from rich.console import Console
-from rich.table import Table
+from conftest import placed
+from spark.driver import session
+from spark.stand import Queue
 
-from . import measuring
+from sqlq_spark.demo import embedded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from conftest import Place
     from pyspark.sql import SparkSession
 
-    from .measuring import Ground
-
-QUEUE = "orders"
-PINS = {
-    "none": None,
-    "snapshot": "SELECT count(*) FROM pg_class",
-    "xid": "SELECT pg_current_xact_id()",
-}
 AT_LEAST = 0.7
+# 1.2 kB each
+_FILL = """
+INSERT INTO {queue} (id, headers, body)
+SELECT gen_random_uuid(),
+       '{{"NServiceBus.MessageId":"' || n || '","NServiceBus.MessageIntent":"Send",'
+       || '"NServiceBus.ConversationId":"' || md5('c' || n) || '",'
+       || '"NServiceBus.TimeSent":"2026-06-30 17:05:09:123456 Z"}}',
+       convert_to('{{"OrderId":"' || md5('o' || n) || '","Note":"'
+       || repeat(md5('n' || n), {notes}) || '"}}', 'UTF8')
+  FROM generate_series({first}::int, {stop}::int - 1) AS n
+"""
+_DEAD = "SELECT coalesce(sum(n_dead_tup), 0) FROM pg_stat_user_tables WHERE schemaname = %s"
+_READ = "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE schemaname = %s AND indexrelname = %s"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A stream under a pin."""
+    """A stream beside such a transaction."""
 
-    pin: str
     messages: int
     batches: list[tuple[int, int]]  # messages, milliseconds
     left: int  # messages, at the end
     dead: int  # rows in the queue's table, at the end
-    read: dict[str, float]  # index → entries given for each message, or of state tables each batch
+    read: float  # entries that the index by seq gave for each message, dead ones among them
 
     def rate(self, tenth: int) -> float:
         """Messages a second in a tenth of the batches, 1 to 10."""
@@ -70,65 +76,57 @@ class Run:
 
 
 @contextmanager
-def pinned(ground: Ground, pin: str) -> Iterator[None]:
+def pinned(place: Place) -> Iterator[None]:
     """Sit idle in a transaction that holds back what may be vacuumed."""
-    text = PINS[pin]
-    with psycopg.connect(ground.url, autocommit=text is None) as other:
-        if text is not None:
-            if pin == "snapshot":
-                other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            other.execute(text.encode())
+    with psycopg.connect(place.url) as other:
+        other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        other.execute("SELECT pg_current_xact_id() FROM pg_class")
         yield
         other.rollback()
 
 
 def run(
-    ground: Ground,
-    spark: SparkSession,
-    checkpoints: Path,
-    *,
-    pin: str,
-    messages: int,
-    batch: int,
-    notes: int = 30,
+    place: Place, spark: SparkSession, checkpoints: Path, *, messages: int, batch: int, notes: int
 ) -> Run:
     """
     Receive so many messages while another session pins.
 
     Args:
-        ground: has no queue yet, or an empty one.
+        place: has no queue yet.
         spark: local.
         checkpoints: an empty folder.
-        pin: of PINS.
         messages: in all, half of them sent before the pin.
         batch: messages in a micro-batch.
-        notes: weight of the messages, see measuring.py.
+        notes: weight of a message: 30 is 1.2 kB.
     """
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", str(messages // batch + 100))
-    ground.create(QUEUE)
-    ground.fill(QUEUE, 0, 3 * batch, notes=notes)
-    receive(ground, spark, checkpoints / "warm-up", batch)
-    ground.fill(QUEUE, 0, messages // 2, notes=notes)
-    ground.sql(f"VACUUM ANALYZE {ground.name(QUEUE)}")
-    before = entries(ground)
-    with pinned(ground, pin):
-        ground.fill(QUEUE, messages // 2, messages, notes=notes)
-        batches = receive(ground, spark, checkpoints / "run", batch)
-        dead = int(ground.sql(_DEAD, ground.schema)[0][0])
-    read = {
-        index: round((now - before.get(index, 0)) / (len(batches) if state else messages), 2)
-        for index, (state, now) in _entries(ground).items()
-    }
-    left = ground.count(ground.name(QUEUE))
-    return Run(pin=pin, messages=messages, batches=batches, left=left, dead=dead, read=read)
+    queue = Queue(place, "orders")
+    queue.install()
+    queue.create()
+    fill(queue, 0, 3 * batch, notes)
+    receive(queue, spark, checkpoints / "warm-up", batch)
+    fill(queue, 0, messages // 2, notes)
+    place.sql(f"VACUUM ANALYZE {queue.name}")
+    index = (place.schema, "orders_seq_key")
+    before = place.sql(_READ, *index)[0][0]
+    with pinned(place):
+        fill(queue, messages // 2, messages, notes)
+        batches = receive(queue, spark, checkpoints / "run", batch)
+        dead = int(place.sql(_DEAD, place.schema)[0][0])
+    read = (place.sql(_READ, *index)[0][0] - before) / messages
+    return Run(messages=messages, batches=batches, left=queue.count(), dead=dead, read=read)
+
+
+def fill(queue: Queue, first: int, stop: int, notes: int) -> None:
+    """Send messages with the ids `first` … `stop - 1`."""
+    queue.place.sql(_FILL.format(queue=queue.name, first=first, stop=stop, notes=notes))
 
 
 def receive(
-    ground: Ground, spark: SparkSession, checkpoint: Path, batch: int
+    queue: Queue, spark: SparkSession, checkpoint: Path, batch: int
 ) -> list[tuple[int, int]]:
     """Stream what waits into nothing; returns messages and milliseconds of each batch."""
-    options = ground.options(QUEUE, maxMessagesPerTrigger=batch, headersFormat="json")
-    frame = spark.readStream.format("sqlqueue").options(**options).load()
+    frame = queue.stream(spark, maxMessagesPerTrigger=batch, headersFormat="json").load()
     writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
@@ -136,57 +134,23 @@ def receive(
     return [(each["numInputRows"], each["durationMs"]["triggerExecution"]) for each in found]
 
 
-_DEAD = "SELECT coalesce(sum(n_dead_tup), 0) FROM pg_stat_user_tables WHERE schemaname = %s"
-_READ = """
-SELECT indexrelname, schemaname = %s, idx_tup_read
-  FROM pg_stat_user_indexes
- WHERE schemaname IN (%s, %s)
-"""
-
-
-def _entries(ground: Ground) -> dict[str, tuple[bool, int]]:
-    """Index → whether it is of a state table, and how many entries it has given."""
-    rows = ground.sql(_READ, ground.state, ground.state, ground.schema)
-    return {name: (state, read) for name, state, read in rows}
-
-
-def entries(ground: Ground) -> dict[str, int]:
-    """Index → how many entries it has given to scans since it was made, dead ones among them."""
-    return {name: read for name, (_, read) in _entries(ground).items()}
-
-
 def main() -> int:
-    """Run what the command line asks for; 1 where a stream became slow."""
+    """Run at the full size; 1 where the stream became slow."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.pinned", description=__doc__)
     parser.add_argument("--messages", type=int, default=2_000_000)
-    parser.add_argument("--batch", type=int, default=50_000, help="messages in a micro-batch")
-    parser.add_argument("--pins", nargs="+", choices=PINS, default=["snapshot", "xid"])
-    parser.add_argument("--notes", type=int, default=30, help="weight of a message: 30 is 1.2 kB")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all batches there")
-    parser.add_argument("--url", help="a PostgreSQL, instead of a private one")
     asked = parser.parse_args()
-    runs = []
-    with measuring.session() as spark, measuring.folder() as folder:
-        for pin in asked.pins:
-            with measuring.ground(asked.url) as ground:
-                sizes = {"messages": asked.messages, "batch": asked.batch, "notes": asked.notes}
-                runs.append(run(ground, spark, folder / pin, pin=pin, **sizes))
-    Console(width=None if sys.stdout.isatty() else 150).print(printed(runs))
-    if asked.json:
-        figures = [asdict(each) | {"ratio": each.ratio} for each in runs]
-        asked.json.write_text(json.dumps(figures, indent=1) + "\n")
-    return 0 if all(each.whole and each.ratio >= AT_LEAST for each in runs) else 1
-
-
-def printed(runs: list[Run]) -> Table:
-    """All runs as a table of figures."""
-    table = Table("pin", *(str(at) for at in range(1, 11)), "last / first", "dead", "left", "read")
-    for each in runs:
-        rates = (f"{each.rate(tenth):,.0f}" for tenth in range(1, 11))
-        read = ", ".join(f"{name} {count:g}" for name, count in each.read.items() if count)
-        ends = (f"{each.ratio:.2f}", f"{each.dead:,}", f"{each.left:,}", read)
-        table.add_row(each.pin, *rates, *ends)
-    return table
+    with (
+        embedded.server(tcp=True) as server,
+        placed(server.url) as place,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        sizes = {"messages": asked.messages, "batch": 50_000, "notes": 30}
+        found = run(place, session({"sink": "noop"}), Path(folder), **sizes)
+    for tenth in range(1, 11):
+        sys.stdout.write(f"tenth {tenth}: {found.rate(tenth):,.0f} messages/s\n")
+    ends = f"{found.dead:,} dead rows, {found.left:,} left, {found.read:.1f} entries a message\n"
+    sys.stdout.write(f"last / first: {found.ratio:.2f}; {ends}")
+    return 0 if found.whole and found.ratio >= AT_LEAST else 1
 
 
 if __name__ == "__main__":
