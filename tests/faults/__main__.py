@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -47,7 +46,7 @@ def main() -> int:
         for plan in _plans(asked.minutes, asked.seed):
             result = Round(place, plan, folder / f"round-{plan.number}").run()
             results.append(result)
-            console.print_json(data=asdict(result))
+            console.print_json(data=vars(result) | {"plan": vars(plan)})
             if not result.wrong:
                 shutil.rmtree(folder / f"round-{plan.number}")
             if sum(bool(each.wrong) for each in results) == _ENOUGH:

@@ -33,6 +33,7 @@ STATE = "hostile/test_state.py"
 WENT_BACK = f"{RECEIPTS}::test_an_ack_ahead_of_the_stream_is_a_database_that_went_back"
 READ_ONLY = f"{SETTINGS}::test_a_server_that_takes_no_writes_is_told_and_may_be_browsed"
 GAP = f"{FAILPOINTS}::test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing"
+SHARED = f"{CLUSTER}::test_two_queries_share_a_queue_and_failed_attempts_see_the_same_rows"
 EXECUTOR = f"{CLUSTER}::test_an_executor_killed_decommissioned_or_frozen_in_mid_task"
 HARMED = f"{CHAOS}::test_nothing_is_lost_or_repeated_whatever_is_harmed"
 ENDPOINTS = "spark/test_beside_the_transport.py"
@@ -68,7 +69,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "executor-freezes": EXECUTOR,
         "executor-decommissioned": EXECUTOR,
         "speculation": f"{CLUSTER}::test_a_speculative_attempt_ends_with_the_same_rows",
-        "two-queries": f"{CLUSTER}::test_two_queries_share_a_queue_and_failed_attempts_see_the_same_rows",
+        "two-queries": SHARED,
         "driver-dies-before-sink": f"{REPLAY}::test_a_failed_batch_comes_again_word_for_word",
         "driver-dies-after-sink": f"{KILL}::test_killed_around_a_write_to_delta",
         "driver-dies-after-commit": (
