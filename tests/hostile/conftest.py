@@ -13,15 +13,31 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from conformance.dba import as_login
-from psycopg import sql
 
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.script import Roles, script
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from conftest import Place
+
+    Login = Callable[..., str]
+
+
+def make_login(place: Place, name: str, *rights: str) -> str:
+    """Make an ordinary login with roles, and rights ON something; give its url."""
+    place.sql(f"CREATE ROLE {name} LOGIN PASSWORD 'secret'")
+    for right in rights:
+        place.sql(f"GRANT {right} TO {name}")
+    return as_login(place.url, name, "secret").url
+
+
+def drop_roles(place: Place, *names: str) -> None:
+    """Drop roles with all that belongs to them."""
+    for name in names:
+        place.sql(f"DROP OWNED BY {name} CASCADE")
+        place.sql(f"DROP ROLE {name}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +83,9 @@ class Tenants:
             roles=Roles(reader=reader, sender=sender),
             delayed=delayed,
         )
-        place.connection.execute(text.encode())
-        name = sql.Identifier(login)
-        for each in (
-            sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'secret'").format(name),
-            sql.SQL("GRANT {}, {} TO {}").format(*map(sql.Identifier, (reader, sender)), name),
-            sql.SQL("CREATE SCHEMA {} AUTHORIZATION {}").format(name, name),
-        ):
-            place.connection.execute(each)
-        url = as_login(place.url, login, "secret").url
+        place.sql(text)
+        url = make_login(place, login, reader, sender)
+        place.sql(f"CREATE SCHEMA {login} AUTHORIZATION {login}")
         tenant = Tenant(
             login=login,
             reader=reader,
@@ -91,10 +101,7 @@ class Tenants:
         """Drop what was made for the tenants; their queues go with the place."""
         for tenant in self.made:
             tenant.connection.close()
-            for role in (tenant.login, tenant.reader, tenant.sender):
-                name = sql.Identifier(role)
-                self.place.connection.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(name))
-                self.place.connection.execute(sql.SQL("DROP ROLE {}").format(name))
+            drop_roles(self.place, tenant.login, tenant.reader, tenant.sender)
 
 
 @pytest.fixture
@@ -105,3 +112,18 @@ def tenants(place: Place) -> Iterator[Tenants]:
         yield made
     finally:
         made.remove()
+
+
+@pytest.fixture
+def login(place: Place) -> Iterator[Login]:
+    """Give what makes a login with some roles and rights; it gives the login's url."""
+    made: list[str] = []
+
+    def make(*rights: str) -> str:
+        made.append(f"login_{secrets.token_hex(4)}")
+        return make_login(place, made[-1], *rights)
+
+    try:
+        yield make
+    finally:
+        drop_roles(place, *made)
