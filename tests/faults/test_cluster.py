@@ -90,7 +90,7 @@ def test_two_queries_share_a_queue_and_failed_attempts_see_the_same_rows(
     cluster: Cluster, queue: Queue
 ) -> None:
     """A message goes to one of them; each task fails after the source has given it rows."""
-    queue.fill(0, 6000)
+    queue.fill(0, 4000)
     order = cluster.order()
     for _ in range(2):
         order.receive(queue, hold=HOLD, fail=3 * HOLD)
@@ -101,7 +101,7 @@ def test_two_queries_share_a_queue_and_failed_attempts_see_the_same_rows(
     cluster.finish(order)
 
     assert replayed(order, 0) + replayed(order, 1) >= 2
-    assert sorted(order.landed(0) + order.landed(1)) == sorted(numbered(0, 6000))
+    assert sorted(order.landed(0) + order.landed(1)) == sorted(numbered(0, 4000))
     assert settled(queue) == [0, 0, 0]
     assert queue.state("stream") == 2
 

@@ -7,20 +7,18 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from bench.postgresql import uri
 from conformance.conftest import TIMEOUT, Bench
 from conformance.dotnet import PostgreSQL
 from conftest import placed
-from psycopg import sql
 
 from sqlq_spark.admin import checks, inspect, report, watch
 from sqlq_spark.database import schema
-from sqlq_spark.errors import MessageTooLarge
 from sqlq_spark.receive import browse
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
     from conftest import Place
 
@@ -111,22 +109,6 @@ def test_a_row_that_the_server_cannot_send_goes_to_the_error_queue(
     ) == [(540_000_000, 540_000_000)]
 
 
-def test_without_an_error_queue_a_large_row_is_an_error_that_names_it(
-    place: Place, bench: Bench
-) -> None:
-    """Queue, seq, size and what to do; nothing leaves the queue."""
-    put(place, "'{}'", "convert_to(repeat('y', 2000), 'UTF8')")
-
-    with pytest.raises(MessageTooLarge) as caught:
-        bench.drain(bench.loop(maxMessageBytes="1k"))
-
-    told = f"queue {bench.printed}: the message with seq 1 has 2002 bytes"
-    assert str(caught.value).startswith(
-        f"{told}, more than maxMessageBytes (1024). Nothing was received."
-    )
-    assert bench.seqs() == [1]
-
-
 def test_a_browse_leaves_out_what_is_too_large(
     place: Place, bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,75 +136,62 @@ def test_what_one_statement_returns_is_bounded(place: Place, bench: Bench) -> No
 
 
 @pytest.fixture
-def ascii_place(server: str) -> Iterator[AbstractContextManager[Place]]:
-    """Give a place in a database that takes any bytes for text."""
+def ascii_bench(server: str) -> Iterator[Bench]:
+    """Give a bench in a database that takes any bytes for text."""
     name = f"ascii_{secrets.token_hex(4)}"
     with psycopg.connect(server, autocommit=True) as connection:
-        text = (
-            "CREATE DATABASE {} TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
+        connection.execute(
+            f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' "
+            "LC_CTYPE 'C'".encode()
         )
-        connection.execute(sql.SQL(text).format(sql.Identifier(name)))
-        url = psycopg.conninfo.conninfo_to_dict(server)
-        login = f"{url['user']}:{url.get('password', '')}@{url['host']}:{url.get('port', 5432)}"
-        yield placed(f"postgresql://{login}/{name}")
-        text = "DROP DATABASE {} WITH (FORCE)"
-        connection.execute(sql.SQL(text).format(sql.Identifier(name)))
+        with placed(uri(server, name)) as place:
+            made = bench_at(place)
+            yield made
+            made.close()
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
-def raw_rows(place: Place, table: str) -> list[tuple[bytes, bytes]]:
-    """Headers and bodies as the table holds them."""
-    columns = "convert_to(headers, 'SQL_ASCII'), body"
-    return place.sql(f'SELECT {columns} FROM "{place.schema}".{table} ORDER BY seq')
-
-
-def put_bytes(place: Place, headers: bytes, body: str) -> None:
+def put_bytes(bench: Bench, headers: bytes, body: str) -> None:
     """Insert a message whose headers are any bytes."""
-    text = f'INSERT INTO "{place.schema}".orders (id, headers, body) '
-    place.sql(text + "VALUES (gen_random_uuid(), convert_from(%s, 'SQL_ASCII'), %s)", headers, body)
+    text = f"INSERT INTO {bench.printed} (id, headers, body) VALUES (gen_random_uuid(), "
+    bench.dotnet.execute(text + "convert_from(%s, 'SQL_ASCII'), %s)", headers, body)
 
 
-BAD = b'{"a":"\xff\xfe"}'
+BAD, GOOD = b'{"a":"\xff\xfe"}', b'{"a":"\xc3\xa9"}'
 
 
-def test_headers_that_are_no_utf_8_are_poison_byte_for_byte(
-    ascii_place: AbstractContextManager[Place],
-) -> None:
+def test_headers_that_are_no_utf_8_are_poison_byte_for_byte(ascii_bench: Bench) -> None:
     """The next message is fine, and so are the looks at the queue."""
-    with ascii_place as place:
-        bench = bench_at(place)
-        for headers, body in ((BAD, "bad"), (b'{"a":"\xc3\xa9"}', "good"), (b"[]", "poison")):
-            put_bytes(place, headers, body)
-        put_bytes(place, b'{"NServiceBus.TimeSent":"\xff"}', "sent")
-        options = bench.source()
-        watch.look(bench.desk, [bench.printed], options)
-        report.report(bench.desk, [bench.printed], options, errors=bench.queue, most=100)
-        checks.everything(bench.desk, [bench.queue], timeout=TIMEOUT)
-        shown = [*inspect.messages(bench.desk, bench.queue, limit=9, timeout=TIMEOUT)]
+    bench, sent = ascii_bench, b'{"NServiceBus.TimeSent":"\xff"}'
+    for headers, body in ((BAD, "bad"), (GOOD, "good"), (b"[]", "poison"), (sent, "sent")):
+        put_bytes(bench, headers, body)
+    options = bench.source()
+    watch.look(bench.desk, [bench.printed], options)
+    report.report(bench.desk, [bench.printed], options, errors=bench.queue, most=100)
+    checks.everything(bench.desk, [bench.queue], timeout=TIMEOUT)
+    shown = [*inspect.messages(bench.desk, bench.queue, limit=9, timeout=TIMEOUT)]
 
-        got = drain(bench)
+    got = drain(bench)
 
-        assert [each.headers for each in shown[:2]] == [{"a": "\ufffd\ufffd"}, {"a": "é"}]
-        assert got == [b"good"]
-        bad = [(BAD, b"bad"), (b"[]", b"poison"), (b'{"NServiceBus.TimeSent":"\xff"}', b"sent")]
-        assert raw_rows(place, "error") == bad
-        bench.close()
+    assert [each.headers for each in shown[:2]] == [{"a": "\ufffd\ufffd"}, {"a": "é"}]
+    assert got == [b"good"]
+    columns = "convert_to(headers, 'SQL_ASCII'), body"
+    text = f"SELECT {columns} FROM {bench.address('error')} ORDER BY seq"
+    assert bench.dotnet.execute(text) == [(BAD, b"bad"), (b"[]", b"poison"), (sent, b"sent")]
 
 
-def test_without_an_error_queue_they_come_with_a_mark_for_what_cannot_be_read(
-    ascii_place: AbstractContextManager[Place],
+def test_without_an_error_queue_unreadable_bytes_come_as_replacement_characters(
+    ascii_bench: Bench,
 ) -> None:
     """U+FFFD; and a replay of the receipt is the same."""
-    with ascii_place as place:
-        bench = bench_at(place)
-        put_bytes(place, BAD, "bad")
-        put_bytes(place, b'{"a":"\xc3\xa9"}', "good")
-        task = bench.task(bench.new_stream())
+    put_bytes(ascii_bench, BAD, "bad")
+    put_bytes(ascii_bench, GOOD, "good")
+    task = ascii_bench.task(ascii_bench.new_stream())
 
-        rows = bench.receive(task)
+    rows = ascii_bench.receive(task)
 
-        assert rows["headers"].to_pylist() == ['{"a":"\ufffd\ufffd"}', '{"a":"é"}']
-        assert bench.receive(task).equals(rows)
-        bench.close()
+    assert rows["headers"].to_pylist() == ['{"a":"\ufffd\ufffd"}', '{"a":"é"}']
+    assert ascii_bench.receive(task).equals(rows)
 
 
 # ----- many ------------------------------------------------------------------------------------

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 import pytest
+from bench.postgresql import uri
 from conformance.conftest import TIMEOUT
-from conformance.dba import as_login
 from conftest import Place
 from pooler import relayed
-from psycopg import sql
 from test_cli import STREAM, received, run
 
 from sqlq_spark.admin import checks
@@ -35,6 +34,8 @@ from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch, staging
 from sqlq_spark.send.messages import Sender
 from sqlq_spark.wire.rows import Origin
+
+from .conftest import make_login
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,43 +71,32 @@ def texts() -> str:
 def place(server: str) -> Iterator[Place]:
     """Give a place in a database of its own, for what is put into its schema `public`."""
     name = f"hostile_{secrets.token_hex(4)}"
-    own = sql.Identifier(name)
     with psycopg.connect(server, autocommit=True) as dba:
-        dba.execute(sql.SQL("CREATE DATABASE {}").format(own))
-        url = re.sub(r"(?<=[^/:]/)\w+(?=\?|$)", name, server, count=1)
+        dba.execute(f"CREATE DATABASE {name}".encode())
+        url = uri(server, name)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("CREATE SCHEMA shop")
             yield Place(url=url, schema="shop", state="sqlqueue", connection=connection)
         # whole, and then its roles: to drop thousands of objects one by one takes too many locks
-        dba.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(own))
-        for (made,) in dba.execute(
-            "SELECT rolname FROM pg_roles WHERE rolname LIKE %s", [f"{name}\\_%"]
-        ).fetchall():
-            dba.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(made)))
-
-
-def login_of(place: Place, name: str, *rights: str) -> str:
-    """Make an ordinary login with rights in the place, and give its url."""
-    login = f"{place.connection.info.dbname}_{name}"
-    role = sql.Identifier(login)
-    place.connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'secret'").format(role))
-    for right in rights:
-        text = sql.SQL("GRANT " + right + " TO {}")
-        place.connection.execute(text.format(role))
-    return as_login(place.url, login, "secret").url
+        dba.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+        made = "SELECT rolname FROM pg_roles WHERE starts_with(rolname, %s)"
+        for (role,) in dba.execute(made, [f"{name}_"]).fetchall():
+            dba.execute(f"DROP ROLE {role}".encode())
 
 
 @pytest.fixture
 def login(place: Place) -> str:
     """Give the url of an ordinary login that owns what a stream and the commands use."""
     database = place.connection.info.dbname
-    return login_of(place, "stream", "ALL ON SCHEMA shop", f"CREATE ON DATABASE {database}")
+    rights = ("ALL ON SCHEMA shop", f"CREATE ON DATABASE {database}")
+    return make_login(place, f"{database}_stream", *rights)
 
 
 @pytest.fixture
 def mallory(place: Place) -> Iterator[psycopg.Connection[Any]]:
     """Give the session of a login that may create in `public`, as every one could before 15."""
-    url = login_of(place, "mallory", "CREATE ON SCHEMA public")
+    name = f"{place.connection.info.dbname}_mallory"
+    url = make_login(place, name, "CREATE ON SCHEMA public")
     with psycopg.connect(url, autocommit=True) as connection:
         yield connection
 

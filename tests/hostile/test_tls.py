@@ -53,41 +53,35 @@ def answer(url: str) -> int:
         return len(connection.rows("clock"))
 
 
-def test_a_server_that_is_verified_is_used(server: str, authority: trustme.CA, issuer: str) -> None:
-    """By default, with the issuer's certificate in a file."""
-    with door(server, authority, HOST) as made:
-        assert answer(through(server, made, f"sslrootcert={issuer}")) == 1
+@pytest.mark.parametrize("way", ["file", "address", "machine", "machine, in full", "home"])
+def test_a_server_that_is_verified_is_used(
+    server: str,
+    authority: trustme.CA,
+    issuer: str,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    way: str,
+) -> None:
+    """
+    By default, with the issuer's certificate in a file that the url names.
+
+    Its address may stand in the certificate instead of a name. Without a word in the url the
+    issuers count that the machine trusts, or, as for libpq, those in the home directory.
+    """
+    host = "203.0.113.7" if way == "address" else HOST
+    words = [f"sslrootcert={issuer}"] if way in {"file", "address"} else []
+    if way.startswith("machine"):
+        monkeypatch.setenv("SSL_CERT_FILE", issuer)
+        words = ["sslmode=verify-full"] if way.endswith("full") else []
+    elif way == "home":
+        (home / ".postgresql").mkdir()
+        Path(issuer).rename(home / ".postgresql" / "root.crt")
+
+    with door(server, authority, host) as made:
+        assert answer(through(server, made, *words, host=host)) == 1
 
     assert (made.encrypted > 0, made.plain) == (True, 0)
-
-
-def test_an_address_is_verified_too(server: str, authority: trustme.CA, issuer: str) -> None:
-    """It stands in the certificate instead of a name."""
-    with door(server, authority, "203.0.113.7") as made:
-        url = through(server, made, f"sslrootcert={issuer}", host="203.0.113.7")
-        assert answer(url) == 1
-
-
-def test_issuers_that_the_machine_trusts_are_trusted(
-    server: str, authority: trustme.CA, issuer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a word in the url, where it names no file."""
-    monkeypatch.setenv("SSL_CERT_FILE", issuer)
-
-    with door(server, authority, HOST) as made:
-        assert answer(through(server, made)) == 1
-        assert answer(through(server, made, "sslmode=verify-full")) == 1
-
-
-def test_a_certificate_in_the_home_directory_is_used(
-    server: str, authority: trustme.CA, issuer: str, home: Path
-) -> None:
-    """As libpq does."""
-    (home / ".postgresql").mkdir()
-    Path(issuer).rename(home / ".postgresql" / "root.crt")
-
-    with door(server, authority, HOST) as made:
-        assert answer(through(server, made)) == 1
 
 
 @pytest.mark.parametrize("attack", ["issuer", "name", "plain"])
