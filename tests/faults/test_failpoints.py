@@ -4,17 +4,15 @@ A kill in every gap between two statements of what receives, acknowledges, sends
 A trip is always the same work: a stream of two batches, a job that writes, or an operator. In each
 trip every part of it (`receive 1.0`, `dispatch`) dies at a point where none of its kind has died
 yet, and is done again as Spark or a user would; in the end every message is counted. The walk is
-over when no point is left. SQLQ_FAULT_ROUNDS walks more than once: from the second walk on every
-task of every batch is of its own kind, and some parts are spared, so that other kills meet.
+over when no point is left.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import secrets
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,7 @@ from conformance.dotnet import PostgreSQL
 
 from sqlq_spark import database
 from sqlq_spark.database import schema, transaction
-from sqlq_spark.errors import ChunksMissing, ConnectionLost
+from sqlq_spark.errors import ChunksMissing
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import dispatch_log, staging
@@ -33,7 +31,7 @@ from sqlq_spark.wire.rows import NO_STREAM
 
 from .failpoints import points, spark_by_hand
 from .failpoints.message_count import HEARING, QUEUES, TIMEOUT, TOPIC, Books, Count, Shop
-from .failpoints.points import Order, Strike, Watched
+from .failpoints.points import Order
 from .failpoints.spark_by_hand import SMALL, Desk, Died, Stream
 
 if TYPE_CHECKING:
@@ -43,85 +41,58 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SinkOptions
+    from sqlq_spark.receive.task import Kept, Task
     from sqlq_spark.send.staging import Staged
 
     from .failpoints.points import Point
+    from .failpoints.spark_by_hand import Harm, Patch
 
     Work = Callable[["Walk"], None]
-    Harm = Callable[[pytest.MonkeyPatch], None]
 
 pytestmark = pytest.mark.faults
 
-ROUNDS = int(os.environ.get("SQLQ_FAULT_ROUNDS", "1"))
 FIRST = ["heavy", "expired", "good", "poison", "good", "good", "expired", "poison", "good", "good"]
 SECOND = ["good", "large", "poison", "expired", "good", "heavy"]
+
+
+def nothing(_: object) -> None:
+    """Leave the package as it is."""
 
 
 class Walk:
     """Strikes each deed at a point that is not known yet, trip after trip, until none is left."""
 
-    def __init__(
-        self, books: Books, shop: Shop, run: Callable[[Order], Point | None] | None
-    ) -> None:
+    def __init__(self, books: Books, shop: Shop, run: Callable[[Order], Point | None]) -> None:
         self.books = books
         self.shop = shop
-        self.run = run  # makes a process to kill; without it sessions are cut off
+        self.run = run  # makes a process to kill
         self.desk = Desk(shop)
         self.count = Count()
         self.struck: list[Point] = []
+        self.over: set[str] = set()  # deeds without a point left
+        self.done: set[str] = set()  # deeds of this trip
         self.only = ""  # how the names of deeds begin that are struck
-        self.begin(0)
-
-    def begin(self, number: int) -> None:
-        """Begin with the first points again."""
-        self.chance = random.Random(number)
-        self.spared = 0.25 if number else 0.0
-        self.each = number > 0  # batch and task for themselves
-        self.known: set[Point] = set()
-        self.over: set[str] = set()
+        self.harm: Harm = nothing  # what the package lacks
         self.fell: Point | None = None
 
     def __call__(self, name: str, work: Callable[..., Any], *args: Any) -> Any:
         """Do a deed; strike it, if that is its first time in this trip and it has a point left."""
         self.fell = None
-        if name in self.over or name in self.done or not name.startswith(self.only):
+        if name in self.over | self.done or not name.startswith(self.only):
             return work(self.desk, *args)
         self.done.add(name)
-        if self.chance.random() < self.spared:
-            return work(self.desk, *args)
-        scope = name if self.each else name.partition(" ")[0]
-        known = frozenset(point for point in self.known if point.deed == scope)
-        return (self._kill if self.run else self._cut)(Order(name, scope, known, work), args)
-
-    def _kill(self, order: Order, args: tuple[Any, ...]) -> Any:
-        """In a process of its own."""
-        assert self.run is not None
-        work = partial(spark_by_hand.elsewhere, self.shop, order.work, args)
-        self._note(order, self.run(order._replace(work=work)))
-        raise Died(order.deed)
-
-    def _cut(self, order: Order, args: tuple[Any, ...]) -> Any:
-        """In this process, which connects again by itself."""
-        strike = Watched.strike = Strike(order, partial(points.cut_off, self.books.dotnet.kill))
-        try:
-            return order.work(self.desk, *args)
-        except ConnectionLost:
-            raise Died(order.deed) from None
-        finally:
-            Watched.strike = None
-            self._note(order, strike.fell)
-
-    def _note(self, order: Order, point: Point | None) -> None:
-        self.fell = point
-        if point is None:
-            self.over.add(order.deed)
+        known = frozenset(point.kind for point in self.struck)
+        elsewhere = partial(spark_by_hand.elsewhere, self.shop, self.harm, work, args)
+        self.fell = self.run(Order(name, known, elsewhere))
+        if self.fell is None:
+            self.over.add(name)
         else:
-            self.struck.append(point)
-            self.known.add(point.within(order.scope))
+            self.struck.append(self.fell)
+        raise Died(name)
 
     def trips(self, work: Work) -> None:
         """Do a work until no deed of it has a point left, or the count is out; count each time."""
-        self.done: set[str] = set()
+        self.done = set()
         while not self.over >= self.done or not self.done:
             before, self.done = len(self.struck), set()
             self.books.open()
@@ -129,8 +100,8 @@ class Walk:
             found = self.books.count()
             self.count.add(found)
             if not found.clean:
-                told = [str(point) for point in self.struck[before:]]
-                self.count.wrong.append(f"{work.__name__} after {told}")
+                names = [str(point) for point in self.struck[before:]]
+                self.count.wrong.append(f"{work.__name__} after {names}")
             if found.lost or found.repeated:
                 return
 
@@ -188,38 +159,29 @@ def shop(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
 
 
 @pytest.fixture
-def walker(place: Place, shop: Shop) -> Iterator[Callable[[str], Walk]]:
-    """Give what makes a walk of a kind: `killed` or `cut off`."""
-    with ExitStack() as stack:
-
-        def walk(kind: str) -> Walk:
-            books = Books(PostgreSQL.at(place), shop, f"{shop.mark}-{os.getpid()}-")
-            stack.callback(books.close)
-            run = stack.enter_context(points.forge()) if kind == "killed" else None
-            made = Walk(books, shop, run)
-            stack.callback(made.desk.close)
-            return made
-
-        yield walk
+def walk(place: Place, shop: Shop) -> Iterator[Walk]:
+    """Give a walk whose processes are killed."""
+    with (
+        closing(Books(PostgreSQL.at(place), shop, f"{shop.mark}-{os.getpid()}-")) as books,
+        points.forge() as run,
+    ):
+        made = Walk(books, shop, run)
+        yield made
+        made.desk.close()
 
 
-@pytest.mark.timeout(900 * ROUNDS)
-@pytest.mark.parametrize("kind", ["killed", "cut off"])
+@pytest.mark.timeout(900)
 def test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing(
-    walker: Callable[[str], Walk], kind: str, capsys: pytest.CaptureFixture[str]
+    walk: Walk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever dies wherever, each message is in its place once, and nothing is left behind."""
-    walk = walker(kind)
-
-    for number in range(ROUNDS):
-        walk.begin(number)
-        for work in (stream, write, operate):
-            walk.trips(work)
+    for work in (stream, write, operate):
+        walk.trips(work)
 
     count, names = walk.count, {str(point) for point in walk.struck}
     with capsys.disabled():
         sys.stdout.write(
-            f"\n{kind}: {len(names)} points, {len(walk.struck)} kills, {count.messages} messages, "
+            f"\n{len(names)} points, {len(walk.struck)} kills, {count.messages} messages, "
             f"{len(count.lost)} lost, {len(count.repeated)} repeated\n"
         )
     assert count.clean, "\n".join([*count.lost, *count.repeated, *count.wrong])
@@ -229,7 +191,7 @@ def test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing(
 # ---------------------------------------------------------------- what is checked can fail
 
 
-def test_a_statement_that_no_kill_reaches_is_told() -> None:
+def test_a_statement_that_no_kill_reaches_is_found() -> None:
     """A new gap needs a part of the walk that comes through it."""
     texts = points.sources()
     struck = [
@@ -248,17 +210,17 @@ def new(connection: Connection, name: str) -> None:
     assert found == ["receive.task.new:made_up", "receive.task.new:rows"]
 
 
-def empty_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_receipt(patch: Patch) -> None:
     """A receipt without the messages: they are with the attempt that died."""
     save = receiving.save
-    monkeypatch.setattr(
-        receiving,
-        "save",
-        lambda at, task, kept, **said: save(at, task, replace(kept, rows=kept.rows[:0]), **said),
-    )
+
+    def empty(at: Connection, task: Task, kept: Kept, **more: Any) -> Any:
+        return save(at, task, replace(kept, rows=kept.rows[:0]), **more)
+
+    patch(receiving, "save", empty)
 
 
-def two_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_commits(patch: Patch) -> None:
     """The chunks in one commit, the dispatch log in the next; a second time finds none."""
 
     def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> None:
@@ -267,32 +229,29 @@ def two_commits(monkeypatch: pytest.MonkeyPatch) -> None:
             send.Dispatch(connection, staged, options, login).copy_chunks()
         staging.discard(connection, staged[0].sink, staged[0].batch, final=True, timeout=TIMEOUT)
 
-    monkeypatch.setattr(send, "dispatch", dispatch)
+    patch(send, "dispatch", dispatch)
 
 
 @pytest.mark.parametrize(
-    ("harm", "work", "only", "found"),
-    [(empty_receipt, stream, "receive 1.0", "lost"), (two_commits, write, "dispatch", "repeated")],
+    ("harm", "only", "found"),
+    [(empty_receipt, "receive 1.0", "lost"), (two_commits, "dispatch", "repeated")],
 )
 def test_the_count_finds_what_a_kill_loses_or_repeats(
-    request: pytest.FixtureRequest, harm: Harm, work: Work, only: str, found: str
+    walk: Walk, monkeypatch: pytest.MonkeyPatch, harm: Harm, only: str, found: str
 ) -> None:
-    """Each by a protocol that lacks one thing, which a kill or a replay brings to light."""
-    harm(request.getfixturevalue("monkeypatch"))
-    walk = request.getfixturevalue("walker")("cut off")
+    """Each by a protocol that lacks one thing, which a kill shows."""
+    harm(monkeypatch.setattr)
+    walk.harm = harm
     walk.only = only
 
-    walk.trips(work)
+    walk.trips(stream if found == "lost" else write)
 
     kinds = {kind: bool(getattr(walk.count, kind)) for kind in ("lost", "repeated")}
     assert kinds == {"lost": False, "repeated": False} | {found: True}
 
 
-def test_the_count_finds_what_is_left_on_the_server(
-    walker: Callable[[str], Walk], shop: Shop
-) -> None:
+def test_the_count_finds_what_is_left_on_the_server(walk: Walk, shop: Shop) -> None:
     """A transaction, its lock and a chunk that nobody sends."""
-    walk = walker("cut off")
     books, connection = walk.books, walk.desk.sends.open()
     books.patience = 0.0
     spark_by_hand.stage(walk.desk, [books.chunk([b"body"], ["{}"])], "app:left", 0, NO_STREAM)

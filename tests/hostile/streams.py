@@ -33,12 +33,19 @@ class Stream:
     """A stream of one login; `end` is the last offset that it was given."""
 
     def __init__(
-        self, place: Place, url: str, queue: str, *, more: str = "", end: Offset = INITIAL
+        self,
+        place: Place,
+        url: str,
+        queue: str,
+        *,
+        more: str = "",
+        end: Offset = INITIAL,
+        **raw: str,
     ) -> None:
         """Begin, or go on after an offset of a checkpoint; `more` is another queue."""
         queues = {"queues": f"{queue}, {more}"} if more else {"queue": queue}
         given = {"url": url, "stateSchema": place.state, "queryTimeout": f"{TIMEOUT}s"}
-        self.options = SourceOptions.parse(given | queues)
+        self.options = SourceOptions.parse(given | queues | raw)
         ticks = count(1000.0, 2.0)  # a peek pauses for less
         self.loop = PeekLoop(self.options, lambda: next(ticks), checks.at_start)
         self.end = end
@@ -73,17 +80,18 @@ class Stream:
 
 
 class Writer:
-    """What a login sends to one queue, once for each batch."""
+    """What a login sends to one queue, once for each batch of the sink app:billing."""
 
-    def __init__(self, place: Place, url: str, queue: str, *, sink: str = "app:billing") -> None:
-        """Begin."""
+    sink = "app:billing"
+
+    def __init__(self, place: Place, url: str, queue: str, **raw: str) -> None:
         given = {"url": url, "queue": queue, "stateSchema": place.state}
-        self.options = SinkOptions.parse(given | {"queryTimeout": f"{TIMEOUT}s"})
-        self.sink = sink
+        self.options = SinkOptions.parse(given | {"queryTimeout": f"{TIMEOUT}s"} | raw)
 
-    def stage(self, body: bytes, batch: int) -> Staged:
+    def stage(self, body: bytes, batch: int, **columns: object) -> Staged:
         """Stage a message."""
-        rows = pa.RecordBatch.from_pydict({"body": [body]})
+        values = {name: [value] for name, value in {"body": body, **columns}.items()}
+        rows = pa.RecordBatch.from_pydict(values)
         with Session(self.options, f"sink {self.sink}") as session:
             chunks = Sender(options=self.options, partition=0).chunks([rows])
             return staging.stage(session, chunks, sink=self.sink, batch=batch)
@@ -93,9 +101,9 @@ class Writer:
         with Session(self.options, f"dispatch {self.sink}") as session:
             return send.dispatch(session.open(), list(staged), self.options)
 
-    def send(self, body: bytes, batch: int) -> int:
+    def send(self, body: bytes, batch: int, **columns: object) -> int:
         """Stage and send a message."""
-        return self.dispatch(self.stage(body, batch))
+        return self.dispatch(self.stage(body, batch, **columns))
 
 
 def forged(body: bytes) -> tuple[int, bytes]:

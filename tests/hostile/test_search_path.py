@@ -10,32 +10,24 @@ from __future__ import annotations
 
 import re
 import secrets
+from contextlib import closing
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-import pyarrow as pa
 import pytest
 from bench.postgresql import uri
-from conformance.conftest import TIMEOUT
 from conftest import Place
 from pooler import relayed
 from test_cli import STREAM, received, run
 
-from sqlq_spark.admin import checks
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.script import Roles, script
-from sqlq_spark.database.sessions import Session
 from sqlq_spark.database.statements import Statements
-from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.driver import PeekLoop
 from sqlq_spark.receive.offset import INITIAL
-from sqlq_spark.receive.task import receive
-from sqlq_spark.send import dispatch, staging
-from sqlq_spark.send.messages import Sender
-from sqlq_spark.wire.rows import Origin
 
 from .conftest import make_login
+from .streams import Stream, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,35 +174,21 @@ def prepared(place: Place, url: str, run: Any) -> None:
 
 def streamed(place: Place, url: str) -> int:
     """Receive as a stream with all that it may have; how many messages came."""
-    options = SourceOptions.parse(
-        {
-            "url": url,
-            "queue": '"shop"."Shop.Orders"',
-            "errorQueue": '"shop"."error"',
-            "delayedDelivery": "true",
-            "stateSchema": place.state,
-            "queryTimeout": f"{TIMEOUT:g}s",
-        }
-    )
-    loop, start, got = PeekLoop(options, lambda: 1000.0, checks.at_start), INITIAL, 0
-    with Session(options, "test") as session:
-        while (end := loop.latest(start)) != start:
-            for task in loop.tasks(end) * 2:  # the second one is handed the receipt
-                got += receive(session.open(), task, timeout=TIMEOUT, origin=Origin()).num_rows
-            start = end
-    loop.close()
-    return got // 2
+    queue, errors, start, got = '"shop"."Shop.Orders"', '"shop"."error"', INITIAL, 0
+    stream = Stream(place, url, queue, errorQueue=errors, delayedDelivery="true")
+    with closing(stream):
+        while stream.plan() != start:
+            start = stream.end
+            bodies = stream.receive()
+            assert stream.receive() == bodies  # the second time the receipt is handed out
+            got += len(bodies)
+    return got
 
 
-def sent(place: Place, url: str, **to: str) -> int:
+def sent(place: Place, url: str) -> int:
     """Send a batch exactly once; how many were dispatched."""
-    given = {"url": url, "stateSchema": place.state}
-    options = SinkOptions.parse(given | {"subscriptionTable": '"shop"."SubscriptionRouting"'} | to)
-    batch = pa.RecordBatch.from_pydict({"body": [b"x"], "delay": ["00:00:01"]})
-    with Session(options, "sender") as session:
-        chunks = Sender(options=options, partition=0).chunks([batch])
-        staged = staging.stage(session, chunks, sink=secrets.token_hex(4), batch=0)
-        return dispatch.dispatch(session.open(), [staged], options)
+    routing = {"subscriptionTable": '"shop"."SubscriptionRouting"'}
+    return Writer(place, url, '"shop"."Shop.Orders"', **routing).send(b"x", 0, delay="00:00:01")
 
 
 @pytest.mark.parametrize("who", ["login", "superuser"])
@@ -225,7 +203,7 @@ def test_no_function_or_operator_of_another_login_runs(
         place.sql("SELECT cardinality(ARRAY[1::bigint])")  # they would run
 
     received_at_first = streamed(place, url)
-    dispatched = sent(place, url, queue='"shop"."Shop.Orders"')
+    dispatched = sent(place, url)
     received(Place(url=url, schema="shop", state=place.state, connection=mallory), messages=1)
     ends = {words: run(*words, "--url", url) for words in commands(place)}
 
@@ -248,7 +226,7 @@ def test_behind_a_pooler_that_takes_no_settings_of_a_session_none_runs(
 
     with relayed(login, options=False) as (url, relay):
         assert streamed(place, url) == 4
-        assert sent(place, url, queue='"shop"."Shop.Orders"') == 1
+        assert sent(place, url) == 1
     assert relay.refused == 1
 
 

@@ -291,7 +291,7 @@ class Books:
         )
 
     def left(self) -> list[str]:
-        """What our sessions hold on the server when the dead have had time to be buried."""
+        """What our sessions hold when the server has had time to end those of the dead."""
         until = time.monotonic() + self.patience
         names: dict[str, Any] = {"mark": self.shop.mark, "own": self.own}
         while found := self.dotnet.connection.execute(_LEFT.encode(), names).fetchall():

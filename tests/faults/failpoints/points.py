@@ -1,10 +1,10 @@
 """
-The points where a process or its session dies: before each statement, and after each commit.
+The points where a process dies: before each statement, and after each commit.
 
 A point's name is `receive 1.0/before:fence`: what was done, and the statement that was not run,
-with a running number where it comes again; `after:commit` is a commit whose answer nobody heeds.
+with a running number where it comes again; `after:commit` is a commit whose answer is lost.
 After any other statement is before the next. `sites` reads from the package's code which statements
-there are, so that one that nothing strikes is told.
+there are, so that one that nothing strikes is found.
 
 A process that is to be killed is forked by one that has imported everything and has no connection:
 about 50 ms, most of it for the connection.
@@ -20,7 +20,6 @@ import sys
 import traceback
 from collections import Counter
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,7 +29,6 @@ from recorded_connection import METHODS, RecordedConnection
 
 import sqlq_spark
 from sqlq_spark import database
-from sqlq_spark.errors import ConnectionLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -150,9 +148,10 @@ class Point(NamedTuple):
     line: int
     commits: int  # of the deed that went through
 
-    def within(self, deed: str) -> Point:
-        """The same point of another deed of its kind."""
-        return self._replace(deed=deed, commits=0)
+    @property
+    def kind(self) -> Point:
+        """The same point of any deed of its kind: `receive 1.0` and `receive 2.1` are one."""
+        return self._replace(deed=self.deed.partition(" ")[0], commits=0)
 
     def __str__(self) -> str:
         """Its name."""
@@ -161,37 +160,32 @@ class Point(NamedTuple):
 
 
 class Strike:
-    """Kills at the first point of a deed that is not known yet."""
+    """Kills this process at the first point of a deed that is not known yet."""
 
-    def __init__(self, order: Order, kill: Callable[[Watched, Point], None]) -> None:
-        """Begin."""
-        self.deed = order.deed
-        self.scope = order.scope
-        self.known = order.known
-        self.kill = kill
+    def __init__(self, order: Order, answer: int) -> None:
+        self.order = order
+        self.answer = answer  # a pipe: where it died
         self.passed: Counter[tuple[str, str]] = Counter()
-        self.fell: Point | None = None
 
-    def passing(self, connection: Watched, moment: str, statement: str, code: FrameType) -> None:
+    def passing(self, moment: str, statement: str, code: FrameType) -> None:
         """Come to a point; `code` is what runs the statement."""
         self.passed[moment, statement] += 1
-        if self.fell is None:
-            point = Point(
-                self.deed,
-                moment,
-                statement,
-                self.passed[moment, statement],
-                module(Path(code.f_code.co_filename)),
-                code.f_lineno,
-                self.passed["after", "commit"],
-            )
-            if point.within(self.scope) not in self.known:
-                self.fell = point
-                self.kill(connection, point)
+        point = Point(
+            self.order.deed,
+            moment,
+            statement,
+            self.passed[moment, statement],
+            module(Path(code.f_code.co_filename)),
+            code.f_lineno,
+            self.passed["after", "commit"],
+        )
+        if point.kind not in self.order.known:
+            os.write(self.answer, json.dumps(point).encode())
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Watched(RecordedConnection):
-    """A connection that tells a strike where it is."""
+    """A connection that shows a strike each statement."""
 
     strike: ClassVar[Strike | None] = None
 
@@ -206,16 +200,16 @@ class Watched(RecordedConnection):
 
     @application.setter
     def application(self, _: str) -> None:
-        """Keep the name: by it the session is cut off."""
+        """Keep the name: by it the sessions of the dead are found."""
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
         """As RecordedConnection."""
         code, strike = sys._getframe(2), Watched.strike  # noqa: SLF001 - who runs the statement
         if strike is not None:
-            strike.passing(self, "before", statement, code)
+            strike.passing("before", statement, code)
         done = call()
         if strike is not None and statement == "commit":
-            strike.passing(self, "after", statement, code)
+            strike.passing("after", statement, code)
         return done
 
 
@@ -231,20 +225,6 @@ def watching(url: str, mark: str) -> Callable[..., Watched]:
     return watched
 
 
-def cut_off(terminate: Callable[[str], object], connection: Watched, point: Point) -> None:
-    """End the session on the server; a statement that was sent already loses only its answer."""
-    terminate(connection.name)
-    if point.moment == "after":
-        reason = "the answer was lost"
-        raise ConnectionLost(point.statement, reason)
-
-
-def die(said: int, _: Watched, point: Point) -> None:
-    """Tell the parent where, and be gone."""
-    os.write(said, json.dumps(point).encode())
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 # ---------------------------------------------------------------- processes to kill
 
 
@@ -252,8 +232,7 @@ class Order(NamedTuple):
     """What is to be done, and not to be finished."""
 
     deed: str
-    scope: str  # points of a deed of the same scope are the same,
-    known: frozenset[Point]  # and these were struck before
+    known: frozenset[Point]  # the points of this kind of deed that were struck before
     work: Callable[..., Any]
 
 
@@ -291,7 +270,7 @@ def serve(orders: Pipe) -> None:
         read, write = os.pipe()
         pid = os.fork()
         if not pid:
-            os._exit(obey(order, write))
+            os._exit(do(order, write))
         os.close(write)
         with os.fdopen(read) as said:
             text = said.read()
@@ -299,12 +278,12 @@ def serve(orders: Pipe) -> None:
         orders.send((os.waitstatus_to_exitcode(status), text))
 
 
-def obey(order: Order, said: int) -> int:
+def do(order: Order, said: int) -> int:
     """Do the work, to be killed in the middle of it; the exit code of one that lives."""
     try:
-        Watched.strike = Strike(order, partial(die, said))
+        Watched.strike = Strike(order, said)
         order.work()
-    except BaseException:  # noqa: BLE001 - the parent tells it
+    except BaseException:  # noqa: BLE001 - the parent raises it
         os.write(said, traceback.format_exc().encode())
         return 1
     return 0

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from .message_count import Books
     from .points import Point
 
+    Patch = Callable[[Any, str, Any], None]
+    Harm = Callable[[Patch], None]  # takes something away from the package
+
 TRIES = 20  # more than one trip can need
 
 # So that a handful of messages makes two tasks of several steps, and some payloads have pages.
@@ -58,11 +61,11 @@ SMALL = [
 
 
 class Died(Exception):
-    """A process is gone, or what it was told to do failed with its session."""
+    """The process that was to do a deed is gone."""
 
 
 class Doing(Protocol):
-    """Does a deed, and may strike it."""
+    """Does a deed, and may kill the process that does it."""
 
     fell: Point | None  # where the last deed was struck
 
@@ -70,18 +73,12 @@ class Doing(Protocol):
         """Do `work` at a desk; raises Died, where it has to be done again by another process."""
 
 
-class Unharmed:
-    """Strikes nothing."""
-
-    fell: Point | None = None
-
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
-
-    def __call__(self, name: str, work: Callable[..., Any], *args: Any) -> Any:
-        """Do `work` at a desk."""
-        del name
-        return work(self.desk, *args)
+def until_done(do: Doing, name: str, work: Callable[..., Any], *args: Any) -> Any:
+    """Do a deed again until no process dies of it."""
+    for _ in range(TRIES):
+        with suppress(Died):
+            return do(name, work, *args)
+    raise AssertionError(f"{name} found no end")
 
 
 # ---------------------------------------------------------------- a process
@@ -120,12 +117,13 @@ class Desk:
         self.sends.close()
 
 
-def elsewhere(shop: Shop, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def elsewhere(shop: Shop, harm: Harm, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Do a deed in a process of its own, just forked."""
     dialect: Any = database.of(shop.url)
     dialect.connect = watching(shop.url, shop.mark)
     for place, name, value in SMALL:
         setattr(place, name, value)
+    harm(setattr)
     work(Desk(shop), *args)
 
 
@@ -194,7 +192,7 @@ def drop(desk: Desk, stream: str, batch: int, task: int) -> int:
 class Stream:
     """A query with a checkpoint: what is in its logs is all that a new driver knows."""
 
-    def __init__(self, desk: Desk, books: Books, do: Doing) -> None:
+    def __init__(self, desk: Desk, books: Books, do: Callable[..., Any]) -> None:
         self.desk = desk
         self.books = books
         self.do = do
@@ -211,8 +209,7 @@ class Stream:
                     return
                 continue
             self.desk.restart()
-        message = f"the stream found no end: {self.offsets}"
-        raise AssertionError(message)
+        raise AssertionError(f"the stream found no end: {self.offsets}")
 
     def batch(self) -> bool:
         """Run a micro-batch, or the one that the offset log has and the commit log has not."""
@@ -237,20 +234,21 @@ class Stream:
 
     def task(self, task: Task, number: int) -> Staged:
         """Run a task, its first one twice at once, until it is through."""
-        name, origin = f"{number}.{task.task}", Origin(query_id=self.query, query_batch=number - 1)
         for _ in range(TRIES):
             with suppress(Died):
-                rows = self.do(f"receive {name}", receive, task, origin)
-                if task.task == 0 and not rows.equals(
-                    self.do(f"replay {name}", receive, task, origin)
-                ):
-                    self.books.wrong.append(f"replay {name}: other rows")
-                chunks = [self.chunk(part) for part in (rows[:2], rows[2:]) if part.num_rows]
-                sink = f"query:{self.query}"
-                staged: Staged = self.do(f"stage {name}", stage, chunks, sink, number, origin)
-                return staged
-        message = f"task {name} found no end"
-        raise AssertionError(message)
+                return self.attempt(task, number)
+        raise AssertionError(f"task {task.task} of batch {number} found no end")
+
+    def attempt(self, task: Task, number: int) -> Staged:
+        """Receive, and stage what the query makes of it."""
+        name, origin = f"{number}.{task.task}", Origin(query_id=self.query, query_batch=number - 1)
+        rows = self.do(f"receive {name}", receive, task, origin)
+        if task.task == 0 and not rows.equals(self.do(f"replay {name}", receive, task, origin)):
+            self.books.wrong.append(f"replay {name}: other rows")
+        chunks = [self.chunk(part) for part in (rows[:2], rows[2:]) if part.num_rows]
+        sink = f"query:{self.query}"
+        staged: Staged = self.do(f"stage {name}", stage, chunks, sink, number, origin)
+        return staged
 
     def chunk(self, rows: pa.Table) -> pa.Table:
         """What the query makes of messages."""
@@ -275,8 +273,6 @@ def write(desk: Desk, books: Books, do: Doing) -> None:
     chunks = [books.to_send(3), books.to_publish(2)]
     try:
         do("send_now", send_now, chunks)
-        lost = do.fell.commits if do.fell and do.fell.moment == "after" else 0
-        books.twice(chunks[lost - 1 : lost] if lost else [])
     except Died:
         send_now(desk, chunks)
         books.twice(chunks if do.fell is None else chunks[: do.fell.commits])
@@ -329,34 +325,22 @@ def let_go(desk: Desk, books: Books, do: Doing) -> None:
         books.wrong.append(f"{sent} messages sent of a return that was given up")
 
 
-def until_done(do: Doing, name: str, work: Callable[..., Any], *args: Any) -> None:
-    """Do it again until nobody dies of it."""
-    for _ in range(TRIES):
-        with suppress(Died):
-            do(name, work, *args)
-            break
-
-
 def operate(desk: Desk, books: Books, do: Doing) -> None:
     """Return one receipt of a stream that is gone, drop the other, and receive again."""
     let_go(desk, books, do)
     end = latest(desk, INITIAL)
     tasks = desk.loop.tasks(end)
     kept, dropped = (receive(desk, task, Origin()) for task in tasks)
-    for name, work, at in (("return", give_back, 0), ("drop", drop, 1)):
-        for _ in range(TRIES):
-            with suppress(Died):
-                do(name, work, end.stream, end.batch, at)
-                break
-            desk.tasks.close()
+    until_done(do, "return", give_back, end.stream, end.batch, 0)
+    until_done(do, "drop", drop, end.stream, end.batch, 1)
     books.dropped(dropped["body"].to_pylist())
     with suppress(StaleTask):
         books.wrong.append(f"{receive(desk, tasks[0], Origin())}: after {kept} were returned")
     desk.restart()
-    Stream(desk, books, Unharmed(desk)).run()
+
+    def unharmed(_: str, work: Callable[..., Any], *args: Any) -> Any:
+        return work(desk, *args)
+
+    Stream(desk, books, unharmed).run()
     books.fail(3)
-    for _ in range(TRIES):
-        with suppress(Died):
-            do("retry", return_to_source)
-            break
-        desk.tasks.close()
+    until_done(do, "retry", return_to_source)

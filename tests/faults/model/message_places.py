@@ -51,7 +51,7 @@ class Places:
         self.begin()
 
     def begin(self) -> None:
-        """Forget everything, for a new example."""
+        """Begin a new example with nothing."""
         targets = [each.address for each in self.targets.values()]
         queues = [self.source.address, self.errors, *targets]
         named = [f'"{self.dotnet.state}"."{table}"' for table in ROW_SECURED]
@@ -60,7 +60,7 @@ class Places:
         self.sent: dict[bytes, str] = {}
         self.taken: list[bytes] = []  # by the competitor
         self.dropped: list[bytes] = []
-        self.forgotten = 0  # expired messages whose count went with a receipt
+        self.expired = 0  # messages whose count went with a receipt
         self.sinks: list[Sink] = []
         self.owners: dict[str, Checkpoint] = {}  # stream → a checkpoint that knew it
         self.retired: dict[str, int] = {}  # stream → the batch that an operator closed
@@ -148,7 +148,7 @@ class Places:
                  + (SELECT coalesce(sum(expired), 0) FROM "{state}".receipt)::bigint"""
         row = self.dotnet.connection.execute(text.encode()).fetchone()
         assert row is not None
-        return int(row[0]) + self.forgotten
+        return int(row[0]) + self.expired
 
     def _check_receipts(self) -> None:
         """What lies in a receipt can still be read; settled is sent, and sent is settled."""

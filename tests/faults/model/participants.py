@@ -40,7 +40,7 @@ class World(Places):
         self.rival = self.dotnet.consumer()
 
     def begin(self) -> None:
-        """Forget everything, for a new example."""
+        """Begin a new example with nothing."""
         super().begin()
         ticks = count(1000.0, 2.0)  # a peek pauses for less
         self.clock: Callable[[], float] = lambda: next(ticks)
@@ -48,7 +48,7 @@ class World(Places):
         self.drivers: list[Driver] = []
         self.checkpoints: list[Checkpoint] = []
         self.held: list[bytes] = []  # by the competitor, not committed
-        self.mending: set[str] = set()  # streams that an operator has in hand
+        self.in_hand: set[str] = set()  # streams that an operator has in hand
         self.planned: dict[tuple[str, int], set[int]] = defaultdict(set)
 
     # ------------------------------------------------------------ processes
@@ -74,16 +74,15 @@ class World(Places):
         while not job.work.done and not job.work.blocked:
             self.step(job)
 
-    def through(self, driver: Driver, *, until: str) -> None:
-        """Let a driver, and what it starts, come to a phase."""
-        while driver.phase != until and driver.alive:
-            before = list(map(id, self.jobs))
-            driver.next()
-            for job in [each for each in self.jobs if id(each) not in before]:
-                self.run(job)
+    def hurry(self, driver: Driver) -> None:
+        """Let a driver do its next thing, and what that starts, if nothing makes it wait."""
+        before = list(map(id, self.jobs))
+        driver.next()
+        for job in [each for each in self.jobs if id(each) not in before]:
+            self.run(job)
 
     def reap(self) -> None:
-        """Hear those who have ended."""
+        """End the jobs whose process has ended."""
         for job in [each for each in self.jobs if each.work.done]:
             if job in self.jobs:
                 self.jobs.remove(job)
@@ -137,18 +136,18 @@ class World(Places):
             assert set(gone) <= {key}, gone
             FIGURES[f"receipts: {move}"] += len(gone)
             self.retired[key[0]] = max(self.retired.get(key[0], 0), key[1] if gone else 0)
-            self.forgotten += sum(each.expired for each in gone.values())
+            self.expired += sum(each.expired for each in gone.values())
             if gone and move == "drop":
                 self.dropped += [body for body in bodies if not self.sunk(body, key)]
 
         def end() -> None:
-            self.mending.discard(key[0])
+            self.in_hand.discard(key[0])
             if isinstance(job.work.error, ReceiptSettled):
                 assert self.before[key].state == "settled"
             else:
                 expected(job.work.error, ConnectionLost, Deadlock)
 
-        self.mending.add(key[0])
+        self.in_hand.add(key[0])
         job = self.spawn(move, run, move, on_commit=committed, on_end=end)
         return job
 
@@ -160,7 +159,7 @@ class World(Places):
         not got the batch, and that no query will bring it there.
         """
         owner = self.owners[key[0]]
-        if key[0] in self.mending:
+        if key[0] in self.in_hand:
             return False
         if owner.sink.kind == "atomic" and owner.sources == 1:
             return True
@@ -186,7 +185,7 @@ class World(Places):
 
     def drive(self, checkpoint: Checkpoint) -> Driver | None:
         """Start a driver, unless an operator has the checkpoint's receipts in hand."""
-        if checkpoint.streams & self.mending and checkpoint.sink.kind != "atomic":
+        if checkpoint.streams & self.in_hand and checkpoint.sink.kind != "atomic":
             return None
         driver = Driver(self, checkpoint)
         self.drivers.append(driver)
@@ -249,7 +248,7 @@ class World(Places):
         FIGURES["checkpoints rolled back"] += 1
 
     def lose(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Lose a checkpoint; its query begins anew, with another id, on the same sink."""
+        """Lose a checkpoint; its query begins again, with another id, on the same sink."""
         for driver in self.alive(checkpoint):
             driver.die()
         self.checkpoints.remove(checkpoint)
@@ -305,7 +304,7 @@ class World(Places):
         return bool(row and row[0])
 
     def _drain_query(self, checkpoint: Checkpoint) -> None:
-        """Run a query until there is nothing more; one that cannot go on begins anew."""
+        """Run a query until there is nothing more; one that cannot go on begins again."""
         for second in self.alive(checkpoint)[1:]:
             second.die()
         while True:

@@ -1,7 +1,7 @@
 """
 A model of Spark and of all who touch a queue, around the real functions on a real database.
 
-Spark's side is what SPARK.md tells: a checkpoint is a log of offsets and a log of commits; a driver
+On Spark's side a checkpoint is a log of offsets and a log of commits; a driver
 plans, writes the offsets, runs tasks in attempts, hands their rows to the sink, writes the commit.
 A driver may die, live on as a second one, or stand on a copy of its checkpoint; an attempt may go
 on when nobody waits for it any more. Receipts, streams, fences and dispatch logs are the
@@ -49,7 +49,7 @@ TIMEOUT = 60.0
 
 @dataclass
 class Sink:
-    """A table that knows a query's batch again, or a queue of ours."""
+    """An idempotent table, or a queue of ours."""
 
     name: str
     kind: Kind
@@ -303,6 +303,6 @@ class Driver:
 
 
 def expected(error: BaseException | None, *kinds: type[BaseException]) -> None:
-    """Let an error be only if it is one of these; a killed process has none to tell."""
+    """Let an error be only if it is one of these; a killed process has none."""
     if error is not None and not isinstance(error, (*kinds, Killed)):
         raise error

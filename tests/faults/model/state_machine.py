@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WHICH = st.integers(0, 7)
 KINDS: list[Kind] = ["table", "queue", "atomic"]
-MENDS: list[Literal["return_", "drop"]] = ["return_", "return_", "drop"]
+MOVES: list[Literal["return_", "drop"]] = ["return_", "return_", "drop"]
 FAULTS: list[Order] = ["die", "late", "cut", "mute"]
 
 
@@ -114,10 +114,7 @@ class Machine(RuleBasedStateMachine):
             driver = self.driver(which)
             if driver is None or driver.idle:
                 break
-            before = list(map(id, self.world.jobs))
-            driver.next()
-            for job in [each for each in self.world.jobs if id(each) not in before]:
-                self.world.run(job)
+            self.world.hurry(driver)
 
     @rule(which=WHICH, statements=st.integers(1, 4))
     def advance(self, which: int, statements: int) -> None:
@@ -134,7 +131,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=WHICH, slot=WHICH, statements=st.integers(0, 6))
     def attempt_again(self, which: int, slot: int, statements: int) -> None:
-        """Speculation, a self-union, a retry: one more attempt of a task, which may dawdle."""
+        """Speculation, a self-union, a retry: one more attempt of a task, which may be slow."""
         tasking = [each for each in self.world.alive() if each.phase == "tasks"]
         if tasking:
             driver = tasking[which % len(tasking)]
@@ -200,7 +197,7 @@ class Machine(RuleBasedStateMachine):
             offsets = more % 2 == 0 and checkpoint.sources == 1
             self.world.roll_back(checkpoint, 1 + more // 4, offsets=offsets)
 
-    @rule(which=WHICH, move=st.sampled_from(MENDS))
+    @rule(which=WHICH, move=st.sampled_from(MOVES))
     def operate(self, which: int, move: Literal["return_", "drop"]) -> None:
         """An operator returns or drops a receipt, if one is left."""
         keys = [key for key in self.world.before if self.world.may_operate(key)]

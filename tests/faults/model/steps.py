@@ -66,7 +66,7 @@ class Work:
         _HERE.work = self
         try:
             self.result = self.call()
-        except BaseException as error:  # noqa: BLE001 - told to whoever steps
+        except BaseException as error:  # noqa: BLE001 - kept for whoever steps
             self.error = error
         self.done = True
         self.here.release()
@@ -132,7 +132,7 @@ class Stage:
         return work
 
     def stir(self) -> None:
-        """See who has got the lock that it waited for, and forget who is done."""
+        """See who has got the lock that it waited for, and drop who is done."""
         for work in self.works:
             if work.blocked:
                 work.look()
