@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from sqlq_spark.spark_api import drains_at_once
-
 from .database import expect
 from .figures import durations, steady_rate
 from .stand import BATCHES
@@ -32,7 +30,6 @@ SMALL_BATCHES = 25
 _ARRIVALS = 40  # latency samples of one round: 200 in five
 _PEEK_DELAY = 1.0  # seconds; the default of the source
 _PATIENCE = 30.0  # seconds for one message to arrive
-_POLL = 0.05  # seconds between two looks at the progress of a stream
 
 
 def receive_json(stand: Stand) -> list[float]:
@@ -49,7 +46,7 @@ def queue_to_queue(stand: Stand) -> list[float]:
     """Batches from one queue to another, each message exactly once. Messages/s."""
     sink = _stream(stand, stand.messages, "json").drop("queue").writeStream.format(stand.ours)
     writer = sink.option("url", stand.url).option("queue", "sent")
-    rate = steady_rate(_drain(stand, writer, stand.messages * BATCHES), stand.messages * BATCHES)
+    rate = steady_rate(_drain(stand, writer), stand.messages * BATCHES)
     expect("the queue holds", stand.database.count("sent"), stand.messages * BATCHES)
     return [rate]
 
@@ -86,7 +83,7 @@ def browse(stand: Stand) -> list[float]:
 def small_batch(stand: Stand) -> list[float]:
     """Micro-batches of one message to noop. Milliseconds each."""
     writer = _stream(stand, 1, "json").writeStream.format("noop")
-    return durations(_drain(stand, writer, SMALL_BATCHES))
+    return durations(_drain(stand, writer))
 
 
 def latency(stand: Stand) -> list[float]:
@@ -137,28 +134,17 @@ def _stream(stand: Stand, most: int, headers: str) -> DataFrame:
 
 def _receive(stand: Stand, headers: str) -> float:
     writer = _stream(stand, stand.messages, headers).writeStream.format("noop")
-    rate = steady_rate(_drain(stand, writer, stand.messages * BATCHES), stand.messages * BATCHES)
+    rate = steady_rate(_drain(stand, writer), stand.messages * BATCHES)
     expect("left in the queue:", stand.database.count("orders"), 0)
     return rate
 
 
-def _drain(stand: Stand, writer: DataStreamWriter, messages: int) -> list[StreamingQueryProgress]:
-    """
-    Run a stream until it has received so many messages; its progress.
-
-    Before Spark 4.2 AvailableNow is one micro-batch, so there the stream runs on until it is
-    stopped, after its last batch.
-    """
+def _drain(stand: Stand, writer: DataStreamWriter) -> list[StreamingQueryProgress]:
+    """Run a stream until nothing waits; its progress."""
     writer = writer.option("checkpointLocation", stand.checkpoint())
-    if drains_at_once():
-        query = writer.trigger(availableNow=True).start()
-        query.awaitTermination()
-        return query.recentProgress
-    query = writer.start()
-    while query.isActive and sum(each.numInputRows for each in query.recentProgress) < messages:
-        time.sleep(_POLL)
-    query.stop()
-    return [each for each in query.recentProgress if each.numInputRows]
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query.recentProgress
 
 
 def _write(stand: Stand, delivery: str) -> float:

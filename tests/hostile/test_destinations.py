@@ -302,30 +302,24 @@ def test_a_listed_destination_is_trusted(scene: Scene) -> None:
     assert scene.rows(scene.trap) == [b"secret"]
 
 
-def test_no_url_stands_in_the_headers_of_what_is_diverted(scene: Scene) -> None:
-    """Headers travel; a server's address does not."""
-    for table in ("absent", "error"):
-        scene.forward(scene.table(table) if table == "absent" else "a.b.c")
-
-    scene.receive()
-
-    assert len(scene.errors()) == 2
-    for headers in scene.errors():
-        assert "postgresql://" not in json.dumps(headers)
-
-
 @pytest.mark.parametrize("address", ['"' * 40_000_000, "x" * 40_000_000])
 def test_an_address_of_40_million_characters_is_refused_unread(scene: Scene, address: str) -> None:
-    """It goes to the error queue, the rest of the batch its way."""
+    """
+    It goes to the error queue, as other false addresses, the rest of the batch its way.
+
+    Headers travel, and the server's url is not in them.
+    """
     scene.put(scene.shop.queue, b"good")
-    scene.forward(address, b"long")
+    for each in (address, scene.table("absent"), "a.b.c"):
+        scene.forward(each)
 
     rows = scene.receive()
 
     assert rows["body"].to_pylist() == [b"good"]
-    (headers,) = scene.errors()
-    assert len(headers[FAILED_Q]) <= 1000
-    assert "characters" in headers[f"{EXCEPTION_INFO}Message"]
+    found = scene.errors()
+    assert len(found[0][FAILED_Q]) <= 1000
+    assert "characters" in found[0][f"{EXCEPTION_INFO}Message"]
+    assert ["postgresql://" in json.dumps(headers) for headers in found] == [False] * 3
 
 
 def test_a_destination_that_raises_stops_nothing(scene: Scene) -> None:
@@ -530,21 +524,18 @@ def test_a_delayed_table_of_an_attacker_runs_nothing(scene: Scene) -> None:
 # ---------------------------------------------------------------- what stays allowed
 
 
-HARMLESS = {
-    "body string": "ADD bodystring text GENERATED ALWAYS AS (encode(body, 'escape')) STORED",
-    "clock": "ADD made timestamp DEFAULT (now() AT TIME ZONE 'UTC')",
-    "id": "ALTER id SET DEFAULT gen_random_uuid()",
-    "constant": "ADD extra text DEFAULT 'x'",
-    "check": "ADD CHECK (length(headers) < 1000000)",
-}
-
-
-@pytest.mark.parametrize("kind", HARMLESS)
-def test_a_reply_goes_into_a_queue_of_another_owner(scene: Scene, kind: str) -> None:
+def test_a_reply_goes_into_a_queue_of_another_owner(scene: Scene) -> None:
     """With what the transport and a careful DBA put into it."""
     scene.arm(None)
-    scene.mallory.sql(f"ALTER TABLE {scene.trap} {HARMLESS[kind]}")
-    scene.mallory.sql(f"CREATE INDEX ON {scene.trap} (length(headers)) WHERE expires IS NOT NULL")
+    scene.mallory.sql(f"""
+        ALTER TABLE {scene.trap}
+            ADD bodystring text GENERATED ALWAYS AS (encode(body, 'escape')) STORED,
+            ADD made timestamp DEFAULT (now() AT TIME ZONE 'UTC'),
+            ALTER id SET DEFAULT gen_random_uuid(),
+            ADD extra text DEFAULT 'x',
+            ADD CHECK (length(headers) < 1000000);
+        CREATE INDEX ON {scene.trap} (length(headers)) WHERE expires IS NOT NULL
+    """)
 
     scene.send(scene.trap)
 

@@ -1,4 +1,4 @@
-"""One message is one loss: large, unreadable or many, none stops a stream with an error queue."""
+"""One message is one loss: neither a large one nor bytes that are no text stop a stream."""
 
 from __future__ import annotations
 
@@ -122,16 +122,6 @@ def test_a_browse_leaves_out_what_is_too_large(
     assert "messages larger than 1000 bytes are left out: seq 2" in caplog.text
 
 
-def test_what_one_statement_returns_is_bounded(place: Place, bench: Bench) -> None:
-    """A page of a browse ends with the message that reaches its weight, however light the last."""
-    for body in ("''", *["convert_to(repeat('y', 5000000), 'UTF8')"] * 4):
-        put(place, "'{}'", body)
-
-    pages = browse.pages(bench.desk, bench.queue, 1, 6, narrow=False, timeout=TIMEOUT)
-
-    assert [page.num_rows for page in pages] == [3, 2]
-
-
 # ----- bytes that are no text ------------------------------------------------------------------
 
 
@@ -192,30 +182,3 @@ def test_without_an_error_queue_unreadable_bytes_come_as_replacement_characters(
 
     assert rows["headers"].to_pylist() == ['{"a":"\ufffd\ufffd"}', '{"a":"é"}']
     assert ascii_bench.receive(task).equals(rows)
-
-
-# ----- many ------------------------------------------------------------------------------------
-
-
-def test_20_000_poison_messages_are_one_load(place: Place, bench: Bench) -> None:
-    """Under their ids; where one is in the error queue already, all under fresh ones."""
-    place.sql(
-        f'INSERT INTO "{place.schema}".orders (id, headers, body) '
-        "SELECT gen_random_uuid(), '[]', at::text::bytea FROM generate_series(1, 20000) AS at"
-    )
-    ids = place.sql(f'SELECT id, body FROM "{place.schema}".orders ORDER BY seq')
-    bench.watched = True
-    task = bench.task(bench.new_stream(), errors=bench.errors)
-
-    assert bench.receive(task).num_rows == 0
-    assert place.sql(f'SELECT id, body FROM "{place.schema}".error ORDER BY seq') == ids
-
-    place.sql(
-        f'INSERT INTO "{place.schema}".orders (id, headers, body) '
-        f"(SELECT id, '[]', 'again'::bytea FROM \"{place.schema}\".error LIMIT 1) "
-        "UNION ALL SELECT gen_random_uuid(), '[]', 'new' FROM generate_series(1, 100)"
-    )
-    bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
-    assert place.sql(f'SELECT count(*), count(DISTINCT id) FROM "{place.schema}".error') == [
-        (20_101, 20_101)
-    ]

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 from conformance.transport import PostgreSQL
@@ -40,8 +39,7 @@ _LOST = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """One numbered message."""
 
     number: int
@@ -49,23 +47,16 @@ class Message:
     lifetime: float | None  # seconds
 
     @property
-    def headers(self) -> str:
-        """As an endpoint writes them, or text that nobody can read."""
-        if self.kind == "poison":
-            return f"no headers, {self.number}"
-        return json.dumps(
-            {
-                "NServiceBus.MessageId": f"m-{self.number}",
-                "NServiceBus.MessageIntent": "Send",
-                "NServiceBus.EnclosedMessageTypes": "Shop.PlaceOrder",
-                "NServiceBus.TimeSent": "2026-06-30 17:05:09:123456 Z",
-            }
-        )
-
-    @property
-    def body(self) -> str:
-        """The number, and some weight."""
-        return json.dumps({"number": self.number, "pad": _PAD})
+    def columns(self) -> tuple[float | None, str, str]:
+        """Lifetime, headers and body; the headers of poison are text that nobody can read."""
+        named = {
+            "NServiceBus.MessageId": f"m-{self.number}",
+            "NServiceBus.MessageIntent": "Send",
+            "NServiceBus.EnclosedMessageTypes": "Shop.PlaceOrder",
+            "NServiceBus.TimeSent": "2026-06-30 17:05:09:123456 Z",
+        }
+        headers = f"no headers, {self.number}" if self.kind == "poison" else json.dumps(named)
+        return self.lifetime, headers, json.dumps({"number": self.number, "pad": _PAD})
 
 
 class User(threading.Thread):
@@ -172,14 +163,9 @@ class Producer(User):
             ).fetchall()
             if not new:  # an earlier try was committed, and its answer lost
                 return True
-            connection.execute(
-                _SEND.format(queue=self.place.address("orders")).encode(),
-                [
-                    [each.lifetime for each in pending],
-                    [each.headers for each in pending],
-                    [each.body for each in pending],
-                ],
-            )
+            columns = zip(*(each.columns for each in pending), strict=True)
+            send = _SEND.format(queue=self.place.address("orders")).encode()
+            connection.execute(send, [list(column) for column in columns])
             if self.rng.random() < 0.03:
                 raise psycopg.Rollback
             return True
@@ -205,9 +191,6 @@ class Competitor(User):
         time.sleep(0.02 if None not in numbers else 0.1)
 
     def _receive(self, connection: psycopg.Connection[Any]) -> int | None:
-        found = PostgreSQL(self.place.url, self.place.name).receive(
-            connection, self.place.address("orders")
-        )
-        return (
-            None if found is None or found.body is None else int(json.loads(found.body)["number"])
-        )
+        queue = PostgreSQL(self.place.url, self.place.name)
+        found = queue.receive(connection, self.place.address("orders"))
+        return int(json.loads(found.body)["number"]) if found and found.body else None
