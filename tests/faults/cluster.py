@@ -140,7 +140,7 @@ class Cluster:
         assert not error, error
 
     def until(self, true: Any) -> None:
-        """Wait until something is so, while the driver lives."""
+        """Wait until a condition is true, while the driver lives."""
         assert self.driver is not None
         driver = self.driver
 

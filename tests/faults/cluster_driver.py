@@ -95,7 +95,7 @@ def first(mark: Path) -> bool:
 
 
 def wait_for(true: Callable[[], object], what: str) -> None:
-    """Wait until something is so."""
+    """Wait until a condition is true."""
     end = time.monotonic() + PATIENCE
     while not true():
         if time.monotonic() > end:

@@ -354,7 +354,7 @@ def test_two_logins_of_a_role_make_one_row_for_a_new_sink(
 def test_who_sees_all_rows_does_not_go_on_with_a_sink_of_another_of_its_kind(
     place: Place, shop: Tenant, login: Login
 ) -> None:
-    """It could not tell which rows to believe, and a batch might be sent twice."""
+    """It could not know which rows to believe, and a batch might be sent twice."""
     other = login()
     name = other.split("//")[1].split(":")[0]
     place.sql(f"ALTER ROLE {name} SUPERUSER")

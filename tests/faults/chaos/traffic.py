@@ -114,7 +114,7 @@ class Producer(User):
     """
     Sends numbered messages, and knows which of them were committed.
 
-    A transaction whose answer was lost is done again: its rows in `sent` tell whether it counts.
+    A transaction whose answer was lost is done again: its rows in `sent` say whether it counts.
     """
 
     def __init__(self, place: Place, rng: Random) -> None:

@@ -237,7 +237,7 @@ class World(Places):
         """
         Lose the last entries of a checkpoint's logs: commits only, or the offsets with them.
 
-        The first offsets stay: with them Spark's query would forget its stream, but not its name.
+        The first offsets stay: without them Spark's query would lose its stream, but not its name.
         """
         for driver in self.alive(checkpoint):
             driver.die()
