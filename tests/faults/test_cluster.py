@@ -133,7 +133,7 @@ def test_an_executor_killed_decommissioned_or_frozen_in_mid_task(
     has, and goes. SIGSTOP: its tasks are done elsewhere, and when it goes on, Spark drops its rows.
     """
     queue.fill(0, 2000)
-    order, again = cluster.order(), cluster.order()
+    order = cluster.order()
     order.receive(queue, hold=HOLD, pause=0.002)
 
     with held_in_mid_task(cluster, order) as executor:
@@ -141,16 +141,20 @@ def test_an_executor_killed_decommissioned_or_frozen_in_mid_task(
         for pid in stopped:
             os.kill(pid, sign)
     cluster.finish(order)
+
+    assert replayed(order) >= (sign != signal.SIGPWR)
+    assert sorted(order.landed()) == sorted(numbered(0, 2000))
+    assert settled(queue) == [0, 0, 0]
+    if sign != signal.SIGSTOP:
+        cluster.until(lambda: cluster.executors(HOSTS[1]) not in ([], [executor]))
+        return
     for pid in stopped:
-        processes.send(pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
     queue.fill(2000, 4000)
+    again = cluster.order()
     again.receive(queue)
     cluster.start(again)
     cluster.finish(again)
 
-    assert replayed(order) >= (sign != signal.SIGPWR)
-    assert sorted(order.landed()) == sorted(numbered(0, 2000))
     assert sorted(again.landed()) == sorted(numbered(2000, 4000))
     assert settled(queue) == [0, 0, 0]
-    if sign != signal.SIGSTOP:
-        cluster.until(lambda: cluster.executors(HOSTS[1]) not in ([], [executor]))
