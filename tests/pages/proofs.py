@@ -141,7 +141,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         ),
         "not-verified": "hostile/test_tls.py::test_a_server_that_is_not_verified_gets_nothing",
         "destination-refused": (
-            "hostile/test_destinations.py::test_no_code_of_an_attacker_runs_by_a_reply"
+            "hostile/test_destinations.py::test_no_code_of_an_attacker_runs_by_a_forward_or_a_reply"
         ),
         "subscriber-missing": UNREACHED,
     },
