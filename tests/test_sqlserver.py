@@ -215,11 +215,20 @@ def test_settling_locks_the_stream_before_its_receipts() -> None:
     assert text.index("REPEATABLEREAD") < text.index("UPDATE r")
 
 
-@pytest.mark.parametrize("name", ["new_sink", "new_task", "subscribe"])
-def test_a_new_row_locks_the_gap_and_is_no_merge(name: str) -> None:
+def test_a_new_subscription_locks_the_gap_and_is_no_merge() -> None:
     """Two who find nothing at once must not both insert."""
-    assert "WITH (UPDLOCK, HOLDLOCK, ROWLOCK)" in TEXTS[name]
-    assert "MERGE" not in TEXTS[name]
+    assert "WITH (UPDLOCK, HOLDLOCK, ROWLOCK)" in TEXTS["subscribe"]
+    assert "MERGE" not in TEXTS["subscribe"]
+
+
+@pytest.mark.parametrize("name", ["new_sink", "new_task"])
+def test_a_duplicate_row_of_ours_is_no_error_and_no_gap_is_locked(name: str) -> None:
+    """The transaction goes on with the other session's row. Any other error is raised."""
+    text = plain(TEXTS[name])
+
+    assert text.startswith("SET XACT_ABORT OFF; BEGIN TRY INSERT INTO")
+    assert text.endswith("IF ERROR_NUMBER() <> 2627 BEGIN; THROW; END; END CATCH")
+    assert "HOLDLOCK" not in text
 
 
 @pytest.mark.parametrize("name", ["lock_stream", "task_lock", "sink_close"])

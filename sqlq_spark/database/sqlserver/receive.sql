@@ -19,13 +19,18 @@ OUTPUT CAST(1 AS bit)
  WHERE stream = @stream AND login = @login AND task = @task
 
 -- name: new_task
--- Locks:   the row it writes, until commit; the second of two attempts waits for the first.
-INSERT INTO {state}.task (stream, login, task)
-SELECT @stream, @login, @task
- WHERE NOT EXISTS (
-        SELECT 1
-          FROM {state}.task WITH (UPDLOCK, HOLDLOCK, ROWLOCK)
-         WHERE stream = @stream AND task = @task)
+-- The second of two attempts waits for the first, and then inserts nothing; see new_sink.
+-- Locks:   the row it writes, until commit. No gap, so other new tasks do not wait.
+SET XACT_ABORT OFF;
+BEGIN TRY
+    INSERT INTO {state}.task (stream, login, task) VALUES (@stream, @login, @task);
+END TRY
+BEGIN CATCH
+    IF ERROR_NUMBER() <> 2627
+    BEGIN;
+        THROW;
+    END;
+END CATCH
 
 -- name: find_receipt
 -- Returns: payload varbinary; empty where it is in pages; messages, unpacked (bytes) bigint

@@ -2,8 +2,8 @@
 -- Tasks of a sink stage at the same time; a driver that dispatches or discards waits for them.
 -- REPEATABLEREAD locks also where the database reads row versions.
 -- Locks:   the sink's row, shared, until commit.
--- Returns: login; no row where the sink is new
-SELECT login
+-- Returns: login, batch bigint; no row where the sink is new
+SELECT login, batch
   FROM {state}.dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
  WHERE sink = @sink
 
@@ -28,11 +28,20 @@ SELECT 0 AS locked
 SELECT login FROM {state}.dispatch_log WHERE sink = @sink AND 1 = 0
 
 -- name: new_sink
--- Locks:   the row it writes, or the gap where it will be, until commit.
-INSERT INTO {state}.dispatch_log (sink)
-SELECT @sink
- WHERE NOT EXISTS (
-        SELECT 1 FROM {state}.dispatch_log WITH (UPDLOCK, HOLDLOCK, ROWLOCK) WHERE sink = @sink)
+-- Two sessions may insert the same sink. The second waits for the first, and then inserts nothing. No
+-- lock covers the gap between sinks, because all other new sinks would wait for it.
+-- XACT_ABORT is off until the end of this statement, so that a duplicate does not end the transaction.
+-- Locks:   the row it writes, until commit.
+SET XACT_ABORT OFF;
+BEGIN TRY
+    INSERT INTO {state}.dispatch_log (sink) VALUES (@sink);
+END TRY
+BEGIN CATCH
+    IF ERROR_NUMBER() <> 2627
+    BEGIN;
+        THROW;
+    END;
+END CATCH
 
 -- name: stage
 -- Inserts nothing if the batch was sent or given up, or, after a lost answer, if the chunk is there. If
