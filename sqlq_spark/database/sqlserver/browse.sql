@@ -105,20 +105,29 @@ DELETE FROM {queue} WHERE RowVersion >= @first AND RowVersion < @stop;
 SELECT ROWCOUNT_BIG() AS messages
 
 -- name: purge_expired
--- Deletes a batch of messages that have expired and that no other session holds.
+-- Deletes a batch of messages that have expired and that no other session holds. It finds them by
+-- Index_Expires and keeps no lock there. Then it deletes them by RowVersion, as receivers do. A delete
+-- by Index_Expires would lock in the other order: READPAST skips what it reads, but the delete itself
+-- waits for the keys of all indexes, so the two would deadlock.
 -- Locks:   an update lock for each, until commit. Never waits for a row.
--- Index:   Index_Expires, where it is there. Without it the whole table is read.
+-- Index:   Index_Expires, where it is there, else the whole table is read; and Index_RowVersion, a seek
+--          for each.
 -- Returns: messages bigint
+DECLARE @found TABLE (seq bigint NOT NULL);
 DECLARE @gone bigint = 0, @taken bigint = 1;
 WHILE @taken > 0 AND @gone < @messages
 BEGIN
-    WITH message AS (
-        SELECT TOP (CASE WHEN @messages - @gone < 2000 THEN @messages - @gone ELSE 2000 END)
-               RowVersion
-          FROM {queue} WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-         WHERE Expires <= GETUTCDATE()
-    )
-    DELETE FROM message;
+    DELETE FROM @found;
+    INSERT INTO @found (seq)
+    SELECT TOP (CASE WHEN @messages - @gone < 2000 THEN @messages - @gone ELSE 2000 END)
+           RowVersion
+      FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE Expires <= GETUTCDATE();
+    DELETE q
+      FROM @found AS f
+     INNER LOOP JOIN {queue} AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+        ON q.RowVersion = f.seq
+    OPTION (MAXDOP 1);
     SET @taken = ROWCOUNT_BIG();
     SET @gone = @gone + @taken;
 END;
