@@ -39,19 +39,17 @@ OPTION (MAXDOP 1);
 GO
 
 -- take
-WITH message AS (
-    SELECT Id, Expires, Headers, Body, RowVersion
-      FROM [sales].[Shop.Orders] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-     WHERE RowVersion IN (SELECT CAST(value AS bigint) FROM OPENJSON(@seqs))
-)
-DELETE FROM message
+DELETE q
 OUTPUT CAST(deleted.Id AS binary(16)) AS id,
        deleted.Expires AS expires,
        CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
        CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
        deleted.Body AS body,
        deleted.RowVersion AS seq
-OPTION (LOOP JOIN, MAXDOP 1);
+  FROM (SELECT DISTINCT CAST(value AS bigint) AS seq FROM OPENJSON(@seqs)) AS s
+ INNER LOOP JOIN [sales].[Shop.Orders] AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+    ON q.RowVersion = s.seq
+OPTION (MAXDOP 1);
 GO
 
 -- divert_large
@@ -62,16 +60,14 @@ DECLARE @gone TABLE (
     seq     bigint           NOT NULL,
     expired bit              NOT NULL
 );
-WITH message AS (
-    SELECT Id, Expires, Headers, Body, RowVersion
-      FROM [sales].[Shop.Orders] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-     WHERE RowVersion IN (SELECT CAST(value AS bigint) FROM OPENJSON(@seqs))
-)
-DELETE FROM message
+DELETE q
 OUTPUT deleted.Id, deleted.Headers, deleted.Body, deleted.RowVersion,
        CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END
   INTO @gone (Id, Headers, Body, seq, expired)
-OPTION (LOOP JOIN, MAXDOP 1);
+  FROM (SELECT DISTINCT CAST(value AS bigint) AS seq FROM OPENJSON(@seqs)) AS s
+ INNER LOOP JOIN [sales].[Shop.Orders] AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+    ON q.RowVersion = s.seq
+OPTION (MAXDOP 1);
 INSERT INTO [dbo].[error] (Id, Recoverable, Headers, Body)
 SELECT CASE WHEN @renamed = 1 THEN NEWID() ELSE Id END, 1, Headers, ISNULL(Body, 0x)
   FROM @gone
@@ -169,16 +165,21 @@ SELECT ROWCOUNT_BIG() AS moved, CAST(0 AS bigint) AS renamed;
 GO
 
 -- purge_expired
+DECLARE @found TABLE (seq bigint NOT NULL);
 DECLARE @gone bigint = 0, @taken bigint = 1;
 WHILE @taken > 0 AND @gone < @messages
 BEGIN
-    WITH message AS (
-        SELECT TOP (CASE WHEN @messages - @gone < 2000 THEN @messages - @gone ELSE 2000 END)
-               RowVersion
-          FROM [sales].[Shop.Orders] WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-         WHERE Expires <= GETUTCDATE()
-    )
-    DELETE FROM message;
+    DELETE FROM @found;
+    INSERT INTO @found (seq)
+    SELECT TOP (CASE WHEN @messages - @gone < 2000 THEN @messages - @gone ELSE 2000 END)
+           RowVersion
+      FROM [sales].[Shop.Orders] WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE Expires <= GETUTCDATE();
+    DELETE q
+      FROM @found AS f
+     INNER LOOP JOIN [sales].[Shop.Orders] AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+        ON q.RowVersion = f.seq
+    OPTION (MAXDOP 1);
     SET @taken = ROWCOUNT_BIG();
     SET @gone = @gone + @taken;
 END;

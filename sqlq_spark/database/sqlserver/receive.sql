@@ -114,19 +114,17 @@ OPTION (MAXDOP 1)
 -- Locks:   an update lock for each, until commit. Never waits for a row.
 -- Index:   Index_RowVersion, a seek for each.
 -- Returns: as receive; no order promised
-WITH message AS (
-    SELECT Id, Expires, Headers, Body, RowVersion
-      FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-     WHERE RowVersion IN (SELECT CAST(value AS bigint) FROM OPENJSON(@seqs))
-)
-DELETE FROM message
+DELETE q
 OUTPUT CAST(deleted.Id AS binary(16)) AS id,
        deleted.Expires AS expires,
        CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
        CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
        deleted.Body AS body,
        deleted.RowVersion AS seq
-OPTION (LOOP JOIN, MAXDOP 1)
+  FROM (SELECT DISTINCT CAST(value AS bigint) AS seq FROM OPENJSON(@seqs)) AS s
+ INNER LOOP JOIN {queue} AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+    ON q.RowVersion = s.seq
+OPTION (MAXDOP 1)
 
 -- name: patience
 -- Sets how long the transaction waits for a destination that others lock, from here to its end. The
@@ -309,16 +307,14 @@ DECLARE @gone TABLE (
     seq     bigint           NOT NULL,
     expired bit              NOT NULL
 );
-WITH message AS (
-    SELECT Id, Expires, Headers, Body, RowVersion
-      FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-     WHERE RowVersion IN (SELECT CAST(value AS bigint) FROM OPENJSON(@seqs))
-)
-DELETE FROM message
+DELETE q
 OUTPUT deleted.Id, deleted.Headers, deleted.Body, deleted.RowVersion,
        CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END
   INTO @gone (Id, Headers, Body, seq, expired)
-OPTION (LOOP JOIN, MAXDOP 1);
+  FROM (SELECT DISTINCT CAST(value AS bigint) AS seq FROM OPENJSON(@seqs)) AS s
+ INNER LOOP JOIN {queue} AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+    ON q.RowVersion = s.seq
+OPTION (MAXDOP 1);
 {fits}INSERT INTO {errors} (Id, {recoverable}Headers, Body)
 SELECT CASE WHEN @renamed = 1 THEN NEWID() ELSE Id END, {one}Headers, ISNULL(Body, 0x)
   FROM @gone

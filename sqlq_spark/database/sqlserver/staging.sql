@@ -112,22 +112,34 @@ SELECT payload
  ORDER BY page
 
 -- name: discard
--- Deletes the chunks of a sink up to a batch: they were sent, or will never be sent.
-DELETE FROM {state}.staging_page WHERE sink = @sink AND login = @login AND batch <= @batch;
-DELETE FROM {state}.staging WHERE sink = @sink AND login = @login AND batch <= @batch
+-- Deletes the chunks of a sink up to a batch: they were sent, or will never be sent. Rows come before
+-- their pages, as in `stage` and discard_abandoned.
+DELETE FROM {state}.staging WHERE sink = @sink AND login = @login AND batch <= @batch;
+DELETE FROM {state}.staging_page WHERE sink = @sink AND login = @login AND batch <= @batch
 
 -- name: discard_abandoned
 -- Deletes the chunks that nameless writes left when their job was killed. A locked row is not
--- abandoned, and is skipped.
+-- abandoned, and is skipped. Pages are deleted by the keys of the rows that this session has deleted,
+-- so no session waits for a page, and no row loses its pages alone.
+-- Locks:   the rows it deletes and their pages, until commit. Never waits for a row.
+-- Index:   the primary key of the pages.
 DECLARE @before datetime2(3) = DATEADD(second, -@seconds, SYSUTCDATETIME());
-DELETE FROM p
-  FROM {state}.staging_page AS p
-  JOIN {state}.staging AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
-    ON o.sink = p.sink AND o.batch = p.batch AND o.attempt = p.attempt AND o.chunk = p.chunk
- WHERE o.sink LIKE N'write:%' AND o.created < @before;
+DECLARE @gone TABLE (
+    sink    nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    batch   bigint        NOT NULL,
+    attempt nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+    chunk   int           NOT NULL
+);
 DELETE FROM o
-  FROM {state}.staging AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
- WHERE o.sink LIKE N'write:%' AND o.created < @before
+OUTPUT deleted.sink, deleted.batch, deleted.attempt, deleted.chunk
+  INTO @gone (sink, batch, attempt, chunk)
+  FROM {state}.staging AS o WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE o.sink LIKE N'write:%' AND o.created < @before;
+DELETE p
+  FROM @gone AS g
+ INNER LOOP JOIN {state}.staging_page AS p WITH (FORCESEEK, ROWLOCK)
+    ON p.sink = g.sink AND p.batch = g.batch AND p.attempt = g.attempt AND p.chunk = g.chunk
+OPTION (MAXDOP 1)
 
 -- name: delete_old_sinks
 -- Rows of writes without a name. They are kept for a week, so that a task that resumes late stages
