@@ -34,11 +34,12 @@ SELECT ends.last, e.expires, e.sent, e.lives, heaviest.seq, heaviest.bytes
 
 -- name: check_queue
 -- What is wrong with a queue's table, from the catalogue alone; who has any right on it may read that.
+-- HAS_PERMS_BY_NAME returns null for a name of more than 128 characters; that counts as a right.
 -- @last is the highest RowVersion, null where it is not known; @expiring, whether messages expire;
 -- @body_string, whether the column is asked for.
 -- Returns: name, severity (error, warning, note), found, fix; a row for each finding
 DECLARE @table int = OBJECT_ID({queue_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
-DECLARE @named nvarchar(600) = {queue_text}, @delayed bit = 0;
+DECLARE @named nvarchar(776) = {queue_text}, @delayed bit = 0;
 DECLARE @columns TABLE (name sysname COLLATE DATABASE_DEFAULT, type sysname COLLATE DATABASE_DEFAULT);
 DECLARE @indexed TABLE (first_column sysname COLLATE DATABASE_DEFAULT);
 INSERT INTO @columns (name, type)
@@ -69,9 +70,9 @@ SELECT N'column' AS name, N'error' AS severity,
    AND NOT EXISTS (SELECT 1 FROM @columns AS c WHERE c.name = wanted.name COLLATE DATABASE_DEFAULT)
 UNION ALL
 SELECT law.name, law.severity, law.found, law.fix
-  FROM (SELECT HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'SELECT')
-               * HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'DELETE') AS may_receive,
-               HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'INSERT') AS may_send,
+  FROM (SELECT COALESCE(HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'SELECT')
+                        * HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'DELETE'), 1) AS may_receive,
+               COALESCE(HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'INSERT'), 1) AS may_send,
                (SELECT MAX(c.type) FROM @columns AS c WHERE c.name = N'Headers') AS headers,
                (SELECT MAX(c.type) FROM @columns AS c WHERE c.name = N'RowVersion') AS seq
        ) AS f
@@ -130,7 +131,7 @@ SELECT law.name, law.severity, law.found, law.fix
 -- Who has no right there may do without.
 -- Returns: as check_queue
 DECLARE @table int = OBJECT_ID({delayed_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
-DECLARE @named nvarchar(600) = {delayed_text};
+DECLARE @named nvarchar(776) = {delayed_text};
 SELECT N'delayed_column' AS name, N'error' AS severity,
        CONCAT(N'column ', wanted.name, N' is missing: messages cannot be delayed or moved') AS found,
        CONCAT(N'ALTER TABLE ', @named, N' ADD ', wanted.name, N' ', wanted.type) AS fix
@@ -144,9 +145,10 @@ SELECT N'delayed_column' AS name, N'error' AS severity,
                       AND c.name = wanted.name COLLATE DATABASE_DEFAULT)
 UNION ALL
 SELECT law.name, law.severity, law.found, law.fix
-  FROM (SELECT HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'SELECT') AS may_select,
-               HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'DELETE') AS may_delete,
-               HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'INSERT') AS may_insert) AS f
+  FROM (SELECT COALESCE(HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'SELECT'), 1) AS may_select,
+               COALESCE(HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'DELETE'), 1) AS may_delete,
+               COALESCE(HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'INSERT'), 1) AS may_insert
+       ) AS f
  CROSS APPLY (VALUES
     (N'due_index', N'warning',
      CASE WHEN NOT EXISTS (
@@ -182,7 +184,7 @@ SELECT N'level' AS name, N'error' AS severity,
               N': messages are sent as JSON, which needs 130') AS found,
        N'ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 130' AS fix
   FROM sys.databases AS d
- WHERE d.database_id = DB_ID() AND d.compatibility_level < 130;
+ WHERE d.name = DB_NAME() AND d.compatibility_level < 130;
 IF HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
    OR (@azure = 1 AND HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'VIEW DATABASE STATE') = 1)
     SELECT N'old_transaction' AS name, N'warning' AS severity,

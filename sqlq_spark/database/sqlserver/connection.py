@@ -53,7 +53,10 @@ if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
 
 # Settings of each session. English, because one driver reports an error by its sentence only.
-SETTINGS = "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english"
+# In a deadlock the server ends a session of LOW priority, so that .NET endpoints go on: ours retries.
+SETTINGS = (
+    "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english; SET DEADLOCK_PRIORITY LOW"
+)
 # statement → whether a transaction is open after it
 # they are sent without sp_executesql, at whose end their settings and transactions would end
 DIRECT = {
@@ -75,7 +78,7 @@ BEGIN;
     THROW 51900, N'the transaction is gone', 1;
 END"""
 LEVEL = """/* sqlqueue:level */
-SELECT compatibility_level FROM sys.databases WHERE database_id = DB_ID()"""
+SELECT compatibility_level FROM sys.databases WHERE name = DB_NAME()"""
 CONTEXT = 128  # bytes of context_info
 
 # of one INSERT: the server may replace more than 5,000 locks by one on the table

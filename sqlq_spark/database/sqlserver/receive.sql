@@ -139,7 +139,8 @@ SET NOCOUNT ON
 -- name: destinations
 -- For tables that messages are to go to: whether they are queues, and their owners. It runs before the
 -- INSERT and after it, because no right of a sender locks a table against a change.
--- Trusted are this login, dbo, and the owner of the queue that is read, if any.
+-- Trusted are this login, dbo, and the owner of the queue that is read, if any. A right that cannot be
+-- looked up, because the name has more than 128 characters, counts as granted: the INSERT decides.
 -- Returns: for each table that is there: place bigint, in the list that was given; identity bigint;
 --          catalog, here bit (in this database), schema and table; missing, the first column that it
 --          lacks, or null; may_insert bit; owner; same_owner bit, as the queue that is read; settled
@@ -151,7 +152,7 @@ WITH asked AS (
            CASE WHEN w.catalog IS NULL OR w.catalog = DB_NAME()
                 THEN OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId') END AS owner_id,
            OBJECTPROPERTY(OBJECT_ID(@source_table, N'U'), N'OwnerId') AS source_owner
-      FROM OPENJSON(@places) WITH (place bigint '$.place', name nvarchar(600) '$.name',
+      FROM OPENJSON(@places) WITH (place bigint '$.place', name nvarchar(776) '$.name',
                                    catalog nvarchar(128) '$.catalog',
                                    columns nvarchar(max) '$.columns' AS JSON) AS w
      WHERE OBJECT_ID(w.name, N'U') IS NOT NULL
@@ -167,7 +168,7 @@ SELECT a.place,
        (SELECT MIN(w.value)
           FROM OPENJSON(a.columns) AS w
          WHERE COL_LENGTH(a.name, w.value) IS NULL) AS missing,
-       CAST(COALESCE(HAS_PERMS_BY_NAME(a.name, N'OBJECT', N'INSERT'), 0) AS bit) AS may_insert,
+       CAST(COALESCE(HAS_PERMS_BY_NAME(a.name, N'OBJECT', N'INSERT'), 1) AS bit) AS may_insert,
        COALESCE(USER_NAME(a.owner_id), N'an owner that cannot be seen') AS owner,
        CAST(CASE WHEN a.owner_id = a.source_owner THEN 1 ELSE 0 END AS bit) AS same_owner,
        CAST(0 AS bit) AS settled,
@@ -178,7 +179,8 @@ SELECT a.place,
 -- name: destination_code
 -- The first code that an INSERT into a table of an owner who is not trusted would run. Such a table
 -- must show its definition and run no code, except expressions of the server's own functions. @places
--- are names; a table of another database is reported as such.
+-- are names; a table of another database is reported as such. Whether a definition is shown cannot be
+-- looked up for a name of more than 128 characters, which counts as not shown.
 -- Returns: identity bigint, code; no row where nothing was found
 WITH part AS (
     SELECT CAST(OBJECT_ID(w.name, N'U') AS bigint) AS place,
@@ -186,7 +188,7 @@ WITH part AS (
            w.name,
            CASE WHEN w.catalog IS NULL OR w.catalog = DB_NAME() THEN 1 ELSE 0 END AS here,
            OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId') AS owner_id
-      FROM OPENJSON(@places) WITH (name nvarchar(600) '$.name',
+      FROM OPENJSON(@places) WITH (name nvarchar(776) '$.name',
                                    catalog nvarchar(128) '$.catalog') AS w
      WHERE OBJECT_ID(w.name, N'U') IS NOT NULL
 ), found AS (
