@@ -176,7 +176,9 @@ SELECT law.name, law.severity, law.found, law.fix
 
 -- name: check_server
 -- What holds messages of any queue of this database: old transactions elsewhere; and whether the
--- database knows JSON. On Azure the rights are those of the database.
+-- database knows JSON. On Azure the rights are those of the database. In Azure's small tiers and elastic
+-- pools that right is not enough, and the view refuses to be read. The caller then asks once more with a
+-- null for @seconds, which leaves the sessions out.
 -- Returns: as check_queue
 DECLARE @azure bit = CASE WHEN SERVERPROPERTY(N'EngineEdition') = 5 THEN 1 ELSE 0 END;
 SELECT N'level' AS name, N'error' AS severity,
@@ -185,6 +187,8 @@ SELECT N'level' AS name, N'error' AS severity,
        N'ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 130' AS fix
   FROM sys.databases AS d
  WHERE d.name = DB_NAME() AND d.compatibility_level < 130;
+IF @seconds IS NULL
+    RETURN;
 IF HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
    OR (@azure = 1 AND HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'VIEW DATABASE STATE') = 1)
     SELECT N'old_transaction' AS name, N'warning' AS severity,
@@ -199,7 +203,7 @@ IF HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
      WHERE x.is_user_transaction = 1
        AND s.database_id = DB_ID()
        AND s.session_id <> @@SPID
-       AND t.transaction_begin_time < DATEADD(second, -@seconds, GETDATE())
+       AND t.transaction_begin_time < DATEADD(second, -CAST(@seconds AS float), GETDATE())
 ELSE
     SELECT N'sessions_right' AS name, N'note' AS severity,
            CONCAT(N'login ', QUOTENAME(SUSER_SNAME()),

@@ -53,10 +53,8 @@ if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
 
 # Settings of each session. English, because one driver reports an error by its sentence only.
-# In a deadlock the server ends a session of LOW priority, so that .NET endpoints go on: ours retries.
-SETTINGS = (
-    "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english; SET DEADLOCK_PRIORITY LOW"
-)
+# In a deadlock the server ends a session of LOW priority: ours, which tries again.
+SETTINGS = "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english; SET DEADLOCK_PRIORITY LOW"
 # statement → whether a transaction is open after it
 # they are sent without sp_executesql, at whose end their settings and transactions would end
 DIRECT = {

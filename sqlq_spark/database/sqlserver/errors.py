@@ -136,6 +136,8 @@ DENIED = re.compile(
     r"The ([A-Z ]+) permission was denied on the (?:column '.*' of the )?object "
     r"'(.*)', database '.*', schema '(.*)'"
 )
+# what check_server needs on Azure, in the database master
+SERVER_STATE = "ALTER SERVER ROLE ##MS_ServerStateReader## ADD MEMBER the_login"
 DENIED_IN_DATABASE = re.compile(r"([A-Z][A-Z ]+) permission denied in database")
 
 
@@ -269,6 +271,8 @@ def other_error(failure: Failure, place: Place) -> errors.StatementFailed:
 
 def missing_grant(text: str, place: Place) -> str:
     """Return the GRANT that is missing, by the server's sentence or by the statement's needs."""
+    if place.statement == "check_server":
+        return SERVER_STATE
     if found := DENIED.search(text):
         right, table, schema = found.groups()
         return f"GRANT {right} ON {bracketed(schema)}.{bracketed(table)} TO the_user"
