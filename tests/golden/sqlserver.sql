@@ -12,20 +12,14 @@ OUTPUT CAST(1 AS bit)
 GO
 
 -- receive
-WITH lowest AS (
+WITH message AS (
     SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
-           Id, Expires, Headers, Body, RowVersion,
-           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-           + ISNULL(DATALENGTH(Body), 0) AS bytes
+           Id, Expires, Headers, Body, RowVersion
       FROM [sales].[Shop.Orders] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE RowVersion >= @first AND RowVersion < @stop
        AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
            + ISNULL(DATALENGTH(Body), 0) <= @largest
      ORDER BY RowVersion
-), message AS (
-    SELECT Id, Expires, Headers, Body, RowVersion,
-           SUM(bytes) OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) - bytes AS before
-      FROM lowest
 )
 DELETE FROM message
 OUTPUT CAST(deleted.Id AS binary(16)) AS id,
@@ -34,7 +28,6 @@ OUTPUT CAST(deleted.Id AS binary(16)) AS id,
        CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
        deleted.Body AS body,
        deleted.RowVersion AS seq
- WHERE before < @bytes
 OPTION (MAXDOP 1);
 GO
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlq_spark import errors
 from sqlq_spark.database.names import SQLSERVER
@@ -33,8 +34,15 @@ from sqlq_spark.database.sqlserver.errors import (
     read_error,
     statement_error,
 )
-from sqlq_spark.database.sqlserver.rows import fetch_table, json_rows, plain_columns, read_row
+from sqlq_spark.database.sqlserver.rows import (
+    fetch_table,
+    json_rows,
+    no_rows,
+    plain_columns,
+    read_row,
+)
 from sqlq_spark.database.sqlserver.url import Target
+from sqlq_spark.database.sqlserver.weigh import WEIGHED_BY, cut_step
 from sqlq_spark.wire.address import (
     QueueAddress,
     bracketed,
@@ -44,7 +52,7 @@ from sqlq_spark.wire.address import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
@@ -196,7 +204,38 @@ class Connection:
         tables: dict[str, QueueAddress],
         **numbers: int | list[int],
     ) -> pa.Table:
-        """Execute a statement and return its rows in columns; a uuid is 16 bytes."""
+        """
+        Execute a statement and return its rows in columns; a uuid is 16 bytes.
+
+        Before a `receive` the rows of its range are weighed, see weigh.py.
+        """
+        if statement in WEIGHED_BY:
+            return self._receive(statement, tables, cast("dict[str, int]", numbers))
+        return self._fetch(statement, tables, numbers)
+
+    def _receive(
+        self, statement: StatementName, tables: dict[str, QueueAddress], limits: dict[str, int]
+    ) -> pa.Table:
+        """Receive what fits; go on behind it where other sessions took all that was weighed."""
+        weigh = WEIGHED_BY[statement]
+        while True:
+            rows = self.rows(weigh, tables=tables, **limits)
+            step = cut_step(rows, most=limits["bytes"], largest=limits["largest"])
+            if step is None:
+                return no_rows(body_string=weigh == "weigh_body_string")
+            numbers = {"first": limits["first"], **asdict(step)}
+            found = self._fetch(statement, tables, numbers)
+            if found.num_rows:
+                return found
+            limits = {**limits, "first": step.stop}
+
+    def _fetch(
+        self,
+        statement: StatementName,
+        tables: dict[str, QueueAddress],
+        numbers: Mapping[str, int | list[int]],
+    ) -> pa.Table:
+        """Execute one statement and return its rows in columns."""
         text = self._fill_names(STATEMENTS[statement], tables)
         values: dict[str, Value] = {
             name: json.dumps(value) if isinstance(value, list) else int(value)

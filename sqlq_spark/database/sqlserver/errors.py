@@ -119,6 +119,8 @@ FIXES = {
 }
 
 RIGHTS = {
+    "weigh": "SELECT, DELETE",
+    "weigh_body_string": "SELECT, DELETE",
     "receive": "SELECT, DELETE",
     "receive_body_string": "SELECT, DELETE",
     "take": "SELECT, DELETE",

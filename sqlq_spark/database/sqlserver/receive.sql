@@ -45,28 +45,58 @@ SELECT payload
  WHERE stream = @stream AND login = @login AND batch = @batch AND task = @task
  ORDER BY page
 
+-- name: weigh
+-- The lowest messages of a range and their sizes, before `receive` deletes them. The client cuts the
+-- range where the size of a step ends (see weigh.py). A UTF-16 unit of headers counts as one byte. A
+-- message larger than @largest is left out.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_RowVersion, a seek.
+-- Returns: seq bigint, bytes bigint; by seq
+SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
+       RowVersion AS seq,
+       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0) AS bytes
+  FROM {queue} WITH (FORCESEEK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+   AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0) <= @largest
+ ORDER BY RowVersion
+OPTION (MAXDOP 1)
+
+-- name: weigh_body_string
+-- As weigh, for a table with that column, whose size counts too.
+SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
+       RowVersion AS seq,
+       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0)
+       + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
+  FROM {queue} WITH (FORCESEEK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+   AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0)
+       + ISNULL(DATALENGTH(BodyString) / 2, 0) <= @largest
+ ORDER BY RowVersion
+OPTION (MAXDOP 1)
+
 -- name: receive
--- Deletes the lowest messages of a range that no other session holds, up to a count and a size; at
--- least one of any size, but none larger than @largest. A UTF-16 unit of headers counts as one byte.
+-- Deletes the lowest messages of a range that no other session holds, up to a count; none larger than
+-- @largest. The statement is in the form that the transport and other queues use: a delete through a
+-- TOP with an ORDER BY. A window function would send every body through tempdb, so the sizes were read
+-- before, by `weigh`. A message that is committed late into the range, or that another session gives
+-- back, comes unweighed. @messages times @largest limits what such messages can add.
 -- Locks:   an update lock for each row it reads, until commit. Never waits for a row.
 -- Index:   Index_RowVersion, clustered or not; without FORCESEEK stale statistics may choose a scan
 --          that locks the whole range.
 -- Returns: id binary in SQL Server's byte order, expires datetime, expired bit, headers as UTF-16
 --          bytes (a lone surrogate must not stop the driver), body, seq bigint; no order promised
-WITH lowest AS (
+WITH message AS (
     SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
-           Id, Expires, Headers, Body, RowVersion,
-           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-           + ISNULL(DATALENGTH(Body), 0) AS bytes
+           Id, Expires, Headers, Body, RowVersion
       FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE RowVersion >= @first AND RowVersion < @stop
        AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
            + ISNULL(DATALENGTH(Body), 0) <= @largest
      ORDER BY RowVersion
-), message AS (
-    SELECT Id, Expires, Headers, Body, RowVersion,
-           SUM(bytes) OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) - bytes AS before
-      FROM lowest
 )
 DELETE FROM message
 OUTPUT CAST(deleted.Id AS binary(16)) AS id,
@@ -75,28 +105,20 @@ OUTPUT CAST(deleted.Id AS binary(16)) AS id,
        CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
        deleted.Body AS body,
        deleted.RowVersion AS seq
- WHERE before < @bytes
 OPTION (MAXDOP 1)
 
 -- name: receive_body_string
 -- As receive, for a table with that column, whose size counts too.
 -- Returns: also bodystring as UTF-16 bytes
-WITH lowest AS (
+WITH message AS (
     SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
-           Id, Expires, Headers, Body, BodyString, RowVersion,
-           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-           + ISNULL(DATALENGTH(Body), 0)
-           + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
+           Id, Expires, Headers, Body, BodyString, RowVersion
       FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE RowVersion >= @first AND RowVersion < @stop
        AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
            + ISNULL(DATALENGTH(Body), 0)
            + ISNULL(DATALENGTH(BodyString) / 2, 0) <= @largest
      ORDER BY RowVersion
-), message AS (
-    SELECT Id, Expires, Headers, Body, BodyString, RowVersion,
-           SUM(bytes) OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) - bytes AS before
-      FROM lowest
 )
 DELETE FROM message
 OUTPUT CAST(deleted.Id AS binary(16)) AS id,
@@ -106,7 +128,6 @@ OUTPUT CAST(deleted.Id AS binary(16)) AS id,
        deleted.Body AS body,
        CAST(deleted.BodyString AS varbinary(max)) AS bodystring,
        deleted.RowVersion AS seq
- WHERE before < @bytes
 OPTION (MAXDOP 1)
 
 -- name: take
