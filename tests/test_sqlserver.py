@@ -96,7 +96,7 @@ def test_no_word_in_braces_is_left() -> None:
 # variables that statements declare themselves
 LOCAL = {
     *("name", "got", "number", "said", "table", "marks", "open", "before", "gone", "taken", "now"),
-    *("named", "found", "login", "columns", "indexed", "delayed", "azure"),
+    *("named", "found", "login", "columns", "indexed", "delayed", "azure", "seq_indexes"),
 }
 
 
@@ -162,8 +162,11 @@ def test_what_is_sent_is_what_an_endpoint_would_send() -> None:
 
     assert text.startswith(
         "INSERT INTO [sales].[Shop.Orders] (Headers, Body, Expires, Id, Recoverable) "
-        "SELECT Headers, Body, Expires, Id, 1 FROM OPENJSON(@rows)"
+        "SELECT Headers, ISNULL(Body, 0x), Expires, Id, 1 FROM OPENJSON(@rows)"
     )
+    names = ["headers", "body", "id"]
+    with_nulls = plain(calls.build_insert(names, {"id": ""}, null_bodies=True))
+    assert "SELECT Headers, Body, Id FROM" in with_nulls
     assert "Recoverable" not in calls.build_insert(["headers", "body", "id"], {"id": ""})
     divert = plain(TEXTS["divert_large"])
     assert "INSERT INTO [dbo].[error] (Id, Recoverable, Headers, Body) SELECT CASE" in divert

@@ -263,7 +263,9 @@ class Connection:
         drivers send rows with large values one by one.
         """
         tables = {"queue": queue}
-        text = self._fill_names(build_insert(rows.column_names, self._shape(queue)), tables)
+        null_bodies = "body" in rows.column_names and rows["body"].null_count > 0
+        insert = build_insert(rows.column_names, self._shape(queue), null_bodies=null_bodies)
+        text = self._fill_names(insert, tables)
         each = max(1, rows.nbytes // max(1, rows.num_rows))
         size = max(1, min(MOST_ROWS, MOST_BYTES // each))
         for first in range(0, rows.num_rows, size):

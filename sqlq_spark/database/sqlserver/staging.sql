@@ -120,7 +120,8 @@ DELETE FROM {state}.staging_page WHERE sink = @sink AND login = @login AND batch
 -- name: discard_abandoned
 -- Deletes the chunks that nameless writes left when their job was killed. A locked row is not
 -- abandoned, and is skipped. Pages are deleted by the keys of the rows that this session has deleted,
--- so no session waits for a page, and no row loses its pages alone.
+-- so no session waits for a page, and no row loses its pages alone. Without UPDLOCK, the delete releases
+-- its locks on rows that are not old.
 -- Locks:   the rows it deletes and their pages, until commit. Never waits for a row.
 -- Index:   the primary key of the pages.
 DECLARE @before datetime2(3) = DATEADD(second, -@seconds, SYSUTCDATETIME());
@@ -133,7 +134,7 @@ DECLARE @gone TABLE (
 DELETE FROM o
 OUTPUT deleted.sink, deleted.batch, deleted.attempt, deleted.chunk
   INTO @gone (sink, batch, attempt, chunk)
-  FROM {state}.staging AS o WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+  FROM {state}.staging AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE o.sink LIKE N'write:%' AND o.created < @before;
 DELETE p
   FROM @gone AS g
