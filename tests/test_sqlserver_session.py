@@ -537,6 +537,22 @@ def test_a_table_that_the_server_speaks_of_is_blamed(
     assert found.value.args[0] == "orders.Delayed@[dbo]"
 
 
+@pytest.mark.parametrize("found", [[], [(1,)]])
+def test_a_move_seeks_where_the_table_has_an_index_on_due(
+    raw: Recorder, connection: sqlserver.Connection, found: list[tuple[int]]
+) -> None:
+    """The hint for an index that is not there would be an error."""
+    raw.ready["due_index"] = [(["found"], [*found])]
+    tables = {"queue": QUEUE, "delayed": QueueAddress("orders.Delayed")}
+
+    connection.rows("move_due", tables=tables, zone="UTC", messages=1)
+
+    (move,) = [text for text in raw.inner() if "sqlqueue:move_due" in text]
+    assert ("WITH (FORCESEEK, UPDLOCK, READPAST" in move) == bool(found)
+    (asked,) = [text for text in raw.inner() if "sqlqueue:due_index" in text]
+    assert "OBJECT_ID(N'[dbo].[orders.Delayed]', N'U')" in asked
+
+
 @pytest.mark.parametrize(
     ("delayed", "told"),
     [

@@ -129,12 +129,12 @@ SELECT o.stream, o.acked_batch
   FROM [sqlqueue].stream AS o WITH (REPEATABLEREAD, ROWLOCK)
  WHERE o.stream IN (
         SELECT r.stream
-          FROM [sqlqueue].receipt AS r
+          FROM [sqlqueue].receipt AS r WITH (FORCESEEK)
          WHERE r.query_id = @query_id AND r.query_batch = @query_batch);
 UPDATE r
    SET settled = 1
 OUTPUT CAST(1 AS bit)
-  FROM [sqlqueue].receipt AS r
+  FROM [sqlqueue].receipt AS r WITH (FORCESEEK)
   JOIN @open AS o ON o.stream = r.stream
  WHERE r.query_id = @query_id AND r.query_batch = @query_batch AND r.batch > o.acked;
 GO
@@ -147,7 +147,7 @@ GO
 DECLARE @now datetime = GETUTCDATE();
 WITH message AS (
     SELECT TOP (@messages) Headers, Body, Due
-      FROM [sales].[Shop.Orders.Delayed] WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+      FROM [sales].[Shop.Orders.Delayed] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE Due <= @now
      ORDER BY Due
 )

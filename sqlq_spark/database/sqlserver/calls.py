@@ -51,9 +51,11 @@ def fill_names(
     *,
     recoverable: bool = True,
     fits: str = "",
+    seek: bool = True,
 ) -> str:
     """Put names into the braces, last and in one pass: a name may be {state} or @n."""
-    found = quoted_words(state, tables, recoverable=recoverable) | {"fits": fits}
+    found = quoted_words(state, tables, recoverable=recoverable)
+    found |= {"fits": fits, "seek": "FORCESEEK, " if seek else ""}
     return IDENTIFIER.sub(lambda match: found.get(match[1], match[0]), text)
 
 

@@ -85,6 +85,14 @@ BEGIN;
 END"""
 LEVEL = """/* sqlqueue:level */
 SELECT compatibility_level FROM sys.databases WHERE name = DB_NAME()"""
+# An old table of delayed messages may lack the index; FORCESEEK is then an error, 8622.
+DUE_INDEX = """SELECT 1 AS found
+  FROM {delayed_catalog}sys.indexes AS i
+  JOIN {delayed_catalog}sys.index_columns AS k
+    ON k.object_id = i.object_id AND k.index_id = i.index_id AND k.key_ordinal = 1
+  JOIN {delayed_catalog}sys.columns AS c ON c.object_id = k.object_id AND c.column_id = k.column_id
+ WHERE i.object_id = OBJECT_ID({delayed_text}, N'U')
+   AND i.type IN (1, 2) AND i.is_disabled = 0 AND i.has_filter = 0 AND c.name = N'Due'"""
 CONTEXT = 128  # bytes of context_info
 
 # of one INSERT: the server may replace more than 5,000 locks by one on the table
@@ -338,8 +346,20 @@ class Connection:
         if "{recoverable}" not in text:
             return fill_names(text, self.state, tables)
         shape = self._shape(tables["errors"]) if "errors" in tables else self._moved_into(tables)
-        there = "recoverable" in shape
-        return fill_names(text, self.state, tables, recoverable=there, fits=check_fit(shape))
+        return fill_names(
+            text,
+            self.state,
+            tables,
+            recoverable="recoverable" in shape,
+            fits=check_fit(shape),
+            seek="{seek}" in text and self._has_due_index(tables),
+        )
+
+    def _has_due_index(self, tables: dict[str, QueueAddress]) -> bool:
+        """Whether the table of delayed messages has an index that begins with Due."""
+        text = fill_names(DUE_INDEX, self.state, tables)
+        sql, bound = build_call("due_index", text, {}, guarded=self._open)
+        return bool(self._do("due_index", sql, bound, tables))
 
     def _moved_into(self, tables: dict[str, QueueAddress]) -> dict[str, str]:
         """Return the queue's columns; an error names the delayed table if both are wrong."""

@@ -71,7 +71,7 @@ OUTPUT inserted.batch
 -- whose receipts were returned or dropped has none to settle.
 -- Locks:   the stream's row, shared, as its tasks do, and before the receipts, as acknowledging does;
 --          the receipts until commit.
--- Index:   receipt_query.
+-- Index:   receipt_query, a seek; a scan would wait for receipts that tasks write now.
 -- Returns: a row for each receipt
 DECLARE @open TABLE (
     stream nvarchar(36) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY, acked bigint NOT NULL);
@@ -80,12 +80,12 @@ SELECT o.stream, o.acked_batch
   FROM {state}.stream AS o WITH (REPEATABLEREAD, ROWLOCK)
  WHERE o.stream IN (
         SELECT r.stream
-          FROM {state}.receipt AS r
+          FROM {state}.receipt AS r WITH (FORCESEEK)
          WHERE r.query_id = @query_id AND r.query_batch = @query_batch);
 UPDATE r
    SET settled = 1
 OUTPUT CAST(1 AS bit)
-  FROM {state}.receipt AS r
+  FROM {state}.receipt AS r WITH (FORCESEEK)
   JOIN @open AS o ON o.stream = r.stream
  WHERE r.query_id = @query_id AND r.query_batch = @query_batch AND r.batch > o.acked
 
