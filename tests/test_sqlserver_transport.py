@@ -88,7 +88,7 @@ PARTS = {
     "peek": ("SELECT TOP", "WITH (READPAST"),
     "purge_expired": ("TOP (", "READPAST", "WHERE Expires <", "GETUTCDATE()"),
     "move_due": (
-        *("WITH message AS (", "SELECT TOP", "WITH (UPDLOCK, READPAST, ROWLOCK", "WHERE Due <"),
+        *("WITH message AS (", "SELECT TOP", "UPDLOCK, READPAST, ROWLOCK", "WHERE Due <"),
         *("DELETE FROM message OUTPUT NEWID(),", "1,", "deleted.Headers,", "deleted.Body"),
         *("INTO [sales].[Shop.Orders] (Id,", "Recoverable,", "Headers, Body)"),
     ),
