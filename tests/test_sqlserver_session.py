@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import uuid
 from datetime import UTC, datetime
@@ -259,8 +260,9 @@ def test_columns_are_the_same_by_rows_and_by_arrow(
         (row.bytes_le, expires, True, "{ü🚀}\0".encode("utf-16-le"), b"\xff", 7),
         (row.bytes_le, None, False, lone, None, 9),
     ]
+    raw.ready["weigh"] = [(["seq", "bytes"], [(7, 5), (9, 3)])]
     raw.ready["receive"] = [(names, values)]
-    limits = {"first": 0, "stop": 10, "messages": 5, "bytes": 100}
+    limits = {"first": 0, "stop": 10, "messages": 5, "bytes": 100, "largest": 50}
 
     found = connection.arrow("receive", tables={"queue": QUEUE}, **limits)
 
@@ -283,6 +285,78 @@ def test_columns_are_the_same_by_rows_and_by_arrow(
     )
     assert sqlserver_rows.plain_columns(large).equals(found)
     assert sqlserver_rows.plain_columns(large.slice(0, 0)).schema == found.schema
+
+
+LIMITS = {"first": 1, "stop": 100, "messages": 9, "bytes": 10, "largest": 50}
+
+
+def test_a_receive_goes_as_far_as_was_weighed(
+    raw: Recorder, connection: sqlserver.Connection
+) -> None:
+    """The rows that fit, and no row that could make the step too large."""
+    raw.ready["weigh"] = [(["seq", "bytes"], [(7, 5), (9, 6), (12, 3)])]
+    raw.ready["receive"] = [(RECEIVED, [(b"x" * 16, None, False, b"", b"", 7)])]
+
+    found = connection.arrow("receive", tables={"queue": QUEUE}, **LIMITS)
+
+    assert found["seq"].to_pylist() == [7]
+    weigh, receive = map(named, raw.sent)
+    assert weigh == {"first": 1, "stop": 100, "messages": 9, "largest": 50}
+    assert receive == {"first": 1, "stop": 10, "messages": 2, "largest": 30}
+
+
+def test_where_nothing_waits_nothing_is_received(
+    raw: Recorder, connection: sqlserver.Connection
+) -> None:
+    """The table that comes has the columns of a receive."""
+    raw.ready["weigh"] = [(["seq", "bytes"], [])]
+    raw.ready["weigh_body_string"] = raw.ready["weigh"]
+
+    found = connection.arrow("receive", tables={"queue": QUEUE}, **LIMITS)
+    texts = connection.arrow("receive_body_string", tables={"queue": QUEUE}, **LIMITS)
+
+    assert found.column_names == RECEIVED
+    assert found.num_rows == texts.num_rows == 0
+    assert set(texts.column_names) - set(RECEIVED) == {"bodystring"}
+    assert not any("DELETE" in text for text in raw.inner())
+
+
+def test_what_others_took_meanwhile_is_passed_over(
+    raw: Recorder, connection: sqlserver.Connection
+) -> None:
+    """The next rows of the range are weighed; a row that only looks free is not waited for."""
+    weighings = iter([[(7, 5)], [(9, 5)], []])
+    raw.ready["receive"] = [(RECEIVED, [])]
+    whole = raw.cursor
+
+    def cursor() -> Cursor:
+        made = whole()
+        execute = made.execute
+
+        def run(sql: str, values: tuple[Any, ...] = ()) -> None:
+            if "sqlqueue:weigh" in values[0]:
+                raw.ready["weigh"] = [(["seq", "bytes"], next(weighings))]
+            execute(sql, values)
+
+        made.execute = run  # type: ignore[method-assign]
+        return made
+
+    raw.cursor = cursor  # type: ignore[method-assign]
+
+    found = connection.arrow("receive", tables={"queue": QUEUE}, **LIMITS)
+
+    assert found.num_rows == 0
+    assert [named(each)["first"] for each in raw.sent] == [1, 1, 8, 8, 10]
+
+
+RECEIVED = ["id", "expires", "expired", "headers", "body", "seq"]
+
+
+def named(sent: tuple[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """The values of a call by their parameters."""
+    sql, (_, _, *values) = sent
+    names = re.findall(r"@(\w+) = \?", sql.partition("sp_executesql")[2])
+    return dict(zip(names, values, strict=True))
 
 
 def test_a_bulk_insert_is_in_the_transaction_and_in_small_steps(
@@ -461,6 +535,22 @@ def test_a_table_that_the_server_speaks_of_is_blamed(
         connection.rows("move_due", tables=tables, zone="UTC", messages=1)
 
     assert found.value.args[0] == "orders.Delayed@[dbo]"
+
+
+@pytest.mark.parametrize("found", [[], [(1,)]])
+def test_a_move_seeks_where_the_table_has_an_index_on_due(
+    raw: Recorder, connection: sqlserver.Connection, found: list[tuple[int]]
+) -> None:
+    """The hint for an index that is not there would be an error."""
+    raw.ready["due_index"] = [(["found"], [*found])]
+    tables = {"queue": QUEUE, "delayed": QueueAddress("orders.Delayed")}
+
+    connection.rows("move_due", tables=tables, zone="UTC", messages=1)
+
+    (move,) = [text for text in raw.inner() if "sqlqueue:move_due" in text]
+    assert ("WITH (FORCESEEK, UPDLOCK, READPAST" in move) == bool(found)
+    (asked,) = [text for text in raw.inner() if "sqlqueue:due_index" in text]
+    assert "OBJECT_ID(N'[dbo].[orders.Delayed]', N'U')" in asked
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import pytest
 import sqlserver_texts
 from bench import sqlserver as bench
 from conformance import shapes, sqlserver, sqlserver_dba, transport_sqlserver
-from test_sqlserver import UNKNOWN, faults, parser, plain
+from sqlserver_lint import UNKNOWN
+from test_sqlserver import faults, plain
 
 from sqlq_spark.database import statements
 from sqlq_spark.database.sqlserver import calls
@@ -22,10 +23,6 @@ from sqlq_spark.database.sqlserver import connection as dialect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from sqlfluff.core import Linter
-
-__all__ = ["parser"]  # the fixture
 
 OURS = sqlserver_texts.rendered()
 QUEUE, LITERAL = "[sales].[Shop.Orders]", "[sales].[Shop.Orders]"
@@ -91,7 +88,7 @@ PARTS = {
     "peek": ("SELECT TOP", "WITH (READPAST"),
     "purge_expired": ("TOP (", "READPAST", "WHERE Expires <", "GETUTCDATE()"),
     "move_due": (
-        *("WITH message AS (", "SELECT TOP", "WITH (UPDLOCK, READPAST, ROWLOCK", "WHERE Due <"),
+        *("WITH message AS (", "SELECT TOP", "UPDLOCK, READPAST, ROWLOCK", "WHERE Due <"),
         *("DELETE FROM message OUTPUT NEWID(),", "1,", "deleted.Headers,", "deleted.Body"),
         *("INTO [sales].[Shop.Orders] (Id,", "Recoverable,", "Headers, Body)"),
     ),
@@ -148,6 +145,7 @@ BESIDE = {
     "a load of an old table": calls.fill_names(
         calls.build_insert(["headers", "body", "id"], {}), "sqlqueue", sqlserver_texts.TABLES
     ),
+    "a look for an index": calls.fill_names(dialect.DUE_INDEX, "sqlqueue", sqlserver_texts.TABLES),
     "a load of delays": calls.fill_names(
         calls.build_insert(["headers", "body", "due"], {}),
         "sqlqueue",
@@ -165,9 +163,9 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_what_is_sent_beside_the_file_parses_too(parser: Linter, name: str) -> None:
+def test_what_is_sent_beside_the_file_parses_too(name: str) -> None:
     """Settings, what undoes, and the call that carries a statement."""
-    assert faults(parser, re.sub(r"(?<=\W)\?(?=\W|$)", "@value", BESIDE[name])) == []
+    assert faults(re.sub(r"(?<=\W)\?(?=\W|$)", "@value", BESIDE[name])) == []
 
 
 ENDPOINTS = {f"transport.{name}": text for name, text in TRANSPORT.items()} | {
@@ -182,14 +180,14 @@ ENDPOINTS = {f"transport.{name}": text for name, text in TRANSPORT.items()} | {
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
-def test_statements_of_the_endpoints_and_the_dba_parse(parser: Linter, name: str) -> None:
+def test_statements_of_the_endpoints_and_the_dba_parse(name: str) -> None:
     """They wait for a server as ours do."""
     assert len(ENDPOINTS) > 20
-    assert faults(parser, filled(ENDPOINTS[name])) == []
+    assert faults(filled(ENDPOINTS[name])) == []
 
 
 @pytest.mark.parametrize("kind", ["older", "otherwise", "no_queue", "wrong", "rights"])
-def test_statements_of_the_dbas_shapes_parse(parser: Linter, kind: str) -> None:
+def test_statements_of_the_dbas_shapes_parse(kind: str) -> None:
     """Each by itself, as they are executed."""
     names = {"role": "r", "input": QUEUE, "errors": QUEUE, "output": QUEUE, "delayed": QUEUE}
     for name, found in getattr(shapes.SQLSERVER, kind).items():
@@ -199,7 +197,7 @@ def test_statements_of_the_dbas_shapes_parse(parser: Linter, kind: str) -> None:
             for word, value in {**names, "state": "sqlqueue"}.items():
                 named = named.replace(f"{{{word}}}", value)
 
-            assert faults(parser, named + ";") == [], name
+            assert faults(named + ";") == [], name
 
 
 # ---------------------------------------------------------------- part by part

@@ -196,10 +196,27 @@ def finding(where: str, row: Row) -> Finding:
 # ---------------------------------------------------------------- server, state, streams
 
 
-def of_server(connection: Connection, *, older: float = OLD_TRANSACTION) -> list[Finding]:
-    """Check the server and its transactions of more than `older` seconds."""
+def of_server(connection: Connection, *, older: float | None = OLD_TRANSACTION) -> list[Finding]:
+    """Check the server and its transactions of more than `older` seconds; None: of no age."""
     rows = connection.rows("check_server", seconds=older)
     return [finding(connection.server, row) for row in rows]
+
+
+def of_any_server(connection: Connection, *, timeout: float) -> list[Finding]:
+    """
+    Check the server, in a transaction of its own; no transaction is open.
+
+    A login that may not see the sessions gets a note: in Azure's small tiers a right of the
+    database is not enough for that.
+    """
+    try:
+        with transaction(connection, timeout=timeout):
+            return of_server(connection)
+    except RightMissing as error:
+        note = of_error(connection.server, "sessions_right", error, str(error.args[2]))
+    with transaction(connection, timeout=timeout):
+        found = of_server(connection, older=None)
+    return [*found, replace(note, severity="note")]
 
 
 def of_state(connection: Connection) -> list[Finding]:
@@ -254,8 +271,7 @@ def everything(
     found = of_state(connection)
     if not found:
         found += of_any_streams(connection, timeout=timeout)
-    with transaction(connection, timeout=timeout):
-        found += of_server(connection)
+    found += of_any_server(connection, timeout=timeout)
     for each in queues:
         found += of_any_queue(connection, each, timeout=timeout, body_string=body_string)
     return found
@@ -304,8 +320,8 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
         BodyStringMissing: the tasks would fail.
         NotAQueue: it is not a plain table, so that rows could exist outside of receipts.
     """
+    found = of_any_server(connection, timeout=options.query_timeout)
     with transaction(connection, timeout=options.query_timeout):
-        found = of_server(connection)
         for each in options.addresses:
             found += of_queue(
                 connection,

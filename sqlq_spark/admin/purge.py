@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import stamina
+
 from sqlq_spark.database import transaction
+from sqlq_spark.errors import Deadlock
 from sqlq_spark.receive.browse import cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sqlq_spark.admin.inspect import Depth
-    from sqlq_spark.database import Connection
+    from sqlq_spark.database import Connection, Value
+    from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
 BATCH = 10_000  # messages, as in the transport
+ATTEMPTS = 5  # of a batch that deadlocks with an endpoint, with pauses of 2 s in total
 
 
 def purge_parts(
@@ -47,9 +52,7 @@ def purge_parts(
         return
     parts = max(1, -(-depth.messages // batch))
     for first, stop in cut(depth.first, depth.last + 1, parts=parts):
-        with transaction(connection, timeout=timeout):
-            rows = connection.rows("purge_range", tables={"queue": queue}, first=first, stop=stop)
-        yield int(rows[0][0])
+        yield _delete(connection, "purge_range", queue, timeout, first=first, stop=stop)
 
 
 def purge_expired(
@@ -66,9 +69,22 @@ def purge_expired(
         the last one.
     """
     while True:
-        with transaction(connection, timeout=timeout):
-            found = connection.rows("purge_expired", tables={"queue": queue}, messages=batch)[0][0]
+        found = _delete(connection, "purge_expired", queue, timeout, messages=batch)
         if found:
-            yield int(found)
+            yield found
         if found < batch:
             return
+
+
+def _delete(
+    connection: Connection,
+    statement: StatementName,
+    queue: QueueAddress,
+    timeout: float,
+    **values: Value,
+) -> int:
+    """Delete one batch in a transaction, again after a deadlock; return how many messages."""
+    for attempt in stamina.retry_context(on=Deadlock, attempts=ATTEMPTS, timeout=None):
+        with attempt, transaction(connection, timeout=timeout):
+            return int(connection.rows(statement, tables={"queue": queue}, **values)[0][0])
+    raise AssertionError  # pragma: no cover - stamina raises the last error itself

@@ -79,6 +79,8 @@ StatementName = Literal[
     "new_task",
     "find_receipt",
     "receipt_pages",
+    "weigh",
+    "weigh_body_string",
     "receive",
     "receive_body_string",
     "take",

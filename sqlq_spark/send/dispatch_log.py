@@ -49,12 +49,12 @@ def lock(connection: Connection, sink: str) -> tuple[str, int | None]:
 
 def read(connection: Connection, sink: str) -> int | None:
     """
-    Return the last batch of a sink, or None; wait as `lock` does, but change nothing.
+    Return the last batch of a sink, or None; wait for a driver that dispatches, change nothing.
 
     Raises:
         DispatchLogOfOther.
     """
-    found = connection.rows("sink_close", sink=sink)
+    found = connection.rows("sink_open", sink=sink)
     if not found:
         _refuse_other(connection, sink)
         return None

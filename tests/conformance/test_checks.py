@@ -7,15 +7,16 @@ import re
 import shlex
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from recorded_connection import RecordedConnection
 from servers import only
 from waiting import until
 
 from sqlq_spark.admin import checks, inspect
 from sqlq_spark.database import schema, transaction
-from sqlq_spark.errors import BodyStringMissing
+from sqlq_spark.errors import BodyStringMissing, RightMissing
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.driver import PeekLoop
 from sqlq_spark.receive.offset import INITIAL
@@ -26,7 +27,7 @@ from .conftest import TIMEOUT, Bench, Clock
 from .shapes import cases
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sqlq_spark.admin.checks import Finding
     from sqlq_spark.database import Connection
@@ -245,6 +246,32 @@ def test_a_login_that_may_not_see_other_sessions_is_noted(bare: Bench) -> None:
         assert role in found.fix
         run(bare, found.fix)
         assert checks.of_server(connection) == []
+
+
+class Forbidden(RecordedConnection):
+    """A session whose server does not show the others, although the login has a right."""
+
+    def __init__(self, inner: Connection) -> None:
+        super().__init__(inner)
+        self.asked = 0
+
+    def around(self, statement: str, call: Callable[[], Any]) -> Any:
+        """As RecordedConnection; the first look fails."""
+        self.asked += statement == "check_server"
+        if statement == "check_server" and self.asked == 1:
+            raise RightMissing(statement, "not allowed", "GRANT VIEW")
+        return call()
+
+
+def test_a_server_that_refuses_to_show_sessions_stops_no_stream(bare: Bench) -> None:
+    """It is a note with the fix. What needs no right is checked again, without the sessions."""
+    doctor, start = Forbidden(bare.desk), Forbidden(bare.desk)
+
+    (note,) = checks.of_any_server(doctor, timeout=TIMEOUT)
+    checks.at_start(start, bare.source())
+
+    assert (note.name, note.severity, note.fix) == ("sessions_right", "note", "GRANT VIEW")
+    assert (doctor.asked, start.asked) == (2, 2)
 
 
 # ----- the server ------------------------------------------------------------------------------

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from recorded_connection import RecordedConnection
 from waiting import until
 
-from sqlq_spark.admin.purge import purge_expired
-from sqlq_spark.errors import QueueNotFound, TimedOut
+from sqlq_spark.admin.inspect import depth
+from sqlq_spark.admin.purge import purge_expired, purge_parts
+from sqlq_spark.database import transaction
+from sqlq_spark.errors import Deadlock, QueueNotFound, TimedOut
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.purge import purge
 from sqlq_spark.wire.address import QueueAddress
@@ -18,7 +21,7 @@ from sqlq_spark.wire.address import QueueAddress
 from .conftest import TIMEOUT, Bench, Strike
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def fill(bench: Bench, lives: Sequence[int | None]) -> None:
@@ -112,6 +115,35 @@ def test_a_purge_that_dies_in_a_batch_leaves_it_whole(bare: Bench) -> None:
 
     assert len(bare.seqs()) == 4
     assert list(purge_expired(bare.desk, bare.queue, timeout=TIMEOUT, batch=3)) == [3, 1]
+
+
+class Victim(RecordedConnection):
+    """A session whose first delete is undone to end a deadlock."""
+
+    undone = False
+
+    def around(self, statement: str, call: Callable[[], Any]) -> Any:
+        """As RecordedConnection; the delete runs before it is undone."""
+        found = call()
+        if statement.startswith("purge_") and not self.undone:
+            self.undone = True
+            raise Deadlock(statement, "victim")
+        return found
+
+
+def test_a_batch_that_deadlocks_is_deleted_again(bare: Bench) -> None:
+    """By ranges and by expiry; each message is counted once."""
+    fill(bare, [-1] * 2 + [None] * 3)
+
+    with transaction(bare.desk, timeout=TIMEOUT):
+        waits = depth(bare.desk, bare.queue)
+    expired, rest = Victim(bare.desk), Victim(bare.desk)
+
+    assert list(purge_expired(expired, bare.queue, timeout=TIMEOUT)) == [2]
+    assert sum(purge_parts(rest, bare.queue, waits, timeout=TIMEOUT)) == 3
+    assert expired.undone
+    assert rest.undone
+    assert bare.seqs() == []
 
 
 def test_two_purges_at_once_share_the_work(bare: Bench) -> None:

@@ -12,20 +12,14 @@ OUTPUT CAST(1 AS bit)
 GO
 
 -- receive
-WITH lowest AS (
+WITH message AS (
     SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
-           Id, Expires, Headers, Body, RowVersion,
-           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-           + ISNULL(DATALENGTH(Body), 0) AS bytes
+           Id, Expires, Headers, Body, RowVersion
       FROM [sales].[Shop.Orders] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE RowVersion >= @first AND RowVersion < @stop
        AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
            + ISNULL(DATALENGTH(Body), 0) <= @largest
      ORDER BY RowVersion
-), message AS (
-    SELECT Id, Expires, Headers, Body, RowVersion,
-           SUM(bytes) OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) - bytes AS before
-      FROM lowest
 )
 DELETE FROM message
 OUTPUT CAST(deleted.Id AS binary(16)) AS id,
@@ -34,24 +28,21 @@ OUTPUT CAST(deleted.Id AS binary(16)) AS id,
        CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
        deleted.Body AS body,
        deleted.RowVersion AS seq
- WHERE before < @bytes
 OPTION (MAXDOP 1);
 GO
 
 -- take
-WITH message AS (
-    SELECT Id, Expires, Headers, Body, RowVersion
-      FROM [sales].[Shop.Orders] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-     WHERE RowVersion IN (SELECT CAST(value AS bigint) FROM OPENJSON(@seqs))
-)
-DELETE FROM message
+DELETE q
 OUTPUT CAST(deleted.Id AS binary(16)) AS id,
        deleted.Expires AS expires,
        CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
        CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
        deleted.Body AS body,
        deleted.RowVersion AS seq
-OPTION (LOOP JOIN, MAXDOP 1);
+  FROM (SELECT DISTINCT CAST(value AS bigint) AS seq FROM OPENJSON(@seqs)) AS s
+ INNER LOOP JOIN [sales].[Shop.Orders] AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+    ON q.RowVersion = s.seq
+OPTION (MAXDOP 1);
 GO
 
 -- divert_large
@@ -62,16 +53,14 @@ DECLARE @gone TABLE (
     seq     bigint           NOT NULL,
     expired bit              NOT NULL
 );
-WITH message AS (
-    SELECT Id, Expires, Headers, Body, RowVersion
-      FROM [sales].[Shop.Orders] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-     WHERE RowVersion IN (SELECT CAST(value AS bigint) FROM OPENJSON(@seqs))
-)
-DELETE FROM message
+DELETE q
 OUTPUT deleted.Id, deleted.Headers, deleted.Body, deleted.RowVersion,
        CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END
   INTO @gone (Id, Headers, Body, seq, expired)
-OPTION (LOOP JOIN, MAXDOP 1);
+  FROM (SELECT DISTINCT CAST(value AS bigint) AS seq FROM OPENJSON(@seqs)) AS s
+ INNER LOOP JOIN [sales].[Shop.Orders] AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+    ON q.RowVersion = s.seq
+OPTION (MAXDOP 1);
 INSERT INTO [dbo].[error] (Id, Recoverable, Headers, Body)
 SELECT CASE WHEN @renamed = 1 THEN NEWID() ELSE Id END, 1, Headers, ISNULL(Body, 0x)
   FROM @gone
@@ -140,25 +129,25 @@ SELECT o.stream, o.acked_batch
   FROM [sqlqueue].stream AS o WITH (REPEATABLEREAD, ROWLOCK)
  WHERE o.stream IN (
         SELECT r.stream
-          FROM [sqlqueue].receipt AS r
+          FROM [sqlqueue].receipt AS r WITH (FORCESEEK)
          WHERE r.query_id = @query_id AND r.query_batch = @query_batch);
 UPDATE r
    SET settled = 1
 OUTPUT CAST(1 AS bit)
-  FROM [sqlqueue].receipt AS r
+  FROM [sqlqueue].receipt AS r WITH (FORCESEEK)
   JOIN @open AS o ON o.stream = r.stream
  WHERE r.query_id = @query_id AND r.query_batch = @query_batch AND r.batch > o.acked;
 GO
 
 -- load
-INSERT INTO [sales].[Shop.Orders] (Headers, Body, Expires, Id, Recoverable) SELECT Headers, Body, Expires, Id, 1 FROM OPENJSON(@rows) WITH (place int '$[0]', Headers nvarchar(max) '$[1]', Body varbinary(max) '$[2]', Expires datetime2(6) '$[3]', Id uniqueidentifier '$[4]') AS sent ORDER BY place;
+INSERT INTO [sales].[Shop.Orders] (Headers, Body, Expires, Id, Recoverable) SELECT Headers, ISNULL(Body, 0x), Expires, Id, 1 FROM OPENJSON(@rows) WITH (place int '$[0]', Headers nvarchar(max) '$[1]', Body varbinary(max) '$[2]', Expires datetime2(6) '$[3]', Id uniqueidentifier '$[4]') AS sent ORDER BY place;
 GO
 
 -- move_due
 DECLARE @now datetime = GETUTCDATE();
 WITH message AS (
     SELECT TOP (@messages) Headers, Body, Due
-      FROM [sales].[Shop.Orders.Delayed] WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+      FROM [sales].[Shop.Orders.Delayed] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE Due <= @now
      ORDER BY Due
 )
@@ -169,16 +158,21 @@ SELECT ROWCOUNT_BIG() AS moved, CAST(0 AS bigint) AS renamed;
 GO
 
 -- purge_expired
+DECLARE @found TABLE (seq bigint NOT NULL);
 DECLARE @gone bigint = 0, @taken bigint = 1;
 WHILE @taken > 0 AND @gone < @messages
 BEGIN
-    WITH message AS (
-        SELECT TOP (CASE WHEN @messages - @gone < 2000 THEN @messages - @gone ELSE 2000 END)
-               RowVersion
-          FROM [sales].[Shop.Orders] WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-         WHERE Expires <= GETUTCDATE()
-    )
-    DELETE FROM message;
+    DELETE FROM @found;
+    INSERT INTO @found (seq)
+    SELECT TOP (CASE WHEN @messages - @gone < 2000 THEN @messages - @gone ELSE 2000 END)
+           RowVersion
+      FROM [sales].[Shop.Orders] WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE Expires <= GETUTCDATE();
+    DELETE q
+      FROM @found AS f
+     INNER LOOP JOIN [sales].[Shop.Orders] AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+        ON q.RowVersion = f.seq
+    OPTION (MAXDOP 1);
     SET @taken = ROWCOUNT_BIG();
     SET @gone = @gone + @taken;
 END;

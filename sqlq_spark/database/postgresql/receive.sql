@@ -42,6 +42,15 @@ SELECT payload
    AND batch = :batch::bigint AND task = :task::bigint
  ORDER BY page
 
+-- name: weigh
+-- Does nothing: `receive` weighs the rows that it locks.
+-- Locks:   nothing.
+SELECT 0 AS weighed
+
+-- name: weigh_body_string
+-- As weigh.
+SELECT 0 AS weighed
+
 -- name: receive
 -- Deletes the lowest messages of a range that no other session holds, up to a count and a size; at
 -- least one of any size, but none larger than :largest.

@@ -2,8 +2,8 @@
 -- Tasks of a sink stage at the same time; a driver that dispatches or discards waits for them.
 -- The sink's row is found as in `fence`.
 -- Locks:   the sink's row FOR SHARE, until commit.
--- Returns: login text; no row where the sink is new
-SELECT login::text
+-- Returns: login text, batch bigint; no row where the sink is new
+SELECT login::text, batch
   FROM {state}.dispatch_log
  WHERE sink = :sink::text
    AND (login = current_user OR row_security_active(tableoid))

@@ -105,49 +105,70 @@ DELETE FROM {queue} WHERE RowVersion >= @first AND RowVersion < @stop;
 SELECT ROWCOUNT_BIG() AS messages
 
 -- name: purge_expired
--- Deletes a batch of messages that have expired and that no other session holds.
+-- Deletes a batch of messages that have expired and that no other session holds. It finds them by
+-- Index_Expires and keeps no lock there. Then it deletes them by RowVersion, as receivers do. A delete
+-- by Index_Expires would lock in the other order: READPAST skips what it reads, but the delete itself
+-- waits for the keys of all indexes, so the two would deadlock.
 -- Locks:   an update lock for each, until commit. Never waits for a row.
--- Index:   Index_Expires, where it is there. Without it the whole table is read.
+-- Index:   Index_Expires, where it is there, else the whole table is read; and Index_RowVersion, a seek
+--          for each.
 -- Returns: messages bigint
+DECLARE @found TABLE (seq bigint NOT NULL);
 DECLARE @gone bigint = 0, @taken bigint = 1;
 WHILE @taken > 0 AND @gone < @messages
 BEGIN
-    WITH message AS (
-        SELECT TOP (CASE WHEN @messages - @gone < 2000 THEN @messages - @gone ELSE 2000 END)
-               RowVersion
-          FROM {queue} WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-         WHERE Expires <= GETUTCDATE()
-    )
-    DELETE FROM message;
+    DELETE FROM @found;
+    INSERT INTO @found (seq)
+    SELECT TOP (CASE WHEN @messages - @gone < 2000 THEN @messages - @gone ELSE 2000 END)
+           RowVersion
+      FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE Expires <= GETUTCDATE();
+    DELETE q
+      FROM @found AS f
+     INNER LOOP JOIN {queue} AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+        ON q.RowVersion = f.seq
+    OPTION (MAXDOP 1);
     SET @taken = ROWCOUNT_BIG();
     SET @gone = @gone + @taken;
 END;
 SELECT @gone AS messages
 
 -- name: stats
+-- Each figure is a query of its own, so that an index answers it. No index is named, because a table
+-- may lack it. No query reads headers or bodies.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_RowVersion and Index_Expires.
 -- Returns: messages, expired, bytes of table and indexes, first and last seq; bigint
-SELECT COUNT_BIG(*) AS messages,
-       ISNULL(SUM(CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bigint)), 0) AS expired,
+SELECT (SELECT COUNT_BIG(*)
+          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS messages,
+       (SELECT COUNT_BIG(*)
+          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+         WHERE Expires <= GETUTCDATE()) AS expired,
        (SELECT ISNULL(SUM(a.total_pages), 0) * 8192
           FROM {queue_catalog}sys.partitions AS p
           JOIN {queue_catalog}sys.allocation_units AS a
             ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
          WHERE p.object_id = OBJECT_ID({queue_text}, N'U')) AS bytes,
-       MIN(RowVersion) AS first,
-       MAX(RowVersion) AS last
-  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+       (SELECT MIN(RowVersion)
+          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS first,
+       (SELECT MAX(RowVersion)
+          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS last
 
 -- name: stats_delayed
--- How many messages wait until they are due, and how many are due.
+-- How many messages wait until they are due, and how many are due; see stats.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_Due.
 -- Returns: messages, due, bytes of table and indexes; bigint
-SELECT COUNT_BIG(*) AS messages,
-       ISNULL(SUM(CAST(CASE WHEN Due <= GETUTCDATE() THEN 1 ELSE 0 END AS bigint)), 0) AS due,
+SELECT (SELECT COUNT_BIG(*)
+          FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS messages,
+       (SELECT COUNT_BIG(*)
+          FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+         WHERE Due <= GETUTCDATE()) AS due,
        (SELECT ISNULL(SUM(a.total_pages), 0) * 8192
           FROM {delayed_catalog}sys.partitions AS p
           JOIN {delayed_catalog}sys.allocation_units AS a
             ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
          WHERE p.object_id = OBJECT_ID({delayed_text}, N'U')) AS bytes
-  FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
 
 -- name: seq_given
 -- The highest RowVersion that was ever assigned, also to sends that were undone.

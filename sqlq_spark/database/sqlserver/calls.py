@@ -51,9 +51,11 @@ def fill_names(
     *,
     recoverable: bool = True,
     fits: str = "",
+    seek: bool = True,
 ) -> str:
     """Put names into the braces, last and in one pass: a name may be {state} or @n."""
-    found = quoted_words(state, tables, recoverable=recoverable) | {"fits": fits}
+    found = quoted_words(state, tables, recoverable=recoverable)
+    found |= {"fits": fits, "seek": "FORCESEEK, " if seek else ""}
     return IDENTIFIER.sub(lambda match: found.get(match[1], match[0]), text)
 
 
@@ -163,8 +165,16 @@ def check_fit(shape: dict[str, str]) -> str:
     return f"IF EXISTS (SELECT 1 FROM @gone WHERE {condition}) {UNFIT}\n" if condition else ""  # noqa: S608
 
 
-def build_insert(names: list[str], shape: dict[str, str]) -> str:
-    """Return the INSERT of `load` for some columns, in the order in which they were sent."""
+def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool = False) -> str:
+    """
+    Return the INSERT of `load` for some columns, in the order in which they were sent.
+
+    Args:
+        names: of the columns.
+        shape: the queue's columns and their types.
+        null_bodies: whether a body may be null. If none is, a text without characters that OPENJSON
+            may read as a null becomes an empty body.
+    """
     known = [
         (at, *LOADED[name])
         for at, name in enumerate(names, 1)
@@ -173,7 +183,10 @@ def build_insert(names: list[str], shape: dict[str, str]) -> str:
     recoverable = "recoverable" in shape
     columns = [column for _, column, _ in known]
     into = ", ".join([*columns, "Recoverable"] if recoverable else columns)
-    values = ", ".join([*columns, "1"] if recoverable else columns)
+    given = [
+        "ISNULL(Body, 0x)" if column == "Body" and not null_bodies else column for column in columns
+    ]
+    values = ", ".join([*given, "1"] if recoverable else given)
     read = ", ".join(f"{column} {kind} '$[{at}]'" for at, column, kind in known)
     condition = unfit_condition("Headers", shape)
     source = f"OPENJSON(@rows) WITH (Headers nvarchar(max) '$[{names.index('headers') + 1}]')"

@@ -34,13 +34,17 @@ SELECT ends.last, e.expires, e.sent, e.lives, heaviest.seq, heaviest.bytes
 
 -- name: check_queue
 -- What is wrong with a queue's table, from the catalogue alone; who has any right on it may read that.
+-- HAS_PERMS_BY_NAME returns null for a name of more than 128 characters; that counts as a right.
 -- @last is the highest RowVersion, null where it is not known; @expiring, whether messages expire;
 -- @body_string, whether the column is asked for.
 -- Returns: name, severity (error, warning, note), found, fix; a row for each finding
 DECLARE @table int = OBJECT_ID({queue_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
-DECLARE @named nvarchar(600) = {queue_text}, @delayed bit = 0;
+DECLARE @named nvarchar(776) = {queue_text}, @delayed bit = 0;
 DECLARE @columns TABLE (name sysname COLLATE DATABASE_DEFAULT, type sysname COLLATE DATABASE_DEFAULT);
 DECLARE @indexed TABLE (first_column sysname COLLATE DATABASE_DEFAULT);
+DECLARE @seq_indexes TABLE (
+    name sysname       COLLATE DATABASE_DEFAULT,
+    made nvarchar(max) COLLATE DATABASE_DEFAULT);
 INSERT INTO @columns (name, type)
 SELECT c.name, t.name
   FROM {queue_catalog}sys.columns AS c
@@ -54,6 +58,40 @@ SELECT c.name
   JOIN {queue_catalog}sys.columns AS c ON c.object_id = k.object_id AND c.column_id = k.column_id
  WHERE i.object_id = @table AND i.is_disabled = 0
    AND (i.has_filter = 0 OR c.name = N'Expires');
+-- a column's type cannot be changed while indexes have it, as a key or included
+INSERT INTO @seq_indexes (name, made)
+SELECT i.name,
+       CONCAT(N'CREATE ', CASE i.is_unique WHEN 1 THEN N'UNIQUE ' END,
+              CASE i.type WHEN 1 THEN N'CLUSTERED' ELSE N'NONCLUSTERED' END, N' INDEX ',
+              QUOTENAME(i.name), N' ON ', @named, N' (',
+              STUFF((SELECT CONCAT(N', ', QUOTENAME(c.name),
+                                   CASE k.is_descending_key WHEN 1 THEN N' DESC' END)
+                       FROM {queue_catalog}sys.index_columns AS k
+                       JOIN {queue_catalog}sys.columns AS c
+                         ON c.object_id = k.object_id AND c.column_id = k.column_id
+                      WHERE k.object_id = i.object_id AND k.index_id = i.index_id
+                        AND k.is_included_column = 0
+                      ORDER BY k.key_ordinal
+                        FOR XML PATH(''), TYPE).value('.', 'nvarchar(max)'), 1, 2, N''), N')',
+              N' INCLUDE (' +
+              STUFF((SELECT CONCAT(N', ', QUOTENAME(c.name))
+                       FROM {queue_catalog}sys.index_columns AS k
+                       JOIN {queue_catalog}sys.columns AS c
+                         ON c.object_id = k.object_id AND c.column_id = k.column_id
+                      WHERE k.object_id = i.object_id AND k.index_id = i.index_id
+                        AND k.is_included_column = 1
+                      ORDER BY k.index_column_id
+                        FOR XML PATH(''), TYPE).value('.', 'nvarchar(max)'), 1, 2, N'') + N')',
+              N' WHERE ' + i.filter_definition)
+  FROM {queue_catalog}sys.indexes AS i
+ WHERE i.object_id = @table AND i.type IN (1, 2) AND i.is_primary_key = 0
+   AND i.is_unique_constraint = 0
+   AND EXISTS (SELECT 1
+                 FROM {queue_catalog}sys.index_columns AS k
+                 JOIN {queue_catalog}sys.columns AS c
+                   ON c.object_id = k.object_id AND c.column_id = k.column_id
+                WHERE k.object_id = i.object_id AND k.index_id = i.index_id
+                  AND c.name = N'RowVersion');
 IF EXISTS (SELECT 1 FROM @columns WHERE name = N'Due')
    AND NOT EXISTS (SELECT 1 FROM @columns WHERE name = N'Id')
     SET @delayed = 1;
@@ -69,9 +107,9 @@ SELECT N'column' AS name, N'error' AS severity,
    AND NOT EXISTS (SELECT 1 FROM @columns AS c WHERE c.name = wanted.name COLLATE DATABASE_DEFAULT)
 UNION ALL
 SELECT law.name, law.severity, law.found, law.fix
-  FROM (SELECT HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'SELECT')
-               * HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'DELETE') AS may_receive,
-               HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'INSERT') AS may_send,
+  FROM (SELECT COALESCE(HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'SELECT')
+                        * HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'DELETE'), 1) AS may_receive,
+               COALESCE(HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'INSERT'), 1) AS may_send,
                (SELECT MAX(c.type) FROM @columns AS c WHERE c.name = N'Headers') AS headers,
                (SELECT MAX(c.type) FROM @columns AS c WHERE c.name = N'RowVersion') AS seq
        ) AS f
@@ -107,7 +145,13 @@ SELECT law.name, law.severity, law.found, law.fix
     (N'seq_end', N'warning',
      CASE WHEN f.seq = N'int' AND @last >= 0.8 * 2147483647 THEN 1 END,
      CONCAT(N'RowVersion has come to ', @last, N' of 2147483647: at the end every INSERT fails'),
-     CONCAT(N'ALTER TABLE ', @named, N' ALTER COLUMN RowVersion bigint NOT NULL')),
+     CONCAT((SELECT CONCAT(N'DROP INDEX ', QUOTENAME(x.name), N' ON ', @named, N';', CHAR(10))
+               FROM @seq_indexes AS x
+                FOR XML PATH(''), TYPE).value('.', 'nvarchar(max)'),
+            N'ALTER TABLE ', @named, N' ALTER COLUMN RowVersion bigint NOT NULL',
+            (SELECT CONCAT(N';', CHAR(10), x.made)
+               FROM @seq_indexes AS x
+                FOR XML PATH(''), TYPE).value('.', 'nvarchar(max)'))),
     (N'body_string', N'error',
      CASE WHEN @body_string = 1 AND @delayed = 0 AND NOT EXISTS (
                     SELECT 1 FROM @columns AS c WHERE c.name = N'BodyString')
@@ -130,7 +174,7 @@ SELECT law.name, law.severity, law.found, law.fix
 -- Who has no right there may do without.
 -- Returns: as check_queue
 DECLARE @table int = OBJECT_ID({delayed_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
-DECLARE @named nvarchar(600) = {delayed_text};
+DECLARE @named nvarchar(776) = {delayed_text};
 SELECT N'delayed_column' AS name, N'error' AS severity,
        CONCAT(N'column ', wanted.name, N' is missing: messages cannot be delayed or moved') AS found,
        CONCAT(N'ALTER TABLE ', @named, N' ADD ', wanted.name, N' ', wanted.type) AS fix
@@ -144,9 +188,10 @@ SELECT N'delayed_column' AS name, N'error' AS severity,
                       AND c.name = wanted.name COLLATE DATABASE_DEFAULT)
 UNION ALL
 SELECT law.name, law.severity, law.found, law.fix
-  FROM (SELECT HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'SELECT') AS may_select,
-               HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'DELETE') AS may_delete,
-               HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'INSERT') AS may_insert) AS f
+  FROM (SELECT COALESCE(HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'SELECT'), 1) AS may_select,
+               COALESCE(HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'DELETE'), 1) AS may_delete,
+               COALESCE(HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'INSERT'), 1) AS may_insert
+       ) AS f
  CROSS APPLY (VALUES
     (N'due_index', N'warning',
      CASE WHEN NOT EXISTS (
@@ -174,7 +219,9 @@ SELECT law.name, law.severity, law.found, law.fix
 
 -- name: check_server
 -- What holds messages of any queue of this database: old transactions elsewhere; and whether the
--- database knows JSON. On Azure the rights are those of the database.
+-- database knows JSON. On Azure the rights are those of the database. In Azure's small tiers and elastic
+-- pools that right is not enough, and the view refuses to be read. The caller then asks once more with a
+-- null for @seconds, which leaves the sessions out.
 -- Returns: as check_queue
 DECLARE @azure bit = CASE WHEN SERVERPROPERTY(N'EngineEdition') = 5 THEN 1 ELSE 0 END;
 SELECT N'level' AS name, N'error' AS severity,
@@ -182,7 +229,9 @@ SELECT N'level' AS name, N'error' AS severity,
               N': messages are sent as JSON, which needs 130') AS found,
        N'ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 130' AS fix
   FROM sys.databases AS d
- WHERE d.database_id = DB_ID() AND d.compatibility_level < 130;
+ WHERE d.name = DB_NAME() AND d.compatibility_level < 130;
+IF @seconds IS NULL
+    RETURN;
 IF HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
    OR (@azure = 1 AND HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'VIEW DATABASE STATE') = 1)
     SELECT N'old_transaction' AS name, N'warning' AS severity,
@@ -197,7 +246,7 @@ IF HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
      WHERE x.is_user_transaction = 1
        AND s.database_id = DB_ID()
        AND s.session_id <> @@SPID
-       AND t.transaction_begin_time < DATEADD(second, -@seconds, GETDATE())
+       AND t.transaction_begin_time < DATEADD(second, -CAST(@seconds AS float), GETDATE())
 ELSE
     SELECT N'sessions_right' AS name, N'note' AS severity,
            CONCAT(N'login ', QUOTENAME(SUSER_SNAME()),

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlq_spark import errors
 from sqlq_spark.database.names import SQLSERVER
@@ -33,8 +34,15 @@ from sqlq_spark.database.sqlserver.errors import (
     read_error,
     statement_error,
 )
-from sqlq_spark.database.sqlserver.rows import fetch_table, json_rows, plain_columns, read_row
+from sqlq_spark.database.sqlserver.rows import (
+    fetch_table,
+    json_rows,
+    no_rows,
+    plain_columns,
+    read_row,
+)
 from sqlq_spark.database.sqlserver.url import Target
+from sqlq_spark.database.sqlserver.weigh import WEIGHED_BY, cut_step
 from sqlq_spark.wire.address import (
     QueueAddress,
     bracketed,
@@ -44,7 +52,7 @@ from sqlq_spark.wire.address import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
@@ -53,7 +61,8 @@ if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
 
 # Settings of each session. English, because one driver reports an error by its sentence only.
-SETTINGS = "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english"
+# In a deadlock the server ends a session of LOW priority: ours, which tries again.
+SETTINGS = "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english; SET DEADLOCK_PRIORITY LOW"
 # statement → whether a transaction is open after it
 # they are sent without sp_executesql, at whose end their settings and transactions would end
 DIRECT = {
@@ -75,7 +84,15 @@ BEGIN;
     THROW 51900, N'the transaction is gone', 1;
 END"""
 LEVEL = """/* sqlqueue:level */
-SELECT compatibility_level FROM sys.databases WHERE database_id = DB_ID()"""
+SELECT compatibility_level FROM sys.databases WHERE name = DB_NAME()"""
+# An old table of delayed messages may lack the index; FORCESEEK is then an error, 8622.
+DUE_INDEX = """SELECT 1 AS found
+  FROM {delayed_catalog}sys.indexes AS i
+  JOIN {delayed_catalog}sys.index_columns AS k
+    ON k.object_id = i.object_id AND k.index_id = i.index_id AND k.key_ordinal = 1
+  JOIN {delayed_catalog}sys.columns AS c ON c.object_id = k.object_id AND c.column_id = k.column_id
+ WHERE i.object_id = OBJECT_ID({delayed_text}, N'U')
+   AND i.type IN (1, 2) AND i.is_disabled = 0 AND i.has_filter = 0 AND c.name = N'Due'"""
 CONTEXT = 128  # bytes of context_info
 
 # of one INSERT: the server may replace more than 5,000 locks by one on the table
@@ -195,7 +212,38 @@ class Connection:
         tables: dict[str, QueueAddress],
         **numbers: int | list[int],
     ) -> pa.Table:
-        """Execute a statement and return its rows in columns; a uuid is 16 bytes."""
+        """
+        Execute a statement and return its rows in columns; a uuid is 16 bytes.
+
+        Before a `receive` the rows of its range are weighed, see weigh.py.
+        """
+        if statement in WEIGHED_BY:
+            return self._receive(statement, tables, cast("dict[str, int]", numbers))
+        return self._fetch(statement, tables, numbers)
+
+    def _receive(
+        self, statement: StatementName, tables: dict[str, QueueAddress], limits: dict[str, int]
+    ) -> pa.Table:
+        """Receive what fits; go on behind it where other sessions took all that was weighed."""
+        weigh = WEIGHED_BY[statement]
+        while True:
+            rows = self.rows(weigh, tables=tables, **limits)
+            step = cut_step(rows, most=limits["bytes"], largest=limits["largest"])
+            if step is None:
+                return no_rows(body_string=weigh == "weigh_body_string")
+            numbers = {"first": limits["first"], **asdict(step)}
+            found = self._fetch(statement, tables, numbers)
+            if found.num_rows:
+                return found
+            limits = {**limits, "first": step.stop}
+
+    def _fetch(
+        self,
+        statement: StatementName,
+        tables: dict[str, QueueAddress],
+        numbers: Mapping[str, int | list[int]],
+    ) -> pa.Table:
+        """Execute one statement and return its rows in columns."""
         text = self._fill_names(STATEMENTS[statement], tables)
         values: dict[str, Value] = {
             name: json.dumps(value) if isinstance(value, list) else int(value)
@@ -224,7 +272,9 @@ class Connection:
         drivers send rows with large values one by one.
         """
         tables = {"queue": queue}
-        text = self._fill_names(build_insert(rows.column_names, self._shape(queue)), tables)
+        null_bodies = "body" in rows.column_names and rows["body"].null_count > 0
+        insert = build_insert(rows.column_names, self._shape(queue), null_bodies=null_bodies)
+        text = self._fill_names(insert, tables)
         each = max(1, rows.nbytes // max(1, rows.num_rows))
         size = max(1, min(MOST_ROWS, MOST_BYTES // each))
         for first in range(0, rows.num_rows, size):
@@ -297,8 +347,20 @@ class Connection:
         if "{recoverable}" not in text:
             return fill_names(text, self.state, tables)
         shape = self._shape(tables["errors"]) if "errors" in tables else self._moved_into(tables)
-        there = "recoverable" in shape
-        return fill_names(text, self.state, tables, recoverable=there, fits=check_fit(shape))
+        return fill_names(
+            text,
+            self.state,
+            tables,
+            recoverable="recoverable" in shape,
+            fits=check_fit(shape),
+            seek="{seek}" in text and self._has_due_index(tables),
+        )
+
+    def _has_due_index(self, tables: dict[str, QueueAddress]) -> bool:
+        """Whether the table of delayed messages has an index that begins with Due."""
+        text = fill_names(DUE_INDEX, self.state, tables)
+        sql, bound = build_call("due_index", text, {}, guarded=self._open)
+        return bool(self._do("due_index", sql, bound, tables))
 
     def _moved_into(self, tables: dict[str, QueueAddress]) -> dict[str, str]:
         """Return the queue's columns; an error names the delayed table if both are wrong."""

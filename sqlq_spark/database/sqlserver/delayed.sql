@@ -22,13 +22,15 @@ SELECT STUFF((SELECT N',' + CONVERT(nvarchar(30), DATEADD(
 -- name: move_due
 -- Moves the messages that have been due longest into the queue, with new ids, as the transport does.
 -- A message is in exactly one of the tables at any time.
+-- {seek}: FORCESEEK where an index on Due is there. Stale statistics could choose a scan and a sort,
+-- which lock every message that is due.
 -- Locks:   the delayed rows, until commit; skips rows that others hold. Never waits for a row.
--- Index:   Index_Due.
+-- Index:   Index_Due, a seek.
 -- Returns: one row: moved bigint, and 0, because new ids cannot be in the queue already
 DECLARE @now datetime = GETUTCDATE();
 WITH message AS (
     SELECT TOP (@messages) Headers, Body, Due
-      FROM {delayed} WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+      FROM {delayed} WITH ({seek}UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE Due <= @now
      ORDER BY Due
 )

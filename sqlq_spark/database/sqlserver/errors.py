@@ -75,6 +75,8 @@ FIXES = {
 }
 
 RIGHTS = {
+    "weigh": "SELECT, DELETE",
+    "weigh_body_string": "SELECT, DELETE",
     "receive": "SELECT, DELETE",
     "receive_body_string": "SELECT, DELETE",
     "take": "SELECT, DELETE",
@@ -93,6 +95,8 @@ DENIED = re.compile(
     r"'(.*)', database '.*', schema '(.*)'"
 )
 FOUND_CONSTRAINT = re.compile(r"Found [a-z ]+ '(.*)'")
+# what check_server needs on Azure, in the database master
+SERVER_STATE = "ALTER SERVER ROLE ##MS_ServerStateReader## ADD MEMBER the_login"
 DENIED_IN_DATABASE = re.compile(r"([A-Z][A-Z ]+) permission denied in database")
 
 
@@ -269,6 +273,8 @@ def with_fix(failure: Failure, place: Place) -> str:
 
 def missing_grant(text: str, place: Place) -> str:
     """Return the GRANT that is missing, by the server's sentence or by the statement's needs."""
+    if place.statement == "check_server":
+        return SERVER_STATE
     if found := DENIED.search(text):
         right, table, schema = found.groups()
         return f"GRANT {right} ON {bracketed(schema)}.{bracketed(table)} TO the_user"

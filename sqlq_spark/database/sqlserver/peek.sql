@@ -52,5 +52,7 @@ SELECT (SELECT AVG(CAST(bytes AS float))
 -- name: top
 -- The lowest and the highest RowVersion of a queue, without locked rows.
 -- Returns: first bigint, last bigint; null where the queue is empty
-SELECT MIN(RowVersion) AS first, MAX(RowVersion) AS last
-  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+SELECT (SELECT MIN(RowVersion)
+          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS first,
+       (SELECT MAX(RowVersion)
+          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS last

@@ -19,13 +19,18 @@ OUTPUT CAST(1 AS bit)
  WHERE stream = @stream AND login = @login AND task = @task
 
 -- name: new_task
--- Locks:   the row it writes, until commit; the second of two attempts waits for the first.
-INSERT INTO {state}.task (stream, login, task)
-SELECT @stream, @login, @task
- WHERE NOT EXISTS (
-        SELECT 1
-          FROM {state}.task WITH (UPDLOCK, HOLDLOCK, ROWLOCK)
-         WHERE stream = @stream AND task = @task)
+-- The second of two attempts waits for the first, and then inserts nothing; see new_sink.
+-- Locks:   the row it writes, until commit. No gap, so other new tasks do not wait.
+SET XACT_ABORT OFF;
+BEGIN TRY
+    INSERT INTO {state}.task (stream, login, task) VALUES (@stream, @login, @task);
+END TRY
+BEGIN CATCH
+    IF ERROR_NUMBER() <> 2627
+    BEGIN;
+        THROW;
+    END;
+END CATCH
 
 -- name: find_receipt
 -- Returns: payload varbinary; empty where it is in pages; messages, unpacked (bytes) bigint
@@ -40,28 +45,58 @@ SELECT payload
  WHERE stream = @stream AND login = @login AND batch = @batch AND task = @task
  ORDER BY page
 
+-- name: weigh
+-- The lowest messages of a range and their sizes, before `receive` deletes them. The client cuts the
+-- range where the size of a step ends (see weigh.py). A UTF-16 unit of headers counts as one byte. A
+-- message larger than @largest is left out.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_RowVersion, a seek.
+-- Returns: seq bigint, bytes bigint; by seq
+SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
+       RowVersion AS seq,
+       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0) AS bytes
+  FROM {queue} WITH (FORCESEEK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+   AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0) <= @largest
+ ORDER BY RowVersion
+OPTION (MAXDOP 1)
+
+-- name: weigh_body_string
+-- As weigh, for a table with that column, whose size counts too.
+SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
+       RowVersion AS seq,
+       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0)
+       + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
+  FROM {queue} WITH (FORCESEEK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+   AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
+       + ISNULL(DATALENGTH(Body), 0)
+       + ISNULL(DATALENGTH(BodyString) / 2, 0) <= @largest
+ ORDER BY RowVersion
+OPTION (MAXDOP 1)
+
 -- name: receive
--- Deletes the lowest messages of a range that no other session holds, up to a count and a size; at
--- least one of any size, but none larger than @largest. A UTF-16 unit of headers counts as one byte.
+-- Deletes the lowest messages of a range that no other session holds, up to a count; none larger than
+-- @largest. The statement is in the form that the transport and other queues use: a delete through a
+-- TOP with an ORDER BY. A window function would send every body through tempdb, so the sizes were read
+-- before, by `weigh`. A message that is committed late into the range, or that another session gives
+-- back, comes unweighed. @messages times @largest limits what such messages can add.
 -- Locks:   an update lock for each row it reads, until commit. Never waits for a row.
 -- Index:   Index_RowVersion, clustered or not; without FORCESEEK stale statistics may choose a scan
 --          that locks the whole range.
 -- Returns: id binary in SQL Server's byte order, expires datetime, expired bit, headers as UTF-16
 --          bytes (a lone surrogate must not stop the driver), body, seq bigint; no order promised
-WITH lowest AS (
+WITH message AS (
     SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
-           Id, Expires, Headers, Body, RowVersion,
-           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-           + ISNULL(DATALENGTH(Body), 0) AS bytes
+           Id, Expires, Headers, Body, RowVersion
       FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE RowVersion >= @first AND RowVersion < @stop
        AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
            + ISNULL(DATALENGTH(Body), 0) <= @largest
      ORDER BY RowVersion
-), message AS (
-    SELECT Id, Expires, Headers, Body, RowVersion,
-           SUM(bytes) OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) - bytes AS before
-      FROM lowest
 )
 DELETE FROM message
 OUTPUT CAST(deleted.Id AS binary(16)) AS id,
@@ -70,28 +105,20 @@ OUTPUT CAST(deleted.Id AS binary(16)) AS id,
        CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
        deleted.Body AS body,
        deleted.RowVersion AS seq
- WHERE before < @bytes
 OPTION (MAXDOP 1)
 
 -- name: receive_body_string
 -- As receive, for a table with that column, whose size counts too.
 -- Returns: also bodystring as UTF-16 bytes
-WITH lowest AS (
+WITH message AS (
     SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
-           Id, Expires, Headers, Body, BodyString, RowVersion,
-           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-           + ISNULL(DATALENGTH(Body), 0)
-           + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
+           Id, Expires, Headers, Body, BodyString, RowVersion
       FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE RowVersion >= @first AND RowVersion < @stop
        AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
            + ISNULL(DATALENGTH(Body), 0)
            + ISNULL(DATALENGTH(BodyString) / 2, 0) <= @largest
      ORDER BY RowVersion
-), message AS (
-    SELECT Id, Expires, Headers, Body, BodyString, RowVersion,
-           SUM(bytes) OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) - bytes AS before
-      FROM lowest
 )
 DELETE FROM message
 OUTPUT CAST(deleted.Id AS binary(16)) AS id,
@@ -101,7 +128,6 @@ OUTPUT CAST(deleted.Id AS binary(16)) AS id,
        deleted.Body AS body,
        CAST(deleted.BodyString AS varbinary(max)) AS bodystring,
        deleted.RowVersion AS seq
- WHERE before < @bytes
 OPTION (MAXDOP 1)
 
 -- name: take
@@ -109,19 +135,17 @@ OPTION (MAXDOP 1)
 -- Locks:   an update lock for each, until commit. Never waits for a row.
 -- Index:   Index_RowVersion, a seek for each.
 -- Returns: as receive; no order promised
-WITH message AS (
-    SELECT Id, Expires, Headers, Body, RowVersion
-      FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-     WHERE RowVersion IN (SELECT CAST(value AS bigint) FROM OPENJSON(@seqs))
-)
-DELETE FROM message
+DELETE q
 OUTPUT CAST(deleted.Id AS binary(16)) AS id,
        deleted.Expires AS expires,
        CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
        CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
        deleted.Body AS body,
        deleted.RowVersion AS seq
-OPTION (LOOP JOIN, MAXDOP 1)
+  FROM (SELECT DISTINCT CAST(value AS bigint) AS seq FROM OPENJSON(@seqs)) AS s
+ INNER LOOP JOIN {queue} AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+    ON q.RowVersion = s.seq
+OPTION (MAXDOP 1)
 
 -- name: patience
 -- Sets how long the transaction waits for a destination that others lock, from here to its end. The
@@ -136,7 +160,8 @@ SET NOCOUNT ON
 -- name: destinations
 -- For tables that messages are to go to: whether they are queues, and their owners. It runs before the
 -- INSERT and after it, because no right of a sender locks a table against a change.
--- Trusted are this login, dbo, and the owner of the queue that is read, if any.
+-- Trusted are this login, dbo, and the owner of the queue that is read, if any. A right that cannot be
+-- looked up, because the name has more than 128 characters, counts as granted: the INSERT decides.
 -- Returns: for each table that is there: place bigint, in the list that was given; identity bigint;
 --          catalog, here bit (in this database), schema and table; missing, the first column that it
 --          lacks, or null; may_insert bit; owner; same_owner bit, as the queue that is read; settled
@@ -148,7 +173,7 @@ WITH asked AS (
            CASE WHEN w.catalog IS NULL OR w.catalog = DB_NAME()
                 THEN OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId') END AS owner_id,
            OBJECTPROPERTY(OBJECT_ID(@source_table, N'U'), N'OwnerId') AS source_owner
-      FROM OPENJSON(@places) WITH (place bigint '$.place', name nvarchar(600) '$.name',
+      FROM OPENJSON(@places) WITH (place bigint '$.place', name nvarchar(776) '$.name',
                                    catalog nvarchar(128) '$.catalog',
                                    columns nvarchar(max) '$.columns' AS JSON) AS w
      WHERE OBJECT_ID(w.name, N'U') IS NOT NULL
@@ -164,7 +189,7 @@ SELECT a.place,
        (SELECT MIN(w.value)
           FROM OPENJSON(a.columns) AS w
          WHERE COL_LENGTH(a.name, w.value) IS NULL) AS missing,
-       CAST(COALESCE(HAS_PERMS_BY_NAME(a.name, N'OBJECT', N'INSERT'), 0) AS bit) AS may_insert,
+       CAST(COALESCE(HAS_PERMS_BY_NAME(a.name, N'OBJECT', N'INSERT'), 1) AS bit) AS may_insert,
        COALESCE(USER_NAME(a.owner_id), N'an owner that cannot be seen') AS owner,
        CAST(CASE WHEN a.owner_id = a.source_owner THEN 1 ELSE 0 END AS bit) AS same_owner,
        CAST(0 AS bit) AS settled,
@@ -175,7 +200,8 @@ SELECT a.place,
 -- name: destination_code
 -- The first code that an INSERT into a table of an owner who is not trusted would run. Such a table
 -- must show its definition and run no code, except expressions of the server's own functions. @places
--- are names; a table of another database is reported as such.
+-- are names; a table of another database is reported as such. Whether a definition is shown cannot be
+-- looked up for a name of more than 128 characters, which counts as not shown.
 -- Returns: identity bigint, code; no row where nothing was found
 WITH part AS (
     SELECT CAST(OBJECT_ID(w.name, N'U') AS bigint) AS place,
@@ -183,7 +209,7 @@ WITH part AS (
            w.name,
            CASE WHEN w.catalog IS NULL OR w.catalog = DB_NAME() THEN 1 ELSE 0 END AS here,
            OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId') AS owner_id
-      FROM OPENJSON(@places) WITH (name nvarchar(600) '$.name',
+      FROM OPENJSON(@places) WITH (name nvarchar(776) '$.name',
                                    catalog nvarchar(128) '$.catalog') AS w
      WHERE OBJECT_ID(w.name, N'U') IS NOT NULL
 ), found AS (
@@ -304,16 +330,14 @@ DECLARE @gone TABLE (
     seq     bigint           NOT NULL,
     expired bit              NOT NULL
 );
-WITH message AS (
-    SELECT Id, Expires, Headers, Body, RowVersion
-      FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-     WHERE RowVersion IN (SELECT CAST(value AS bigint) FROM OPENJSON(@seqs))
-)
-DELETE FROM message
+DELETE q
 OUTPUT deleted.Id, deleted.Headers, deleted.Body, deleted.RowVersion,
        CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END
   INTO @gone (Id, Headers, Body, seq, expired)
-OPTION (LOOP JOIN, MAXDOP 1);
+  FROM (SELECT DISTINCT CAST(value AS bigint) AS seq FROM OPENJSON(@seqs)) AS s
+ INNER LOOP JOIN {queue} AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+    ON q.RowVersion = s.seq
+OPTION (MAXDOP 1);
 {fits}INSERT INTO {errors} (Id, {recoverable}Headers, Body)
 SELECT CASE WHEN @renamed = 1 THEN NEWID() ELSE Id END, {one}Headers, ISNULL(Body, 0x)
   FROM @gone

@@ -116,6 +116,12 @@ def plain_columns(found: pa.Table) -> pa.Table:
     return pa.table(columns, names=found.column_names)
 
 
+def no_rows(*, body_string: bool) -> pa.Table:
+    """Return the table that `receive` gives where there is nothing to receive."""
+    names = [name for name in COLUMNS if body_string or name != "bodystring"]
+    return pa.table({name: pa.array([], COLUMNS[name][1]) for name in names})
+
+
 def network_order(ids: pa.ChunkedArray) -> pa.Array:
     """Return the 16 bytes of uniqueidentifiers as those of uuids."""
     joined = np.frombuffer(b"".join(ids.to_pylist()), np.uint8).reshape(-1, 16)

@@ -2,8 +2,8 @@
 -- Tasks of a sink stage at the same time; a driver that dispatches or discards waits for them.
 -- REPEATABLEREAD locks also where the database reads row versions.
 -- Locks:   the sink's row, shared, until commit.
--- Returns: login; no row where the sink is new
-SELECT login
+-- Returns: login, batch bigint; no row where the sink is new
+SELECT login, batch
   FROM {state}.dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
  WHERE sink = @sink
 
@@ -28,11 +28,20 @@ SELECT 0 AS locked
 SELECT login FROM {state}.dispatch_log WHERE sink = @sink AND 1 = 0
 
 -- name: new_sink
--- Locks:   the row it writes, or the gap where it will be, until commit.
-INSERT INTO {state}.dispatch_log (sink)
-SELECT @sink
- WHERE NOT EXISTS (
-        SELECT 1 FROM {state}.dispatch_log WITH (UPDLOCK, HOLDLOCK, ROWLOCK) WHERE sink = @sink)
+-- Two sessions may insert the same sink. The second waits for the first, and then inserts nothing. No
+-- lock covers the gap between sinks, because all other new sinks would wait for it.
+-- XACT_ABORT is off until the end of this statement, so that a duplicate does not end the transaction.
+-- Locks:   the row it writes, until commit.
+SET XACT_ABORT OFF;
+BEGIN TRY
+    INSERT INTO {state}.dispatch_log (sink) VALUES (@sink);
+END TRY
+BEGIN CATCH
+    IF ERROR_NUMBER() <> 2627
+    BEGIN;
+        THROW;
+    END;
+END CATCH
 
 -- name: stage
 -- Inserts nothing if the batch was sent or given up, or, after a lost answer, if the chunk is there. If
@@ -62,7 +71,7 @@ OUTPUT inserted.batch
 -- whose receipts were returned or dropped has none to settle.
 -- Locks:   the stream's row, shared, as its tasks do, and before the receipts, as acknowledging does;
 --          the receipts until commit.
--- Index:   receipt_query.
+-- Index:   receipt_query, a seek; a scan would wait for receipts that tasks write now.
 -- Returns: a row for each receipt
 DECLARE @open TABLE (
     stream nvarchar(36) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY, acked bigint NOT NULL);
@@ -71,12 +80,12 @@ SELECT o.stream, o.acked_batch
   FROM {state}.stream AS o WITH (REPEATABLEREAD, ROWLOCK)
  WHERE o.stream IN (
         SELECT r.stream
-          FROM {state}.receipt AS r
+          FROM {state}.receipt AS r WITH (FORCESEEK)
          WHERE r.query_id = @query_id AND r.query_batch = @query_batch);
 UPDATE r
    SET settled = 1
 OUTPUT CAST(1 AS bit)
-  FROM {state}.receipt AS r
+  FROM {state}.receipt AS r WITH (FORCESEEK)
   JOIN @open AS o ON o.stream = r.stream
  WHERE r.query_id = @query_id AND r.query_batch = @query_batch AND r.batch > o.acked
 
@@ -103,22 +112,35 @@ SELECT payload
  ORDER BY page
 
 -- name: discard
--- Deletes the chunks of a sink up to a batch: they were sent, or will never be sent.
-DELETE FROM {state}.staging_page WHERE sink = @sink AND login = @login AND batch <= @batch;
-DELETE FROM {state}.staging WHERE sink = @sink AND login = @login AND batch <= @batch
+-- Deletes the chunks of a sink up to a batch: they were sent, or will never be sent. Rows come before
+-- their pages, as in `stage` and discard_abandoned.
+DELETE FROM {state}.staging WHERE sink = @sink AND login = @login AND batch <= @batch;
+DELETE FROM {state}.staging_page WHERE sink = @sink AND login = @login AND batch <= @batch
 
 -- name: discard_abandoned
 -- Deletes the chunks that nameless writes left when their job was killed. A locked row is not
--- abandoned, and is skipped.
+-- abandoned, and is skipped. Pages are deleted by the keys of the rows that this session has deleted,
+-- so no session waits for a page, and no row loses its pages alone. Without UPDLOCK, the delete releases
+-- its locks on rows that are not old.
+-- Locks:   the rows it deletes and their pages, until commit. Never waits for a row.
+-- Index:   the primary key of the pages.
 DECLARE @before datetime2(3) = DATEADD(second, -@seconds, SYSUTCDATETIME());
-DELETE FROM p
-  FROM {state}.staging_page AS p
-  JOIN {state}.staging AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
-    ON o.sink = p.sink AND o.batch = p.batch AND o.attempt = p.attempt AND o.chunk = p.chunk
- WHERE o.sink LIKE N'write:%' AND o.created < @before;
+DECLARE @gone TABLE (
+    sink    nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    batch   bigint        NOT NULL,
+    attempt nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+    chunk   int           NOT NULL
+);
 DELETE FROM o
+OUTPUT deleted.sink, deleted.batch, deleted.attempt, deleted.chunk
+  INTO @gone (sink, batch, attempt, chunk)
   FROM {state}.staging AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
- WHERE o.sink LIKE N'write:%' AND o.created < @before
+ WHERE o.sink LIKE N'write:%' AND o.created < @before;
+DELETE p
+  FROM @gone AS g
+ INNER LOOP JOIN {state}.staging_page AS p WITH (FORCESEEK, ROWLOCK)
+    ON p.sink = g.sink AND p.batch = g.batch AND p.attempt = g.attempt AND p.chunk = g.chunk
+OPTION (MAXDOP 1)
 
 -- name: delete_old_sinks
 -- Rows of writes without a name. They are kept for a week, so that a task that resumes late stages
