@@ -32,6 +32,7 @@ class Tables:
     shapes: dict[str, str]
     snapshot: bool = False  # READ_COMMITTED_SNAPSHOT: plain reads take no lock
     clustered: bool = False  # queues of older versions, with a clustered Index_RowVersion
+    by_index: bool = False  # a DELETE goes index by index, not row by row
 
     def whole(self, table: str) -> Resource:
         """Return the table as a whole."""
@@ -149,17 +150,30 @@ class Tables:
     def delete(
         self, name: str, table: str, rows: Iterable[str], *, by: str = "", top: bool = False
     ) -> Statement:
-        """Return a DELETE that takes each row as it finds it; `top`: only the first one."""
+        """Return a DELETE; `top`: of the first row that it finds."""
         blocks = [
             (
                 *([Marked(name, present=False)] if top else []),
                 *self.look(name, table, row, by=by, target=True),
-                *self.erase(table, row),
+                *([Mark(f"{name} {row}")] if self.by_index else self.erase(table, row)),
                 Mark(name),
             )
             for row in rows
         ]
+        if self.by_index:
+            blocks += self.erase_by_index(name, table, list(rows))
         return Statement(name, (self.table(name, table), *blocks))
+
+    def erase_by_index(self, name: str, table: str, rows: list[str]) -> list[Block]:
+        """Return a plan that deletes all rows that were found, then their keys, index by index."""
+        steps = {row: self.erase(table, row) for row in rows}
+        most = max(map(len, steps.values()), default=0)
+        return [
+            (Marked(f"{name} {row}"), steps[row][at])
+            for at in range(most)
+            for row in rows
+            if at < len(steps[row])
+        ]
 
     def update(self, name: str, table: str, row: str) -> Statement:
         """Return an UPDATE of one row that changes no key."""

@@ -16,9 +16,10 @@ import pytest
 from . import transactions as ours
 from .before import BEFORE, Before
 from .explore import explore
-from .groups import GROUPS, START, meetings, worlds
+from .groups import GROUPS, START, World, meetings, worlds
 from .statements import SHAPES, Ours
 from .steps import Fact
+from .transport import ON_TABLES, Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,6 +84,17 @@ def test_a_statement_that_skips_locked_rows_never_waits_for_one(group: str, sess
     for _, found in met(group, sessions):
         for each in found.waits:
             assert each.transaction.startswith("endpoint") or each.statement not in NEVER_WAIT, each
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_plan_that_deletes_index_by_index_changes_nothing(group: str) -> None:
+    """The server may choose it for many rows."""
+    at = World(Ours(SHAPES, by_index=True), Endpoint(ON_TABLES, by_index=True))
+    found = [found for _, found in meetings(group, 2, at)]
+
+    assert {names(each) for some in found for each in some.deadlocks} <= set(ACCEPTED)
+    for each in (each for some in found for each in some.waits):
+        assert each.transaction.startswith("endpoint") or each.statement not in NEVER_WAIT, each
 
 
 @pytest.mark.parametrize("group", GROUPS)
