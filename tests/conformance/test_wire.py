@@ -141,7 +141,7 @@ def test_poison_goes_to_the_error_queue_as_it_was_and_nothing_else_does(bench: B
 
 
 def test_a_reader_written_from_the_rules_alone_agrees_with_every_file() -> None:
-    """The files are right, as far as two streams and a writer can tell."""
+    """The files are right, as far as two readers and a writer can say."""
     for case in cases():
         try:
             found = netjson.loads(case.headers)
