@@ -91,9 +91,6 @@ def handled(endpoint: Endpoint) -> list[Incoming]:
     return found
 
 
-# ----- request and reply -----------------------------------------------------------------------
-
-
 def test_a_request_of_an_endpoint_is_answered_by_our_sink(bench: Bench, web: Endpoint) -> None:
     """The reply goes to the address in the message, and finds the request that it belongs to."""
     request = web.send(bench.printed, b"question")
@@ -136,9 +133,6 @@ def test_our_request_is_answered_by_an_endpoint(bench: Bench, web: Endpoint) -> 
     ]
     assert [row["headers"]["NServiceBus.RelatedTo"] for row in rows] == ["request 1", "request 2"]
     assert {row["headers"]["NServiceBus.MessageIntent"] for row in rows} == {"Reply"}
-
-
-# ----- events ----------------------------------------------------------------------------------
 
 
 def test_we_get_one_copy_of_what_an_endpoint_publishes(bench: Bench, web: Endpoint) -> None:
@@ -191,9 +185,6 @@ def test_what_either_side_delayed_reaches_its_queue_by_either_mover(
     assert bench.bodies(bench.errors) == []
 
 
-# ----- delayed delivery ------------------------------------------------------------------------
-
-
 def test_what_we_cannot_forward_is_returned_to_where_it_belongs(
     bench: Bench, orders: Endpoint, database: Database
 ) -> None:
@@ -209,9 +200,6 @@ def test_what_we_cannot_forward_is_returned_to_where_it_belongs(
         (incoming,) = handled(absent)
         assert incoming.body == b"late"
         assert not [name for name in incoming.headers if name.startswith(FAULTS)]
-
-
-# ----- tables ----------------------------------------------------------------------------------
 
 
 def test_a_queue_of_our_installer_is_the_one_the_endpoint_would_make(
@@ -232,9 +220,6 @@ def test_a_queue_of_our_installer_is_the_one_the_endpoint_would_make(
         assert endpoint.peek() == 2
         assert endpoint.purge_expired() == 1
         assert [incoming.body for incoming in handled(endpoint)] == [b"y"]
-
-
-# ----- at once ---------------------------------------------------------------------------------
 
 
 def test_no_statement_of_an_endpoint_waits_for_our_open_receive(

@@ -1,4 +1,4 @@
-"""The tables: made as the transport makes them, again without harm; an error where they do not fit."""
+"""The tables: made as the transport makes them, and again without harm."""
 
 from __future__ import annotations
 
@@ -148,14 +148,3 @@ def test_a_state_schema_may_have_any_name(bare: Bench, state: str) -> None:
             assert session.open().rows("version") == [(schema.VERSION,)]
     finally:
         bare.dotnet.dba.drop_schema(state)
-
-
-def test_the_error_of_an_absent_queue_has_its_canonical_address(bench: Bench) -> None:
-    """With the command that makes it."""
-    absent = QueueAddress("absent", bench.dotnet.schema)
-
-    with pytest.raises(QueueNotFound) as caught:
-        bench.desk.rows("top", tables={"queue": absent})
-
-    assert str(caught.value).startswith(f"queue {bench.address('absent')} was not found in ")
-    assert bench.desk.columns(absent) == {}

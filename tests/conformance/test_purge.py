@@ -99,9 +99,6 @@ def test_an_absent_queue_cannot_be_purged(bare: Bench) -> None:
         list(purge_expired(bare.desk, absent, timeout=TIMEOUT))
 
 
-# ----- at a start ------------------------------------------------------------------------------
-
-
 def test_purge_on_startup_says_how_much_and_waits_for_consumers(
     bare: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,8 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from servers import only
 
 from sqlq_spark.admin import inspect
@@ -50,11 +48,6 @@ class Several:
         bodies = [b"%d/%d" % (queue, at) + b"x" * size for at in range(first, first + messages)]
         self.bench.dotnet.send_many(self.queues[queue], bodies)
         return bodies
-
-    def clear(self) -> None:
-        """Empty the queues."""
-        for queue in self.queues:
-            self.bench.dotnet.dba.empty(queue)
 
     def left(self) -> list[int]:
         """How many wait in each queue."""
@@ -123,35 +116,6 @@ def test_tasks_go_by_weight_and_a_callback_queue_has_one(
     assert planned() == [7, 1]
     assert planned(maxConcurrency="6") == [3, 3]
     assert planned(maxConcurrency="1") == [1, 1]
-
-
-@settings(
-    max_examples=8,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(
-    waiting=st.tuples(*[st.integers(0, 12)] * 3),
-    limit=st.integers(2, 20),
-    tasks=st.integers(1, 5),
-    size=st.none() | st.integers(1, 2000),
-)
-def test_whatever_the_limits_each_message_comes_once(
-    several: Several, waiting: tuple[int, ...], limit: int, tasks: int, size: int | None
-) -> None:
-    """And no batch is above its limit of messages."""
-    several.clear()
-    sent = [body for at, messages in enumerate(waiting) for body in several.send(at, messages)]
-    raw = {"maxMessagesPerTrigger": str(limit), "maxConcurrency": str(tasks)}
-    raw |= {} if size is None else {"maxBytesPerTrigger": str(size)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pace, "MESSAGES_PER_TASK", 1)
-        loop = several.loop(clock=None, **raw)
-        loop.freeze()
-        got = [bodies(*tables) for tables in several.bench.batches(loop)]
-        loop.close()
-
-    assert sorted(body for batch in got for body in batch) == sorted(sent)
-    assert all(len(batch) <= limit for batch in got)
 
 
 # ----- limits and triggers, with one queue and with several -------------------------------------
@@ -471,5 +435,6 @@ def test_a_browse_shares_its_ranges_among_the_queues(several: Several) -> None:
 
     assert [several.queues.index(queue) for queue, _, _ in found] == [0, 0, 0, 2]
     assert got == {several.queues[0]: sent[0], several.queues[2]: sent[1]}
-    several.clear()
+    for queue in several.queues:
+        several.bench.dotnet.dba.empty(queue)
     assert browse.parts(several.bench.desk, several.queues, parts=4, timeout=TIMEOUT) == []

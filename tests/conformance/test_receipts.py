@@ -199,9 +199,6 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
         ack(stream, bench.who)
 
 
-# ----- by an operator --------------------------------------------------------------------------
-
-
 def test_returned_messages_are_in_the_queue_again_as_they_were(bench: Bench) -> None:
     """Ids, headers, bodies of several pages, and expiry; the seqs are new, behind all others."""
     stream = bench.new_stream()

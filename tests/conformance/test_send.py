@@ -61,9 +61,6 @@ def staging(bench: Bench) -> list[tuple[Any, ...]]:
     return bench.dotnet.state_rows("staging", "sink, batch, attempt, chunk")
 
 
-# ----- exactly once ----------------------------------------------------------------------------
-
-
 def test_nothing_is_visible_before_the_dispatch_and_everything_after(bench: Bench) -> None:
     """In the order of tasks and rows; chunks of a task that died half-way go with their batch."""
     stage(bench, chunk(b"lost attempt"))
@@ -109,26 +106,18 @@ def test_sinks_do_not_touch_one_another(bench: Bench) -> None:
 
 
 def test_an_abort_leaves_no_chunk(bench: Bench) -> None:
-    """And sends nothing; the batch may be done again."""
-    stage(bench, chunk(b"x"), chunk(b"y"))
+    """The batch may be done again; once it was sent or given up for good, late tasks stage none."""
+    stage(bench, chunk(b"x"), chunk(b"y"), sink="write:1")
 
-    send_staging.discard(bench.desk, "sink", 0, final=False, timeout=5)
-
-    assert staging(bench) == []
-    assert bench.seqs() == []
-    assert dispatch(bench, stage(bench, chunk(b"again"))) == 1
-
-
-def test_a_task_that_comes_late_stages_nothing(bench: Bench) -> None:
-    """Its batch was sent by another attempt, or given up for good."""
-    dispatch(bench, stage(bench, chunk(b"sent"), sink="write:1"))
+    send_staging.discard(bench.desk, "write:1", 0, final=False, timeout=5)
     send_staging.discard(bench.desk, "write:2", 0, final=True, timeout=5)
 
-    stage(bench, chunk(b"late"), sink="write:1")
-    stage(bench, chunk(b"late"), sink="write:2")
-
     assert staging(bench) == []
-    assert bench.bodies() == [b"sent"]
+    assert dispatch(bench, stage(bench, chunk(b"again"), sink="write:1")) == 1
+    for sink in ("write:1", "write:2"):
+        stage(bench, chunk(b"late"), sink=sink)
+    assert staging(bench) == []
+    assert bench.bodies() == [b"again"]
 
 
 def test_a_missing_chunk_stops_the_whole_batch(bench: Bench) -> None:
@@ -161,12 +150,6 @@ def test_two_drivers_at_once_send_a_batch_once(bench: Bench) -> None:
 
     assert other.result(timeout=TIMEOUT) == 0
     assert bench.bodies() == [b"once"]
-
-
-# ----- at least once ---------------------------------------------------------------------------
-
-
-# ----- destinations ----------------------------------------------------------------------------
 
 
 def test_each_row_goes_where_it_says_in_its_order(bench: Bench) -> None:
@@ -202,9 +185,6 @@ def test_an_unreadable_destination_stops_the_batch(bench: Bench) -> None:
             dispatch(bench, stage(bench, chunk(b"x", queue=address)))
 
     assert bench.seqs() == []
-
-
-# ----- rows ------------------------------------------------------------------------------------
 
 
 def test_expires_is_the_databases_clock_plus_the_lifetime(bench: Bench) -> None:
@@ -245,8 +225,6 @@ def test_a_body_of_100_mb_is_sent(bench: Bench) -> None:
 
     assert [len(body or b"") for body in bench.bodies()] == [100_000_000, 5]
 
-
-# ----- sends atomic with receive ---------------------------------------------------------------
 
 MICRO_BATCH = Origin(query_id="query", query_batch=4)
 ATOMIC = "sendsAtomicWithReceive"

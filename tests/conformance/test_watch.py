@@ -14,7 +14,6 @@ from sqlq_spark.admin import checks, inspect, purge, report, watch
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import ConnectionLost, DelayedQueueNotFound
 from sqlq_spark.send import queue_writer
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import dumps, wire_time
 
 from .conftest import TIMEOUT, Bench
@@ -50,9 +49,6 @@ def delay(bench: Bench, seconds: Sequence[float] = ()) -> None:
         row = {"headers": "{}", "body": b"%d" % at, "due": due}
         with transaction(bench.desk, timeout=TIMEOUT):
             bench.desk.load(table, pa.Table.from_pylist([row], DELAYED))
-
-
-# ---------------------------------------------------------------- looks
 
 
 def test_what_came_and_went_between_two_looks_is_counted(bare: Bench) -> None:
@@ -110,17 +106,6 @@ def test_a_look_at_streams_finds_their_lag_and_pace(bench: Bench) -> None:
     seconds = (now.at - before.at).total_seconds()
     assert round((watch.paces(before, now)[stream] or 0) * seconds) == 4
     assert watch.paces(None, now) == {}
-
-
-def test_a_look_needs_no_state_tables(bare: Bench) -> None:
-    """Then nothing is known of streams."""
-    now = watch.look(bare.desk, [bare.printed, bare.printed], bare.source())
-
-    assert now.streams is None
-    assert [each.queue for each in now.queues] == [bare.printed]
-
-
-# ---------------------------------------------------------------- delayed messages
 
 
 def test_delayed_messages_are_counted_and_shown(bare: Bench) -> None:
@@ -211,9 +196,6 @@ def test_a_login_that_may_only_delete_delayed_messages_lacks_rights(bare: Bench)
     ]
 
 
-# ---------------------------------------------------------------- purge in batches
-
-
 def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
     """In whole batches; what is sent meanwhile stays; of an empty queue there is none."""
     empty = look(bare).depth
@@ -249,9 +231,6 @@ def test_a_purge_in_batches_waits_for_consumers(bare: Bench) -> None:
 
     assert len(bare.seqs()) == 10
     assert sum(purge.purge_parts(bare.desk, bare.queue, depth, timeout=TIMEOUT)) == 10
-
-
-# ---------------------------------------------------------------- report
 
 
 def test_a_report_has_types_ages_and_sizes(bare: Bench) -> None:
@@ -311,15 +290,3 @@ def test_failures_are_grouped_by_exception(bare: Bench) -> None:
     assert (x.first, x.last, x.example) == (moments[1], moments[0], "no stock")
     assert (none.exception, y.exception) == ("(none)", "A.Y")
     assert (found.messages, found.read) == (4, 4)
-
-
-def test_tables_of_queues_are_found_for_a_shell(bare: Bench) -> None:
-    """Those of the default schema, and no other table."""
-    default = QueueAddress(f"sqlq-{bare.name}")
-    bare.dotnet.create(default)
-    try:
-        names = [name for (name,) in bare.desk.rows("queue_tables")]
-        assert default.table in names
-        assert "orders" not in names or bare.dotnet.schema == "dbo"
-    finally:
-        bare.dotnet.dba.drop(default)
