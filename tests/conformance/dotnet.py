@@ -241,7 +241,7 @@ class PostgreSQL(DotNet):
 
     @property
     def dba(self) -> DBA:
-        """As Endpoint."""
+        """As DotNet."""
         return dba.PostgreSQL(self.url, self.state, self.connection)
 
     @classmethod
@@ -250,23 +250,23 @@ class PostgreSQL(DotNet):
         return cls(place.url, place.schema, place.state, place.connection)
 
     def execute(self, text: str, *values: object) -> list[Row]:
-        """As Endpoint."""
+        """As DotNet."""
         cursor = self.connection.execute(text.encode(), values)
         return cursor.fetchall() if cursor.description else []
 
     def state_rows(self, table: str, columns: str) -> list[Row]:
-        """As Endpoint."""
+        """As DotNet."""
         text = f"SELECT {columns} FROM {{}} ORDER BY {columns}"
         name = sql.Identifier(self.state, table)
         return self.connection.execute(sql.SQL(text).format(name)).fetchall()
 
     def clock(self) -> datetime:
-        """As Endpoint."""
+        """As DotNet."""
         moment: datetime = self.execute("SELECT clock_timestamp() AT TIME ZONE 'UTC'")[0][0]
         return moment
 
     def kill(self, application: str) -> int:
-        """As Endpoint; waits until they are gone."""
+        """As DotNet; waits until they are gone."""
         # with a timeout of its own it polls every 100 ms
         killed = self.execute(_ACTIVE.format("pg_terminate_backend(pid)"), application)
         while self.sessions(application):
@@ -274,10 +274,10 @@ class PostgreSQL(DotNet):
         return len(killed)
 
     def sessions(self, application: str) -> int:
-        """As Endpoint."""
+        """As DotNet."""
         return int(self.execute(_ACTIVE.format("count(*)"), application)[0][0])
 
     def waiting_sessions(self, application: str) -> int:
-        """As Endpoint."""
+        """As DotNet."""
         text = _ACTIVE.format("count(*)") + " AND wait_event_type = 'Lock'"
         return int(self.execute(text, application)[0][0])
