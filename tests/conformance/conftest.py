@@ -6,15 +6,18 @@ Every test is run for each `dialect`; see tests/servers.py.
 
 from __future__ import annotations
 
+import json
 import secrets
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import stamina
+from hypothesis import HealthCheck, settings
 from recorded_connection import RecordedConnection
 from waiting import until
 
@@ -28,7 +31,7 @@ from sqlq_spark.receive.driver import PeekLoop
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.receive.receipts import Acknowledged, acknowledge
 from sqlq_spark.receive.streams import Claim, create, store_plan
-from sqlq_spark.receive.task import Task, TaskRules, receive
+from sqlq_spark.receive.task import Task, TaskRules, divert, fence, receive, save, take
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 
@@ -43,10 +46,15 @@ if TYPE_CHECKING:
     from .dotnet import DotNet
 
 TIMEOUT = 60.0  # seconds; nothing waits so long, but a machine may stand still for ten
+# for properties that are tried on the database, in one place of it
+ON_DATABASE = settings(
+    max_examples=15,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 class Clock:
-    """Monotonic seconds that pass only when told to."""
+    """Monotonic seconds that pass only when a test lets them."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -59,19 +67,19 @@ class Clock:
 class Spied(RecordedConnection):
     """A connection that records its statements' names, and may be struck before or after one."""
 
-    def __init__(self, inner: Connection, said: list[str], strike: Strike | None) -> None:
+    def __init__(self, inner: Connection, bench: Bench) -> None:
         super().__init__(inner)
-        self.said = said
-        self.strike = strike
+        self.bench = bench
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
         """As RecordedConnection."""
-        self.said.append(statement)
-        if self.strike is not None and self.strike.falls(statement, after=False):
-            self.strike.kill()
+        self.bench.said.append(statement)
+        strike = self.bench.strike
+        if strike is not None and strike.falls(statement, after=False):
+            strike.kill()
         done = call()
-        if self.strike is not None and self.strike.falls(statement, after=True):
-            self.strike.kill()
+        if strike is not None and strike.falls(statement, after=True):
+            strike.kill()
             reason = "the answer was lost"
             raise ConnectionLost(statement, reason)
         return done
@@ -97,21 +105,27 @@ class Strike:
         return False
 
 
-def strikes(struck: list[str]) -> Iterator[tuple[int, bool]]:
+def places(struck: list[str]) -> Iterator[tuple[int, bool]]:
     """
     Where to strike: before each statement, until none is left, then after each commit.
 
-    Args:
-        struck: the statements that were struck before; its owner adds to it.
-
-    Returns:
-        Which statement, and whether after it. (After any but a commit is before the next.)
+    After any other statement is before the next. The caller adds to `struck` what it struck.
     """
     at = 0
     while len(struck) == at:
         yield at, False
         at += 1
     yield from ((at, True) for at, name in enumerate(struck) if name == "commit")
+
+
+def through_spark(offset: Offset) -> Offset:
+    """Return an offset as it comes back from a checkpoint."""
+    return Offset.parse(json.loads(json.dumps(offset.to_json())))
+
+
+def bodies(*tables: pa.Table) -> list[bytes]:
+    """The bodies of what was received, in its order."""
+    return [body for table in tables for body in table["body"].to_pylist()]
 
 
 @dataclass
@@ -124,7 +138,9 @@ class Bench:
     name: str  # of our sessions
     said: list[str] = field(default_factory=list)  # statements that watched sessions ran
     strike: Strike | None = None
-    watched: bool = False
+    watched: bool = False  # every session that is opened now
+    striking: str | None = None  # the name of sessions that are watched, and struck
+    struck: list[str] = field(default_factory=list)  # statements that a strike fell on
     _stack: ExitStack = field(default_factory=ExitStack)
     _desk: Connection | None = None
 
@@ -177,6 +193,26 @@ class Bench:
         """Run beside the test."""
         pool = self._stack.enter_context(ThreadPoolExecutor(1))
         return pool.submit(work)
+
+    def strikes(self, name: str | None = None) -> Iterator[tuple[Session, bool]]:
+        """
+        Kill a session before each statement, until none is left, then after each commit.
+
+        Args:
+            name: of the sessions to kill; those that this gives, if there is none.
+
+        Returns:
+            A session to use, and whether only the answer of a commit is lost.
+        """
+        self.struck.clear()
+        for at, after in places(self.struck):
+            application = f"struck {at} {after}"
+            self.striking = name or f"{self.name} {application}"
+            self.strike = Strike(at, partial(self.dotnet.kill, self.striking), after)
+            yield self.session(application), after
+            if self.strike.fell is not None and not after:
+                self.struck.append(self.strike.fell)
+        self.strike = self.striking = None
 
     def blocked(self, application: str) -> None:
         """Wait until a session of ours waits for a lock."""
@@ -234,30 +270,44 @@ class Bench:
         """Run a task as an executor does, once."""
         return receive(connection or self.desk, task, timeout=TIMEOUT, origin=Origin())
 
+    @contextmanager
+    def running(self, task: Task, application: str) -> Iterator[pa.Table]:
+        """Run a task in a session of its own, and commit only at the end of the block."""
+        connection = self.open(application)
+        connection.run("begin")
+        _, login = fence(connection, task)
+        kept = divert(connection, task, take(connection, task))
+        save(connection, task, kept, login=login, origin=Origin())
+        yield kept.rows
+        connection.run("commit")
+
     def batch(self, loop: PeekLoop, start: Offset = INITIAL) -> tuple[Offset, list[pa.Table]]:
         """Plan and receive the batch after `start`; the same offset means there was none."""
         end = loop.latest(start)
         return end, [] if end == start else [self.receive(task) for task in loop.tasks(end)]
 
-    def drain(self, loop: PeekLoop, start: Offset = INITIAL, most: int = 50) -> list[bytes]:
+    def drain(self, loop: PeekLoop, start: Offset = INITIAL) -> list[bytes]:
         """Run micro-batches as AvailableNow does, until the offset stays; the bodies got."""
-        got: list[bytes] = []
-        for _ in range(most):
+        return [body for tables in self.batches(loop, start) for body in bodies(*tables)]
+
+    def batches(self, loop: PeekLoop, start: Offset = INITIAL) -> Iterator[list[pa.Table]]:
+        """Run micro-batches as AvailableNow does, until the offset stays."""
+        for _ in range(50):
             end, tables = self.batch(loop, start)
             if end == start:
-                return got
+                return
             start = end
-            got += [body for table in tables for body in table["body"].to_pylist()]
-        message = f"there was no end after {most} batches"
+            yield tables
+        message = "there was no end after 50 batches"
         raise AssertionError(message)
 
     def seqs(self) -> list[int]:
         """What waits."""
         return [row.seq for row in self.dotnet.rows(self.queue)]
 
-    def bodies(self) -> list[bytes | None]:
-        """The bodies of what waits."""
-        return [row.body for row in self.dotnet.rows(self.queue)]
+    def bodies(self, queue: QueueAddress | None = None) -> list[bytes | None]:
+        """The bodies of what waits, in the queue or in another."""
+        return [row.body for row in self.dotnet.rows(queue or self.queue)]
 
 
 @pytest.fixture
@@ -282,9 +332,10 @@ def bench(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     schema.install(connection, timeout=TIMEOUT)
     connect = database.of(bare.dotnet.url).connect
 
-    def watch(*args: Any, **named: Any) -> Any:
-        made = connect(*args, **named)
-        return Spied(made, bare.said, bare.strike) if bare.watched else made
+    def watch(*args: Any, application: str, **named: Any) -> Any:
+        made = connect(*args, application=application, **named)
+        struck = bare.striking is not None and bare.striking in application
+        return Spied(made, bare) if bare.watched or struck else made
 
     monkeypatch.setattr(database.of(bare.dotnet.url), "connect", watch)
     return bare

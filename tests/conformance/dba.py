@@ -2,7 +2,8 @@
 The DBA beside an endpoint: what someone with all rights does to queues, state tables and logins.
 
 One verb for each thing that a test needs done, so that a test reads the same for every database.
-What only one database has lies in shapes.py as text of that database.
+What only one database has lies in shapes.py as text of that database. The same verbs for SQL
+Server are in sqlserver_dba.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import secrets
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, urlsplit
 
 import psycopg
@@ -22,10 +23,13 @@ from .shapes import POSTGRESQL, Shapes
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
     from datetime import datetime
 
     from sqlq_spark.wire.address import QueueAddress
+
+    from .sqlserver_dba import SQLServer
+
+    DBA: TypeAlias = "PostgreSQL | SQLServer"
 
 Row = tuple[Any, ...]
 
@@ -50,24 +54,11 @@ SELECT gen_random_uuid(), CASE WHEN n <= %s THEN timestamp '2026-01-01' END, '["
 
 
 @dataclass(frozen=True)
-class DBA(ABC):
-    """Someone with all rights on one database."""
+class CommonDBA(ABC):
+    """What someone with all rights does alike on each database."""
 
     url: str
     state: str  # schema of the state tables
-
-    @property
-    @abstractmethod
-    def shapes(self) -> Shapes:
-        """Tables that another release, or a DBA, made otherwise, in this database's words."""
-
-    @abstractmethod
-    def run(self, text: str) -> None:
-        """Execute statements, one or more to a line, as an error or a finding tells them."""
-
-    @abstractmethod
-    def on(self, queue: QueueAddress, text: str) -> None:
-        """Execute statements of `shapes`, which end with `;`; `{queue}` is the table."""
 
     @abstractmethod
     def quoted(self, queue: QueueAddress) -> str:
@@ -87,77 +78,13 @@ class DBA(ABC):
         """How many rows a queue or any other table has."""
         return int(self._on(table, "SELECT count(*) FROM {queue}")[0][0])
 
-    @abstractmethod
-    def fill(self, queue: QueueAddress, first: int, stop: int) -> None:
-        """Send messages `m-<first>` … `m-<stop - 1>` at once, their numbers in the order of seq."""
-
-    @abstractmethod
-    def retype(self, queue: QueueAddress, types: Sequence[str]) -> None:
-        """Give what `fill` sent other message types, in turn by seq."""
-
-    @abstractmethod
-    def poison(self, queue: QueueAddress, messages: int, *, expired: int) -> None:
-        """Send messages that no one can read at once; the first ones have expired."""
-
-    @abstractmethod
-    def set_expires(self, queue: QueueAddress, row: uuid.UUID, moment: datetime) -> None:
-        """Let a message expire at a moment in UTC."""
-
-    @abstractmethod
-    def lifetimes(self, queue: QueueAddress) -> list[float | None]:
-        """For how many seconds messages live from now, by seq."""
-
-    @abstractmethod
-    def from_first(self, queue: QueueAddress) -> None:
-        """Let the next message have the first seq again."""
-
     def empty(self, queue: QueueAddress) -> None:
         """Delete all messages."""
         self._on(queue, "DELETE FROM {queue}")
 
-    @abstractmethod
-    def truncate(self, queue: QueueAddress) -> None:
-        """Delete all messages, waiting for every transaction that works on the table."""
-
-    @abstractmethod
-    def delete(self, queue: QueueAddress, seqs: Sequence[int]) -> None:
-        """Delete some messages."""
-
     def drop(self, queue: QueueAddress) -> None:
         """Drop the table."""
         self._on(queue, "DROP TABLE {queue}")
-
-    @abstractmethod
-    def rewrite(self, queue: QueueAddress, headers: str) -> None:
-        """Give all messages other headers."""
-
-    @abstractmethod
-    def put_at(self, queue: QueueAddress, seq: int) -> None:
-        """Insert a message at a seq; those that come after get the seqs that they would get."""
-
-    @abstractmethod
-    def make_due(self, table: QueueAddress, seconds: float) -> None:
-        """Let delayed messages be due so much earlier."""
-
-    @abstractmethod
-    def expires_index(self, queue: QueueAddress, *, there: bool) -> None:
-        """Make an index on Expires, or take it away."""
-
-    @abstractmethod
-    def swell(self, queue: QueueAddress) -> None:
-        """Send so much that it is no small table any more; where that makes a difference."""
-
-    @abstractmethod
-    def indexes(self, table: QueueAddress) -> list[tuple[str, str]]:
-        """The indexes of a table but that of its key: name, first column in lower case."""
-
-    @abstractmethod
-    def allow_null_headers(self, queue: QueueAddress) -> None:
-        """Let Headers be NULL, as in a table of long ago."""
-
-    @abstractmethod
-    def rename(self, queue: QueueAddress, column: str, to: str) -> None:
-        """Give a column another name."""
 
     def drop_column(self, queue: QueueAddress, column: str) -> None:
         """Drop a column that is in no index."""
@@ -166,18 +93,6 @@ class DBA(ABC):
     def make_another(self, table: QueueAddress) -> None:
         """Make a table of this name that has nothing of a queue."""
         self._on(table, "CREATE TABLE {queue} (number int)")
-
-    @abstractmethod
-    def refuse(self, queue: QueueAddress) -> None:
-        """Let the table refuse every message, saying `not today`."""
-
-    @abstractmethod
-    def refuse_late(self, queue: QueueAddress) -> None:
-        """Let the table refuse every message when it is committed; where that can be."""
-
-    @abstractmethod
-    def no_queues(self, ledger: QueueAddress, view: QueueAddress, queue: QueueAddress) -> None:
-        """Make a table that is no queue, and a view of a queue."""
 
     # ------------------------------------------------------------ state tables
 
@@ -197,39 +112,7 @@ class DBA(ABC):
         """Drop a state table."""
         self._state("DROP TABLE {table}", table, {})
 
-    @abstractmethod
-    def closed(self, queue: QueueAddress) -> AbstractContextManager[None]:
-        """Lock a queue against whoever would send to it, as long as the block lasts."""
-
-    @abstractmethod
-    def holding_streams(self) -> AbstractContextManager[None]:
-        """Lock the rows of streams against whoever would lock them, as long as the block lasts."""
-
-    @abstractmethod
-    def age(self, table: str, column: str, *, hours: int) -> None:
-        """Let what a state table tells have been so much earlier."""
-
-    @abstractmethod
-    def drop_schema(self, name: str) -> None:
-        """Drop a schema with its tables, if it is there."""
-
     # ------------------------------------------------------------ logins
-
-    @abstractmethod
-    def login(self, **more: str) -> Login:
-        """Make a login that may do nothing; `more`: its `password`; `all`, to let it do all."""
-
-    @abstractmethod
-    def admit(self, login: Login, schema: str) -> None:
-        """Let a login see what a schema holds, where that is a right of its own."""
-
-    @abstractmethod
-    def grant(self, login: Login, right: str, queue: QueueAddress) -> None:
-        """Give a right on a queue, with what this database asks for beside it."""
-
-    @abstractmethod
-    def drop_login(self, login: Login) -> None:
-        """Take the login away with its rights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,23 +134,23 @@ def as_login(url: str, name: str, password: str) -> Login:
 
 
 @dataclass(frozen=True)
-class PostgreSQL(DBA):
+class PostgreSQL(CommonDBA):
     """A superuser of PostgreSQL."""
 
     connection: psycopg.Connection[Row]
 
     @property
     def shapes(self) -> Shapes:
-        """As DBA."""
+        """Tables that another release, or a DBA, made otherwise, in this database's words."""
         return POSTGRESQL
 
     def run(self, text: str) -> None:
-        """As DBA."""
+        """Execute statements, one or more to a line, as an error or a finding has them."""
         for statement in text.split(";\n"):
             self.connection.execute(statement.encode())
 
     def on(self, queue: QueueAddress, text: str) -> None:
-        """As DBA; no name in it holds a semicolon."""
+        """Execute statements of `shapes`, which end with `;`; `{queue}` is the table."""
         for statement in filter(str.strip, text.split(";")):
             named = statement.replace("{queue}", self.quoted(queue))
             words = {"table": queue.table, "sequence": f'"{queue.schema}".{queue.table}_seq_seq'}
@@ -289,71 +172,71 @@ class PostgreSQL(DBA):
     # ------------------------------------------------------------ queues
 
     def fill(self, queue: QueueAddress, first: int, stop: int) -> None:
-        """As DBA."""
+        """Send messages `m-<first>` … `m-<stop - 1>` at once, their numbers in the order of seq."""
         self._on(queue, _FILL, first, stop)
 
     def retype(self, queue: QueueAddress, types: Sequence[str]) -> None:
-        """As DBA."""
+        """Give what `fill` sent other message types, in turn by seq."""
         text = "UPDATE {queue} SET headers = replace(headers, 'Shop.PlaceOrder', %s)"
         for at, name in enumerate(types):
             self._on(queue, f"{text} WHERE seq %% %s = %s", name, len(types), at)
 
     def poison(self, queue: QueueAddress, messages: int, *, expired: int) -> None:
-        """As DBA."""
+        """Send messages that no one can read at once; the first ones have expired."""
         self._on(queue, _POISON, expired, messages)
 
     def set_expires(self, queue: QueueAddress, row: uuid.UUID, moment: datetime) -> None:
-        """As DBA."""
+        """Let a message expire at a moment in UTC."""
         self._on(queue, "UPDATE {queue} SET Expires = %s::timestamp WHERE Id = %s", moment, row)
 
     def lifetimes(self, queue: QueueAddress) -> list[float | None]:
-        """As DBA."""
+        """For how many seconds messages live from now, by seq."""
         seconds = "extract(epoch FROM Expires - (now() AT TIME ZONE 'UTC'))::float8"
         return [row[0] for row in self._on(queue, f"SELECT {seconds} FROM {{queue}} ORDER BY Seq")]
 
     def from_first(self, queue: QueueAddress) -> None:
-        """As DBA."""
+        """Let the next message have the first seq again."""
         name = queue.table.replace('"', '""').replace("%", "%%")
         self._on(queue, f'ALTER SEQUENCE "{queue.schema}"."{name}_seq_seq" RESTART')
 
     def truncate(self, queue: QueueAddress) -> None:
-        """As DBA."""
+        """Delete all messages, waiting for every transaction that works on the table."""
         self._on(queue, "TRUNCATE {queue}")
 
     def delete(self, queue: QueueAddress, seqs: Sequence[int]) -> None:
-        """As DBA."""
+        """Delete some messages."""
         self._on(queue, "DELETE FROM {queue} WHERE Seq = ANY (%s)", list(seqs))
 
     def rewrite(self, queue: QueueAddress, headers: str) -> None:
-        """As DBA."""
+        """Give all messages other headers."""
         self._on(queue, "UPDATE {queue} SET Headers = %s", headers)
 
     def put_at(self, queue: QueueAddress, seq: int) -> None:
-        """As DBA; Seq is made a bigint where it must be."""
+        """Insert a message at a seq; those that come after get the seqs that they would get."""
         if seq >= 2**31:
             self._on(queue, "ALTER TABLE {queue} ALTER Seq TYPE bigint")
         insert = "INSERT INTO {queue} (Id, Headers, Body, Seq)"
         self._on(queue, f"{insert} VALUES (gen_random_uuid(), '{{}}', 'x', %s)", seq)
 
     def make_due(self, table: QueueAddress, seconds: float) -> None:
-        """As DBA."""
+        """Let delayed messages be due so much earlier."""
         self._on(table, "UPDATE {queue} SET due = due - make_interval(secs => %s)", seconds)
 
     def expires_index(self, queue: QueueAddress, *, there: bool) -> None:
-        """As DBA; the transport makes none here."""
+        """Make an index on Expires, or take it away. The transport makes none here."""
         if there:
             where = "WHERE expires > '-infinity'"
             self._on(queue, f"CREATE INDEX ON {{queue}} (expires) {where}")
 
     def swell(self, queue: QueueAddress) -> None:
-        """As DBA; a message fills a page, and the server is told how many there are."""
+        """Send so much that it is no small table any more; where that makes a difference."""
         self._on(queue, "ALTER TABLE {queue} SET (fillfactor = 10)")
         insert = "INSERT INTO {queue} (id, headers, body) SELECT gen_random_uuid(), '{}', "
         self._on(queue, f"{insert} repeat('x', 900)::bytea FROM generate_series(1, 8192)")
         self._on(queue, "VACUUM {queue}")
 
     def indexes(self, table: QueueAddress) -> list[tuple[str, str]]:
-        """As DBA."""
+        """The indexes of a table but that of its key: name, first column in lower case."""
         text = """
         SELECT c.relname, a.attname
           FROM pg_index AS i
@@ -365,31 +248,31 @@ class PostgreSQL(DBA):
         return [(name, column) for name, column in found]
 
     def allow_null_headers(self, queue: QueueAddress) -> None:
-        """As DBA."""
+        """Let Headers be NULL, as in a table of long ago."""
         self._on(queue, "ALTER TABLE {queue} ALTER Headers DROP NOT NULL")
 
     def rename(self, queue: QueueAddress, column: str, to: str) -> None:
-        """As DBA."""
+        """Give a column another name."""
         self._on(queue, f"ALTER TABLE {{queue}} RENAME COLUMN {column} TO {to}")
 
     def refuse(self, queue: QueueAddress) -> None:
-        """As DBA."""
+        """Let the table refuse every message, saying `not today`."""
         does = "LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'not today'; END$$"
         refuse = f'"{queue.schema}".refuse()'
         self._on(queue, f"CREATE FUNCTION {refuse} RETURNS trigger {does}")
         self._on(queue, f"CREATE TRIGGER t BEFORE INSERT ON {{queue}} EXECUTE FUNCTION {refuse}")
 
     def refuse_late(self, queue: QueueAddress) -> None:
-        """As DBA."""
+        """Let the table refuse every message when it is committed; where that can be."""
         self.refuse(queue)
         self._on(queue, "DROP TRIGGER t ON {queue}")
         late = "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION"
         refuse = f'"{queue.schema}".refuse()'
         self._on(queue, f"CREATE CONSTRAINT TRIGGER t AFTER INSERT ON {{queue}} {late} {refuse}")
 
-    def no_queues(self, ledger: QueueAddress, view: QueueAddress, queue: QueueAddress) -> None:
-        """As DBA."""
-        self._on(ledger, "CREATE TABLE {queue} (id uuid, headers text, body bytea)")
+    def no_queues(self, archive: QueueAddress, view: QueueAddress, queue: QueueAddress) -> None:
+        """Make a table that is no queue, and a view of a queue."""
+        self._on(archive, "CREATE TABLE {queue} (id uuid, headers text, body bytea)")
         self._on(queue, f"CREATE VIEW {self.quoted(view)} AS SELECT * FROM {{queue}}")
 
     # ------------------------------------------------------------ state tables
@@ -408,7 +291,7 @@ class PostgreSQL(DBA):
 
     @contextmanager
     def closed(self, queue: QueueAddress) -> Iterator[None]:
-        """As DBA."""
+        """Lock a queue against whoever would send to it, as long as the block lasts."""
         with psycopg.connect(self.url) as other:
             other.execute(f"LOCK TABLE {self.quoted(queue)} IN SHARE MODE".encode())
             yield
@@ -416,7 +299,7 @@ class PostgreSQL(DBA):
 
     @contextmanager
     def holding_streams(self) -> Iterator[None]:
-        """As DBA."""
+        """Lock the rows of streams against whoever would lock them, as long as the block lasts."""
         with psycopg.connect(self.url) as other:
             name = sql.Identifier(self.state, "stream")
             other.execute(sql.SQL("SELECT FROM {} FOR UPDATE").format(name))
@@ -424,19 +307,19 @@ class PostgreSQL(DBA):
             other.rollback()
 
     def age(self, table: str, column: str, *, hours: int) -> None:
-        """As DBA."""
+        """Let what a state table records have been so much earlier."""
         earlier = f"{column} - interval '{hours} hours'"
         self._state(f"UPDATE {{table}} SET {column} = {earlier}", table, {})
 
     def drop_schema(self, name: str) -> None:
-        """As DBA."""
+        """Drop a schema with its tables, if it is there."""
         text = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name))
         self.connection.execute(text)
 
     # ------------------------------------------------------------ logins
 
     def login(self, **more: str) -> Login:
-        """As DBA."""
+        """Make a login that may do nothing; `more`: its `password`; `all`, to let it do all."""
         name, password = f"role_{secrets.token_hex(4)}", more.get("password", "secret")
         kind = sql.SQL("SUPERUSER LOGIN" if "all" in more else "LOGIN")
         text = sql.SQL("CREATE ROLE {} {} PASSWORD {}")
@@ -444,11 +327,11 @@ class PostgreSQL(DBA):
         return as_login(self.url, name, password)
 
     def admit(self, login: Login, schema: str) -> None:
-        """As DBA."""
+        """Let a login see what a schema holds, where that is a right of its own."""
         self.connection.execute(f'GRANT USAGE ON SCHEMA "{schema}" TO {login.name}'.encode())
 
     def grant(self, login: Login, right: str, queue: QueueAddress) -> None:
-        """As DBA; the schema is granted with it, and an INSERT's sequence."""
+        """Give a right on a queue, with what this database asks for beside it."""
         given = [f"{right} ON {{queue}}", f'USAGE ON SCHEMA "{queue.schema}"']
         if right == "INSERT":
             given.append(f'USAGE ON SEQUENCE "{queue.schema}"."{queue.table}_seq_seq"')
@@ -456,6 +339,6 @@ class PostgreSQL(DBA):
             self._on(queue, f"GRANT {each} TO {login.name}")
 
     def drop_login(self, login: Login) -> None:
-        """As DBA."""
+        """Take the login away with its rights."""
         self.connection.execute(f"DROP OWNED BY {login.name}".encode())
         self.connection.execute(f"DROP ROLE {login.name}".encode())

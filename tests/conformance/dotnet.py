@@ -17,8 +17,8 @@ import psycopg
 from psycopg import sql
 
 from . import dba, transport
+from .transport import Delayed, Stored
 from .transport import Row as Received
-from .transport import Stored
 
 if TYPE_CHECKING:
     import uuid
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .dba import DBA
 
-__all__ = ["DotNet", "PostgreSQL", "Received", "Stored"]
+__all__ = ["Delayed", "DotNet", "PostgreSQL", "Received", "Stored"]
 
 Row = tuple[Any, ...]
 
@@ -59,9 +59,9 @@ class DotNet(ABC):
 
     # ------------------------------------------------------------ sessions
 
-    def consumer(self) -> Self:
-        """Another session of the same endpoint, for a thread."""
-        return replace(self, connection=self.transport.connect())
+    def consumer(self, zone: str | None = None) -> Self:
+        """Another session of the same endpoint, for a thread, or in a time zone of its own."""
+        return replace(self, connection=self.transport.connect(zone))
 
     @contextmanager
     def apart(self, *, commit: bool = False) -> Iterator[Self]:
@@ -132,10 +132,25 @@ class DotNet(ABC):
     @contextmanager
     def hold(self, queue: QueueAddress, seqs: Sequence[int]) -> Iterator[None]:
         """Lock rows in a transaction as long as the block lasts; rolled back after."""
+        with self._holding("hold", queue, seqs=list(seqs)):
+            yield
+
+    @contextmanager
+    def hold_delayed(self, table: QueueAddress, bodies: list[bytes]) -> Iterator[None]:
+        """Lock delayed messages, as another mover does, as long as the block lasts."""
+        with self._holding("hold_delayed", table, bodies=bodies):
+            yield
+
+    @contextmanager
+    def locked(self, queue: QueueAddress) -> Iterator[None]:
+        """Lock the whole table against everyone, as long as the block lasts."""
+        with self._holding("lock", queue):
+            yield
+
+    @contextmanager
+    def _holding(self, text: str, table: QueueAddress, **values: Any) -> Iterator[None]:
         with self.apart() as other:
-            self.transport.ask(
-                other.connection, self.transport.texts["hold"], queue, seqs=list(seqs)
-            )
+            self.transport.ask(other.connection, self.transport.texts[text], table, **values)
             yield
 
     @contextmanager
@@ -146,12 +161,32 @@ class DotNet(ABC):
                 other.send(queue, body=b"late")
             yield
 
-    @contextmanager
-    def locked(self, queue: QueueAddress) -> Iterator[None]:
-        """Lock the whole table against everyone, as long as the block lasts."""
-        with self.apart() as other:
-            self.transport.ask(other.connection, self.transport.texts["lock"], queue)
-            yield
+    # ------------------------------------------------------------ delayed messages
+
+    def create_delayed(self, table: QueueAddress) -> None:
+        """Create a table of delayed messages as the transport's installer does."""
+        self.transport.create_delayed(self.connection, table)
+
+    def store(
+        self,
+        table: QueueAddress,
+        headers: str = "{}",
+        body: bytes | None = b"{}",
+        *,
+        delay: float,
+        row: uuid.UUID | None = None,
+    ) -> None:
+        """Delay a message by some seconds."""
+        milliseconds = int(delay * 1000)
+        self.transport.store(self.connection, table, headers, body, milliseconds, row=row)
+
+    def move(self, table: QueueAddress, queue: QueueAddress, most: int = 100) -> int:
+        """Move what is due, in a transaction of its own; returns how many messages."""
+        return self.transport.move(self.connection, table, queue, most)
+
+    def delayed_rows(self, table: QueueAddress) -> list[Delayed]:
+        """What waits, by due time."""
+        return self.transport.delayed_rows(self.connection, table)
 
     # ------------------------------------------------------------ subscriptions
 
@@ -206,7 +241,7 @@ class PostgreSQL(DotNet):
 
     @property
     def dba(self) -> DBA:
-        """As Endpoint."""
+        """As DotNet."""
         return dba.PostgreSQL(self.url, self.state, self.connection)
 
     @classmethod
@@ -215,23 +250,23 @@ class PostgreSQL(DotNet):
         return cls(place.url, place.schema, place.state, place.connection)
 
     def execute(self, text: str, *values: object) -> list[Row]:
-        """As Endpoint."""
+        """As DotNet."""
         cursor = self.connection.execute(text.encode(), values)
         return cursor.fetchall() if cursor.description else []
 
     def state_rows(self, table: str, columns: str) -> list[Row]:
-        """As Endpoint."""
+        """As DotNet."""
         text = f"SELECT {columns} FROM {{}} ORDER BY {columns}"
         name = sql.Identifier(self.state, table)
         return self.connection.execute(sql.SQL(text).format(name)).fetchall()
 
     def clock(self) -> datetime:
-        """As Endpoint."""
+        """As DotNet."""
         moment: datetime = self.execute("SELECT clock_timestamp() AT TIME ZONE 'UTC'")[0][0]
         return moment
 
     def kill(self, application: str) -> int:
-        """As Endpoint; waits until they are gone."""
+        """As DotNet; waits until they are gone."""
         # with a timeout of its own it polls every 100 ms
         killed = self.execute(_ACTIVE.format("pg_terminate_backend(pid)"), application)
         while self.sessions(application):
@@ -239,10 +274,10 @@ class PostgreSQL(DotNet):
         return len(killed)
 
     def sessions(self, application: str) -> int:
-        """As Endpoint."""
+        """As DotNet."""
         return int(self.execute(_ACTIVE.format("count(*)"), application)[0][0])
 
     def waiting_sessions(self, application: str) -> int:
-        """As Endpoint."""
+        """As DotNet."""
         text = _ACTIVE.format("count(*)") + " AND wait_event_type = 'Lock'"
         return int(self.execute(text, application)[0][0])

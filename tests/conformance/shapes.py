@@ -31,12 +31,12 @@ class Shapes:
     """One database's words."""
 
     columns: set[str]  # of a queue as the transport makes it
-    anew: str  # drops a queue and makes it as the transport did without an index on Expires
+    plain: str  # drops a queue and makes it as the transport did without an index on Expires
     older: dict[str, str]  # makes a queue, as another release or a DBA did
     otherwise: dict[str, str]  # changes a queue so that it still is one
     no_queue: dict[str, str]  # changes a queue so that it is none any more
     wrong: dict[str, Wrong]
-    hurt: str  # makes something wrong with any queue, which the doctor tells in `hurt_found`
+    hurt: str  # makes something wrong with any queue, which the doctor finds as `hurt_found`
     hurt_found: Wrong
     rights: dict[str, str]  # of a service; each is one that can be missing
     to_receive: tuple[str, ...]
@@ -59,14 +59,14 @@ _OVER = (
     "INSERT INTO {queue} (id, headers) VALUES (gen_random_uuid(), '');"
     "ALTER TABLE {queue} ALTER COLUMN seq TYPE bigint"
 )
-_ANEW = (
+_PLAIN = (
     "DROP TABLE {queue};CREATE TABLE {queue} (Id uuid PRIMARY KEY, Expires timestamp,"
     " Headers text NOT NULL, Body bytea, Seq serial NOT NULL UNIQUE)"
 )
 
 POSTGRESQL = Shapes(
     columns={"id", "expires", "headers", "body", "seq"},
-    anew=_ANEW,
+    plain=_PLAIN,
     older={
         "no unique seq, no primary key": (
             "CREATE TABLE {queue}"
@@ -80,15 +80,6 @@ POSTGRESQL = Shapes(
             "CREATE TABLE {queue} (Seq serial NOT NULL UNIQUE, Note text DEFAULT 'x', Body bytea,"
             " BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED,"
             " Headers text NOT NULL, Id uuid PRIMARY KEY, Expires timestamp)"
-        ),
-        "a column dropped": (
-            "CREATE TABLE {queue} (Gone int, Id uuid PRIMARY KEY, Expires timestamp,"
-            " Headers text NOT NULL, Body bytea, Seq serial NOT NULL UNIQUE);"
-            "ALTER TABLE {queue} DROP COLUMN Gone"
-        ),
-        "other widths": (
-            "CREATE TABLE {queue} (Id uuid PRIMARY KEY, Expires timestamp(3),"
-            " Headers varchar(4000), Body bytea, Seq serial NOT NULL UNIQUE)"
         ),
     },
     otherwise={
@@ -245,24 +236,14 @@ SQLSERVER = Shapes(
         *("id", "correlationid", "replytoaddress", "recoverable", "expires"),
         *("headers", "body", "rowversion"),
     },
-    anew=f"DROP TABLE {{queue}};CREATE TABLE {{queue}} ({_COLUMNS});{_INDEX}",
+    plain=f"DROP TABLE {{queue}};CREATE TABLE {{queue}} ({_COLUMNS});{_INDEX}",
     older={
         "bigint seq": f"CREATE TABLE {{queue}} ({_COLUMNS});{_CLUSTERED}",
-        "clustered": f"CREATE TABLE {{queue}} ({_COLUMNS});{_CLUSTERED}",
         "extra columns in another order": (
             "CREATE TABLE {queue} (RowVersion bigint IDENTITY(1,1) NOT NULL,"
             " Note nvarchar(10) DEFAULT N'x', Body varbinary(max),"
             " BodyString AS CAST(Body AS nvarchar(max)), Headers nvarchar(max) NOT NULL,"
             f" Id uniqueidentifier NOT NULL, Expires datetime);{_INDEX}"
-        ),
-        "a column dropped": (
-            f"CREATE TABLE {{queue}} (Gone int, {_COLUMNS});{_INDEX};"
-            "ALTER TABLE {queue} DROP COLUMN Gone"
-        ),
-        "other widths": (
-            "CREATE TABLE {queue} (Id uniqueidentifier, Recoverable bit NOT NULL,"
-            " Expires datetime2(3), Headers varchar(max) NOT NULL, Body varbinary(max),"
-            f" RowVersion bigint IDENTITY(1,1) NOT NULL);{_CLUSTERED}"
         ),
     },
     otherwise={

@@ -1,4 +1,4 @@
-"""The DBA of SQL Server; see dba.py. Its sessions commit each statement by itself."""
+"""The DBA of SQL Server; see dba.py. Its sessions commit each statement alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .dba import DBA, Login, as_login
+from .dba import CommonDBA, Login, as_login
 from .shapes import SQLSERVER, Shapes
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _numbers(first: int, stop: int) -> str:
 
 
 @dataclass(frozen=True)
-class SQLServer(DBA):
+class SQLServer(CommonDBA):
     """A sysadmin of SQL Server."""
 
     execute: Callable[..., list[Row]]  # a statement and its values → rows
@@ -184,7 +184,7 @@ class SQLServer(DBA):
         self._on(queue, _INDEX if there else _UNINDEX)
 
     def swell(self, queue: QueueAddress) -> None:
-        """As DBA; any table without the index is told of."""
+        """As DBA; any table without the index is found."""
 
     def indexes(self, table: QueueAddress) -> list[tuple[str, str]]:
         """As DBA."""
@@ -207,10 +207,10 @@ class SQLServer(DBA):
         """As DBA; no constraint waits for the commit here."""
         self.refuse(queue)
 
-    def no_queues(self, ledger: QueueAddress, view: QueueAddress, queue: QueueAddress) -> None:
+    def no_queues(self, archive: QueueAddress, view: QueueAddress, queue: QueueAddress) -> None:
         """As DBA."""
         columns = "Id uniqueidentifier, Headers nvarchar(max), Body varbinary(max)"
-        self._on(ledger, f"CREATE TABLE {{queue}} ({columns})")
+        self._on(archive, f"CREATE TABLE {{queue}} ({columns})")
         self._on(queue, "CREATE VIEW {view} AS SELECT * FROM {queue}", view=self.quoted(view))
 
     # ------------------------------------------------------------ state tables

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -15,9 +15,6 @@ from sqlq_spark.wire.header_columns import to_read_columns
 from sqlq_spark.wire.rows import QUEUE_ROW, record_batches
 
 from .conftest import TIMEOUT, Bench
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 TEXT = {"text", "nvarchar"}  # a type that is text in one of the databases
 SPARK = pa.schema([pa.field("body", pa.binary()), pa.field("bodyString", pa.string())])
@@ -36,21 +33,15 @@ def shown(rows: pa.Table) -> list[str | None]:
     return [text for batch in batches for text in batch.column("bodyString").to_pylist()]
 
 
-def text(bench: Bench, *texts: str) -> list[bytes]:
-    """Bodies of which the column is these texts."""
-    return [bench.dotnet.dba.shapes.text_body(each) for each in texts]
-
-
-def send(bench: Bench, bodies: Sequence[bytes]) -> None:
-    """Send as the endpoint does, which does not name the column."""
-    for body in bodies:
-        bench.dotnet.send(bench.queue, body=body)
+def send(bench: Bench, *texts: str) -> None:
+    """Send bodies of which the column is these texts, as an endpoint that does not name it."""
+    bench.dotnet.send_many(bench.queue, [bench.dotnet.dba.shapes.text_body(each) for each in texts])
 
 
 def test_the_column_is_made_once_and_under_the_lock(bench: Bench) -> None:
     """In a new table and in one that has rows, by two installers at once; the endpoint goes on."""
     new = QueueAddress("new", bench.dotnet.schema)
-    send(bench, [b"before"])
+    bench.dotnet.send(bench.queue, body=b"before")
 
     def work() -> None:
         connection = bench.open("installer")
@@ -60,8 +51,7 @@ def test_the_column_is_made_once_and_under_the_lock(bench: Bench) -> None:
     for done in [bench.thread(work) for _ in range(3)]:
         done.result(timeout=TIMEOUT)
 
-    assert bench.desk.columns(new)["bodystring"] in TEXT
-    assert bench.desk.columns(bench.queue)["bodystring"] in TEXT
+    assert {bench.desk.columns(queue)["bodystring"] for queue in (new, bench.queue)} <= TEXT
     assert bench.bodies() == [b"before"]
     assert bench.dotnet.receive(bench.queue) is not None
 
@@ -69,7 +59,7 @@ def test_the_column_is_made_once_and_under_the_lock(bench: Bench) -> None:
 def test_a_task_hands_out_the_text_and_its_replay_does_too(texts: Bench) -> None:
     """As the database writes it: bytes that are no ASCII as escapes, or all of them as UTF-16."""
     bodies = texts.dotnet.dba.shapes.texts
-    send(texts, list(bodies))
+    send(texts, *bodies.values())
     task = texts.task(texts.new_stream(), body_string=True)
 
     got = texts.receive(task)
@@ -81,7 +71,7 @@ def test_a_task_hands_out_the_text_and_its_replay_does_too(texts: Bench) -> None
 
 def test_a_receipt_that_was_made_without_the_text_is_replayed_with_null(texts: Bench) -> None:
     """The option came with a restart; and one made with it serves a stream that went without."""
-    send(texts, text(texts, "1", "2"))
+    send(texts, "1", "2")
     stream = texts.new_stream()
     without = texts.task(stream, batch=1, messages=1)
     with_text = texts.task(stream, batch=2, body_string=True)
@@ -97,20 +87,22 @@ def test_a_receipt_that_was_made_without_the_text_is_replayed_with_null(texts: B
 
 
 def test_a_receipt_with_the_text_is_returned_without_it(texts: Bench) -> None:
-    """The table makes it anew."""
-    send(texts, text(texts, "1"))
-    stream = texts.new_stream()
+    """The table computes it again; the batch after it is empty, and has the column too."""
+    send(texts, "1")
+    stream, other = texts.new_stream(), texts.new_stream()
     texts.receive(texts.task(stream, body_string=True))
 
     with transaction(texts.desk, timeout=TIMEOUT):
         receipts.return_(texts.desk, stream, 1, 0, texts.queue)
 
-    assert shown(texts.receive(texts.task(texts.new_stream(), body_string=True))) == ["1"]
+    assert shown(texts.receive(texts.task(other, body_string=True))) == ["1"]
+    nothing = texts.receive(texts.task(other, batch=2, body_string=True))
+    assert nothing.schema.names == [*QUEUE_ROW.names, "bodystring"]
 
 
 def test_the_text_counts_as_weight(texts: Bench) -> None:
     """A byte may be four of its text, or half of it: a task's memory holds both."""
-    send(texts, [b"\xff" * 1000] * 8)
+    texts.dotnet.send_many(texts.queue, [b"\xff" * 1000] * 8)
     stream = texts.new_stream()
 
     light = texts.task(stream, batch=1, bytes=2500)
@@ -120,52 +112,34 @@ def test_the_text_counts_as_weight(texts: Bench) -> None:
     assert texts.receive(heavy).num_rows == {"postgresql": 1, "sqlserver": 2}[texts.dotnet.dialect]
 
 
-def test_nothing_received_has_the_column_too(texts: Bench) -> None:
-    """An empty batch fits the schema."""
-    got = texts.receive(texts.task(texts.new_stream(), body_string=True))
-
-    assert got.schema.names == [*QUEUE_ROW.names, "bodystring"]
-
-
-def test_poison_and_expired_messages_are_diverted_as_ever(texts: Bench) -> None:
-    """The error queue need not have the column."""
+def test_poison_and_expired_messages_are_diverted_with_the_column_too(texts: Bench) -> None:
+    """The error queue need not have it."""
     texts.dotnet.send(texts.queue, "[]", b"poison")
     texts.dotnet.send(texts.queue, body=b"gone", lives=-1)
-    send(texts, text(texts, "good"))
+    send(texts, "good")
 
     task = texts.task(texts.new_stream(), body_string=True, errors=texts.errors)
 
     assert shown(texts.receive(task)) == ["good"]
-    assert [row.body for row in texts.dotnet.rows(texts.errors)] == [b"poison"]
+    assert texts.bodies(texts.errors) == [b"poison"]
 
 
 def test_a_browse_shows_the_text(texts: Bench) -> None:
     """Only where it is asked for."""
-    bodies = texts.dotnet.dba.shapes.texts
-    send(texts, list(bodies))
+    found = list(texts.dotnet.dba.shapes.texts.values())
+    send(texts, *found)
+    read = partial(browse.pages, texts.desk, texts.queue, 1, 99, narrow=False, timeout=TIMEOUT)
 
-    def pages(*, body_string: bool) -> list[pa.Table]:
-        return list(
-            browse.pages(
-                texts.desk,
-                texts.queue,
-                1,
-                99,
-                narrow=False,
-                body_string=body_string,
-                timeout=TIMEOUT,
-            )
-        )
+    (page,) = read(body_string=True)
+    (without,) = read()
 
-    (page,) = pages(body_string=True)
-
-    assert shown(page) == list(bodies.values())
-    assert pages(body_string=False)[0].schema.equals(QUEUE_ROW)
+    assert shown(page) == found
+    assert without.schema.equals(QUEUE_ROW)
 
 
-def test_a_table_without_the_column_is_told_with_what_adds_it(bench: Bench) -> None:
+def test_the_error_of_a_table_without_the_column_has_what_adds_it(bench: Bench) -> None:
     """Nothing is taken; the statement of the error can be run."""
-    send(bench, text(bench, "1"))
+    send(bench, "1")
     task = bench.task(bench.new_stream(), body_string=True)
 
     with pytest.raises(BodyStringMissing) as caught:

@@ -23,11 +23,6 @@ def pages(bench: Bench, first: int, stop: int, *, narrow: bool = False) -> list[
     return list(browse.pages(bench.desk, bench.queue, first, stop, narrow=narrow, timeout=TIMEOUT))
 
 
-def test_an_empty_queue_has_no_ranges(bench: Bench) -> None:
-    """Then Spark starts no task."""
-    assert browse.ranges(bench.desk, bench.queue, parts=4, timeout=5) == []
-
-
 @settings(
     max_examples=15,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

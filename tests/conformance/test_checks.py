@@ -14,16 +14,14 @@ from recorded_connection import RecordedConnection
 from servers import only
 from waiting import until
 
-from sqlq_spark.admin import checks, inspect
+from sqlq_spark.admin import checks
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import BodyStringMissing, RightMissing
-from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.driver import PeekLoop
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import wire_time
 
-from .conftest import TIMEOUT, Bench, Clock
+from .conftest import TIMEOUT, Bench, bodies
 from .shapes import cases
 
 if TYPE_CHECKING:
@@ -33,22 +31,16 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
 
 
-def hurt(bench: Bench, queue: QueueAddress) -> None:
-    """Make something wrong with a queue."""
-    bench.dotnet.dba.on(queue, bench.dotnet.dba.shapes.hurt)
-
-
 def look(bench: Bench, queue: QueueAddress | None = None) -> list[Finding]:
     """What is wrong with a queue, as the doctor sees it."""
     found = checks.of_any_queue(bench.desk, queue or bench.queue, timeout=TIMEOUT)
     return [each for each in found if each.is_problem]
 
 
-def wrong(bench: Bench, name: str) -> Finding:
+def wrong(bench: Bench, queue: QueueAddress | None = None) -> Finding:
     """The one thing that is wrong."""
-    (found,) = look(bench)
-    assert found.name == name
-    assert found.where == bench.printed
+    (found,) = look(bench, queue)
+    assert found.where == bench.desk.printed(queue or bench.queue)
     return found
 
 
@@ -57,30 +49,25 @@ def run(bench: Bench, text: str) -> None:
     bench.dotnet.dba.run(text)
 
 
-def test_a_queue_as_the_transport_makes_it_has_nothing_wrong(bare: Bench) -> None:
-    """Empty and filled."""
-    assert look(bare) == []
-
-    bare.dotnet.send_many(bare.queue, [b"x"] * 100)
-
-    assert look(bare) == []
+def hurt(bench: Bench, queue: QueueAddress) -> None:
+    """Make something wrong with a queue."""
+    bench.dotnet.dba.on(queue, bench.dotnet.dba.shapes.hurt)
 
 
 @pytest.mark.parametrize("name", cases("wrong"))
-def test_what_is_wrong_is_found_and_its_mend_mends_it(bare: Bench, name: str) -> None:
+def test_what_is_wrong_is_found_and_its_fix_works(bare: Bench, name: str) -> None:
     """The statements can be run as they stand; what else there is stays right."""
     state = bare.dotnet.dba.shapes.wrong[name]
     bare.dotnet.dba.on(bare.queue, state.make)
 
-    found = wrong(bare, state.name)
+    found = wrong(bare)
 
-    assert found.severity == state.severity
+    assert (found.name, found.severity) == (state.name, state.severity)
     assert state.found in found.found
     run(bare, found.fix)
     assert look(bare) == []
     bare.dotnet.send(bare.queue, body=b"after")
-    got = bare.receive(bare.task(None))
-    assert got["body"].to_pylist()[-1] == b"after"
+    assert bodies(bare.receive(bare.task(None)))[-1] == b"after"
 
 
 @only("postgresql", "an index that is built beside the traffic and may be left half done")
@@ -90,9 +77,9 @@ def test_an_index_that_failed_to_build_is_no_index(bare: Bench) -> None:
     bare.dotnet.send_many(bare.queue, [b"1", b"2"])
     bare.dotnet.dba.on(bare.queue, "UPDATE {queue} SET seq = 7")
     with pytest.raises(Exception, match="could not create unique index"):
-        run(bare, wrong(bare, "seq_index").fix)
+        run(bare, wrong(bare).fix)
 
-    assert wrong(bare, "seq_index").severity == "error"
+    assert (wrong(bare).name, wrong(bare).severity) == ("seq_index", "error")
 
 
 @only("postgresql", "a transport that makes no index on Expires")
@@ -120,9 +107,9 @@ def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
     bare.dotnet.send(bare.queue, lives=3_600_000)
     bare.dotnet.dba.swell(bare.queue)
 
-    found = wrong(bare, "expires_index")
+    found = wrong(bare)
 
-    assert found.severity == "warning"
+    assert (found.name, found.severity) == ("expires_index", "warning")
     run(bare, found.fix)
     assert look(bare) == []
 
@@ -133,7 +120,7 @@ def test_a_name_that_endpoints_refuse_is_found(bare: Bench) -> None:
     long = QueueAddress("ü" * 28, bare.dotnet.schema)  # 56 bytes
     bare.dotnet.create(long)
 
-    (found,) = look(bare, long)
+    found = wrong(bare, long)
 
     assert (found.name, found.severity) == ("long_name", "error")
     assert "56 bytes, but the transport allows at most 55" in found.found
@@ -141,44 +128,16 @@ def test_a_name_that_endpoints_refuse_is_found(bare: Bench) -> None:
     assert look(bare, QueueAddress("ü" * 27, bare.dotnet.schema)) == []
 
 
-def test_hostile_names_are_quoted_in_what_mends(bare: Bench) -> None:
+def test_hostile_names_are_quoted_in_a_fix(bare: Bench) -> None:
     """A finding's statements touch this table, and no other."""
     queue = QueueAddress('x"; DROP TABLE orders; --%s]', bare.dotnet.schema)
     bare.dotnet.create(queue)
     hurt(bare, queue)
 
-    (found,) = look(bare, queue)
-    run(bare, found.fix)
+    run(bare, wrong(bare, queue).fix)
 
     assert look(bare, queue) == []
     assert look(bare) == []
-
-
-def test_an_absent_queue_is_found_with_the_command_that_makes_it(bare: Bench) -> None:
-    """The shell is told the quotes."""
-    absent = QueueAddress("absent", bare.dotnet.schema)
-
-    (found,) = look(bare, absent)
-
-    assert (found.name, found.severity) == ("absent", "error")
-    assert found.fix == f"sqlqueue create {shlex.quote(bare.address('absent'))}"
-
-
-def test_a_body_string_that_is_asked_for_and_missing_is_found(bare: Bench) -> None:
-    """Its fix is what `create --body-string` does."""
-
-    def asked() -> list[Finding]:
-        return checks.of_any_queue(bare.desk, bare.queue, timeout=TIMEOUT, body_string=True)
-
-    bare.dotnet.send(bare.queue, body=b"a\xff\\")
-
-    (found,) = asked()
-
-    assert (found.name, found.severity) == ("body_string", "error")
-    run(bare, found.fix)
-    assert asked() == []
-    assert "bodystring" in bare.desk.columns(bare.queue)
-    schema.create_queue(bare.desk, bare.queue, timeout=TIMEOUT, body_string=True)
 
 
 # ----- rights ----------------------------------------------------------------------------------
@@ -198,7 +157,7 @@ def login(bench: Bench, *rights: str) -> Iterator[tuple[str, Connection]]:
 
 
 @only("postgresql", "tables that a login without any right on them can see")
-def test_a_login_without_rights_is_told_all_that_it_lacks(bare: Bench) -> None:
+def test_all_rights_that_a_login_lacks_are_found(bare: Bench) -> None:
     """To enter, to receive and to send; what fixes it gives no more."""
     with login(bare) as (role, connection):
         before = {
@@ -215,25 +174,19 @@ def test_a_login_without_rights_is_told_all_that_it_lacks(bare: Bench) -> None:
 
 @pytest.mark.parametrize("lacking", cases("to_receive"))
 def test_each_right_to_receive_counts(bare: Bench, lacking: str) -> None:
-    """All but one are not enough."""
-    rights = [each for each in bare.dotnet.dba.shapes.to_receive if each != lacking]
-    with login(bare, *rights) as (_, connection):
-        found = checks.of_any_queue(connection, bare.queue, timeout=TIMEOUT)
+    """All but one are not enough; who may receive need not send, and the other way round."""
+    whole = bare.dotnet.dba.shapes.to_receive
 
-        assert {each.name for each in found} == {"receive_right", "send_right"}
-        assert {each.severity for each in found} == {"error"}
+    def found(*rights: str) -> dict[str, str]:
+        with login(bare, *rights) as (_, connection):
+            findings = checks.of_any_queue(connection, bare.queue, timeout=TIMEOUT)
+        return {each.name: each.severity for each in findings}
 
+    lacks = found(*(each for each in whole if each != lacking))
 
-def test_a_login_that_only_receives_has_nothing_wrong(bare: Bench) -> None:
-    """That it may not send is worth a note; the same the other way round."""
-    with login(bare, *bare.dotnet.dba.shapes.to_receive) as (_, connection):
-        (found,) = checks.of_any_queue(connection, bare.queue, timeout=TIMEOUT)
-
-        assert (found.name, found.severity) == ("send_right", "note")
-    with login(bare, "INSERT") as (_, connection):
-        (found,) = checks.of_any_queue(connection, bare.queue, timeout=TIMEOUT)
-
-        assert (found.name, found.severity) == ("receive_right", "note")
+    assert lacks == {"receive_right": "error", "send_right": "error"}
+    assert found(*whole) == {"send_right": "note"}
+    assert found("INSERT") == {"receive_right": "note"}
 
 
 def test_a_login_that_may_not_see_other_sessions_is_noted(bare: Bench) -> None:
@@ -322,27 +275,28 @@ def test_a_server_without_autovacuum_is_found(bare: Bench) -> None:
 # ----- state tables and streams ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("absent", [True, False])
-def test_state_tables_that_are_absent_or_old_are_found(bench: Bench, *, absent: bool) -> None:
-    """The installer fixes them."""
+@pytest.mark.parametrize("change", ["absent", "old", "newer"])
+def test_state_tables_that_are_absent_or_of_another_version_are_found(
+    bench: Bench, change: str
+) -> None:
+    """The installer makes them; those of a newer release are left, and ask for an upgrade."""
     dba = bench.dotnet.dba
-    dba.drop_state("version") if absent else dba.forget("version")
+    changes: dict[str, Callable[[], None]] = {
+        "absent": lambda: dba.drop_state("version"),
+        "old": lambda: dba.forget("version"),
+        "newer": lambda: dba.change("version", version=99),
+    }
+    changes[change]()
 
     (found,) = checks.of_state(bench.desk)
 
     assert (found.name, found.severity) == ("state", "error")
+    if change == "newer":
+        assert found.fix == "pip install --upgrade sqlq-spark"
+        return
     assert found.fix == f"sqlqueue install --state-schema {bench.dotnet.state}"
     schema.install(bench.desk, timeout=TIMEOUT)
     assert checks.of_state(bench.desk) == []
-
-
-def test_state_tables_of_a_newer_release_are_found(bench: Bench) -> None:
-    """They are not touched; this installation is to be upgraded."""
-    bench.dotnet.dba.change("version", version=99)
-
-    (found,) = checks.of_state(bench.desk)
-
-    assert found.fix == "pip install --upgrade sqlq-spark"
 
 
 def test_a_stream_that_went_away_with_receipts_is_found(bench: Bench) -> None:
@@ -355,34 +309,31 @@ def test_a_stream_that_went_away_with_receipts_is_found(bench: Bench) -> None:
 
     (found,) = checks.of_streams(bench.desk)
 
-    assert (found.name, found.severity, found.where) == (
-        "unseen_stream",
-        "warning",
-        bench.printed,
-    )
+    what = (found.name, found.severity, found.where)
+    assert what == ("unseen_stream", "warning", bench.printed)
     assert "holds 2 messages in 1 receipts" in found.found
-    assert (
-        found.fix
-        == f"sqlqueue receipts return --stream {stream} --state-schema {bench.dotnet.state}"
-    )
+    command = f"sqlqueue receipts return --stream {stream} --state-schema {bench.dotnet.state}"
+    assert found.fix == command
     assert idle not in found.fix
     bench.ack(stream, 1)
     assert checks.of_streams(bench.desk) == []
 
 
 def test_everything_is_looked_at_at_once(bench: Bench) -> None:
-    """One queue that is absent does not hide what is wrong with the next."""
+    """One queue that is absent or locked does not hide what is wrong with the next."""
     hurt(bench, bench.queue)
     bench.dotnet.dba.drop_state("version")
-    queues = [QueueAddress("absent", bench.dotnet.schema), bench.queue, bench.errors]
+    queues = [QueueAddress("absent", bench.dotnet.schema), bench.errors, bench.queue]
 
-    found = checks.everything(bench.desk, queues, timeout=TIMEOUT)
+    with bench.dotnet.locked(bench.errors):
+        found = checks.everything(bench.desk, queues, timeout=1)
 
-    assert [each.name for each in found if each.is_problem] == [
-        "state",
-        "absent",
-        bench.dotnet.dba.shapes.hurt_found.name,
-    ]
+    state, *problems = [each for each in found if each.is_problem]
+    hurt_found = bench.dotnet.dba.shapes.hurt_found.name
+    assert state.name == "state"
+    assert [each.name for each in problems] == ["absent", "locked", hurt_found]
+    assert [each.where for each in problems] == [bench.desk.printed(each) for each in queues]
+    assert problems[0].fix == f"sqlqueue create {shlex.quote(bench.address('absent'))}"
 
 
 # ----- at the start of a stream ----------------------------------------------------------------
@@ -394,43 +345,25 @@ def headers(**named: str) -> str:
     return f"{{{inner}}}"
 
 
-def test_a_stream_warns_once_of_what_is_wrong_and_how_to_mend_it(
+def test_a_stream_warns_once_of_what_is_wrong_with_each_queue(
     bare: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """When its driver first works; then it goes on."""
-    hurt(bare, bare.queue)
-    bare.dotnet.send_many(bare.queue, [b"1", b"2"])
-    caplog.set_level(logging.WARNING, logger="sqlq_spark")
-
-    got = bare.drain(bare.loop(maxMessagesPerTrigger="1", transactionMode="none"))
-
-    assert got == [b"1", b"2"]
-    (record,) = caplog.records
-    text = record.getMessage()
-    assert text.startswith(f"{bare.printed}: {bare.dotnet.dba.shapes.hurt_found.found}")
-    assert "Fix: ALTER TABLE" in text
-
-
-def test_each_of_several_queues_is_looked_at(bare: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """By name; all of them are purged where that is asked for."""
+    """With the fix, when its driver first works; then it goes on."""
     queues = [bare.queue, bare.errors]
     for queue in queues:
         hurt(bare, queue)
-        bare.dotnet.send(queue)
+        bare.dotnet.send_many(queue, [b"1", b"2"])
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
     names = [bare.desk.printed(queue) for queue in queues]
-    raw = {"url": bare.dotnet.url, "queues": ", ".join(names), "transactionMode": "none"}
-    loop = PeekLoop(
-        SourceOptions.parse({**raw, "purgeOnStartup": "true"}), Clock(), checks.at_start
-    )
+    raw = {"maxMessagesPerTrigger": "2", "maxConcurrency": "1", "transactionMode": "none"}
 
-    assert loop.latest(INITIAL) == INITIAL
-    loop.close()
+    got = bare.drain(bare.loop(None, queues=", ".join(names), **raw))
 
-    purged, *warned = [record.getMessage() for record in caplog.records]
-    assert f"{names[0]}, {names[1]}: 2 messages purged" in purged
-    assert [each.partition(": ")[0] for each in warned] == names
-    assert bare.dotnet.rows(bare.errors) == []
+    assert sorted(got) == [b"1", b"1", b"2", b"2"]
+    texts = [record.getMessage() for record in caplog.records]
+    for name, text in zip(names, texts, strict=True):
+        assert text.startswith(f"{name}: {bare.dotnet.dba.shapes.hurt_found.found}")
+        assert "Fix: ALTER TABLE" in text
 
 
 def test_a_stream_on_a_sound_queue_warns_of_nothing(
@@ -470,23 +403,6 @@ def test_a_pause_longer_than_messages_live_is_warned_of(
     )
 
 
-@only("postgresql", "times beyond the year 9999")
-@pytest.mark.parametrize("expires", ["infinity", "-infinity", "20000-01-01", "0044-03-15 BC"])
-def test_a_message_that_expires_beyond_all_calendars_stops_no_stream(
-    bench: Bench, expires: str
-) -> None:
-    """A time that Python has not: a stream starts, and people can look at it."""
-    sent = headers(TimeSent=wire_time(datetime.now(UTC)))
-    bench.dotnet.send(bench.queue, sent, b"x", lives=3_600_000)
-    bench.dotnet.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{expires}'")
-
-    (seen,) = inspect.messages(bench.desk, bench.queue, limit=5, timeout=TIMEOUT)
-    got = bench.drain(bench.loop())
-
-    assert seen.body == b"x"
-    assert got == ([] if expires.endswith("BC") or expires.startswith("-") else [b"x"])
-
-
 def test_a_stream_that_asks_for_a_body_string_that_is_missing_ends_at_once(bare: Bench) -> None:
     """Nothing is planned; the error names the command and the statement."""
     bare.dotnet.send(bare.queue)
@@ -501,30 +417,14 @@ def test_a_stream_that_asks_for_a_body_string_that_is_missing_ends_at_once(bare:
     assert loop.latest(INITIAL) != INITIAL
 
 
-TOLD = ("column", "expires_index", "body_string")
-
-
-def test_a_table_with_much_wrong_is_told_all_of_it(bench: Bench) -> None:
+def test_all_that_is_wrong_with_a_table_is_found(bench: Bench) -> None:
     """Each with what fixes it."""
     bench.dotnet.dba.drop_column(bench.queue, "body")
     bench.dotnet.dba.expires_index(bench.queue, there=False)
+    asked: dict[str, Any] = {"last": 2**31 - 1, "expiring": True, "body_string": True}
     with transaction(bench.desk, timeout=TIMEOUT):
-        found = checks.of_table(
-            bench.desk, bench.queue, last=2**31 - 1, expiring=True, body_string=True
-        )
+        found = checks.of_table(bench.desk, bench.queue, **asked)
 
-    told = {each.name for each in found}
-    assert {"column", "expires_index", "body_string"} <= told <= {*TOLD, "seq_end"}
+    least = {"column", "expires_index", "body_string"}
+    assert least <= {each.name for each in found} <= {*least, "seq_end"}
     assert all(each.fix for each in found)
-
-
-def test_a_locked_queue_is_told_and_the_others_are_looked_at(bench: Bench) -> None:
-    """One of them must not cost the findings of all."""
-    absent = QueueAddress("absent", bench.dotnet.schema)
-
-    with bench.dotnet.locked(bench.queue):
-        found = checks.everything(bench.desk, [bench.queue, absent], timeout=1)
-
-    names = {each.name: each.where for each in found if each.is_problem}
-    assert names["locked"] == bench.desk.printed(bench.queue)
-    assert names["absent"] == bench.desk.printed(absent)

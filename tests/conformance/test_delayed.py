@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import uuid
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -26,14 +25,12 @@ from sqlq_spark.send.messages import CHUNK_ROW
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 
-from . import satellites
-from .conftest import TIMEOUT, Bench, Clock
-from .test_install import HOSTILE
+from .conftest import TIMEOUT, Bench, Clock, bodies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from .satellites import Delayed, Satellite
+    from .dotnet import Delayed, DotNet
 
 HOUR = 3_600_000  # milliseconds
 PAST, FUTURE = datetime(2020, 2, 29, 12, 30, 15, 123456), datetime(2345, 6, 7, 8, 9, 10, 111213)  # noqa: DTZ001 - UTC
@@ -44,18 +41,16 @@ class Desk:
     """A queue with its table of delayed messages, made by the endpoint."""
 
     bench: Bench
-    satellite: Satellite
-    stack: ExitStack
+
+    @property
+    def dotnet(self) -> DotNet:
+        """The endpoint."""
+        return self.bench.dotnet
 
     @property
     def table(self) -> QueueAddress:
         """Where messages wait."""
-        return self.of(self.bench.queue)
-
-    @staticmethod
-    def of(queue: QueueAddress) -> QueueAddress:
-        """The table of a queue."""
-        return QueueAddress(f"{queue.table}.Delayed", queue.schema)
+        return schema.delayed_of(self.bench.queue)
 
     def mover(self, **raw: str) -> Mover:
         """Give a mover with the options of a source."""
@@ -66,26 +61,31 @@ class Desk:
         """Move what is due, once."""
         return self.mover(**raw).move(self.bench.desk, most)
 
+    def store(self, headers: str = "{}", body: bytes | None = b"{}", **more: Any) -> None:
+        """Let the endpoint delay a message."""
+        self.dotnet.store(self.table, headers, body, **more)
+
+    def store_due(self, messages: int) -> list[bytes]:
+        """Let the endpoint delay messages that are due by now, in their order."""
+        sent = [b"%d" % at for at in range(messages)]
+        for at, body in enumerate(sent):
+            self.store(body=body, delay=at - messages - 1)
+        return sent
+
     def waiting(self) -> list[Delayed]:
         """What waits."""
-        return self.satellite.rows(self.table)
+        return self.dotnet.delayed_rows(self.table)
 
     def bodies(self) -> list[bytes | None]:
         """The bodies of what waits."""
         return [row.body for row in self.waiting()]
 
-    def in_zone(self, zone: str) -> Satellite:
-        """Give an endpoint whose client asks for a zone."""
-        return self.stack.enter_context(satellites.at(self.bench.dotnet, zone))
-
 
 @pytest.fixture
-def desk(bench: Bench) -> Iterator[Desk]:
+def desk(bench: Bench) -> Desk:
     """Give a queue that can be delayed for."""
-    with ExitStack() as stack:
-        made = Desk(bench, stack.enter_context(satellites.at(bench.dotnet)), stack)
-        made.satellite.create(made.table)
-        yield made
+    bench.dotnet.create_delayed(schema.delayed_of(bench.queue))
+    return Desk(bench)
 
 
 def chunk(*rows: dict[str, Any]) -> pa.Table:
@@ -113,21 +113,42 @@ def send_now(desk: Desk, *chunks: pa.Table, **raw: str) -> int:
 @pytest.mark.parametrize("way", [dispatch, send_now])
 def test_a_delayed_row_waits_and_the_others_are_sent(desk: Desk, way: Callable[..., int]) -> None:
     """Due by the database's clock, addressed to its destination; the queue sees nothing of it."""
-    before = desk.bench.dotnet.clock()
+    before = desk.dotnet.clock()
+    rows: tuple[dict[str, Any], ...] = (
+        {"delay": HOUR, "headers": '{"a":"b"}'},
+        {},
+        {"delay": 0},
+        {"due": FUTURE},
+    )
 
-    way(desk, chunk({"delay": HOUR, "headers": '{"a":"b"}'}, {}, {"delay": 0}, {"due": FUTURE}))
+    way(desk, chunk(*rows, {"due": PAST}))
 
-    after = desk.bench.dotnet.clock()
+    after = desk.dotnet.clock()
     assert desk.bench.bodies() == [b"1"]
-    due_now, due_later, due_then = desk.waiting()
-    assert [due_now.body, due_later.body, due_then.body] == [b"2", b"0", b"3"]
+    assert desk.bodies() == [b"4", b"2", b"0", b"3"]
+    due_past, due_now, due_later, due_then = desk.waiting()
+    assert utc(due_past) == kept(desk, PAST)
     assert before <= utc(due_now) <= after
     assert before <= utc(due_later) - timedelta(hours=1) <= after
-    assert utc(due_then) == desk.satellite.kept(FUTURE)
+    assert utc(due_then) == kept(desk, FUTURE)
     address = desk.bench.printed
     assert json.loads(due_later.headers) == {"a": "b", FORWARD_DESTINATION: address}
     assert due_then.headers == dumps({FORWARD_DESTINATION: address})
-    assert len({row.id for row in desk.waiting()}) == (3 if desk.satellite.keeps_ids else 1)
+    assert len({row.id for row in desk.waiting()}) == (4 if keeps_ids(desk) else 1)
+
+
+def keeps_ids(desk: Desk) -> bool:
+    """Whether a moved message has the id that it was stored under."""
+    return desk.dotnet.dialect == "postgresql"
+
+
+def kept(desk: Desk, due: datetime) -> datetime:
+    """A time in UTC as the column holds it; SQL Server's 1/300 s show as milliseconds."""
+    if desk.dotnet.dialect == "postgresql":
+        return due
+    epoch = datetime(1900, 1, 1)  # noqa: DTZ001 - of the type datetime, in no zone
+    seconds, rest = divmod(round((due - epoch) / timedelta(seconds=1) * 300), 300)
+    return epoch + timedelta(seconds=seconds, milliseconds=round(rest * 10 / 3))
 
 
 def utc(row: Delayed) -> datetime:
@@ -137,118 +158,70 @@ def utc(row: Delayed) -> datetime:
 
 def test_a_chunk_without_delays_touches_no_delayed_table(desk: Desk) -> None:
     """Also one whose rows have none in their columns."""
-    desk.bench.dotnet.dba.drop(desk.table)
+    desk.dotnet.dba.drop(desk.table)
 
     dispatch(desk, chunk({}), chunk({"delay": None, "due": None}))
 
     assert desk.bench.bodies() == [b"0", b"0"]
 
 
-def test_a_moment_in_the_past_is_stored_and_due_at_once(desk: Desk) -> None:
-    """As the transport does: the next mover takes it."""
-    dispatch(desk, chunk({"due": PAST}, {"due": FUTURE}))
-    assert desk.bench.bodies() == []
-    assert utc(desk.waiting()[0]) == desk.satellite.kept(PAST)
-
-    assert desk.move().messages == 1
-
-    assert desk.bench.bodies() == [b"0"]
-    assert desk.bodies() == [b"1"]
-
-
 def test_each_destination_has_its_own_table(desk: Desk) -> None:
-    """Named after it, in its schema, however its name is spelled."""
-    other = QueueAddress("the other", desk.bench.dotnet.schema)
-    desk.bench.dotnet.create(other)
-    desk.satellite.create(desk.of(other))
+    """Named after it, in its schema; the option delayedQueue names one table for all."""
+    other = QueueAddress("the other", desk.dotnet.schema)
+    common = QueueAddress("x" * 55 + ".Delayed", desk.dotnet.schema)
+    desk.dotnet.create(other)
+    for table in (schema.delayed_of(other), common):
+        desk.dotnet.create_delayed(table)
     printed = desk.bench.desk.printed(other)
 
-    dispatch(desk, chunk({"delay": 5}, {"delay": 5, "queue": printed}, {"queue": printed}))
+    rows = chunk({"delay": 5}, {"delay": 6, "queue": printed}, {"queue": printed})
+    dispatch(desk, rows)
+    dispatch(desk, rows, delayedQueue=desk.bench.desk.printed(common))
 
     assert desk.bodies() == [b"0"]
-    (row,) = desk.satellite.rows(desk.of(other))
+    (row,) = desk.dotnet.delayed_rows(schema.delayed_of(other))
     assert (row.body, json.loads(row.headers)) == (b"1", {FORWARD_DESTINATION: printed})
-    assert [row.body for row in desk.bench.dotnet.rows(other)] == [b"2"]
-
-
-def test_one_table_can_take_all(desk: Desk) -> None:
-    """The option delayedQueue, as a sender with a queue of its own has it; of any length."""
-    table = QueueAddress("x" * 55 + ".Delayed", desk.bench.dotnet.schema)
-    desk.satellite.create(table)
-    error = desk.bench.desk.printed(desk.bench.errors)
-
-    dispatch(
-        desk,
-        chunk({"delay": 1}, {"delay": 2, "queue": error}),
-        delayedQueue=desk.bench.desk.printed(table),
-    )
-
-    assert desk.bodies() == []
-    destinations = [json.loads(row.headers) for row in desk.satellite.rows(table)]
+    assert desk.bench.bodies(other) == [b"2", b"2"]
+    destinations = [json.loads(row.headers) for row in desk.dotnet.delayed_rows(common)]
     assert destinations == [
-        {FORWARD_DESTINATION: address} for address in (desk.bench.printed, error)
+        {FORWARD_DESTINATION: address} for address in (desk.bench.printed, printed)
     ]
 
 
 @pytest.mark.parametrize("ordinary", [False, True])
 def test_without_the_table_nothing_of_the_batch_is_sent(desk: Desk, *, ordinary: bool) -> None:
-    """It is told with the command that makes it; an ordinary queue is no such table."""
-    raw = {}
-    if ordinary:
-        raw = {"delayedQueue": desk.bench.desk.printed(desk.bench.errors)}
-        name = "error"
-    else:
-        desk.bench.dotnet.dba.drop(desk.table)
-        name = "orders.Delayed"
+    """The error has the command that makes it; an ordinary queue is no such table."""
+    address = desk.bench.address("error" if ordinary else "orders.Delayed")
+    if not ordinary:
+        desk.dotnet.dba.drop(desk.table)
 
     with pytest.raises(DelayedQueueNotFound) as caught:
-        dispatch(desk, chunk({}, {"delay": 1}), **raw)
+        dispatch(desk, chunk({}, {"delay": 1}), **({"delayedQueue": address} if ordinary else {}))
 
-    address = desk.bench.address(name)
     assert str(caught.value) == (
         f"the table {address} for delayed messages of {desk.bench.printed} was not found in "
         f"{desk.bench.desk.server}. Create it with `sqlqueue create QUEUE --delayed`, "
         "or grant this login the rights that `sqlqueue script QUEUE --delayed` prints. To send, "
         "you can also name another table in the option delayedQueue."
     )
-    assert desk.bench.bodies() == []
-    assert desk.bench.dotnet.rows(desk.bench.errors) == []
-    assert desk.bench.dotnet.state_rows("dispatch_log", "batch") == [(None,)]
-
-
-def test_a_hostile_name_waits_and_is_moved(desk: Desk) -> None:
-    """Its tables are made by us, and an endpoint finds nothing to do."""
-    connection = desk.bench.desk
-    for name in HOSTILE:
-        queue = QueueAddress(name, desk.bench.dotnet.schema)
-        schema.create_queue(connection, queue, timeout=TIMEOUT)
-        schema.create_delayed(connection, queue, timeout=TIMEOUT)
-        desk.satellite.create(desk.of(queue))
-        printed = connection.printed(queue)
-
-        send_now(desk, chunk({"due": PAST, "queue": printed}))
-        moved = Mover(queue, zone=None, timeout=TIMEOUT).move(connection)
-
-        assert moved == Moved(1, None)
-        (row,) = desk.bench.dotnet.rows(queue)
-        assert json.loads(row.headers or "") == {FORWARD_DESTINATION: printed}
+    assert desk.bench.bodies() == desk.bench.bodies(desk.bench.errors) == []
+    assert desk.dotnet.state_rows("dispatch_log", "batch") == [(None,)]
 
 
 def test_our_table_is_the_endpoints_table(desk: Desk) -> None:
     """Column for column, with the index on due; also where its name has no room for the suffix."""
-    dotnet, dba = desk.bench.dotnet, desk.bench.dotnet.dba
-    found = {}
+    dotnet, dba = desk.dotnet, desk.dotnet.dba
+    theirs = dotnet.catalog(desk.table)
+    assert theirs
     for table in ("ours", "x" * 55):
         queue = QueueAddress(table, dotnet.schema)
         for _ in range(2):
             schema.create_delayed(desk.bench.desk, queue, timeout=TIMEOUT)
-        ours = desk.of(queue)
-        found[table] = dotnet.catalog(ours)
+        ours = schema.delayed_of(queue)
+
+        assert dotnet.catalog(ours) == theirs
         assert [column for _, column in dba.indexes(ours)].count("due") == 1
 
-    theirs = dotnet.catalog(desk.table)
-    assert theirs
-    assert found == {"ours": theirs, "x" * 55: theirs}
     name = dba.shapes.due_index.format(table="ours.Delayed")
     assert (name, "due") in dba.indexes(QueueAddress("ours.Delayed", dotnet.schema))
 
@@ -257,22 +230,22 @@ def test_our_table_is_the_endpoints_table(desk: Desk) -> None:
 
 
 def test_what_is_due_is_moved_in_the_order_of_due_times(desk: Desk) -> None:
-    """Under its id, without expiry; the rest waits, and it is told for how long."""
+    """Under its id, without expiry; the rest waits, and the result says for how long."""
     ids = {at: uuid.uuid4() for at in (1, 2, 3)}
     for at in (2, 3, 1):
-        desk.satellite.store(desk.table, f'{{"n":"{at}"}}', b"%d" % at, delay=at - 9, row=ids[at])
-    desk.satellite.store(desk.table, body=b"later", delay=1000)
-    desk.satellite.store(desk.table, body=b"much later", delay=2000)
+        desk.store(f'{{"n":"{at}"}}', b"%d" % at, delay=at - 9, row=ids[at])
+    desk.store(body=b"later", delay=1000)
+    desk.store(body=b"much later", delay=2000)
 
     moved = desk.move()
 
     assert moved.messages == 3
     assert moved.next_due is not None
     assert 900 < moved.next_due <= 1000
-    rows = desk.bench.dotnet.rows(desk.bench.queue)
+    rows = desk.dotnet.rows(desk.bench.queue)
     assert [row.body for row in rows] == [b"1", b"2", b"3"]
     kept = [row.id for row in rows] == [ids[1], ids[2], ids[3]]
-    assert kept == desk.satellite.keeps_ids
+    assert kept == keeps_ids(desk)
     assert [row.headers for row in rows] == [f'{{"n":"{at}"}}' for at in (1, 2, 3)]
     assert [row.expires for row in rows] == [None] * 3
     assert desk.bodies() == [b"later", b"much later"]
@@ -282,8 +255,7 @@ def test_a_batch_is_bounded_and_all_is_moved_in_several(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A transaction for each; a bound on all of them is kept."""
-    for at in range(7):
-        desk.satellite.store(desk.table, body=b"%d" % at, delay=at - 20)
+    sent = desk.store_due(7)
 
     first = desk.move(2)
     assert first.messages == 2
@@ -295,12 +267,12 @@ def test_a_batch_is_bounded_and_all_is_moved_in_several(
 
     assert (bounded.messages, rest) == (3, Moved(2, None))
     assert desk.bench.said.count("commit") == 2 + 2
-    assert desk.bench.bodies() == [b"%d" % at for at in range(7)]
+    assert desk.bench.bodies() == sent
 
 
 def test_a_null_body_is_moved_as_empty(desk: Desk) -> None:
     """An endpoint would fail for ever on a null one."""
-    desk.satellite.store(desk.table, body=None, delay=-1)
+    desk.store(body=None, delay=-1)
 
     desk.move()
 
@@ -311,8 +283,8 @@ def test_a_null_body_is_moved_as_empty(desk: Desk) -> None:
 @pytest.mark.parametrize(("due", "moved"), [("infinity", 0), ("-infinity", 1)])
 def test_what_is_due_at_infinity_stops_no_mover(desk: Desk, due: str, moved: int) -> None:
     """It waits for ever, or not at all; no pause is reckoned by it."""
-    desk.satellite.store(desk.table, delay=0)
-    desk.bench.dotnet.dba.on(desk.table, f"UPDATE {{queue}} SET Due = '{due}'")
+    desk.store(delay=0)
+    desk.dotnet.dba.on(desk.table, f"UPDATE {{queue}} SET Due = '{due}'")
 
     assert desk.move() == Moved(moved, None)
 
@@ -320,13 +292,12 @@ def test_what_is_due_at_infinity_stops_no_mover(desk: Desk, due: str, moved: int
 def test_rows_that_another_mover_holds_are_passed_over(desk: Desk) -> None:
     """Without waiting; they come when it has given them up."""
     for body in (b"held", b"free"):
-        desk.satellite.store(desk.table, body=body, delay=-1)
-    other = desk.in_zone("UTC")
+        desk.store(body=body, delay=-1)
 
-    with other.holding(desk.table, [b"held"]):
+    with desk.dotnet.hold_delayed(desk.table, [b"held"]):
         moved = desk.move()
         assert moved.messages == 1
-        if desk.bench.dotnet.dialect == "postgresql":
+        if desk.dotnet.dialect == "postgresql":
             assert (moved.next_due or 0) < 0
         else:  # READPAST
             assert moved.next_due is None
@@ -338,10 +309,7 @@ def test_rows_that_another_mover_holds_are_passed_over(desk: Desk) -> None:
 
 def test_movers_of_both_kinds_at_once_lose_and_double_nothing(desk: Desk) -> None:
     """Two of ours and an endpoint's, in small batches."""
-    bodies = [b"%d" % at for at in range(200)]
-    for body in bodies:
-        desk.satellite.store(desk.table, body=body, delay=-1)
-    dotnet = desk.in_zone("UTC")
+    sent = desk.store_due(200)
 
     def ours() -> int:
         connection, mover, moved = desk.bench.open("mover"), desk.mover(), 0
@@ -350,8 +318,8 @@ def test_movers_of_both_kinds_at_once_lose_and_double_nothing(desk: Desk) -> Non
         return moved
 
     def theirs() -> int:
-        moved = 0
-        while dotnet.rows(desk.table):
+        dotnet, moved = desk.dotnet.consumer(), 0
+        while dotnet.delayed_rows(desk.table):
             moved += dotnet.move(desk.table, desk.bench.queue, 3)
         return moved
 
@@ -359,7 +327,7 @@ def test_movers_of_both_kinds_at_once_lose_and_double_nothing(desk: Desk) -> Non
     moved = [thread.result(timeout=TIMEOUT) for thread in threads]
 
     assert sum(moved) == 200
-    assert sorted(row or b"" for row in desk.bench.bodies()) == sorted(bodies)
+    assert sorted(row or b"" for row in desk.bench.bodies()) == sorted(sent)
     assert desk.bodies() == []
 
 
@@ -368,35 +336,35 @@ def test_an_id_that_is_in_the_queue_does_not_stop_the_mover(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its message gets a new one, and those behind it come as well."""
-    taken = desk.bench.dotnet.send(desk.bench.queue, body=b"there")
-    desk.satellite.store(desk.table, body=b"copy", delay=-2, row=taken)
-    desk.satellite.store(desk.table, body=b"behind", delay=-1)
+    taken = desk.dotnet.send(desk.bench.queue, body=b"there")
+    desk.store(body=b"copy", delay=-2, row=taken)
+    desk.store(body=b"behind", delay=-1)
 
     assert desk.move() == Moved(2, None)
 
-    rows = desk.bench.dotnet.rows(desk.bench.queue)
+    rows = desk.dotnet.rows(desk.bench.queue)
     assert {row.body for row in rows} == {b"there", b"copy", b"behind"}
     assert len({row.id for row in rows}) == 3
     assert "1 delayed messages were moved under new ids" in caplog.text
 
 
-def test_absent_tables_are_told_apart(desk: Desk) -> None:
+def test_the_error_of_an_absent_table_says_which(desk: Desk) -> None:
     """The delayed one by the command that makes it, the queue by its own."""
-    desk.bench.dotnet.dba.drop(desk.bench.queue)
+    desk.dotnet.dba.drop(desk.bench.queue)
     with pytest.raises(QueueNotFound) as caught:
         desk.move()
     assert caught.value.args[0] == desk.bench.printed
 
-    desk.bench.dotnet.dba.drop(desk.table)
+    desk.dotnet.dba.drop(desk.table)
     for another in (True, False):
         with pytest.raises(DelayedQueueNotFound, match="`sqlqueue create QUEUE --delayed`"):
             desk.move()
         if another:
-            desk.bench.dotnet.dba.make_another(desk.table)
+            desk.dotnet.dba.make_another(desk.table)
 
 
 def test_pauses_double_up_to_a_minute_but_not_beyond_the_next_due_time() -> None:
-    """And begin anew after something was moved; what others hold is no reason for haste."""
+    """And begin again after something was moved; what others hold is no reason for haste."""
     slept, pauses = 0.0, []
     for _ in range(8):
         slept = pause(slept, Moved(0, None))
@@ -412,60 +380,51 @@ def test_pauses_double_up_to_a_minute_but_not_beyond_the_next_due_time() -> None
 # ----- beside a stream -------------------------------------------------------------------------
 
 
-def test_a_stream_moves_nothing_unless_asked_to(desk: Desk) -> None:
-    """A satellite of the queue's endpoint may be at work."""
-    desk.satellite.store(desk.table, delay=-1)
-
-    assert desk.bench.drain(desk.bench.loop()) == []
-
-
 def test_a_stream_moves_what_is_due_before_it_peeks(desk: Desk) -> None:
-    """What becomes due later comes at its time, though the queue was left alone until then."""
+    """Where it is asked to; what becomes due later comes at its time."""
     clock = Clock()
-    desk.satellite.store(desk.table, body=b"due", delay=-1)
-    desk.satellite.store(desk.table, body=b"soon", delay=500)
+    desk.store(body=b"due", delay=-1)
+    desk.store(body=b"soon", delay=500)
+    assert desk.bench.drain(desk.bench.loop()) == []
     desk.bench.watched = True
     loop = desk.bench.loop(clock, delayedDelivery="true", peekDelay="1000s")
 
     end, tables = desk.bench.batch(loop)
-    assert [table["body"].to_pylist() for table in tables] == [[b"due"]]
+    assert bodies(*tables) == [b"due"]
     turns = desk.bench.said.count("move_due")
     assert loop.latest(end) == end
     clock.now += 400
     assert loop.latest(end) == end
     assert desk.bench.said.count("move_due") == turns == 1
 
-    desk.bench.dotnet.dba.make_due(desk.table, 500)
-    clock.now += 100
+    desk.dotnet.dba.make_due(desk.table, 500)
+    clock.now += 100  # less than peekDelay
     end, tables = desk.bench.batch(loop, end)
-    assert [table["body"].to_pylist() for table in tables] == [[b"soon"]]
+    assert bodies(*tables) == [b"soon"]
 
 
 def test_a_turn_is_bounded_by_the_micro_batch(desk: Desk) -> None:
     """And the next one follows at once while more is due."""
-    for at in range(5):
-        desk.satellite.store(desk.table, body=b"%d" % at, delay=at - 10)
+    desk.store_due(5)
     loop = desk.bench.loop(delayedDelivery="true", maxMessagesPerTrigger="2")
 
     end = loop.latest(INITIAL)
     assert len(desk.bodies()) == 3
     (task,) = loop.tasks(end)
-    assert desk.bench.receive(task)["body"].to_pylist() == [b"0", b"1"]
+    assert bodies(desk.bench.receive(task)) == [b"0", b"1"]
     assert desk.bench.drain(loop, end) == [b"2", b"3", b"4"]
 
 
 def test_an_available_now_run_receives_all_that_is_due_when_it_starts(desk: Desk) -> None:
     """And moves nothing after that, which it would not receive."""
-    for at in range(5):
-        desk.satellite.store(desk.table, body=b"%d" % at, delay=at - 10)
-    clock = Clock()
+    sent, clock = desk.store_due(5), Clock()
     loop = desk.bench.loop(clock, delayedDelivery="true", maxMessagesPerTrigger="2")
 
     loop.freeze()
-    desk.satellite.store(desk.table, body=b"too late", delay=-1)
+    desk.store(body=b"too late", delay=-1)
     clock.now += 100
 
-    assert desk.bench.drain(loop) == [b"0", b"1", b"2", b"3", b"4"]
+    assert desk.bench.drain(loop) == sent
     assert desk.bodies() == [b"too late"]
 
 
@@ -476,20 +435,12 @@ def test_the_queue_of_an_instance_needs_no_delayed_table(desk: Desk, *, frozen: 
     instances = [replace(queue, table=f"orders.{name}") for name in ("web1", "web2")]
     for each in instances:
         bench.dotnet.create(each)
-    desk.satellite.create(desk.of(instances[1]))
-    desk.satellite.store(desk.of(queue), body=b"endpoint", delay=-1)
-    desk.satellite.store(desk.of(instances[1]), body=b"web2", delay=-1)
+    bench.dotnet.create_delayed(schema.delayed_of(instances[1]))
+    desk.store(body=b"endpoint", delay=-1)
+    bench.dotnet.store(schema.delayed_of(instances[1]), body=b"web2", delay=-1)
     names = ", ".join(bench.desk.printed(each) for each in (queue, *instances))
     loop = bench.loop(queues=names, delayedDelivery="true")
     if frozen:
         loop.freeze()
 
     assert sorted(bench.drain(loop)) == [b"endpoint", b"web2"]
-
-
-def test_a_stream_tells_that_there_is_no_delayed_table(desk: Desk) -> None:
-    """It was asked to move."""
-    desk.bench.dotnet.dba.drop(desk.table)
-
-    with pytest.raises(DelayedQueueNotFound):
-        desk.bench.loop(delayedDelivery="true").latest(INITIAL)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -22,7 +21,6 @@ from servers import only
 from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.wire.address import QueueAddress
 
-from . import satellites
 from .conftest import Bench
 from .dotnet import PostgreSQL
 from .test_delayed import Desk, chunk, desk, send_now
@@ -51,17 +49,16 @@ def abroad(request: pytest.FixtureRequest, zoned: str) -> Iterator[Desk]:
         text = sql.SQL("ALTER DATABASE {} SET timezone TO {}")
         name = sql.Identifier(zoned.rpartition("/")[2])
         connection.execute(text.format(name, sql.Literal(request.param)))
-    with ExitStack() as stack:
-        connection = stack.enter_context(psycopg.connect(zoned, autocommit=True))
+    with psycopg.connect(zoned, autocommit=True) as connection:
         place = Place(url=zoned, schema="public", state="sqlqueue", connection=connection)
         queue = QueueAddress(f"orders {secrets.token_hex(4)}", "public")
         errors = replace(queue, table="error")
         bench = Bench(PostgreSQL.at(place), queue, errors, name=secrets.token_hex(4))
-        stack.callback(bench.close)
-        made = Desk(bench, stack.enter_context(satellites.at(bench.dotnet)), stack)
+        desk = Desk(bench)
         bench.dotnet.create(queue)
-        made.satellite.create(made.table)
-        yield made
+        bench.dotnet.create_delayed(desk.table)
+        yield desk
+        bench.close()
 
 
 CLIENTS = ["UTC", "Asia/Tokyo", "America/Los_Angeles"]
@@ -78,8 +75,8 @@ def test_what_the_endpoint_stores_we_move_at_the_right_time(
 ) -> None:
     """Whatever zone our client is in: not an hour too early, nor too late."""
     ask_for(monkeypatch, client)
-    abroad.satellite.store(abroad.table, body=b"due", delay=-1)
-    abroad.satellite.store(abroad.table, body=b"waits", delay=600)
+    abroad.store(body=b"due", delay=-1)
+    abroad.store(body=b"waits", delay=600)
 
     moved = abroad.move()
 
@@ -94,7 +91,7 @@ def test_what_we_store_the_endpoint_moves_at_the_right_time(
 ) -> None:
     """By delays and by moments."""
     ask_for(monkeypatch, client)
-    now = abroad.bench.dotnet.clock()
+    now = abroad.dotnet.clock()
     near = timedelta(minutes=10)
 
     send_now(
@@ -102,7 +99,7 @@ def test_what_we_store_the_endpoint_moves_at_the_right_time(
         chunk({"delay": 0}, {"delay": 600_000}, {"due": now - near}, {"due": now + near}),
     )
 
-    assert abroad.satellite.move(abroad.table, abroad.bench.queue) == 2
+    assert abroad.dotnet.move(abroad.table, abroad.bench.queue) == 2
     assert {*abroad.bench.bodies()} == {b"0", b"2"}
     assert 500 < (abroad.move().next_due or 0) <= 600
 
@@ -110,7 +107,7 @@ def test_what_we_store_the_endpoint_moves_at_the_right_time(
 def test_endpoints_in_a_zone_of_their_own_are_followed_by_the_option(abroad: Desk) -> None:
     """The option endpointTimeZone, of the sink and of the source."""
     zone = "Asia/Tokyo"
-    dotnet = abroad.in_zone(zone)
+    dotnet = abroad.dotnet.consumer(zone)
     dotnet.store(abroad.table, body=b"due", delay=-1)
     dotnet.store(abroad.table, body=b"waits", delay=600)
 
@@ -127,7 +124,7 @@ def test_a_zone_that_cannot_be_seen_is_asked_for(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server's own, where this session has one of its client; nothing is moved or sent."""
-    desk.satellite.store(desk.table, delay=-1)
+    desk.store(delay=-1)
     ask_for(monkeypatch, "Asia/Tokyo")
     connection = desk.bench.open("tokyo")
 
@@ -147,7 +144,7 @@ def test_a_zone_that_cannot_be_seen_is_asked_for(
 
 @only("postgresql", "due times of a session's zone")
 @pytest.mark.parametrize("zone", ["Mars/Olympus", "x'; DROP TABLE orders; --", "{state}", "%s"])
-def test_a_zone_that_the_server_does_not_know_is_told(desk: Desk, zone: str) -> None:
+def test_a_zone_that_the_server_does_not_know_is_refused(desk: Desk, zone: str) -> None:
     """Before anything is moved."""
     with pytest.raises(BadOption) as caught:
         desk.move(endpointTimeZone=zone)

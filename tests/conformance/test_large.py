@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,10 +9,8 @@ import pytest
 from sqlq_spark.database import schema
 from sqlq_spark.errors import MessageTooLarge
 from sqlq_spark.receive import poison
-from sqlq_spark.receive.task import receive
-from sqlq_spark.wire.rows import Origin
 
-from .conftest import TIMEOUT, Bench, Strike, strikes
+from .conftest import TIMEOUT, Bench
 
 if TYPE_CHECKING:
     from typing import Any
@@ -35,19 +32,20 @@ def task(bench: Bench, **limits: Any) -> Task:
 
 
 def test_large_messages_go_to_the_error_queue_and_the_others_are_received(bench: Bench) -> None:
-    """As they are, under their ids, and counted as diverted."""
-    sent = [bench.dotnet.send(bench.queue, '{"a":"b"}', body) for body in (b"1", BIG, b"3", BIG)]
+    """As they are, under their ids, and counted as diverted; one that expired is gone."""
+    sent = [
+        bench.dotnet.send(bench.queue, '{"a":"b"}', body, lives=lives)
+        for body, lives in ((b"1", None), (BIG, None), (b"3", None), (BIG, -1), (BIG, None))
+    ]
 
-    rows = bench.receive(task(bench))
+    with bench.dotnet.hold(bench.queue, [5]):
+        rows = bench.receive(task(bench))
 
     assert rows["body"].to_pylist() == [b"1", b"3"]
-    moved = bench.dotnet.rows(bench.errors)
-    assert [(row.id, row.headers, row.body) for row in moved] == [
-        (sent[1], '{"a":"b"}', BIG),
-        (sent[3], '{"a":"b"}', BIG),
-    ]
-    assert bench.seqs() == []
-    assert bench.dotnet.state_rows("receipt", COUNTS) == [(2, 0, 2)]
+    moved = [(row.id, row.headers, row.body) for row in bench.dotnet.rows(bench.errors)]
+    assert moved == [(sent[1], '{"a":"b"}', BIG)]
+    assert bench.seqs() == [5]  # another consumer holds it
+    assert bench.dotnet.state_rows("receipt", COUNTS) == [(2, 1, 1)]
 
 
 def test_a_message_of_just_the_limit_is_received(bench: Bench) -> None:
@@ -61,18 +59,6 @@ def test_a_message_of_just_the_limit_is_received(bench: Bench) -> None:
     assert [len(row.body or b"") for row in bench.dotnet.rows(bench.errors)] == [999]
 
 
-def test_a_large_message_that_has_expired_is_gone(bench: Bench) -> None:
-    """As every other one; it is not moved."""
-    bench.dotnet.send(bench.queue, body=BIG, lives=-1)
-    bench.dotnet.send(bench.queue, body=BIG)
-
-    bench.receive(task(bench))
-
-    assert len(bench.dotnet.rows(bench.errors)) == 1
-    assert bench.seqs() == []
-    assert bench.dotnet.state_rows("receipt", COUNTS) == [(0, 1, 1)]
-
-
 def test_without_an_error_queue_nothing_is_taken(bench: Bench) -> None:
     """The error names queue, seq and size."""
     for body in (b"1", BIG):
@@ -83,17 +69,6 @@ def test_without_an_error_queue_nothing_is_taken(bench: Bench) -> None:
 
     assert caught.value.args == (bench.printed, 2, 5002, 1000)
     assert bench.seqs() == [1, 2]
-
-
-def test_one_that_another_consumer_holds_stays_there(bench: Bench) -> None:
-    """It is not waited for."""
-    bench.dotnet.send(bench.queue, body=BIG)
-
-    with bench.dotnet.hold(bench.queue, [1]):
-        assert bench.receive(task(bench)).num_rows == 0
-
-    assert bench.seqs() == [1]
-    assert bench.dotnet.rows(bench.errors) == []
 
 
 def test_it_is_looked_for_only_with_a_reason(bench: Bench) -> None:
@@ -109,7 +84,7 @@ def test_it_is_looked_for_only_with_a_reason(bench: Bench) -> None:
 
 
 def test_a_stream_comes_to_it_in_time(bench: Bench) -> None:
-    """Passed over at first, behind many others, it becomes the lowest; then the sample tells."""
+    """Passed over at first, behind many others, it becomes the lowest; then the sample shows it."""
     bench.dotnet.send_many(bench.queue, [b"x"] * 300, lives=None)
     bench.dotnet.send(bench.queue, body=BIG)
     bench.dotnet.send_many(bench.queue, [b"x"] * 10, lives=None)
@@ -128,33 +103,3 @@ def test_with_the_bodys_text_all_three_are_weighed(bench: Bench) -> None:
 
     assert bench.receive(task(bench, body_string=True)).num_rows == 0
     assert len(bench.dotnet.rows(bench.errors)) == 1
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_session_lost_at_any_statement_is_answered_by_doing_it_again(bench: Bench) -> None:
-    """Each message is in one place; where its id is in the error queue already, under another."""
-    bench.watched = True
-    struck: list[str] = []
-    for at, after in strikes(struck):
-        bench.watched, bench.strike = False, None
-        bench.dotnet.dba.empty(bench.queue)
-        bench.dotnet.dba.empty(bench.errors)
-        for body in (b"1", BIG, b"3", BIG):
-            bench.dotnet.send(bench.queue, "{}", body)
-        found = task(bench)
-        name = f"struck {at}"
-        bench.watched = True
-        bench.strike = Strike(at, partial(bench.dotnet.kill, f"{bench.name} {name}"), after)
-        session = bench.session(name)
-
-        rows = session.do(partial(receive, task=found, timeout=TIMEOUT, origin=Origin()))
-
-        bench.watched = False
-        assert rows["body"].to_pylist() == [b"1", b"3"]
-        assert [row.body for row in bench.dotnet.rows(bench.errors)] == [BIG, BIG]
-        assert bench.seqs() == []
-        assert bench.receive(found).equals(rows)
-        if bench.strike.fell is not None and not after:
-            struck.append(bench.strike.fell)
-
-    assert {"find_large", "savepoint", "divert_large", "release", "commit"} <= set(struck)

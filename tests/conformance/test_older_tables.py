@@ -74,7 +74,7 @@ def test_the_doctor_has_nothing_against_a_table_that_works(bare: Bench) -> None:
     """Wider columns, more of them and another order are no fault."""
     shapes = bare.dotnet.dba.shapes
     for name, text in shapes.otherwise.items():
-        alter(bare, shapes.anew)
+        alter(bare, shapes.plain)
         bare.dotnet.dba.expires_index(bare.queue, there=bare.dotnet.dialect == "sqlserver")
         alter(bare, text)
 
@@ -84,7 +84,7 @@ def test_the_doctor_has_nothing_against_a_table_that_works(bare: Bench) -> None:
 
 
 @pytest.mark.parametrize("how", cases("no_queue"))
-def test_a_table_that_is_no_queue_is_told_as_such(bench: Bench, how: str) -> None:
+def test_a_table_that_is_no_queue_is_refused(bench: Bench, how: str) -> None:
     """Names in quotes and capitals are other names, to endpoints too; nothing is taken from it."""
     bench.dotnet.send(bench.queue)
     alter(bench, bench.dotnet.dba.shapes.no_queue[how])
@@ -98,7 +98,7 @@ def test_a_table_that_is_no_queue_is_told_as_such(bench: Bench, how: str) -> Non
 
 
 def test_nothing_is_sent_to_a_table_that_is_no_queue(bare: Bench) -> None:
-    """A destination may be a stranger's word for any table of the database."""
+    """A message may name any table of the database as its destination."""
     names = ["id", "expires", "headers", "body"]
     for name in names:
         bare.dotnet.dba.rename(bare.queue, name, "other")
@@ -110,7 +110,7 @@ def test_nothing_is_sent_to_a_table_that_is_no_queue(bare: Bench) -> None:
     assert bare.seqs() == []
 
 
-def test_a_bulk_insert_tells_a_missing_column_from_a_missing_table(bare: Bench) -> None:
+def test_a_bulk_insert_distinguishes_a_missing_column_from_a_missing_table(bare: Bench) -> None:
     """The driver gives neither a code."""
     rows = pa.table({"id": [b"0" * 16], "nowhere": ["x"]})
     absent = QueueAddress('column "x" of relation', bare.dotnet.schema)

@@ -4,67 +4,59 @@ from __future__ import annotations
 
 import threading
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from servers import only
 from waiting import until
 
 from sqlq_spark.database import transaction
-from sqlq_spark.errors import QueueNotFound, StaleTask, StatementFailed, StreamNotFound, TimedOut
+from sqlq_spark.errors import (
+    ConnectionLost,
+    QueueNotFound,
+    StaleTask,
+    StatementFailed,
+    StreamNotFound,
+    TimedOut,
+)
 from sqlq_spark.receive import task as module
 from sqlq_spark.receive.receipts import return_
 from sqlq_spark.receive.task import TaskRules, receive
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 
-from .conftest import TIMEOUT, Bench, Strike, strikes
-from .shapes import cases
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from sqlq_spark.receive.task import Task
-
-DATABASE = settings(
-    max_examples=15,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-
-
-def bodies(rows: pa.Table) -> list[bytes | None]:
-    """Return the bodies in the order they came."""
-    found: list[bytes | None] = rows["body"].to_pylist()
-    return found
-
+from .conftest import ON_DATABASE, TIMEOUT, Bench, bodies
 
 # ----- what a task takes -----------------------------------------------------------------------
 
 
 def test_a_message_arrives_as_the_endpoint_sent_it(bench: Bench) -> None:
-    """Id, headers and body, byte for byte; the queue is empty after."""
+    """Id, headers and body, byte for byte, a body of NULL too; the receipt counts them."""
     text = '{"key\\/with":"\\uD83D\\uDE80","n":null,"ü":"x \\u0000"}'
-    row = bench.dotnet.send(bench.queue, text, b"\xef\xbb\xbf{}\x00\xff")
+    sent = [b"\xef\xbb\xbf{}\x00\xff", None, b""]
+    ids = [bench.dotnet.send(bench.queue, text, body).bytes for body in sent]
+    stream, origin = bench.new_stream(), Origin(query_id="q", query_batch=7)
 
-    rows = bench.receive(bench.task(bench.new_stream()))
+    task = bench.task(stream, batch=3, task=2)
+    rows = receive(bench.open(), task, timeout=TIMEOUT, origin=origin)
 
+    whole = {"expires": None, "headers": text}
     assert rows.to_pylist() == [
-        {
-            "id": row.bytes,
-            "expires": None,
-            "headers": text,
-            "body": b"\xef\xbb\xbf{}\x00\xff",
-            "seq": 1,
-        }
+        {"id": ids[at], **whole, "body": body, "seq": at + 1} for at, body in enumerate(sent)
     ]
     assert bench.seqs() == []
+    weight = 3 * len(text.encode()) + 7
+    columns = "stream, batch, task, queue, messages, expired, diverted, bytes"
+    assert bench.dotnet.state_rows("receipt", f"{columns}, query_id, query_batch, settled") == [
+        (stream, 3, 2, bench.printed, 3, 0, 0, weight, "q", 7, False)
+    ]
 
 
-@DATABASE
+@ON_DATABASE
 @given(
     sizes=st.lists(st.integers(0, 3000), max_size=25),
     held=st.sets(st.integers(0, 24), max_size=8),
@@ -94,7 +86,7 @@ def test_a_task_takes_exactly_the_lowest_of_its_range_that_fit(
     """
     stream = bench.new_stream()
     bench.dotnet.dba.empty(bench.queue)
-    bench.dotnet.send_many(bench.queue, [b"x" * size for size in sizes], lives=None)
+    bench.dotnet.send_many(bench.queue, [b"x" * size for size in sizes])
     there = bench.dotnet.rows(bench.queue)
     base = there[0].seq if there else 0
     locked = {base + at for at in held}
@@ -122,95 +114,43 @@ def test_a_task_takes_exactly_the_lowest_of_its_range_that_fit(
     assert bench.seqs() == [row.seq for row in there if row.seq not in expected]
 
 
-def test_rows_locked_by_a_competing_consumer_are_skipped_and_not_waited_for(bench: Bench) -> None:
-    """The held ones stay, and can be received when they are free again."""
-    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(10)], lives=None)
-    stream = bench.new_stream()
-
-    with bench.dotnet.hold(bench.queue, [1, 4, 5]):
-        rows = bench.receive(bench.task(stream))
-
-    assert rows["seq"].to_pylist() == [2, 3, 6, 7, 8, 9, 10]
-    assert bench.receive(bench.task(stream, batch=2))["seq"].to_pylist() == [1, 4, 5]
-
-
-def test_a_message_of_100_mb_is_received_alone(bench: Bench) -> None:
-    """It weighs more than a task may hold: it comes all the same, and nothing with it."""
+def test_a_task_holds_64_mib_and_a_larger_message_alone(bench: Bench) -> None:
+    """A message that weighs more than a task may hold comes with nothing behind it."""
     bench.dotnet.send(bench.queue, body=b"\xa5" * 100_000_000)
-    bench.dotnet.send(bench.queue, body=b"small")
+    bench.dotnet.send_many(bench.queue, [b"x" * 1_048_576] * 66)
     stream = bench.new_stream()
 
     rows = bench.receive(bench.task(stream))
 
-    assert rows.num_rows == 1
-    assert len(rows["body"][0].as_py()) == 100_000_000
+    assert [len(body) for body in bodies(rows)] == [100_000_000]
     assert bench.receive(bench.task(stream)).equals(rows)
-    assert bodies(bench.receive(bench.task(stream, batch=2))) == [b"small"]
-
-
-def test_a_task_holds_no_more_than_its_ceiling_of_1_mb_bodies(bench: Bench) -> None:
-    """64 MiB, one message beyond it at the most; the rest waits for the next batch."""
-    bench.dotnet.send_many(bench.queue, [b"x" * 1_048_576] * 70)
-    stream = bench.new_stream()
-
-    rows = bench.receive(bench.task(stream, bytes_each=100.0))
-
-    assert rows["seq"].to_pylist() == list(range(1, 65))
-    assert bench.seqs() == list(range(65, 71))
-
-
-def test_null_and_empty_bodies_stay_what_they_are(bench: Bench) -> None:
-    """A foreign writer's NULL is not an empty body."""
-    for body in (None, b"", b"x"):
-        bench.dotnet.send(bench.queue, body=body)
-
-    rows = bench.receive(bench.task(bench.new_stream()))
-
-    assert bodies(rows) == [None, b"", b"x"]
+    second = bench.receive(bench.task(stream, batch=2, bytes_each=100.0))
+    assert second["seq"].to_pylist() == list(range(2, 66))
+    assert bench.seqs() == [66, 67]
 
 
 def test_expired_messages_are_counted_and_gone(bench: Bench) -> None:
-    """By the database's clock; one that still lives keeps its time."""
+    """By the database's clock, poison too; one that still lives keeps its time."""
     bench.dotnet.send(bench.queue, body=b"dead", lives=-1)
+    bench.dotnet.send(bench.queue, "[]", lives=-1)
     bench.dotnet.send(bench.queue, body=b"zero", lives=0)
     bench.dotnet.send(bench.queue, body=b"alive", lives=60_000)
     bench.dotnet.send(bench.queue, body=b"eternal")
-    expires = bench.dotnet.rows(bench.queue)[2].expires
-    stream = bench.new_stream()
+    expires = bench.dotnet.rows(bench.queue)[3].expires
 
-    rows = bench.receive(bench.task(stream))
+    rows = bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
 
     assert bodies(rows) == [b"alive", b"eternal"]
     assert rows["expires"].to_pylist() == [expires, None]
     assert bench.seqs() == []
-    assert bench.dotnet.state_rows("receipt", "messages, expired, diverted") == [(2, 2, 0)]
-
-
-def test_the_receipt_says_what_was_got(bench: Bench) -> None:
-    """Counts, bytes of headers and bodies, and Spark's names of the micro-batch."""
-    bench.dotnet.send(bench.queue, '{"a":"ü"}', b"12345")
-    stream = bench.new_stream()
-    origin = Origin(query_id="q", query_batch=7)
-
-    receive(bench.open(), bench.task(stream, batch=3, task=2), timeout=TIMEOUT, origin=origin)
-
-    columns = "stream, batch, task, messages, expired, diverted, bytes, query_id, query_batch"
-    assert bench.dotnet.state_rows("receipt", f"{columns}, settled") == [
-        (stream, 3, 2, 1, 0, 0, 15, "q", 7, False)
-    ]
-
-
-def test_the_receipt_names_the_queue_by_its_canonical_address(bench: Bench) -> None:
-    """Two schemas may hold queues of one name; the warning of orphans looks for the address."""
-    bench.receive(bench.task(bench.new_stream()))
-
-    assert bench.dotnet.state_rows("receipt", "queue") == [(bench.printed,)]
+    assert bench.bodies(bench.errors) == []
+    assert bench.dotnet.state_rows("receipt", "messages, expired, diverted") == [(2, 3, 0)]
 
 
 # ----- receipts --------------------------------------------------------------------------------
 
 
-@DATABASE
+@ON_DATABASE
 @given(sizes=st.lists(st.integers(0, 2000), max_size=20), later=st.integers(0, 5))
 def test_a_receipt_replays_identical_rows_in_identical_order(
     bench: Bench, sizes: list[int], later: int
@@ -218,9 +158,9 @@ def test_a_receipt_replays_identical_rows_in_identical_order(
     """Also an empty one, and also when messages came after it: they are for the next batch."""
     bench.dotnet.dba.empty(bench.queue)
     stream = bench.new_stream()
-    bench.dotnet.send_many(bench.queue, [b"y" * size for size in sizes], lives=None)
+    bench.dotnet.send_many(bench.queue, [b"y" * size for size in sizes])
     first = bench.receive(bench.task(stream))
-    bench.dotnet.send_many(bench.queue, [b"later"] * later, lives=None)
+    bench.dotnet.send_many(bench.queue, [b"later"] * later)
 
     again = bench.receive(bench.task(stream))
 
@@ -246,51 +186,39 @@ def test_a_replay_gives_messages_that_expired_since(bench: Bench) -> None:
 
 def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) -> None:
     """It is blocked by the first one's lock, not by chance: nothing is shared between the two."""
-    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(50)], lives=None)
-    stream, second = bench.new_stream(), bench.open("second")
-    task = bench.task(stream)
-    connection = bench.open("first")
-    connection.run("begin")
-    _, login = module.fence(connection, task)
-    attempt = bench.thread(lambda: bench.receive(task, second))
-    bench.blocked("second")
-    kept = module.divert(connection, task, module.take(connection, task))
-    module.save(connection, task, kept, login=login, origin=Origin())
-    assert not attempt.done()
-    connection.run("commit")
+    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(50)])
+    task, second = bench.task(bench.new_stream()), bench.open("second")
 
-    assert attempt.result(timeout=TIMEOUT).equals(kept.rows)
-    assert kept.rows.num_rows == 50
+    with bench.running(task, "first") as rows:
+        attempt = bench.thread(lambda: bench.receive(task, second))
+        bench.blocked("second")
+        assert not attempt.done()
+
+    assert attempt.result(timeout=TIMEOUT).equals(rows)
+    assert rows.num_rows == 50
 
 
 def test_a_second_attempt_takes_over_when_the_first_dies(bench: Bench) -> None:
     """The first one's rows are in the queue again with its rollback."""
-    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(50)], lives=None)
-    stream, second = bench.new_stream(), bench.open("second")
-    task = bench.task(stream)
-    connection = bench.open("first")
-    connection.run("begin")
-    module.fence(connection, task)
-    module.take(connection, task)
-    attempt = bench.thread(lambda: bench.receive(task, second))
-    bench.blocked("second")
+    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(50)])
+    task, second = bench.task(bench.new_stream()), bench.open("second")
 
-    assert bench.dotnet.kill(f"{bench.name} first")
+    with suppress(ConnectionLost), bench.running(task, "first"):
+        attempt = bench.thread(lambda: bench.receive(task, second))
+        bench.blocked("second")
+        assert bench.dotnet.kill(f"{bench.name} first")
+
     assert attempt.result(timeout=TIMEOUT)["seq"].to_pylist() == list(range(1, 51))
 
 
 def test_other_tasks_do_not_wait_for_one_another(bench: Bench) -> None:
     """Two tasks of a batch, and a task of another stream, run at once."""
-    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(30)], lives=None)
+    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(30)])
     stream, other = bench.new_stream(), bench.new_stream()
-    connection = bench.open("first")
-    connection.run("begin")
-    task = bench.task(stream, first=1, stop=11)
-    module.fence(connection, task)
-    module.take(connection, task)
 
-    second = bench.receive(bench.task(stream, task=1, first=11, stop=21))
-    third = bench.receive(bench.task(other))
+    with bench.running(bench.task(stream, first=1, stop=11), "first"):
+        second = bench.receive(bench.task(stream, task=1, first=11, stop=21))
+        third = bench.receive(bench.task(other))
 
     assert second["seq"].to_pylist() == list(range(11, 21))
     assert third["seq"].to_pylist() == list(range(21, 31))
@@ -301,7 +229,7 @@ def test_other_tasks_do_not_wait_for_one_another(bench: Bench) -> None:
 
 def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> None:
     """With failOnDataLoss=false: only what was returned is in the queue again."""
-    bench.dotnet.send_many(bench.queue, [b"0", b"1", b"2"], lives=None)
+    bench.dotnet.send_many(bench.queue, [b"0", b"1", b"2"])
     stream = bench.new_stream()
     tasks = [bench.task(stream, task=at, first=at + 1, stop=at + 2) for at in range(2)]
     for task in tasks:
@@ -318,7 +246,7 @@ def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> No
 
 
 def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench) -> None:
-    """Also where its receipt was there once: the batch is closed."""
+    """The batch is closed; with failOnDataLoss=false it receives nothing."""
     bench.dotnet.send(bench.queue)
     stream = bench.new_stream()
     bench.receive(bench.task(stream))
@@ -327,11 +255,13 @@ def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench
 
     with pytest.raises(StaleTask) as caught:
         bench.receive(bench.task(stream))
+    accepting = bench.receive(bench.task(stream, fail_on_data_loss=False))
 
     assert str(caught.value) == (
         f"task 0 of batch 1 of stream {stream} ran after the batch was acknowledged (up to 1). "
         "It is an earlier attempt that was abandoned, or the checkpoint was rolled back or copied."
     )
+    assert accepting.num_rows == 0
     assert bench.bodies() == [b"new"]
     assert bench.dotnet.state_rows("receipt", "batch") == []
 
@@ -353,50 +283,25 @@ def test_a_zombie_that_waits_for_the_ack_is_stale_too(bench: Bench) -> None:
     assert bench.seqs() == [1]
 
 
-def test_without_fail_on_data_loss_a_stale_task_receives_nothing(bench: Bench) -> None:
-    """The stream goes on; the queue is as little touched."""
-    bench.dotnet.send(bench.queue)
-    stream = bench.new_stream(acked=4)
-
-    rows = bench.receive(bench.task(stream, batch=4, fail_on_data_loss=False))
-
-    assert rows.num_rows == 0
-    assert bench.seqs() == [1]
-
-
 def test_a_stream_unknown_to_the_state_tables_receives_nothing(bench: Bench) -> None:
-    """State tables made anew, or another database's."""
+    """The state tables were made again, or are another database's."""
     bench.dotnet.send(bench.queue)
     stream = str(uuid.uuid4())
 
     with pytest.raises(StreamNotFound) as caught:
         bench.receive(bench.task(stream))
 
-    assert f"stream {stream} of this checkpoint is not in schema {bench.dotnet.state} of" in str(
-        caught.value
-    )
+    where = f"stream {stream} of this checkpoint is not in schema {bench.dotnet.state} of"
+    assert where in str(caught.value)
     assert bench.seqs() == [1]
 
 
-def test_a_task_of_transaction_mode_none_leaves_no_receipt(bench: Bench) -> None:
-    """The delete is committed at once, the fence is not asked."""
-    bench.dotnet.send(bench.queue, body=b"once")
-
-    rows = bench.receive(bench.task(None))
-
-    assert bodies(rows) == [b"once"]
-    assert bench.seqs() == []
-    assert bench.dotnet.state_rows("receipt", "batch") == []
-    assert bench.receive(bench.task(None)).num_rows == 0
-
-
-def test_a_queue_that_is_gone_is_told_by_its_name(bench: Bench) -> None:
+def test_the_error_of_a_missing_queue_names_it(bench: Bench) -> None:
     """The state tables are not blamed, whatever the names look like."""
     gone = QueueAddress(f"x{bench.dotnet.state}.orders", f"x{bench.dotnet.schema}")
-    task = bench.task(bench.new_stream(), queue=gone)
 
     with pytest.raises(QueueNotFound):
-        bench.receive(task)
+        bench.receive(bench.task(bench.new_stream(), queue=gone))
 
 
 def test_a_wait_longer_than_query_timeout_ends(bench: Bench) -> None:
@@ -411,74 +316,16 @@ def test_a_wait_longer_than_query_timeout_ends(bench: Bench) -> None:
 
 # ----- poison ----------------------------------------------------------------------------------
 
-POISON = [
-    "not JSON",
-    '["an","array"]',
-    "null",
-    '"text"',
-    "7",
-    '{"nested":{"a":"b"}}',
-    '{"list":[]}',
-    '{"number":1}',
-    '{"truth":true}',
-    '{"trailing":"comma",}',
-    '{"half":"\\ud800"}',
-    '{"half":"\\udc00 and more"}',
-    '{"\\ud800":"in a name"}',
-    '{"unclosed":"',
-    "{'single':'quotes'}",
-    '{"a":"b"} and more',
-    '{"a":' * 3000,
-    '{"nan":NaN}',
-    '{"raw control":"a\nb"}',
-    " ",
-]
-SOUND = [
-    "",
-    "{}",
-    ' {"spaces" : "fine"}\n',
-    '{"nothing":null}',
-    '{"nul":"\\u0000"}',
-    '{"twice":"a","twice":"b"}',
-    '{"pair":"\\ud83d\\ude80"}',
-    '{"":""}',
-    '{"big":"' + "x" * 5_000_000 + '"}',
-]
 
-
-def test_poison_is_moved_to_the_error_queue_as_it_was(bench: Bench) -> None:
-    """Its id, headers and body; the rest of the batch is untouched and in order."""
-    sent = {
-        text: bench.dotnet.send(bench.queue, text, b"of %d" % at)
-        for at, pair in enumerate(zip(POISON, [*SOUND, *SOUND, *SOUND], strict=False))
-        for text in pair
-        if at < len(POISON)
-    }
-
-    rows = bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
-
-    moved = bench.dotnet.rows(bench.errors)
-    assert [row.headers for row in moved] == POISON
-    assert [row.id for row in moved] == [sent[text] for text in POISON]
-    assert [row.body for row in moved] == [b"of %d" % at for at in range(len(POISON))]
-    assert {row.expires for row in moved} == {None}
-    assert set(rows["headers"].to_pylist()) == set(SOUND)
-    assert bench.seqs() == []
-    assert bench.dotnet.state_rows("receipt", "messages, diverted") == [
-        (rows.num_rows, len(POISON))
-    ]
-
-
-@pytest.mark.parametrize("text", [None, ""])
-def test_no_headers_are_not_poison(bench: Bench, text: str | None) -> None:
-    """Empty text and NULL read as an empty object, also in an old table that allows NULL."""
+def test_no_headers_are_not_poison(bench: Bench) -> None:
+    """NULL reads as an empty object, in an old table that allows it."""
     bench.dotnet.dba.allow_null_headers(bench.queue)
-    bench.dotnet.send(bench.queue, text)
+    bench.dotnet.send(bench.queue, None)
 
     rows = bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
 
-    assert rows["headers"].to_pylist() == [text]
-    assert bench.dotnet.rows(bench.errors) == []
+    assert rows["headers"].to_pylist() == [None]
+    assert bench.bodies(bench.errors) == []
 
 
 def test_poison_of_5_mb_without_a_body_is_moved_whole(bench: Bench) -> None:
@@ -506,23 +353,11 @@ def test_poison_whose_id_is_in_the_error_queue_gets_a_new_one(bench: Bench) -> N
     assert second.id != row
 
 
-@only("postgresql", "times beyond the year 9999")
-@pytest.mark.parametrize("expires", ["infinity", "20000-01-01"])
-def test_poison_that_expires_beyond_all_calendars_is_moved(bench: Bench, expires: str) -> None:
-    """A time that Python has not stops no task."""
-    bench.dotnet.send(bench.queue, "[]", b"poison", lives=3_600_000)
-    bench.dotnet.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{expires}'")
-
-    bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
-
-    assert [row.body for row in bench.dotnet.rows(bench.errors)] == [b"poison"]
-
-
 @only("postgresql", "a seq that must be unique, and a sequence behind it")
 def test_poison_that_the_error_queue_refuses_stays_in_its_queue(bench: Bench) -> None:
-    """Under any id, as where its sequence was set back: nothing is taken, and the fix is told."""
-    for body in (b"1", b"2", b"3"):
-        bench.dotnet.send(bench.errors, "{}", body)
+    """Under any id, as where its sequence was set back: nothing is taken, the error has the fix."""
+    there = [b"1", b"2", b"3"]
+    bench.dotnet.send_many(bench.errors, there)
     bench.dotnet.dba.on(bench.errors, "UPDATE {queue} SET Seq = Seq + 3")
     bench.dotnet.send(bench.queue, "[]", b"poison")
     task = bench.task(bench.new_stream(), errors=bench.errors)
@@ -531,29 +366,9 @@ def test_poison_that_the_error_queue_refuses_stays_in_its_queue(bench: Bench) ->
         bench.receive(task)
 
     assert bench.bodies() == [b"poison"]
-    assert [row.body for row in bench.dotnet.rows(bench.errors)] == [b"1", b"2", b"3"]
+    assert bench.bodies(bench.errors) == there
     bench.receive(task)  # by then its sequence has gone on
-    assert [row.body for row in bench.dotnet.rows(bench.errors)] == [b"1", b"2", b"3", b"poison"]
-
-
-def test_poison_is_delivered_where_there_is_no_error_queue(bench: Bench) -> None:
-    """Nothing is lost for want of an option."""
-    for text in POISON:
-        bench.dotnet.send(bench.queue, text)
-
-    rows = bench.receive(bench.task(bench.new_stream()))
-
-    assert rows["headers"].to_pylist() == POISON
-
-
-def test_expired_poison_is_gone_and_not_moved(bench: Bench) -> None:
-    """As in the transport, which looks at the expiry first."""
-    bench.dotnet.send(bench.queue, "[]", lives=-1)
-
-    bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
-
-    assert bench.dotnet.rows(bench.errors) == []
-    assert bench.dotnet.state_rows("receipt", "messages, expired, diverted") == [(0, 1, 0)]
+    assert bench.bodies(bench.errors) == [*there, b"poison"]
 
 
 def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:
@@ -576,7 +391,7 @@ def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: B
     """Three endpoints delete one row at a time while our tasks receive in sets."""
     total, stream = 3000, bench.new_stream()
     begun = threading.Barrier(5)  # nobody goes on before each has got something
-    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(total)], lives=None)
+    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(total)])
     sent = {row.id.bytes for row in bench.dotnet.rows(bench.queue)}
 
     def compete() -> list[bytes]:
@@ -590,26 +405,14 @@ def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: B
 
     def ours(at: int) -> list[bytes]:
         connection = bench.open(f"task {at}")
+        whole = bench.task(stream, task=at, first=at * 1500 + 1, stop=at * 1500 + 1501)
         ids: list[bytes] = []
         for batch in range(1, 6):
-            task = bench.task(
-                stream, batch=batch, task=at, first=at * 1500 + 1, stop=at * 1500 + 1501
-            )
-            rows = bench.receive(task if batch == 5 else small(task), connection)
-            ids += rows["id"].to_pylist()
+            task = replace(whole, batch=batch, messages=200 if batch < 5 else total)
+            ids += bench.receive(task, connection)["id"].to_pylist()
             if batch == 1:
                 begun.wait(TIMEOUT)
         return ids
-
-    def small(task: Task) -> Task:
-        return bench.task(
-            stream,
-            batch=task.batch,
-            task=task.task,
-            first=task.first,
-            stop=task.stop,
-            messages=200,
-        )
 
     threads = [bench.thread(compete) for _ in range(3)]
     threads += [bench.thread(partial(ours, at)) for at in range(2)]
@@ -618,8 +421,7 @@ def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: B
 
     everywhere = [row for part in got for row in part] + left
     assert sorted(everywhere) == sorted(sent)
-    assert min(len(part) for part in got[:3]) > 0
-    assert min(len(part) for part in got[3:]) > 0
+    assert min(map(len, got)) > 0
 
 
 @pytest.mark.usefixtures("impatient")
@@ -627,80 +429,43 @@ def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again
     bench: Bench,
 ) -> None:
     """Each message is in one place, whether the statement or only its answer was lost."""
-    bench.watched = True
-    struck: list[str] = []
-    for at, after in strikes(struck):
+    large = b"x" * 5000
+    for session, _ in bench.strikes():
         bench.dotnet.dba.empty(bench.queue)
         bench.dotnet.dba.empty(bench.errors)
-        bench.watched, bench.strike = False, None
-        stream = bench.new_stream()
-        for text in ("{}", "[]", "{}"):
-            bench.dotnet.send(bench.queue, text)
+        for headers, body in (("{}", b"1"), ("[]", b"poison"), ("{}", large), ("{}", b"4")):
+            bench.dotnet.send(bench.queue, headers, body)
         sent = {row.id.bytes for row in bench.dotnet.rows(bench.queue)}
-        name = f"struck {at}"
-        bench.watched = True
-        bench.strike = Strike(at, partial(bench.dotnet.kill, f"{bench.name} {name}"), after)
-        session = bench.session(name)
-        task = bench.task(stream, errors=bench.errors)
+        task = bench.task(bench.new_stream(), errors=bench.errors, largest=1000, bytes_each=9999.0)
 
         rows = session.do(partial(receive, task=task, timeout=TIMEOUT, origin=Origin()))
 
-        bench.watched = False
-        moved = [row.id.bytes for row in bench.dotnet.rows(bench.errors)]
-        assert sorted([*rows["id"].to_pylist(), *moved]) == sorted(sent)
-        assert rows.num_rows == 2
+        moved = bench.dotnet.rows(bench.errors)
+        assert sorted([*rows["id"].to_pylist(), *(row.id.bytes for row in moved)]) == sorted(sent)
+        assert bodies(rows) == [b"1", b"4"]
+        assert {row.body for row in moved} == {b"poison", large}
         assert bench.seqs() == []
         assert bench.receive(task).equals(rows)
-        if bench.strike.fell is not None and not after:
-            struck.append(bench.strike.fell)
 
-    wanted = "fence task_lock find_receipt receive savepoint load release save_receipt commit"
-    assert set(wanted.split()) <= set(struck)
-
-
-# ----- older tables ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("older", cases("older"))
-def test_older_tables_are_received_from(bench: Bench, older: str) -> None:
-    """Columns go by name."""
-    bench.dotnet.dba.drop(bench.queue)
-    bench.dotnet.dba.on(bench.queue, bench.dotnet.dba.shapes.older[older])
-    big = older == "bigint seq"
-    if big:
-        bench.dotnet.dba.put_at(bench.queue, 3_000_000_000)
-    row = bench.dotnet.send(bench.queue, '{"a":"b"}', b"body", lives=60_000)
-
-    rows = bench.receive(bench.task(bench.new_stream()))
-
-    found = rows.to_pylist()[-1 if not big else 0]
-    assert (found["id"], found["headers"], found["body"]) == (row.bytes, '{"a":"b"}', b"body")
-    assert found["expires"] is not None
-    assert rows["seq"].to_pylist() == ([1, 3_000_000_000] if big else [1])
-    assert bench.seqs() == []
+    wanted = (
+        "fence task_lock find_receipt receive find_large savepoint divert_large load release "
+        "save_receipt commit"
+    )
+    assert set(wanted.split()) <= set(bench.struck)
 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -> None:
-    """At most once: nothing is lost but where the commit's answer is, and then all of it."""
-    struck: list[str] = []
-    for at, after in strikes(struck):
-        bench.watched, bench.strike = False, None
-        for _ in range(3):
-            bench.dotnet.send(bench.queue)
+    """At most once: without a receipt, messages are lost only where the commit's answer is."""
+    for session, after in bench.strikes():
+        bench.dotnet.send_many(bench.queue, [b"x"] * 3)
         sent = sorted(row.id.bytes for row in bench.dotnet.rows(bench.queue))
-        name = f"struck {at}"
-        bench.watched = True
-        bench.strike = Strike(at, partial(bench.dotnet.kill, f"{bench.name} {name}"), after)
-        session = bench.session(name)
         task = bench.task(None)
 
         rows = session.do(partial(receive, task=task, timeout=TIMEOUT, origin=Origin()))
 
-        bench.watched = False
         assert sorted(rows["id"].to_pylist()) == ([] if after else sent)
         assert bench.receive(task).num_rows == 0
-        if bench.strike.fell is not None and not after:
-            struck.append(bench.strike.fell)
 
-    assert {"receive", "commit"} <= set(struck)
+    assert bench.dotnet.state_rows("receipt", "batch") == []
+    assert {"receive", "commit"} <= set(bench.struck)

@@ -98,7 +98,7 @@ def test_what_was_received_outlives_a_crash() -> None:
 
 
 @ALONE
-def test_a_server_that_takes_no_writes_is_told_and_may_be_browsed(bench: Bench) -> None:
+def test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed(bench: Bench) -> None:
     """A standby, or a primary no more: the session is opened again, for there may be another."""
     url = with_setting(bench.dotnet.url, "default_transaction_read_only=on")
     bench.dotnet.send(bench.queue)
@@ -132,7 +132,7 @@ def test_statement_pooling_is_refused(bench: Bench) -> None:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("reached", [False, True])
 def test_a_server_that_is_gone_is_waited_for_where_others_were_there(*, reached: bool) -> None:
-    """A standby may be taking over; a url that led nowhere yet is told at once."""
+    """A standby may be taking over; a url that led nowhere yet is an error at once."""
     options = SourceOptions.parse({"url": "postgresql://127.0.0.1:1/shop", "queue": "orders"})
     tried: list[int] = []
 

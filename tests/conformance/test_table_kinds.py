@@ -1,4 +1,4 @@
-"""Tables that are no queue of their own: told by the doctor, refused by a stream."""
+"""Tables that are no queue of their own: found by the doctor, refused by a stream."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_stream_on_what_is_no_plain_table_ends_at_once(bench: Bench, kind: str
 
 @only("postgresql", "policies that COPY is refused under")
 def test_row_security_is_found_and_no_grant_is_asked_for(bench: Bench) -> None:
-    """What refuses to send is told in the server's words; the doctor's fix works."""
+    """The error has the server's words; the doctor's fix works."""
     state, everything = bench.dotnet.state, "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA"
     with login(bench, "SELECT, INSERT, UPDATE, DELETE") as (role, connection):
         bench.dotnet.dba.run(

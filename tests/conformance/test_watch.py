@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -13,7 +14,6 @@ from sqlq_spark.admin import checks, inspect, purge, report, watch
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import ConnectionLost, DelayedQueueNotFound
 from sqlq_spark.send import queue_writer
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import dumps, wire_time
 
 from .conftest import TIMEOUT, Bench
@@ -51,9 +51,6 @@ def delay(bench: Bench, seconds: Sequence[float] = ()) -> None:
             bench.desk.load(table, pa.Table.from_pylist([row], DELAYED))
 
 
-# ---------------------------------------------------------------- looks
-
-
 def test_what_came_and_went_between_two_looks_is_counted(bare: Bench) -> None:
     """Also where all that came is gone, and where nothing ever waited at a look."""
     first = look(bare)
@@ -75,7 +72,7 @@ def test_what_came_and_went_between_two_looks_is_counted(bare: Bench) -> None:
     assert watch.flow(None, first) == watch.UNKNOWN
 
 
-def test_a_look_tells_since_when_the_lowest_waits(bare: Bench) -> None:
+def test_a_look_finds_since_when_the_lowest_waits(bare: Bench) -> None:
     """By the database's clock and the header; nothing where that cannot be read."""
     sent = bare.dotnet.clock().replace(tzinfo=UTC) - timedelta(seconds=90)
     assert look(bare).oldest is None
@@ -88,7 +85,7 @@ def test_a_look_tells_since_when_the_lowest_waits(bare: Bench) -> None:
     assert look(bare).oldest is None
 
 
-def test_a_look_at_streams_tells_their_lag_and_pace(bench: Bench) -> None:
+def test_a_look_at_streams_finds_their_lag_and_pace(bench: Bench) -> None:
     """What waits and what they hold; a stream's queues are looked at where none is named."""
     bench.dotnet.send_many(bench.queue, [b"x"] * 10)
     stream = bench.new_stream()
@@ -111,53 +108,30 @@ def test_a_look_at_streams_tells_their_lag_and_pace(bench: Bench) -> None:
     assert watch.paces(None, now) == {}
 
 
-def test_a_look_needs_no_state_tables(bare: Bench) -> None:
-    """Then nothing is known of streams."""
-    now = watch.look(bare.desk, [bare.printed, bare.printed], bare.source())
-
-    assert now.streams is None
-    assert [each.queue for each in now.queues] == [bare.printed]
-
-
-# ---------------------------------------------------------------- delayed messages
-
-
 def test_delayed_messages_are_counted_and_shown(bare: Bench) -> None:
     """Those that are due among them; the first due first, in UTC; nothing is taken."""
+    shown = partial(inspect.delayed_messages, limit=2, zone=None, timeout=TIMEOUT)
     assert look(bare).delayed is None
+    with pytest.raises(DelayedQueueNotFound):
+        shown(bare.desk, bare.queue)
     delay(bare, [3600, -60, 7200])
     now = bare.dotnet.clock()
 
     found = look(bare).delayed
-    shown = inspect.delayed_messages(bare.desk, bare.queue, limit=2, zone=None, timeout=TIMEOUT)
+    first, second = shown(bare.desk, bare.queue)
 
     assert found is not None
     assert (found.messages, found.due) == (3, 1)
     assert found.bytes > 0
-    assert [each.body for each in shown] == [b"1", b"0"]
-    assert abs((shown[1].due - now).total_seconds() - 3600) < 60
-    assert shown[0].headers == {}
-
-
-def test_what_is_not_there_is_told(bare: Bench) -> None:
-    """By the command that makes it."""
-    with pytest.raises(DelayedQueueNotFound):
-        inspect.delayed_messages(bare.desk, bare.queue, limit=2, zone=None, timeout=TIMEOUT)
+    assert [first.body, second.body] == [b"1", b"0"]
+    assert abs((second.due - now).total_seconds() - 3600) < 60
+    assert first.headers == {}
 
 
 def delayed_findings(bench: Bench) -> list[Finding]:
     """What the doctor finds in the table of delayed messages."""
     found = checks.of_any_queue(bench.desk, bench.queue, timeout=TIMEOUT)
     return [each for each in found if each.where.count(".Delayed")]
-
-
-def test_a_table_of_delayed_messages_as_we_make_it_has_nothing_wrong(bare: Bench) -> None:
-    """Nor has a queue without one."""
-    assert delayed_findings(bare) == []
-
-    delay(bare)
-
-    assert delayed_findings(bare) == []
 
 
 @only("postgresql", "the DBA's statements")
@@ -169,11 +143,13 @@ def test_a_table_of_delayed_messages_as_we_make_it_has_nothing_wrong(bare: Bench
         ("ALTER TABLE {table} SET (autovacuum_enabled = off)", "delayed_autovacuum", "error"),
     ],
 )
-def test_what_is_wrong_with_it_is_found_and_its_mend_mends_it(
+def test_what_is_wrong_with_delayed_messages_is_found_and_its_fix_works(
     bare: Bench, make: str, name: str, severity: str
 ) -> None:
-    """The statement can be run as it stands."""
+    """Nothing is wrong without the table, and with one as we make it."""
+    assert delayed_findings(bare) == []
     delay(bare)
+    assert delayed_findings(bare) == []
     table = bare.desk.printed(schema.delayed_of(bare.queue))
     bare.dotnet.dba.run(make.format(table=table, schema=bare.dotnet.schema))
 
@@ -200,35 +176,30 @@ def test_a_stream_that_moves_what_is_due_logs_what_is_wrong_with_its_table(
     assert "due has no index" in caplog.text
 
 
-def test_a_login_that_may_only_delete_delayed_messages_is_told_what_lacks(bare: Bench) -> None:
+def test_a_login_that_may_only_delete_delayed_messages_lacks_rights(bare: Bench) -> None:
     """To move them it takes more; one without any right there may do without, which is a note."""
     delay(bare)
-    table = schema.delayed_of(bare.queue)
     login = bare.dotnet.dba.login()
     try:
         bare.dotnet.dba.grant(login, "SELECT", bare.queue)
         connection = bare.open(url=login.url)
         none = checks.of_delayed(connection, bare.queue)
-        bare.dotnet.dba.grant(login, "DELETE", table)
+        bare.dotnet.dba.grant(login, "DELETE", schema.delayed_of(bare.queue))
         some = checks.of_delayed(connection, bare.queue)
-
-        assert {each.name: each.severity for each in none} == {
-            "move_right": "note",
-            "delay_right": "note",
-        }
-        assert {each.name: each.severity for each in some} == {
-            "move_right": "error",
-            "delay_right": "note",
-        }
     finally:
         bare.dotnet.dba.drop_login(login)
 
-
-# ---------------------------------------------------------------- purge in batches
+    found = [{each.name: each.severity for each in one} for one in (none, some)]
+    assert found == [
+        {"move_right": "note", "delay_right": "note"},
+        {"move_right": "error", "delay_right": "note"},
+    ]
 
 
 def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
-    """In whole batches; what is sent meanwhile stays."""
+    """In whole batches; what is sent meanwhile stays; of an empty queue there is none."""
+    empty = look(bare).depth
+    assert list(purge.purge_parts(bare.desk, bare.queue, empty, timeout=TIMEOUT)) == []
     bare.dotnet.send_many(bare.queue, [b"x"] * 25)
     with transaction(bare.desk, timeout=TIMEOUT):
         depth = inspect.depth(bare.desk, bare.queue)
@@ -262,18 +233,8 @@ def test_a_purge_in_batches_waits_for_consumers(bare: Bench) -> None:
     assert sum(purge.purge_parts(bare.desk, bare.queue, depth, timeout=TIMEOUT)) == 10
 
 
-def test_nothing_is_purged_of_an_empty_queue(bare: Bench) -> None:
-    """Without a statement."""
-    depth = look(bare).depth
-
-    assert list(purge.purge_parts(bare.desk, bare.queue, depth, timeout=TIMEOUT)) == []
-
-
-# ---------------------------------------------------------------- report
-
-
-def test_a_report_tells_types_ages_and_sizes(bare: Bench) -> None:
-    """By headers; what has none is told as such."""
+def test_a_report_has_types_ages_and_sizes(bare: Bench) -> None:
+    """By headers; what has none is counted as such."""
     now = bare.dotnet.clock().replace(tzinfo=UTC)
     for hours, kind in ((0.5, "Shop.A, Shop;Shop.Base"), (3, "Shop.A"), (30, "Shop.B")):
         sent = wire_time(now - timedelta(hours=hours))
@@ -329,15 +290,3 @@ def test_failures_are_grouped_by_exception(bare: Bench) -> None:
     assert (x.first, x.last, x.example) == (moments[1], moments[0], "no stock")
     assert (none.exception, y.exception) == ("(none)", "A.Y")
     assert (found.messages, found.read) == (4, 4)
-
-
-def test_tables_of_queues_are_found_for_a_shell(bare: Bench) -> None:
-    """Those of the default schema, and no other table."""
-    default = QueueAddress(f"sqlq-{bare.name}")
-    bare.dotnet.create(default)
-    try:
-        names = [name for (name,) in bare.desk.rows("queue_tables")]
-        assert default.table in names
-        assert "orders" not in names or bare.dotnet.schema == "dbo"
-    finally:
-        bare.dotnet.dba.drop(default)

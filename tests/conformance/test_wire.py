@@ -100,48 +100,45 @@ def expected(rows: Iterable[Case]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_every_row_is_received_as_its_file_says(bench: Bench, table: str | None) -> None:
-    """Poison marked as such, expired rows gone; a header alone is the one among all of them."""
-    rows = [case for case in put(bench, table) if not case.expired]
-
-    tables = [bench.receive(bench.task(bench.new_stream()))]
-
-    assert read(tables, MAPS) == expected(rows)
-    assert read(tables, JSON) == {str(case.id): {"headers": case.headers} for case in rows}
-    alone = read(tables, ALONE)
-    assert {str(case.id): alone[str(case.id)] for case in rows if not case.poison} == {
-        str(case.id): case.columns for case in rows if not case.poison
-    }
-    assert bench.seqs() == []
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_every_row_is_browsed_as_its_file_says(bench: Bench, table: str | None) -> None:
-    """Expired rows are shown too, and nothing is touched."""
+def test_every_row_is_browsed_and_received_as_its_file_says(
+    bench: Bench, table: str | None
+) -> None:
+    """Poison is marked as such; a browse touches nothing, and shows what has expired."""
     rows = put(bench, table)
     before = bench.dotnet.rows(bench.queue)
     first, stop = (before[0].seq, before[-1].seq + 1) if before else (0, 0)
 
     pages = browse.pages(bench.desk, bench.queue, first, stop, narrow=False, timeout=TIMEOUT)
-
     assert read(pages, MAPS) == expected(rows)
     assert bench.dotnet.rows(bench.queue) == before
 
+    rows = [case for case in rows if not case.expired]
+    tables = [bench.receive(bench.task(bench.new_stream()))]
+    assert read(tables, MAPS) == expected(rows)
+    assert read(tables, JSON) == {str(case.id): {"headers": case.headers} for case in rows}
+    sound = {str(case.id): case.columns for case in rows if not case.poison}
+    found = read(tables, ALONE)  # a header alone is the one among all of them
+    assert {name: found[name] for name in sound} == sound
+    assert bench.seqs() == []
+
 
 def test_poison_goes_to_the_error_queue_as_it_was_and_nothing_else_does(bench: Bench) -> None:
-    """Its id, headers and body; without expiry, as the transport leaves it."""
+    """Its id, headers and body; without expiry, as the transport leaves it; it is counted."""
     rows = [case for case in put(bench, None, elsewhere=False) if not case.expired]
+    poison = [case for case in rows if case.poison]
 
     tables = [bench.receive(bench.task(bench.new_stream(), errors=bench.errors))]
 
     assert read(tables, MAPS) == expected(case for case in rows if not case.poison)
     assert [row[:4] for row in bench.dotnet.rows(bench.errors)] == [
-        (case.id, None, case.headers, case.body) for case in rows if case.poison
+        (case.id, None, case.headers, case.body) for case in poison
     ]
+    counted = [(len(rows) - len(poison), len(poison))]
+    assert bench.dotnet.state_rows("receipt", "messages, diverted") == counted
 
 
 def test_a_reader_written_from_the_rules_alone_agrees_with_every_file() -> None:
-    """The files are right, as far as two streams and a writer can tell."""
+    """The files are right, as far as two readers and a writer can say."""
     for case in cases():
         try:
             found = netjson.loads(case.headers)
@@ -150,9 +147,6 @@ def test_a_reader_written_from_the_rules_alone_agrees_with_every_file() -> None:
         else:
             assert found == case.read, case.name
             assert case.whole is None or netjson.dumps(found) == case.headers, case.name
-
-
-# ----- the sink --------------------------------------------------------------------------------
 
 
 def sent(bench: Bench, column: pa.Array, bodies: list[bytes]) -> list[tuple[str, bytes | None]]:

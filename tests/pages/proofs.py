@@ -27,22 +27,23 @@ OPERATIONS = "pages/test_operations.py"
 DBA = "pages/test_dba.py"
 SPARK = "pages/test_spark_pages.py"
 SETTINGS = "conformance/test_server_settings.py"
+ROWS_AS_SENT = "conformance/test_wire.py"
 KINDS = "conformance/test_table_kinds.py"
 STATE = "hostile/test_state.py"
 
 WENT_BACK = f"{RECEIPTS}::test_an_ack_ahead_of_the_stream_is_a_database_that_went_back"
-READ_ONLY = f"{SETTINGS}::test_a_server_that_takes_no_writes_is_told_and_may_be_browsed"
+READ_ONLY = f"{SETTINGS}::test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed"
 GAP = f"{FAILPOINTS}::test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing"
 SHARED = f"{CLUSTER}::test_two_queries_share_a_queue_and_failed_attempts_see_the_same_rows"
 EXECUTOR = f"{CLUSTER}::test_an_executor_killed_decommissioned_or_frozen_in_mid_task"
 HARMED = f"{CHAOS}::test_nothing_is_lost_or_repeated_whatever_is_harmed"
 ENDPOINTS = "spark/test_beside_the_transport.py"
 BESIDE = f"{ENDPOINTS}::test_a_stream_between_endpoints_passes_every_message_on_once"
-RIGHT = "conformance/test_rights.py::test_a_missing_right_is_told_with_the_grant_that_mends_it"
-TWO_DRIVERS = f"{LOOP}::test_two_drivers_on_one_checkpoint_the_first_is_told"
+RIGHT = "conformance/test_rights.py::test_the_error_of_a_missing_right_has_the_grant_that_fixes_it"
+TWO_DRIVERS = f"{LOOP}::test_two_drivers_on_one_checkpoint_the_first_ends"
 ROLLED_BACK = f"{REPLAY}::test_rolled_back_checkpoint_is_refused"
 EXPIRED = f"{RECEIVE}::test_expired_messages_are_counted_and_gone"
-POISON = f"{RECEIVE}::test_poison_is_moved_to_the_error_queue_as_it_was"
+POISON = f"{ROWS_AS_SENT}::test_poison_goes_to_the_error_queue_as_it_was_and_nothing_else_does"
 WITH_RECEIPT = f"{SEND}::test_the_receipts_of_a_micro_batch_are_settled_by_the_commit_that_sends"
 UNREACHED = f"{TOPICS}::test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch"
 WATCHED = f"{DBA}::test_what_the_page_watches_by_is_seen"
@@ -73,7 +74,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "driver-dies-before-sink": f"{REPLAY}::test_a_failed_batch_comes_again_word_for_word",
         "driver-dies-after-sink": f"{KILL}::test_killed_around_a_write_to_delta",
         "driver-dies-after-commit": (
-            f"{RECEIPTS}::test_an_ack_forgets_the_receipts_and_adds_up_what_they_held"
+            f"{RECEIPTS}::test_an_ack_deletes_the_receipts_and_adds_up_what_they_held"
         ),
         "commit-answer-lost": (
             f"{RECEIVE}::test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again"
@@ -181,7 +182,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
             f"{RECEIVE}::test_with_competing_consumers_every_message_is_in_exactly_one_place"
         ),
         "locks": "pages/test_dba.py::test_no_transaction_is_open_while_spark_works",
-        "readable": f"{SEND}::test_the_endpoint_receives_what_we_send",
+        "readable": f"{ROWS_AS_SENT}::test_every_row_is_written_so_that_an_endpoint_reads_the_same",
         "tables-changed": f"{DBA}::test_what_the_page_removes_leaves_no_trace",
         "poison": POISON,
         "expired": EXPIRED,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from conformance import transport
-from conformance.endpoint import Endpoint, Incoming, Mode
+from conformance.endpoint import Endpoint, Incoming
 from waiting import until
 
 from spark.stand import Queue
@@ -26,7 +26,7 @@ HALF = 60
 def drained(endpoint: Endpoint) -> list[Incoming]:
     """Let an endpoint handle all that waits."""
     found: list[Incoming] = []
-    while endpoint.receive(found.append, Mode.RECEIVE_ONLY):
+    while endpoint.receive(found.append):
         pass
     return found
 

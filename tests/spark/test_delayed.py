@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from conformance import satellites
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
@@ -44,8 +43,7 @@ def test_a_delayed_frame_comes_when_it_is_due(
     queue.send(told.withColumn("delay", spans))
 
     assert queue.ids() == ["plain"]
-    with satellites.at(queue.dotnet) as satellite:
-        stored = [json.loads(row.headers) for row in satellite.rows(waiting.address)]
+    stored = [json.loads(row.headers) for row in queue.dotnet.delayed_rows(waiting.address)]
     assert [each["NServiceBus.MessageId"] for each in stored] == ["past", "now", "hour"]
     assert {each[FORWARD_DESTINATION] for each in stored} == {queue.name}
     assert stored[0][DELIVER_AT] == "2020-09-13 12:26:40:000000 Z"
