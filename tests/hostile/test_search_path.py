@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 import pytest
+from cli.conftest import run
+from cli.database import STREAM, received
 from conformance.conftest import TIMEOUT
 from conformance.dba import as_login
 from conftest import Place
 from pooler import relayed
 from psycopg import sql
-from test_cli import STREAM, received, run
 
 from sqlq_spark.admin import checks
 from sqlq_spark.admin.endpoint import endpoint
