@@ -166,7 +166,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what a database other than the given one runs; the last lines tell it."""
+    """Leave out what a database other than the given one runs; the last lines say so."""
     kept, out = servers.sorted_out(items)
     if out:
         config.hook.pytest_deselected(items=out)

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from proxy import Proxy, moved
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import BufferedReader
@@ -26,41 +28,22 @@ STRANGE = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
 IDLE = b"I"  # of ReadyForQuery: no transaction is open
 
 
-class Relay:
+class Pooler(Proxy):
     """Passes messages on, and keeps the kinds of those that a pooler would tear apart."""
 
-    def __init__(self, host: str, port: int, *, begins: bool, options: bool) -> None:
-        """
-        Listen; the server is at `host`.
-
-        Without `begins` a session is lent for a statement; without `options` clients may bring
-        none.
-        """
+    def __init__(self, url: str, *, begins: bool, options: bool) -> None:
+        """Without `begins` a session is lent for a statement; without `options` none may come."""
         self.refused = 0  # clients that brought options
         self.torn: list[bytes] = []
         self.whole = 0  # messages between transactions that are as they should be
-        self._server = host, port
         self._begins = begins
         self._options = options
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._door.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
+        super().__init__(url)
 
-    def close(self) -> None:
-        """Take no more clients."""
-        self._door.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                client = self._door.accept()[0]
-            except OSError:  # closed
-                return
-            threading.Thread(target=self._session, args=(client,), daemon=True).start()
-
-    def _session(self, client: socket.socket) -> None:
+    def session(self, client: socket.socket) -> None:
+        """Lend a session of the server, transaction by transaction."""
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with client, client.makefile("rb") as asked:
+        with client.makefile("rb") as asked:
             start = message(asked)  # the first one has no kind
             if self._options or b"\0options\0" not in start:
                 self._lend(client, asked, start)
@@ -70,7 +53,7 @@ class Relay:
 
     def _lend(self, client: socket.socket, asked: BufferedReader, start: bytes) -> None:
         state = [b""]  # the server's, as it said last
-        with socket.create_connection(self._server) as server:
+        with socket.create_connection(self.server) as server:
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             back = threading.Thread(target=answer, args=(server, client, state), daemon=True)
             back.start()
@@ -105,12 +88,9 @@ def message(stream: BufferedReader) -> bytes:
 
 
 @contextmanager
-def relayed(url: str, *, begins: bool = True, options: bool = True) -> Iterator[tuple[str, Relay]]:
-    """Give the url of a relay in front of a server over TCP, and the relay."""
-    parts = urlsplit(url)
-    relay = Relay(parts.hostname or "127.0.0.1", parts.port or 5432, begins=begins, options=options)
-    login = parts.netloc.rpartition("@")[0]
-    plain = "&".join(filter(None, (parts.query, "sslmode=disable", "gssencmode=disable")))
-    there = parts._replace(netloc=f"{login}@127.0.0.1:{relay.port}", query=plain)
-    yield there.geturl(), relay
+def relayed(url: str, *, begins: bool = True, options: bool = True) -> Iterator[tuple[str, Pooler]]:
+    """Give the url of a pooler in front of a server over TCP, and the pooler."""
+    relay = Pooler(url, begins=begins, options=options)
+    plain = (urlsplit(url).query, "sslmode=disable", "gssencmode=disable")
+    yield moved(url, "127.0.0.1", relay.port, *plain), relay
     relay.close()

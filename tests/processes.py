@@ -1,9 +1,10 @@
-"""Processes as /proc shows them; of one that has ended there is nothing to see."""
+"""Processes of this machine, as /proc shows them; of one that has ended there is nothing to see."""
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,3 +68,20 @@ def send(pid: int, sign: signal.Signals) -> bool:
         os.kill(pid, sign)
         return True
     return False
+
+
+def inheriting(variable: str) -> dict[int, str]:
+    """The processes with `NAME=value` in their environment, and their command lines."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if os.fsencode(variable) in (place / "environ").read_bytes():
+                line = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(place.name)] = line
+    return found
+
+
+def naming(path: Path) -> list[str]:
+    """The command lines that name a path, as that of a PostgreSQL whose data is there."""
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    return [line for line in listed.stdout.splitlines() if str(path) in line]

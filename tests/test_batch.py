@@ -30,17 +30,25 @@ def offset(*parts: dict[str, Any]) -> Offset:
 
 def test_tasks_are_numbered_over_all_queues() -> None:
     """The receipt of a task is found by stream, batch and number."""
-    end = offset({}, {"queue": '"sales"."b, c"', "bounds": [7, 9], "share": 10}, {"bounds": [2, 3]})
+    end = offset(
+        {},
+        {"queue": '"sales"."b, c"', "bounds": [7, 9], "share": 10},
+        {"bounds": [2, 3]},
+        {"queue": 'a"; DROP TABLE b; --', "bounds": [4, 5]},
+    )
 
     found = tasks_of(end, options())
 
-    assert [receipt_key(each) for each in found] == [("r", 3, at) for at in range(4)]
+    assert [receipt_key(each) for each in found] == [("r", 3, at) for at in range(5)]
     assert [(each.queue, each.first, each.stop, each.messages) for each in found] == [
         (QueueAddress("a", "public"), 1, 6, 5),
         (QueueAddress("a", "public"), 6, 11, 5),
         (QueueAddress("b, c", "sales"), 7, 9, 10),
         (QueueAddress("a", "public"), 2, 3, 5),
+        (QueueAddress('a"; DROP TABLE b; --'), 4, 5, 5),
     ]
+    # a queue that the options do not name is not received from, but its tasks keep their numbers
+    assert [each.receives for each in found] == [True, True, False, True, False]
 
 
 def test_the_bytes_of_a_batch_are_shared_by_what_was_expected() -> None:
@@ -59,24 +67,9 @@ def test_the_bytes_of_a_batch_are_shared_by_what_was_expected() -> None:
 
 @pytest.mark.parametrize("queue", ['"a', '"a"."b"."c"', "", "x" * 56])
 def test_a_queue_that_cannot_be_one_is_refused(queue: str) -> None:
-    """A checkpoint is read as a stranger's text is."""
+    """A checkpoint is untrusted text."""
     with pytest.raises(BadAddress):
         tasks_of(offset({"queue": queue}), options())
-
-
-def test_a_queues_name_never_leaves_its_quotes() -> None:
-    """A name without quotes is one table, whatever it holds."""
-    (task,) = tasks_of(offset({"queue": 'a"; DROP TABLE b; --', "bounds": [1, 2]}), options())
-
-    assert task.queue == QueueAddress('a"; DROP TABLE b; --')
-
-
-def test_a_plan_of_too_many_tasks_is_refused() -> None:
-    """As is one whose text is too long; both are far above what a stream plans."""
-    with pytest.raises(BadPlan, match="has 10001 tasks"):
-        offset({"bounds": list(range(MOST_TASKS + 2))})
-    with pytest.raises(BadPlan, match="characters"):
-        read_plan("[" + " " * LONGEST, "r", 2)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +77,13 @@ def test_a_plan_of_too_many_tasks_is_refused() -> None:
     [{"bounds": [2, 1]}, {"bounds": [1, 2**63]}, {"share": 0}, {"messages": True}, {"queue": None}],
 )
 def test_a_part_with_numbers_that_none_can_have_is_refused(wrong: dict[str, Any]) -> None:
-    """Ranges rise, and are of the database's numbers."""
+    """Ranges rise, and are of the database's numbers; no plan has too many tasks."""
     with pytest.raises(BadPlan, match="the plan of batch 3 of stream r"):
         offset(wrong)
+    with pytest.raises(BadPlan, match="has 10001 tasks"):
+        offset({"bounds": list(range(MOST_TASKS + 2))})
+    with pytest.raises(BadPlan, match="characters"):
+        read_plan("[" + " " * LONGEST, "r", 2)
 
 
 @pytest.mark.parametrize(
@@ -117,10 +114,3 @@ def test_an_offset_keeps_its_text() -> None:
         '{"v": 1, "stream": "r", "batch": 3, "plan": [{"queue": "\\"public\\".\\"a\\"", '
         '"messages": 10, "share": 5, "bytes": 100, "bounds": [1, 6, 11]}, {'
     )
-
-
-def test_a_queue_that_the_options_do_not_name_is_not_received_from() -> None:
-    """Its tasks keep their numbers, by which receipts are found."""
-    found = tasks_of(offset({"queue": '"public"."c"'}, {}), options())
-
-    assert [each.receives for each in found] == [False, False, True, True]

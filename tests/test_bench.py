@@ -11,7 +11,7 @@ from bench.database import edges
 URL = "sqlserver://sa:s%7Dcret@db:1444/shop?encrypt=no&trustServerCertificate=yes"
 
 
-def test_jdbc_is_told_the_same_connection_and_the_password_apart() -> None:
+def test_jdbc_gets_the_same_connection_and_the_password_apart() -> None:
     """Spark shows a url, and hides a password."""
     found = sqlserver.SQLServer(URL, connection=None).jdbc()  # type: ignore[arg-type]
 

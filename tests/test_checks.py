@@ -1,4 +1,4 @@
-"""How long messages live by what they tell, and when a stream pauses longer than that."""
+"""How long messages live by their headers, and when a stream pauses longer than that."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SENT = "2026-06-30 17:05:09:000000 Z"
         (SENT, "-00:00:07", None),
     ],
 )
-def test_a_lifetime_is_what_the_headers_tell(
+def test_a_lifetime_follows_from_the_headers(
     sent: str | None, lives: str | None, seconds: float | None
 ) -> None:
-    """What cannot be read tells nothing: a header is a stranger's text."""
+    """A header that cannot be read counts for nothing: it is untrusted text."""
     assert lifetime(EXPIRES, sent, lives) == seconds
 
 
 @pytest.mark.parametrize(
-    ("lives", "peek_delay", "told"),
+    ("lives", "peek_delay", "shortest"),
     [
         ([], 1.0, []),
         ([None], 1.0, []),
@@ -41,11 +41,11 @@ def test_a_lifetime_is_what_the_headers_tell(
         ([0.0, -3.0, 20.0], 10.0, []),  # sent as expired: no stream is in time for it
     ],
 )
-def test_only_a_life_shorter_than_the_pause_is_told(
-    lives: list[float | None], peek_delay: float, told: list[str]
+def test_only_a_life_shorter_than_the_pause_is_reported(
+    lives: list[float | None], peek_delay: float, shortest: list[str]
 ) -> None:
     """By the shortest of them."""
     found = list(short_lifetimes("orders", lives, peek_delay))
 
-    assert [each.found.split()[3] for each in found] == told
+    assert [each.found.split()[3] for each in found] == shortest
     assert all((each.name, each.severity) == ("peek_delay", "warning") for each in found)

@@ -26,6 +26,7 @@ CONF = ROOT / "conf"
 BUNDLE = yaml.safe_load((CONF / "databricks" / "databricks.yml").read_text(encoding="utf-8"))
 JOBS = BUNDLE["resources"]["jobs"]
 TARGETS = BUNDLE["targets"]
+VARIABLES: dict[str, dict[str, Any]] = BUNDLE["variables"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 REFERENCE = re.compile(r"\$\{([^}]+)\}")
 # what a deployment must say
@@ -54,21 +55,8 @@ def texts(value: Any) -> list[str]:
 
 def filled(text: str) -> str:
     """A text with its variables."""
-    values = {name: each.get("default", GIVEN.get(name)) for name, each in variables().items()}
+    values = {name: each.get("default", GIVEN.get(name)) for name, each in VARIABLES.items()}
     return REFERENCE.sub(lambda found: str(values[found[1].removeprefix("var.")]), text)
-
-
-def variables() -> dict[str, dict[str, Any]]:
-    """The bundle's variables."""
-    found: dict[str, dict[str, Any]] = BUNDLE["variables"]
-    return found
-
-
-def test_every_job_has_settings_and_a_place_in_the_bundle() -> None:
-    """And nothing else has."""
-    jobs = {path.stem for path in (ROOT / "jobs").glob("*.py")}
-
-    assert jobs == {path.stem for path in CONF.glob("*.toml")} == set(JOBS)
 
 
 # ---------------------------------------------------------------- the bundle
@@ -115,7 +103,7 @@ def test_each_job_of_a_target_has_somewhere_to_run(target: str) -> None:
 
 def test_a_target_for_each_runtime() -> None:
     """By the key of Databricks; of serverless compute by the version of the environment."""
-    default = variables()["spark_version"]["default"]
+    default = VARIABLES["spark_version"]["default"]
     runtimes = {
         name: each.get("variables", {}).get("spark_version", default)
         for name, each in TARGETS.items()
@@ -141,21 +129,20 @@ def test_the_commands_give_what_the_bundle_does_not(path: str) -> None:
     for each in commands:
         assert set(re.findall(r"--var (\w+)=", each)) == set(GIVEN)
         assert re.search(r"--target (\w+)", each)[1] in TARGETS  # type: ignore[index]
-    made = variables()
-    for said in (
-        f"databricks secrets create-scope {made['secret_scope']['default']}",
-        f"databricks secrets put-secret sqlqueue {made['secret_key']['default']}",
-        f"databricks secrets put-secret sqlqueue {made['target_secret_key']['default']}",
-        f"databricks schemas create {made['schema']['default']} {made['catalog']['default']}",
-        "databricks volumes create {catalog} {schema} {volume} MANAGED".format(
-            **{name: each.get("default") for name, each in made.items()}
-        ),
+    default = {name: each.get("default") for name, each in VARIABLES.items()}
+    for command in (
+        "secrets create-scope {secret_scope}",
+        "secrets put-secret sqlqueue {secret_key}",
+        "secrets put-secret sqlqueue {target_secret_key}",
+        "schemas create {schema} {catalog}",
+        "volumes create {catalog} {schema} {volume} MANAGED",
     ):
-        assert said in text
+        assert f"databricks {command}".format(**default) in text
 
 
-def test_each_checkpoint_is_one_jobs_own() -> None:
-    """Two jobs on one would take it from each other; so would two runs of one."""
+def test_every_job_is_in_the_bundle_with_a_checkpoint_of_its_own() -> None:
+    """One run at a time, and no schedule before one variable allows it; from this project."""
+    names = {path.stem for path in (ROOT / "jobs").glob("*.py")}
     flags = [
         word
         for each in JOBS.values()
@@ -164,33 +151,26 @@ def test_each_checkpoint_is_one_jobs_own() -> None:
     ]
 
     assert len(flags) == len(set(flags)) == len(JOBS) - 1  # maintenance has none
+    assert names == {path.stem for path in CONF.glob("*.toml")} == set(JOBS)
     assert {each["max_concurrent_runs"] for each in JOBS.values()} == {1}
-
-
-def test_no_schedule_runs_before_someone_lets_it() -> None:
-    """By one variable for all of them."""
     assert {each["schedule"]["pause_status"] for each in JOBS.values()} == {"${var.schedules}"}
-    assert variables()["schedules"]["default"] == "PAUSED"
+    assert VARIABLES["schedules"]["default"] == "PAUSED"
+    assert (CONF / "databricks" / BUNDLE["artifacts"]["sqlq_spark"]["path"]).resolve() == ROOT
 
 
 def test_every_variable_is_declared_and_used() -> None:
     """Those without a default are what the head of the file says."""
     used = {name for text in texts(BUNDLE) for name in REFERENCE.findall(text)}
-    declared = {f"var.{name}" for name in variables()}
-    required = {name for name, each in variables().items() if "default" not in each}
+    declared = {f"var.{name}" for name in VARIABLES}
+    required = {name for name, each in VARIABLES.items() if "default" not in each}
 
     assert {name for name in used if name.startswith("var.")} == declared
     assert used - declared == {"bundle.name", "bundle.target"}
     assert required == set(GIVEN)
     assert all(
         each["description"].endswith(".") or "://" in each["description"]
-        for each in variables().values()
+        for each in VARIABLES.values()
     )
-
-
-def test_the_bundle_builds_this_project() -> None:
-    """The wheel that its tasks take."""
-    assert (CONF / "databricks" / BUNDLE["artifacts"]["sqlq_spark"]["path"]).resolve() == ROOT
 
 
 # ---------------------------------------------------------------- Spark
@@ -204,7 +184,7 @@ def defaults() -> dict[str, str]:
 
 
 def test_the_bundles_cluster_is_set_as_sparks_defaults_are() -> None:
-    """But for what Databricks brings or sizes by itself."""
+    """But for what Databricks brings or sizes; the jar of Delta fits the tested packages."""
     cluster = TARGETS["dev"]["resources"]["jobs"]["relay"]["job_clusters"][0]["new_cluster"]
     given = cluster["spark_conf"]
 
@@ -218,11 +198,7 @@ def test_the_bundles_cluster_is_set_as_sparks_defaults_are() -> None:
         "spark.sql.extensions",
     }
 
-
-def test_the_jar_of_delta_is_the_one_that_is_tested() -> None:
-    """It fits the delta-spark and the pyspark that the tests run with."""
     spark = ".".join(version("pyspark").split(".")[:2])
-
     assert defaults()["spark.jars.packages"] == (
         f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -12,7 +13,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from processes import inheriting, naming
 from waiting import PATIENCE, until
 
 from sqlq_spark.cli.screens import screen
@@ -24,10 +29,7 @@ from sqlq_spark.options import SourceOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import SparkSession
-
 DEMO = [sys.executable, "-m", "sqlq_spark", "demo"]
-PROC = Path("/proc")
 
 
 def environ(**more: str) -> dict[str, str]:
@@ -36,17 +38,11 @@ def environ(**more: str) -> dict[str, str]:
     return bare | more
 
 
-def marked(mark: str) -> dict[int, str]:
-    """The processes that inherited a mark in their environment, and their command lines."""
-    found = {}
-    for place in PROC.glob("[0-9]*"):
-        try:
-            if mark.encode() in place.joinpath("environ").read_bytes():
-                line = place.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode()
-                found[int(place.name)] = line
-        except OSError:
-            continue  # it has ended
-    return found
+def demo(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the demo to its end."""
+    return subprocess.run(
+        [*DEMO, *words], env=environ(**more), capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture
@@ -60,22 +56,11 @@ def kept() -> Iterator[Path]:
 @pytest.mark.spark
 @pytest.mark.faults
 def test_the_demo_loses_nothing_and_repeats_nothing(kept: Path) -> None:
-    """Two kills, every message once; the folder that is kept holds the table."""
-    done = subprocess.run(
-        [*DEMO, "--messages", "4000", "--keep", str(kept)],
-        env=environ(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Two kills, every message once; the kept folder holds the table, in Parquet or Delta."""
+    done = demo("--messages", "4000", "--keep", str(kept))
 
     assert done.returncode == 0, done.stderr
-    for figure in (
-        r"4,000\s+sent",
-        r"4,000\s+received, over 2 kills",
-        r"0\s+lost",
-        r"0\s+repeated",
-    ):
+    for figure in ("4,000 +sent", "4,000 +received, over 2 kills", "0 +lost", "0 +repeated"):
         assert re.search(rf"^\s*{figure}", done.stdout, flags=re.MULTILINE)
     assert done.stdout.count("SIGKILL") == 2
     assert done.stdout.count("OrderPlaced") == 3
@@ -83,11 +68,19 @@ def test_the_demo_loses_nothing_and_repeats_nothing(kept: Path) -> None:
     assert {"checkpoint", "postgresql", "spark.log", "table"} <= {
         path.name for path in kept.iterdir()
     }
+    # JSON of the size of an order
+    bodies: list[bytes] = []
+    for path in (kept / "table").glob("*.parquet"):
+        with contextlib.suppress(pa.ArrowInvalid):  # a kill left it incomplete
+            bodies += pq.read_table(path)["body"].to_pylist()
+    assert len(bodies) >= 4000
+    assert all(250 < len(body) < 1000 for body in bodies)
+    assert all(body.startswith(b'{"OrderId":') for body in bodies)
 
 
 @pytest.mark.spark
 @pytest.mark.faults
-@pytest.mark.skipif(not PROC.exists(), reason="looks for processes in /proc")
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(
     ("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)]
 )
@@ -102,66 +95,45 @@ def test_nothing_stays_behind_when_the_demo_is_stopped(ending: signal.Signals, c
         text=True,
         start_new_session=True,
     ) as process:
-        until(lambda: [line for line in marked(mark).values() if "SparkSubmit" in line])
+        until(lambda: [line for line in inheriting(mark).values() if "SparkSubmit" in line])
         (home,) = {
-            found[1]
-            for line in marked(mark).values()
+            Path(found[1])
+            for line in inheriting(mark).values()
             if (found := re.search(r'"folder": "([^"]+)/demo"', line))
         }
-        assert Path(home).exists()
+        assert home.exists()
         process.send_signal(ending)
         assert process.wait(PATIENCE) == code
         assert process.stderr is not None
         assert process.stderr.read() == ""
 
-    until(lambda: marked(mark), {})
-    until(Path(home).exists, False)  # noqa: FBT003 - what is to be seen
-    assert lines_with(home) == []
+    until(lambda: inheriting(mark), {})
+    until(home.exists, False)  # noqa: FBT003 - what is to be seen
+    assert naming(home) == []
 
 
-def lines_with(home: str) -> list[str]:
-    """The command lines that name a folder, as that of a PostgreSQL whose data lies there."""
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    return [line for line in listed.stdout.splitlines() if home in line]
-
-
-def test_without_java_one_sentence_says_what_to_install(tmp_path: Path) -> None:
-    """Before anything is done."""
-    env = environ(PATH=str(tmp_path))
-    env.pop("JAVA_HOME", None)
-
-    done = subprocess.run(DEMO, env=env, capture_output=True, text=True, check=False)
-
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == (
-        "Spark needs Java 17 or newer, but there is none on PATH. Install it with "
-        "`apt install openjdk-17-jre-headless`, or from https://adoptium.net\n"
-    )
-
-
-def test_an_old_java_is_refused(tmp_path: Path) -> None:
-    """Spark 4 would fail with a stack trace."""
+def test_without_a_new_java_one_sentence_says_what_to_install(tmp_path: Path) -> None:
+    """Before anything is done; Spark 4 would fail with a stack trace on an old one."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_442\"' >&2\n")
     java.chmod(0o755)
 
-    done = subprocess.run(
-        DEMO, env=environ(JAVA_HOME=str(tmp_path)), capture_output=True, text=True, check=False
-    )
+    none, old = demo(PATH=str(tmp_path), JAVA_HOME=""), demo(JAVA_HOME=str(tmp_path))
 
-    assert done.returncode == 2
-    assert f"{java} is version 8" in done.stderr
+    assert (none.returncode, none.stdout, old.returncode) == (2, "", 2)
+    assert none.stderr == (
+        "Spark needs Java 17 or newer, but there is none on PATH. Install it with "
+        "`apt install openjdk-17-jre-headless`, or from https://adoptium.net\n"
+    )
+    assert f"{java} is version 8" in old.stderr
 
 
 def test_a_folder_that_is_not_empty_is_not_touched(tmp_path: Path) -> None:
-    """Not even looked into for a demo of before."""
+    """Not even to look for an earlier demo."""
     (tmp_path / "mine").touch()
 
-    done = subprocess.run(
-        [*DEMO, "--keep", str(tmp_path)], env=environ(), capture_output=True, text=True, check=False
-    )
+    done = demo("--keep", str(tmp_path))
 
     assert done.returncode == 2
     assert "expected a folder that is new or empty" in done.stderr
@@ -170,13 +142,7 @@ def test_a_folder_that_is_not_empty_is_not_touched(tmp_path: Path) -> None:
 
 def test_when_spark_fails_its_log_is_kept() -> None:
     """And the error says where."""
-    done = subprocess.run(
-        DEMO,
-        env=environ(PYSPARK_SUBMIT_ARGS="--no-such-option pyspark-shell"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = demo(PYSPARK_SUBMIT_ARGS="--no-such-option pyspark-shell")
 
     found = re.search(r"Spark's log is in (/\S+/spark\.log)", done.stderr)
     assert done.returncode == 1
@@ -188,7 +154,7 @@ def test_when_spark_fails_its_log_is_kept() -> None:
 
 
 def test_the_count_finds_what_is_lost_repeated_and_strange() -> None:
-    """It would say so if the promise were broken."""
+    """It would report a broken promise."""
     counted = job.count(["a", "b", "b", "b", "x", None], ["a", "b", "c"])
 
     assert counted == {"received": 6, "lost": 1, "repeated": 1, "strange": 2}
@@ -205,16 +171,6 @@ def test_a_result_is_good_only_if_every_message_came_once(wrong: str) -> None:
 
 
 @pytest.mark.spark
-def test_the_messages_are_as_an_endpoint_writes_them(spark: SparkSession) -> None:
-    """Ids that can be told again from their numbers; bodies are JSON of the size of an order."""
-    rows = job.orders(spark, 100).collect()
-
-    assert [row["id"] for row in rows] == [job.message_id(number) for number in range(100)]
-    assert all(250 < len(row["body"].encode()) < 1000 for row in rows)
-    assert all(row["body"].startswith('{"OrderId":') for row in rows)
-
-
-@pytest.mark.spark
 def test_the_ten_lines_run(tmp_path: Path) -> None:
     """What the demo prints at its end works on a queue of one's own, without more."""
     with embedded.server() as server:
@@ -223,13 +179,11 @@ def test_the_ten_lines_run(tmp_path: Path) -> None:
             schema.install(session.open(), timeout=30)
             schema.create_queue(session.open(), options.address, timeout=30)
         env = environ(SQLQUEUE_URL=server.url)
-        subprocess.run(
-            [sys.executable, "-m", "sqlq_spark", "send", "Shop.Orders"],
-            input='{"body": "1"}\n{"body": "2"}',
-            env=env,
-            text=True,
-            check=True,
-        )
+        with psycopg.connect(server.url) as connection:
+            connection.execute(
+                'INSERT INTO "Shop.Orders" (id, headers, body)'
+                " SELECT gen_random_uuid(), '{}', '1' FROM generate_series(1, 2)"
+            )
 
         subprocess.run([sys.executable, "-c", screen.TEN_LINES], cwd=tmp_path, env=env, check=True)
 

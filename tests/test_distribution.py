@@ -10,14 +10,10 @@ import tomllib
 import zipfile
 from email import message_from_string
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sqlq_spark import __version__
-
-if TYPE_CHECKING:
-    from email.message import Message
 
 ROOT = Path(__file__).parent.parent
 NOT_OURS = ("__pycache__", "*.pyc", ".*", "*.egg-info", "build", "dist", "spark-warehouse")
@@ -27,7 +23,7 @@ PAPERS = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg")
 BUILD = """
 import sys
 from setuptools import build_meta
-folder = sys.argv[1]  # the backend writes argv anew
+folder = sys.argv[1]  # the backend changes argv
 build_meta.build_sdist(folder)
 build_meta.build_wheel(folder)
 """
@@ -64,23 +60,16 @@ def ours(*names: str) -> set[str]:
     }
 
 
-def wheel(built: Path) -> zipfile.ZipFile:
-    """The wheel."""
+def wheel(built: Path) -> dict[str, bytes]:
+    """The files of the wheel."""
     [path] = built.glob("*.whl")
-    return zipfile.ZipFile(path)
-
-
-def metadata(built: Path) -> Message:
-    """What the wheel says of itself."""
-    with wheel(built) as files:
-        [name] = [each for each in files.namelist() if each.endswith(".dist-info/METADATA")]
-        return message_from_string(files.read(name).decode())
+    with zipfile.ZipFile(path) as files:
+        return {name: files.read(name) for name in files.namelist()}
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     """Statements and the mark of typing with it; no test, no job."""
-    with wheel(built) as files:
-        found = {name for name in files.namelist() if ".dist-info/" not in name}
+    found = {name for name in wheel(built) if ".dist-info/" not in name}
 
     assert found == ours("sqlq_spark", "pyspark_sqlqueue.py")
     assert "sqlq_spark/database/sqlserver/receive.sql" in found
@@ -100,19 +89,15 @@ def test_the_source_distribution_holds_what_the_wheel_is_built_from(built: Path)
 def test_the_metadata_are_the_projects(built: Path) -> None:
     """Name, version, license, readme, what is needed and the command."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    said = metadata(built)
-    with wheel(built) as files:
-        [name] = [each for each in files.namelist() if each.endswith("entry_points.txt")]
-        commands = files.read(name).decode()
+    texts = {name.partition(".dist-info/")[2]: text.decode() for name, text in wheel(built).items()}
+    found = message_from_string(texts["METADATA"])
 
-    assert (said["Name"], said["Version"]) == ("sqlq-spark", __version__)
-    assert said["License-Expression"] == "Apache-2.0"
-    assert said.get_all("License-File") == ["LICENSE"]
-    assert said["Description-Content-Type"] == "text/markdown"
-    assert (
-        str(said.get_payload()).strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
-    )
-    assert said.get_all("Classifier") == project["classifiers"]
-    needed = [each for each in said.get_all("Requires-Dist", []) if "extra ==" not in each]
+    assert (found["Name"], found["Version"]) == ("sqlq-spark", __version__)
+    assert found["License-Expression"] == "Apache-2.0"
+    assert found.get_all("License-File") == ["LICENSE"]
+    assert found["Description-Content-Type"] == "text/markdown"
+    assert str(found.get_payload()).strip() == (ROOT / "README.md").read_text("utf-8").strip()
+    assert found.get_all("Classifier") == project["classifiers"]
+    needed = [each for each in found.get_all("Requires-Dist", []) if "extra ==" not in each]
     assert needed == project["dependencies"]
-    assert "sqlqueue = sqlq_spark.cli.main:main" in commands
+    assert "sqlqueue = sqlq_spark.cli.main:main" in texts["entry_points.txt"]

@@ -11,12 +11,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
-from waiting import PATIENCE, until
+from processes import inheriting, naming
+from waiting import until
 
 from sqlq_spark.demo import embedded
 from sqlq_spark.errors import MissingPackage
@@ -24,7 +27,7 @@ from sqlq_spark.errors import MissingPackage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_OWNER = """
+OWNER = """
 import sys, time
 from sqlq_spark.demo import embedded
 with embedded.server(keep=sys.argv[1] if len(sys.argv) > 1 else None) as server:
@@ -33,202 +36,154 @@ with embedded.server(keep=sys.argv[1] if len(sys.argv) > 1 else None) as server:
 """
 
 
+@pytest.fixture(scope="module")
+def running() -> Iterator[embedded.Server]:
+    """Give a server over TCP to all tests that leave it as it is."""
+    with embedded.server(tcp=True) as server:
+        yield server
+
+
 @pytest.fixture
-def keep() -> Iterator[Path]:
+def folder() -> Iterator[Path]:
     """Give a folder that `pgserver` may enter; pytest's own are closed to it."""
-    folder = Path(tempfile.mkdtemp(prefix="sqlq-keep-"))
-    folder.chmod(0o711)
-    yield folder
-    shutil.rmtree(folder)
+    made = Path(tempfile.mkdtemp(prefix="sqlq-keep-"))
+    made.chmod(0o711)
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _owner(*words: str) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
+def owner(*words: str) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
     """Start a process that owns a server; give its folder and url too."""
-    command = [sys.executable, "-c", _OWNER, *words]
+    command = [sys.executable, "-c", OWNER, *words]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as owner:
-        assert owner.stdout is not None
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
         try:
-            home, url = owner.stdout.readline().split()
-            yield owner, Path(home), url
+            home, url = process.stdout.readline().split()
+            yield process, Path(home), url
         finally:
-            owner.kill()
+            process.kill()
 
 
-def _gone(home: Path, seconds: float = PATIENCE) -> bool:
-    """Wait until neither the folder nor a process that names it is left."""
-    until = time.monotonic() + seconds
-    while home.exists() or _processes(home):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
+def left(home: Path) -> list[str]:
+    """What is left of a server: its folder, and processes that name it."""
+    return [*([str(home)] if home.exists() else []), *naming(home)]
 
 
-def _processes(home: Path) -> list[str]:
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    return [line for line in listed.stdout.splitlines() if str(home) in line]
-
-
-def _heirs(parent: Path) -> list[str]:
-    """The processes that inherited a TMPDIR: what is under way there might make a folder anew."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
-            if os.fsencode(f"TMPDIR={parent}") in (place / "environ").read_bytes():
-                found.append(place.name)
-    return found
-
-
-def _make_table(url: str) -> None:
+def make_table(url: str) -> None:
+    """Commit something."""
     with psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE t AS SELECT 7 AS a")
 
 
-def _one(url: str, text: str) -> object:
+def one(url: str, text: str) -> object:
+    """The only value of a query."""
     with psycopg.connect(url) as connection:
         row = connection.execute(text.encode()).fetchone()
     assert row is not None
     return row[0]
 
 
-def test_a_server_is_real_and_gone_after_the_block() -> None:
-    """It is PostgreSQL 18 that syncs to disk; nothing is left of it."""
-    with embedded.server() as server:
-        version = _one(server.url, "SHOW server_version_num")
-        durable = [
-            _one(server.url, f"SHOW {name}") for name in ("fsync", "synchronous_commit", "timezone")
-        ]
+def test_a_server_is_postgresql_that_syncs_to_disk(running: embedded.Server) -> None:
+    """It is version 18, and a database may have any name."""
+    name = 'a "b"/c?d=é-😀'
+    settings = [
+        one(running.url, f"SHOW {name}") for name in ("fsync", "synchronous_commit", "timezone")
+    ]
 
-    assert str(version).startswith("18")
-    assert durable == ["on", "on", "UTC"]
-    assert _gone(server.home, seconds=0)
+    assert str(one(running.url, "SHOW server_version_num")).startswith("18")
+    assert settings == ["on", "on", "UTC"]
+    assert one(running.create_database(name), "SELECT current_database()") == name
 
 
-@pytest.mark.parametrize("tcp", [False, True], ids=["socket", "tcp"])
-def test_no_one_enters_without_the_password(*, tcp: bool) -> None:
-    """Neither on the socket nor over TCP is a login trusted, and the folder is the server's own."""
-    with embedded.server(tcp=tcp) as server:
-        without = server.url.replace(f":{server.password}", ":wrong")
+def test_every_login_needs_the_password(running: embedded.Server) -> None:
+    """On the socket and over TCP; the folder is the server's own."""
+    socket = f"{replace(running, tcp=False).url}&port={running.port}"
+    for url in (running.url, socket):
+        assert one(url, "SELECT 1") == 1
+        without = url.replace(f":{running.password}", ":wrong")
         with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
             psycopg.connect(without)
-        mode = server.home.stat().st_mode & 0o777
 
-    assert mode == 0o700
-    assert server.password not in repr(server)
-
-
-def test_two_servers_run_side_by_side() -> None:
-    """Each has its folder, its data and a port, none that a client may be given meanwhile."""
-    with embedded.server(tcp=True) as one, embedded.server(tcp=True) as other:
-        _make_table(one.url)
-        found = _one(other.url, "SELECT count(*) FROM pg_tables WHERE tablename = 't'")
-
-    assert found == 0
-    assert one.url != other.url
-    assert max(one.port, other.port) < 32_768  # the first that Linux gives a client
+    assert running.home.stat().st_mode & 0o777 == 0o700
+    assert running.password not in repr(running)
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_what_is_committed_outlives_a_restart(mode: str) -> None:
-    """After a stop, a crash too, the same url has the same data."""
-    with embedded.server(tcp=True) as server:
-        _make_table(server.url)
-        server.stop("fast" if mode == "fast" else "immediate")
-        with pytest.raises(psycopg.OperationalError):
-            psycopg.connect(server.url)
-        server.start()
-        found = _one(server.url, "SELECT a FROM t")
+def test_two_servers_run_side_by_side_and_survive_a_crash(running: embedded.Server) -> None:
+    """Each has its folder, data and port; what is committed outlives a stop and a crash."""
+    with embedded.server(tcp=True) as other:
+        make_table(other.url)
+        assert one(running.url, "SELECT count(*) FROM pg_tables WHERE tablename = 't'") == 0
+        for mode in ("fast", "immediate"):
+            other.stop("fast" if mode == "fast" else "immediate")
+            with pytest.raises(psycopg.OperationalError):
+                psycopg.connect(other.url)
+            other.start()
+            assert one(other.url, "SELECT a FROM t") == 7
 
-    assert found == 7
-
-
-def test_a_database_may_have_any_name() -> None:
-    """Quotes, slashes, signs: the url given back leads there."""
-    name = 'a "b"/c?d=é-😀'
-    with embedded.server() as server:
-        url = server.create_database(name)
-        found = _one(url, "SELECT current_database()")
-
-    assert found == name
+    assert left(other.home) == []
+    assert running.url != other.url
+    assert max(running.port, other.port) < 32_768  # the first that Linux gives a client
 
 
-def test_kept_data_is_there_the_next_time(keep: Path) -> None:
-    """With `keep`, password and data stay; only the folder with the socket goes."""
-    with embedded.server(keep) as server:
-        _make_table(server.url)
-    with embedded.server(keep) as again:
-        found = _one(again.url, "SELECT a FROM t")
-
-    assert found == 7
-    assert again.password == server.password
-    assert _gone(server.home, seconds=0)
-    assert [child.name for child in keep.iterdir()] == ["postgresql"]
-    assert (keep / "postgresql").stat().st_mode & 0o777 == 0o700
-
-
-def test_kept_data_in_use_is_refused_and_left_in_peace(keep: Path) -> None:
-    """A second owner of one folder fails clearly; the first goes on."""
-    with embedded.server(keep) as server:
+def test_kept_data_is_there_the_next_time(folder: Path) -> None:
+    """Password and data stay, only the folder with the socket goes; a second owner is refused."""
+    with embedded.server(folder) as server:
+        make_table(server.url)
         with (
             pytest.raises(embedded.ServerFailed, match=r"postmaster\.pid"),
-            embedded.server(keep),
+            embedded.server(folder),
         ):
             pass
-        alive = _one(server.url, "SELECT 1")
+        assert one(server.url, "SELECT 1") == 1
+    with embedded.server(folder) as again:
+        assert one(again.url, "SELECT a FROM t") == 7
 
-    assert alive == 1
+    assert again.password == server.password
+    assert left(server.home) == []
+    assert [child.name for child in folder.iterdir()] == ["postgresql"]
+    assert (folder / "postgresql").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_is_left_of_a_killed_owner(sign: signal.Signals) -> None:
+def test_nothing_is_left_of_a_killed_owner_but_kept_data(folder: Path) -> None:
     """However the owner ends, its server stops and its folder goes."""
-    with _owner() as (owner, home, url):
-        psycopg.connect(url).close()
-        owner.send_signal(sign)
-        owner.communicate()
+    signs = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+    with contextlib.ExitStack() as stack:
+        owners = [stack.enter_context(owner()) for _ in signs]
+        keeper, home, url = stack.enter_context(owner(str(folder)))
+        make_table(url)
+        for (process, _, other), sign in zip(owners, signs, strict=True):
+            psycopg.connect(other).close()
+            process.send_signal(sign)
+        keeper.kill()
 
-        assert _gone(home)
-
-
-@pytest.mark.faults
-def test_kept_data_outlives_a_killed_owner(keep: Path) -> None:
-    """The server stops, the data stays and is opened again."""
-    with _owner(str(keep)) as (owner, home, url):
-        _make_table(url)
-        owner.kill()
-        owner.communicate()
-        gone = _gone(home)
-    with embedded.server(keep) as server:
-        found = _one(server.url, "SELECT a FROM t")
-
-    assert gone
-    assert found == 7
+        for gone in (home, *(each for _, each, _ in owners)):
+            until(partial(left, gone), [])
+    with embedded.server(folder) as server:
+        assert one(server.url, "SELECT a FROM t") == 7
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("after", [0.15, 0.25, 0.4, 0.55])
-def test_nothing_is_left_of_an_owner_killed_while_it_starts(after: float) -> None:
+def test_nothing_is_left_of_an_owner_killed_while_it_starts(folder: Path, after: float) -> None:
     """A kill during initdb or the start leaves no folder either."""
-    parent = Path(tempfile.mkdtemp(prefix="sqlq-start-"))
-    parent.chmod(0o711)
-    owner = subprocess.Popen(
-        [sys.executable, "-c", _OWNER],
+    variable = f"TMPDIR={folder}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER],
         stdout=subprocess.DEVNULL,
-        env={**os.environ, "TMPDIR": str(parent)},
+        env={**os.environ, "TMPDIR": str(folder)},
     )
     time.sleep(after)
-    owner.kill()
-    owner.wait()
-    try:
-        until(lambda: [*_heirs(parent), *_processes(parent), *parent.iterdir()], [])
-    finally:
-        shutil.rmtree(parent, ignore_errors=True)
+    process.kill()
+    process.wait()
+
+    # a process that has inherited the folder might make it again
+    until(lambda: [*inheriting(variable), *naming(folder), *folder.iterdir()], [])
 
 
-def test_a_server_is_silent() -> None:
+def test_a_server_prints_nothing() -> None:
     """Nothing on stdout or stderr, with every warning shown."""
     text = "from sqlq_spark.demo import embedded\nwith embedded.server(): pass"
     environ = {name: at for name, at in os.environ.items() if name != "XDG_RUNTIME_DIR"}
@@ -243,7 +198,7 @@ def test_a_server_is_silent() -> None:
 
 
 def test_without_the_wheel_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream learns what to install."""
+    """It says what to install."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
     with pytest.raises(MissingPackage) as raised, embedded.server():

@@ -45,24 +45,16 @@ def test_an_endpoint_has_all_queues_that_were_asked_for() -> None:
         error=QueueAddress("error"),
         audit=QueueAddress("audit", "ops"),
     )
-    assert [each.table for each in made.queues] == [
-        "shop",
-        "shop.web1",
-        "shop.web2",
-        "shop.Retries",
-        "error",
-        "audit",
-    ]
-
-
-def test_an_address_is_taken_as_it_stands() -> None:
-    """So each queue may have a schema of its own."""
+    tables = ["shop", "shop.web1", "shop.web2", "shop.Retries", "error", "audit"]
+    assert [each.table for each in made.queues] == tables
+    # a name in quotes is an address, so each queue may have a schema of its own
     made = endpoint(
         URL, "shop", instances=['"web"."shop.web1"'], qualifiers=['"plain"', '"a""b"."c.d"']
     )
-
     assert made.instances == (QueueAddress("shop.web1", "web"),)
     assert made.satellites == (QueueAddress("plain"), QueueAddress("c.d", 'a"b'))
+    (longest,) = endpoint(URL, "shop", instances=["x" * 50]).instances
+    assert len(longest.table) == 55
 
 
 @pytest.mark.parametrize(
@@ -89,13 +81,6 @@ def test_a_name_that_cannot_be_is_refused_by_its_flag(
         endpoint(URL, "shop", **flags)  # type: ignore[arg-type]
 
     assert sentence in str(caught.value)
-
-
-def test_the_longest_name_fits() -> None:
-    """55 bytes in all."""
-    made = endpoint(URL, "shop", instances=["x" * 50])
-
-    assert len(made.instances[0].table) == 55
 
 
 @given(

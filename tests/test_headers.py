@@ -1,16 +1,17 @@
-"""Header text: written as the 9.1 writer does, read as strictly as an endpoint does."""
+"""Headers: text, times and spans, written and read as endpoints do."""
 
 import json
-import pickle
 import re
 import sys
 import unicodedata
 from datetime import UTC, datetime, timedelta, timezone
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from strict_headers import PoisonHeaders, loads
+from strict_headers import loads
 
 from sqlq_spark.wire.headers import (
     FAULT_PREFIXES,
@@ -102,151 +103,27 @@ def test_a_character_is_escaped_if_and_only_if_its_category_says_so(character: s
 
 
 def test_the_fast_path_skips_nothing_that_must_be_escaped() -> None:
-    """Over all code points: what the pattern does not find is written as it is."""
+    """Over all code points: what the pattern does not find, in Python or pyarrow, stays."""
     table = {chr(code): escape("ä" + chr(code))[1:] for code in range(sys.maxunicode + 1)}
 
     missed = [one for one, written in table.items() if written != one and not UNSAFE.search(one)]
     assert missed == []
     assert [one for one in map(chr, range(32, 127)) if UNSAFE.search(one)] == ['"', "/", "\\"]
     assert UNSAFE.pattern == SPECIAL
-
-
-def test_re2_finds_the_same_text_unsafe() -> None:
-    """The pattern means the same to pyarrow."""
-    compute = pytest.importorskip("pyarrow.compute")
-    arrow = pytest.importorskip("pyarrow")
     texts = [chr(code) for code in (*range(0x300), 0x2028, 0xFEFF, 0x1F680)]
-
-    found = compute.match_substring_regex(arrow.array(texts), SPECIAL).to_pylist()
-
+    found = pc.match_substring_regex(pa.array(texts), SPECIAL).to_pylist()
     assert found == [UNSAFE.search(text) is not None for text in texts]
 
 
 @given(HEADERS)
 def test_any_headers_are_read_back_as_they_were(headers: dict[str, str | None]) -> None:
-    """In their order, and any JSON stream agrees."""
+    """In their order, by any JSON parser; a value that is not text is refused."""
     written = dumps(headers)
 
     assert list(loads(written).items()) == list(headers.items())
     assert json.loads(written) == headers
-
-
-def test_a_value_that_is_not_text_is_refused() -> None:
-    """A number would be poison to every endpoint."""
     with pytest.raises(TypeError):
         dumps({"retries": 3})  # type: ignore[dict-item]
-
-
-# ----- reading ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (None, {}),
-        ("", {}),
-        ("{}", {}),
-        (' {\n"a" : "b" }\t', {"a": "b"}),
-        ('{"a":"1","b":"2","a":"3"}', {"a": "3", "b": "2"}),
-        ('{"a":"1","a":null}', {"a": None}),
-        (r'{"emoji":"\ud83d\ude80","quote":"\u0022"}', {"emoji": "🚀", "quote": '"'}),
-        ('{"emoji":"🚀","slash":"/"}', {"emoji": "🚀", "slash": "/"}),
-        (r'{"nul":"\u0000","":""}', {"nul": "\0", "": ""}),
-    ],
-)
-def test_any_valid_object_of_strings_is_read(
-    text: str | None, expected: dict[str, str | None]
-) -> None:
-    """By old writers and new; the last of two values counts; no text is no headers."""
-    assert loads(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("null", "null where an object was expected"),
-        ("[]", "an array where an object was expected"),
-        ('["a"]', "an array where an object was expected"),
-        ('"a"', "a string where an object was expected"),
-        ("true", "true or false where an object was expected"),
-        ("1", "a number where a string was expected"),
-        ('{"a":1}', "a number where a string was expected"),
-        ('{"a":1.5e3}', "a number where a string was expected"),
-        ('{"a":' + "9" * 5000 + "}", "a number where a string was expected"),
-        ('{"a":1,"a":"b"}', "a number where a string was expected"),
-        ('{"a":true}', "header 'a' holds true or false, not a string"),
-        ('{"a":{}}', "header 'a' holds an object, not a string"),
-        ('{"a":{"b":"c"}}', "header 'a' holds an object, not a string"),
-        ('{"a":["b"]}', "header 'a' holds an array, not a string"),
-        ('{"a":[],"a":"b"}', "header 'a' holds an array, not a string"),
-        ('{"a":NaN}', "not JSON: NaN"),
-        ('{"a":-Infinity}', "not JSON: -Infinity"),
-        (r'{"a":"\ud83d"}', "header 'a' holds half of a surrogate pair"),
-        (r'{"a":"\ude80\ud83d"}', "header 'a' holds half of a surrogate pair"),
-        (r'{"\ud83d":null}', r"header '\ud83d' holds half of a surrogate pair"),
-        ('{"a":"\udc00"}', "header 'a' holds half of a surrogate pair"),
-    ],
-)
-def test_poison_is_named(text: str, reason: str) -> None:
-    """Valid JSON or nearly so, but not headers."""
-    with pytest.raises(PoisonHeaders) as caught:
-        loads(text)
-
-    assert str(caught.value) == reason
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        " ",
-        "garbage",
-        '{"a":"b"',
-        '{"a":"b"} x',
-        '{"a":"b"}{}',
-        '{"a":"b",}',
-        "{a:'b'}",
-        '{"a"}',
-        '{"a":"line\nbreak"}',
-        '{"a":"nul\0"}',
-        r'{"a":"\x41"}',
-        r'{"a":"\u12"}',
-        '{"a":"b"} // comment',
-        '\ufeff{"a":"b"}',
-        '{"a":undefined}',
-        "[" * 100_000,
-        '{"a":' * 100_000,
-    ],
-)
-def test_text_that_is_not_json_is_poison(text: str) -> None:
-    """Python reads some of these with a looser setting; an endpoint reads none."""
-    with pytest.raises(PoisonHeaders, match=r"^not JSON: .* at character \d+$|^nested too deeply$"):
-        loads(text)
-
-
-@given(st.text(st.sampled_from('{}[]":,\\und801tNa \n\udc00'), max_size=20))
-def test_any_text_is_headers_or_poison(text: str) -> None:
-    """Nothing else comes out, and headers can always be written."""
-    try:
-        headers = loads(text)
-    except PoisonHeaders:
-        return
-    assert loads(dumps(headers)) == headers
-
-
-def test_headers_of_five_megabytes_are_read() -> None:
-    """Size is no poison."""
-    headers: dict[str, str | None] = {"big": "x/" * 2_500_000}
-
-    assert loads(dumps(headers)) == headers
-
-
-def test_a_poison_reason_quotes_no_value_and_little_of_a_name() -> None:
-    """It goes to logs; the reason survives pickling from an executor."""
-    with pytest.raises(PoisonHeaders) as caught:
-        loads(json.dumps({"n" * 1000: ["secret"]}))
-
-    assert str(caught.value) == f"header '{'n' * 64}\\u2026' holds an array, not a string"
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301
 
 
 def test_what_return_to_source_removes_is_known_by_its_beginning() -> None:
@@ -262,23 +139,15 @@ def test_what_return_to_source_removes_is_known_by_its_beginning() -> None:
 # ----- times -----------------------------------------------------------------------------------
 
 
-def test_a_time_is_written_with_a_colon_before_its_microseconds() -> None:
-    """In UTC, whatever zone it came in."""
-    moment = datetime(2026, 6, 30, 19, 5, 9, 42, timezone(timedelta(hours=2)))
-
-    assert wire_time(moment) == "2026-06-30 17:05:09:000042 Z"
-
-
-def test_a_time_without_a_zone_is_refused() -> None:
-    """It could be any moment."""
-    with pytest.raises(ValueError, match="has no zone"):
-        wire_time(datetime(2026, 6, 30))  # noqa: DTZ001
-
-
 @given(st.datetimes(timezones=st.just(UTC)))
-def test_any_time_is_read_back_as_it_was(moment: datetime) -> None:
-    """To the microsecond."""
+def test_a_time_is_written_in_utc_and_read_back(moment: datetime) -> None:
+    """To the microsecond, behind a colon; a time without a zone could be any moment."""
+    local = datetime(2026, 6, 30, 19, 5, 9, 42, timezone(timedelta(hours=2)))
+
     assert parse_wire_time(wire_time(moment)) == moment
+    assert wire_time(local) == "2026-06-30 17:05:09:000042 Z"
+    with pytest.raises(ValueError, match="has no zone"):
+        wire_time(moment.replace(tzinfo=None))
 
 
 @pytest.mark.parametrize(
@@ -327,22 +196,27 @@ def test_a_span_is_read_in_milliseconds(text: str, milliseconds: int) -> None:
     assert parse_span(text) == milliseconds
 
 
+UNREADABLE = [
+    "",
+    "6",
+    "10:00",
+    "24:00:00",
+    "00:60:00",
+    "00:00:60",
+    "00:00:01.",
+    "00:00:01.12345678",
+    "1 hour",
+    " 00:00:01",
+    "00:00:01\n",
+    "\u0660\u0660:00:01",
+    "--00:00:01",
+]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "cannot be read"),
-        ("6", "cannot be read"),
-        ("10:00", "cannot be read"),
-        ("24:00:00", "cannot be read"),
-        ("00:60:00", "cannot be read"),
-        ("00:00:60", "cannot be read"),
-        ("00:00:01.", "cannot be read"),
-        ("00:00:01.12345678", "cannot be read"),
-        ("1 hour", "cannot be read"),
-        (" 00:00:01", "cannot be read"),
-        ("00:00:01\n", "cannot be read"),
-        ("\u0660\u0660:00:01", "cannot be read"),
-        ("--00:00:01", "cannot be read"),
+        *((text, "cannot be read") for text in UNREADABLE),
         ("-00:00:01", "is negative"),
         ("-1.00:00:00", "is negative"),
         ("24.20:31:23.648", "is longer than 24.20:31:23.6470000"),
@@ -360,29 +234,19 @@ def test_a_span_that_no_endpoint_could_pass_says_why(text: str, reason: str) -> 
     )
 
 
-@pytest.mark.parametrize(
-    ("milliseconds", "expected"),
-    [
-        (0, "00:00:00"),
-        (1, "00:00:00.0010000"),
-        (1500, "00:00:01.5000000"),
-        (86_400_000, "1.00:00:00"),
-        (LONGEST_SPAN, "24.20:31:23.6470000"),
-    ],
-)
-def test_a_span_is_written_as_dotnet_does(milliseconds: int, expected: str) -> None:
-    """No days and no fraction where there are none; a fraction has seven digits."""
-    assert format_span(milliseconds) == expected
-
-
-@pytest.mark.parametrize("milliseconds", [-1, LONGEST_SPAN + 1])
-def test_a_span_out_of_range_is_not_written(milliseconds: int) -> None:
-    """What could not be read back is refused."""
-    with pytest.raises(BadTimeSpan, match=f"'{milliseconds} ms' is not between 0 and 2147483647"):
-        format_span(milliseconds)
-
-
 @given(st.integers(0, LONGEST_SPAN))
-def test_any_span_is_read_back_as_it_was(milliseconds: int) -> None:
-    """To the millisecond."""
-    assert parse_span(format_span(milliseconds)) == milliseconds
+@example(0)
+@example(1500)
+@example(86_400_000)
+def test_a_span_is_written_as_dotnet_writes_it_and_read_back(milliseconds: int) -> None:
+    """No days and no fraction where there are none; a fraction has seven digits."""
+    written = format_span(milliseconds)
+
+    days, rest = divmod(milliseconds, 86_400_000)
+    seconds, fraction = divmod(rest, 1000)
+    expected = f"{days}." * bool(days) + f"{timedelta(seconds=seconds)}".zfill(8)
+    assert written == expected + f".{fraction:03}0000" * bool(fraction)
+    assert parse_span(written) == milliseconds
+    for wrong in (-1 - milliseconds, LONGEST_SPAN + 1 + milliseconds):
+        with pytest.raises(BadTimeSpan, match=f"'{wrong} ms' is not between 0 and 2147483647"):
+            format_span(wrong)

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def refused(*words: str) -> str:
 
 
 def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
-    """And what neither gives is the default."""
+    """What neither gives is the default; a table of the file is a flag that is repeated."""
     path = file(
         tmp_path,
         f'url = "{URL}"\nqueues = "a"\nnames = ["x"]\nmost = 7\nshare = 1\n[source]\n'
@@ -82,17 +83,12 @@ def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
     assert (made.queues, made.names, made.most, made.share) == ("b", ("y", "z"), 7, 1.0)
     assert (made.split, made.trigger, made.log_level) == (True, "availableNow", "FATAL")
     assert made.source == {"peekDelay": "1s", "maxConcurrency": "3", "failOnDataLoss": "false"}
-
-
-def test_flags_alone_do() -> None:
-    """A table of the file is a flag that is repeated."""
     made = loaded("--url", URL, "--queues=a", "--source", "peekDelay=2s", "--source", "queue=x=y")
-
     assert made.source == {"peekDelay": "2s", "queue": "x=y"}
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
-    """Each by its name, with what was found and what would do."""
+def test_all_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
+    """Each by its name, with what was found and what was expected."""
     path = file(tmp_path, 'quues = "a"\nmost = 0\nshare = "much"\nnames = [1.5, []]\nsplit = 1\n')
 
     said = refused("--settings", path, "--trigger", "soon")
@@ -107,6 +103,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         f"setting split in {path} is 1: expected true or false",
         f"setting url is missing: give --url, or environment variable SQLQUEUE_URL: {FORMS}",
     ]
+    assert refused("--settings", file(tmp_path, "a =")).startswith(f"{path} is not TOML: ")
 
 
 @pytest.mark.parametrize(
@@ -131,18 +128,11 @@ def test_a_flag_that_is_wrong(words: list[str], said: str) -> None:
     assert said in refused("--url", URL, *words)
 
 
-def test_a_file_that_is_no_toml(tmp_path: Path) -> None:
-    """It is named."""
-    path = file(tmp_path, "queues =")
-
-    assert refused("--settings", path).startswith(f"{path} is not TOML: ")
-
-
 # ---------------------------------------------------------------- secrets
 
 
 def test_where_a_password_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file, else the environment, ours first, else the secret scope."""
+    """The file, else the environment, ours first, else the secret scope of Databricks."""
     words = ["--url", BARE, "--queues", "a", "--secret-scope", "shop", "--secret-key", "db"]
     scope = {("shop", "db"): "from the scope"}
     path = file(tmp_path, 'password = "from the file"')
@@ -159,6 +149,8 @@ def test_where_a_password_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "from SQLQUEUE_PASSWORD",
         "from the file",
     ]
+    with pytest.raises(job.BadSettings, match="in the environment variable SQLQUEUE_PASSWORD"):
+        job_spark.secret("shop", "db")
 
 
 @pytest.mark.parametrize(
@@ -179,12 +171,6 @@ def test_a_password_of_another_database(
     monkeypatch.setenv(variable, "x")
 
     assert loaded("--url", url, "--queues", "a").password == password
-
-
-def test_a_secret_scope_outside_databricks() -> None:
-    """It is refused, with what would do."""
-    with pytest.raises(job.BadSettings, match="in the environment variable SQLQUEUE_PASSWORD"):
-        job_spark.secret("shop", "db")
 
 
 @pytest.mark.parametrize(
@@ -219,19 +205,13 @@ def test_no_secret_is_shown(url: str, tmp_path: Path) -> None:
     assert job_settings.without_secrets(without)["password"] is None
 
 
-def test_a_bad_secret_is_not_told(tmp_path: Path) -> None:
-    """Only that it is bad."""
-    path = file(tmp_path, f'url = "{URL}"\nqueues = "a"\npassword = ["s3cret"]\n')
-
-    assert refused("--settings", path) == f"setting password in {path} is ***: expected text"
-
-
-def test_a_bad_url_is_told_without_its_password(tmp_path: Path) -> None:
-    """Also where it is one of a list."""
-    path = file(tmp_path, f'url = ["{URL}", [{{ url = "{URL}" }}]]\nqueues = "a"\n')
-
-    said = refused("--settings", path)
-
+def test_no_error_shows_a_secret(tmp_path: Path) -> None:
+    """It only says that a password is wrong; a url is shown without its own, also in a list."""
+    password = file(tmp_path, f'url = "{URL}"\nqueues = "a"\npassword = ["s3cret"]\n')
+    expected = f"setting password in {password} is ***: expected text"
+    assert refused("--settings", password) == expected
+    url = file(tmp_path, f'url = ["{URL}", [{{ url = "{URL}" }}]]\nqueues = "a"\n')
+    said = refused("--settings", url)
     assert "s3cret" not in said
     assert said.count("spark:***@localhost") == 2
 
@@ -262,28 +242,23 @@ def test_what_is_passed_to_the_data_source() -> None:
         (SourceOptions, {"peekDelays": "1s"}, "setting peekDelays in [source] is not known: did"),
         (SourceOptions, {"Queues": "b"}, "setting Queues in [source] is set by the job"),
         (SourceOptions, {"password": "x"}, "setting password in [source] is set by the job"),
+        (SourceOptions, {"peekDelay": "1"}, "option peekDelay is '1': expected a time of at least"),
         (SinkOptions, {"quue": "b"}, "setting quue in [sink] is not known: did you mean queue?"),
         (SinkOptions, {"checkpointLocation": "b"}, "setting checkpointLocation in [sink] is not"),
     ],
 )
 def test_an_option_that_is_not_passed(kind: Any, table: dict[str, str], said: str) -> None:
-    """It is named, with the table where it stands."""
-    with pytest.raises(job.BadSettings) as error:
+    """It is named, with the table where it stands, before Spark starts."""
+    with pytest.raises((job.BadSettings, BadOption)) as error:
         job.raw_options(kind, table, url=URL, queues="a")
 
     assert str(error.value).startswith(said)
 
 
-def test_a_bad_value_of_an_option() -> None:
-    """It is refused as by the data source, before Spark starts."""
-    with pytest.raises(BadOption, match="option peekDelay is '1': expected a time of at least"):
-        job.raw_options(SourceOptions, {"peekDelay": "1"}, url=URL, queues="a")
-
-
 # ---------------------------------------------------------------- how it ends
 
 
-def test_what_is_told_of_an_error() -> None:
+def test_an_error_is_one_sentence() -> None:
     """Ours in one sentence, also where only Spark's text of it is left; others by their name."""
     ours = QueueNotFound('"public"."Orders"', "localhost")
     spark = RuntimeError(
@@ -323,7 +298,7 @@ def test_the_totals_are_the_last_line(
     found: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As JSON; a job that looks ends by 1 when it found something."""
-    monkeypatch.setattr(job_spark, "session", NoSpark)
+    monkeypatch.setattr(job_spark, "session", lambda *_, **__: nullcontext())
 
     ended = job.main("", Settings, lambda *_: {"found": found}, ["--url", URL, "--queues", "a"])
 
@@ -333,59 +308,23 @@ def test_the_totals_are_the_last_line(
     assert said["seconds"] >= 0
 
 
-@pytest.fixture
-def _no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another test's Spark is not ours."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import
-
-    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
-
-
-@pytest.mark.usefixtures("_no_session")
-def test_without_java_a_job_says_what_to_install(
+def test_without_java_or_delta_a_job_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not that a gateway exited."""
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-
-    ended = job.main("", Settings, lambda *_: {}, ["--url", URL, "--queues", "a"])
-
-    assert ended == 2
-    assert f"JAVA_HOME is {tmp_path}, without bin/java. Install" in capsys.readouterr().err
-
-
-class WithTable(Settings):
-    """Of a job that needs Delta."""
-
-    def tables(self) -> dict[str, bool]:
-        """One."""
-        return {"/lake/orders": False}
-
-
-@pytest.mark.usefixtures("_no_session")
-def test_without_delta_a_job_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     """Before Spark starts, and before anything is received."""
-    monkeypatch.setattr(job_spark, "has_delta", lambda: False)
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import
 
-    ended = job.main("", WithTable, lambda *_: {}, ["--url", URL, "--queues", "a"])
-
-    assert ended == 2
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)  # of another test
+    words = ["--url", URL, "--queues", "a"]
+    with monkeypatch.context() as patch:
+        patch.setattr(job_spark, "has_delta", lambda: False)
+        patch.setattr(Settings, "tables", lambda _: {"/lake/orders": False}, raising=False)
+        assert job.main("", Settings, lambda *_: {}, words) == 2
     assert "add --properties-file conf/spark-defaults.conf" in capsys.readouterr().err
 
-
-class NoSpark:
-    """Stands where a session would."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert job.main("", Settings, lambda *_: {}, words) == 2
+    assert f"JAVA_HOME is {tmp_path}, without bin/java. Install" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- conf/
@@ -406,5 +345,5 @@ def test_the_settings_in_conf_fit_their_job(name: str) -> None:
 
     assert made.options()
     names = {each.name for each in fields(kind)} - {"log_level"}
-    told = {found[1] for found in words if found}
-    assert {name for name in names if not name.endswith(("user", "password"))} <= told
+    listed = {found[1] for found in words if found}
+    assert {name for name in names if not name.endswith(("user", "password"))} <= listed

@@ -76,6 +76,40 @@ def table(rows: list[dict[str, object]]) -> pa.Table:
 # ----- headers ---------------------------------------------------------------------------------
 
 
+READ: dict[str | None, dict[str, str | None]] = {
+    None: {},
+    "": {},
+    "{}": {},
+    ' {\n"a" : "b" }\t': {"a": "b"},
+    '{"a":"1","b":"2","a":"3"}': {"a": "3", "b": "2"},
+    '{"a":"1","a":null}': {"a": None},
+    r'{"emoji":"\ud83d\ude80","quote":"\u0022"}': {"emoji": "🚀", "quote": '"'},
+    '{"emoji":"🚀","slash":"/"}': {"emoji": "🚀", "slash": "/"},
+    r'{"nul":"\u0000","":""}': {"nul": "\0", "": ""},
+    '{"big":"' + "x/" * 2_500_000 + '"}': {"big": "x/" * 2_500_000},
+}
+POISON = [
+    *("null", "[]", '["a"]', '"a"', "true", "1", '{"a":1}', '{"a":1.5e3}', '{"a":true}'),
+    *('{"a":' + "9" * 5000 + "}", '{"a":{}}', '{"a":{"b":"c"}}', '{"a":["b"]}'),
+    *('{"a":NaN}', '{"a":-Infinity}', '{"a":undefined}', " ", "garbage"),
+    *(r'{"a":"\ud83d"}', r'{"a":"\ude80\ud83d"}', r'{"\ud83d":null}'),
+    *('{"a":"b"', '{"a":"b"} x', '{"a":"b"}{}', '{"a":"b",}', "{a:'b'}", '{"a"}'),
+    *('{"a":"line\nbreak"}', '{"a":"nul\0"}', r'{"a":"\x41"}', r'{"a":"\u12"}'),
+    *('{"a":"b"} // comment', '\ufeff{"a":"b"}', "[" * 100_000, '{"a":' * 100_000),
+]
+
+
+def test_only_an_object_of_texts_is_headers() -> None:
+    """By old writers and new; any other text is poison."""
+    found = Headers(pa.array([*READ, *POISON], pa.string()))
+
+    assert found.poison().to_pylist() == [False] * len(READ) + [True] * len(POISON)
+    kind = pa.map_(pa.string(), pa.string())
+    maps = [list(each.items()) for each in READ.values()]
+    assert found.map(kind).to_pylist() == maps + [None] * len(POISON)
+    assert [read(text) for text in POISON] == [None] * len(POISON)
+
+
 @given(st.lists(TEXTS, max_size=8))
 def test_the_fast_reader_of_headers_agrees_with_the_strict_one(texts: list[str | None]) -> None:
     """Which texts are poison, and what the others hold; one bad row spoils no other."""
@@ -87,15 +121,6 @@ def test_the_fast_reader_of_headers_agrees_with_the_strict_one(texts: list[str |
     assert found.map(kind).to_pylist() == [
         None if each is None else list(each.items()) for each in expected
     ]
-
-
-def test_one_header_of_every_row() -> None:
-    """Null where it is absent, null, or the row is poison."""
-    texts = ['{"a":"1"}', '{"b":"2"}', '{"a":null}', "[]", "", '{"a":"x","a":"last"}']
-
-    found = Headers(pa.array(texts, pa.string()))
-
-    assert found.text("a").to_pylist() == ["1", None, None, None, None, "last"]
 
 
 # the name of a header, as JSON may write it, and names that are nearly it
@@ -124,16 +149,21 @@ def test_one_header_is_found_without_parsing_as_it_is_by_parsing(
     (batch,) = table([{"headers": text, "seq": 1}]).to_batches()
 
     found = to_read_columns(batch, pa.schema([SCHEMA.field("correlationId")]), queue="q")
+    column = Headers(pa.array([text, None, "[]"], pa.string())).text(wire.CORRELATION_ID)
 
-    assert found["correlationId"].to_pylist() == [loads(text).get(wire.CORRELATION_ID)]
+    expected = loads(text).get(wire.CORRELATION_ID)
+    assert found["correlationId"].to_pylist() == [expected]
+    assert column.to_pylist() == [expected, None, None]
 
 
 # ----- received --------------------------------------------------------------------------------
 
 
-@given(ROWS, st.integers(0, 3))
-def test_what_spark_gets_is_what_the_row_holds(rows: list[dict[str, object]], offset: int) -> None:
-    """Column by column, and of a slice as of a whole."""
+@given(ROWS, st.integers(0, 3), st.sets(st.sampled_from(SCHEMA.names), min_size=1))
+def test_what_spark_gets_is_what_the_row_holds(
+    rows: list[dict[str, object]], offset: int, some: set[str]
+) -> None:
+    """Column by column, whichever are read, and of a slice as of a whole."""
     part = rows[offset:]
 
     batches = [
@@ -157,6 +187,16 @@ def test_what_spark_gets_is_what_the_row_holds(rows: list[dict[str, object]], of
             "seq": given_["seq"],
             "queue": '"public"."q"',
         }
+    narrow = pa.schema([field for field in SCHEMA if field.name in some])
+    for batch, whole in zip(table(rows).slice(offset).to_batches(), batches, strict=True):
+        found = to_read_columns(batch, narrow, queue='"public"."q"')
+        assert found.schema.equals(narrow)
+        assert found.to_pylist() == whole.select(narrow.names).to_pylist()
+    raw = pa.schema([pa.field("headers", pa.string())])  # as the option headersFormat=json
+    texts = [to_read_columns(each, raw, queue="q") for each in table(part).to_batches()]
+    assert [row["headers"] for each in texts for row in each.to_pylist()] == [
+        each["headers"] for each in part
+    ]
 
 
 def test_poison_gives_no_header_whichever_columns_are_read() -> None:
@@ -173,55 +213,19 @@ def test_poison_gives_no_header_whichever_columns_are_read() -> None:
         assert row.get("replyToAddress") is None
 
 
-def test_headers_as_json_are_the_raw_text() -> None:
-    """Poison too: nothing is parsed."""
-    rows = table([{"headers": "[]", "seq": 1}, {"headers": '{"a" : "b"}', "seq": 2}])
-    schema = pa.schema([pa.field("headers", pa.string())])
-
-    (batch,) = rows.to_batches()
-
-    assert to_read_columns(batch, schema, queue="q")["headers"].to_pylist() == [
-        "[]",
-        '{"a" : "b"}',
-    ]
-
-
-@pytest.mark.parametrize("name", SCHEMA.names)
-def test_any_one_column_can_be_read_alone(name: str) -> None:
-    """Spark prunes; large strings and binaries are welcome where Spark derives them."""
-    rows = table(
-        [{"id": bytes(16), "headers": f'{{"{wire.CORRELATION_ID}":"c"}}', "body": b"x", "seq": 7}]
-    )
-    (batch,) = rows.to_batches()
-    field = SCHEMA.field(name)
-
-    found = to_read_columns(batch, pa.schema([field]), queue="q")
-
-    whole = to_read_columns(batch, SCHEMA, queue="q")
-    assert found.schema.equals(pa.schema([field]))
-    assert found[name].equals(whole[name])
-
-
 # ----- receipts --------------------------------------------------------------------------------
 
 
 @given(ROWS)
-def test_a_payload_is_unpacked_as_it_was_packed(rows: list[dict[str, object]]) -> None:
-    """Types, nulls and order."""
+def test_a_payload_is_small_and_unpacked_as_it_was_packed(rows: list[dict[str, object]]) -> None:
+    """Types, nulls and order; a receipt of like messages is a small part of what it holds."""
     whole = table(rows)
-
     again = reread(pack(whole), QUEUE_ROW)
-
     assert again.schema.equals(QUEUE_ROW)
     assert again.equals(whole)
-
-
-def test_like_messages_are_packed_small() -> None:
-    """A receipt is a small part of what it holds."""
     row = {"headers": '{"a":"' + "header" * 80 + '"}', "body": b"body" * 200, "seq": 1}
-    whole = table([row] * 2000)
-
-    assert pack(whole).bytes.size < whole.nbytes / 20
+    like = table([row] * 2000)
+    assert pack(like).bytes.size < like.nbytes / 20
 
 
 @given(st.lists(st.integers(-1000, 1000), unique=True, max_size=30))
@@ -259,29 +263,18 @@ def test_chunks_together_are_the_rows(sizes: list[int], rows: int, size: int, sp
 # ----- ids -------------------------------------------------------------------------------------
 
 
-@given(st.integers(0, 50), st.none() | st.binary(min_size=16, max_size=16))
-def test_ids_are_version_4_uuids(how_many: int, seed: bytes | None) -> None:
-    """Random or by a seed, the version and variant bits are right."""
-    ids = random_ids(how_many, seed=seed)
-
-    found = [uuid.UUID(bytes=each.tobytes()) for each in ids]
-    assert len(set(found)) == how_many
-    assert all(each.version == 4 for each in found)
-    assert all(each.variant == uuid.RFC_4122 for each in found)
-
-
-def test_a_seed_gives_the_same_ids_again_and_another_gives_others() -> None:
+@given(st.integers(1, 50), st.binary(min_size=16, max_size=16))
+def test_ids_are_version_4_uuids_and_a_seed_repeats_them(how_many: int, seed: bytes) -> None:
     """A retried task repeats its message ids; nothing else shares them."""
-    one = random_ids(100, seed=bytes(16))
+    one = random_ids(how_many, seed=seed)
+    others = [
+        random_ids(how_many, seed=each) for each in (None, bytes(255 - byte for byte in seed))
+    ]
 
-    assert np.array_equal(one, random_ids(100, seed=bytes(16)))
-    assert id_texts(one)[0] != id_texts(random_ids(1))[0]
-    assert (
-        len(
-            {*id_texts(one).to_pylist()} & {*id_texts(random_ids(100, seed=b"\1" * 16)).to_pylist()}
-        )
-        == 0
-    )
+    assert np.array_equal(one, random_ids(how_many, seed=seed))
+    found = [uuid.UUID(bytes=each.tobytes()) for ids in (one, *others) for each in ids]
+    assert len(set(found)) == 3 * how_many
+    assert all((each.version, each.variant) == (4, uuid.RFC_4122) for each in found)
 
 
 @given(st.lists(st.none() | st.binary(min_size=16, max_size=16), max_size=20), st.integers(0, 5))

@@ -31,16 +31,9 @@ def parse(**raw: str) -> SourceOptions:
     ],
 )
 def test_queues_are_separated_by_commas_outside_quotes(queues: str, names: list[str]) -> None:
-    """Blanks around a name are not part of it."""
+    """Blanks around a name are not part of it; a comma belongs to a name that stands alone."""
     assert parse(queues=queues).names == tuple(names)
-
-
-def test_one_queue_is_a_list_of_one() -> None:
-    """A comma belongs to the name that stands alone."""
-    options = parse(queue="orders, billing")
-
-    assert options.addresses == (QueueAddress("orders, billing"),)
-    assert options.address == options.addresses[0]
+    assert parse(queue="orders, billing").address == QueueAddress("orders, billing")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +88,7 @@ def test_one_queue_is_a_list_of_one() -> None:
         ),
     ],
 )
-def test_what_cannot_be_meant_is_named_with_what_would_do(
+def test_options_that_contradict_are_refused_with_what_is_expected(
     raw: dict[str, str], option: str, sentence: str
 ) -> None:
     """Before anything connects."""
@@ -104,16 +97,10 @@ def test_what_cannot_be_meant_is_named_with_what_would_do(
 
     assert refused.value.args[0] == option
     assert sentence in str(refused.value)
-
-
-def test_a_queue_is_needed() -> None:
-    """One, or several."""
-    with pytest.raises(MissingOption) as missing:
+    with pytest.raises(
+        MissingOption, match="option queue is missing: give a queue's name, also as"
+    ):
         parse()
-
-    assert str(missing.value) == (
-        "option queue is missing: give a queue's name, also as .load(name), or several in queues"
-    )
 
 
 def test_min_concurrency_raises_what_was_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,44 +134,22 @@ def test_an_instances_callbacks_are_read_by_one_task(
 
 
 def test_an_option_of_the_other_side_is_refused() -> None:
-    """It would do nothing; what Spark passes on by itself, or both may have, is left alone."""
+    """It has no effect; what Spark adds, or both may have, is accepted."""
     url = {"url": "postgresql://host/shop", "queue": "orders"}
     with pytest.raises(MisplacedOption) as read:
         SourceOptions.parse({**url, "MESSAGETYPE": "Shop.Placed"})
     with pytest.raises(MisplacedOption) as write:
         SinkOptions.parse({**url, "headersFormat": "json"})
 
-    told = "option {} has no effect on a {}: set it on {}"
-    assert str(read.value) == told.format("messageType", "read", "df.write or df.writeStream")
-    assert str(write.value) == told.format(
+    text = "option {} has no effect on a {}: set it on {}"
+    assert str(read.value) == text.format("messageType", "read", "df.write or df.writeStream")
+    assert str(write.value) == text.format(
         "headersFormat", "write", "spark.read or spark.readStream"
     )
     for kind in (SourceOptions, SinkOptions):
         kind.parse(
             {**url, "path": "orders", "paths": "[]", "checkpointLocation": "/c", "mergeSchema": "x"}
         )
-
-
-@pytest.mark.parametrize(
-    ("kind", "raw"),
-    [
-        (SourceOptions, {"queues": "Shop, Shop.east1", "errorQueue": "error"}),
-        (SinkOptions, {"queue": "Shop", "delayedQueue": "Shop.Delayed", "legacyColumns": "true"}),
-    ],
-)
-@pytest.mark.parametrize("server", ["postgresql", "sqlserver"])
-def test_options_travel_to_executors(
-    kind: type[SourceOptions | SinkOptions], raw: dict[str, str], server: str
-) -> None:
-    """Pickled options are equal and have the same hash; their repr hides the password."""
-    options = kind.parse({"url": f"{server}://host/shop", "password": "hush", **raw})
-
-    copy = pickle.loads(pickle.dumps(options))  # noqa: S301 - our own
-
-    assert copy == options
-    assert hash(copy) == hash(options)
-    assert vars(copy) == vars(options)
-    assert "hush" not in repr(copy)
 
 
 def test_a_command_has_options_of_the_database_alone() -> None:
@@ -197,16 +162,25 @@ def test_a_command_has_options_of_the_database_alone() -> None:
     assert options.allowed == ()
 
 
-def test_allowed_destinations_have_their_schema() -> None:
-    """The default schema is the one of the database."""
-    allowed = {
-        server: SinkOptions.parse(
-            {"url": f"{server}://host/shop", "allowedDestinations": "orders, Shop.*"}
-        ).allowed
-        for server in ("postgresql", "sqlserver")
-    }
+@pytest.mark.parametrize(
+    ("kind", "raw"),
+    [
+        (SourceOptions, {"queues": "Shop, Shop.east1", "errorQueue": "error"}),
+        (SinkOptions, {"queue": "Shop", "delayedQueue": "Shop.Delayed", "legacyColumns": "true"}),
+    ],
+)
+@pytest.mark.parametrize(("server", "schema"), [("postgresql", "public"), ("sqlserver", "dbo")])
+def test_options_travel_to_executors(
+    kind: type[SourceOptions | SinkOptions], raw: dict[str, str], server: str, schema: str
+) -> None:
+    """Pickled options are equal and have the same hash; their repr hides the password."""
+    more = {"password": "hush", "allowedDestinations": "orders, Shop.*"}
+    options = kind.parse({"url": f"{server}://host/shop", **more, **raw})
 
-    assert allowed == {
-        "postgresql": (QueueAddress("orders", "public"), QueueAddress("Shop.*", "public")),
-        "sqlserver": (QueueAddress("orders", "dbo"), QueueAddress("Shop.*", "dbo")),
-    }
+    copy = pickle.loads(pickle.dumps(options))  # noqa: S301 - our own
+
+    assert copy == options
+    assert hash(copy) == hash(options)
+    assert vars(copy) == vars(options)
+    assert "hush" not in repr(copy)
+    assert copy.allowed == (QueueAddress("orders", schema), QueueAddress("Shop.*", schema))

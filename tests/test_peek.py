@@ -26,39 +26,24 @@ def peeks(draw: st.DrawFn) -> tuple[list[int], Found, Plan]:
 
 
 @given(peeks())
-def test_the_ranges_cover_the_batch_in_order(drawn: tuple[list[int], Found, Plan]) -> None:
-    """They begin at the lowest, follow one another, and hold at least what the plan asks for."""
-    seqs, found, plan = drawn
+def test_the_ranges_cover_the_batch_and_share_it(drawn: tuple[list[int], Found, Plan]) -> None:
+    """
+    They begin at the lowest, follow one another, and hold at least what the plan asks for.
 
-    _, bounds = cut(found, plan)
-    inside = [seq for seq in seqs if bounds[0] <= seq < bounds[-1]]
-
-    assert bounds[0] == seqs[0]
-    assert all(first < stop for first, stop in pairwise(bounds))
-    assert plan.messages <= len(inside) < plan.messages + found.grain
-
-
-@given(peeks())
-def test_no_range_holds_more_than_its_share(drawn: tuple[list[int], Found, Plan]) -> None:
-    """Each but the last holds exactly a share, and there are no more of them than tasks."""
+    Each but the last holds exactly a share. What the tasks may take adds up to the plan.
+    """
     seqs, found, plan = drawn
 
     share, bounds = cut(found, plan)
     held = [sum(first <= seq < stop for seq in seqs) for first, stop in pairwise(bounds)]
+    asked = [min(share, plan.messages - at * share) for at in range(len(bounds) - 1)]
 
+    assert bounds[0] == seqs[0]
+    assert all(first < stop for first, stop in pairwise(bounds))
+    assert plan.messages <= sum(held) < plan.messages + found.grain
     assert len(held) <= plan.tasks
     assert set(held[:-1]) <= {share}
     assert 0 < held[-1] <= share
-
-
-@given(peeks())
-def test_the_tasks_together_ask_for_the_plan(drawn: tuple[list[int], Found, Plan]) -> None:
-    """What each may take, as the stream reckons it from an offset, adds up to the plan."""
-    _, found, plan = drawn
-
-    share, bounds = cut(found, plan)
-    asked = [min(share, plan.messages - at * share) for at in range(len(bounds) - 1)]
-
     assert all(messages > 0 for messages in asked)
     assert sum(asked) == plan.messages
 
@@ -95,20 +80,16 @@ def plan(state: PeekState) -> PeekState:
     return peek.plan(state, Plan(state.found.messages, 1))[0]
 
 
-def test_the_first_look_starts_at_the_very_beginning() -> None:
-    """Nothing is remembered by a new process."""
+def test_a_look_starts_where_the_queue_started() -> None:
+    """The first one, and one each 30 s, at the very beginning; dead rows are passed over."""
     state, asked = look(PeekState(), WAITING)
 
     assert asked == [Query("start", LOWEST)]
     assert (state.found, state.anchor) == (WAITING, 5)
-
-
-def test_the_next_look_starts_where_the_queue_started() -> None:
-    """The dead rows before it are not looked at again."""
-    state, _ = look(PeekState(), WAITING)
-
     assert look(state, WAITING, now=29.0)[1] == [Query("anchor", 5)]
     assert look(state, WAITING, now=30.0)[1] == [Query("start", LOWEST)]
+    # what was asked for was received, so only dead rows are before its end
+    assert peek.learn(plan(state), NONE_EMPTY).anchor == 8
 
 
 def test_a_slow_look_from_the_very_beginning_comes_seldom() -> None:
@@ -141,14 +122,8 @@ def test_after_a_batch_that_received_nothing_a_look_passes_over_its_messages() -
     assert first == [Query("behind", 8, ends=True)]
     assert second == [Query("behind", 8), Query("anchor", 5, ends=True)]
     assert state.found == WAITING
-
-
-def test_a_look_behind_held_messages_that_finds_nothing_rests() -> None:
-    """The next look tries all messages."""
-    state = peek.learn(plan(look(PeekState(), WAITING)[0]), EMPTY)
-
-    state, _ = look(state, Found())
-
+    # one that finds nothing behind them rests, then tries all messages
+    state, _ = look(peek.learn(plan(look(PeekState(), WAITING)[0]), EMPTY), Found())
     assert not state.is_awake(0.5)
     assert look(state, WAITING, now=1.0)[1] == [Query("anchor", 5)]
 
@@ -162,13 +137,6 @@ def test_without_receipts_an_unchanged_queue_shows_that_a_batch_received_nothing
         Query("behind", 8, ends=True),
     ]
     assert look(state, WAITING)[1] == [Query("anchor", 5)]
-
-
-def test_a_full_batch_moves_the_start_of_the_next_look() -> None:
-    """What was asked for was received, so only dead rows are before its end."""
-    state = peek.learn(plan(look(PeekState(), WAITING)[0]), NONE_EMPTY)
-
-    assert state.anchor == 8
 
 
 def test_the_end_of_a_run_is_frozen_below_the_highest_seq() -> None:

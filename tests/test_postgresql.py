@@ -1,4 +1,4 @@
-"""What libpq says when there is no connection, and what we make of it."""
+"""What libpq says when there is no connection, and the error that it becomes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def test_only_a_server_that_is_there_is_worth_another_try(
     said: str, kind: type[errors.DatabaseFailure]
 ) -> None:
-    """A connection lost while it was made is tried again; a wrong url is told at once."""
+    """A connection lost while it was made is tried again; a wrong url fails at once."""
     assert type(connection_error("postgresql://db/shop", said)) is kind
 
 
@@ -78,7 +78,7 @@ def test_a_statement_with_the_body_as_text_differs_by_nothing_else(name: str) ->
         "postgresql://bo:s3cret\n@db/shop",
     ],
 )
-def test_a_url_that_cannot_be_read_is_not_told(url: str) -> None:
+def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
     """The library would quote what may be of the password."""
     with pytest.raises(errors.BadOption) as error:
         connect(url, application="test", timeout=1, state="sqlqueue")
@@ -97,14 +97,14 @@ def test_a_url_that_cannot_be_read_is_not_told(url: str) -> None:
         ("postgresql://", "postgresql://local socket"),
     ],
 )
-def test_an_error_tells_where_a_url_leads(url: str, place: str) -> None:
+def test_an_error_shows_where_a_url_leads(url: str, place: str) -> None:
     """Without login and parameters."""
     assert redact(url) == place
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
 def test_what_was_cancelled_did_not_time_out(place: Place, *, cancelled: bool) -> None:
-    """Told by the time that it took: in words the server's language tells it, and only that."""
+    """The time that it took decides, because the server's words depend on its language."""
     ended = threading.Event()
 
     def strike() -> None:
@@ -132,10 +132,10 @@ def test_what_was_cancelled_did_not_time_out(place: Place, *, cancelled: bool) -
     first.close()
     second.close()
 
-    told = "install_lock was cancelled by Ctrl-C"
+    text = "install_lock was cancelled by Ctrl-C"
     if not cancelled:
-        told = "install_lock took longer than 0.2 s"
-    assert str(caught.value).startswith(told)
+        text = "install_lock took longer than 0.2 s"
+    assert str(caught.value).startswith(text)
 
 
 def test_what_a_trigger_misses_is_not_the_queue(place: Place) -> None:

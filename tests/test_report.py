@@ -102,7 +102,7 @@ def parsed(text: str) -> Tags:
 
 
 def test_a_page_has_no_script_and_fetches_nothing_whatever_the_names_are() -> None:
-    """A stranger's text is text; the page forbids itself the rest."""
+    """Text of untrusted writers stays text; the page's own policy forbids the rest."""
     tags = parsed(report.write_page(found(HOSTILE), points(HOSTILE)))
 
     names = {name for name, _ in tags.attributes}
@@ -121,18 +121,14 @@ def test_a_text_holds_nothing_that_is_not_seen(text: str) -> None:
 
     assert shown.isprintable()
     shown.encode()
-
-
-def test_a_text_of_any_length_is_cut() -> None:
-    """A page stays small."""
-    assert len(page.text("<" * 10_000)) == 4 * page.LONGEST + 1
+    assert len(page.text("<" * 10_000)) == 4 * page.LONGEST + 1  # a page stays small
 
 
 def test_numbers_stand_beside_the_charts() -> None:
     """Counts, shares, and what the charts show in words."""
     texts = parsed(report.write_page(found(), points("Shop.Orders"))).texts
 
-    for told in (
+    for shown in (
         "5,000",
         "1 d 1 h",
         "300 (50.0 %)",
@@ -140,24 +136,19 @@ def test_numbers_stand_beside_the_charts() -> None:
         "50 (8.3 %)",
         "80 MB",
         "9 (100.0 %)",
+        "5,000 live rows and 1,200 dead ones (19.4 %)",
+        "of 600 messages of 5,000",
         "From the history: 1,190 messages at most, 1,190 at the end.",
         "From the history: in 120.0 and out 139.5 messages a second on average.",
     ):
-        assert any(told in text for text in texts), told
-    assert any("5,000 live rows and 1,200 dead ones (19.4 %)" in text for text in texts)
-    assert any("of 600 messages of 5,000" in text for text in texts)
+        assert any(shown in text for text in texts), shown
 
 
-def test_without_a_history_no_flow_is_drawn() -> None:
-    """Nor is any made up."""
-    text = report.write_page(found(), points("another queue"))
-
-    assert "over time" not in text
-    assert "Only messages that still wait." in text
-
-
-def test_an_empty_place_has_a_page_too() -> None:
-    """It says that there is nothing."""
+def test_a_page_says_what_is_absent() -> None:
+    """A history, so that no flow is drawn; queues and streams."""
+    alone = report.write_page(found(), points("another queue"))
+    assert "over time" not in alone
+    assert "Only messages that still wait." in alone
     empty = Report("server", watch.Look(at=NOW, queues=[], streams=None), [], None)
 
     text = report.write_page(empty, {})
@@ -175,7 +166,7 @@ def test_an_axis_ends_at_a_round_number(most: float, top: float) -> None:
 
 
 def test_a_line_is_broken_where_nothing_is_known() -> None:
-    """And begins anew behind it; a single point is a dot."""
+    """It begins again behind it; a single point is a dot."""
     assert page.path([(0, 0), (0.5, None), (1, 4)], 4) == "M0.00 100.00M100.00 0.00"
     assert page.path([(0.5, 2)], 4) == "M50.00 50.00h0.01"
 
@@ -187,11 +178,6 @@ def line(**more: Any) -> bytes:
     """Give a line as a watch writes it."""
     queue = {"queue": "q", "messages": 5, "inPerSecond": 1.5, "outPerSecond": None} | more
     return json.dumps({"at": NOW.isoformat(), "queues": [queue]}).encode()
-
-
-def test_a_history_is_read() -> None:
-    """Blank lines are passed over."""
-    assert history.read([line(), b"\n"]) == {"q": [Point(NOW, 5, 1.5, None)]}
 
 
 @pytest.mark.parametrize(
@@ -212,7 +198,8 @@ def test_a_history_is_read() -> None:
     ],
 )
 def test_a_line_that_is_no_look_is_named(bad: bytes) -> None:
-    """By its number."""
+    """By its number; blank lines are skipped."""
+    assert history.read([line(), b"\n"]) == {"q": [Point(NOW, 5, 1.5, None)]}
     with pytest.raises(BadHistory, match=r"^line 2 of the history is not a look at queues \("):
         history.read([line(), bad])
 

@@ -1,4 +1,4 @@
-"""Which servers tests run on: found quickly, told at the end; shared tests speak no SQL."""
+"""Which servers tests run on, and that shared tests contain no SQL of one database."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SQL = re.compile(
 
 
 @pytest.fixture(autouse=True)
-def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forget what was found before, and after."""
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Drop what was found before, and after."""
     monkeypatch.delenv(servers.VARIABLE, raising=False)
     servers.docker.cache_clear()
     yield
@@ -52,10 +52,8 @@ def engine(at: Path, answer: bytes) -> Iterator[str]:
             connection, _ = listening.accept()
             with closing(connection):
                 connection.recv(100)
-                if answer:
-                    connection.sendall(answer)
-                else:
-                    connection.recv(100)  # until the other side has had enough
+                connection.sendall(answer)
+                connection.recv(100)  # until the other side has had enough
 
         thread = Thread(target=serve, daemon=True)
         thread.start()
@@ -83,31 +81,21 @@ def test_a_docker_engine_is_one_that_answers_soon(
 
 
 @pytest.mark.parametrize("host", ["unix:///not/there.sock", "tcp://127.0.0.1:9", "ssh://nowhere"])
-def test_where_no_engine_listens_none_is_waited_for(
+def test_without_an_engine_only_a_named_server_is_used(
     monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    """Whatever DOCKER_HOST says; nor is one asked a second time."""
+    """Whatever DOCKER_HOST says; it is asked only once, and `none` means none."""
     monkeypatch.setenv("DOCKER_HOST", host)
 
-    assert servers.databases() == ["postgresql"]
-    assert servers.databases() == ["postgresql"]
-
+    assert servers.databases() == servers.databases() == ["postgresql"]
     assert servers.docker.cache_info().misses == 1
-
-
-def test_a_server_that_is_named_is_taken_and_none_means_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Without asking for an engine."""
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/absent")
     monkeypatch.setenv(servers.VARIABLE, "sqlserver://host/db")
     assert servers.databases() == ["postgresql", "sqlserver"]
-
     monkeypatch.setenv(servers.VARIABLE, servers.NONE)
     assert servers.databases() == ["postgresql"]
 
 
-def test_the_last_lines_tell_what_ran_and_what_was_left_out(
+def test_the_last_lines_say_what_ran_and_what_was_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A run on PostgreSQL alone must not look like one on both."""
@@ -149,21 +137,17 @@ def spoken(node: ast.AST) -> Iterator[str]:
 
 def drivers(tree: ast.Module) -> set[str]:
     """The databases' drivers that a module imports."""
-    found = {
-        name.partition(".")[0]
+    names = [
+        name
         for node in ast.walk(tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in (
-            [each.name for each in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-        )
-    }
-    return found & {"psycopg", "pyodbc", "mssql_python"}
+        for name in (getattr(node, "module", None) or "", *(each.name for each in node.names))
+    ]
+    return {name.partition(".")[0] for name in names} & {"psycopg", "pyodbc", "mssql_python"}
 
 
 @pytest.mark.parametrize("path", SHARED, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_a_shared_test_speaks_no_databases_sql(path: Path) -> None:
+def test_a_shared_test_contains_no_sql_of_one_database(path: Path) -> None:
     """It asks its endpoint or the DBA; what one database alone has is marked with `only`."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     if path.name in ALONE:

@@ -29,35 +29,26 @@ def rows(place: Place) -> list[tuple[str, int]]:
     return place.sql(f"SELECT sink, batch FROM {place.state}.dispatch_log")
 
 
-def test_asking_changes_nothing(log: RequestLog, place: Place) -> None:
-    """Neither of a request that is not known, nor of one that is open."""
+def test_a_request_is_opened_sent_and_then_not_given_up(log: RequestLog, place: Place) -> None:
+    """Asking changes nothing; what was sent is not opened again."""
     assert [log.state("r"), rows(place)] == [UNKNOWN, []]
     log.open("r")
     assert [log.state("r"), log.state("other")] == [OPEN, UNKNOWN]
     assert rows(place) == [("app:triage:r", OPEN)]
 
-
-def test_what_was_sent_is_not_given_up(log: RequestLog, place: Place) -> None:
-    """Nor opened again."""
-    log.open("r")
     place.sql(f"UPDATE {place.state}.dispatch_log SET batch = {SENT}, messages = 7")
-
     assert log.state("r") == SENT
     assert log.give_up("r") == SENT
     log.open("r")
     assert log.state("r") == SENT
 
 
-def test_what_is_given_up_stays_so(log: RequestLog) -> None:
-    """Whoever comes late finds it closed."""
-    log.open("r")
+def test_only_an_open_request_is_given_up_and_stays_so(log: RequestLog, place: Place) -> None:
+    """An unknown one may have been sent through another dispatch log."""
+    assert log.give_up("r") == UNKNOWN
+    assert rows(place) == []
 
+    log.open("r")
     assert [log.give_up("r") for _ in range(2)] == [GIVEN_UP] * 2
     log.open("r")
     assert log.state("r") == GIVEN_UP
-
-
-def test_what_is_not_known_is_not_given_up(log: RequestLog, place: Place) -> None:
-    """It may have been sent through another dispatch log."""
-    assert log.give_up("r") == UNKNOWN
-    assert rows(place) == []

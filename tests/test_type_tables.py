@@ -22,7 +22,7 @@ def test_a_name_is_harmless(message_type: str) -> None:
 
 
 def test_what_looks_alike_is_kept_apart() -> None:
-    """Also where tables do not tell upper from lower case."""
+    """Also where names of tables ignore case."""
     types = ["Shop.Placed", "shop.placed", "Shop_Placed", "Shop`Placed", "../Shop.Placed", "Ü", ""]
 
     names = {table_name(each) for each in types}

@@ -39,7 +39,7 @@ def bound(package: str, among: Iterable[str]) -> str:
 
 
 def test_the_versions_are_those_of_the_project() -> None:
-    """What pip compares and what the package compares is the same."""
+    """Each bound is a lower one, of one version that the compatibility run installs."""
     project = PROJECT["project"]
 
     stated = {
@@ -48,18 +48,10 @@ def test_the_versions_are_those_of_the_project() -> None:
     }
 
     assert stated == versions.OLDEST
-    assert project["requires-python"] == ">=" + ".".join(map(str, versions.OLDEST_PYTHON))
-
-
-def test_every_bound_is_a_lower_one() -> None:
-    """The compatibility run installs exactly these, so each is one version."""
-    for each in PROJECT["project"]["dependencies"]:
+    versions.check(*stated)
+    for each in project["dependencies"]:
         assert re.fullmatch(r"[a-z-]+>=\d+(\.\d+)*", each)
-
-
-def test_what_is_installed_is_new_enough() -> None:
-    """Nothing is raised."""
-    versions.check("pyspark", "pyarrow")
+    assert project["requires-python"] == ">=" + ".".join(map(str, versions.OLDEST_PYTHON))
 
 
 @pytest.mark.parametrize(
@@ -98,22 +90,14 @@ def run(program: str) -> str:
     return done.stdout
 
 
-def test_spark_finds_the_format_and_is_told_why_it_cannot_be_used() -> None:
-    """A failing import would be DATA_SOURCE_NOT_FOUND, for this format and for others."""
+def test_each_entry_names_the_version_that_is_too_old() -> None:
+    """Spark finds the format, which then says why it fails; Spark 3 has no data sources at all."""
     said = run(
         "import pyarrow; pyarrow.__version__ = '17.0.0'\n"
         "from pyspark_sqlqueue import DefaultSource\n"
         "print(DefaultSource.name())\n"
         "try: DefaultSource({})\n"
         "except ImportError as error: print(error)\n"
-    )
-
-    assert said.splitlines() == ["sqlqueue", SENTENCES[0]]
-
-
-def test_register_on_spark_3_says_what_is_needed() -> None:
-    """Its pyspark has no data sources in Python at all."""
-    said = run(
         "import sys, types, sqlq_spark\n"
         "sys.modules['pyspark'] = types.ModuleType('pyspark')\n"
         "sys.modules['pyspark'].__version__ = '3.5.9'\n"
@@ -121,7 +105,7 @@ def test_register_on_spark_3_says_what_is_needed() -> None:
         "except ImportError as error: print(error)\n"
     )
 
-    assert said.strip() == SENTENCES[1]
+    assert said.splitlines() == ["sqlqueue", *SENTENCES]
 
 
 def test_the_package_is_imported_without_pyspark() -> None:

@@ -1,4 +1,4 @@
-"""What waits for something tells what it saw."""
+"""Waiting for a condition."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import pytest
 from waiting import until
 
 
-def test_what_is_there_is_returned() -> None:
-    """Also where it comes with the last look."""
+def test_until_returns_what_it_saw_or_fails_with_it() -> None:
+    """The error has the lines of the look, what was wanted, what was seen last, and a log's end."""
     seen = iter([[], [], [7]])
 
     assert until(lambda: next(seen)) == [7]
     assert until(lambda: 0, 0, seconds=0) == 0
-
-
-def test_what_never_comes_is_told_with_what_was_seen() -> None:
-    """The lines of the look, what was wanted, what it saw last, and what else there is to tell."""
     with pytest.raises(AssertionError) as waited:
         until(lambda: [3, "of five"], [5, ""], seconds=0, told=lambda: "end of a log")
 

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from bench.postgresql import uri
+from cli.conftest import run
+from cli.database import STREAM, received
 from conftest import Place
 from pooler import relayed
-from test_cli import STREAM, received, run
 
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.script import Roles, script

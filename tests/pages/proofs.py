@@ -50,8 +50,8 @@ WATCHED = f"{DBA}::test_what_the_page_watches_by_is_seen"
 MIGRATED = f"{SPARK}::test_the_code_of_the_page_of_migration"
 NET = f"{SPARK}::test_the_code_of_the_page_for_the_net_team"
 
-COMMANDS = "test_commandline_page.py::test_the_page_has_a_row_for_each_command"
-CODES = "test_commandline_page.py::test_the_page_has_a_row_for_each_exit_code"
+COMMANDS = "cli/test_every_command.py::test_the_page_has_a_row_for_each_command_and_exit_code"
+CODES = COMMANDS
 FIGURES = "figures of a run of tests.bench, which no test repeats"
 TRIED = "what ran once on a server that no test has"
 PROSE = "prose: each row says what another table or page proves"

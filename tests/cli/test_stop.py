@@ -1,4 +1,4 @@
-"""Ctrl-C: exit code 130, nothing half done, and a line that says how much was."""
+"""Ctrl-C: exit code 130, nothing half done, and a line that says how much was done."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
-from test_cli import STREAM, orders, received, run
 from waiting import PATIENCE, until
+
+from .database import STREAM, count, received
 
 if TYPE_CHECKING:
     from conftest import Place
 
-__all__ = ["orders", "run"]  # the fixtures
+    from .commands import Run
+
+
+@pytest.fixture
+def two(run: Run, orders: str) -> str:
+    """Give a queue of two messages."""
+    run("send", orders, stdin='{"body": "1"}\n{"body": "2"}\n')
+    return orders
 
 
 def own_terminal() -> None:
@@ -26,12 +34,11 @@ def own_terminal() -> None:
     os.login_tty(0)
 
 
-def test_ctrl_c_at_a_question_is_130(run: Any, orders: str, place: Place) -> None:
+def test_ctrl_c_at_a_question_is_130(two: str, place: Place) -> None:
     """On a terminal, in a process of its own; nothing was done."""
-    run("send", orders, stdin='{"body": "1"}\n{"body": "2"}\n')
     leader, follower = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "sqlq_spark", "purge", orders],
+        [sys.executable, "-m", "sqlq_spark", "purge", two],
         env={**os.environ, "SQLQUEUE_URL": place.url},
         stdin=follower,
         stdout=follower,
@@ -39,15 +46,15 @@ def test_ctrl_c_at_a_question_is_130(run: Any, orders: str, place: Place) -> Non
         preexec_fn=own_terminal,  # noqa: PLW1509 - its terminal
     ) as process:
         os.close(follower)
-        said = ""
-        while "[y/N]" not in said:
-            said += os.read(leader, 1000).decode()
+        screen = ""
+        while "[y/N]" not in screen:
+            screen += os.read(leader, 1000).decode()
         os.write(leader, b"\x03")
         code = process.wait(PATIENCE)
     os.close(leader)
 
     assert code == 130
-    assert place.sql(f"SELECT count(*) FROM {orders}") == [(2,)]
+    assert count(place, two) == 2
 
 
 def interrupted(place: Place) -> threading.Thread:
@@ -68,15 +75,12 @@ def interrupted(place: Place) -> threading.Thread:
 
 
 @pytest.mark.parametrize("command", ["purge", "receipts return", "receipts drop"])
-def test_ctrl_c_during_work_is_130_and_tells_how_far_it_was(
-    run: Any, orders: str, place: Place, command: str
+def test_ctrl_c_during_work_is_130_and_reports_the_progress(
+    run: Run, two: str, place: Place, command: str
 ) -> None:
     """What was under way is undone, what was committed before it stays."""
-    run("send", orders, stdin='{"body": "1"}\n{"body": "2"}\n')
-    if command == "purge":
-        words, lock = [orders], f"SELECT FROM {orders} FOR UPDATE"
-        done = "deleted"
-    else:
+    words, lock, done = [two], f"SELECT FROM {two} FOR UPDATE", "deleted"
+    if command != "purge":
         received(place, messages=2)
         words = ["--stream", STREAM, "--state-schema", place.state]
         lock = f"SELECT FROM {place.state}.stream FOR UPDATE"
@@ -84,12 +88,10 @@ def test_ctrl_c_during_work_is_130_and_tells_how_far_it_was(
     place.sql(f"BEGIN; {lock}")
 
     striker = interrupted(place)
-    code, _, error = run(*command.split(), *words, "--yes")
+    stopped = run(*command.split(), *words, "--yes")
     striker.join()
     place.sql("ROLLBACK")
 
-    assert code == 130
-    assert error == f"stopped: 0 messages of 2 {done}\n"
-    waits = place.sql(f"SELECT count(*) FROM {orders}")[0][0]
+    assert (stopped.code, stopped.err) == (130, f"stopped: 0 messages of 2 {done}\n")
     held = place.sql(f"SELECT coalesce(sum(messages), 0) FROM {place.state}.receipt")[0][0]
-    assert waits + held == 2
+    assert count(place, two) + held == 2

@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from test_cli import run
 from waiting import PATIENCE
 
 from sqlq_spark.cli import completion
@@ -17,35 +16,31 @@ from sqlq_spark.cli.completion import queues
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
 
     from conftest import Place
 
-__all__ = ["run"]  # the fixture
+    from .commands import Run
 
 
 @pytest.fixture
 def shop(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Give a queue of the default schema, and one whose name a shell would have to quote."""
+    """Give a queue of the default schema, beside one whose name a shell would have to quote."""
     name = f"{place.schema}.Shop"
-    columns = "id uuid, expires timestamp, headers text, body bytea, seq bigint"
-    place.sql(f'CREATE TABLE public."{name}" ({columns})')
-    place.sql(f'CREATE TABLE public."{name} $(reboot)" ({columns})')
-    place.sql(f'CREATE TABLE public."{name}.Other" (id uuid)')
+    names = {name: "queue", f"{name} $(reboot)": "queue", f"{name}.Other": "another table"}
+    for table, kind in names.items():
+        rest = ", expires timestamp, headers text, body bytea, seq bigint" * (kind == "queue")
+        place.sql(f'CREATE TABLE public."{table}" (id uuid{rest})')
     monkeypatch.setenv("SQLQUEUE_URL", place.url)
     yield name
-    place.sql(f'DROP TABLE public."{name}", public."{name} $(reboot)", public."{name}.Other"')
+    for table in names:
+        place.sql(f'DROP TABLE public."{table}"')
 
 
-def test_queues_are_completed(place: Place, shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their first letters; only names that a shell takes as they are."""
+def test_a_shell_completes_the_names_of_queues(
+    shop: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their first letters, as the installed script asks; only names that need no quotes."""
     monkeypatch.setattr(completion, "PATIENCE", PATIENCE)
-    assert queues(place.schema) == [shop]
-    assert queues("no such queue") == []
-
-
-def test_a_shell_is_given_them(shop: str, place: Place) -> None:
-    """As the script asks that --show-completion prints."""
     words = f"sqlqueue stats {place.schema}"
     asked = {"_SQLQUEUE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "2"}
     program = (
@@ -62,10 +57,12 @@ def test_a_shell_is_given_them(shop: str, place: Place) -> None:
     )
 
     assert (done.stdout.split(), done.stderr) == ([shop], "")
+    assert queues(place.schema) == [shop]
+    assert queues("no such queue") == []
 
 
-def test_what_is_wrong_is_no_names_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No url, a bad one, no server, one that never answers: it would be waited for, for ever."""
+def test_a_failure_completes_nothing_and_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No url, a bad one, no server, and one that never answers."""
     monkeypatch.delenv("SQLQUEUE_URL", raising=False)
     assert queues("") == []
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -77,12 +74,12 @@ def test_what_is_wrong_is_no_names_soon(monkeypatch: pytest.MonkeyPatch) -> None
     assert completion.PATIENCE <= 1
 
 
-def test_the_script_for_a_shell_can_be_had(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By --show-completion, and put in place by --install-completion."""
+def test_the_script_for_a_shell_is_printed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By --show-completion; --install-completion installs it."""
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
 
-    code, script, _ = run("--show-completion", "bash")
+    script = run("--show-completion", "bash")
 
-    assert code == 0
-    assert "complete -o default -F" in script
-    assert "--install-completion" in run("--help")[1]
+    assert script.code == 0
+    assert "complete -o default -F" in script.out
+    assert "--install-completion" in run("--help").out

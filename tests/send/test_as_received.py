@@ -19,11 +19,10 @@ from sqlq_spark.send import columns, frame, messages
 from sqlq_spark.wire.headers import MESSAGE_ID
 
 if TYPE_CHECKING:
-    from datetime import tzinfo
-
     from conftest import Place
 
 NOW = datetime(2026, 6, 30, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
 EXPIRES = pa.timestamp("us", "UTC")
 
 
@@ -78,12 +77,6 @@ def test_maps_and_frames_without_headers_are_passed_on_too() -> None:
     assert [*json.loads(row["headers"])] == [MESSAGE_ID]
 
 
-def test_poison_is_refused() -> None:
-    """No endpoint could read it."""
-    with pytest.raises(BadMessage, match="headers is no JSON object"):
-        sent({"headers": ["{}", "[]"]})
-
-
 def test_what_expires_lives_as_long_as_it_had_left() -> None:
     """To the millisecond, be it longer than a header may say; what has expired stays expired."""
     left = [timedelta(minutes=1, microseconds=1999), timedelta(0), timedelta(-1), timedelta(1000)]
@@ -98,15 +91,6 @@ def test_what_expires_lives_as_long_as_it_had_left() -> None:
     assert sent({"seq": [1]})[0]["lifetime"] is None
 
 
-class Late(datetime):
-    """The clock of an executor that is two hours behind."""
-
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-        """Give a time that is over."""
-        return datetime.now(tz) - timedelta(hours=2)
-
-
 def test_what_is_left_of_a_life_is_by_the_databases_clock(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,8 +100,9 @@ def test_what_is_left_of_a_life_is_by_the_databases_clock(
     options = {**queue.options, "asReceived": "true", "delivery": "atLeastOnce"}
     schema = StructType().add("body", BinaryType()).add("expires", TimestampType())
     writer = BatchWriter(SinkOptions.parse(options), schema, overwrite=False)
-    hour = datetime.now(UTC) + timedelta(hours=1)
-    monkeypatch.setattr(messages, "datetime", Late)
+    hour = datetime.now(UTC) + HOUR
+    clock = type("Late", (datetime,), {"now": classmethod(lambda _, _tz: hour - 3 * HOUR)})
+    monkeypatch.setattr(messages, "datetime", clock)  # of an executor that is two hours behind
 
     columns = {"body": [b"{}"], "expires": pa.array([hour], EXPIRES)}
     writer.write(iter([pa.record_batch(columns)]))
@@ -126,8 +111,10 @@ def test_what_is_left_of_a_life_is_by_the_databases_clock(
     assert 3500 < place.sql(left)[0][0] <= 3600
 
 
-def test_a_frame_whose_expires_is_no_time_is_refused() -> None:
-    """Unless it is not looked at."""
+def test_poison_and_an_expires_that_is_no_time_are_refused() -> None:
+    """No endpoint could read the one; the other is ignored without the option."""
+    with pytest.raises(BadMessage, match="headers is no JSON object"):
+        sent({"headers": ["{}", "[]"]})
     types = {"body": "binary", "expires": "string"}
 
     columns.check_frame(types, queue=True)
@@ -139,7 +126,7 @@ def test_a_frame_whose_expires_is_no_time_is_refused() -> None:
     "option", ["messageType", "contentType", "originatingEndpoint", "replyToAddress"]
 )
 def test_options_that_state_headers_are_refused(option: str) -> None:
-    """They would do nothing."""
+    """They would have no effect."""
     with pytest.raises(BadOption, match=r"asReceived is 'true'.*'said'\] here"):
         sent({"seq": [1]}, **{option: "said"})
     with pytest.raises(BadOption, match="7000 ms"):

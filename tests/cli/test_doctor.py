@@ -1,0 +1,133 @@
+"""`sqlqueue doctor`: what it finds, and that what it proposes fixes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlq_spark.admin.checks import Finding
+from sqlq_spark.cli.screens.queues import show_findings
+
+from .database import STREAM, address, as_role, count, received
+
+if TYPE_CHECKING:
+    import pytest
+    from conftest import Place
+
+    from .commands import Run
+
+BARE = "(id uuid, expires timestamp, headers text, body bytea, seq {})"
+
+
+def test_doctor_reports_problems_and_their_fixes(
+    run: Run, orders: str, place: Place, state: tuple[str, str]
+) -> None:
+    """It ends by 1 until the fixes have been run, then by 0, with nothing to print as JSON."""
+    place.sql(f"ALTER TABLE {orders} SET (autovacuum_enabled = off)")
+    words = ("doctor", orders, "--body-string", *state)
+
+    shown = run(*words)
+    found = run(*words, "--json").objects
+
+    assert shown.code == 1
+    assert f"error  {orders}: autovacuum is off for this table" in shown.out
+    assert "no problems found" not in shown.out
+    assert [each["name"] for each in found] == ["autovacuum", "body_string"]
+    for each in found:
+        assert f"\n    {each['fix']}\n" in shown.out
+        place.sql(each["fix"])
+    assert run(*words) == (0, "no problems found\n", "")
+    assert run(*words, "--json") == (0, "", "")
+
+
+def test_doctor_checks_the_queues_of_all_streams(
+    run: Run, orders: str, place: Place, state: tuple[str, str]
+) -> None:
+    """If none is named; it also reports a stream that was not seen for days."""
+    run("send", orders, stdin='{"body": "1"}')
+    received(place, messages=1)
+    place.sql(f"UPDATE {place.state}.stream SET seen = seen - interval '2 days'")
+    place.sql(f"ALTER TABLE {orders} SET (autovacuum_enabled = off)")
+
+    checked = run("doctor", "--json", *state)
+
+    found = {each["name"]: each for each in checked.objects}
+    assert checked.code == 1
+    assert set(found) == {"unseen_stream", "autovacuum"}
+    command = found["unseen_stream"]["fix"]
+    assert command == f"sqlqueue receipts return --stream {STREAM} --state-schema {place.state}"
+    assert run(*command.split()[1:], "--yes").code == 0
+    assert count(place, orders) == 1
+
+
+def test_doctor_proposes_the_commands_that_create_what_is_missing(
+    run: Run, place: Place, state: tuple[str, str]
+) -> None:
+    """State tables and the queue; without streams and names it says that it checked no queue."""
+    queue = address(place, "shop")
+
+    checked = run("doctor", queue, "--json", *state)
+
+    assert checked.code == 1
+    assert [each["name"] for each in checked.objects] == ["state", "absent"]
+    for each in checked.objects:
+        assert run(*each["fix"].replace("'", "").split()[1:]).code == 0
+    assert run("doctor", queue, *state).code == 0
+    nothing = "no queue was checked: none was named, and there is no stream\nno problems found\n"
+    assert run("doctor", *state) == (0, nothing, "")
+
+
+def test_doctor_does_not_make_a_queue_of_a_table_of_delayed_messages(
+    run: Run, orders: str, place: Place, state: tuple[str, str]
+) -> None:
+    """It proposes no columns of a queue for it."""
+    run("create", orders, "--delayed")
+    delayed = address(place, "Shop.Orders.Delayed")
+
+    checked = run("doctor", delayed, "--json", *state)
+
+    (found,) = checked.objects
+    assert checked.code == 1
+    assert (found["name"], found["where"]) == ("delayed_table", delayed)
+    assert "ALTER" not in found["fix"]
+
+
+def test_doctor_grants_no_sequence_where_there_is_none(
+    run: Run, place: Place, state: tuple[str, str]
+) -> None:
+    """The fix can be run for a table whose seq has no sequence."""
+    login, queue = f"{place.schema}_l", address(place, "bare")
+    place.sql(f"CREATE TABLE {queue} {BARE.format('int')}")
+    place.sql(f"CREATE ROLE {login}")
+    try:
+        found = run("doctor", queue, "--json", *state, "--url", as_role(place.url, login)).objects
+
+        fixes = {each["name"]: each["fix"] for each in found}
+        assert fixes["send_right"] == f"GRANT INSERT ON {place.schema}.bare TO {login}"
+    finally:
+        place.sql(f"DROP ROLE {login}")
+
+
+def test_doctor_checks_a_table_whose_name_no_endpoint_accepts(
+    run: Run, place: Place, state: tuple[str, str]
+) -> None:
+    """Every other command refuses the name."""
+    queue = address(place, "x" * 60)
+    place.sql(f"CREATE TABLE {queue} {BARE.format('serial UNIQUE')}")
+
+    checked = run("doctor", queue, *state)
+
+    assert checked.code == 1
+    assert "the name has 60 bytes, but the transport allows at most 55" in checked.out
+    assert run("browse", queue).code == 2
+
+
+def test_findings_are_shown_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    """A queue's name cannot write on the operator's terminal."""
+    name = '"s"."[red]\x1b[2J"'
+    finding = Finding(where=name, name="x", severity="note", found="\x07", fix=f"ALTER {name};\nB")
+
+    show_findings([finding])
+
+    assert capsys.readouterr().out == (
+        'note  "s"."[red]·[2J": ·\n    ALTER "s"."[red]·[2J";\n    B\nno problems found\n'
+    )

@@ -1,0 +1,265 @@
+"""What all commands have in common: options, help, JSON, exit codes, and their page."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from conftest import Place, placed
+from pages.page import table
+
+from sqlq_spark import __version__, demo
+from sqlq_spark.cli import options as cli_options
+from sqlq_spark.database import schema
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.options import SourceOptions
+from sqlq_spark.send import subscriptions
+
+from .commands import COMMANDS, options
+from .database import STREAM, address, received
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .commands import Run
+
+PAGE = Path(__file__).parents[2] / "docs" / "commandline.md"
+NOWHERE = "postgresql://127.0.0.1:1/shop"
+STATE = ("--state-schema", "STATE")  # words in capitals stand for the place's own names
+TABLE = ("--subscription-table", "TABLE")
+OWN = ("--stream", STREAM, "--yes", *STATE)
+
+# a call of each command, and keys that its first object has; the demo has a test of its own
+CALLS: dict[str, tuple[tuple[str, ...], set[str]]] = {
+    "install": (STATE, {"stateSchema", "server"}),
+    "create": (("QUEUE", "--delayed"), {"queues", "delayed", "server"}),
+    "script": (("QUEUE", *STATE), {"dialect", "script"}),
+    "send": (("QUEUE",), {"sent", "queues", "published", "unheard", "delayed"}),
+    "browse": (("QUEUE",), {"id", "seq", "expires", "headers", "body"}),
+    "stats": (("QUEUE", *STATE), {"at", "queues", "streams"}),
+    "purge": (("OTHER", "--yes"), {"queue", "deleted"}),
+    "purge-expired": (("QUEUE",), {"queue", "deleted"}),
+    "move-due": (("QUEUE",), {"queue", "moved", "nextDueSeconds", "total"}),
+    "doctor": (("QUEUE", *STATE), {"where", "name", "severity", "found", "fix"}),
+    "report": (("QUEUE", *STATE), {"at", "server", "queues", "streams", "failures"}),
+    "receipts list": (STATE, {"stream", "queue", "batch", "task", "messages", "settled", "login"}),
+    "receipts return": ((*OWN, "--batch", "1"), {"returned", "receipts", "settled"}),
+    "receipts drop": ((*OWN, "--batch", "2"), {"dropped", "receipts"}),
+    "subscribe": (
+        ("Shop.New", "--endpoint", "Lake", "--queue", "QUEUE", *TABLE),
+        {"topic", "endpoint", "address"},
+    ),
+    "unsubscribe": (
+        ("Shop.Old", "--endpoint", "Lake", *TABLE),
+        {"topic", "endpoint", "unsubscribed"},
+    ),
+    "subscribers": (TABLE, {"topic", "endpoint", "address"}),
+    "retry": (
+        ("QUEUE", "--all", "--yes"),
+        {"queue", "returned", "skipped", "chosen", "staying", "missing"},
+    ),
+}
+CONNECTING = [name for name in sorted(COMMANDS) if "--url" in options(name)]
+
+
+@pytest.fixture(scope="module")
+def shared(server: str) -> Iterator[Place]:
+    """Give one place to all tests here: what one test changes, no other needs."""
+    with placed(server) as made:
+        yield made
+
+
+@pytest.fixture
+def place(shared: Place) -> Place:
+    """Give the shared place to `run`."""
+    return shared
+
+
+@pytest.fixture(scope="module")
+def ready(shared: Place) -> dict[str, str]:
+    """Make queues with messages, delayed ones, receipts, subscribers and something to fix."""
+    names = {"QUEUE": "Shop.Orders", "OTHER": "Shop.Billing", "TABLE": "Subscriptions"}
+    words = {word: address(shared, name) for word, name in names.items()}
+    words["STATE"] = shared.state
+    raw = {"url": shared.url, "queue": words["QUEUE"], "stateSchema": shared.state}
+    options = SourceOptions.parse(raw)
+    with Session(options, "test", state=False) as session:
+        connection = session.open()
+        schema.install(connection, timeout=10)
+        schema.create_delayed(connection, options.address, timeout=10)
+        for name in ("QUEUE", "OTHER"):
+            schema.create_queue(connection, connection.parsed(words[name]), timeout=10)
+            put = f"INSERT INTO {words[name]} (id, headers, body)"
+            shared.sql(f"{put} SELECT gen_random_uuid(), '{{}}', '1' FROM generate_series(1, 4)")
+        for topic in ("Shop.Old", "Shop.Heard"):
+            subscriptions.subscribe(
+                connection,
+                connection.parsed(words["TABLE"]),
+                topic=topic,
+                endpoint="Lake",
+                queue=options.address,
+                timeout=10,
+            )
+    for batch in (1, 2, 3):
+        received(shared, messages=1, batch=batch)
+    shared.sql(f"ALTER TABLE {words['QUEUE']} SET (autovacuum_enabled = off)")
+    return words
+
+
+def filled(call: tuple[str, ...], words: dict[str, str]) -> list[str]:
+    """Put a test's own names into a call."""
+    return [words.get(word, word) for word in call]
+
+
+# ---------------------------------------------------------------- options and help
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_the_common_options(run: Run, name: str) -> None:
+    """--json, a timeout if it connects, help of 80 columns, and 2 for an unknown option."""
+    refused = run(*name.split(), "--no-such-option")
+
+    assert (refused.code, refused.out) == (2, "")
+    assert "--no-such-option" in refused.err
+    assert name in CALLS or name == "demo"
+    assert "--json" in options(name)
+    assert ("--url" in options(name)) == ("--query-timeout" in options(name))
+    # line breaks are kept below the first paragraph: a longer line would be broken twice
+    _, *below = (COMMANDS[name].help or "").split("\n\n")
+    assert [line for line in "\n".join(below).splitlines() if len(line) > 78] == []
+
+
+def test_help_shows_brackets_and_the_version_is_printed(run: Run) -> None:
+    """Brackets of an address are no markup."""
+    assert "table@[schema]" in run("browse", "--help").out
+    assert run("--version") == (0, f"sqlqueue {__version__}\n", "")
+
+
+def test_a_command_waits_no_longer_than_its_timeout(
+    run: Run, ready: dict[str, str], place: Place
+) -> None:
+    """Also for a lock; the error names the option to raise."""
+    queue = ready["OTHER"]
+    place.sql(f"BEGIN; LOCK TABLE {queue} IN ACCESS EXCLUSIVE MODE")
+
+    found = [
+        run(*words, "--query-timeout", "1s")
+        for words in (("stats", queue), ("purge", queue, "--yes"))
+    ]
+    place.sql("ROLLBACK")
+
+    for each in found:
+        assert each.code == 3
+        assert each.err.startswith("stats took longer than 1 s: ")
+        assert each.err.endswith("Raise the option --query-timeout.\n")
+
+
+# ---------------------------------------------------------------- JSON and exit codes
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"demo"}))
+def test_a_command_prints_json_and_nothing_else(run: Run, ready: dict[str, str], name: str) -> None:
+    """So that a program can read it line by line."""
+    call, keys = CALLS[name]
+
+    printed = run(*name.split(), *filled(call, ready), "--json", stdin='{"body": "4"}')
+
+    # what doctor finds is to be fixed, what retry was to return never failed
+    assert printed.code == (1 if name in {"doctor", "retry"} else 0), printed.err
+    assert printed.objects
+    assert keys <= printed.objects[0].keys()
+
+
+@pytest.mark.parametrize("name", ["purge", "receipts return", "receipts drop", "retry"])
+def test_a_program_must_say_yes(run: Run, ready: dict[str, str], name: str) -> None:
+    """Without --yes nothing is done."""
+    call = [word for word in filled(CALLS[name][0], ready) if word != "--yes"]
+
+    refused = run(*name.split(), *call, "--json", stdin="y\n")
+
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.endswith("expected --yes with it, because a program cannot be asked\n")
+
+
+@pytest.mark.parametrize("name", CONNECTING)
+def test_an_unreachable_database_is_exit_code_3(run: Run, name: str) -> None:
+    """One sentence says where it was looked for."""
+    words = filled(CALLS[name][0], {"QUEUE": "q", "STATE": "s", "TABLE": "t"})
+    report = ["--json"] if name == "report" else []  # it must be asked for a form
+
+    failed = run(*name.split(), *words, *report, "--url", NOWHERE)
+
+    assert (failed.code, failed.out) == (3, "")
+    assert failed.err.startswith(f"no connection to {NOWHERE}: ")
+    assert len(failed.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("doctor", "QUEUE", *STATE),
+        ("unsubscribe", "a", "--endpoint", "b", *TABLE),
+        ("receipts", "return", "--stream", "nobody", *STATE, "--yes"),
+        ("receipts", "drop", "--stream", "nobody", *STATE, "--yes"),
+    ],
+)
+def test_a_problem_or_nothing_to_work_on_is_exit_code_1(
+    run: Run, ready: dict[str, str], call: tuple[str, ...]
+) -> None:
+    """As is the answer no."""
+    assert run(*filled(call, ready)).code == 1
+
+
+def test_the_demo_prints_its_figures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no bars; its events stand in for the minute that it takes."""
+    figures = {"sent": 9, "received": 9, "lost": 0, "repeated": 0, "strange": 0, "left": 0}
+    result = demo.Result(
+        **figures, kills=2, sent_each_second=1.5, received_each_second=2.5, rows=[{"body": "x"}]
+    )
+
+    def events(**_: object) -> Iterator[demo.Event]:
+        yield demo.Step(doing="sending", messages=3, total=9)
+        yield demo.Kill(batch=1, processes=2, held=3)
+        yield result
+
+    monkeypatch.setattr(demo, "run", events)
+    endings = (signal.SIGTERM, signal.SIGHUP)  # the demo handles these signals
+    before = [signal.getsignal(ending) for ending in endings]
+
+    printed = run("demo", "--json")
+    for ending, handler in zip(endings, before, strict=True):
+        signal.signal(ending, handler)
+
+    assert (printed.code, printed.err) == (0, "")
+    (found,) = printed.objects
+    assert found | figures == found
+    assert found["good"] is True
+    assert "rows" not in found
+
+
+# ---------------------------------------------------------------- docs/commandline.md
+
+
+def test_the_page_has_a_row_for_each_command_and_exit_code() -> None:
+    """None is missing and none is made up."""
+    rows = [name.strip("`") for name in table("docs/commandline.md", "commands").column()]
+    codes = {int(code) for code in table("docs/commandline.md", "exit-codes").column()}
+
+    found = cli_options
+    assert sorted(rows) == sorted(COMMANDS)
+    assert codes == {0, found.FOUND, found.USAGE, found.DATABASE, found.STOPPED}
+
+
+@pytest.mark.parametrize(
+    "line", re.findall(r"\bsqlqueue [a-z][^`\n]*", PAGE.read_text(encoding="utf-8"))
+)
+def test_the_commands_have_the_options_of_each_line_of_the_page(line: str) -> None:
+    """In the same spelling."""
+    words = shlex.split(line)[1:]
+    name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
+
+    assert {word for word in words if word.startswith("--")} <= options(name)

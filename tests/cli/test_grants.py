@@ -1,0 +1,152 @@
+"""The script that `sqlqueue script` prints: enough for each role to do its work, and no more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.options import SinkOptions
+from sqlq_spark.send import dispatch, staging
+from sqlq_spark.send.messages import Sender
+
+from .database import STREAM, address, as_role, executed, received
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conftest import Place
+
+    from .commands import Run
+
+ROLES = ("reader", "sender", "operator", "installer")
+ERRORS = 'Er"ror; --'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Granted:
+    """What the script made: tables, and a url for each role."""
+
+    queue: str
+    errors: str  # a hostile name
+    subscriptions: str
+    urls: dict[str, str]
+
+
+@pytest.fixture
+def granted(place: Place, run: Run, state: tuple[str, str]) -> Iterator[Granted]:
+    """Execute the script."""
+    names = ("Shop.Orders", ERRORS.replace('"', '""'), "SubscriptionRouting")
+    queue, errors, table = (address(place, name) for name in names)
+    roles = {each: f"{place.schema}_{each}" for each in (*ROLES, "owner")}
+    queues = ("--error", errors, "--audit", address(place, "audit"), "--delayed")
+    flags = (word for name, role in roles.items() for word in (f"--{name}", role))
+    script = run("script", queue, *queues, "--subscription-table", table, *state, *flags)
+    urls = {name: as_role(place.url, role) for name, role in roles.items()}
+    with executed(place, script.out, *roles.values()):
+        yield Granted(queue=queue, errors=errors, subscriptions=table, urls=urls)
+
+
+def test_a_reader_receives_and_moves_poison(place: Place, granted: Granted) -> None:
+    """From its queue, poison into the error queue."""
+    put = f"INSERT INTO {granted.queue} (id, headers, body) VALUES (gen_random_uuid(), %s, '')"
+    for headers in ("{}", "poison"):
+        place.sql(put, headers)
+
+    assert received(place, messages=10, url=granted.urls["reader"], errors=ERRORS) == [b""]
+    assert place.sql(f"SELECT headers FROM {granted.errors}") == [("poison",)]
+
+
+def test_a_sender_sends_exactly_once_and_publishes(
+    place: Place, granted: Granted, run: Run
+) -> None:
+    """Through the staging, to a queue and to a subscriber; it may neither browse nor subscribe."""
+    subscription = ("Shop.Placed", "--endpoint", "Lake", "--queue", granted.queue)
+    words = ("subscribe", *subscription, "--subscription-table", granted.subscriptions)
+    assert run(*words).code == 0
+    given = {
+        "url": granted.urls["sender"],
+        "stateSchema": place.state,
+        "subscriptionTable": granted.subscriptions,
+    }
+    batch = pa.RecordBatch.from_pydict({"body": [b"x"]})
+    for which, to in enumerate(({"queue": granted.queue}, {"topics": "Shop.Placed"})):
+        options = SinkOptions.parse(given | to)
+        with Session(options, "sender") as session:
+            chunks = Sender(options=options, partition=0).chunks([batch])
+            staged = staging.stage(session, chunks, sink=f"app:{which}", batch=0)
+            dispatch.dispatch(session.open(), [staged], options)
+
+    url = ("--url", granted.urls["sender"])
+    refused = run(*words, *url)
+    assert place.sql(f"SELECT body FROM {granted.queue}") == [(b"x",)] * 2
+    assert run("send", granted.queue, *url, stdin='{"body": "1"}').code == 0
+    assert run("browse", granted.queue, *url).code == 3
+    assert refused.code == 3
+    assert f"GRANT SELECT, INSERT, UPDATE ON {granted.subscriptions} TO the_user" in refused.err
+
+
+def test_doctor_finds_all_rights_of_a_stream_and_of_a_sender(
+    run: Run, place: Place, granted: Granted, state: tuple[str, str]
+) -> None:
+    """What only the other may do is a note."""
+    notes = {"reader": "may not delay messages", "sender": "may not receive from it"}
+    for role, note in notes.items():
+        found = run("doctor", granted.queue, *state, "--url", granted.urls[role])
+
+        assert found.code == 0
+        assert f": login {place.schema}_{role} {note}" in found.out
+        assert "no problems found" in found.out
+
+
+def test_an_operator_may_run_the_commands(
+    place: Place, granted: Granted, state: tuple[str, str], run: Run
+) -> None:
+    """All but those that create tables."""
+    url = ("--url", granted.urls["operator"])
+    subscriptions = ("--subscription-table", granted.subscriptions)
+    line, delayed = '{"body": "1"}\n', '{"body": "2", "delay": 0}'
+    topic = ("Shop.Placed", "--endpoint", "Lake")
+    assert run("send", granted.errors, *url, stdin=line).code == 0
+    assert run("send", granted.queue, *url, stdin=line + delayed).code == 0
+    assert run("move-due", granted.queue, *url).code == 0
+    received(place, messages=2)
+
+    ends = [
+        run(*words, *url).code
+        for words in (
+            ("stats", granted.queue, *state),
+            ("browse", granted.errors),
+            ("receipts", "list", *state),
+            ("receipts", "return", "--stream", STREAM, "--yes", *state),
+            ("purge-expired", granted.queue),
+            ("purge", granted.queue, "--yes"),
+            ("subscribe", *topic, "--queue", granted.queue, *subscriptions),
+            ("unsubscribe", *topic, *subscriptions),
+            ("doctor", granted.queue, granted.errors, *state),
+        )
+    ]
+
+    assert ends == [0] * len(ends)
+    assert run("create", address(place, "other"), *url).code == 3
+
+
+def test_an_installer_creates_queues_and_may_not_browse_them(
+    place: Place, granted: Granted, state: tuple[str, str], run: Run
+) -> None:
+    """Its error says that the script has created the state tables."""
+    url = ("--url", granted.urls["installer"])
+    other = ("create", address(place, "other"), "--delayed", "--body-string")
+
+    installed = run("install", *state, *url)
+
+    assert installed.code == 3
+    assert f"belongs to {place.schema}_owner" in installed.err
+    assert "If a DBA's script created these tables, you need not install any" in installed.err
+    for words in (("create", granted.queue), other, other):
+        made = run(*words, *url)
+        assert (made.code, made.err) == (0, "")
+    assert run("browse", granted.queue, *url).code == 3

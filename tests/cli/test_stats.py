@@ -1,0 +1,248 @@
+"""`sqlqueue stats` and `report`: once, as lines, and as a live screen on a real terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import termios
+from typing import TYPE_CHECKING
+
+import pytest
+from waiting import PATIENCE
+
+from sqlq_spark.admin import history
+from sqlq_spark.admin.watch import Look
+from sqlq_spark.cli import stats
+from sqlq_spark.cli.screens.screen import NO_QUEUES
+from sqlq_spark.cli.screens.watch import Lines, sparkline
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.errors import ConnectionLost, NotReachable
+from sqlq_spark.options import SourceOptions
+
+from .database import STREAM, address, received
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Place
+
+    from .commands import Run
+
+SIZE = {"COLUMNS", "LINES"}  # these variables win over the size that a terminal reports
+WATCH = ("--watch", "--interval", "0.1")
+
+
+def test_stats_counts_what_waits_and_what_streams_hold(
+    run: Run, orders: str, place: Place, state: tuple[str, str]
+) -> None:
+    """Depth, expired messages, streams and receipts."""
+    run("send", orders, "--time-to-be-received", "00:00:00", stdin='{"body": "1"}')
+    run("send", orders, stdin='{"body": "2"}\n{"body": "3"}')
+    received(place, messages=2)
+
+    printed = run("stats", orders, "--json", *state)
+    table = run("stats", *state).out
+
+    ((depth,), (stream,)) = (printed.objects[0][name] for name in ("queues", "streams"))
+    assert printed.code == 0
+    assert (depth["queue"], depth["messages"], depth["expired"]) == (orders, 1, 0)
+    assert (stream["stream"], stream["receipts"], stream["held"]) == (STREAM, 1, 1)
+    assert STREAM in table
+    assert orders in table
+
+
+def test_stats_lists_each_queue_of_a_stream(
+    run: Run, orders: str, place: Place, state: tuple[str, str]
+) -> None:
+    """A comma in a name does not split it; a stream is listed for each of its queues."""
+    other = address(place, "Shop, Billing")
+    run("create", other)
+    received(place, messages=1)
+    queues = f"{orders}, {other}"
+    place.sql(f'UPDATE "{place.state}".stream SET queue = %s', queues)
+
+    printed = [run("stats", *queue, "--json", *state).objects[0] for queue in ((), (other,))]
+    (held,) = run("receipts", "list", orders, "--json", *state).objects
+
+    assert [[each["queue"] for each in said["queues"]] for said in printed] == [
+        [other, orders],
+        [other],
+    ]
+    assert [[each["queue"] for each in said["streams"]] for said in printed] == [[queues]] * 2
+    assert held["queue"] == orders
+
+
+def test_stats_reports_what_is_absent(run: Run, queue: str, state: tuple[str, str]) -> None:
+    """State tables, or a queue to look at."""
+    shown, nothing = run("stats", queue, *state), run("stats", *state)
+    watched = run("stats", *WATCH, "--count", "1", *state)
+
+    assert (shown.code, nothing.code, watched.code) == (0, 0, 0)
+    assert f"no state tables in schema {state[1]}" in shown.out
+    assert nothing.out.splitlines()[0] == NO_QUEUES
+    assert watched.out.endswith(f" {NO_QUEUES}\n")
+
+
+def test_stats_warns_before_the_seqs_are_used_up(
+    run: Run, queue: str, place: Place, state: tuple[str, str]
+) -> None:
+    """The proposed statement makes the column and its sequence wider."""
+    run("send", queue, stdin='{"body": "1"}')
+    place.sql(f"UPDATE {queue} SET seq = 2000000000")
+
+    shown = run("stats", queue, *state)
+
+    assert shown.code == 0
+    assert shown.err.startswith(f"{queue}: 93% of the seqs are used up")
+    place.connection.execute(shown.err.partition("Fix: ")[2].encode())
+    assert run("stats", queue, *state).err == ""
+
+
+def test_stats_and_browse_show_delayed_messages(
+    run: Run, queue: str, state: tuple[str, str]
+) -> None:
+    """Beside what waits; a line of browse cannot be sent again, because it would lose its delay."""
+    run("create", queue, "--delayed")
+    run("send", queue, stdin='{"body": "x\\u001b[2J", "delay": "01:00:00"}')
+
+    table = run("stats", queue, *state).out
+    shown = run("browse", queue, "--delayed").out
+    lines = run("browse", queue, "--delayed", "--json")
+
+    assert re.search(r"messages +oldest +expired +delayed +due ", table)
+    assert re.search(r"^ +0 +- +0 +1 +0 ", table, flags=re.MULTILINE)
+    assert "x·[2J" in shown
+    (found,) = lines.objects
+    assert found["body"] == "x\x1b[2J"
+    assert found["due"].endswith("+00:00")
+    assert run("send", queue, stdin=lines.out).code == 2
+
+
+# ---------------------------------------------------------------- a watch
+
+
+def test_a_watch_without_a_terminal_prints_lines(
+    run: Run, orders: str, state: tuple[str, str]
+) -> None:
+    """One for each queue and look; the first look has no flow."""
+    run("send", orders, stdin='{"body": "1"}')
+
+    watched = run("stats", orders, *WATCH, "--count", "2", *state)
+
+    first, second = watched.out.splitlines()
+    assert (watched.code, watched.err) == (0, "")
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", first)
+    assert re.search(rf" {re.escape(orders)}: backlog 1, oldest \d", first)
+    assert "in/s -, out/s -, expired 0, delayed -, due -, receipts 0, held 0" in first
+    assert "in/s 0.0, out/s 0.0" in second
+
+
+def test_a_report_draws_the_history_that_a_watch_prints(
+    run: Run, queue: str, place: Place, state: tuple[str, str], tmp_path: Path
+) -> None:
+    """Only its owner may read the page, also where all could read a page that it replaces."""
+    other = address(place, "Shop.Billing")
+    run("create", other)
+    run("send", queue, stdin='{"body": "1"}')
+    lines, page, new = (tmp_path / name for name in ("history", "page.html", "new.html"))
+    page.write_text("before")
+    page.chmod(0o644)
+
+    watched = run("stats", queue, other, *WATCH, "--count", "3", "--json", *state)
+    kept = history.read(watched.out.encode().splitlines())
+    lines.write_text(watched.out)
+    drawn = run("report", queue, "--html", str(page), "--history", str(lines))
+
+    assert watched.code == 0
+    assert [len(each["queues"]) for each in watched.objects] == [2, 2, 2]
+    assert [each.messages for each in kept[queue]] == [1, 1, 1]
+    assert [each.incoming for each in kept[other]] == [None, None, None]  # no seq was given out
+    assert [each.outgoing for each in kept[queue]] == [None, 0, 0]
+    assert drawn == (0, f"the report of 1 queue is in {page}\n", "")
+    assert "Backlog over time" in page.read_text(encoding="utf-8")
+    assert run("report", queue, "--html", str(new)).code == 0
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (page, new)] == [0o600] * 2
+
+
+def test_a_watch_goes_on_when_the_database_was_away(
+    orders: str, place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It reports the loss, and looks again; the first look must succeed."""
+    options = SourceOptions.parse({"url": place.url, "queue": orders, "stateSchema": place.state})
+    end = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        f" WHERE application_name LIKE 'sqlqueue {place.schema}%'"
+    )
+    with Session(options, place.schema, state=False) as session:
+        found = stats.looks(session, [orders], options, 0.01)
+        first = next(found)
+        assert place.sql(end)
+        lost, after = next(found), next(found)
+
+    Lines().fail(str(lost))
+    assert isinstance(first, Look)
+    assert isinstance(lost, ConnectionLost)
+    assert isinstance(after, Look)
+    assert capsys.readouterr().err.endswith(". Trying again.\n")
+    nowhere = SourceOptions.parse({"url": "postgresql://127.0.0.1:1/shop", "queue": "q"})
+    with Session(nowhere, "test", state=False) as session, pytest.raises(NotReachable):
+        next(stats.looks(session, ["q"], nowhere, 0.01))
+
+
+def follow(leader: int, screen: bytearray, wanted: bytes) -> None:
+    """Read what a terminal shows until it has shown something; pytest's timeout ends the wait."""
+    while wanted not in screen:
+        screen += os.read(leader, 4096)
+
+
+def test_the_live_screen_ends_with_ctrl_c_and_restores_the_terminal(
+    orders: str, place: Place, run: Run, state: tuple[str, str]
+) -> None:
+    """Exit 0; its screen is gone, the cursor is back, and the line's settings are as before."""
+    run("send", orders, stdin='{"body": "1"}')
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 150, 0, 0))
+    before = termios.tcgetattr(follower)
+    screen = bytearray()
+    # a worker of pytest-xdist sets a width of 80 columns
+    inherited = {name: each for name, each in os.environ.items() if name not in SIZE}
+    with subprocess.Popen(
+        [sys.executable, "-m", "sqlq_spark", "stats", orders, *WATCH, *state],
+        env={**inherited, "SQLQUEUE_URL": place.url, "TERM": "xterm-256color"},
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+    ) as process:
+        follow(leader, screen, b"backlog")
+        follow(leader, screen, b"0.0")  # the second look has a flow
+        process.send_signal(signal.SIGINT)
+        code = process.wait(PATIENCE)
+        follow(leader, screen, b"\x1b[?1049l")
+        follow(leader, screen, b"\x1b[?25h")
+    after = termios.tcgetattr(follower)
+    os.close(leader)
+    os.close(follower)
+
+    assert code == 0
+    text = screen.decode()
+    assert text.index("\x1b[?1049h") < text.index("backlog") < text.rindex("\x1b[?1049l")
+    assert orders in text
+    assert "Press Ctrl-C to end" in text
+    assert "██" in text  # its backlog at both looks
+    assert "Traceback" not in text
+    assert after == before
+
+
+def test_a_line_of_bars_shows_the_course_of_the_backlog() -> None:
+    """The highest bar for the most; flat where nothing waited."""
+    assert sparkline([0, 1, 4, 8]) == "▁▂▅█"
+    assert sparkline([0, 0]) == "▁▁"
+    assert sparkline([7]) == "█"

@@ -1,0 +1,1 @@
+"""Rows of a frame → messages, without a database."""

@@ -1,0 +1,87 @@
+"""Delays of rows to send: columns of a chunk, and the headers that follow."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+
+from sqlq_spark.send.delays import MOMENT
+from sqlq_spark.send.messages import CHUNK_ROW
+from sqlq_spark.wire import headers as wire
+
+from .frames import frame, headers, maps, moments, sender
+
+AT = datetime(2026, 7, 1, 9, 8, 7, 654321, UTC)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["00:30:00", None, "365000.00:00:00", "00:00:01.5", "00:00:00"]),
+        pa.array([1_800_000, None, 365_000 * 86_400_000, 1500, 0], pa.int64()),
+        pa.array(
+            [
+                timedelta(minutes=30),
+                None,
+                timedelta(days=365_000),
+                timedelta(seconds=1.5),
+                timedelta(0),
+            ],
+            pa.duration("us"),
+        ),
+    ],
+    ids=["text", "bigint", "interval"],
+)
+def test_a_delay_is_milliseconds_and_a_header(column: pa.Array) -> None:
+    """DeliverAt is the time sent and the delay; a row without a delay has neither."""
+    found = sender().messages(frame(5, delay=column), 0)
+
+    assert found.schema.names == [*CHUNK_ROW.names, "delay"]
+    assert found["delay"].to_pylist() == [1_800_000, None, 365_000 * 86_400_000, 1500, 0]
+    assert [each.get(wire.DELIVER_AT) for each in headers(found)] == [
+        "2026-06-30 17:35:09:123456 Z",
+        None,
+        "3025-10-31 17:05:09:123456 Z",
+        "2026-06-30 17:05:10:623456 Z",
+        "2026-06-30 17:05:09:123456 Z",
+    ]
+    assert wire.DELIVER_AT not in headers(found)[1]
+
+
+def test_a_moment_is_utc_and_a_header() -> None:
+    """Also in the past; read back as it was. A row may have a delay instead."""
+    past = datetime(1900, 1, 1, tzinfo=UTC)
+    found = sender().messages(frame(3, deliverAt=moments(AT, None, past)), 0)
+
+    assert found.schema.names == [*CHUNK_ROW.names, "due"]
+    assert found["due"].to_pylist() == [
+        AT.replace(tzinfo=None),
+        None,
+        past.replace(tzinfo=None),
+    ]
+    at = [each.get(wire.DELIVER_AT) for each in headers(found)]
+    assert at == ["2026-07-01 09:08:07:654321 Z", None, "1900-01-01 00:00:00:000000 Z"]
+    assert wire.parse_wire_time(str(at[0])) == AT
+    assert moments(AT).type == MOMENT
+    mixed = frame(3, delay=pa.array([5, None, None], pa.int64()), deliverAt=moments(None, AT, None))
+    found = sender().messages(mixed, 0)
+    assert found["delay"].to_pylist() == [5, None, None]
+    assert found["due"].to_pylist() == [None, AT.replace(tzinfo=None), None]
+    assert [wire.DELIVER_AT in each for each in headers(found)] == [True, True, False]
+
+
+@pytest.mark.parametrize("kind", ["map", "json"])
+def test_a_column_overrides_what_headers_say_of_delays(kind: str) -> None:
+    """A row's own DeliverAt stays where it is not delayed; its ForwardDestination likewise."""
+    own = {wire.DELIVER_AT: "then", wire.FORWARD_DESTINATION: "there", "a": "b"}
+    column = maps(own, own) if kind == "map" else pa.array([wire.dumps(own)] * 2)
+    batch = frame(2, headers=column, deliverAt=moments(AT, None))
+
+    delayed, plain = headers(sender().messages(batch, 0))
+
+    assert delayed[wire.DELIVER_AT] == "2026-07-01 09:08:07:654321 Z"
+    assert delayed["a"] == "b"
+    assert wire.FORWARD_DESTINATION not in delayed
+    assert {name: plain[name] for name in own} == own

@@ -1,0 +1,208 @@
+"""Rows of a frame → messages: headers byte for byte, defaults, lifetimes, ids."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strict_headers import loads
+
+from sqlq_spark.send import messages
+from sqlq_spark.send.messages import CHUNK_ROW
+from sqlq_spark.wire import headers as wire
+
+from .frames import MAP, SEED, frame, headers, maps, sender
+
+TEXT = st.text(max_size=6) | st.sampled_from(["a/b", '"', "\\", "\x7f", "\0", "\u2028", "🚀", "é"])
+NAMES = TEXT | st.sampled_from(
+    [wire.MESSAGE_ID, wire.CORRELATION_ID, wire.REPLY_TO_ADDRESS, wire.MESSAGE_INTENT]
+)
+MAPS = st.lists(st.none() | st.dictionaries(NAMES, st.none() | TEXT, max_size=5), max_size=6)
+
+
+def test_the_least_that_a_row_needs_becomes_a_whole_message() -> None:
+    """One column and no option give all that an endpoint reads, word for word."""
+    found = sender().messages(frame(), 0)
+
+    assert found.schema.equals(CHUNK_ROW)
+    (row,) = found.to_pylist()
+    own = loads(row["headers"])
+    message_id, conversation = own[wire.MESSAGE_ID], own[wire.CONVERSATION_ID]
+    assert row["headers"] == (
+        f'{{"NServiceBus.MessageId":"{message_id}","NServiceBus.MessageIntent":"Send",'
+        f'"NServiceBus.ConversationId":"{conversation}",'
+        f'"NServiceBus.CorrelationId":"{message_id}",'
+        '"NServiceBus.TimeSent":"2026-06-30 17:05:09:123456 Z"}'
+    )
+    assert str(uuid.UUID(message_id)) == message_id != conversation
+    assert (row["queue"], row["body"], row["lifetime"]) == (None, b"x", None)
+
+
+def test_options_are_defaults_of_headers() -> None:
+    """Each under its name, written as the 9.1 writer does."""
+    given_ = sender(
+        intent="Publish",
+        messageType="Shop.Placed, Shop",
+        contentType="application/json",
+        originatingEndpoint='The "Shop"',
+        replyToAddress='"public"."replies"',
+        timeToBeReceived="00:30:00",
+    )
+
+    (found,) = headers(given_.messages(frame(), 0))
+    ids = dict.fromkeys((wire.MESSAGE_ID, wire.CONVERSATION_ID, wire.CORRELATION_ID), "")
+    assert found | ids == ids | {
+        wire.MESSAGE_INTENT: "Publish",
+        wire.REPLY_TO_ADDRESS: '"public"."replies"',
+        wire.ORIGINATING_ENDPOINT: 'The "Shop"',
+        wire.ENCLOSED_MESSAGE_TYPES: "Shop.Placed, Shop",
+        wire.CONTENT_TYPE: "application/json",
+        wire.TIME_SENT: "2026-06-30 17:05:09:123456 Z",
+        wire.TIME_TO_BE_RECEIVED: "00:30:00",
+    }
+
+
+@given(MAPS, st.integers(0, 3))
+def test_headers_are_byte_for_byte_those_of_the_writer(
+    given_: list[dict[str, str | None] | None], offset: int
+) -> None:
+    """The defaults that a row lacks, then its own, as a map or as JSON; of a slice too."""
+    batch = frame(len(given_), headers=maps(*given_)).slice(offset)
+    json = pa.array([None if each is None else wire.dumps(each) for each in given_], pa.string())
+
+    found = sender().messages(batch, 0)
+
+    for text, each in zip(found["headers"].to_pylist(), given_[offset:], strict=True):
+        own, written = each or {}, loads(text)
+        defaults = {name: value for name, value in written.items() if name not in own}
+        assert text == wire.dumps(defaults | own)
+        assert set(defaults) == {
+            wire.MESSAGE_ID,
+            wire.MESSAGE_INTENT,
+            wire.CONVERSATION_ID,
+            wire.CORRELATION_ID,
+            wire.TIME_SENT,
+        } - set(own)
+        assert {name: written[name] for name in own} == own
+    assert found.equals(sender().messages(frame(len(given_), headers=json).slice(offset), 0))
+
+
+def test_empty_header_text_is_no_headers_and_the_last_of_two_values_counts() -> None:
+    """In JSON and in a map alike, as endpoints read them."""
+    for text in ("", "{}"):
+        assert sender().messages(frame(headers=[text]), 0).equals(sender().messages(frame(), 0))
+    twice = pa.array([[("a", "1"), ("b", "2"), ("a", "3")]], MAP)
+    for column in (twice, pa.array(['{"a":"1","b":"2","a":"3"}'])):
+        (found,) = headers(sender().messages(frame(headers=column), 0))
+        assert found["a"] == "3"
+
+
+# ----- columns of their own --------------------------------------------------------------------
+
+
+def test_a_column_wins_over_the_header_and_the_header_over_the_default() -> None:
+    """Null in the column leaves it to the header."""
+    own = {wire.CORRELATION_ID: "header", wire.REPLY_TO_ADDRESS: "header"}
+    batch = frame(
+        3,
+        correlationId=["column", None, None],
+        replyToAddress=[None, "column", None],
+        headers=maps(own, own, {"other": "x"}),
+    )
+
+    found = headers(sender(replyToAddress="option").messages(batch, 0))
+
+    assert [each[wire.CORRELATION_ID] for each in found[:2]] == ["column", "header"]
+    assert [each[wire.REPLY_TO_ADDRESS] for each in found] == ["header", "column", "option"]
+    assert found[2][wire.CORRELATION_ID] == found[2][wire.MESSAGE_ID]
+
+
+def test_the_id_column_is_the_message_id_of_rows_without_that_header() -> None:
+    """A read that is written back keeps its message ids, which are in the headers."""
+    original = {wire.MESSAGE_ID: "original"}
+    batch = frame(
+        4, id=["mine/1", "mine/2", None, None], headers=maps({}, original, original, None)
+    )
+
+    found = headers(sender().messages(batch, 0))
+
+    assert [each[wire.MESSAGE_ID] for each in found[:3]] == ["mine/1", "original", "original"]
+    assert [each[wire.CORRELATION_ID] for each in found[:3]] == ["mine/1", "original", "original"]
+    assert str(uuid.UUID(found[3][wire.MESSAGE_ID])) == found[3][wire.MESSAGE_ID]
+
+
+def test_bodies_may_be_text_and_empty() -> None:
+    """UTF-8; zero bytes are not null."""
+    batch = pa.RecordBatch.from_pydict({"body": ["", "ü🚀"], "queue": ["a", None]})
+
+    found = sender().messages(batch, 0)
+
+    assert found["body"].to_pylist() == [b"", "ü🚀".encode()]
+    assert found["queue"].to_pylist() == ["a", None]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["00:30:00", None, "1.12:00:00", "00:00:01.5", "00:00:00", "24.20:31:23.647"]),
+        pa.array([1_800_000, None, 129_600_000, 1500, 0, 2**31 - 1], pa.int64()),
+        pa.array([1_800_000, None, 129_600_000, 1500, 0, 2**31 - 1], pa.int32()),
+        pa.array(
+            [
+                None if ms is None else timedelta(milliseconds=ms)
+                for ms in (1_800_000, None, 129_600_000, 1500, 0, 2**31 - 1)
+            ],
+            pa.duration("us"),
+        ),
+    ],
+    ids=["text", "bigint", "int", "interval"],
+)
+def test_lifetimes_are_milliseconds_and_a_header(column: pa.Array) -> None:
+    """Null takes the option's, if there is one."""
+    batch = frame(6, timeToBeReceived=column)
+
+    plain, defaulted = sender().messages(batch, 0), sender(timeToBeReceived="00:00:07")
+
+    assert plain["lifetime"].to_pylist() == [1_800_000, None, 129_600_000, 1500, 0, 2**31 - 1]
+    spans = [each.get(wire.TIME_TO_BE_RECEIVED) for each in headers(plain)[:5]]
+    assert spans == ["00:30:00", None, "1.12:00:00", "00:00:01.5000000", "00:00:00"]
+    assert defaulted.messages(batch, 0)["lifetime"].to_pylist()[1] == 7000
+
+
+# ----- chunks ----------------------------------------------------------------------------------
+
+
+def test_a_seed_gives_a_retried_task_the_same_messages() -> None:
+    """Ids included; another task's are others, and without a seed they are new."""
+    batches = [frame(3), frame(2)]
+    first = pa.concat_tables(sender().chunks(batches))
+
+    assert pa.concat_tables(sender(SEED).chunks(batches)).equals(first)
+    ids = {each[wire.MESSAGE_ID] for each in headers(first)}
+    assert len(ids) == 5
+    for seed in (b"\1" * 16, None):
+        other = pa.concat_tables(sender(seed).chunks(batches))
+        assert not {each[wire.MESSAGE_ID] for each in headers(other)} & ids
+
+
+@given(st.lists(st.lists(st.integers(0, 400), max_size=8), max_size=6), st.integers(300, 5000))
+def test_chunks_together_are_the_rows_and_none_is_empty(sizes: list[list[int]], most: int) -> None:
+    """In order, and above the size only where one row is."""
+    batches = [
+        pa.RecordBatch.from_pydict({"body": pa.array([b"x" * each for each in part], pa.binary())})
+        for part in sizes
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(messages, "CHUNK_BYTES", most)
+
+        chunks = list(sender().chunks(batches))
+
+    bodies = [body for chunk in chunks for body in chunk["body"].to_pylist()]
+    assert bodies == [b"x" * each for part in sizes for each in part]
+    assert all(chunk.num_rows for chunk in chunks)
+    heaviest = 400 + 600
+    assert all(chunk.num_rows == 1 or chunk.nbytes <= most + heaviest * 8 for chunk in chunks)

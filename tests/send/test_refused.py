@@ -1,0 +1,216 @@
+"""Rows and frames that cannot be sent: the error names the row or the column, and what to do."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sqlq_spark.errors import BadFrame, BadMessage
+from sqlq_spark.send import columns
+from sqlq_spark.send.topics import TOPICS
+
+from .frames import frame, moments, sender
+
+TOO_LATE = 253_370_764_800_000_000  # the year 9999
+HEADERS = "headers is no JSON object of texts"
+NO_QUEUE = "queue is null, topics too, and the sink has no option for either"
+NOWHERE: dict[str, Any] = {"queue": None}  # a sink without the option queue
+
+
+def big(*numbers: int | None) -> pa.Array:
+    """Make a bigint column."""
+    return pa.array(numbers, pa.int64())
+
+
+def spans(*found: timedelta | None) -> pa.Array:
+    """Make an interval column."""
+    return pa.array(found, pa.duration("us"))
+
+
+def topics(*lists: list[str | None] | None) -> pa.Array:
+    """Make a column of topics."""
+    return pa.array(lists, TOPICS)
+
+
+ONE_MS = timedelta(milliseconds=1)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    *(
+        ({"headers": pa.array(["{}", text])}, HEADERS)
+        for text in ("[]", "null", "{", '{"a":1}', '{"a":{}}', '"x"', '{"a":"\\ud800"}', "not JSON")
+    ),
+    (
+        {"body": pa.array([b"x", None], pa.binary())},
+        "body is null: send zero bytes instead, coalesce(body, '')",
+    ),
+    ({"timeToBeReceived": big(0, -1)}, "timeToBeReceived is negative"),
+    ({"timeToBeReceived": big(0, 2**31)}, "timeToBeReceived is too long"),
+    ({"timeToBeReceived": ["00:00:00", "-00:00:01"]}, "is negative"),
+    ({"timeToBeReceived": ["00:00:00", "25.00:00:00"]}, "is longer than 24.20:31:23.6470000"),
+    ({"timeToBeReceived": ["00:00:00", "soon"]}, "'soon' cannot be read: expected [d.]hh:mm:ss"),
+    ({"timeToBeReceived": spans(0 * ONE_MS, -ONE_MS)}, "is negative"),
+    ({"timeToBeReceived": spans(0 * ONE_MS, timedelta(days=25))}, "is too long"),
+    ({"delay": big(0, -1)}, "delay is negative: expected at least 0 and"),
+    ({"delay": big(0, 2**62)}, "delay is too long: "),
+    ({"delay": big(0, 31_536_000_000_001)}, "(365,000 days)"),
+    ({"delay": ["00:00:00", "-00:00:01"]}, "delay '-00:00:01' is negative"),
+    ({"delay": ["00:00:00", "365001.00:00:00"]}, "longer than 365000.00:00:00"),
+    ({"delay": ["00:00:00", "soon"]}, "delay 'soon' cannot be read"),
+    ({"delay": spans(0 * ONE_MS, -ONE_MS)}, "is negative"),
+    ({"deliverAt": moments(0, TOO_LATE)}, "deliverAt is outside of the years 1900 to 9998"),
+    ({"deliverAt": moments(TOO_LATE - 1, -(2**62))}, "deliverAt is outside of the years"),
+    ({"deliverAt": moments(0, 2**62)}, "deliverAt is outside of the years"),
+    (
+        {"delay": big(None, 1), "deliverAt": moments(0, 0)},
+        "it has both deliverAt and delay: leave one of them null",
+    ),
+    (
+        {"delay": big(1, 1), "timeToBeReceived": big(None, 1)},
+        "it has a delay and a time-to-be-received, from its column or from the option",
+    ),
+    (
+        {"deliverAt": moments(0, 0), "timeToBeReceived": [None, "00:01:00"]},
+        "the transport cannot delay a message that expires",
+    ),
+    ({"topics": topics(None, ["Shop.Placed", None])}, "topics holds a null"),
+    ({"topics": topics(["fine"], ["fine", ""])}, "topics holds a blank topic"),
+    ({"topics": topics(["fine"], ["a;b"])}, "topics holds a topic with ';': give each type as"),
+    ({"topics": topics([], ["fine", "a\0"])}, "topics holds a topic with a NUL character"),
+]
+
+
+@pytest.mark.parametrize(("given", "reason"), REFUSED)
+def test_a_row_that_cannot_be_sent_is_refused_by_its_number(
+    given: dict[str, Any], reason: str
+) -> None:
+    """The second row is wrong here, also where the batch is a slice of a larger one."""
+    batch = frame(2, **given)
+    larger = pa.concat_batches([batch.slice(0, 1), batch])
+
+    for each in (batch, larger.slice(1)):
+        with pytest.raises(BadMessage) as caught:
+            sender().messages(each, 10)
+        assert str(caught.value).startswith("row 11 of partition 3 cannot be sent: ")
+        assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "raw", "reason"),
+    [
+        ({"queue": ["a", None]}, NOWHERE, "queue is null"),
+        ({"topics": topics(["fine"], None)}, NOWHERE, NO_QUEUE),
+        ({"topics": topics(["fine"], [])}, NOWHERE, NO_QUEUE),
+        (
+            {"delay": big(None, 1)},
+            {"timeToBeReceived": "00:01:00"},
+            "from the option timeToBeReceived",
+        ),
+        *(
+            (
+                {"topics": topics(["A"], ["A"]), "queue": [None, "orders"]},
+                raw,
+                "it has both a queue",
+            )
+            for raw in (NOWHERE, {}, NOWHERE | {"topics": "Shop.Placed"})
+        ),
+        *(
+            (given | {name: spans(None, ONE_MS)}, raw, f"it has topics and a {name}: the transport")
+            for name in ("delay", "deliverAt")
+            for given, raw in (
+                ({"topics": topics(["A"], ["A"])}, NOWHERE),
+                ({}, NOWHERE | {"topics": "Shop.Placed"}),
+            )
+        ),
+    ],
+)
+def test_a_row_that_does_not_fit_the_options_is_refused(
+    given: dict[str, Any], raw: dict[str, Any], reason: str
+) -> None:
+    """The second row is wrong here."""
+    with pytest.raises(BadMessage) as caught:
+        sender(**raw).messages(frame(2, **given), 10)
+
+    assert str(caught.value).startswith("row 11 of partition 3 cannot be sent: ")
+    assert reason in str(caught.value)
+
+
+# ----- frames ----------------------------------------------------------------------------------
+
+READ = {
+    **dict.fromkeys(("id", "correlationId", "replyToAddress", "corruptHeaders"), "string"),
+    "expires": "timestamp",
+    "headers": "map<string,string>",
+    "body": "binary",
+    "seq": "bigint",
+    "queue": "string",
+    "bodyString": "string",
+}
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        READ,  # columns of a read that a write cannot use are ignored
+        {"body": "binary", "queue": "string"},
+        {"body": "binary", "topics": "array<string>"},
+        *(
+            {"body": "binary", "queue": "string", "delay": kind, "deliverAt": "timestamp"}
+            for kind in ("string", "bigint", "int", "interval day to second")
+        ),
+    ],
+)
+def test_a_frame_with_a_destination_and_columns_that_fit_is_accepted(types: dict[str, str]) -> None:
+    """The destination may be an option or a column."""
+    columns.check_frame(types, queue=False)
+
+
+@pytest.mark.parametrize(
+    ("types", "reason"),
+    [
+        ({}, "it has no column body (binary or string); it has none"),
+        ({"Body": "binary"}, "column Body is not known; known are body, id, headers, "),
+        ({"body": "binary", "prio": "int"}, "column prio is not known; known are body, id, "),
+        ({"body": "int"}, "column body is int: expected binary or string"),
+        ({"body": "string", "headers": "map<string,int>"}, "column headers is map<string,int>: "),
+        ({"body": "string", "id": "bigint"}, "column id is bigint: expected string"),
+        ({"body": "string", "timeToBeReceived": "double"}, "column timeToBeReceived is double: "),
+        ({"body": "binary", "topics": "string"}, "column topics is string: expected array<string>"),
+        *(
+            ({"body": "binary", name: kind}, f"column {name} is {kind}: expected {expected}")
+            for name, kinds, expected in (
+                (
+                    "delay",
+                    ("interval year to month", "interval", "timestamp", "double"),
+                    'string "hh:mm:ss", interval day to second',
+                ),
+                (
+                    "timeToBeReceived",
+                    ("interval year",),
+                    'string "hh:mm:ss", interval day to second',
+                ),
+                ("deliverAt", ("timestamp_ntz", "date", "string"), "timestamp"),
+            )
+            for kind in kinds
+        ),
+    ],
+)
+def test_a_frame_that_does_not_fit_is_refused_with_what_fits(
+    types: dict[str, str], reason: str
+) -> None:
+    """A month has no length, and a time without its zone could be any moment."""
+    with pytest.raises(BadFrame) as caught:
+        columns.check_frame(types, queue=True)
+
+    assert str(caught.value).startswith(f"the DataFrame cannot be sent: {reason}")
+
+
+def test_a_frame_without_one_destination_is_refused() -> None:
+    """Neither the option nor a column, or a read that would be published where it came from."""
+    columns.check_frame({"body": "binary"}, queue=False, topics=True)
+    with pytest.raises(BadFrame, match="give the option queue, or a column queue"):
+        columns.check_frame({"body": "binary"}, queue=False)
+    read = {"body": "binary", "queue": "string", "seq": "bigint"}
+    with pytest.raises(BadFrame, match=r"option topics says where to: drop the column queue"):
+        columns.check_frame(read, queue=False, topics=True)
