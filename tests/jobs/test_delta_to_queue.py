@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from spark.stand import numbered
 
 from jobs.submit import module
 from jobs.tables import append
@@ -24,12 +25,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.faults]
 def orders(table: Path, first: int, stop: int) -> None:
     """Add orders to a table, as one commit."""
     numbers = pa.array(range(first, stop), pa.int64())
-    names = pa.array([f"m-{number}" for number in range(first, stop)])
-    append(table, pa.table({"number": numbers, "name": names}))
+    append(table, pa.table({"number": numbers, "name": numbered(first, stop)}))
 
 
+@pytest.mark.usefixtures("spark")
 def test_killed_between_two_batches(queue: Queue, desk: Desk) -> None:
-    """The change feed, batch by batch; what came to the table since the kill is sent too."""
+    """The change feed, batch by batch; rows that were added after the kill are sent too."""
     table = desk.folder / "orders"
     for first in range(0, 600, 200):
         orders(table, first, first + 200)
@@ -58,30 +59,27 @@ def test_killed_between_two_batches(queue: Queue, desk: Desk) -> None:
     assert before < 600
     assert ended.totals["messages"] <= 700
     assert queue.state("staging") == 0
-    assert sorted(body.decode() for _, body in rows) == sorted(
-        f"{number} insert {number // 200}" for number in range(700)
-    )
-    assert {headers["NServiceBus.MessageId"] for headers, _ in rows} == {
-        f"m-{number}" for number in range(700)
-    }
-    assert {headers["tenant"] for headers, _ in rows} == {"blue"}
-    assert {headers["NServiceBus.EnclosedMessageTypes"] for headers, _ in rows} == {
-        "Shop.OrderChanged"
+    bodies = [f"{number} insert {number // 200}" for number in range(700)]
+    assert sorted(body.decode() for _, body in rows) == sorted(bodies)
+    assert {headers["NServiceBus.MessageId"] for headers, _ in rows} == {*numbered(0, 700)}
+    names = ("tenant", "NServiceBus.EnclosedMessageTypes")
+    assert {tuple(headers[each] for each in names) for headers, _ in rows} == {
+        ("blue", "Shop.OrderChanged")
     }
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "expected"),
     [
         ("ReadChangeFeed", 'set changes = "feed"'),
         ("readChangeData", 'set changes = "feed"'),
         ("ignoreChanges", "it would send rows again"),
     ],
 )
-def test_an_option_that_sends_what_is_no_news_is_refused(option: str, told: str) -> None:
-    """What a row was before its change, and what another row's change wrote anew."""
+def test_an_option_that_sends_rows_again_is_refused(option: str, expected: str) -> None:
+    """A row as it was before its change, or one that another row's change wrote again."""
     kind = module("delta_to_queue").Settings
     given = {"url": "postgresql:///", "table": "t", "checkpoint": "c", "queue": "q"}
 
-    with pytest.raises(BadSettings, match=f"setting {option} in .delta.: {told}"):
+    with pytest.raises(BadSettings, match=f"setting {option} in .delta.: {expected}"):
         kind(**given, delta={option: "true"})

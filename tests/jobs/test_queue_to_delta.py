@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.faults]
 
 
 def test_killed_between_two_batches(queue: Queue, desk: Desk) -> None:
-    """One table, by date and type; its columns say what the headers do."""
+    """One table, by date and type; its columns have the values of the headers."""
     settings = {
         "queues": queue.name,
         "table": str(desk.folder / "table"),
@@ -31,7 +31,7 @@ def test_killed_between_two_batches(queue: Queue, desk: Desk) -> None:
     queue.dotnet.send(queue.address, lives=-3_600_000)
 
     desk.killed_when(lambda: queue.received(2), "queue_to_delta", settings)
-    ended = desk.run("queue_to_delta", settings)
+    ended = desk.submit("queue_to_delta", settings)
 
     rows = delta_rows(desk.folder / "table")
     first = next(row for row in rows if row["seq"] == 1)
