@@ -33,7 +33,7 @@ def delayed(queue: Queue) -> Queue:
 def test_a_delayed_frame_comes_when_it_is_due(
     spark: SparkSession, queue: Queue, tmp_path: Path
 ) -> None:
-    """By a moment or an interval; a stream moves it, and removes the header with its destination."""
+    """By a moment or an interval; a stream moves it, and removes its forward header."""
     waiting = delayed(queue)
     base = spark.createDataFrame([("past",), ("now",), ("hour",), ("plain",)], "id string")
     moments = base.withColumn("body", F.col("id")).withColumn(

@@ -1,18 +1,15 @@
-"""Jobs in the tests' own session: what need not be killed to be seen."""
+"""Jobs in the session of the tests: the promises that need no kill."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
-import threading
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from jobs.submit import delta_rows, module
-from waiting import until
+from jobs.submit import delta_rows, module, sigterm_when
 
 from sqlq_spark.jobs import files, stream
 from sqlq_spark.jobs import main as job
@@ -48,14 +45,14 @@ def received(queue: Queue, folder: Path, **more: Any) -> Any:
 
 
 def numbers(table: Path) -> list[int]:
-    """The numbers in the bodies of a table, in their order."""
+    """The numbers in the bodies of a table, sorted."""
     return sorted(int(row["body"][len('{"number":') : -1]) for row in delta_rows(table))
 
 
-def test_ended_between_two_tables(
+def test_a_run_that_ends_between_two_tables_is_finished_by_the_next(
     spark: SparkSession, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that had their share of the batch are not given it again."""
+    """The tables that have their share of the batch do not get it again."""
     made, settings = received(
         queue, tmp_path, form="body", split=True, most_types=1, names={"Paid": "paid"}
     )
@@ -84,7 +81,7 @@ def test_ended_between_two_tables(
 def test_a_share_is_written_once_into_a_table_of_a_catalog(
     spark: SparkSession, queue: Queue, tmp_path: Path
 ) -> None:
-    """The write that makes it, too."""
+    """Also by the write that creates it."""
     made, settings = received(queue, tmp_path)
     splitter = made.Splitter(replace(settings, table="default.split"))
     splitter.query = "a query"
@@ -100,7 +97,7 @@ def test_a_share_is_written_once_into_a_table_of_a_catalog(
 def test_a_form_with_more_columns_goes_on_in_the_same_table(
     spark: SparkSession, queue: Queue, tmp_path: Path
 ) -> None:
-    """Those that it had not are null in the rows before."""
+    """The new columns are null in the rows before."""
     for at, form in enumerate(["body", "json"]):
         made, settings = received(queue, tmp_path, form=form)
         queue.fill(at, at + 1)
@@ -114,20 +111,12 @@ def test_a_form_with_more_columns_goes_on_in_the_same_table(
 def test_a_stream_that_runs_on_ends_after_its_batch(
     spark: SparkSession, queue: Queue, tmp_path: Path
 ) -> None:
-    """By SIGTERM; its totals are those of the batches it did."""
+    """By SIGTERM; its totals are those of its batches."""
     made, settings = received(queue, tmp_path, trigger="100ms")
     queue.fill(0, 10)
-    commits = tmp_path / "checkpoint" / "commits"
 
-    def end() -> None:
-        until((commits / "0").exists)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    assert threading.current_thread() is threading.main_thread()  # only it is told of signals
-    ending = threading.Thread(target=end)
-    ending.start()
-    totals = made.run(spark, settings)
-    ending.join()
+    with sigterm_when((tmp_path / "checkpoint" / "commits" / "0").exists):
+        totals = made.run(spark, settings)
 
     assert totals == {"messages": 10, "batches": 1, "expired": 0, "diverted": 0, "forwarded": 0}
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -135,7 +124,7 @@ def test_a_stream_that_runs_on_ends_after_its_batch(
 
 
 def test_rows_become_json(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
-    """Where no column is named; only those asked for, and only new ones."""
+    """If the settings name no column; only rows that `where` allows, and only new ones."""
     made = module("delta_to_queue")
     settings = made.Settings(
         url=queue.place.url,
@@ -155,10 +144,10 @@ def test_rows_become_json(spark: SparkSession, queue: Queue, tmp_path: Path) -> 
     assert {headers["NServiceBus.ContentType"] for headers, _ in rows} == {"application/json"}
 
 
-def test_a_dry_run_finds_what_is_wrong(
+def test_a_dry_run_finds_mistakes(
     spark: SparkSession, queue: Queue, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And leaves everything as it is."""
+    """And changes nothing."""
     made, table = module("delta_to_queue"), str(tmp_path / "table")
     spark.sql("SELECT 'a' AS name").write.format("delta").save(table)
     given = {
@@ -189,9 +178,9 @@ def test_an_open_batch_is_not_sent_to_another_dispatch_log(
     spark: SparkSession, queue: Queue, tmp_path: Path
 ) -> None:
     """
-    It may have been sent; after a run that ended well the target may be changed.
+    It may have been sent. After a run that ended well the target may be changed.
 
-    The same dispatch log is known by whatever name of its host.
+    Two names of one host are the same dispatch log.
     """
     checkpoint = tmp_path / "checkpoint"
     first, second = (
@@ -220,7 +209,7 @@ def test_an_open_batch_is_not_sent_to_another_dispatch_log(
 
 
 def one_batch_a_run(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let a stream end after one micro-batch, as on Spark 4.1; gives the runs, as they start."""
+    """Let a stream end after one micro-batch, as on Spark 4.1; gives the runs that were started."""
     runs: list[int] = []
 
     def once(writer: Any, _: str) -> Any:
@@ -235,7 +224,7 @@ def one_batch_a_run(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_stream_of_one_batch_is_started_until_nothing_is_left(
     spark: SparkSession, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each message once; what was to be purged before the first run is purged once."""
+    """Each message once; purgeOnStartup purges before the first run only."""
     made, settings = received(queue, tmp_path, form="body")
     queue.fill(0, 5)
     more = {"maxMessagesPerTrigger": "100", "purgeOnStartup": "true"}
@@ -255,7 +244,7 @@ def test_a_stream_of_one_batch_is_started_until_nothing_is_left(
 def test_a_queue_that_is_filled_without_end_does_not_keep_a_job(
     spark: SparkSession, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends when what was there after its first run is received."""
+    """It ends when it received the messages that waited after its first run."""
     made, settings = received(queue, tmp_path, form="body")
     settings = replace(settings, source=settings.source | {"maxMessagesPerTrigger": "100"})
     runs = one_batch_a_run(made, monkeypatch)
@@ -274,7 +263,7 @@ def test_a_queue_that_is_filled_without_end_does_not_keep_a_job(
 
 
 def test_a_job_receives_with_the_clusters_tasks(spark: SparkSession, queue: Queue) -> None:
-    """Unless the settings say how many; replies to one instance are for one task."""
+    """Unless the settings have a number; replies to one instance need one task."""
     read = {"url": queue.place.url, "queue": queue.name}
     own = {**read, "maxConcurrency": "7"}
 

@@ -54,7 +54,7 @@ def test_killed_around_a_write(
     limits = {"maxMessagesPerTrigger": "200", "peekDelay": "100ms"}
     into_delta, into_queue = (tmp_path / name for name in ("into_delta", "into_queue"))
     table, reached = str(tmp_path / "table"), tmp_path / "reached"
-    delta = {
+    delta: dict[str, Any] = {
         "options": orders.options | limits,
         "sink": "delta",
         "table": table,
@@ -63,7 +63,7 @@ def test_killed_around_a_write(
         "batch": 1,
         "reached": str(reached),
     }
-    relay = {
+    relay: dict[str, Any] = {
         "options": queue.options | limits,
         "sink": "sqlqueue",
         "out": out.options,
@@ -79,8 +79,11 @@ def test_killed_around_a_write(
                 lambda: reached.exists() and queue.state("staging") and queue.dotnet.waiting(OURS),
             )
     else:
-        batches = lambda: [row for (row,) in queue.dotnet.state_rows("dispatch_log", "batch")]
-        killed_when(tmp_path, [relay, delta], lambda: reached.exists() and batches() == [0])
+        killed_when(
+            tmp_path,
+            [relay, delta],
+            lambda: reached.exists() and queue.dotnet.state_rows("dispatch_log", "batch") == [(0,)],
+        )
         for name in ("0", ".0.crc"):
             (into_queue / "commits" / name).unlink(missing_ok=True)
     staged, sent = queue.state("staging"), out.count()

@@ -168,10 +168,8 @@ def test_what_is_not_installed(
         sentences = ["the state tables were not found in schema not_there of ", fix]
     else:
         queue.dba.change("version", version=99)
-        sentences = [
-            f"the state tables in schema {queue.place.state} have version 99, but this release "
-            f"supports {schema.VERSION}. Upgrade sqlq-spark here."
-        ]
+        found = f"the state tables in schema {queue.place.state} have version 99, but this release"
+        sentences = [f"{found} supports {schema.VERSION}. Upgrade sqlq-spark here."]
     stream = used.stream(spark, **options).load().writeStream.format("noop")
 
     with pytest.raises(StreamingQueryException) as streamed:
@@ -194,22 +192,27 @@ def clerk(queue: Queue) -> Iterator[dict[str, str]]:
     queue.dba.drop_login(login)
 
 
+def error_of(work: Callable[[], object]) -> str | None:
+    """The error of Spark that some work ends with; None if it is done."""
+    try:
+        work()
+    except PySparkException as refused:
+        return str(refused)
+    return None
+
+
 def grants_until_done(queue: Queue, user: str, work: Callable[[], object]) -> list[str]:
     """Repeat the work, and run the GRANT of each error; gives the grants."""
     granted: list[str] = []
     before = queue.count()
-    while True:
-        try:
-            work()
-        except PySparkException as refused:
-            found = re.search(r"A DBA can fix this with: (GRANT [^\n]+? TO the_user)", str(refused))
-            assert found is not None, refused
-            assert found[1] not in granted, f"{found[1]} did not help: {refused}"
-            assert queue.count() == before
-            queue.dba.run(found[1].replace("the_user", user))
-            granted.append(found[1])
-        else:
-            return granted
+    while error := error_of(work):
+        found = re.search(r"A DBA can fix this with: (GRANT [^\n]+? TO the_user)", error)
+        assert found is not None, error
+        assert found[1] not in granted, f"{found[1]} did not help: {error}"
+        assert queue.count() == before
+        queue.dba.run(found[1].replace("the_user", user))
+        granted.append(found[1])
+    return granted
 
 
 def test_each_missing_right_is_named_until_all_are_there(

@@ -46,8 +46,9 @@ def shop(queue: Queue) -> Shop:
     dotnet.create_subscriptions(table.address)
     topics = {"web": [PLACED], "mail": [EVENT], "stock": [PLACED, EVENT]}
     queues = {name: queue.another(name) for name in topics}
-    for name, each in [(name, each) for name in topics for each in topics[name]]:
-        dotnet.subscribe(table.address, name, each, queues[name].name)
+    for name, made in queues.items():
+        for topic in topics[name]:
+            dotnet.subscribe(table.address, name, topic, made.name)
     return Shop(queue.database_options | {"subscriptionTable": table.name}, queues)
 
 

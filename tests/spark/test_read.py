@@ -46,9 +46,10 @@ def test_messages_of_net_endpoints_become_columns(
     parsed = [json.loads(headers) for headers, _ in wire]
     correlated = [each.get("NServiceBus.CorrelationId") for each in parsed]
     expected = [
-        (correlated[at], each.get("NServiceBus.ReplyToAddress"), None, each, None)
-        + (wire[at][1], at + 1, queue.name)
-        for at, each in enumerate(parsed)
+        (parent, each.get("NServiceBus.ReplyToAddress"), None, each, None, body, seq, queue.name)
+        for seq, (parent, each, (_, body)) in enumerate(
+            zip(correlated, parsed, wire, strict=True), 1
+        )
     ]
 
     read = queue.reader(spark).load().orderBy("seq")

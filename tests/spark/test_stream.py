@@ -208,7 +208,7 @@ def test_a_stream_has_the_rows_that_a_browse_shows(
 def test_the_body_as_text_is_a_column_on_request(
     spark: SparkSession, queue: Queue, tmp_path: Path
 ) -> None:
-    """IncludeBodyString adds the last column of a read; it can also be read alone."""
+    """The option includeBodyString adds the last column of a read; it can also be read alone."""
     queue.create(body_string=True)
     bodies = [queue.dba.shapes.text_body(text) for text in ("1", "good")]
     for body in bodies:

@@ -298,8 +298,8 @@ def test_a_destination_is_needed(spark: SparkSession, queue: Queue) -> None:
     nulls = frame.withColumn("queue", F.lit(None).cast("string"))
 
     def save(frame: DataFrame) -> str:
+        writer = frame.write.format("sqlqueue").options(**queue.database_options)
         with pytest.raises(PySparkException) as refused:
-            writer = frame.write.format("sqlqueue").options(**queue.database_options)
             writer.mode("append").save()
         return str(refused.value)
 
