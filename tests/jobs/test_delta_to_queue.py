@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 from spark.stand import numbered
 
 from jobs.submit import module
-from jobs.tables import append
 from sqlq_spark.jobs.main import BadSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pyspark.sql import SparkSession
     from spark.stand import Queue
 
     from jobs.submit import Desk
@@ -22,18 +21,20 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
 
 
-def orders(table: Path, first: int, stop: int) -> None:
-    """Add orders to a table, as one commit."""
-    numbers = pa.array(range(first, stop), pa.int64())
-    append(table, pa.table({"number": numbers, "name": numbered(first, stop)}))
+def add_orders(spark: SparkSession, table: Path, first: int, stop: int) -> None:
+    """Add orders to a table with a change feed, as one commit of one file."""
+    rows = spark.range(first, stop, numPartitions=1).selectExpr(
+        "id AS number", "concat('m-', id) AS name"
+    )
+    writer = rows.write.format("delta").mode("append")
+    writer.option("delta.enableChangeDataFeed", "true").save(str(table))
 
 
-@pytest.mark.usefixtures("spark")
-def test_killed_between_two_batches(queue: Queue, desk: Desk) -> None:
+def test_killed_between_two_batches(spark: SparkSession, queue: Queue, desk: Desk) -> None:
     """The change feed, batch by batch; rows that were added after the kill are sent too."""
     table = desk.folder / "orders"
     for first in range(0, 600, 200):
-        orders(table, first, first + 200)
+        add_orders(spark, table, first, first + 200)
     settings = {
         "table": str(table),
         "checkpoint": str(desk.folder / "checkpoint"),
@@ -50,7 +51,7 @@ def test_killed_between_two_batches(queue: Queue, desk: Desk) -> None:
 
     desk.killed_when(queue.count, "delta_to_queue", settings)
     before = queue.count()
-    orders(table, 600, 700)
+    add_orders(spark, table, 600, 700)
     ended = desk.run("delta_to_queue", settings)
 
     rows = queue.rows()

@@ -153,7 +153,7 @@ def test_the_columns_of_a_read_are_the_formats() -> None:
     assert list(told.items()) == list((COLUMNS | {"bodyString": "string"}).items())
 
 
-def test_the_columns_of_a_write_are_those_that_are_taken() -> None:
+def test_the_columns_of_a_write_are_those_that_are_known() -> None:
     """Each by its name; a wrong type is answered with the words of the page."""
     columns = table("docs/sqlqueue.md", "write-columns")
 
@@ -164,7 +164,7 @@ def test_the_columns_of_a_write_are_those_that_are_taken() -> None:
         assert str(refused.value).endswith(f"expected {kind}")
 
 
-def test_options_are_called_what_they_are_called() -> None:
+def test_options_have_their_names() -> None:
     """A name between backticks, on any page, that is an option but for its case has its case."""
     lower = option_names(SourceOptions, SinkOptions)
     for page in ALL:
