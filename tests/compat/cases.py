@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 import sqlq_spark
 from compat.stage import Record, numbered
@@ -66,7 +66,7 @@ def browse_finds_the_format(stage: Stage) -> None:
 
 
 def frame_is_sent_once(stage: Stage) -> None:
-    """Written twice under one txnAppId and txnVersion; with a map, a time and an interval."""
+    """Written twice under one txnAppId and txnVersion; with a map and an interval."""
     queue = stage.queue("sent")
     frame = (
         stage.session()
@@ -112,7 +112,7 @@ def lost_entries_get_the_stored_plan(stage: Stage) -> None:
     record.order("fail")
     raised(lambda: stage.received(queue, record), "sink failed")
     record.order("fail", given=False)
-    record.forget("offsets", record.last("offsets"))
+    record.remove("offsets", record.last("offsets"))
 
     stage.received(queue, record, maxConcurrency=1, maxMessagesPerTrigger=30)
 
@@ -130,8 +130,8 @@ def rolled_back_checkpoint_is_refused(stage: Stage) -> None:
     stage.fill(queue, 900, 910)
     last = record.last("offsets")
     for batch in (last, last - 1):
-        record.forget("offsets", batch)
-        record.forget("commits", batch)
+        record.remove("offsets", batch)
+        record.remove("commits", batch)
 
     raised(lambda: stage.received(queue, record), "was rolled back or copied")
 
