@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from conformance import satellites
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark.stand import into_table, message_ids, table
@@ -78,16 +77,3 @@ def test_a_delay_of_text_waits_for_another_queue_and_is_forwarded(
 
     assert sorted(int(body) for _, body in billing.rows()) == list(range(20))
     assert spark.read.schema("body binary").parquet(str(tmp_path / "table")).count() == 0
-
-
-def test_a_frame_that_cannot_be_delayed_is_refused(spark: SparkSession, queue: Queue) -> None:
-    """The row is named, and the table that is missing; nothing is sent."""
-    frame = spark.range(2).select(
-        F.lit("x").alias("body"), (F.lit(-1) * F.col("id")).cast("bigint").alias("delay")
-    )
-
-    with pytest.raises(PySparkException, match="delay is negative"):
-        queue.send(frame.coalesce(1))
-    with pytest.raises(PySparkException, match="sqlqueue create QUEUE --delayed"):
-        queue.send(frame.where("id = 0"))
-    assert queue.count() == 0

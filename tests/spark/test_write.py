@@ -108,22 +108,6 @@ def test_bodies_and_lifetimes_in_every_form(spark: SparkSession, queue: Queue) -
     assert [life is not None for life in queue.dba.lifetimes(queue.address)].count(True) == 3
 
 
-def test_headers_of_a_row_win_over_defaults(spark: SparkSession, queue: Queue) -> None:
-    """A map or JSON text; null values stay null; a column of its own wins over both."""
-    own = {"NServiceBus.MessageIntent": "Publish", "custom/key": "a\nb", "none": None}
-    as_map = spark.createDataFrame([("", own)], "body string, headers map<string,string>")
-    as_text = spark.createDataFrame([("", json.dumps(own))], "body string, headers string")
-
-    queue.send(as_map.withColumn("correlationId", F.lit("corr")))
-    queue.send(as_text.withColumn("correlationId", F.lit("corr")))
-
-    for headers, _ in queue.rows():
-        assert own.items() <= headers.items()
-        assert headers["NServiceBus.CorrelationId"] == "corr"
-    text = queue.dotnet.rows(queue.address)[-1].headers or ""
-    assert text.endswith("," + json.dumps(own)[1:])  # headers that come as text stay as they are
-
-
 def test_round_trip(spark: SparkSession, queue: Queue, wire: list[tuple[str, bytes]]) -> None:
     """A read that is written back has the same messages; other columns of a read are ignored."""
     for headers, body in wire:
@@ -143,22 +127,6 @@ def test_round_trip(spark: SparkSession, queue: Queue, wire: list[tuple[str, byt
     by_id = "headers.`NServiceBus.MessageId`"
     assert first.count() > 1
     assert_df_equality(first.orderBy(by_id), again.orderBy(by_id))
-
-
-@DELIVERIES
-def test_a_queue_column_names_several_destinations(
-    spark: SparkSession, queue: Queue, delivery: str
-) -> None:
-    """Each row goes where it says, or to the sink's queue where it says nothing."""
-    second = queue.another('a"b.c;d')
-    frame = numbers(spark, 0, 100).withColumn(
-        "queue", F.when(F.col("body").endswith("7}"), F.lit(second.name))
-    )
-
-    queue.send(frame, delivery=delivery)
-
-    assert sorted(second.ids()) == sorted(f"m-{n}" for n in range(7, 100, 10))
-    assert queue.count() == 90
 
 
 def test_a_missing_destination_sends_nothing(spark: SparkSession, queue: Queue) -> None:
@@ -256,55 +224,17 @@ def test_tasks_that_end_after_a_failed_write_leave_nothing(
     assert [queue.count(), *staging(queue)] == [0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("select", "sentence"),
-    [
-        ("SELECT 'x' AS id", "it has no column body (binary or string); it has id"),
-        ("SELECT '' AS body, 1 AS priority", "column priority is not known; known are body, id, "),
-        (
-            "SELECT '' AS body, map('a', 1) AS headers",
-            "column headers is map<string,int>: expected map<string,string> or string (JSON)",
-        ),
-        (
-            "SELECT '' AS body, 1.5 AS timeToBeReceived",
-            "column timeToBeReceived is decimal(2,1): expected string",
-        ),
-    ],
-)
-def test_a_frame_that_does_not_fit_is_refused(
-    spark: SparkSession, queue: Queue, select: str, sentence: str
-) -> None:
-    """Before it is computed; the whole sentence reaches the user."""
-    refused = refusal(queue, spark.sql(select))
-
-    assert f"the DataFrame cannot be sent: {sentence}" in refused
-    assert queue.count() == 0
-
-
-def test_a_row_that_does_not_fit_sends_nothing(spark: SparkSession, queue: Queue) -> None:
-    """The error names partition and row; the good rows before it are not sent."""
+def test_what_does_not_fit_is_refused(spark: SparkSession, queue: Queue) -> None:
+    """A frame before it is computed, a row by its partition and number; nothing is sent."""
     rows = " UNION ALL ".join(f"SELECT '' AS body, '{text}' AS headers" for text in ("{}", "[]"))
 
-    refused = refusal(queue, spark.sql(f"SELECT * FROM ({rows})").coalesce(1))
+    frame = refusal(queue, spark.sql("SELECT '' AS body, 1 AS priority"))
+    row = refusal(queue, spark.sql(f"SELECT * FROM ({rows})").coalesce(1))
 
+    assert "cannot be sent: column priority is not known; known are body, id, " in frame
     reason = "headers is no JSON object of texts"
-    assert f"row 1 of partition 0 cannot be sent: {reason}" in refused
+    assert f"row 1 of partition 0 cannot be sent: {reason}" in row
     assert [queue.count(), *staging(queue)] == [0, 0, 0]
-
-
-def test_a_destination_is_needed(spark: SparkSession, queue: Queue) -> None:
-    """The option, or a column without nulls."""
-    frame = numbers(spark, 0, 2)
-    nulls = frame.withColumn("queue", F.lit(None).cast("string"))
-
-    def save(frame: DataFrame) -> str:
-        writer = frame.write.format("sqlqueue").options(**queue.database_options)
-        with pytest.raises(PySparkException) as refused:
-            writer.mode("append").save()
-        return str(refused.value)
-
-    assert "no destination: give the option queue, or a column queue" in save(frame)
-    assert "queue is null, and the sink has no option queue" in save(nulls)
 
 
 def test_overwrite_is_refused(spark: SparkSession, queue: Queue) -> None:
@@ -437,18 +367,3 @@ def test_txn_version_inside_foreach_batch(
     entered = queue.dotnet.state_rows("dispatch_log", "sink, batch")
     assert entered == [("app:loader", 2)]
     assert queue.state("staging") == 0
-
-
-def test_chunks_of_a_killed_attempt_are_neither_sent_nor_kept(
-    spark: SparkSession, queue: Queue
-) -> None:
-    """The dispatch of a batch drops the chunks of attempts that did not win; no rows are none."""
-    row = {"sink": "app:loader", "chunk": 0, "messages": 9, "payload": b""}
-    queue.dba.insert("staging", batch=6, attempt="older", **row)
-    queue.dba.insert("staging", batch=7, attempt="lost", **row)
-
-    queue.send(numbers(spark, 0, 10), txnAppId="loader", txnVersion=7)
-    queue.send(numbers(spark, 0, 0))
-
-    assert sorted(queue.ids()) == sorted(numbered(0, 10))
-    assert staging(queue) == [0, 1]
