@@ -51,7 +51,7 @@ NET = f"{SPARK}::test_the_code_of_the_page_for_the_net_team"
 
 PAGES = "pages/test_pages.py::test"
 JOBS = "pages/test_jobs_page.py::test"
-OLD_BATCHES = "spark/test_old_batch_numbers.py::test_a_file_sink_skips_batches"
+OLD_BATCHES = f"{REPLAY}::test_a_file_sink_skips_batches"
 FUNCTIONS = "spark/test_functions.py::test_the_page_of_functions_lists_each_with_its_arguments"
 COMMANDS = "test_commandline_page.py::test_the_page_has_a_row_for_each_command"
 CODES = "test_commandline_page.py::test_the_page_has_a_row_for_each_exit_code"

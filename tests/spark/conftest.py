@@ -8,17 +8,23 @@ from typing import TYPE_CHECKING
 import pytest
 from wire import messages
 
-from spark.stand import OtherPlace, Queue
+from spark.stand import OtherPlace, SparkQueue
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from conformance.dotnet import DotNet
+    from pyspark.sql import SparkSession
 
 
 @pytest.fixture
-def queue(request: pytest.FixtureRequest, dotnet: DotNet) -> Queue:
+def queue(
+    request: pytest.FixtureRequest, dotnet: DotNet, spark: SparkSession, tmp_path: Path
+) -> SparkQueue:
     """Give an empty queue with its state tables, on each database in turn."""
     here = dotnet.dialect == "postgresql"
-    made = Queue(request.getfixturevalue("place") if here else OtherPlace(dotnet), "orders")
+    place = request.getfixturevalue("place") if here else OtherPlace(dotnet)
+    made = SparkQueue(place, "orders", spark, tmp_path)
     made.install()
     made.create()
     return made

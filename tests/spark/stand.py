@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
 from conftest import Place
 
@@ -72,11 +72,11 @@ class Queue:
         """A login with all rights."""
         return self.dotnet.dba
 
-    def beside(self, table: str) -> Queue:
+    def beside(self, table: str) -> Self:
         """Name a queue of the same place, without creating it."""
-        return Queue(self.place, table)
+        return replace(self, table=table)
 
-    def another(self, table: str) -> Queue:
+    def another(self, table: str) -> Self:
         """Create another queue in the same place."""
         made = self.beside(table)
         made.create()
@@ -91,8 +91,6 @@ class Queue:
     def options(self) -> dict[str, str]:
         """Options that a read and a write of this queue need."""
         return self.database_options | {"queue": self.name}
-
-    # ------------------------------------------------------------ by others
 
     def connected(self, work: Callable[[database.Connection], object]) -> None:
         """Do something with a connection of the package."""
@@ -147,20 +145,38 @@ class Queue:
         rows = self.dotnet.state_rows("receipt", "batch, messages")
         return sum(messages for found, messages in rows if found == batch)
 
-    # ------------------------------------------------------------ by Spark
 
-    def reader(self, spark: SparkSession, **options: object) -> DataFrameReader:
+@dataclass(frozen=True)
+class SparkQueue(Queue):
+    """A queue that a session of Spark reads and writes; `folder` is the test's own."""
+
+    spark: SparkSession
+    folder: Path
+
+    def reader(self, **options: object) -> DataFrameReader:
         """Browse."""
-        return spark.read.format("sqlqueue").options(**self.options | texts(options))
+        return self.spark.read.format("sqlqueue").options(**self.options | texts(options))
 
-    def stream(self, spark: SparkSession, **options: object) -> DataStreamReader:
+    def stream(self, **options: object) -> DataStreamReader:
         """Receive."""
-        return spark.readStream.format("sqlqueue").options(**self.options | texts(options))
+        return self.spark.readStream.format("sqlqueue").options(**self.options | texts(options))
 
     def send(self, frame: DataFrame, **options: object) -> None:
         """Write a frame."""
         whole = self.options | texts(options)
         frame.write.format("sqlqueue").mode("append").options(**whole).save()
+
+    def finish(self, writer: DataStreamWriter) -> StreamingQuery:
+        """Run a stream until it has received what waits now; its checkpoint is in the folder."""
+        return finish(writer, self.folder / "checkpoint")
+
+    def into_table(self, frame: DataFrame, kind: str = "parquet") -> StreamingQuery:
+        """Run a stream into the table of the folder."""
+        return self.finish(frame.writeStream.format(kind).option("path", f"{self.folder}/table"))
+
+    def landed(self, kind: str = "parquet") -> DataFrame:
+        """The rows of that table, by seq."""
+        return self.spark.read.format(kind).load(f"{self.folder}/table").orderBy("seq")
 
 
 def texts(options: dict[str, object]) -> dict[str, str]:
@@ -176,17 +192,6 @@ def finish(writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:
     finally:
         query.stop()
     return query
-
-
-def into_table(frame: DataFrame, folder: Path, kind: str = "parquet") -> StreamingQuery:
-    """Run a stream into the table of a folder, which also has its checkpoint."""
-    writer = frame.writeStream.format(kind).option("path", str(folder / "table"))
-    return finish(writer, folder / "checkpoint")
-
-
-def table(spark: SparkSession, folder: Path, kind: str = "parquet") -> DataFrame:
-    """The rows of that table, by seq."""
-    return spark.read.format(kind).load(str(folder / "table")).orderBy("seq")
 
 
 def message_ids(rows: DataFrame | Iterable[Any]) -> list[str]:

@@ -9,32 +9,26 @@ import pytest
 from conformance import satellites
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from spark.stand import into_table, message_ids, table
+from spark.stand import message_ids
 from sqlq_spark.database import schema
 from sqlq_spark.wire.headers import DELIVER_AT, FORWARD_DESTINATION
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from spark.stand import Queue
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
 
-def delayed(queue: Queue) -> Queue:
+def delayed(queue: SparkQueue) -> SparkQueue:
     """Create the table of a queue's delayed messages."""
     queue.connected(lambda c: schema.create_delayed(c, queue.address, timeout=30))
     return queue.beside(f"{queue.table}.Delayed")
 
 
-def test_a_delayed_frame_comes_when_it_is_due(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
+def test_a_delayed_frame_comes_when_it_is_due(queue: SparkQueue) -> None:
     """By a moment or an interval; a stream moves it, and removes its forward header."""
     waiting = delayed(queue)
-    base = spark.createDataFrame([("past",), ("now",), ("hour",), ("plain",)], "id string")
+    base = queue.spark.createDataFrame([("past",), ("now",), ("hour",), ("plain",)], "id string")
     moments = base.withColumn("body", F.col("id")).withColumn(
         "deliverAt", F.when(F.col("id") == "past", F.timestamp_seconds(F.lit(1_600_000_000)))
     )
@@ -51,21 +45,19 @@ def test_a_delayed_frame_comes_when_it_is_due(
     assert {each[FORWARD_DESTINATION] for each in stored} == {queue.name}
     assert stored[0][DELIVER_AT] == "2020-09-13 12:26:40:000000 Z"
 
-    into_table(queue.stream(spark, delayedDelivery="true").load(), tmp_path)
+    queue.into_table(queue.stream(delayedDelivery="true").load())
 
-    rows = table(spark, tmp_path).collect()
+    rows = queue.landed().collect()
     assert message_ids(rows) == ["plain", "past", "now"]
     assert all(FORWARD_DESTINATION not in row["headers"] for row in rows)
     assert rows[1]["headers"][DELIVER_AT] == stored[0][DELIVER_AT]
     assert waiting.count() == 1
 
 
-def test_a_delay_of_text_waits_for_another_queue_and_is_forwarded(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
+def test_a_delay_of_text_waits_for_another_queue_and_is_forwarded(queue: SparkQueue) -> None:
     """Through the sender's own table, at least once, and the sender's queue."""
     waiting, billing = delayed(queue), queue.another("billing")
-    frame = spark.range(20).select(
+    frame = queue.spark.range(20).select(
         F.col("id").cast("string").alias("body"),
         F.lit("00:00:00").alias("delay"),
         F.lit(billing.name).alias("queue"),
@@ -73,7 +65,7 @@ def test_a_delay_of_text_waits_for_another_queue_and_is_forwarded(
     queue.send(frame, delivery="atLeastOnce", delayedQueue=waiting.name)
     assert billing.count() == queue.count() == 0
 
-    into_table(queue.stream(spark, delayedDelivery="true").load(), tmp_path)
+    queue.into_table(queue.stream(delayedDelivery="true").load())
 
     assert sorted(int(body) for _, body in billing.rows()) == list(range(20))
-    assert spark.read.schema("body binary").parquet(str(tmp_path / "table")).count() == 0
+    assert queue.spark.read.schema("body binary").parquet(str(queue.folder / "table")).count() == 0

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
-    from spark.stand import Queue
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
@@ -466,9 +466,7 @@ def test_the_page_of_functions_lists_each_with_its_arguments(spark: SparkSession
 # ---------------------------------------------------------------- there and back
 
 
-def test_answers_reach_the_endpoints_and_keep_the_conversation(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
+def test_answers_reach_the_endpoints_and_keep_the_conversation(queue: SparkQueue) -> None:
     """Two hops, by the real source and sink; the endpoint sees the headers of the wire only."""
     web, again, events = (queue.another(name) for name in ("Shop.Web", "again", "events"))
     routing = queue.beside("Routing")
@@ -479,9 +477,9 @@ def test_answers_reach_the_endpoints_and_keep_the_conversation(
     given = {"messageType": "Shop.OrderAccepted", "replyToAddress": again.name}
     given |= queue.database_options | {"subscriptionTable": routing.name}
 
-    stream = queue.stream(spark, headersFormat="json").load()
+    stream = queue.stream(headersFormat="json").load()
     answers = stream.select(*reply(F.lit("<ok/>"), content_type="text/xml", json=True))
-    finish(answers.writeStream.format("sqlqueue").options(**given), tmp_path / "answers")
+    finish(answers.writeStream.format("sqlqueue").options(**given), queue.folder / "answers")
 
     [(whole, body)] = web.rows()
     answer = str(whole["NServiceBus.MessageId"])
@@ -497,7 +495,7 @@ def test_answers_reach_the_endpoints_and_keep_the_conversation(
     assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", answer)
     assert abs(datetime.now(UTC) - sent_at).total_seconds() < 600
 
-    read = web.reader(spark).load()
+    read = web.reader().load()
     frame = read.select(*reply("body"))
     for columns in (forward(again.name), publish("body", message_type="Shop.Done;Shop.IEvent")):
         frame = frame.unionByName(read.select(*columns), allowMissingColumns=True)
@@ -521,14 +519,14 @@ def test_answers_reach_the_endpoints_and_keep_the_conversation(
     ],
 )
 def test_a_reply_without_a_destination_fails_the_batch(
-    spark: SparkSession, queue: Queue, address: str | None, reason: str
+    queue: SparkQueue, address: str | None, reason: str
 ) -> None:
     """No reply is sent; with the option queue, it is the destination of rows without one."""
     requests: list[dict[str, str | None] | None] = [
         {"NServiceBus.ReplyToAddress": queue.name},
         {"NServiceBus.ReplyToAddress": address},
     ]
-    answers = messages(spark, requests, as_json=False).select(*reply("body"))
+    answers = messages(queue.spark, requests, as_json=False).select(*reply("body"))
     writer = answers.write.format("sqlqueue").options(**queue.database_options).mode("append")
 
     with pytest.raises(PySparkException) as refused:

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
-
-    from spark.stand import Queue
+    from spark.stand import SparkQueue
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
 
@@ -39,9 +37,7 @@ def killed_when(folder: Path, streams: list[dict[str, Any]], moment: Callable[[]
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_killed_around_a_write(
-    spark: SparkSession, queue: Queue, tmp_path: Path, moment: str
-) -> None:
+def test_killed_around_a_write(queue: SparkQueue, moment: str) -> None:
     """
     Into Delta, and into a queue, by two streams of one driver.
 
@@ -52,8 +48,8 @@ def test_killed_around_a_write(
     for each in (queue, orders):
         each.fill(0, 500)
     limits = {"maxMessagesPerTrigger": "200", "peekDelay": "100ms"}
-    into_delta, into_queue = (tmp_path / name for name in ("into_delta", "into_queue"))
-    table, reached = str(tmp_path / "table"), tmp_path / "reached"
+    into_delta, into_queue = (queue.folder / name for name in ("into_delta", "into_queue"))
+    table, reached = str(queue.folder / "table"), queue.folder / "reached"
     delta: dict[str, Any] = {
         "options": orders.options | limits,
         "sink": "delta",
@@ -74,13 +70,13 @@ def test_killed_around_a_write(
     if moment == "before":
         with queue.dba.closed(out.address):
             killed_when(
-                tmp_path,
+                queue.folder,
                 [relay, delta],
                 lambda: reached.exists() and queue.state("staging") and queue.dotnet.waiting(OURS),
             )
     else:
         killed_when(
-            tmp_path,
+            queue.folder,
             [relay, delta],
             lambda: reached.exists() and queue.dotnet.state_rows("dispatch_log", "batch") == [(0,)],
         )
@@ -89,15 +85,15 @@ def test_killed_around_a_write(
     staged, sent = queue.state("staging"), out.count()
     committed = [(into_delta / "commits" / name).exists() for name in ("0", "1")]
 
-    stream = spark.readStream.format("sqlqueue").options(**delta["options"]).load()
+    stream = queue.spark.readStream.format("sqlqueue").options(**delta["options"]).load()
     writer = stream.writeStream.foreachBatch(lambda rows, at: driver.save(rows, at, table))
     finish(writer, into_delta)
-    stream = spark.readStream.format("sqlqueue").options(**relay["options"]).load()
+    stream = queue.spark.readStream.format("sqlqueue").options(**relay["options"]).load()
     finish(stream.drop("queue").writeStream.format("sqlqueue").options(**out.options), into_queue)
 
     assert committed == [True, False]
     assert (staged > 0, sent) == ((True, 0) if moment == "before" else (False, 200))
-    landed = message_ids(spark.read.format("delta").load(table))
+    landed = message_ids(queue.spark.read.format("delta").load(table))
     assert sorted(landed) == sorted(out.ids()) == sorted(numbered(0, 500))
     assert [queue.count(), orders.count()] == [0, 0]
     assert [queue.state("staging"), queue.state("receipt")] == [0, 0]

@@ -11,18 +11,17 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from servers import only
 
-from spark.stand import finish, into_table, message_ids, numbered, table
+from spark.stand import message_ids, numbered
 from sqlq_spark.database import schema
 from sqlq_spark.errors import BadOption
 from sqlq_spark.options import SinkOptions, SourceOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-    from spark.stand import Queue
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
@@ -116,14 +115,14 @@ def browse_error(spark: SparkSession, options: dict[str, str]) -> str:
 
 
 @only("postgresql", "sentences of that server and its driver")
-def test_server_not_reachable(spark: SparkSession, queue: Queue) -> None:
+def test_server_not_reachable(queue: SparkQueue) -> None:
     """No server listens at that port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     url = f"postgresql://postgres:hush@127.0.0.1:{port}/shop"
 
-    found = browse_error(spark, queue.options | {"url": url})
+    found = browse_error(queue.spark, queue.options | {"url": url})
 
     assert f"no connection to postgresql://127.0.0.1:{port}/shop: " in found
     assert "Connection refused" in found
@@ -131,7 +130,7 @@ def test_server_not_reachable(spark: SparkSession, queue: Queue) -> None:
 
 
 @only("postgresql", "sentences of that server and its driver")
-def test_a_login_or_a_database_that_is_wrong(spark: SparkSession, queue: Queue) -> None:
+def test_a_login_or_a_database_that_is_wrong(queue: SparkQueue) -> None:
     """The option `password` takes precedence over the password in the url."""
     given = urlsplit(queue.place.url)
     netloc = f"{given.username}:wrong@{given.hostname}:{given.port}"
@@ -142,18 +141,16 @@ def test_a_login_or_a_database_that_is_wrong(spark: SparkSession, queue: Queue) 
         f'"{given.username}". Check user and password.'
     )
 
-    assert refused in browse_error(spark, queue.options | wrong)
-    assert refused in browse_error(spark, queue.options | {"password": "wrong"})
-    assert queue.reader(spark, **wrong, password=given.password).load().count() == 0
+    assert refused in browse_error(queue.spark, queue.options | wrong)
+    assert refused in browse_error(queue.spark, queue.options | {"password": "wrong"})
+    assert queue.reader(**wrong, password=given.password).load().count() == 0
     assert 'database "absent" does not exist. Create the database, or name another' in browse_error(
-        spark, queue.options | absent
+        queue.spark, queue.options | absent
     )
 
 
 @pytest.mark.parametrize("broken", ["queue", "state", "version"])
-def test_what_is_not_installed(
-    spark: SparkSession, queue: Queue, tmp_path: Path, broken: str
-) -> None:
+def test_what_is_not_installed(queue: SparkQueue, broken: str) -> None:
     """A stream and a write report it before a message is touched."""
     queue.fill(0, 5)
     used, options, database = queue, {}, f" was not found in {queue.dotnet.dialect}://"
@@ -161,7 +158,7 @@ def test_what_is_not_installed(
         used = queue.beside("absent")
         fix = "Create it with `sqlqueue create`, or grant this login the rights"
         sentences = [f"queue {used.name}{database}", fix]
-        assert fix in browse_error(spark, used.options)
+        assert fix in browse_error(queue.spark, used.options)
     elif broken == "state":
         options = {"stateSchema": "not_there"}
         fix = "Run `sqlqueue install` once, name their schema in the option stateSchema"
@@ -169,13 +166,13 @@ def test_what_is_not_installed(
     else:
         queue.dba.change("version", version=99)
         found = f"the state tables in schema {queue.place.state} have version 99, but this release"
-        sentences = [f"{found} supports {schema.VERSION}. Upgrade sqlq-spark here."]
-    stream = used.stream(spark, **options).load().writeStream.format("noop")
+        sentences = [f"{found} supports {schema.VERSION}. Upgrade sqlq-queue.spark here."]
+    stream = used.stream(**options).load().writeStream.format("noop")
 
     with pytest.raises(StreamingQueryException) as streamed:
-        finish(stream, tmp_path / "checkpoint")
+        queue.finish(stream)
     with pytest.raises(PySparkException) as sent:
-        used.send(spark.createDataFrame([("",)], "body string"), **options)
+        used.send(queue.spark.createDataFrame([("",)], "body string"), **options)
 
     for found in (str(streamed.value), str(sent.value)):
         assert [each for each in sentences if each not in found] == []
@@ -183,7 +180,7 @@ def test_what_is_not_installed(
 
 
 @pytest.fixture
-def clerk(queue: Queue) -> Iterator[dict[str, str]]:
+def clerk(queue: SparkQueue) -> Iterator[dict[str, str]]:
     """Give a login that may only enter both schemas."""
     login = queue.dba.login()
     for each in (queue.place.schema, queue.place.state):
@@ -201,7 +198,7 @@ def error_of(work: Callable[[], object]) -> str | None:
     return None
 
 
-def grants_until_done(queue: Queue, user: str, work: Callable[[], object]) -> list[str]:
+def grants_until_done(queue: SparkQueue, user: str, work: Callable[[], object]) -> list[str]:
     """Repeat the work, and run the GRANT of each error; gives the grants."""
     granted: list[str] = []
     before = queue.count()
@@ -216,18 +213,18 @@ def grants_until_done(queue: Queue, user: str, work: Callable[[], object]) -> li
 
 
 def test_each_missing_right_is_named_until_all_are_there(
-    spark: SparkSession, queue: Queue, clerk: dict[str, str], tmp_path: Path
+    queue: SparkQueue, clerk: dict[str, str]
 ) -> None:
     """The error has the GRANT; a DBA who runs each gets a working sink, then a working stream."""
-    frame = spark.createDataFrame([("m-0",)], "id string").selectExpr("id", "'' AS body")
-    stream = queue.stream(spark, **clerk).load()
+    frame = queue.spark.createDataFrame([("m-0",)], "id string").selectExpr("id", "'' AS body")
+    stream = queue.stream(**clerk).load()
 
     granted = grants_until_done(queue, clerk["user"], lambda: queue.send(frame, **clerk))
     sent = queue.count()
-    granted += grants_until_done(queue, clerk["user"], lambda: into_table(stream, tmp_path))
+    granted += grants_until_done(queue, clerk["user"], lambda: queue.into_table(stream))
 
     assert sent == 1
-    assert message_ids(table(spark, tmp_path)) == ["m-0"]
+    assert message_ids(queue.landed()) == ["m-0"]
     assert f"GRANT SELECT, DELETE, UPDATE (seq) ON {queue.name} TO the_user" in granted
 
 
@@ -239,19 +236,17 @@ def test_each_missing_right_is_named_until_all_are_there(
         "x" * 55,
     ],
 )
-def test_any_legal_name_works_end_to_end(
-    spark: SparkSession, queue: Queue, tmp_path: Path, name: str
-) -> None:
+def test_any_legal_name_works_end_to_end(queue: SparkQueue, name: str) -> None:
     """Sent, browsed and received; the queue `orders` beside it is not touched."""
     odd = queue.another(name)
     queue.fill(0, 1)
-    sent = spark.createDataFrame([("m-7", "{}"), ("m-8", "{}")], "id string, body string")
+    sent = queue.spark.createDataFrame([("m-7", "{}"), ("m-8", "{}")], "id string, body string")
 
     odd.send(sent)
     odd.send(sent.selectExpr("replace(id, 'm-', 'n-') AS id", "body"), delivery="atLeastOnce")
-    browsed = odd.reader(spark).load().select("queue").distinct().collect()
-    into_table(odd.stream(spark).load(), tmp_path)
+    browsed = odd.reader().load().select("queue").distinct().collect()
+    queue.into_table(odd.stream().load())
 
     assert [row.queue for row in browsed] == [odd.name]
-    assert sorted(message_ids(table(spark, tmp_path))) == ["m-7", "m-8", "n-7", "n-8"]
+    assert sorted(message_ids(queue.landed())) == ["m-7", "m-8", "n-7", "n-8"]
     assert [odd.count(), queue.count()] == [0, 1]

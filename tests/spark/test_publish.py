@@ -9,14 +9,12 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from spark.stand import finish, numbered
+from spark.stand import numbered
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark.stand import Queue
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
@@ -28,7 +26,7 @@ class Shop:
     """A publisher's options, and the queues of its subscribers."""
 
     options: dict[str, str]
-    queues: dict[str, Queue]
+    queues: dict[str, SparkQueue]
 
     def publish(self, frame: DataFrame, **more: str) -> None:
         """Write a frame without a queue."""
@@ -40,7 +38,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(queue: Queue) -> Shop:
+def shop(queue: SparkQueue) -> Shop:
     """Give three subscribers: of an event, of its base, and of both."""
     dotnet, table = queue.dotnet, queue.beside("Routing")
     dotnet.create_subscriptions(table.address)
@@ -98,16 +96,14 @@ def test_a_frame_is_published_to_three_subscribers(
     assert found == {("Publish", topics) for topics in (f"{PLACED};{EVENT}", PLACED, EVENT)}
 
 
-def test_a_stream_receives_and_publishes_in_one_commit(
-    spark: SparkSession, queue: Queue, shop: Shop, tmp_path: Path
-) -> None:
+def test_a_stream_receives_and_publishes_in_one_commit(queue: SparkQueue, shop: Shop) -> None:
     """Each message reaches each subscriber once, over two micro-batches."""
     queue.fill(0, 30)
-    events = queue.stream(spark, maxMessagesPerTrigger=20).load().select("headers", "body")
+    events = queue.stream(maxMessagesPerTrigger=20).load().select("headers", "body")
     mode = {"topics": PLACED, "transactionMode": "sendsAtomicWithReceive"}
 
     writer = events.writeStream.format("sqlqueue").options(**shop.options | mode)
-    finish(writer, tmp_path / "checkpoint")
+    queue.finish(writer)
 
     received = sorted(numbered(0, 30))
     assert shop.ids() == {"web": received, "mail": [], "stock": received}

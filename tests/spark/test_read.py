@@ -13,9 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from spark.stand import message_ids, numbered
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from spark.stand import Queue
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
@@ -26,19 +24,19 @@ COLUMNS = (
 FINEST = {"postgresql": 123_456, "sqlserver": 120_000}  # microseconds that `expires` can hold
 
 
-def test_columns_are_the_documented_ones(spark: SparkSession, queue: Queue) -> None:
+def test_columns_are_the_documented_ones(queue: SparkQueue) -> None:
     """Names, order and types of a read, for both header formats; an empty queue has no rows."""
-    empty = queue.reader(spark).load()
-    as_json = queue.reader(spark, headersFormat="json").load().schema
+    empty = queue.reader().load()
+    as_json = queue.reader(headersFormat="json").load().schema
 
-    assert empty.schema == spark.createDataFrame([], COLUMNS).schema
+    assert empty.schema == queue.spark.createDataFrame([], COLUMNS).schema
     assert empty.collect() == []
     assert as_json["headers"].dataType.simpleString() == "string"
     assert "corruptHeaders" not in as_json.names
 
 
 def test_messages_of_net_endpoints_become_columns(
-    spark: SparkSession, queue: Queue, wire: list[tuple[str, bytes]]
+    queue: SparkQueue, wire: list[tuple[str, bytes]]
 ) -> None:
     """The values are those that a JSON parser finds; headersFormat=json gives the raw text."""
     for headers, body in wire:
@@ -52,11 +50,11 @@ def test_messages_of_net_endpoints_become_columns(
         )
     ]
 
-    read = queue.reader(spark).load().orderBy("seq")
-    raw = queue.reader(spark, headersFormat="json").load().orderBy("seq").collect()
+    read = queue.reader().load().orderBy("seq")
+    raw = queue.reader(headersFormat="json").load().orderBy("seq").collect()
 
     schema = COLUMNS.removeprefix("id string, ")
-    assert_df_equality(read.drop("id"), spark.createDataFrame(expected, schema))
+    assert_df_equality(read.drop("id"), queue.spark.createDataFrame(expected, schema))
     event = next(row.headers for row in read.collect() if "emoji" in row.headers)
     assert event["emoji"] == "\N{ROCKET}"
     assert event["keyWithNull"] is None
@@ -66,20 +64,20 @@ def test_messages_of_net_endpoints_become_columns(
     assert [row.correlationId for row in raw] == correlated
 
 
-def test_expires_is_the_rows_utc_time(spark: SparkSession, queue: Queue) -> None:
+def test_expires_is_the_rows_utc_time(queue: SparkQueue) -> None:
     """The table's column is a timestamp without zone, in UTC; expired messages are shown too."""
     moment = datetime(2026, 6, 30, 17, 5, 9, FINEST[queue.dotnet.dialect], UTC)
     queue.put("{}", expires=moment.replace(tzinfo=None))
 
-    (row,) = queue.reader(spark).load().select(F.unix_micros("expires").alias("at")).collect()
+    (row,) = queue.reader().load().select(F.unix_micros("expires").alias("at")).collect()
 
     assert timedelta(microseconds=row.at) == moment - datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def test_browsing_deletes_nothing_and_repeats(spark: SparkSession, queue: Queue) -> None:
+def test_browsing_deletes_nothing_and_repeats(queue: SparkQueue) -> None:
     """A frame may be evaluated many times; no state tables are needed."""
     queue.fill(0, 500)
-    frame = queue.reader(spark, stateSchema="absent", maxConcurrency=3).load()
+    frame = queue.reader(stateSchema="absent", maxConcurrency=3).load()
 
     first, again = frame.collect(), frame.collect()
 
@@ -90,32 +88,32 @@ def test_browsing_deletes_nothing_and_repeats(spark: SparkSession, queue: Queue)
     assert queue.ids() == numbered(0, 500)
 
 
-def test_a_schema_of_fewer_columns_is_read(spark: SparkSession, queue: Queue) -> None:
+def test_a_schema_of_fewer_columns_is_read(queue: SparkQueue) -> None:
     """The database sends only the columns of the user's schema; others raise an error."""
     queue.fill(0, 5)
     queue.put('["poison"]')
 
-    seqs = queue.reader(spark).schema("seq bigint").load()
-    pair = queue.reader(spark).schema("body binary, seq bigint").load().orderBy("seq")
+    seqs = queue.reader().schema("seq bigint").load()
+    pair = queue.reader().schema("body binary, seq bigint").load().orderBy("seq")
 
     assert seqs.columns == ["seq"]
     assert [row.seq for row in seqs.orderBy("seq").collect()] == [1, 2, 3, 4, 5, 6]
     assert pair.first() == (bytearray(b'{"number":0}'), 1)
     for schema in ("sequence bigint", "seq int", "headers string", "seq bigint, body string"):
         with pytest.raises(Exception, match="the DataFrame cannot be read: ") as refused:
-            queue.reader(spark).schema(schema).load().collect()
+            queue.reader().schema(schema).load().collect()
         wrong = schema.rpartition(", ")[2]
         assert f"a read has no column {wrong}; choose from {COLUMNS}" in str(refused.value)
 
 
-def test_poison_is_shown_with_its_text(spark: SparkSession, queue: Queue) -> None:
+def test_poison_is_shown_with_its_text(queue: SparkQueue) -> None:
     """Headers that cannot be parsed are null, and corruptHeaders has their text."""
     queue.fill(0, 1)
     poison = ['["array"]', "null", "not json", '{"number":1}', '{"deep":{"a":"b"}}', '{"a":"b",}']
     for text in poison:
         queue.put(text)
 
-    read = queue.reader(spark).load().orderBy("seq").collect()
+    read = queue.reader().load().orderBy("seq").collect()
 
     assert [row.headers is None for row in read] == [False, *[True] * len(poison)]
     assert [row.corruptHeaders for row in read] == [None, *poison]

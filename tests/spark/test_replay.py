@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.errors import SparkRuntimeException, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 
 from spark.stand import finish, message_ids, numbered
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from spark.stand import Queue
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
@@ -61,15 +61,14 @@ class Record:
 class Run:
     """One query on one queue, run again and again on one checkpoint."""
 
-    spark: SparkSession
-    queue: Queue
+    queue: SparkQueue
     checkpoint: Path
     sink: Callable[[DataFrame, int], None]
 
     def go(self, **options: object) -> StreamingQuery:
-        """Run it until what waits is through."""
+        """Run it until it received what waits."""
         defaults: dict[str, object] = {"maxMessagesPerTrigger": 100, "peekDelay": "100ms"}
-        stream = self.queue.stream(self.spark, **defaults | options).load()
+        stream = self.queue.stream(**defaults | options).load()
         return finish(stream.writeStream.foreachBatch(self.sink), self.checkpoint)
 
     def remove(self, folder: str, batch: int) -> None:
@@ -79,9 +78,9 @@ class Run:
 
 
 @pytest.fixture
-def run(spark: SparkSession, queue: Queue, tmp_path: Path) -> Run:
+def run(queue: SparkQueue) -> Run:
     """Give a query whose sink is a Record."""
-    return Run(spark, queue, tmp_path / "checkpoint", Record())
+    return Run(queue, queue.folder / "checkpoint", Record())
 
 
 @pytest.fixture
@@ -195,24 +194,19 @@ def test_self_union_of_a_stream_gives_each_row_twice(run: Run) -> None:
     """No row is lost or received for one side only."""
     run.queue.fill(0, 40)
     got: list[str] = []
-    stream = run.queue.stream(run.spark).load()
+    stream = run.queue.stream().load()
+    union = stream.union(stream).writeStream
 
-    finish(
-        stream.union(stream).writeStream.foreachBatch(
-            lambda frame, _: got.extend(message_ids(frame))
-        ),
-        run.checkpoint,
-    )
+    run.queue.finish(union.foreachBatch(lambda frame, _: got.extend(message_ids(frame))))
 
-    counts = {name: got.count(name) for name in set(got)}
-    assert counts == dict.fromkeys(numbered(0, 40), 2)
+    assert sorted(got) == sorted(numbered(0, 40) * 2)
 
 
-def test_rolled_back_checkpoint_is_refused(run: Run, record: Record, tmp_path: Path) -> None:
+def test_rolled_back_checkpoint_is_refused(run: Run, record: Record) -> None:
     """The batches between were acknowledged; failOnDataLoss=false goes on without them."""
     run.queue.fill(0, 100)
     run.go()
-    old = tmp_path / "old"
+    old = run.queue.folder / "old"
     shutil.copytree(run.checkpoint, old)
     run.queue.fill(100, 400)
     run.go()
@@ -249,7 +243,7 @@ def test_commit_removed_after_its_ack_is_refused(run: Run, record: Record) -> No
     assert run.queue.ids() == numbered(100, 110)
 
 
-def test_checkpoint_copied_to_a_second_query(run: Run, record: Record, tmp_path: Path) -> None:
+def test_checkpoint_copied_to_a_second_query(run: Run, record: Record) -> None:
     """
     Two drivers on one stream: the first raises that it was taken over, and nothing is lost.
 
@@ -257,14 +251,14 @@ def test_checkpoint_copied_to_a_second_query(run: Run, record: Record, tmp_path:
     """
     run.queue.fill(0, 100)
     run.go()
-    copy = tmp_path / "copy"
+    copy = run.queue.folder / "copy"
     shutil.copytree(run.checkpoint, copy)
     new_identity(copy)
     got: list[str] = []
 
     def overtaken(frame: DataFrame, _batch: int) -> None:
         got.extend(message_ids(frame))
-        Run(run.spark, run.queue, copy, record).go()
+        Run(run.queue, copy, record).go()
         run.queue.fill(400, 500)
 
     run.queue.fill(100, 400)
@@ -278,18 +272,41 @@ def test_checkpoint_copied_to_a_second_query(run: Run, record: Record, tmp_path:
     assert run.queue.ids() == numbered(400, 500)
 
 
-def test_metadata_file_removed(run: Run, record: Record) -> None:
-    """Spark 4.2 refuses that checkpoint; under a new query id the stream of the offset goes on."""
-    run.queue.fill(0, 150)
-    fail_after_receiving(run, record)
-    (run.checkpoint / "metadata").unlink()
-    (run.checkpoint / ".metadata.crc").unlink(missing_ok=True)
+# ---------------------------------------------------------------- a file sink
 
-    with pytest.raises(SparkRuntimeException, match="MISSING_METADATA_FILE"):
-        run.go()
-    new_identity(run.checkpoint)
-    run.go()
+# It compares batch numbers only, and skips those that it has without reading them.
 
-    first, again = record.of(0)
-    assert again == first
-    assert record.ids[100:] == numbered(0, 150)
+
+def files_after(queue: SparkQueue, checkpoint: str, **options: object) -> list[str]:
+    """Receive what waits, in batches of 100, into the folder `lake`; gives all ids there."""
+    lake = str(queue.folder / "lake")
+    stream = queue.stream(maxMessagesPerTrigger=100, peekDelay="100ms", **options).load()
+    writer = stream.writeStream.format("parquet").option("path", lake)
+    finish(writer, queue.folder / checkpoint)
+    found = message_ids(queue.spark.read.parquet(lake))
+    return sorted(found, key=lambda each: int(each[2:]))
+
+
+def test_a_file_sink_skips_batches_of_a_new_checkpoint_in_an_old_folder(queue: SparkQueue) -> None:
+    """The messages wait until the numbers pass the old ones."""
+    queue.fill(0, 250)
+    files_after(queue, "first")
+    queue.fill(250, 260)
+
+    found = files_after(queue, "second")
+
+    batches = {path.name for path in (queue.folder / "lake" / "_spark_metadata").glob("[0-9]*")}
+    assert batches == {"0", "1", "2", "3"}
+    assert found == numbered(0, 260)
+
+
+def test_a_rolled_back_checkpoint_postpones_what_a_file_sink_skips(queue: SparkQueue) -> None:
+    """With failOnDataLoss=false the skipped batches are not read, so nothing is lost."""
+    queue.fill(0, 100)
+    files_after(queue, "checkpoint")
+    shutil.copytree(queue.folder / "checkpoint", queue.folder / "old")
+    queue.fill(100, 300)
+    files_after(queue, "checkpoint")
+    queue.fill(300, 310)
+
+    assert files_after(queue, "old", failOnDataLoss="false") == numbered(0, 310)

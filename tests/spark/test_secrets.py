@@ -16,15 +16,11 @@ from jobs.submit import started
 from pyspark.errors import PySparkException
 
 from spark import driver
-from spark.stand import finish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from pyspark.sql import SparkSession
-
-    from spark.stand import Queue
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
@@ -64,7 +60,7 @@ class Login:
 
 
 @pytest.fixture
-def login(queue: Queue) -> Iterator[Login]:
+def login(queue: SparkQueue) -> Iterator[Login]:
     """Give a login of its own to a test."""
     made = queue.dba.login(password=f"pA55 &w%rd'@/:{secrets.token_hex(4)}", all="yes")
     user, password = made.name, made.password
@@ -84,11 +80,9 @@ WAYS = pytest.mark.parametrize("way", ["url", "query", "option"])
 
 
 @WAYS
-def test_plans_and_progress(  # noqa: PLR0917 - fixtures
-    spark: SparkSession,
-    queue: Queue,
+def test_plans_and_progress(
+    queue: SparkQueue,
     login: Login,
-    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     way: str,
 ) -> None:
@@ -96,18 +90,18 @@ def test_plans_and_progress(  # noqa: PLR0917 - fixtures
     queue.fill(0, 20)
     out = queue.another("out")
     given = queue.options | login.ways[way]
-    frame = spark.read.format("sqlqueue").options(**given).load()
-    stream = spark.readStream.format("sqlqueue").options(**given).load().drop("queue")
+    frame = queue.spark.read.format("sqlqueue").options(**given).load()
+    stream = queue.spark.readStream.format("sqlqueue").options(**given).load().drop("queue")
 
     for mode in ("extended", "codegen", "cost", "formatted"):
         frame.explain(mode=mode)
     stream.explain(extended=True)
     writer = stream.writeStream.format("sqlqueue").options(**out.options | login.ways[way])
-    query = finish(writer, tmp_path / "checkpoint")
+    query = queue.finish(writer)
     query.explain(extended=True)
     shown = capsys.readouterr().out
     progress = "".join(each.json for each in query.recentProgress)
-    files = (path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file())
+    files = (path for path in (queue.folder / "checkpoint").rglob("*") if path.is_file())
     checkpoint = "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
 
     assert "sqlqueue" in shown
@@ -120,9 +114,7 @@ def test_plans_and_progress(  # noqa: PLR0917 - fixtures
 
 @WAYS
 @pytest.mark.parametrize("wrong", ["queue", "port", "login", "state", "option", "frame"])
-def test_errors(  # noqa: PLR0917 - two lists of cases
-    spark: SparkSession, queue: Queue, login: Login, tmp_path: Path, way: str, wrong: str
-) -> None:
+def test_errors(queue: SparkQueue, login: Login, way: str, wrong: str) -> None:
     """The sentence, the Python traceback and the JVM's, of a browse, a write and a stream."""
     queue.dba.drop(queue.address)
     given = queue.options | login.ways[way]
@@ -134,13 +126,14 @@ def test_errors(  # noqa: PLR0917 - two lists of cases
         "option": {"queryTimeout": "soon"},
     }.get(wrong, {})
     columns, body = ("nope int", "text") if wrong == "frame" else ("seq bigint", "body")
-    frame = spark.createDataFrame([("",)], f"{body} string").write.format("sqlqueue")
-    stream = spark.readStream.format("sqlqueue").options(**given).schema(columns)
+    reader = queue.spark.read.format("sqlqueue").options(**given).schema(columns)
+    frame = queue.spark.createDataFrame([("",)], f"{body} string").write.format("sqlqueue")
+    stream = queue.spark.readStream.format("sqlqueue").options(**given).schema(columns)
 
     for work in (
-        lambda: spark.read.format("sqlqueue").options(**given).schema(columns).load().collect(),
+        lambda: reader.load().collect(),
         lambda: frame.options(**given).mode("append").save(),
-        lambda: finish(stream.load().writeStream.format("noop"), tmp_path / "checkpoint"),
+        lambda: queue.finish(stream.load().writeStream.format("noop")),
     ):
         with pytest.raises(PySparkException) as refused:
             work()
@@ -149,25 +142,25 @@ def test_errors(  # noqa: PLR0917 - two lists of cases
         assert login.shown_in(text) == []
 
 
-def test_logs(queue: Queue, login: Login, tmp_path: Path) -> None:
+def test_logs(queue: SparkQueue, login: Login) -> None:
     """All that driver and workers write at INFO, of two good batches and a bad one."""
     queue.fill(0, 20)
     queue.put('{"NServiceBus.MessageId":"m-20"}', None)  # refused by the sink, in a task
     out = queue.another("out")
-    log, log4j = tmp_path / "log4j", tmp_path / "log4j2.properties"
+    log, log4j = queue.folder / "log4j", queue.folder / "log4j2.properties"
     log4j.write_text(LOG4J.format(log=log), encoding="utf-8")
     relay = {
         "options": queue.options | login.ways["url"] | {"maxMessagesPerTrigger": "10"},
         "sink": "sqlqueue",
         "out": out.options | login.ways["option"],
-        "checkpoint": str(tmp_path / "checkpoint"),
+        "checkpoint": str(queue.folder / "checkpoint"),
     }
     java = f"-Dlog4j2.configurationFile=file:{log4j}"
     settings = {"spark.driver.extraJavaOptions": java}
     job = {"streams": [relay], "log": "INFO", "settings": settings}
 
     words = [sys.executable, driver.__file__, json.dumps(job)]
-    with started(words, tmp_path, dict(os.environ)) as running:
+    with started(words, queue.folder, dict(os.environ)) as running:
         done = running.ended()
 
     written = log.read_text(encoding="utf-8", errors="replace")

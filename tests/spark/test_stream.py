@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from chispa import assert_df_equality
 from waiting import until
 
-from spark.stand import finish, into_table, message_ids, numbered, table
+from spark.stand import message_ids, numbered
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from spark.stand import Queue
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
@@ -34,25 +33,21 @@ def backlogs(query: StreamingQuery) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("sink", ["parquet", "delta"])
-def test_available_now_takes_all_in_limited_batches(
-    spark: SparkSession, queue: Queue, tmp_path: Path, sink: str
-) -> None:
+def test_available_now_takes_all_in_limited_batches(queue: SparkQueue, sink: str) -> None:
     """Each message is in the table once, no receipt is left, and later runs go on from there."""
     queue.fill(0, 2500)
-    stream = queue.stream(spark, maxMessagesPerTrigger=1000).load()
+    stream = queue.stream(maxMessagesPerTrigger=1000).load()
 
-    first, idle = (into_table(stream, tmp_path, sink) for _ in range(2))
+    first, idle = (queue.into_table(stream, sink) for _ in range(2))
     queue.fill(2500, 2520)
-    into_table(stream, tmp_path, sink)
+    queue.into_table(stream, sink)
 
-    assert message_ids(table(spark, tmp_path, sink)) == numbered(0, 2520)
+    assert message_ids(queue.landed(sink)) == numbered(0, 2520)
     assert [batches(first), batches(idle)] == [[1000, 1000, 500], []]
     assert [queue.count(), queue.state("receipt"), queue.state("stream")] == [0, 0, 1]
 
 
-def test_available_now_ends_at_what_waited_at_the_start(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
+def test_available_now_ends_at_what_waited_at_the_start(queue: SparkQueue) -> None:
     """Messages that are sent during a run wait for the next run, or it might never end."""
     queue.fill(0, 40)
 
@@ -60,41 +55,37 @@ def test_available_now_ends_at_what_waited_at_the_start(
         frame.collect()
         queue.fill(1000, 1020)
 
-    stream = queue.stream(spark, maxMessagesPerTrigger=20).load()
-    query = finish(stream.writeStream.foreachBatch(send_more), tmp_path / "checkpoint")
+    stream = queue.stream(maxMessagesPerTrigger=20).load()
+    query = queue.finish(stream.writeStream.foreachBatch(send_more))
 
     assert batches(query) == [20, 20]
     assert queue.count() == 40
 
 
-def test_available_now_gets_past_expired_and_poisoned_rows(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
+def test_available_now_gets_past_expired_and_poisoned_rows(queue: SparkQueue) -> None:
     """1,000 rows at the head that are not delivered do not look like the end of the queue."""
     errors = queue.another("error")
     queue.dba.poison(queue.address, 1010, expired=1000)
     queue.fill(0, 50)
 
-    stream = queue.stream(spark, maxMessagesPerTrigger=500, errorQueue=errors.name).load()
-    query = into_table(stream, tmp_path)
+    stream = queue.stream(maxMessagesPerTrigger=500, errorQueue=errors.name).load()
+    query = queue.into_table(stream)
 
-    assert message_ids(table(spark, tmp_path)) == numbered(0, 50)
+    assert message_ids(queue.landed()) == numbered(0, 50)
     assert [queue.count(), errors.count()] == [0, 10]
     last = backlogs(query)[1]["lastBatch"]
     assert {"messages": 0, "expired": 500, "diverted": 0}.items() <= last.items()
 
 
 @pytest.mark.parametrize("trigger", ["processing time", "default"])
-def test_a_running_stream_takes_what_comes(
-    spark: SparkSession, queue: Queue, tmp_path: Path, trigger: str
-) -> None:
+def test_a_running_stream_takes_what_comes(queue: SparkQueue, trigger: str) -> None:
     """Messages sent while it runs arrive, its progress counts them, and a restart goes on."""
     writer = (
-        queue.stream(spark, peekDelay="100ms")
+        queue.stream(peekDelay="100ms")
         .load()
         .writeStream.format("parquet")
-        .option("path", str(tmp_path / "table"))
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .option("path", str(queue.folder / "table"))
+        .option("checkpointLocation", str(queue.folder / "checkpoint"))
     )
     if trigger == "processing time":
         writer = writer.trigger(processingTime="200 milliseconds")
@@ -110,18 +101,16 @@ def test_a_running_stream_takes_what_comes(
             query.stop()
         assert query.exception() is None
 
-    assert message_ids(table(spark, tmp_path)) == numbered(0, 200)
+    assert message_ids(queue.landed()) == numbered(0, 200)
     assert sum(batches(query)) == 100
 
 
-def test_progress_has_the_backlog_and_the_last_batch(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
+def test_progress_has_the_backlog_and_the_last_batch(queue: SparkQueue) -> None:
     """sources[].latestOffset has what an operator puts on a chart."""
     queue.fill(0, 250)
 
-    stream = queue.stream(spark, maxMessagesPerTrigger=100).load()
-    query = finish(stream.writeStream.format("noop"), tmp_path / "checkpoint")
+    stream = queue.stream(maxMessagesPerTrigger=100).load()
+    query = queue.finish(stream.writeStream.format("noop"))
 
     found = backlogs(query)
     waits = [each.pop("oldestWaited") for each in found[:3]]
@@ -147,9 +136,7 @@ def test_progress_has_the_backlog_and_the_last_batch(
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_concurrency_is_the_most_tasks_of_a_batch(
-    spark: SparkSession, queue: Queue, tmp_path: Path, most: int
-) -> None:
+def test_concurrency_is_the_most_tasks_of_a_batch(queue: SparkQueue, most: int) -> None:
     """A large backlog is cut into maxConcurrency ranges, in the order of seq."""
     queue.fill(0, 6000)
     seen: list[tuple[int, list[str]]] = []
@@ -157,15 +144,13 @@ def test_concurrency_is_the_most_tasks_of_a_batch(
     def look(frame: DataFrame, _batch: int) -> None:
         seen.append((frame.rdd.getNumPartitions(), message_ids(frame)))
 
-    stream = queue.stream(spark, maxConcurrency=most).load()
-    finish(stream.writeStream.foreachBatch(look), tmp_path / "checkpoint")
+    stream = queue.stream(maxConcurrency=most).load()
+    queue.finish(stream.writeStream.foreachBatch(look))
 
     assert seen == [(most, numbered(0, 6000))]
 
 
-def test_two_queues_are_browsed_and_received_into_one_table(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
+def test_two_queues_are_browsed_and_received_into_one_table(queue: SparkQueue) -> None:
     """Each batch has rows of the large queue and of the small one; progress lists both."""
     small = queue.another("Shop, Billing")
     sizes = {queue.name: 300, small.name: 10}
@@ -179,11 +164,11 @@ def test_two_queues_are_browsed_and_received_into_one_table(
             map(tuple, frame.select("queue", "headers.`NServiceBus.MessageId`").collect())
         )
 
-    browsed = found(spark.read.format("sqlqueue").options(**options).load())
-    stream = spark.readStream.format("sqlqueue").options(**options, maxMessagesPerTrigger=100)
-    query = into_table(stream.load(), tmp_path)
+    browsed = found(queue.spark.read.format("sqlqueue").options(**options).load())
+    stream = queue.spark.readStream.format("sqlqueue").options(**options, maxMessagesPerTrigger=100)
+    query = queue.into_table(stream.load())
 
-    assert browsed == sent == found(table(spark, tmp_path))
+    assert browsed == sent == found(queue.landed())
     assert [queue.count(), small.count(), queue.state("receipt")] == [0, 0, 0]
     assert {each["queue"]: each["backlog"] for each in backlogs(query)[0]["queues"]} == sizes
     first = json.loads(query.recentProgress[0].sources[0].endOffset)
@@ -191,34 +176,33 @@ def test_two_queues_are_browsed_and_received_into_one_table(
 
 
 def test_a_stream_has_the_rows_that_a_browse_shows(
-    spark: SparkSession, queue: Queue, tmp_path: Path, wire: list[tuple[str, bytes]]
+    queue: SparkQueue, wire: list[tuple[str, bytes]]
 ) -> None:
     """Of messages by .NET endpoints, in both header formats."""
     for kind in ("map", "json"):
         for headers, body in wire:
             queue.put(headers, body)
-        browse = queue.reader(spark, headersFormat=kind).load().orderBy("seq")
-        shown = spark.createDataFrame(browse.collect(), browse.schema)
-        into_table(queue.stream(spark, headersFormat=kind).load(), tmp_path / kind)
+        browse = queue.reader(headersFormat=kind).load().orderBy("seq")
+        shown = queue.spark.createDataFrame(browse.collect(), browse.schema)
+        here = replace(queue, folder=queue.folder / kind)
+        here.into_table(queue.stream(headersFormat=kind).load())
 
         assert shown.count() == len(wire)
-        assert_df_equality(table(spark, tmp_path / kind), shown)
+        assert_df_equality(here.landed(), shown)
 
 
-def test_the_body_as_text_is_a_column_on_request(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
+def test_the_body_as_text_is_a_column_on_request(queue: SparkQueue) -> None:
     """The option includeBodyString adds the last column of a read; it can also be read alone."""
     queue.create(body_string=True)
     bodies = [queue.dba.shapes.text_body(text) for text in ("1", "good")]
     for body in bodies:
         queue.put("{}", body)
 
-    alone = queue.reader(spark, includeBodyString="TRUE").load().select("bodyString").collect()
-    stream = queue.stream(spark, includeBodyString=True, headersFormat="json").load()
-    into_table(stream, tmp_path)
+    alone = queue.reader(includeBodyString="TRUE").load().select("bodyString").collect()
+    stream = queue.stream(includeBodyString=True, headersFormat="json").load()
+    queue.into_table(stream)
 
-    got = table(spark, tmp_path).collect()
+    got = queue.landed().collect()
     assert stream.columns[-1] == "bodyString"
     assert (
         [row.bodyString for row in got] == sorted(row.bodyString for row in alone) == ["1", "good"]
@@ -226,27 +210,25 @@ def test_the_body_as_text_is_a_column_on_request(
     assert [bytes(row.body) for row in got] == bodies
 
 
-def test_a_stream_may_have_fewer_columns(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+def test_a_stream_may_have_fewer_columns(queue: SparkQueue) -> None:
     """The sink gets the columns of the user's schema; then poison needs no parsing."""
     queue.fill(0, 3)
     queue.put("null")
 
-    into_table(queue.stream(spark).schema("seq bigint").load(), tmp_path)
+    queue.into_table(queue.stream().schema("seq bigint").load())
 
-    got = table(spark, tmp_path)
+    got = queue.landed()
     assert got.columns == ["seq"]
     assert [row.seq for row in got.collect()] == [1, 2, 3, 4]
 
 
-def test_transaction_mode_none_leaves_no_receipt(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
+def test_transaction_mode_none_leaves_no_receipt(queue: SparkQueue) -> None:
     """The delete is committed at once; no state tables are needed."""
     queue.dba.drop_schema(queue.place.state)
     queue.fill(0, 250)
     options = {"transactionMode": "none", "maxMessagesPerTrigger": 100, "peekDelay": "100ms"}
 
-    query = into_table(queue.stream(spark, **options).load(), tmp_path)
+    query = queue.into_table(queue.stream(**options).load())
 
-    assert message_ids(table(spark, tmp_path)) == numbered(0, 250)
+    assert message_ids(queue.landed()) == numbered(0, 250)
     assert batches(query) == [100, 100, 50]

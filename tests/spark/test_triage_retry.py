@@ -16,11 +16,8 @@ from sqlq_spark.wire.headers import FAILED_Q, MESSAGE_ID, dumps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from pyspark.sql import SparkSession
-
-    from spark.stand import Queue
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
@@ -34,7 +31,7 @@ class Killed(Exception):
 
 
 @pytest.fixture
-def failures(spark: SparkSession, queue: Queue, tmp_path: Path) -> str:
+def failures(queue: SparkQueue) -> str:
     """Give a table of four failures of the queue, and one of a queue that is not there."""
     rows = [
         (f"row-{at}", dumps({MESSAGE_ID: f"m-{at}", FAILED_Q: queue.name}), b"%d" % at, at, "e")
@@ -42,22 +39,20 @@ def failures(spark: SparkSession, queue: Queue, tmp_path: Path) -> str:
     ]
     rows.append(("row-4", dumps({FAILED_Q: "nowhere"}), b"4", 4, "e"))
     kinds = "id string, headers string, body binary, seq bigint, queue string"
-    table = str(tmp_path / "failures")
-    frame = spark.createDataFrame(rows, kinds).coalesce(1)
+    table = str(queue.folder / "failures")
+    frame = queue.spark.createDataFrame(rows, kinds).coalesce(1)
     triage.failures(frame).write.format("delta").save(table)
     return table
 
 
 @pytest.fixture
-def options(queue: Queue) -> dict[str, str]:
+def options(queue: SparkQueue) -> dict[str, str]:
     """Options of the sink; a test may change them between two runs."""
     return {"url": queue.place.url, "stateSchema": queue.place.state}
 
 
 @pytest.fixture
-def retry(
-    spark: SparkSession, queue: Queue, options: dict[str, str], failures: str
-) -> Callable[[], Retry]:
+def retry(queue: SparkQueue, options: dict[str, str], failures: str) -> Callable[[], Retry]:
     """Give a function that makes a Retry, as a new process does."""
     errors = queue.another("e")
 
@@ -66,7 +61,7 @@ def retry(
         return {**options, "asReceived": "true", **once}
 
     source = SourceOptions.parse({**options, "queue": errors.name})
-    return lambda: Retry(spark, failures, source, sink)
+    return lambda: Retry(queue.spark, failures, source, sink)
 
 
 def state(made: Retry) -> list[tuple[Any, ...]]:
@@ -97,7 +92,7 @@ def killed(retry: Callable[[], Retry], gap: str, *ids: str) -> list[str]:
 
 @GAPS
 def test_a_return_that_ends_in_a_gap_is_finished_by_the_next(
-    queue: Queue, retry: Callable[[], Retry], gap: str
+    queue: SparkQueue, retry: Callable[[], Retry], gap: str
 ) -> None:
     """Messages are sent once, and are not requested again."""
     (request,) = killed(retry, gap, "m-1", "row-2", "row-9")
@@ -118,7 +113,7 @@ def test_a_return_that_ends_in_a_gap_is_finished_by_the_next(
 
 
 def test_a_group_is_returned_except_for_unreachable_queues(
-    queue: Queue, retry: Callable[[], Retry]
+    queue: SparkQueue, retry: Callable[[], Retry]
 ) -> None:
     """The others stay, with the reason."""
     made = retry()
@@ -136,7 +131,7 @@ def test_a_group_is_returned_except_for_unreachable_queues(
 
 
 def test_a_request_whose_queue_was_dropped_waits_for_it(
-    queue: Queue, retry: Callable[[], Retry]
+    queue: SparkQueue, retry: Callable[[], Retry]
 ) -> None:
     """It goes on when the queue is there again, and stops no other until then."""
     (request,) = killed(retry, BEFORE_SEND, "m-1")
@@ -156,7 +151,7 @@ def test_a_request_whose_queue_was_dropped_waits_for_it(
 
 
 def test_another_dispatch_log_does_not_send_again(
-    retry: Callable[[], Retry], queue: Queue, options: dict[str, str]
+    retry: Callable[[], Retry], queue: SparkQueue, options: dict[str, str]
 ) -> None:
     """A request that was sent and not marked waits under another stateSchema."""
     killed(retry, BEFORE_MARK, "m-1")
@@ -177,7 +172,7 @@ def test_another_dispatch_log_does_not_send_again(
 
 @GAPS
 def test_a_request_that_is_given_up_is_never_sent_automatically(
-    retry: Callable[[], Retry], queue: Queue, gap: str
+    retry: Callable[[], Retry], queue: SparkQueue, gap: str
 ) -> None:
     """Its failures are free again, unless they were sent: then they are marked."""
     (request,) = killed(retry, gap, "m-1", "m-2")
@@ -198,7 +193,7 @@ def test_a_request_that_is_given_up_is_never_sent_automatically(
 
 
 def test_giving_up_that_is_killed_is_finished_by_the_next(
-    retry: Callable[[], Retry], queue: Queue
+    retry: Callable[[], Retry], queue: SparkQueue
 ) -> None:
     """The dispatch log has it as given up, and the rows do not yet."""
     (request,) = killed(retry, BEFORE_SEND, "m-1")

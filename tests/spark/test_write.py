@@ -26,7 +26,7 @@ from sqlq_spark.options import SinkOptions
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark.stand import Queue
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
@@ -41,13 +41,13 @@ def numbers(spark: SparkSession, first: int, stop: int) -> DataFrame:
     )
 
 
-def staging(queue: Queue) -> list[int]:
+def staging(queue: SparkQueue) -> list[int]:
     """The number of chunks, and of sinks that sent; a write that was given up has 0 messages."""
     sent = queue.dotnet.state_rows("dispatch_log", "messages")
     return [queue.state("staging"), sum(messages > 0 for (messages,) in sent if messages)]
 
 
-def refusal(queue: Queue, frame: DataFrame, **options: object) -> str:
+def refusal(queue: SparkQueue, frame: DataFrame, **options: object) -> str:
     """The error of a write that must fail."""
     with pytest.raises(PySparkException) as refused:
         queue.send(frame, **options)
@@ -56,11 +56,11 @@ def refusal(queue: Queue, frame: DataFrame, **options: object) -> str:
 
 @DELIVERIES
 def test_a_frame_is_sent_with_the_headers_that_endpoints_need(
-    spark: SparkSession, queue: Queue, delivery: str
+    queue: SparkQueue, delivery: str
 ) -> None:
     """Defaults come from options; nothing stays in the staging."""
     queue.send(
-        numbers(spark, 0, 1000),
+        numbers(queue.spark, 0, 1000),
         delivery=delivery,
         messageType="Shop.Messages.PlaceOrder",
         contentType="application/json",
@@ -93,13 +93,13 @@ def test_a_frame_is_sent_with_the_headers_that_endpoints_need(
     assert staging(queue) == [0, int(delivery == "exactlyOnce")]
 
 
-def test_bodies_and_lifetimes_in_every_form(spark: SparkSession, queue: Queue) -> None:
+def test_bodies_and_lifetimes_in_every_form(queue: SparkQueue) -> None:
     """Text is sent as UTF-8; milliseconds, text and interval mean the same; null is no limit."""
-    lives = ["30000", "'00:00:30'", "INTERVAL '30' SECOND", "NULL"]
+    lives = ["30000", "'00:00:30'", "INTERVAL '30' SECOND", "CAST(NULL AS int)"]
     bodies = ["'grüße 🚀'", "X'00fffe'", "''", "''"]
 
     for body, life in zip(bodies, lives, strict=True):
-        queue.send(spark.sql(f"SELECT {body} AS body, {life} AS timeToBeReceived").coalesce(1))
+        queue.send(queue.spark.sql(f"SELECT {body} AS body, {life} AS timeToBeReceived"))
 
     found = queue.rows()
     assert [body for _, body in found] == ["grüße 🚀".encode(), b"\x00\xff\xfe", b"", b""]
@@ -108,33 +108,32 @@ def test_bodies_and_lifetimes_in_every_form(spark: SparkSession, queue: Queue) -
     assert [life is not None for life in queue.dba.lifetimes(queue.address)].count(True) == 3
 
 
-def test_round_trip(spark: SparkSession, queue: Queue, wire: list[tuple[str, bytes]]) -> None:
+def test_round_trip(queue: SparkQueue, wire: list[tuple[str, bytes]]) -> None:
     """A read that is written back has the same messages; other columns of a read are ignored."""
     for headers, body in wire:
         if "NServiceBus.ConversationId" in headers:  # no header is added to a complete message
             queue.put(headers, body)
     back = queue.another("back")
-    frame = queue.reader(spark).load()
+    frame = queue.reader().load()
 
     refused = refusal(back, frame)  # does the column say where to, or where from?
     back.send(frame.drop("queue"), intent="Send")
 
     assert "drop the column queue, or the option" in refused
     first, again = (
-        each.reader(spark).load().select("headers", "body", "correlationId")
-        for each in (queue, back)
+        each.reader().load().select("headers", "body", "correlationId") for each in (queue, back)
     )
     by_id = "headers.`NServiceBus.MessageId`"
     assert first.count() > 1
     assert_df_equality(first.orderBy(by_id), again.orderBy(by_id))
 
 
-def test_a_missing_destination_sends_nothing(spark: SparkSession, queue: Queue) -> None:
+def test_a_missing_destination_sends_nothing(queue: SparkQueue) -> None:
     """One of several is absent: the error names it, and nothing is visible anywhere."""
     second, absent = queue.another("second"), queue.beside("absent").name
     where = F.when(F.col("id") == "m-99", absent).otherwise(second.name)
 
-    refused = refusal(queue, numbers(spark, 0, 100).withColumn("queue", where))
+    refused = refusal(queue, numbers(queue.spark, 0, 100).withColumn("queue", where))
 
     assert f"queue {absent} was not found in " in refused
     assert "Create it with `sqlqueue create`" in refused
@@ -144,10 +143,10 @@ def test_a_missing_destination_sends_nothing(spark: SparkSession, queue: Queue) 
 @DELIVERIES
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_missing_destination_is_found_before_a_task_runs(
-    spark: SparkSession, queue: Queue, tmp_path: Path, delivery: str, *, streaming: bool
+    queue: SparkQueue, delivery: str, *, streaming: bool
 ) -> None:
     """If the options name it, the frame is not computed in vain."""
-    ran = spark.sparkContext.accumulator(0)
+    ran = queue.spark.sparkContext.accumulator(0)
 
     @F.udf("string", useArrow=False)
     def counted(text: str) -> str:
@@ -156,13 +155,13 @@ def test_a_missing_destination_is_found_before_a_task_runs(
 
     absent = queue.beside("absent")
     queue.fill(0, 10)
-    source = queue.stream(spark).load() if streaming else queue.reader(spark).load()
+    source = queue.stream().load() if streaming else queue.reader().load()
     frame = source.select(counted(F.col("body").cast("string")).alias("body"))
 
     def send() -> None:
         if streaming:
             writer = frame.writeStream.format("sqlqueue")
-            finish(writer.options(**absent.options, delivery=delivery), tmp_path / "checkpoint")
+            queue.finish(writer.options(**absent.options, delivery=delivery))
         else:
             absent.send(frame, delivery=delivery)
 
@@ -177,11 +176,9 @@ def test_a_missing_destination_is_found_before_a_task_runs(
 
 
 @DELIVERIES
-def test_a_failed_task_sends_nothing(
-    spark: SparkSession, queue: Queue, tmp_path: Path, delivery: str
-) -> None:
+def test_a_failed_task_sends_nothing(queue: SparkQueue, delivery: str) -> None:
     """One partition raises after the other is done: nothing is sent, and no chunk is left."""
-    done = str(tmp_path / "done")
+    done = str(queue.folder / "done")
 
     @F.udf("string", useArrow=False)
     def checked(name: str) -> str:
@@ -197,7 +194,7 @@ def test_a_failed_task_sends_nothing(
         until(queue.count if delivery == "atLeastOnce" else lambda: queue.state("staging"))
         Path(done).touch()
 
-    frame = numbers(spark, 0, 100).withColumn("id", checked("id"))
+    frame = numbers(queue.spark, 0, 100).withColumn("id", checked("id"))
 
     with ThreadPoolExecutor(1) as beside:
         watched = beside.submit(watch)
@@ -209,27 +206,25 @@ def test_a_failed_task_sends_nothing(
     assert staging(queue) == [0, 0]
 
 
-def test_tasks_that_end_after_a_failed_write_leave_nothing(
-    spark: SparkSession, queue: Queue
-) -> None:
+def test_tasks_that_end_after_a_failed_write_leave_nothing(queue: SparkQueue) -> None:
     """One partition raises while the other is at work: what that one stages is dropped too."""
-    frame = numbers(spark, 0, 100).withColumn(
+    frame = numbers(queue.spark, 0, 100).withColumn(
         "body", F.expr("if(id = 'm-99', raise_error('no such order'), body)")
     )
 
     assert "no such order" in refusal(queue, frame)
-    tracker = spark.sparkContext._jsc.sc().statusTracker()  # noqa: SLF001 - Python's has no tasks
+    tracker = queue.spark.sparkContext._jsc.sc().statusTracker()  # noqa: SLF001 - Python's has no tasks
     until(lambda: sum(each.numRunningTasks() for each in tracker.getExecutorInfos()), 0)
 
     assert [queue.count(), *staging(queue)] == [0, 0, 0]
 
 
-def test_what_does_not_fit_is_refused(spark: SparkSession, queue: Queue) -> None:
+def test_what_does_not_fit_is_refused(queue: SparkQueue) -> None:
     """A frame before it is computed, a row by its partition and number; nothing is sent."""
     rows = " UNION ALL ".join(f"SELECT '' AS body, '{text}' AS headers" for text in ("{}", "[]"))
 
-    frame = refusal(queue, spark.sql("SELECT '' AS body, 1 AS priority"))
-    row = refusal(queue, spark.sql(f"SELECT * FROM ({rows})").coalesce(1))
+    frame = refusal(queue, queue.spark.sql("SELECT '' AS body, 1 AS priority"))
+    row = refusal(queue, queue.spark.sql(f"SELECT * FROM ({rows})").coalesce(1))
 
     assert "cannot be sent: column priority is not known; known are body, id, " in frame
     reason = "headers is no JSON object of texts"
@@ -237,9 +232,9 @@ def test_what_does_not_fit_is_refused(spark: SparkSession, queue: Queue) -> None
     assert [queue.count(), *staging(queue)] == [0, 0, 0]
 
 
-def test_overwrite_is_refused(spark: SparkSession, queue: Queue) -> None:
+def test_overwrite_is_refused(queue: SparkQueue) -> None:
     """A queue is not a table to be replaced."""
-    writer = numbers(spark, 0, 2).write.format("sqlqueue").options(**queue.options)
+    writer = numbers(queue.spark, 0, 2).write.format("sqlqueue").options(**queue.options)
     expected = "option mode is 'overwrite': expected append: sending adds to a queue"
 
     with pytest.raises(PySparkException, match=expected):
@@ -267,14 +262,14 @@ def test_legacy_columns_on_postgresql_are_warned_of_once(caplog: pytest.LogCaptu
 
 
 @DELIVERIES
-def test_a_stream_is_sent(spark: SparkSession, queue: Queue, tmp_path: Path, delivery: str) -> None:
+def test_a_stream_is_sent(queue: SparkQueue, delivery: str) -> None:
     """From queue to queue: every message once, nothing left in between."""
     queue.fill(0, 500)
     out = queue.another("out")
-    stream = queue.stream(spark, maxMessagesPerTrigger=200).load().drop("queue")
+    stream = queue.stream(maxMessagesPerTrigger=200).load().drop("queue")
 
     writer = stream.writeStream.format("sqlqueue").options(**out.options | {"delivery": delivery})
-    finish(writer, tmp_path / "checkpoint")
+    queue.finish(writer)
 
     assert sorted(out.ids()) == sorted(numbered(0, 500))
     assert [queue.count(), queue.state("staging")] == [0, 0]
@@ -283,21 +278,22 @@ def test_a_stream_is_sent(spark: SparkSession, queue: Queue, tmp_path: Path, del
 
 
 @DELIVERIES
-def test_a_replayed_batch(spark: SparkSession, queue: Queue, tmp_path: Path, delivery: str) -> None:
+def test_a_replayed_batch(queue: SparkQueue, delivery: str) -> None:
     """
     The commit log lost its last entry: exactlyOnce sends nothing again; atLeastOnce may.
 
     The source is a file, so that it replays alone.
     """
-    numbers(spark, 0, 100).write.parquet(str(tmp_path / "input"))
-    source = spark.readStream.schema("id string, body string").parquet(str(tmp_path / "input"))
+    files = str(queue.folder / "input")
+    numbers(queue.spark, 0, 100).write.parquet(files)
+    source = queue.spark.readStream.schema("id string, body string").parquet(files)
     mine = [F.col("id").alias("correlationId"), F.col("body")]  # ids are made by the sink
     writer = (
         source.select(*mine)
         .writeStream.format("sqlqueue")
         .options(**queue.options | {"delivery": delivery})
     )
-    checkpoint = tmp_path / "checkpoint"
+    checkpoint = queue.folder / "checkpoint"
     finish(writer, checkpoint)
     before = queue.ids()
 
@@ -314,20 +310,18 @@ def test_a_replayed_batch(spark: SparkSession, queue: Queue, tmp_path: Path, del
     assert queue.state("staging") == 0
 
 
-def test_a_failed_micro_batch_sends_nothing_until_it_succeeds(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
+def test_a_failed_micro_batch_sends_nothing_until_it_succeeds(queue: SparkQueue) -> None:
     """A bad row, then a missing destination: no message and no chunk; then all is sent once."""
     queue.fill(0, 20)
     queue.put('{"NServiceBus.MessageId":"m-20"}', None)  # a body of NULL, which must not be sent
     even, odd = queue.another("even"), queue.beside("odd")
-    stream = queue.stream(spark).load()
+    stream = queue.stream().load()
     where = F.when(F.col("seq") % 2 == 1, even.name).otherwise(odd.name)
     stream = stream.withColumn("queue", where)
 
     def run(frame: DataFrame) -> None:
         writer = frame.writeStream.format("sqlqueue").options(**queue.database_options)
-        finish(writer, tmp_path / "checkpoint")
+        queue.finish(writer)
 
     fixed = stream.withColumn("body", F.coalesce("body", F.lit(b"")))
     null = "body is null: send zero bytes instead, coalesce(body, '')"
@@ -344,9 +338,7 @@ def test_a_failed_micro_batch_sends_nothing_until_it_succeeds(
     assert queue.state("staging") == 0
 
 
-def test_txn_version_inside_foreach_batch(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
+def test_txn_version_inside_foreach_batch(queue: SparkQueue) -> None:
     """A write that is done is skipped when its batch comes again, as Delta does."""
     queue.fill(0, 250)
     out = queue.another("out")
@@ -358,10 +350,10 @@ def test_txn_version_inside_foreach_batch(
             failures.clear()
             raise RuntimeError("after the write")
 
-    stream = queue.stream(spark, maxMessagesPerTrigger=100).load()
+    stream = queue.stream(maxMessagesPerTrigger=100).load()
     with pytest.raises(StreamingQueryException, match="after the write"):
-        finish(stream.writeStream.foreachBatch(send), tmp_path / "checkpoint")
-    finish(stream.writeStream.foreachBatch(send), tmp_path / "checkpoint")
+        queue.finish(stream.writeStream.foreachBatch(send))
+    queue.finish(stream.writeStream.foreachBatch(send))
 
     assert sorted(out.ids()) == sorted(numbered(0, 250))
     entered = queue.dotnet.state_rows("dispatch_log", "sink, batch")
