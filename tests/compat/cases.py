@@ -86,23 +86,6 @@ def frame_is_sent_once(stage: Stage) -> None:
     assert stage.sql(f"SELECT count(Expires) FROM {stage.schema}.sent") == [(100,)]
 
 
-def failed_batch_comes_again(stage: Stage) -> None:
-    """The sink failed twice: the same rows in the same order each time, then the rest."""
-    queue = stage.queue("failing", 150)
-    record = Record(stage.folder / "failing")
-    record.order("fail")
-
-    for number in range(2):
-        raised(lambda: stage.received(queue, record), "sink failed")
-        stage.fill(queue, 1000 + number, 1001 + number)
-    record.order("fail", given=False)
-    stage.received(queue, record)
-
-    first, second, third = record.of(0)
-    assert first == second == third
-    assert record.last_ids() == [*numbered(0, 150), *numbered(1000, 1002)]
-
-
 def lost_entries_get_the_stored_plan(stage: Stage) -> None:
     """The last offset is lost, with no commit of its batch: the batch has the same rows."""
     queue = stage.queue("lost", 100)
@@ -272,7 +255,6 @@ CASES = (
     killed_stream_goes_on,
     browse_finds_the_format,
     frame_is_sent_once,
-    failed_batch_comes_again,
     lost_entries_get_the_stored_plan,
     rolled_back_checkpoint_is_refused,
     queue_to_queue,

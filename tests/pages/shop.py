@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .page import Block
 
 URL = "postgresql://user@host:5432/shop"  # as the documents write it
-PASSWORD = r"\n *\.option\(\"password\", \"…\"\)"  # noqa: S105 - the documents' dots
+PASSWORD = r'\n *\.option\("password", "…"\)|, password="…"'  # noqa: S105 - the documents' dots
 FOREVER = {"--watch"}  # such a command is parsed only
 
 
