@@ -32,6 +32,7 @@ from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 import pyspark
+from spark.driver import SHORT_LIVED, delta_jars
 from waiting import until
 
 from sqlq_spark.demo.process import members
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
-# of the jars that Delta's package names, those that are used here
-JARS = ("io.delta_*.jar", "io.unitycatalog_*.jar")
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 TIMEOUT = 300.0  # seconds for a whole job, on a busy machine
 SETTINGS = {
@@ -195,13 +194,9 @@ def sigterm_when(moment: Callable[[], object]) -> Iterator[None]:
 
 def command(folder: Path) -> list[str]:
     """`spark-submit`, with Delta from the cache of jars, or from Maven the first time."""
-    jars = [str(jar) for each in JARS for jar in (Path.home() / ".ivy2.5.2/jars").glob(each)]
+    jars = delta_jars()
     delta = ["--driver-class-path", ":".join(jars)] if jars else ["--packages", PACKAGE]
-    # a short-lived JVM on few cores: C1 alone, one collector thread, no second look at classes
-    flags = (
-        f"-Djava.io.tmpdir={folder} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-        "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-    )
+    flags = f"-Djava.io.tmpdir={folder} {SHORT_LIVED}"
     own = {"spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
     pairs = [f"{name}={value}" for name, value in {**SETTINGS, **own}.items()]
     said = [word for pair in pairs for word in ("--conf", pair)]

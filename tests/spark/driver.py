@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +21,40 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
+# for a short-lived JVM on few cores: C1 alone, one collector thread, no second look at classes
+SHORT_LIVED = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 DELTA: dict[str, Any] = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
 }
 
 
+def delta_jars() -> list[str]:
+    """Delta's jars in Ivy's cache, which a session can use without resolving them again."""
+    cache = Path.home() / ".ivy2.5.2/jars"
+    names = (f"io.delta_*-{version('delta-spark')}.jar", "io.unitycatalog_*.jar")
+    return [str(jar) for name in names for jar in cache.glob(name)]
+
+
+def with_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Configure Delta, from the cache of jars, or from Maven the first time."""
+    builder = builder.config(map=DELTA)
+    if jars := delta_jars():
+        return builder.config("spark.driver.extraClassPath", ":".join(jars))
+    from delta import configure_spark_with_delta_pip  # noqa: PLC0415 - slow
+
+    configured: SparkSession.Builder = configure_spark_with_delta_pip(builder)
+    return configured
+
+
 def session(job: dict[str, Any]) -> SparkSession:
     """Start Spark as the tests do; with Delta, if a `sink` is delta."""
     settings: dict[str, Any] = {
         "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": SHORT_LIVED,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",
         "spark.sql.session.timeZone": "UTC",
@@ -41,9 +66,7 @@ def session(job: dict[str, Any]) -> SparkSession:
     builder = SparkSession.builder.master(job.get("master", "local[2]")).appName("sqlq-driver")
     builder = builder.config(map=settings)
     if any(each["sink"].startswith("delta") for each in job.get("streams", [job])):
-        from delta import configure_spark_with_delta_pip  # noqa: PLC0415 - slow
-
-        builder = configure_spark_with_delta_pip(builder.config(map=DELTA))
+        builder = with_delta(builder)
     made = builder.getOrCreate()
     made.sparkContext.setLogLevel(job.get("log", "ERROR"))
     return made
