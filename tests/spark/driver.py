@@ -54,7 +54,6 @@ def session(job: dict[str, Any]) -> SparkSession:
     """Start Spark as the tests do; with Delta, if a `sink` is delta."""
     settings: dict[str, Any] = {
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": SHORT_LIVED,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",
         "spark.sql.session.timeZone": "UTC",
@@ -109,7 +108,7 @@ def wait(reached: str) -> None:
 
 def main(job: dict[str, Any]) -> None:
     """Run the streams."""
-    spark = session(job)
+    spark = session({"settings": {"spark.driver.extraJavaOptions": SHORT_LIVED}, **job})
     for query in [start(spark, each) for each in job["streams"]]:
         query.awaitTermination()
 
