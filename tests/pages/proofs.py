@@ -135,13 +135,13 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "seq-used-up": f"{OPERATIONS}::test_the_seqs_come_to_an_end",
         "disk-full": HARMED,
         "plan-changed": "test_batch.py::test_an_offset_of_another_form_raises",
-        "log-ahead": "hostile/test_state.py::test_a_dispatch_log_that_is_ahead_is_an_error",
+        "log-ahead": f"{STATE}::test_a_dispatch_log_that_is_ahead_is_an_error",
         "log-of-other": (
-            "hostile/test_state.py::test_who_sees_all_rows_does_not_go_on_with_a_sink_of_another_of_its_kind"
+            f"{STATE}::test_who_sees_all_rows_does_not_go_on_with_a_sink_of_another_of_its_kind"
         ),
-        "chunks-missing": "conformance/test_send.py::test_a_missing_chunk_stops_the_whole_batch",
+        "chunks-missing": f"{SEND}::test_a_missing_chunk_stops_the_whole_batch",
         "nothing-to-settle": (
-            "conformance/test_send.py::test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing"
+            f"{SEND}::test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing"
         ),
         "not-verified": "hostile/test_tls.py::test_a_server_that_is_not_verified_gets_nothing",
         "destination-refused": (
