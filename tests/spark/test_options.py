@@ -13,7 +13,7 @@ from servers import only
 
 from spark.stand import message_ids, numbered
 from sqlq_spark.database import schema
-from sqlq_spark.errors import BadOption
+from sqlq_spark.errors import BadInput, BadOption
 from sqlq_spark.options import SinkOptions, SourceOptions
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_a_likely_typo_and_a_bad_url_raise_an_error(
     """Names that are less alike are not refused: Spark's own sources know them."""
     given = NOWHERE | {"header": "json", option: value}
 
-    with pytest.raises(ValueError, match=re.escape(f"option {option} {sentence}")):
+    with pytest.raises(BadInput, match=re.escape(f"option {option} {sentence}")):
         SourceOptions.parse({name: text for name, text in given.items() if text is not None})
 
 
