@@ -74,7 +74,7 @@ def test_the_error_of_a_bad_value_says_what_is_expected(
 @pytest.mark.parametrize(
     ("option", "value", "sentence"),
     [
-        ("maxMessagesPerTriger", "5", "is not known: did you mean maxMessagesPerTrigger?"),
+        ("maxmessagespertriger", "5", "is not known: did you mean maxMessagesPerTrigger?"),
         ("peek_delay", "5s", "is not known: did you mean peekDelay?"),
         ("url", "mysql://user@host/db", "is 'mysql://…': expected postgresql://user@host:5432/"),
         ("url", "host=db password=hush", "is '…': expected postgresql://user@host:5432/database"),
