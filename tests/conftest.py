@@ -140,23 +140,21 @@ def dotnet(request: pytest.FixtureRequest, dialect: str) -> Iterator[DotNet]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Give a local session of two cores with Delta; the first one ever fetches its jars."""
-    from delta import configure_spark_with_delta_pip  # noqa: PLC0415 - slow, and not every test's
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - slow, and not every test's
+    from spark.driver import with_delta  # noqa: PLC0415
 
     settings: dict[str, bool | float | int | str | None] = {
         "spark.databricks.delta.snapshotPartitions": "2",  # of small tables, not 50
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "2g",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         "spark.ui.enabled": "false",
     }
     builder = SparkSession.builder.master("local[2]").appName("sqlq-tests").config(map=settings)
-    session = configure_spark_with_delta_pip(builder).getOrCreate()
+    session = with_delta(builder).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()

@@ -1,10 +1,9 @@
 """
 `python -m tests.compat`: the same short suite in environments from oldest to newest.
 
-The wheel is built once. Each environment gets it with other versions of Spark and of what it needs,
-and runs the suite in a classic session and over Spark Connect. The environments are made below
-`--folder` and used again by the next run. A line tells each case with its seconds; the summary is
-also written as JSON and as a table in Markdown.
+The wheel is built once. Each environment has it with other versions of Spark and of its
+dependencies, and runs the suite in a classic session and over Spark Connect. The environments are
+below `--folder`, where the next run uses them again. Each case prints a line with its seconds.
 """
 
 from __future__ import annotations
@@ -24,17 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from sqlq_spark.demo import embedded
+from sqlq_spark.demo.process import members
 
 from .environments import MATRIX, ROOT, Environment, build_wheel, make
 
 MODES = ("classic", "connect")
-PATIENCE = 600.0  # seconds until the first case must have come to its end
+PATIENCE = 600.0  # seconds for the first case
 LONGEST = 3600  # seconds of one environment in one mode
+# environments of which the second goes on with the checkpoint of the first
+HANDOVERS = [("spark-4.1", "spark-4.2"), ("spark-4.2", "spark-4.1")]
 
 
 @dataclass
 class Result:
-    """What one environment came to in one mode."""
+    """The result of one environment in one mode."""
 
     environment: str
     mode: str
@@ -43,7 +45,7 @@ class Result:
     errors: dict[str, str] = field(default_factory=dict)
 
     def note(self, case: str, seconds: float, error: str | None = None) -> None:
-        """Take over a case, and print it."""
+        """Record a case, and print it."""
         self.seconds[case] = round(seconds, 1)
         if error:
             self.errors[case] = error
@@ -54,25 +56,26 @@ class Result:
 
 
 def main() -> int:
-    """Run what the command line asks for; 1 when a case failed."""
-    asked = arguments()
-    chosen = [each for each in MATRIX if each.name in asked.only]
+    """Run what the command line names; returns 1 if a case failed."""
+    given = arguments()
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder = asked.folder or scratch / "environments"
-        url = asked.url or stack.enter_context(embedded.server(tcp=True)).url
+        folder = given.folder or scratch / "environments"
+        url = given.url or stack.enter_context(embedded.server(tcp=True)).url
         wheel = build_wheel(scratch / "wheel")
-        made = [made_environment(each, folder, wheel) for each in chosen]
+        chosen = [each for each in MATRIX if each.name in given.only]
+        made = {each.name: installed(each, folder, wheel) for each in chosen}
         runs = [
-            Run(first, first, mode, url, scratch).go(asked.cases)
-            for first in made
-            for mode in asked.modes
+            Run(each, each, mode, url, scratch).go(given.cases)
+            for each in made.values()
+            for mode in given.modes
         ]
         runs += [
-            Run(first, second, "classic", url, scratch).go(["killed"])
-            for first, second in handovers(made)
+            Run(made[first], made[second], "classic", url, scratch).go(["killed"])
+            for first, second in HANDOVERS
+            if {first, second} <= made.keys()
         ]
-    report(runs, asked.json, asked.markdown)
+    report(runs)
     return int(any(each.errors for each in runs))
 
 
@@ -85,25 +88,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", default=[""], metavar="CASE", help="beginnings")
     parser.add_argument("--folder", type=Path, help="where the environments are kept")
     parser.add_argument("--url", help="a PostgreSQL to use instead of a private one")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE")
     return parser.parse_args()
 
 
-def made_environment(environment: Environment, folder: Path, wheel: Path) -> Environment:
-    """Make it, and say how long that took."""
+def installed(environment: Environment, folder: Path, wheel: Path) -> Environment:
+    """Make an environment, and print how long that took."""
     began = time.monotonic()
     made = replace(environment, folder=folder.absolute() / environment.name)
     make(made, wheel)
     say(f"{made.name:10} {'install':45} {time.monotonic() - began:6.1f} s  ok")
     return made
-
-
-def handovers(made: list[Environment]) -> list[tuple[Environment, Environment]]:
-    """Environments of which one goes on with the checkpoint of the other, there and back."""
-    known = {each.name: each for each in made}
-    pairs = [("spark-4.1", "spark-4.2"), ("spark-4.2", "spark-4.1")]
-    return [(known[a], known[b]) for a, b in pairs if {a, b} <= known.keys()]
 
 
 class Run:
@@ -137,7 +131,7 @@ class Run:
         }
 
     def go(self, cases: list[str]) -> Result:
-        """Do all of it."""
+        """Run all cases."""
         try:
             self._timed("command_line", self._install)
             self._timed("receive_until_killed", self._killed)
@@ -152,7 +146,7 @@ class Run:
         self.result.note(case, time.monotonic() - began)
 
     def _install(self) -> None:
-        """Make state tables and a queue by the wheel's own command, and look at them."""
+        """Create state tables and a queue by the wheel's own command, and read their figures."""
         orders, state = f'"{self.schema}"."orders"', ["--state-schema", self.schema]
         for words in (["install", *state], ["create", orders], ["stats", orders, *state]):
             done = subprocess.run(
@@ -176,7 +170,11 @@ class Run:
                         raise RuntimeError(f"the first case ended: {self._log('first')}")
                     time.sleep(0.1)
             finally:
-                kill(process)
+                for sign in (signal.SIGSTOP, signal.SIGKILL):  # none must see another die
+                    for pid in members(process.pid):
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, sign)
+                process.wait()
 
     def _suite(self, cases: list[str]) -> None:
         with self._start(self.second, first=False, only=cases) as process:
@@ -213,30 +211,8 @@ class Run:
         return kept | {"PYTHONPATH": str(ROOT / "tests"), "SQLQUEUE_URL": self.url}
 
 
-def kill(process: subprocess.Popen[str]) -> None:
-    """End a process, its JVM and its workers at once; daemons of Python leave their group."""
-    for sign in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none sees another die
-        for pid in [process.pid, *descendants(process.pid)]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, sign)
-    process.wait()
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below one."""
-    listed = subprocess.run(
-        ["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
-    ).stdout
-    parents = {int(child): int(parent) for child, parent in map(str.split, listed.splitlines())}
-    below, level = [], [pid]
-    while level:
-        level = [child for child, parent in parents.items() if parent in level]
-        below += level
-    return below
-
-
-def report(runs: list[Result], as_json: Path | None, as_markdown: Path | None) -> None:
-    """Print the summary, and write it where that is asked for."""
+def report(runs: list[Result]) -> None:
+    """Print the summary as a table of Markdown."""
     rows = [
         "| environment | session | Python | pyspark | pyarrow | numpy | cases | failed | seconds |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -246,12 +222,7 @@ def report(runs: list[Result], as_json: Path | None, as_markdown: Path | None) -
         counts = [len(each.seconds), len(each.errors), round(sum(each.seconds.values()))]
         cells = [each.environment, each.mode, *versions, *map(str, counts)]
         rows.append(f"| {' | '.join(cells)} |")
-    table = "\n".join(rows) + "\n"
-    say("\n" + table)
-    if as_json:
-        as_json.write_text(json.dumps([vars(each) for each in runs], indent=1) + "\n")
-    if as_markdown:
-        as_markdown.write_text(table)
+    say("\n" + "\n".join(rows) + "\n")
 
 
 def say(line: str) -> None:

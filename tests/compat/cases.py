@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 import sqlq_spark
 from compat.stage import Record, numbered
@@ -66,7 +66,7 @@ def browse_finds_the_format(stage: Stage) -> None:
 
 
 def frame_is_sent_once(stage: Stage) -> None:
-    """Written twice under one txnAppId and txnVersion; with a map, a time and an interval."""
+    """Written twice under one txnAppId and txnVersion; with a map and an interval."""
     queue = stage.queue("sent")
     frame = (
         stage.session()
@@ -86,23 +86,6 @@ def frame_is_sent_once(stage: Stage) -> None:
     assert stage.sql(f"SELECT count(Expires) FROM {stage.schema}.sent") == [(100,)]
 
 
-def failed_batch_comes_again(stage: Stage) -> None:
-    """The sink failed twice: the same rows in the same order each time, then the rest."""
-    queue = stage.queue("failing", 150)
-    record = Record(stage.folder / "failing")
-    record.order("fail")
-
-    for number in range(2):
-        raised(lambda: stage.received(queue, record), "sink failed")
-        stage.fill(queue, 1000 + number, 1001 + number)
-    record.order("fail", given=False)
-    stage.received(queue, record)
-
-    first, second, third = record.of(0)
-    assert first == second == third
-    assert record.last_ids() == [*numbered(0, 150), *numbered(1000, 1002)]
-
-
 def lost_entries_get_the_stored_plan(stage: Stage) -> None:
     """The last offset is lost, with no commit of its batch: the batch has the same rows."""
     queue = stage.queue("lost", 100)
@@ -112,7 +95,7 @@ def lost_entries_get_the_stored_plan(stage: Stage) -> None:
     record.order("fail")
     raised(lambda: stage.received(queue, record), "sink failed")
     record.order("fail", given=False)
-    record.forget("offsets", record.last("offsets"))
+    record.remove("offsets", record.last("offsets"))
 
     stage.received(queue, record, maxConcurrency=1, maxMessagesPerTrigger=30)
 
@@ -130,8 +113,8 @@ def rolled_back_checkpoint_is_refused(stage: Stage) -> None:
     stage.fill(queue, 900, 910)
     last = record.last("offsets")
     for batch in (last, last - 1):
-        record.forget("offsets", batch)
-        record.forget("commits", batch)
+        record.remove("offsets", batch)
+        record.remove("commits", batch)
 
     raised(lambda: stage.received(queue, record), "was rolled back or copied")
 
@@ -272,7 +255,6 @@ CASES = (
     killed_stream_goes_on,
     browse_finds_the_format,
     frame_is_sent_once,
-    failed_batch_comes_again,
     lost_entries_get_the_stored_plan,
     rolled_back_checkpoint_is_refused,
     queue_to_queue,

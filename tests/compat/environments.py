@@ -29,7 +29,7 @@ class Environment:
 
     name: str
     python: str
-    pins: tuple[str, ...] = ()  # what stands here is installed so, all else as the resolver likes
+    pins: tuple[str, ...] = ()  # all others as the resolver chooses
     like: str = ""
     folder: Path = field(default=Path())
 
@@ -94,22 +94,20 @@ def build_wheel(folder: Path) -> Path:
 
 
 def make(environment: Environment, wheel: Path) -> None:
-    """Make an environment, or take that of a run before, and install the wheel into it."""
+    """Make an environment, or use that of an earlier run, and install the wheel into it."""
     uv, python = shutil.which("uv"), interpreter(environment.python) or sys.executable
     folder, program = str(environment.folder), str(environment.program)
-    what = [*environment.pins, str(wheel)]
-    if uv is None:
-        if not environment.program.exists():
-            run(python, "-m", "venv", folder)
-        run(program, "-m", "pip", "install", "--quiet", *what)
-        run(
-            program, "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", str(wheel)
-        )
-        return
+    what = ["--quiet", *environment.pins, str(wheel)]
     if not environment.program.exists():
-        run(uv, "venv", "--quiet", "--python", python, folder)
-    own = ["--reinstall-package", "sqlq-spark"]  # its version is the same, its contents may not be
-    run(uv, "pip", "install", "--quiet", "--python", program, *own, *what)
+        run(
+            *([uv, "venv", "--quiet", "--python", python] if uv else [python, "-m", "venv"]), folder
+        )
+    if uv is not None:  # the wheel of an earlier run has the same version
+        own = ["--reinstall-package", "sqlq-spark"]
+        run(uv, "pip", "install", "--python", program, *own, *what)
+        return
+    run(program, "-m", "pip", "install", *what)
+    run(program, "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", str(wheel))
 
 
 def interpreter(version: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What the cases share: a session, queues of their own, streams that are run until all is done."""
+"""What the cases share: a session, queues, and streams that run until all is received."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Stage:
     connect: bool  # Spark Connect instead of a classic session
 
     def session(self) -> SparkSession:
-        """Give the session, which is started when first asked for."""
+        """Give the session; the first call starts it."""
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = SparkSession.builder.appName("sqlq-compat").config(map=SETTINGS)
@@ -62,7 +62,7 @@ class Stage:
         return where.getOrCreate()
 
     def options(self, queue: str, **more: object) -> dict[str, str]:
-        """What a read or write of a queue is given."""
+        """Options of a read or a write of a queue."""
         known = {"url": self.url, "stateSchema": self.schema, "queue": self.address(queue)}
         return known | {name: str(value) for name, value in more.items()}
 
@@ -111,7 +111,7 @@ class Stage:
         return self.session().readStream.format("sqlqueue").options(**given).load()
 
     def finish(self, writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:
-        """Run a stream until what waits is through; raises what it raised."""
+        """Run a stream until it received what waits; raises what it raised."""
         writer = writer.option("checkpointLocation", str(checkpoint))
         for _ in range(RUNS):
             try:
@@ -135,7 +135,7 @@ class Stage:
 @dataclass(frozen=True)
 class Record:
     """
-    A sink that writes down what it was given, one file for each call.
+    A sink that records its rows, one file for each call.
 
     Files, because Spark Connect calls it in a process of the server. A file `fail` beside them
     makes it raise, a file `stop-<batch>` makes it wait to be killed, after it got its rows.
@@ -179,7 +179,7 @@ class Record:
         texts = [last[batch].read_text(encoding="utf-8") for batch in sorted(last, key=int)]
         return [name for text in texts for _, name in json.loads(text)]
 
-    def forget(self, kind: str, batch: int) -> None:
+    def remove(self, kind: str, batch: int) -> None:
         """Remove an entry of the checkpoint, with the checksum beside it."""
         (self.checkpoint / kind / str(batch)).unlink()
         (self.checkpoint / kind / f".{batch}.crc").unlink(missing_ok=True)

@@ -141,7 +141,8 @@ def test_nothing_grows_from_batch_to_batch(
     out, watch = queue.beside("out"), Watch(queue.place, spark)
     out.create()
     queue.fill(0, BATCHES * MESSAGES)
-    stream = queue.stream(spark, maxMessagesPerTrigger=MESSAGES, peekDelay="100ms").load()
+    given = queue.options | {"maxMessagesPerTrigger": str(MESSAGES), "peekDelay": "100ms"}
+    stream = spark.readStream.format("sqlqueue").options(**given).load()
     writer = stream.drop("queue").writeStream.format("sqlqueue").options(**out.options)
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
 

@@ -51,7 +51,8 @@ def pinned(place: Place) -> Iterator[None]:
 
 def receive(queue: Queue, spark: SparkSession, checkpoint: Path) -> list[Any]:
     """Stream what waits into nothing; returns the progress of each batch."""
-    frame = queue.stream(spark, maxMessagesPerTrigger=BATCH, headersFormat="json").load()
+    given = queue.options | {"maxMessagesPerTrigger": str(BATCH), "headersFormat": "json"}
+    frame = spark.readStream.format("sqlqueue").options(**given).load()
     writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()

@@ -1,4 +1,4 @@
-"""What the tests of jobs share: an installed queue, and a place to submit from."""
+"""Fixtures of the tests of jobs: a queue with state tables, and a folder to submit from."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def queue(place: Place) -> Queue:
 
 @pytest.fixture
 def desk(tmp_path: Path, place: Place) -> Desk:
-    """Give a folder from which jobs are submitted, to the test's database."""
+    """Give a folder to submit jobs from, which use the test's database."""
     return Desk(tmp_path, {"SQLQUEUE_URL": place.url})

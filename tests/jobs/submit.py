@@ -1,31 +1,42 @@
 """
 A job as its users run it: `spark-submit jobs/<job>.py --settings …`, in a session of its own.
 
-It may be killed when something is so: JVM, Python and workers at once, by SIGKILL.
-What it wrote is read from Delta's log and Parquet files, without a Spark of ours: a start costs ten
-seconds.
+A test may kill it at a moment: JVM, Python and workers at once, by SIGKILL.
+The rerun is in the session of the tests, because a start of Spark costs ten seconds.
+What a job wrote is read from Delta's log and Parquet files, which needs no session.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+import threading
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    redirect_stderr,
+    redirect_stdout,
+    suppress,
+)
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 import pyspark
+from spark.driver import SHORT_LIVED, delta_jars
 from waiting import until
 
 from sqlq_spark.demo.process import members
+from sqlq_spark.jobs import main
 
 from . import gate
 
@@ -34,8 +45,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
-# of the jars that Delta's package names, those that are used here
-JARS = ("io.delta_*.jar", "io.unitycatalog_*.jar")
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 TIMEOUT = 300.0  # seconds for a whole job, on a busy machine
 SETTINGS = {
@@ -68,7 +77,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Running:
-    """A job at work."""
+    """A process at work; `folder` has its output in the files `out` and `log`."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -81,34 +90,43 @@ class Running:
                     os.kill(pid, sign)
         self.process.wait()
 
-    def terminate(self) -> None:
-        """Ask the Python process to end, as `kill PID` does."""
-        pids = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(self.process.pid)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-        os.kill(int(pids[0]), signal.SIGTERM)
+    def read(self, name: str) -> str:
+        """The text of `out` or `log`."""
+        return (self.folder / name).read_text(encoding="utf-8", errors="replace")
 
     def ended(self) -> Ended:
         """Wait for its end."""
         code = self.process.wait(TIMEOUT)
-        out, log = (
-            (self.folder / name).read_text(encoding="utf-8", errors="replace")
-            for name in ("out", "log")
-        )
-        return Ended(code=code, out=out, log=log)
+        return Ended(code=code, out=self.read("out"), log=self.read("log"))
 
     def until(self, moment: Callable[[], object]) -> None:
-        """Wait until something is so; the job must still be at work then."""
-        log = self.folder / "log"
+        """Wait until something is true; the process must still be at work then."""
         until(
             lambda: moment() or self.process.poll() is not None,
             seconds=TIMEOUT,
-            told=lambda: log.read_text(encoding="utf-8", errors="replace")[-3000:],
+            told=lambda: self.read("log")[-3000:],
         )
         assert self.process.poll() is None, self.ended()
+
+
+@contextmanager
+def started(words: list[str], folder: Path, environment: dict[str, str]) -> Iterator[Running]:
+    """Run a program as long as the block lasts; none of its processes is left after."""
+    with (folder / "out").open("wb") as out, (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=log,
+            start_new_session=True,
+        )
+    running = Running(process, folder)
+    try:
+        yield running
+    finally:
+        running.kill()
 
 
 @dataclass(frozen=True)
@@ -118,61 +136,69 @@ class Desk:
     folder: Path
     environment: dict[str, str]
 
-    @contextmanager
-    def running(
-        self, job: str, settings: dict[str, Any], *flags: str, conf: dict[str, str] | None = None
-    ) -> Iterator[Running]:
-        """Run `jobs/<job>.py` as long as the block lasts; nothing of it is left after."""
+    def words(self, job: str, settings: dict[str, Any]) -> list[str]:
+        """Write the settings of a job to a file; gives the flags that name it."""
         path = self.folder / f"{job}.toml"
         path.write_text(toml(settings), encoding="utf-8")
-        words = ["--settings", str(path), *flags]
-        with (self.folder / "out").open("wb") as out, (self.folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [*command(conf or {}, self.folder), str(ROOT / "jobs" / f"{job}.py"), *words],
-                cwd=self.folder,
-                env=environ(self.environment),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=log,
-                start_new_session=True,
-            )
-        running = Running(process, self.folder)
-        try:
-            yield running
-        finally:
-            running.kill()
+        return ["--settings", str(path)]
 
-    def run(self, job: str, settings: dict[str, Any], *flags: str, **conf: str) -> Ended:
-        """Run a job to its end."""
-        with self.running(job, settings, *flags, conf=conf) as running:
+    def running(self, job: str, settings: dict[str, Any]) -> AbstractContextManager[Running]:
+        """Run `jobs/<job>.py` by spark-submit as long as the block lasts."""
+        words = [*command(self.folder), str(ROOT / "jobs" / f"{job}.py")]
+        return started([*words, *self.words(job, settings)], self.folder, environ(self.environment))
+
+    def submit(self, job: str, settings: dict[str, Any]) -> Ended:
+        """Run a job to its end by spark-submit."""
+        with self.running(job, settings) as running:
             return running.ended()
 
-    def killed_when(
-        self, moment: Callable[[], object], job: str, settings: dict[str, Any], **conf: str
-    ) -> None:
-        """Run a job up to a moment, and kill it there; a gate keeps it from running past it."""
+    def killed_when(self, moment: Callable[[], object], job: str, settings: dict[str, Any]) -> None:
+        """Submit a job and kill it at a moment; a gate keeps it from going on after that."""
         url = self.environment["SQLQUEUE_URL"]
         with gate.opened(url, moment) as way:
             given, environment = (
                 {name: way.url if each == url else each for name, each in some.items()}
                 for some in (settings, self.environment)
             )
-            desk = replace(self, environment=environment)
-            with desk.running(job, given, conf=conf) as running:
+            with replace(self, environment=environment).running(job, given) as running:
                 running.until(moment)
 
+    def run(self, job: str, settings: dict[str, Any], *flags: str) -> Ended:
+        """Run a job to its end in this process, in its session if there is one."""
+        made, out, log = module(job), io.StringIO(), io.StringIO()
+        words = [*self.words(job, settings), *flags]
+        with (
+            mock.patch.dict(os.environ, self.environment),
+            redirect_stdout(out),
+            redirect_stderr(log),
+        ):
+            spark = job != "maintenance"
+            code = main.main(made.__doc__, made.Settings, made.run, words, spark=spark, name=job)
+        return Ended(code=code, out=out.getvalue(), log=log.getvalue())
 
-def command(conf: dict[str, str], folder: Path) -> list[str]:
+
+@contextmanager
+def sigterm_when(moment: Callable[[], object]) -> Iterator[None]:
+    """Send SIGTERM to this process at a moment of the block."""
+
+    def work() -> None:
+        until(moment)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert threading.current_thread() is threading.main_thread()  # only it receives signals
+    ending = threading.Thread(target=work)
+    ending.start()
+    yield
+    ending.join()
+
+
+def command(folder: Path) -> list[str]:
     """`spark-submit`, with Delta from the cache of jars, or from Maven the first time."""
-    jars = [str(jar) for each in JARS for jar in (Path.home() / ".ivy2.5.2/jars").glob(each)]
+    jars = delta_jars()
     delta = ["--driver-class-path", ":".join(jars)] if jars else ["--packages", PACKAGE]
-    # a short-lived JVM on few cores: C1 alone, one collector thread, no second look at classes
-    flags = (
-        f"-Djava.io.tmpdir={folder} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-        "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-    )
+    flags = f"-Djava.io.tmpdir={folder} {SHORT_LIVED}"
     own = {"spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
-    pairs = [f"{name}={value}" for name, value in {**SETTINGS, **own, **conf}.items()]
+    pairs = [f"{name}={value}" for name, value in {**SETTINGS, **own}.items()]
     said = [word for pair in pairs for word in ("--conf", pair)]
     # should the tests be killed, the JVM dies with them, and what hangs on it
     bound = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []

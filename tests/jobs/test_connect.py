@@ -1,14 +1,14 @@
-"""Jobs on Spark Connect: no JVM of their own, files and tables by way of the server."""
+"""Jobs on Spark Connect: they have no JVM, and reach files and tables through the server."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from spark.stand import Queue
 
 from .submit import ROOT, TIMEOUT, delta_rows, environ
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import Place
+    from spark.stand import Queue
 
 pytestmark = pytest.mark.spark
 
@@ -24,12 +25,12 @@ MESSAGES = 300
 
 def flags(**given: object) -> list[str]:
     """Settings as flags; a table of them is a flag that is repeated."""
-    found = []
-    for name, value in given.items():
-        pairs = value.items() if isinstance(value, dict) else []
-        texts = [f"{key}={text}" for key, text in pairs] if pairs else [str(value)]
-        found += [f"--{name.replace('_', '-')}={text}" for text in texts]
-    return found
+    pairs = [
+        (name, f"{key}={text}" if key else text)
+        for name, value in given.items()
+        for key, text in (value.items() if isinstance(value, dict) else [("", value)])
+    ]
+    return [f"--{name.replace('_', '-')}={text}" for name, text in pairs]
 
 
 def connected(folder: Path, place: Place, *orders: list[str]) -> list[dict[str, Any]]:
@@ -59,28 +60,37 @@ def numbers(table: Path) -> list[int]:
 
 def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) -> None:
     """
-    Queue to table, table to queue, queue to queue: each message once.
+    Queue to table, table to queue, queue to queue, queue to a table for each type.
 
     A second run of a job finds nothing to do: the server reads the checkpoint and its dispatch log.
+    The tables for types are written by a process of the server.
     """
-    sent, relayed = Queue(place, "sent"), Queue(place, "relayed")
-    sent.create()
-    relayed.create()
-    queue.fill(0, MESSAGES)
+    sent, relayed, split = (queue.another(name) for name in ("sent", "relayed", "split"))
+    for each in (queue, split):
+        each.fill(0, MESSAGES)
     state = {"stateSchema": place.state}
     source = state | {"maxMessagesPerTrigger": "100"}
-    table = tmp_path / "table"
-    received, sending, relaying = (tmp_path / name for name in ("received", "sending", "relaying"))
+    table, tables = tmp_path / "table", tmp_path / "tables"
     columns = {"body": "body", "headers": "to_json(headers)"}
-    receive = flags(queues=queue.name, table=table, checkpoint=received, source=source)
-    send = flags(table=table, checkpoint=sending, queue=sent.name, sink=state, columns=columns)
+    receive = flags(queues=queue.name, table=table, checkpoint=tmp_path / "1", source=source)
+    send = flags(
+        table=table, checkpoint=tmp_path / "2", queue=sent.name, sink=state, columns=columns
+    )
     relay = flags(
         queues=sent.name,
         targets={sent.name: relayed.name},
         error_queue=queue.name,
-        checkpoint=relaying,
+        checkpoint=tmp_path / "3",
         source=source,
         sink=state,
+    )
+    by_type = flags(
+        queues=split.name,
+        table=tables,
+        checkpoint=tmp_path / "4",
+        split="true",
+        most_types=1,
+        source=state,
     )
 
     totals = connected(
@@ -91,30 +101,12 @@ def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) 
         ["delta_to_queue", *send],
         ["delta_to_queue", *send],
         ["relay", *relay],
+        ["queue_to_delta", *by_type],
     )
 
-    assert [each["messages"] for each in totals] == [MESSAGES, 0, MESSAGES, 0, MESSAGES]
+    assert [each["messages"] for each in totals] == [MESSAGES, 0, MESSAGES, 0, MESSAGES, MESSAGES]
     assert totals[0]["batches"] == 3
     assert numbers(table) == [*range(MESSAGES)]
-    assert queue.count() == sent.count() == 0
+    assert sorted(chain(*map(numbers, tables.iterdir()))) == [*range(MESSAGES)]
+    assert queue.count() == sent.count() == split.count() == 0
     assert relayed.count() == MESSAGES
-
-
-def test_a_table_for_each_type_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) -> None:
-    """Written by a process of the server, which reads the stream's id from the checkpoint."""
-    queue.fill(0, MESSAGES)
-    given = flags(
-        queues=queue.name,
-        table=tmp_path / "split",
-        checkpoint=tmp_path / "splitting",
-        split="true",
-        most_types=1,
-        source={"stateSchema": place.state},
-    )
-
-    totals = connected(tmp_path, place, ["queue_to_delta", *given])
-
-    parts = [numbers(each) for each in (tmp_path / "split").iterdir()]
-    assert totals[0]["messages"] == MESSAGES
-    assert sorted(number for part in parts for number in part) == [*range(MESSAGES)]
-    assert queue.count() == 0

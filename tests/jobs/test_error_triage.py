@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from spark.stand import Queue
-from waiting import until
 
-from jobs.submit import delta_rows, module
-from sqlq_spark.jobs import main as job
+from jobs.submit import delta_rows, module, sigterm_when
 from sqlq_spark.jobs.main import BadSettings
 from sqlq_spark.jobs.triage import failures as triage_failures
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, MESSAGE_ID, TIME_OF_FAILURE, dumps
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from spark.stand import Queue
 
     from jobs.submit import Desk
 
@@ -32,8 +26,7 @@ STACK = "   at Shop.Handler.Handle(Order order) in /src/Handler.cs:line %d\n"
 @pytest.fixture
 def error(queue: Queue) -> Queue:
     """Give an error queue: even numbers Late, odd ones Bad, one homeless, one elsewhere."""
-    made = Queue(queue.place, "error")
-    made.create()
+    made = queue.another("error")
     queue.place.connection.cursor().executemany(
         f"INSERT INTO {made.name} (id, headers, body) VALUES (gen_random_uuid(), %s, %s)".encode(),
         [
@@ -72,32 +65,13 @@ def settings(desk: Desk, error: Queue, **more: Any) -> dict[str, Any]:
     }
 
 
-def here(desk: Desk, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
-    """Run the job in this process, with the settings of the one that was killed; code, totals."""
-    triage = module("error_triage")
-    given = ["--settings", str(desk.folder / "error_triage.toml"), *words]
-    code = job.main(triage.__doc__, triage.Settings, triage.run, given)
-    printed = capsys.readouterr()
-    assert printed.out, printed.err
-    return code, json.loads(printed.out.splitlines()[-1])
-
-
-@pytest.fixture
-def quick(spark: SparkSession, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a job run in this process, on small tables."""
-    monkeypatch.setenv("SQLQUEUE_URL", queue.place.url)
-    spark.conf.set("spark.databricks.delta.snapshotPartitions", "2")
-
-
-@pytest.mark.usefixtures("quick")
-def test_killed_while_it_collects(
-    queue: Queue, error: Queue, desk: Desk, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("spark")
+def test_killed_while_it_collects(queue: Queue, error: Queue, desk: Desk) -> None:
     """Each failure is in the table once, whole, and in its group."""
     desk.killed_when(lambda: error.received(2), "error_triage", settings(desk, error))
-    code, totals = here(desk, capsys)
+    done = desk.run("error_triage", settings(desk, error))
 
-    assert (code, totals["groups"]) == (0, 3)
+    assert (done.code, done.totals["groups"]) == (0, 3)
     assert error.count() == 0
     rows = delta_rows(desk.folder / "failures")
     assert sorted(row["seq"] for row in rows) == list(range(1, FAILURES + 3))
@@ -108,15 +82,10 @@ def test_killed_while_it_collects(
     assert counted == {"System.Late": 301, "System.Bad": 300, None: 1}
 
 
-@pytest.mark.usefixtures("quick")
 def test_killed_between_a_return_and_its_mark(
-    queue: Queue,
-    error: Queue,
-    desk: Desk,
-    spark: SparkSession,
-    capsys: pytest.CaptureFixture[str],
+    queue: Queue, error: Queue, desk: Desk, spark: SparkSession
 ) -> None:
-    """What was sent is not sent again; what cannot be returned stays, with exit code 1."""
+    """Sent messages are not sent again; those that cannot be returned stay, with exit code 1."""
     table = desk.folder / "failures"
     sources = [*[queue.name] * 100, "nowhere"]
     rows = [(f"row-{at}", failed(at, each), b"", at, "error") for at, each in enumerate(sources)]
@@ -128,12 +97,12 @@ def test_killed_between_a_return_and_its_mark(
 
     desk.killed_when(queue.count, "error_triage", given)
     between = delta_rows(table)
-    code, totals = here(desk, capsys, "--ids", "m-1")
+    done = desk.run("error_triage", given, "--ids", "m-1")
 
     assert sum(row["request"] is not None for row in between) == 50
     assert not any(row["returned"] for row in between)
-    assert [totals["resumed"], totals["returned"], code] == [50, 1, 1]
-    assert [*totals["staying"].values()] == [1]
+    assert [done.totals["resumed"], done.totals["returned"], done.code] == [50, 1, 1]
+    assert [*done.totals["staying"].values()] == [1]
     expected = sorted(["m-1", *(f"m-{number}" for number in range(0, 100, 2))])
     assert sorted(row["messageId"] for row in delta_rows(table) if row["returned"]) == expected
     assert sorted(queue.ids()) == expected
@@ -141,24 +110,17 @@ def test_killed_between_a_return_and_its_mark(
     assert queue.state("staging") == 0
 
 
-@pytest.mark.usefixtures("quick")
-def test_one_that_runs_on_groups_after_each_batch(
+def test_a_stream_groups_after_each_batch_until_sigterm(
     error: Queue, desk: Desk, spark: SparkSession
 ) -> None:
-    """Until it is told to end."""
+    """It ends after its batch."""
     made = module("error_triage")
-    source = {"stateSchema": error.place.state}  # all of it in one batch
-    given = settings(desk, error, trigger="1s", url=error.place.url, source=source)
+    source = {"stateSchema": error.place.state}  # all in one batch
+    given = settings(desk, error, trigger="100ms", url=error.place.url, source=source)
+    log = desk.folder / "failures_groups" / "_delta_log"
 
-    def stop() -> None:
-        log = desk.folder / "failures_groups" / "_delta_log"
-        until(lambda: [*log.glob("*.json")])
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    stopper = threading.Thread(target=stop)
-    stopper.start()
-    totals = made.run(spark, made.Settings(**given))
-    stopper.join()
+    with sigterm_when(lambda: [*log.glob("*.json")]):
+        totals = made.run(spark, made.Settings(**given))
 
     assert totals["groups"] == 3
     assert error.count() == 0
@@ -168,7 +130,7 @@ def test_one_that_runs_on_groups_after_each_batch(
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "expected"),
     [
         ({"checkpoint": None}, "setting checkpoint is missing"),
         ({"groups": ("a",)}, "settings groups, ids and give_up are for --mode retry"),
@@ -178,11 +140,11 @@ def test_one_that_runs_on_groups_after_each_batch(
         ({"sink": {"txnAppId": "mine", "txnVersion": "7"}}, "txnAppId in .sink. is set by the job"),
     ],
 )
-def test_settings_that_do_not_fit_are_told(more: dict[str, Any], told: str) -> None:
-    """Before Spark starts; none can take from a return that it is done once."""
+def test_settings_that_do_not_fit_are_refused(more: dict[str, Any], expected: str) -> None:
+    """Before Spark starts; no setting can make a return repeat."""
     kind = module("error_triage").Settings
     given = {"url": "postgresql:///", "error_queue": "e", "table": "/t/", "checkpoint": "c"}
     mode = "retry" if "sink" in more else "collect"
 
-    with pytest.raises(BadSettings, match=told):
+    with pytest.raises(BadSettings, match=expected):
         kind(**given | {"mode": mode} | more).options()

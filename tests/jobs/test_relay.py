@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 from conftest import Place
-from spark.stand import Queue
+from spark.stand import Queue, numbered
 
 from jobs.submit import module
 
@@ -57,15 +57,13 @@ def settings(desk: Desk, queue: Queue, error: Queue, **more: Any) -> dict[str, A
 @pytest.fixture
 def error(queue: Queue) -> Queue:
     """Give an error queue beside the queue."""
-    made = Queue(queue.place, "error")
-    made.create()
-    return made
+    return queue.another("error")
 
 
+@pytest.mark.usefixtures("spark")
 def test_killed_between_two_databases(queue: Queue, error: Queue, desk: Desk) -> None:
-    """Headers byte for byte, message ids, bodies, what is left to live; poison stays behind."""
-    bills = Queue(queue.place, "bills")
-    bills.create()
+    """Headers byte for byte, message ids, bodies, remaining lifetimes; poison stays behind."""
+    bills = queue.another("bills")
     hour = 3_600_000  # milliseconds
     for headers in EXACT:
         queue.dotnet.send(queue.address, headers, b"\x00\xff", lives=hour)
@@ -75,10 +73,10 @@ def test_killed_between_two_databases(queue: Queue, error: Queue, desk: Desk) ->
     bills.fill(1000, 1200)
     queue.dotnet.send(queue.address, EXACT[0].replace("a", "gone"), b"late", lives=-hour)
     with other_database(queue.place) as place:
-        orders, invoices = Queue(place, "orders"), Queue(place, "Invoices")
+        orders = Queue(place, "orders")
         orders.install()
         orders.create()
-        invoices.create()
+        invoices = orders.another("Invoices")
         given = settings(
             desk,
             queue,
@@ -104,9 +102,9 @@ def test_killed_between_two_databases(queue: Queue, error: Queue, desk: Desk) ->
         texts = [row[0] for row in found]
         ids = [json.loads(text)["NServiceBus.MessageId"] for text in texts]
         assert len(set(ids)) == len(ids) == 1003
-        assert {f"m-{number}" for number in range(1000)} < set(ids)
+        assert {*numbered(0, 1000)} < set(ids)
         assert set(EXACT) < set(texts)
-        assert sorted(invoices.ids()) == sorted(f"m-{number}" for number in range(1000, 1200))
+        assert sorted(invoices.ids()) == sorted(numbered(1000, 1200))
         lives = {text: (bytes(body), left) for text, body, left in found}
         assert all(lives[text][0] == b"\x00\xff" for text in EXACT)
         assert all(3000 < lives[text][1] <= 3600 for text in EXACT)
@@ -132,14 +130,6 @@ def check(queue: Queue, error: Queue, desk: Desk, **more: Any) -> None:
     relay.check(made)
 
 
-def test_a_target_that_is_none_is_told_before_anything_is_received(
-    queue: Queue, error: Queue, desk: Desk
-) -> None:
-    """By its name."""
-    with pytest.raises(Exception, match=r'"public"\."absent" in'):
-        check(queue, error, desk, targets={queue.name: "absent"})
-
-
 def renamed(url: str) -> str:
     """The same database by another name of its host."""
     parts = urlsplit(url)
@@ -150,43 +140,38 @@ def renamed(url: str) -> str:
     )
 
 
-def test_a_queue_is_not_relayed_into_itself(queue: Queue, error: Queue, desk: Desk) -> None:
-    """Also where the urls differ."""
+def test_targets_are_checked_before_anything_is_received(
+    queue: Queue, error: Queue, desk: Desk
+) -> None:
+    """An absent target; a queue that is relayed into itself, also if the urls differ."""
     place = queue.place
-    with pytest.raises(Exception, match="is read and sent to in one database"):
-        check(queue, error, desk, target_schema=place.schema)
-    with pytest.raises(Exception, match="is read and sent to in postgresql://"):
-        check(
-            queue,
-            error,
-            desk,
-            target_schema=place.schema,
-            target_url=f"{place.url}?connect_timeout=9",
-        )
-    with pytest.raises(Exception, match="is read and sent to in postgresql://"):
-        check(queue, error, desk, target_schema=place.schema, target_url=renamed(place.url))
-
-
-def test_settings_that_do_not_fit_are_told(queue: Queue, error: Queue, desk: Desk) -> None:
-    """A target of a queue that is not read, and one transaction in two databases."""
+    with pytest.raises(Exception, match=r'"public"\."absent" in'):
+        check(queue, error, desk, targets={queue.name: "absent"})
     with pytest.raises(Exception, match=r"nobody in \[targets\] is not one of the queues"):
         check(queue, error, desk, targets={"nobody": "x"})
+    with pytest.raises(Exception, match="is read and sent to in one database"):
+        check(queue, error, desk, target_schema=place.schema)
+    for url in (f"{place.url}?connect_timeout=9", renamed(place.url)):
+        with pytest.raises(Exception, match="is read and sent to in postgresql://"):
+            check(queue, error, desk, target_schema=place.schema, target_url=url)
+
+
+def test_receive_and_send_may_commit_together_within_one_database(
+    queue: Queue, error: Queue, desk: Desk
+) -> None:
+    """As in the transport's mode; two databases cannot."""
+    bills = queue.another("bills")
+
+    check(queue, error, desk, targets={queue.name: bills.name}, atomic=True)
     with other_database(queue.place) as place:
         orders = Queue(place, "orders")
         orders.install()
         orders.create()
-        more = {"target_url": place.url, "target_schema": place.schema}
-        state = {"sink": {"stateSchema": place.state}}
-        check(queue, error, desk, **more, **state)
+        more = {
+            "target_url": place.url,
+            "target_schema": place.schema,
+            "sink": {"stateSchema": place.state},
+        }
+        check(queue, error, desk, **more)
         with pytest.raises(Exception, match="setting atomic is true: expected one database"):
-            check(queue, error, desk, **more, **state, atomic=True)
-
-
-def test_within_one_database_receive_and_send_may_commit_together(
-    queue: Queue, error: Queue, desk: Desk
-) -> None:
-    """As the transport's mode."""
-    bills = Queue(queue.place, "bills")
-    bills.create()
-
-    check(queue, error, desk, targets={queue.name: bills.name}, atomic=True)
+            check(queue, error, desk, **more, atomic=True)

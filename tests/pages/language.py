@@ -1,25 +1,16 @@
-"""
-The language of the documents and of the source: words to avoid, and the length of sentences.
-
-    python -m tests.pages.language
-
-prints, for each page, how many sentences it has, how many of them are above 25 words, and the
-longest.
-"""
+"""The language of the documents and of the source: words to avoid, and the length of sentences."""
 
 from __future__ import annotations
 
 import io
 import re
-import sys
 import tokenize
 from pathlib import Path
 
 from .page import PAGES, ROW_ID, cells, read
 
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES]
-AIM = 25  # words in a sentence
-LONGEST = 35  # words, from which on a test fails
+LONGEST = 35  # words in a sentence
 
 # what to avoid → what to write
 WORDS = {
@@ -117,21 +108,3 @@ def sentences(page: str) -> list[str]:
 def words(sentence: str) -> int:
     """How many words a sentence has."""
     return len(re.findall(r"[\w'.,/%-]*\w[\w'%]*", sentence))
-
-
-def report() -> str:
-    """Sentences, those above AIM, and the longest, by page."""
-    lines = []
-    every: list[int] = []
-    for page in DOCUMENTS:
-        lengths = [words(each) for each in sentences(page)]
-        every += lengths
-        long = sum(each > AIM for each in lengths)
-        lines.append(f"{page:24} {len(lengths):5} {long:4} {max(lengths):4}")
-    share = 100 * sum(each > AIM for each in every) / len(every)
-    lines.append(f"{share:.1f} % of {len(every)} have more than {AIM} words")
-    return "\n".join([*lines, ""])
-
-
-if __name__ == "__main__":
-    sys.stdout.write(report())

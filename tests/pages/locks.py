@@ -16,13 +16,13 @@ from sqlq_spark.database.statements import FILES, Statements, sql
 # what a plain SELECT keeps on each
 DIALECTS = {"postgresql": "nothing", "sqlserver": "keeps none"}
 LABELS = r"(?=\s(?:Locks|Index|Returns):|$)"
-# by what a statement does that says nothing of its locks; a word in it, the first that fits
+# for statements whose comments do not name locks: the first word that they contain
 USUAL = {
     "INSERT|MERGE": "the rows it writes, until commit",
     "DELETE": "the rows it deletes, until commit",
     "UPDATE": "the rows it changes, until commit",
 }
-# one task, one dispatch: what runs beside Spark's work; the rest is made once or asked by hand
+# statements of a task or a dispatch; the others run once, or when a user asks
 CONCERNS = ["peek", "receive", "receipts", "staging", "subscriptions", "delayed", "browse"]
 
 
@@ -43,13 +43,13 @@ def comments(dialect: str) -> dict[str, str]:
     return found
 
 
-def told(name: str, said_of: dict[str, str], statement: str, *, reads: str) -> str:
-    """What a statement locks: as its comment says, or that of its like, else as its kind does."""
-    comment = said_of[name]
+def locked_by(name: str, commented: dict[str, str], statement: str, *, reads: str) -> str:
+    """What a statement locks: by its comment, or that of a similar one, else by its kind."""
+    comment = commented[name]
     if like := re.match(r"As (\w+)[,.]", comment):
-        return told(like[1], said_of, statement, reads=reads)
-    if said := re.search(rf"Locks: (.+?){LABELS}", comment):
-        return said[1].rstrip(".")
+        return locked_by(like[1], commented, statement, reads=reads)
+    if locks := re.search(rf"Locks: (.+?){LABELS}", comment):
+        return locks[1].rstrip(".")
     if re.search(r"\bLocks nothing\b|locking nothing", comment):
         return reads
     bare = re.sub(r"'[^']*'", "", statement)
@@ -59,13 +59,13 @@ def told(name: str, said_of: dict[str, str], statement: str, *, reads: str) -> s
 
 def rows() -> list[list[str]]:
     """Statement, and what it locks on each database."""
-    said = {each: comments(each) for each in DIALECTS}
+    found = {each: comments(each) for each in DIALECTS}
     texts = {each: Statements.load(each) for each in DIALECTS}
     return [
         [
             f"`{name}`",
             *(
-                told(name, said[each], texts[each][name], reads=reads)
+                locked_by(name, found[each], texts[each][name], reads=reads)
                 for each, reads in DIALECTS.items()
             ),
         ]

@@ -15,10 +15,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
@@ -91,38 +87,30 @@ def read(page: str) -> str:
 
 def blocks(page: str, group: str | None = None) -> list[Block]:
     """The blocks of a page, or of one group, in their order."""
-    return [each for each in _blocks(page) if group in {None, each.group}]
-
-
-def _blocks(page: str) -> Iterator[Block]:
-    for title, section in sections(page):
-        for found in BLOCK.finditer(section):
-            yield Block(page=page, heading=title, **found.groupdict())
+    found = [
+        Block(page=page, heading=title, **each.groupdict())
+        for title, section in sections(page)
+        for each in BLOCK.finditer(section)
+    ]
+    return [each for each in found if group in {None, each.group}]
 
 
 def tables(page: str) -> list[Table]:
     """The tables of a page, in their order."""
-    return list(_tables(page))
+    found = []
+    for title, section in sections(page):
+        bare = re.sub(r"^```.*?^```$", "", section, flags=re.MULTILINE | re.DOTALL)
+        for each in TABLE.finditer(bare):
+            _, _, *lines = each["text"].splitlines()
+            ids, rows = [*map(row_id, lines)], [*map(cells, lines)]
+            found.append(Table(page=page, heading=title, id=each["id"], ids=ids, rows=rows))
+    return found
 
 
 def table(page: str, table_id: str) -> Table:
     """One table of a page."""
-    [found] = [each for each in _tables(page) if each.id == table_id]
+    [found] = [each for each in tables(page) if each.id == table_id]
     return found
-
-
-def _tables(page: str) -> Iterator[Table]:
-    for title, section in sections(page):
-        bare = re.sub(r"^```.*?^```$", "", section, flags=re.MULTILINE | re.DOTALL)
-        for found in TABLE.finditer(bare):
-            _, _, *lines = found["text"].splitlines()
-            yield Table(
-                page=page,
-                heading=title,
-                id=found["id"],
-                ids=[row_id(line) for line in lines],
-                rows=[cells(line) for line in lines],
-            )
 
 
 def row_id(line: str) -> str | None:

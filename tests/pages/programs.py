@@ -1,8 +1,7 @@
 """
 Command lines of other programs in the documents: their words are checked, nothing is started.
 
-What is checked is what a change of ours can make wrong: a module, a job, an extra or a switch that
-is no longer there.
+A change of ours can remove a module, a job, an extra or a switch that they name.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from .page import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # of spark-submit, those that the documents use
@@ -68,80 +66,54 @@ def known_words(words: list[str]) -> None:
 
 def check(words: list[str]) -> None:
     """
-    Check the words of one command.
+    Check the words of one command, or of several with `&&` between them.
 
     Raises:
         AssertionError: something that it names is not there.
     """
-    words = [re.sub(r"^[\w.-]+/bin/", "", word) for word in words]
     if "&&" in words:
         at = words.index("&&")
         check(words[:at])
         check(words[at + 1 :])
         return
-    known: dict[str, Callable[[list[str]], object]] = {
-        "spark-submit": submit,
-        "python": python,
-        "python3": python,
-        "pip": pip,
-        "pytest": pytest_,
-        "git": len,
-        "ruff": len,
-        "mypy": len,
-        "databricks": len,
-        "venv-pack": len,
-        "twine": len,
-        "uv": len,
-        "sqlqueue": known_words,
-        **{
-            name: partial(settings_of, name)
-            for name in PROJECT["project"]["scripts"]
-            if "-" in name
-        },
-    }
-    assert words[0] in known, f"nothing checks {words[0]!r}"
-    known[words[0]](words[1:])
+    program, *rest = words
+    program = re.sub(r"^[\w.-]+/bin/", "", program)
+    assert program in KNOWN, f"nothing checks {program!r}"
+    KNOWN[program](rest)
 
 
 def variable(name: str) -> None:
-    """A variable of the environment that some module of ours reads, or the system's."""
+    """Check that a module of ours reads a variable of ours."""
     if name.startswith("SQLQ"):
-        texts = (path.read_text(encoding="utf-8") for path in sources())
+        paths = (path for each in ("sqlq_spark", "jobs", "tests") for path in ROOT.rglob(each))
+        texts = (file.read_text(encoding="utf-8") for path in paths for file in path.rglob("*.py"))
         assert any(name in text for text in texts), f"nothing reads {name}"
-
-
-def sources() -> list[Path]:
-    """The Python files of package, jobs and tests."""
-    folders = ("sqlq_spark", "jobs", "tests")
-    return [path for folder in folders for path in ROOT.glob(f"{folder}/**/*.py")]
 
 
 def submit(words: list[str]) -> None:
     """Check `spark-submit`: its flags, and the job with its own."""
     rest = iter(words)
-    job = None
     for word in rest:
         if not word.startswith("--"):
-            job = word
-            break
+            job(word, [*rest])
+            return
         assert word in SUBMIT, f"spark-submit has no {word}, or it is not listed here"
         value = next(rest)
         assert word != "--conf" or re.fullmatch(r"spark\.[\w.]+=.+", value), value
-    assert job is not None, "spark-submit of nothing"
-    if job.startswith("jobs/"):
-        assert (ROOT / job).exists(), job
-        text = (ROOT / "sqlq_spark" / job).read_text(encoding="utf-8")
-        for word in rest:
-            field = f"\n    {word.removeprefix('--').replace('-', '_')}: "
-            frames = {"--dry-run", "--help", "--settings"}
-            assert not word.startswith("--") or word in frames or field in text, word
-            assert not word.startswith("conf/") or (ROOT / word).exists(), word
+    raise AssertionError("spark-submit of nothing")
 
 
-def settings_of(command: str, words: list[str]) -> None:
-    """Check the flags of a job's own command."""
-    module = command.removeprefix("sqlqueue-").replace("-", "_")
-    submit([f"jobs/{module}.py", *words])
+def job(path: str, words: list[str]) -> None:
+    """Check the flags of a job, if it is one of ours."""
+    if not path.startswith("jobs/"):
+        return
+    assert (ROOT / path).exists(), path
+    text = (ROOT / "sqlq_spark" / path).read_text(encoding="utf-8")
+    for word in words:
+        field = f"\n    {word.removeprefix('--').replace('-', '_')}: "
+        known = word in {"--dry-run", "--help", "--settings"} or field in text
+        assert known or not word.startswith("--"), word
+        assert not word.startswith("conf/") or (ROOT / word).exists(), word
 
 
 def python(words: list[str]) -> None:
@@ -175,3 +147,20 @@ def pytest_(words: list[str]) -> None:
     for word in words:
         if word.startswith("tests/"):
             assert (ROOT / word.partition("::")[0]).exists(), word
+
+
+OTHERS = ("git", "ruff", "mypy", "databricks", "venv-pack", "twine", "uv")  # nothing to check
+KNOWN: dict[str, Callable[[list[str]], object]] = {
+    "spark-submit": submit,
+    "python": python,
+    "python3": python,
+    "pip": pip,
+    "pytest": pytest_,
+    "sqlqueue": known_words,
+    **dict.fromkeys(OTHERS, len),
+    **{
+        name: partial(job, f"jobs/{name.removeprefix('sqlqueue-').replace('-', '_')}.py")
+        for name in PROJECT["project"]["scripts"]
+        if "-" in name
+    },
+}

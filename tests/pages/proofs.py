@@ -46,10 +46,14 @@ EXPIRED = f"{RECEIVE}::test_expired_messages_are_counted_and_gone"
 POISON = f"{ROWS_AS_SENT}::test_poison_goes_to_the_error_queue_as_it_was_and_nothing_else_does"
 WITH_RECEIPT = f"{SEND}::test_the_receipts_of_a_micro_batch_are_settled_by_the_commit_that_sends"
 UNREACHED = f"{TOPICS}::test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch"
-WATCHED = f"{DBA}::test_what_the_page_watches_by_is_seen"
+WATCHED = f"{DBA}::test_the_queries_of_the_page_show_a_stream"
 MIGRATED = f"{SPARK}::test_the_code_of_the_page_of_migration"
 NET = f"{SPARK}::test_the_code_of_the_page_for_the_net_team"
 
+PAGES = "pages/test_pages.py::test"
+JOBS = "pages/test_jobs_page.py::test"
+OLD_BATCHES = f"{REPLAY}::test_a_file_sink_skips_batches"
+FUNCTIONS = "spark/test_functions.py::test_the_page_of_functions_lists_each_with_its_arguments"
 COMMANDS = "cli/test_every_command.py::test_the_page_has_a_row_for_each_command_and_exit_code"
 CODES = COMMANDS
 FIGURES = "figures of a run of tests.bench, which no test repeats"
@@ -60,7 +64,7 @@ PROSE = "prose: each row says what another table or page proves"
 ROWS: dict[tuple[str, str], dict[str, str]] = {
     ("README.md", "comparison"): {
         "deletes": MIGRATED,
-        "killed": f"{KILL}::test_killed_around_a_write_to_delta",
+        "killed": f"{KILL}::test_killed_around_a_write",
         "shared": BESIDE,
         "rate": "pages/test_pages.py::test_figures_that_are_repeated_are_those_of_the_bench",
     },
@@ -72,7 +76,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "speculation": f"{CLUSTER}::test_a_speculative_attempt_ends_with_the_same_rows",
         "two-queries": SHARED,
         "driver-dies-before-sink": f"{REPLAY}::test_a_failed_batch_comes_again_word_for_word",
-        "driver-dies-after-sink": f"{KILL}::test_killed_around_a_write_to_delta",
+        "driver-dies-after-sink": f"{KILL}::test_killed_around_a_write",
         "driver-dies-after-commit": (
             f"{RECEIPTS}::test_an_ack_deletes_the_receipts_and_adds_up_what_they_held"
         ),
@@ -108,7 +112,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
     },
     ("docs/operations.md", "failures"): {
         "task-dies": GAP,
-        "driver-dies": f"{KILL}::test_killed_around_a_write_to_delta",
+        "driver-dies": f"{KILL}::test_killed_around_a_write",
         "connection-breaks": (
             f"{LOOP}::test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_again"
         ),
@@ -132,13 +136,13 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "seq-used-up": f"{OPERATIONS}::test_the_seqs_come_to_an_end",
         "disk-full": HARMED,
         "plan-changed": "test_batch.py::test_an_offset_of_another_form_raises",
-        "log-ahead": "hostile/test_state.py::test_a_dispatch_log_that_is_ahead_is_an_error",
+        "log-ahead": f"{STATE}::test_a_dispatch_log_that_is_ahead_is_an_error",
         "log-of-other": (
-            "hostile/test_state.py::test_who_sees_all_rows_does_not_go_on_with_a_sink_of_another_of_its_kind"
+            f"{STATE}::test_who_sees_all_rows_does_not_go_on_with_a_sink_of_another_of_its_kind"
         ),
-        "chunks-missing": "conformance/test_send.py::test_a_missing_chunk_stops_the_whole_batch",
+        "chunks-missing": f"{SEND}::test_a_missing_chunk_stops_the_whole_batch",
         "nothing-to-settle": (
-            "conformance/test_send.py::test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing"
+            f"{SEND}::test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing"
         ),
         "not-verified": "hostile/test_tls.py::test_a_server_that_is_not_verified_gets_nothing",
         "destination-refused": (
@@ -198,7 +202,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
     },
     ("docs/migration.md", "jdbc-losses"): {
         "late-commit": MIGRATED,
-        "killed": f"{KILL}::test_killed_around_a_write_to_delta",
+        "killed": f"{KILL}::test_killed_around_a_write",
         "competitor": BESIDE,
         "computed-again": f"{REPLAY}::test_reading_twice_receives_once",
         "expired": EXPIRED,
@@ -207,99 +211,71 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
     ("docs/transactions.md", "kills"): {
         "before-commit": GAP,
         "after-commit": GAP,
-        "after-sink": f"{KILL}::test_sink_killed_around_its_dispatch",
+        "after-sink": f"{KILL}::test_killed_around_a_write",
         "after-commit-log": GAP,
         "checkpoint-lost": f"{RECEIPTS}::test_a_settled_receipt_cannot_be_returned_but_dropped",
     },
 }
 
-# page, table → the test that holds it, or what it is
-WHOLE: dict[tuple[str, str], str] = {
-    ("docs/growth.md", "speed"): FIGURES,
-    ("README.md", "links"): "pages/test_pages.py::test_every_link_leads_somewhere",
-    ("docs/commandline.md", "commands"): COMMANDS,
-    ("docs/commandline.md", "exit-codes"): CODES,
-    ("CONTRIBUTING.md", "suites"): "pages/test_pages.py::test_the_suites_are_there",
-    ("docs/dba.md", "state-tables"): f"{DBA}::test_the_page_names_the_tables_that_are_installed",
-    ("docs/dba.md", "locks"): f"{DBA}::test_the_modes_on_the_page_are_those_that_the_server_shows",
-    (
-        "docs/dba.md",
-        "statement-locks",
-    ): f"{DBA}::test_the_locks_of_statements_are_those_of_their_comments",
-    ("docs/dba.md", "versions"): TRIED,
-    (
-        "docs/dba.md",
-        "rights",
-    ): f"{DBA}::test_the_rights_on_the_page_are_those_that_the_script_grants",
-    ("docs/dotnet.md", "publish-settings"): (
-        "pages/test_pages.py::test_options_are_called_what_they_are_called"
-    ),
-    ("docs/versions.md", "environments"): (
-        "test_versions.py::test_the_page_lists_the_environments_of_the_compatibility_run"
-    ),
-    ("docs/versions.md", "differences"): PROSE,
-    ("docs/versions.md", "speed"): FIGURES,
-    ("docs/versions.md", "runtimes"): PROSE,
-    ("docs/functions.md", "header-functions"): (
-        "spark/test_functions.py::test_the_page_of_functions_lists_each_with_its_arguments"
-    ),
-    ("docs/functions.md", "cost"): FIGURES,
-    ("docs/functions.md", "outgoing"): (
-        "spark/test_functions.py::test_the_page_of_functions_lists_each_with_its_arguments"
-    ),
-    ("docs/growth.md", "limits"): FIGURES,
-    ("docs/jobs.md", "jobs"): (
-        "pages/test_jobs_page.py::test_the_page_lists_the_jobs_that_are_there"
-    ),
-    ("docs/jobs.md", "exit-codes"): (
-        "pages/test_jobs_page.py::test_the_exit_codes_are_those_of_the_frame"
-    ),
-    ("docs/jobs.md", "sizes"): (
-        "pages/test_jobs_page.py::test_the_rule_of_sizes_is_that_of_the_code"
-    ),
-    ("docs/jobs.md", "targets"): (
-        "pages/test_jobs_page.py::test_the_targets_are_those_of_the_bundle"
-    ),
-    ("docs/migration.md", "jdbc-options"): (
-        "pages/test_pages.py::test_options_are_called_what_they_are_called"
-    ),
-    ("docs/migration.md", "endpoint-parts"): (
-        "pages/test_pages.py::test_options_are_called_what_they_are_called"
-    ),
-    ("docs/security.md", "who"): PROSE,
-    ("docs/security.md", "rules"): PROSE,
-    ("docs/security.md", "destination-answers"): PROSE,
-    ("docs/security.md", "limits"): PROSE,
-    ("docs/security.md", "rows"): PROSE,
-    ("docs/security.md", "cost"): FIGURES,
-    ("docs/security.md", "tls"): "pages/test_pages.py::test_the_modes_of_tls_are_libpqs",
-    ("docs/operations.md", "new-checkpoint"): (
-        "spark/test_old_batch_numbers.py"
-        "::test_a_file_sink_skips_batches_of_a_new_checkpoint_in_an_old_folder"
-    ),
-    ("docs/operations.md", "backlog"): f"{OPERATIONS}::test_backlog_grows",
-    ("docs/sqlqueue.md", "terms"): PROSE,
-    ("docs/sqlqueue.md", "read-columns"): (
-        "pages/test_pages.py::test_the_columns_of_a_read_are_the_formats"
-    ),
-    ("docs/sqlqueue.md", "write-columns"): (
-        "pages/test_pages.py::test_the_columns_of_a_write_are_those_that_are_taken"
-    ),
-    ("docs/sqlqueue.md", "read-options"): "test_readme.py::test_the_tables_name_every_option",
-    ("docs/sqlqueue.md", "write-options"): "test_readme.py::test_the_tables_name_every_option",
-    ("docs/sqlqueue.md", "metrics"): (
-        f"{SPARK}::test_the_progress_on_the_page_has_the_keys_of_a_real_one"
-    ),
-    ("docs/sqlserver.md", "url-parameters"): (
-        "pages/test_pages.py::test_the_parameters_of_a_sql_server_url_are_known"
-    ),
-    ("docs/sqlserver.md", "existing-tables"): (
-        "test_sqlserver_session.py::test_characters_that_a_varchar_cannot_hold_are_refused"
-    ),
-    ("docs/sqlserver.md", "rights"): (
-        "test_sqlserver.py::test_the_script_gives_the_rights_that_the_wire_lists"
-    ),
-    ("docs/sqlserver.md", "babelfish"): TRIED,
-    ("docs/sqlserver.md", "open-questions"): PROSE,
-    ("docs/transactions.md", "modes"): PROSE,
+# page → table → the test that holds it, or what it is
+PARTS: dict[str, dict[str, str]] = {
+    "README.md": {"links": f"{PAGES}_every_link_leads_somewhere"},
+    "CONTRIBUTING.md": {"suites": f"{PAGES}_the_suites_are_there"},
+    "docs/commandline.md": {"commands": COMMANDS, "exit-codes": CODES},
+    "docs/dba.md": {
+        "state-tables": f"{DBA}::test_the_page_names_the_tables_that_are_installed",
+        "locks": f"{DBA}::test_the_modes_on_the_page_are_those_that_the_server_shows",
+        "statement-locks": f"{DBA}::test_the_locks_of_statements_are_those_of_their_comments",
+        "versions": TRIED,
+        "rights": f"{DBA}::test_the_rights_on_the_page_are_those_that_the_script_grants",
+    },
+    "docs/dotnet.md": {"publish-settings": f"{PAGES}_options_have_their_names"},
+    "docs/functions.md": {"header-functions": FUNCTIONS, "outgoing": FUNCTIONS, "cost": FIGURES},
+    "docs/growth.md": {"speed": FIGURES, "limits": FIGURES},
+    "docs/jobs.md": {
+        "jobs": f"{JOBS}_the_page_lists_the_jobs_that_are_there",
+        "exit-codes": f"{JOBS}_the_exit_codes_are_those_of_the_frame",
+        "sizes": f"{JOBS}_the_rule_of_sizes_is_that_of_the_code",
+        "targets": f"{JOBS}_the_targets_are_those_of_the_bundle",
+    },
+    "docs/migration.md": {
+        "jdbc-options": f"{PAGES}_options_have_their_names",
+        "endpoint-parts": f"{PAGES}_options_have_their_names",
+    },
+    "docs/operations.md": {
+        "new-checkpoint": f"{OLD_BATCHES}_of_a_new_checkpoint_in_an_old_folder",
+        "backlog": f"{OPERATIONS}::test_backlog_grows",
+    },
+    "docs/security.md": {
+        **dict.fromkeys(["who", "rules", "destination-answers", "limits", "rows"], PROSE),
+        "cost": FIGURES,
+        "tls": f"{PAGES}_the_modes_of_tls_are_libpqs",
+    },
+    "docs/sqlqueue.md": {
+        "terms": PROSE,
+        "read-columns": f"{PAGES}_the_columns_of_a_read_are_the_formats",
+        "write-columns": f"{PAGES}_the_columns_of_a_write_are_those_that_are_known",
+        "read-options": "test_readme.py::test_the_tables_name_every_option",
+        "write-options": "test_readme.py::test_the_tables_name_every_option",
+        "metrics": f"{SPARK}::test_the_progress_on_the_page_has_the_keys_of_a_real_one",
+    },
+    "docs/sqlserver.md": {
+        "url-parameters": f"{PAGES}_the_parameters_of_a_sql_server_url_are_known",
+        "existing-tables": (
+            "test_sqlserver_session.py::test_characters_that_a_varchar_cannot_hold_are_refused"
+        ),
+        "rights": "test_sqlserver.py::test_the_script_gives_the_rights_that_the_wire_lists",
+        "babelfish": TRIED,
+        "open-questions": PROSE,
+    },
+    "docs/transactions.md": {"modes": PROSE},
+    "docs/versions.md": {
+        "environments": (
+            "test_versions.py::test_the_page_lists_the_environments_of_the_compatibility_run"
+        ),
+        "differences": PROSE,
+        "runtimes": PROSE,
+        "speed": FIGURES,
+    },
 }
+WHOLE = {(page, each): held for page, parts in PARTS.items() for each, held in parts.items()}

@@ -34,6 +34,7 @@ from . import programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     import pyarrow as pa
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from .page import Block
 
 URL = "postgresql://user@host:5432/shop"  # as the documents write it
-PASSWORD = r"\n *\.option\(\"password\", \"…\"\)"  # noqa: S105 - the documents' dots
+PASSWORD = r'\n *\.option\("password", "…"\)|, password="…"'  # noqa: S105 - the documents' dots
 FOREVER = {"--watch"}  # such a command is parsed only
 
 
@@ -53,13 +54,13 @@ class CommandFailed(AssertionError):
 
 @dataclass
 class Shop:
-    """A database in which the documents' queues are, and what was said to it."""
+    """A database with the documents' queues, and the output of what ran in it."""
 
     url: str
     folder: Path
     connection: psycopg.Connection[tuple[Any, ...]]
     names: dict[str, Any] = field(default_factory=dict)  # of the page's Python
-    words: dict[str, str] = field(default_factory=dict)  # what stands in a page → what is so here
+    words: dict[str, str] = field(default_factory=dict)  # word of a page → ours
     printed: str = ""  # by the commands of the last block
     rows: list[tuple[Any, ...]] = field(default_factory=list)  # of the last SQL
     capture: pytest.CaptureFixture[str] | None = None
@@ -89,13 +90,11 @@ class Shop:
             messages,
         )
 
-    @contextlib.contextmanager
-    def other(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        """Give another session, in a transaction that is undone."""
-        with contextlib.closing(psycopg.connect(self.url)) as session:
-            yield session
+    def other(self) -> AbstractContextManager[psycopg.Connection[tuple[Any, ...]]]:
+        """Give another session, in a transaction that is rolled back."""
+        return contextlib.closing(psycopg.connect(self.url))
 
-    # ------------------------------------------------------------ what stands in a page
+    # ------------------------------------------------------------ the text of a page
 
     def ours(self, text: str) -> str:
         """The text with our database, our folders and what a test puts for a word."""
@@ -160,7 +159,7 @@ class Stream:
         self.loop = PeekLoop(options, time.monotonic, checks.at_start)
 
     def again(self) -> Stream:
-        """Start anew from the same checkpoint, in another process."""
+        """Start again on the same checkpoint, as another process does."""
         self.close()
         return Stream(self.options, self.offset)
 
@@ -183,7 +182,7 @@ class Stream:
 
     def bodies(self) -> list[bytes]:
         """The bodies of the next batch."""
-        return [body for table in self.batch() for body in table["body"].to_pylist()]
+        return bodies(self.batch())
 
     @property
     def id(self) -> str:
@@ -193,6 +192,11 @@ class Stream:
     def close(self) -> None:
         """End the session."""
         self.loop.close()
+
+
+def bodies(tables: list[pa.Table]) -> list[bytes]:
+    """The bodies of received messages."""
+    return [body for table in tables for body in table["body"].to_pylist()]
 
 
 def commands(text: str) -> list[str]:
@@ -213,7 +217,7 @@ def parse(words: list[str]) -> None:
 
 @contextlib.contextmanager
 def opened(server: str, folder: Path, capture: pytest.CaptureFixture[str]) -> Iterator[Shop]:
-    """Make a database of its own on a server; it, and what was set, is gone afterwards."""
+    """Make a database of its own on a server; it is dropped afterwards."""
     name = f"shop_{secrets.token_hex(6)}"
     url = urlunsplit(urlsplit(server)._replace(path=f"/{name}"))
     with psycopg.connect(server, autocommit=True) as admin:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from recorded_connection import RecordedConnection
 from waiting import until
 
 from sqlq_spark import database as dialects
@@ -26,8 +27,6 @@ from .page import blocks, read, table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sqlq_spark.database.statements import StatementName
-
     from .shop import Shop
 
 PAGE = "docs/dba.md"
@@ -36,7 +35,7 @@ MESSAGE = pa.record_batch({"body": pa.array([b"{}"])})
 SCRIPT = [*["script", "Shop.Orders", "--delayed", "--error", "error"]]
 SCRIPT += ["--subscription-table", "SubscriptionRouting"]
 
-# what the script grants on → the second part of the ids of the page's rows, as in `reader:error`
+# object of a GRANT in the script → second part of the row's id, as in `reader:error`
 PLACES = {
     "SCHEMA": "schemas",
     '"public"."Shop.Orders"': "queue",
@@ -54,7 +53,7 @@ SELECT c.relname, l.mode
  WHERE a.application_name LIKE 'sqlqueue%' AND c.relkind = 'r' AND c.relname LIKE 'Shop%'
    AND a.datname = current_database()
 """
-# what stands in the catalogue, but for names that the server gives
+# the catalogue, without the names that the server gives
 CATALOGUE = """
 SELECT 'relation', n.nspname || '.' || c.relname,
        c.relkind::text || coalesce(c.reloptions::text, '')
@@ -76,35 +75,23 @@ ORDER BY 1, 2, 3
 """
 
 
-class Watched:
-    """A connection whose owner looks at it just before each commit."""
-
-    def __init__(self, inner: dialects.Connection, look: Callable[[], object]) -> None:
-        self.inner = inner
-        self.look = look
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def run(self, statement: StatementName, **values: Any) -> None:
-        """As Connection."""
-        if statement == "commit":
-            self.look()
-        self.inner.run(statement, **values)
-
-
 @pytest.fixture
 def held(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
-    """Give the modes in which tables are locked, noted before each commit of a session of ours."""
+    """Give the modes in which tables are locked just before the commits of our sessions."""
     found: dict[str, set[str]] = {}
     postgresql = dialects.of(shop.url)
     connect = postgresql.connect
 
-    def look() -> None:
-        for name, mode in shop.sql(HELD):
-            found.setdefault(name, set()).add(mode)
+    class Watched(RecordedConnection):
+        """Reads the locks before each commit."""
 
-    monkeypatch.setattr(postgresql, "connect", lambda *a, **k: Watched(connect(*a, **k), look))
+        def around(self, statement: str, call: Callable[[], Any]) -> Any:
+            if statement == "commit":
+                for name, mode in shop.sql(HELD):
+                    found.setdefault(name, set()).add(mode)
+            return call()
+
+    monkeypatch.setattr(postgresql, "connect", lambda *a, **k: Watched(connect(*a, **k)))
     return found
 
 
@@ -112,16 +99,16 @@ def held(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
 
 def test_the_page_names_the_tables_that_are_installed(shop: Shop) -> None:
-    """All of them, and none else."""
-    told = table(PAGE, "state-tables").column()
+    """All of them, and no others."""
+    named = table(PAGE, "state-tables").column()
 
     found = shop.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'sqlqueue'")
 
-    assert {name.strip("`") for name in told} == {name for (name,) in found}
+    assert {name.strip("`") for name in named} == {name for (name,) in found}
 
 
 def test_the_locks_of_statements_are_those_of_their_comments() -> None:
-    """`python -m tests.pages.locks` prints the table anew."""
+    """`python -m tests.pages.locks` prints the table."""
     found = re.search("<!-- locks -->\n(.*)<!-- /locks -->", read(PAGE), flags=re.DOTALL)
 
     assert found is not None
@@ -162,7 +149,7 @@ def test_the_modes_on_the_page_are_those_that_the_server_shows(
         noted("browse")
 
     page = table(PAGE, "locks")
-    told = {
+    listed = {
         row_id: {
             name: set(re.findall(r"`(\w+)`", cell))
             for name, cell in zip(("Shop.Orders", "Shop.Orders.Delayed"), row[1:], strict=True)
@@ -172,7 +159,7 @@ def test_the_modes_on_the_page_are_those_that_the_server_shows(
     }
     assert [each.num_rows for each in received] == [10]
     assert (moved.messages, shown) == (1, 2)
-    assert told == seen
+    assert listed == seen
 
 
 def test_no_transaction_is_open_while_spark_works(shop: Shop) -> None:
@@ -205,13 +192,13 @@ def test_the_rights_on_the_page_are_those_that_the_script_grants(shop: Shop) -> 
             granted.add((role, " ".join(rights.split()), called(place)))
 
     page = table(PAGE, "rights")
-    told = {
+    listed = {
         (role.partition("-")[0], row[1].strip("`"), each)
         for row_id, row in zip(page.ids, page.rows, strict=True)
         for role, _, place in [str(row_id).partition(":")]
         for each in places_of(place, row)
     }
-    assert told == granted
+    assert listed == granted
 
 
 def places_of(place: str, row: list[str]) -> Iterator[str]:
@@ -265,8 +252,8 @@ def test_the_other_roles_can_do_their_work_with_what_the_page_gives_them(shop: S
 # ---------------------------------------------------------------- watching, removing
 
 
-def test_what_the_page_watches_by_is_seen(shop: Shop) -> None:
-    """Each query of `Watch` answers, of a stream at work."""
+def test_the_queries_of_the_page_show_a_stream(shop: Shop) -> None:
+    """Each query of `Watch`, while a stream works."""
     shop.fill('"Shop.Orders"', 3)
     stream = shop.stream()
     stream.batch()
@@ -304,9 +291,7 @@ def test_what_the_page_removes_leaves_no_trace(shop: Shop) -> None:
              "endpoint varchar(200) NOT NULL, topic varchar(200) NOT NULL, "
              "PRIMARY KEY (endpoint, topic)) WITH (fillfactor = 100)")  # fmt: skip
     before = shop.sql(CATALOGUE)
-    words = (
-        part for kind in ("reader", "sender") for part in (f"--{kind}", roles[f"sqlqueue_{kind}"])
-    )
+    words = [part for name in roles for part in (name.replace("sqlqueue_", "--"), roles[name])]
     shop.sql(shop.sqlqueue(*SCRIPT, *words))
     shop.sqlqueue("install")
     shop.sqlqueue("create", "Lake")
@@ -317,16 +302,14 @@ def test_what_the_page_removes_leaves_no_trace(shop: Shop) -> None:
         pass
     stream.close()
     during = shop.sql(CATALOGUE)
-    shop.words = roles
 
     first, last = blocks(PAGE, "remove")
-    shop.words = {}
     shop.run(first)
-    said = shop.printed
+    printed = shop.printed
     shop.words = roles
     shop.run(last)
 
-    assert "no receipts" in said
+    assert "no receipts" in printed
     assert len(during) > len(before) + 20
     assert shop.sql(CATALOGUE) == before
     assert shop.count('"SubscriptionRouting"') == 0

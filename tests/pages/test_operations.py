@@ -13,6 +13,7 @@ from sqlq_spark import errors
 from sqlq_spark.errors import QueueNotFound, StateNotInstalled, StreamNotFound, StreamTakenOver
 
 from .page import blocks, table
+from .shop import bodies
 
 if TYPE_CHECKING:
     from .page import Block
@@ -29,7 +30,7 @@ def runbook(group: str) -> list[Block]:
 
 
 def test_the_errors_that_the_table_names_are_ours() -> None:
-    """A name that is not in errors.py would send an operator astray."""
+    """No name is missing in errors.py."""
     rows = table(PAGE, "failures").rows
     named = {word for row in rows for word in re.findall(r"`([A-Z][a-z]+[A-Z]\w+)`", row[1])}
 
@@ -37,8 +38,8 @@ def test_the_errors_that_the_table_names_are_ours() -> None:
     assert [each for each in named if not hasattr(errors, each)] == []
 
 
-def test_what_is_looked_at_first_answers(shop: Shop) -> None:
-    """On a queue that is well, doctor ends with 0."""
+def test_the_first_commands_of_the_page_answer(shop: Shop) -> None:
+    """On a queue without problems doctor ends with 0."""
     shop.fill('"Shop.Orders"', 3)
     with closing(shop.stream()) as stream:
         stream.batch()
@@ -52,7 +53,7 @@ def test_what_is_looked_at_first_answers(shop: Shop) -> None:
 
 
 def test_checkpoint_lost(shop: Shop) -> None:
-    """What its receipts hold is shown, put back or dropped, and the stream's row goes."""
+    """The messages of its receipts are shown, returned or dropped, and the stream is deleted."""
     shop.fill('"Shop.Orders"', 3)
     with closing(shop.stream()) as lost:
         lost.batch()
@@ -77,7 +78,7 @@ def test_checkpoint_lost(shop: Shop) -> None:
 
 
 def test_receipts_left(shop: Shop) -> None:
-    """A start on the checkpoint hands out what they hold, and the next batch forgets them."""
+    """A start on the checkpoint hands out what they hold, and the next batch deletes them."""
     shop.fill('"Shop.Orders"', 3)
     with closing(shop.stream()) as stream:
         first = stream.bodies()
@@ -85,7 +86,7 @@ def test_receipts_left(shop: Shop) -> None:
     assert stream.id in shop.printed
 
     with closing(stream.again()) as restarted:
-        again = [body for table in restarted.received() for body in table["body"].to_pylist()]
+        again = bodies(restarted.received())
         after = restarted.batch()
 
     assert (again, after) == (first, [])
@@ -113,12 +114,8 @@ def test_poison(shop: Shop) -> None:
 def test_messages_that_failed(shop: Shop) -> None:
     """Those of one exception are back in their queue, the others stay."""
     for exception in ("System.InvalidOperationException", "System.TimeoutException"):
-        shop.fill(
-            "error",
-            2,
-            FailedQ='\\"public\\".\\"Shop.Orders\\"',
-            **{"ExceptionInfo.ExceptionType": exception},
-        )
+        source = '\\"public\\".\\"Shop.Orders\\"'
+        shop.fill("error", 2, FailedQ=source, **{"ExceptionInfo.ExceptionType": exception})
 
     shop.run(*runbook("failed"))
 
@@ -140,9 +137,9 @@ def test_backlog_grows(shop: Shop) -> None:
 
 
 def test_seq_nearly_used_up(shop: Shop) -> None:
-    """Doctor tells, prints the statements of the page, and is content after them."""
+    """Doctor prints the statements of the page, and finds nothing after them."""
     shop.sql("SELECT setval('public.\"Shop.Orders_seq_seq\"', 2000000000)")
-    told, fixed, well = runbook("seq")
+    found, fixed, well = runbook("seq")
 
     said = shop.sqlqueue("doctor", "Shop.Orders", code=1)
     for line in fixed.text.strip().splitlines():
@@ -151,7 +148,7 @@ def test_seq_nearly_used_up(shop: Shop) -> None:
     shop.sql("SELECT setval('public.\"Shop.Orders_seq_seq\"', 3000000000)")
     shop.fill('"Shop.Orders"', 1)
 
-    assert told.text.startswith("sqlqueue doctor Shop.Orders")
+    assert found.text.startswith("sqlqueue doctor Shop.Orders")
     with closing(shop.stream()) as stream:
         assert len(stream.bodies()) == 1
 
@@ -160,10 +157,10 @@ def test_snapshot_pinned(shop: Shop) -> None:
     """The session that pins is shown, and ended."""
     shown, ended = runbook("snapshot")
     with shop.other() as other:
-        other.execute("SET application_name = 'forgotten'")
+        other.execute("SET application_name = 'left open'")
         other.execute('SELECT pg_current_xact_id(), count(*) FROM "Shop.Orders"')
         shop.run(shown)
-        [pid] = [row[0] for row in shop.rows if row[2] == "forgotten"]
+        [pid] = [row[0] for row in shop.rows if row[2] == "left open"]
         shop.words = {"4711": str(pid)}
         shop.run(ended)
 
@@ -172,7 +169,7 @@ def test_snapshot_pinned(shop: Shop) -> None:
 
 
 def test_disk_full_commands(shop: Shop) -> None:
-    """Sizes are told, and what can go goes."""
+    """The sizes are listed, and expired messages are deleted."""
     shop.fill('"Shop.Orders"', 100)
     shop.sql("UPDATE \"Shop.Orders\" SET expires = '2020-01-01'")
 
@@ -204,7 +201,7 @@ def test_stream_taken_over(shop: Shop) -> None:
 
 
 def test_a_dropped_queue(shop: Shop) -> None:
-    """The stream says so, keeps what it had received, and goes on when the queue is there again."""
+    """The stream raises, keeps what it received, and goes on when the queue is there again."""
     shop.fill('"Shop.Orders"', 3)
     with closing(shop.stream()) as stream:
         first = stream.bodies()
@@ -215,7 +212,7 @@ def test_a_dropped_queue(shop: Shop) -> None:
     shop.run(*runbook("dropped-queue"))
     shop.fill('"Shop.Orders"', 2)
     with closing(stream.again()) as restarted:
-        again = [body for table in restarted.received() for body in table["body"].to_pylist()]
+        again = bodies(restarted.received())
         after = restarted.bodies()
 
     assert again == first
@@ -226,7 +223,7 @@ def test_a_dropped_queue(shop: Shop) -> None:
 
 
 def test_the_state_tables_are_dropped(shop: Shop) -> None:
-    """The query is told so, and once they are made anew that its stream is not known."""
+    """The query raises that; with new state tables it raises that its stream is not known."""
     shop.fill('"Shop.Orders"', 3)
     with closing(shop.stream()) as stream:
         stream.batch()

@@ -1,4 +1,4 @@
-"""No table and no block of code stands in the documents that nothing holds true."""
+"""Every table and every block of code of the documents has a test."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ ALL = ["README.md", "CONTRIBUTING.md", *PAGES]
 SHOWN = {"csharp", "json", "mermaid", "text"}
 # page → the test file that runs its blocks, in the order of the page or group by group
 RUN = {
-    "README.md": "spark/test_readme.py",
+    "README.md": "pages/test_spark_pages.py",
     "docs/dba.md": "pages/test_dba.py",
     "docs/dotnet.md": "pages/test_spark_pages.py",
-    "docs/functions.md": "spark/test_readme.py",
+    "docs/functions.md": "pages/test_spark_pages.py",
     "docs/jobs.md": "pages/test_jobs_page.py",
     "docs/migration.md": "pages/test_spark_pages.py",
     "docs/operations.md": "pages/test_operations.py",
@@ -83,7 +83,7 @@ def test_no_id_is_given_twice(page: str) -> None:
 
 
 def test_python_that_is_not_run_is_parsed() -> None:
-    """Why it is not stands on the line before it; so it does of a shell's block."""
+    """Each block has a language; the line before a block that is not run has the reason."""
     for each in (each for page in ALL for each in blocks(page)):
         assert each.language, f"{each.name} has no language"
         if each.unrun is not None and each.language == "python":
@@ -92,7 +92,7 @@ def test_python_that_is_not_run_is_parsed() -> None:
 
 @pytest.mark.parametrize("page", PARSED)
 def test_commands_that_are_not_run_are_parsed(page: str) -> None:
-    """Their switches, files and extras are there; `sqlqueue …` is read by the command line."""
+    """Their switches, files and extras exist; the command line reads `sqlqueue …`."""
     found = [each for each in blocks(page) if each.language == "sh"]
     for line in (line for each in found for line in commands(each.text)):
         words = programs.split(line)
@@ -116,7 +116,7 @@ def test_commands_in_the_text_are_read_by_the_command_line(page: str) -> None:
 
 
 def test_every_table_is_held() -> None:
-    """By a test for each row, by one for the whole, or it is told what it is."""
+    """By a test for each row, by one test, or `proofs.py` says what the table is."""
     found = [each for page in ALL for each in tables(page)]
 
     assert [each.name for each in found if each.id is None] == []
@@ -148,12 +148,12 @@ def test_the_tests_that_are_named_are_there() -> None:
 def test_the_columns_of_a_read_are_the_formats() -> None:
     """Names and types, in their order."""
     rows = table("docs/sqlqueue.md", "read-columns").rows
-    told = {row[0].strip("`"): row[1] for row in rows}
+    named = {row[0].strip("`"): row[1] for row in rows}
 
-    assert list(told.items()) == list((COLUMNS | {"bodyString": "string"}).items())
+    assert list(named.items()) == list((COLUMNS | {"bodyString": "string"}).items())
 
 
-def test_the_columns_of_a_write_are_those_that_are_taken() -> None:
+def test_the_columns_of_a_write_are_those_that_are_known() -> None:
     """Each by its name; a wrong type is answered with the words of the page."""
     columns = table("docs/sqlqueue.md", "write-columns")
 
@@ -164,7 +164,7 @@ def test_the_columns_of_a_write_are_those_that_are_taken() -> None:
         assert str(refused.value).endswith(f"expected {kind}")
 
 
-def test_options_are_called_what_they_are_called() -> None:
+def test_options_have_their_names() -> None:
     """A name between backticks, on any page, that is an option but for its case has its case."""
     lower = option_names(SourceOptions, SinkOptions)
     for page in ALL:
@@ -173,25 +173,25 @@ def test_options_are_called_what_they_are_called() -> None:
 
 
 def test_the_parameters_of_a_sql_server_url_are_known() -> None:
-    """None is missing, none is made up."""
+    """No parameter is missing."""
     cells = table("docs/sqlserver.md", "url-parameters").column()
-    told = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
     with pytest.raises(BadOption) as refused:
         sqlserver_url.Target.parse("sqlserver://host/shop?nope=1")
-    assert told <= set(re.findall(r"\w+", str(refused.value)))
+    assert named <= set(re.findall(r"\w+", str(refused.value)))
 
 
 def test_the_modes_of_tls_are_libpqs() -> None:
     """With a warning for those that verify nothing, and the default for none."""
-    told = {
+    modes = {
         mode: row[3]
         for row in table("docs/security.md", "tls").rows
         for mode in (re.findall(r"`([\w-]+)`", row[0]) or [None])
     }
 
-    assert set(told) == {None, "verify-full", "verify-ca", *postgresql_url.WEAK}
-    for mode, does in told.items():
+    assert set(modes) == {None, "verify-full", "verify-ca", *postgresql_url.WEAK}
+    for mode, does in modes.items():
         url = "postgresql://db.example/shop" + (f"?sslmode={mode}" if mode else "")
         target = postgresql_url.Target.parse(url, {})
         assert ("warning" in does) == (target.weakness() is not None)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
-    """Py4J tells every call at DEBUG, which pytest would keep."""
+    """Py4J logs every call at DEBUG, which pytest would keep."""
     logging.getLogger("py4j").setLevel(logging.WARNING)
 
 
@@ -34,16 +34,36 @@ def create(shop: Shop, *queues: str) -> None:
 
 
 def keys(value: Any) -> Any:
-    """What a JSON text says of its own shape."""
+    """The keys of a JSON value."""
     if isinstance(value, dict):
         return {key: keys(each) for key, each in value.items()}
     return [keys(each) for each in value[:1]] if isinstance(value, list) else None
 
 
+def test_the_code_of_the_readme_and_of_a_reply(spark: SparkSession, shop: Shop) -> None:
+    """What waited is in the table, what was sent is in the queue, and a question has an answer."""
+    create(shop, "Shop.Billing")
+    shop.names["spark"] = spark
+    shop.fill('"Shop.Orders"', 10)
+
+    shop.run(*blocks("README.md", "receive"), *blocks("README.md", "send"))
+    sent = shop.sql('SELECT headers, body FROM "Shop.Billing"')
+    shop.fill('"Shop.Orders"', 1, ReplyToAddress="Shop.Billing")
+    shop.run(*blocks("docs/functions.md", "reply"))
+    shop.names["query"].processAllAvailable()
+    shop.names["query"].stop()
+
+    assert spark.read.parquet(str(shop.folder / "orders")).count() == 10
+    assert len({bytes(body) for _, body in sent}) == 1000
+    assert all("Shop.Contracts.OrderPlaced" in headers for headers, _ in sent)
+    headers = [json.loads(text) for (text,) in shop.sql('SELECT headers FROM "Shop.Billing"')]
+    assert sum(each.get("NServiceBus.RelatedTo") == "m-1" for each in headers) == 1
+
+
 def test_the_code_of_the_page_of_the_format(
     spark: SparkSession, shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every read and write of it, each with messages that wait for it."""
+    """Every read and write of the page, each with messages that wait."""
     create(shop, "Shop.Billing", "Shop.Archive")
     shop.names["spark"] = spark
     for each in blocks("docs/sqlqueue.md"):
@@ -65,7 +85,7 @@ def test_the_progress_on_the_page_has_the_keys_of_a_real_one(
 ) -> None:
     """Of the second micro-batch; and the table below it names all of what is ours."""
     [sample] = blocks("docs/sqlqueue.md", "progress")
-    told = json.loads(sample.text)
+    shown = json.loads(sample.text)
     shop.fill('"Shop.Orders"', 250, TimeSent="2026-06-30 17:05:09:123456 Z")
     options = {"url": shop.url, "queue": "Shop.Orders", "maxMessagesPerTrigger": "100"}
 
@@ -74,16 +94,16 @@ def test_the_progress_on_the_page_has_the_keys_of_a_real_one(
     real = json.loads(query.recentProgress[1].json)
     real["sources"][0]["latestOffset"].setdefault("queues", [])  # only of several
 
-    told_of = table("docs/sqlqueue.md", "metrics")
-    assert keys(told) | {"sources": []} == keys(real) | {"sources": []}
-    theirs, ours = (keys(each["sources"][0]) for each in (told, real))
-    assert {name.strip("`") for name in told_of.column()} == ours["latestOffset"].keys()
+    named = table("docs/sqlqueue.md", "metrics")
+    assert keys(shown) | {"sources": []} == keys(real) | {"sources": []}
+    theirs, ours = (keys(each["sources"][0]) for each in (shown, real))
+    assert {name.strip("`") for name in named.column()} == ours["latestOffset"].keys()
     del ours["latestOffset"]["queues"]
     assert theirs == ours
 
 
 def test_the_code_of_the_page_for_the_net_team(spark: SparkSession, shop: Shop) -> None:
-    """Spark is sent to, hears, is heard and answers."""
+    """Spark receives, is subscribed, publishes and answers."""
     create(shop, "Shop.Web")
     shop.sqlqueue(
         "subscribe", "Shop.Contracts.IOrderEvent", "--endpoint", "W", "--queue", "Shop.Web"
@@ -98,17 +118,17 @@ def test_the_code_of_the_page_for_the_net_team(spark: SparkSession, shop: Shop) 
             shop.fill('"Lake"', 4, ReplyToAddress="Shop.Web")
             asked = True
 
-    heard = [json.loads(row[0]) for row in shop.sql('SELECT headers FROM "Shop.Web" ORDER BY seq')]
-    types = [each["NServiceBus.EnclosedMessageTypes"] for each in heard]
+    events = [json.loads(row[0]) for row in shop.sql('SELECT headers FROM "Shop.Web" ORDER BY seq')]
+    types = [each["NServiceBus.EnclosedMessageTypes"] for each in events]
     assert '"public"."Lake"' in "".join(shown)
     assert types[:3] == ["Shop.Contracts.OrderScored;Shop.Contracts.IOrderEvent"] * 3
     assert types[3:] == ["Shop.Contracts.OrderArchived"] * 4
-    assert {each["NServiceBus.MessageIntent"] for each in heard} == {"Publish", "Reply"}
+    assert {each["NServiceBus.MessageIntent"] for each in events} == {"Publish", "Reply"}
     assert shop.count('"Lake"') == 0
 
 
 def test_the_code_of_the_page_of_migration(spark: SparkSession, shop: Shop) -> None:
-    """What a JDBC read loses is lost there, and the stream gets all."""
+    """The JDBC read loses a message, and the stream receives all."""
     shop.names["spark"] = spark
     shop.sqlqueue("subscribe", "Shop.OrderPlaced", "--endpoint", "Lake", "--queue", "Shop.Orders")
     for each in blocks("docs/migration.md"):
@@ -126,7 +146,7 @@ def test_the_code_of_the_page_of_migration(spark: SparkSession, shop: Shop) -> N
 
 
 def test_the_code_of_the_page_of_transaction_modes(spark: SparkSession, shop: Shop) -> None:
-    """A batch that comes twice is written once."""
+    """A batch that is repeated is written once."""
     shop.names["spark"] = spark
     for each in blocks("docs/transactions.md"):
         shop.run(each)

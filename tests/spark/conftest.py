@@ -1,4 +1,4 @@
-"""What the Spark tests share: an installed queue, and messages as .NET endpoints write them."""
+"""Fixtures of the Spark tests: a queue with state tables, and messages of .NET endpoints."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ from typing import TYPE_CHECKING
 import pytest
 from wire import messages
 
-from spark.stand import Elsewhere, Queue
+from spark.stand import OtherPlace, SparkQueue
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from conformance.dotnet import DotNet
     from pyspark.sql import SparkSession
 
 
-@pytest.fixture(scope="session")
-def spark(spark: SparkSession) -> SparkSession:
-    """Give the session, with a Delta that does not read its small log in 50 partitions."""
-    spark.conf.set("spark.databricks.delta.snapshotPartitions", "2")
-    return spark
-
-
 @pytest.fixture
-def queue(request: pytest.FixtureRequest, dotnet: DotNet) -> Queue:
+def queue(
+    request: pytest.FixtureRequest, dotnet: DotNet, spark: SparkSession, tmp_path: Path
+) -> SparkQueue:
     """Give an empty queue with its state tables, on each database in turn."""
     here = dotnet.dialect == "postgresql"
-    made = Queue(request.getfixturevalue("place") if here else Elsewhere(dotnet), "orders")
+    place = request.getfixturevalue("place") if here else OtherPlace(dotnet)
+    made = SparkQueue(place, "orders", spark, tmp_path)
     made.install()
     made.create()
     return made
@@ -34,11 +32,11 @@ def queue(request: pytest.FixtureRequest, dotnet: DotNet) -> Queue:
 
 @pytest.fixture(scope="session")
 def wire() -> list[tuple[str, bytes]]:
-    """Give headers and body of the rows of tests/wire that any stream of JSON understands."""
+    """Give headers and bodies of tests/wire that any JSON parser reads."""
     return messages()
 
 
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
-    """Py4J tells every call at DEBUG, which pytest would keep."""
+    """Py4J logs every call at DEBUG, which pytest would keep."""
     logging.getLogger("py4j").setLevel(logging.WARNING)

@@ -1,8 +1,8 @@
 """
-A driver in a process of its own, to be killed: `python driver.py '{"queue": …}'`.
+A driver in a process of its own, to be killed: `python driver.py '{"streams": [{"options": …}]}'`.
 
-It streams one queue until what waits is through, into a file table, Delta or another queue.
-Where it is to stop, it touches the file `reached` and waits for its end.
+It runs streams until they have received what waits: into Delta, or into another queue.
+At the point where a stream is to stop, it touches the file `reached` and waits to be killed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,39 @@ from pyspark.sql import SparkSession
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
 
-DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+# for a short-lived JVM on few cores: C1 alone, one collector thread, no second look at classes
+SHORT_LIVED = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+DELTA: dict[str, Any] = {
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+}
+
+
+def delta_jars() -> list[str]:
+    """Delta's jars in Ivy's cache, which a session can use without resolving them again."""
+    cache = Path.home() / ".ivy2.5.2/jars"
+    names = (f"io.delta_*-{version('delta-spark')}.jar", "io.unitycatalog_*.jar")
+    return [str(jar) for name in names for jar in cache.glob(name)]
+
+
+def with_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Configure Delta, from the cache of jars, or from Maven the first time."""
+    builder = builder.config(map=DELTA)
+    if jars := delta_jars():
+        return builder.config("spark.driver.extraClassPath", ":".join(jars))
+    from delta import configure_spark_with_delta_pip  # noqa: PLC0415 - slow
+
+    configured: SparkSession.Builder = configure_spark_with_delta_pip(builder)
+    return configured
 
 
 def session(job: dict[str, Any]) -> SparkSession:
-    """Start Spark as the tests do."""
+    """Start Spark as the tests do; with Delta, if a `sink` is delta."""
     settings: dict[str, Any] = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
@@ -36,59 +64,53 @@ def session(job: dict[str, Any]) -> SparkSession:
     }
     builder = SparkSession.builder.master(job.get("master", "local[2]")).appName("sqlq-driver")
     builder = builder.config(map=settings)
-    if job["sink"].startswith("delta"):
-        from delta import configure_spark_with_delta_pip  # noqa: PLC0415 - slow
-
-        builder = configure_spark_with_delta_pip(
-            builder.config(
-                map={
-                    "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
-                    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-                }
-            )
-        )
+    if any(each["sink"].startswith("delta") for each in job.get("streams", [job])):
+        builder = with_delta(builder)
     made = builder.getOrCreate()
     made.sparkContext.setLogLevel(job.get("log", "ERROR"))
     return made
 
 
-def wait(job: dict[str, Any]) -> None:
-    """Say that the point is reached, and wait to be killed."""
-    Path(job["reached"]).touch()
-    time.sleep(600)
+def save(frame: DataFrame, batch: int, table: str) -> None:
+    """Write a batch into Delta, which recognises it if it comes again."""
+    names = {"txnAppId": "driver", "txnVersion": str(batch)}
+    frame.write.format("delta").mode("append").options(**names).save(table)
 
 
-def main(job: dict[str, Any]) -> None:
-    """Run the stream."""
-    spark = session(job)
-    stream = spark.readStream.format("sqlqueue").options(**job["options"]).load()
-    if job["sink"] == "sqlqueue":
-        stream = stream.drop("queue")  # else each message goes back to where it came from
-    writer = stream.writeStream.option("checkpointLocation", job["checkpoint"])
-    stop = (job.get("stop"), int(job.get("batch", 0)))
+def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
+    """Start a stream."""
+    stream = spark.readStream.format("sqlqueue").options(**given["options"]).load()
+    stop = given.get("stop"), given.get("batch")
 
     def into_delta(frame: DataFrame, batch: int) -> None:
         if stop == ("received", batch):
             frame.collect()
-            wait(job)
-        frame.write.format("delta").mode("append").option("txnAppId", "driver").option(
-            "txnVersion", str(batch)
-        ).save(job["table"])
+            wait(given["reached"])
+        save(frame, batch, given["table"])
         if stop == ("written", batch):
-            wait(job)
+            wait(given["reached"])
 
-    if job["sink"] == "delta each":
-        writer = writer.foreachBatch(into_delta)
-    elif job["sink"] == "sqlqueue":
-        writer = writer.format("sqlqueue").options(**job["out"])
-    else:
-        writer = writer.format(job["sink"]).option("path", job["table"])
-    if "every" in job:
-        query = writer.trigger(processingTime=job["every"]).start()
-    else:
-        query = writer.trigger(availableNow=True).start()
-    print("started", flush=True)  # noqa: T201 - for a stream of the log
-    query.awaitTermination()
+    if given["sink"] == "delta":
+        writer = stream.writeStream.foreachBatch(into_delta)
+    else:  # without the column, which would send each message back to its queue
+        writer = stream.drop("queue").writeStream.format("sqlqueue").options(**given["out"])
+    writer = writer.option("checkpointLocation", given["checkpoint"])
+    if "every" in given:
+        return writer.trigger(processingTime=given["every"]).start()
+    return writer.trigger(availableNow=True).start()
+
+
+def wait(reached: str) -> None:
+    """Report that the point is reached, and wait to be killed."""
+    Path(reached).touch()
+    time.sleep(600)
+
+
+def main(job: dict[str, Any]) -> None:
+    """Run the streams."""
+    spark = session({"settings": {"spark.driver.extraJavaOptions": SHORT_LIVED}, **job})
+    for query in [start(spark, each) for each in job["streams"]]:
+        query.awaitTermination()
 
 
 if __name__ == "__main__":

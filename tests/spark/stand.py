@@ -1,11 +1,11 @@
-"""A queue of a test: filled and counted by its endpoint, read and written by Spark."""
+"""A queue of a test: an endpoint fills and counts it, Spark reads and writes it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
 from conftest import Place
 
@@ -14,7 +14,7 @@ from sqlq_spark.database import schema
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable
     from datetime import datetime
     from pathlib import Path
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 TIMEOUT = 60.0  # seconds, for every statement of these tests
 
 
-class Elsewhere(Place):
-    """A place of another database than PostgreSQL, where nothing is asked in SQL of that."""
+class OtherPlace(Place):
+    """A place of another database than PostgreSQL, which does not know the SQL of `Place.sql`."""
 
     def __init__(self, dotnet: DotNet) -> None:
         super().__init__(url=dotnet.url, schema=dotnet.schema, state=dotnet.state, connection=None)  # type: ignore[arg-type]
@@ -41,7 +41,7 @@ class Elsewhere(Place):
         return found
 
     def sql(self, text: str, *args: object) -> list[tuple[Any, ...]]:
-        """Tell that a test must ask a verb of the DBA instead."""
+        """Raise an error: the test must use a method of the DBA instead."""
         raise NotImplementedError(text, args)
 
 
@@ -54,7 +54,7 @@ class Queue:
 
     @property
     def address(self) -> QueueAddress:
-        """The queue, as the package has it."""
+        """The address as a value of the package."""
         return QueueAddress(self.table, self.place.schema)
 
     @property
@@ -64,42 +64,50 @@ class Queue:
 
     @property
     def dotnet(self) -> DotNet:
-        """Who else uses the queue."""
+        """An endpoint that uses the queue."""
         return self.place.dotnet
 
     @property
     def dba(self) -> DBA:
-        """Who has all rights."""
+        """A login with all rights."""
         return self.dotnet.dba
 
-    def beside(self, table: str) -> Queue:
-        """A queue of the same place, which may have to be created."""
-        return Queue(self.place, table)
+    def beside(self, table: str) -> Self:
+        """Name a queue of the same place, without creating it."""
+        return replace(self, table=table)
+
+    def another(self, table: str) -> Self:
+        """Create another queue in the same place."""
+        made = self.beside(table)
+        made.create()
+        return made
+
+    @property
+    def database_options(self) -> dict[str, str]:
+        """Options of a read or a write that name no queue."""
+        return {"url": self.place.url, "stateSchema": self.place.state}
 
     @property
     def options(self) -> dict[str, str]:
-        """What a stream and a writer must be given."""
-        return {"url": self.place.url, "stateSchema": self.place.state, "queue": self.name}
+        """Options that a read and a write of this queue need."""
+        return self.database_options | {"queue": self.name}
 
-    # ------------------------------------------------------------ by others
-
-    def _connected(self, work: Callable[[database.Connection], None]) -> None:
+    def connected(self, work: Callable[[database.Connection], object]) -> None:
+        """Do something with a connection of the package."""
         url, state = self.place.url, self.place.state
         connection = database.of(url).connect(url, application="test", timeout=TIMEOUT, state=state)
         with contextlib.closing(connection):
             work(connection)
 
     def install(self) -> None:
-        """Make the state tables."""
-        self._connected(lambda c: schema.install(c, timeout=TIMEOUT))
+        """Create the state tables."""
+        self.connected(lambda c: schema.install(c, timeout=TIMEOUT))
 
     def create(self, *, body_string: bool = False) -> None:
-        """Make the queue's table."""
-
-        def work(connection: database.Connection) -> None:
-            schema.create_queue(connection, self.address, timeout=TIMEOUT, body_string=body_string)
-
-        self._connected(work)
+        """Create the queue's table."""
+        self.connected(
+            lambda c: schema.create_queue(c, self.address, timeout=TIMEOUT, body_string=body_string)
+        )
 
     def fill(self, first: int, stop: int) -> None:
         """Send messages `m-<first>` … `m-<stop - 1>`, their numbers in the order of seq."""
@@ -137,26 +145,38 @@ class Queue:
         rows = self.dotnet.state_rows("receipt", "batch, messages")
         return sum(messages for found, messages in rows if found == batch)
 
-    @contextlib.contextmanager
-    def held(self, seqs: Sequence[int]) -> Iterator[None]:
-        """Hold rows locked, as a slow consumer does."""
-        with self.dotnet.hold(self.address, seqs):
-            yield
 
-    # ------------------------------------------------------------ by Spark
+@dataclass(frozen=True)
+class SparkQueue(Queue):
+    """A queue that a session of Spark reads and writes; `folder` is the test's own."""
 
-    def reader(self, spark: SparkSession, **options: object) -> DataFrameReader:
+    spark: SparkSession
+    folder: Path
+
+    def reader(self, **options: object) -> DataFrameReader:
         """Browse."""
-        return spark.read.format("sqlqueue").options(**self.options | texts(options))
+        return self.spark.read.format("sqlqueue").options(**self.options | texts(options))
 
-    def stream(self, spark: SparkSession, **options: object) -> DataStreamReader:
+    def stream(self, **options: object) -> DataStreamReader:
         """Receive."""
-        return spark.readStream.format("sqlqueue").options(**self.options | texts(options))
+        return self.spark.readStream.format("sqlqueue").options(**self.options | texts(options))
 
     def send(self, frame: DataFrame, **options: object) -> None:
         """Write a frame."""
         whole = self.options | texts(options)
         frame.write.format("sqlqueue").mode("append").options(**whole).save()
+
+    def finish(self, writer: DataStreamWriter) -> StreamingQuery:
+        """Run a stream until it has received what waits now; its checkpoint is in the folder."""
+        return finish(writer, self.folder / "checkpoint")
+
+    def into_table(self, frame: DataFrame, kind: str = "parquet") -> StreamingQuery:
+        """Run a stream into the table of the folder."""
+        return self.finish(frame.writeStream.format(kind).option("path", f"{self.folder}/table"))
+
+    def landed(self, kind: str = "parquet") -> DataFrame:
+        """The rows of that table, by seq."""
+        return self.spark.read.format(kind).load(f"{self.folder}/table").orderBy("seq")
 
 
 def texts(options: dict[str, object]) -> dict[str, str]:
@@ -165,7 +185,7 @@ def texts(options: dict[str, object]) -> dict[str, str]:
 
 
 def finish(writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:
-    """Run a stream until what waits now is through; raises what it raised."""
+    """Run a stream until it has received what waits now; raises what it raised."""
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     try:
         assert query.awaitTermination(int(TIMEOUT) * 4)
@@ -174,9 +194,10 @@ def finish(writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:
     return query
 
 
-def message_ids(rows: Iterable[Any]) -> list[str]:
+def message_ids(rows: DataFrame | Iterable[Any]) -> list[str]:
     """The message id of each row of a read."""
-    return [row["headers"]["NServiceBus.MessageId"] for row in rows]
+    found = rows.collect() if hasattr(rows, "collect") else rows
+    return [row["headers"]["NServiceBus.MessageId"] for row in found]
 
 
 def numbered(first: int, stop: int) -> list[str]:

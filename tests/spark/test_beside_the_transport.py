@@ -1,4 +1,4 @@
-"""A stream of Spark and .NET endpoints on the same queues, to the end: everything comes once."""
+"""A stream of Spark and .NET endpoints on the same queues: every message is received once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,8 @@ from conformance import transport
 from conformance.endpoint import Endpoint, Incoming
 from waiting import until
 
-from spark.stand import Queue
-
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
@@ -31,19 +27,16 @@ def drained(endpoint: Endpoint) -> list[Incoming]:
     return found
 
 
-def test_a_stream_between_endpoints_passes_every_message_on_once(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
-    """One sends, one competes with the stream, and one receives what the stream's sink sent."""
-    out = Queue(queue.place, "out")
-    out.create()
+def test_a_stream_between_endpoints_passes_every_message_on_once(queue: SparkQueue) -> None:
+    """One sends, one competes with the stream, and one receives from the stream's sink."""
+    out = queue.another("out")
     database = transport.of(queue.dotnet.dialect, queue.place.url, queue.place.schema)
-    stream = queue.stream(spark, peekDelay="100ms", maxMessagesPerTrigger=60).load()
+    stream = queue.stream(peekDelay="100ms", maxMessagesPerTrigger=60).load()
     writer = (
         stream.drop("queue")
         .writeStream.format("sqlqueue")
         .options(**out.options, transactionMode="sendsAtomicWithReceive")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .option("checkpointLocation", str(queue.folder / "checkpoint"))
         .trigger(processingTime="100 milliseconds")
     )
 

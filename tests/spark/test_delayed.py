@@ -6,41 +6,36 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.errors import PySparkException
-from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from spark.stand import Queue, finish, message_ids
+from spark.stand import message_ids
 from sqlq_spark.database import schema
 from sqlq_spark.wire.headers import DELIVER_AT, FORWARD_DESTINATION
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
 
-def delayed(queue: Queue) -> Queue:
-    """Give the table of a queue's delayed messages."""
-    queue._connected(lambda c: schema.create_delayed(c, queue.address, timeout=30))  # noqa: SLF001
-    return Queue(queue.place, f"{queue.table}.Delayed")
+def delayed(queue: SparkQueue) -> SparkQueue:
+    """Create the table of a queue's delayed messages."""
+    queue.connected(lambda c: schema.create_delayed(c, queue.address, timeout=30))
+    return queue.beside(f"{queue.table}.Delayed")
 
 
-def test_a_delayed_frame_comes_when_it_is_due(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
-    """By a moment, an interval or a text; a stream moves it, without the header of its way."""
+def test_a_delayed_frame_comes_when_it_is_due(queue: SparkQueue) -> None:
+    """By a moment or an interval; a stream moves it, and removes its forward header."""
     waiting = delayed(queue)
-    base = spark.createDataFrame([("past",), ("now",), ("hour",), ("plain",)], "id string")
-    told = base.withColumn("body", F.col("id")).withColumn(
+    base = queue.spark.createDataFrame([("past",), ("now",), ("hour",), ("plain",)], "id string")
+    moments = base.withColumn("body", F.col("id")).withColumn(
         "deliverAt", F.when(F.col("id") == "past", F.timestamp_seconds(F.lit(1_600_000_000)))
     )
     spans = F.when(F.col("id") == "hour", F.expr("INTERVAL 1 HOUR")).when(
         F.col("id") == "now", F.expr("INTERVAL 0 HOUR")
     )
 
-    queue.send(told.withColumn("delay", spans))
+    queue.send(moments.withColumn("delay", spans))
 
     assert queue.ids() == ["plain"]
     stored = [json.loads(row.headers) for row in queue.dotnet.delayed_rows(waiting.address)]
@@ -48,24 +43,19 @@ def test_a_delayed_frame_comes_when_it_is_due(
     assert {each[FORWARD_DESTINATION] for each in stored} == {queue.name}
     assert stored[0][DELIVER_AT] == "2020-09-13 12:26:40:000000 Z"
 
-    stream = queue.stream(spark, delayedDelivery="true").load()
-    table = str(tmp_path / "table")
-    finish(stream.writeStream.format("parquet").option("path", table), tmp_path / "checkpoint")
+    queue.into_table(queue.stream(delayedDelivery="true").load())
 
-    rows = spark.read.parquet(table).orderBy("seq").collect()
+    rows = queue.landed().collect()
     assert message_ids(rows) == ["plain", "past", "now"]
     assert all(FORWARD_DESTINATION not in row["headers"] for row in rows)
     assert rows[1]["headers"][DELIVER_AT] == stored[0][DELIVER_AT]
     assert waiting.count() == 1
 
 
-def test_a_delay_of_text_waits_for_another_queue_and_is_forwarded(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
+def test_a_delay_of_text_waits_for_another_queue_and_is_forwarded(queue: SparkQueue) -> None:
     """Through the sender's own table, at least once, and the sender's queue."""
-    waiting, billing = delayed(queue), Queue(queue.place, "billing")
-    billing.create()
-    frame = spark.range(20).select(
+    waiting, billing = delayed(queue), queue.another("billing")
+    frame = queue.spark.range(20).select(
         F.col("id").cast("string").alias("body"),
         F.lit("00:00:00").alias("delay"),
         F.lit(billing.name).alias("queue"),
@@ -73,22 +63,7 @@ def test_a_delay_of_text_waits_for_another_queue_and_is_forwarded(
     queue.send(frame, delivery="atLeastOnce", delayedQueue=waiting.name)
     assert billing.count() == queue.count() == 0
 
-    stream = queue.stream(spark, delayedDelivery="true").load()
-    table = str(tmp_path / "table")
-    finish(stream.writeStream.format("parquet").option("path", table), tmp_path / "checkpoint")
+    queue.into_table(queue.stream(delayedDelivery="true").load())
 
     assert sorted(int(body) for _, body in billing.rows()) == list(range(20))
-    assert spark.read.schema("body binary").parquet(table).count() == 0
-
-
-def test_a_frame_that_cannot_be_delayed_is_refused(spark: SparkSession, queue: Queue) -> None:
-    """The row is named, and the table that is missing; nothing is sent."""
-    frame = spark.range(2).select(
-        F.lit("x").alias("body"), (F.lit(-1) * F.col("id")).cast("bigint").alias("delay")
-    )
-
-    with pytest.raises(PySparkException, match="delay is negative"):
-        queue.send(frame.coalesce(1))
-    with pytest.raises(PySparkException, match="sqlqueue create QUEUE --delayed"):
-        queue.send(frame.where("id = 0"))
-    assert queue.count() == 0
+    assert queue.spark.read.schema("body binary").parquet(str(queue.folder / "table")).count() == 0

@@ -1,4 +1,4 @@
-"""Column helpers: headers are read as the endpoints read them, what is caused is as theirs."""
+"""Column functions: they read headers as endpoints do, and write those of their messages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from spark.stand import Queue, finish
+from spark.stand import finish
 from sqlq_spark import functions
 from sqlq_spark.errors import BadFrame
 from sqlq_spark.functions import (
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pyspark.sql import Column, DataFrame, Row, SparkSession
+
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
@@ -109,18 +111,11 @@ def sent(frame: DataFrame, columns: list[Column]) -> list[tuple[dict[str, Any], 
     return [(json.loads(row["headers"]), row) for row in frame.select(*columns).collect()]
 
 
-def other(queue: Queue, table: str) -> Queue:
-    """Give one more queue in the same place."""
-    made = Queue(queue.place, table)
-    made.create()
-    return made
-
-
 # ---------------------------------------------------------------- reading
 
 
 def test_a_header_of_any_name_is_found(spark: SparkSession) -> None:
-    """Whatever stands in it: no name is taken for a path, a pattern or a column of Spark's."""
+    """No name is read as a path, a pattern or a column."""
     names = ["a.b", "a'b", 'a"b', "a`b", "a?b", "a\\b", "a[0]", "$", "$.a", "*", "", " ", "é🚀"]
     names += ["_", "_corrupt_record", "x\0y", "a\nb", "A", "a", "n" * 2000]
     whole: dict[str, str | None] = {name: f"v:{name}" for name in names}
@@ -135,8 +130,8 @@ def test_a_header_of_any_name_is_found(spark: SparkSession) -> None:
         assert set(poison) == {None}
 
 
-def test_text_that_is_no_headers_is_null(spark: SparkSession) -> None:
-    """Never an error, and never half of it; of equal names the last counts."""
+def test_text_without_headers_is_null(spark: SparkSession) -> None:
+    """Never an error, and never a part; of equal names the last counts."""
     deep = '{"x":' + "[" * 3000 + "]" * 3000 + ',"a":"1"}'
     texts = {
         '{"a":"1"}': "1",
@@ -169,7 +164,7 @@ def test_text_that_is_no_headers_is_null(spark: SparkSession) -> None:
 
 
 def test_full_names_of_types(spark: SparkSession) -> None:
-    """Assembly-qualified or bare, generic or nested; what is no name is none, however long."""
+    """Assembly-qualified or bare, generic or nested; other text has none, of any length."""
     cases: dict[str | None, list[str] | None] = {
         "Shop.Placed": ["Shop.Placed"],
         f"Shop.Placed, Shop, {VERSION};Shop.IEvent, Shop": ["Shop.Placed", "Shop.IEvent"],
@@ -208,7 +203,7 @@ def test_full_names_of_types(spark: SparkSession) -> None:
 
 
 def odd_times() -> list[str]:
-    """Times of the wire, and what is nearly one."""
+    """Times of the wire, and text that is similar."""
     chance = random.Random(7)
     good = ["2026-06-30 17:05:09:123456 Z", "2026-03-08 02:30:00:000001 Z"]
     good += ["0001-01-01 00:00:00:000000 Z", "9999-12-31 23:59:59:999999 Z"]
@@ -227,7 +222,7 @@ def odd_times() -> list[str]:
 
 
 def test_times_of_the_wire(spark: SparkSession) -> None:
-    """As our own stream reads them: the same moment to the microsecond in every zone, or null."""
+    """As Python reads them: the same moment to the microsecond in every time zone, or null."""
     expected: dict[str, datetime | None] = {}
     for text in odd_times():
         try:
@@ -250,8 +245,8 @@ def test_times_of_the_wire(spark: SparkSession) -> None:
 
 
 @FORMATS
-def test_what_an_audited_and_a_failed_message_says(spark: SparkSession, *, as_json: bool) -> None:
-    """Seconds from started to ended, and from sent, or due where it was delayed."""
+def test_the_columns_of_audited_and_failed_messages(spark: SparkSession, *, as_json: bool) -> None:
+    """Seconds from start to end, and from the time it was sent or, if delayed, due."""
     audited = REQUEST | {
         "NServiceBus.ProcessingStarted": "2026-06-30 17:05:10:000001 Z",
         "NServiceBus.ProcessingEnded": "2026-06-30 17:05:10:250002 Z",
@@ -289,7 +284,7 @@ def test_what_an_audited_and_a_failed_message_says(spark: SparkSession, *, as_js
 
 
 def test_headers_of_the_other_format_are_refused_at_once(spark: SparkSession) -> None:
-    """By Spark, before anything runs: a forgotten `json=True` is no column of nulls."""
+    """By Spark, before anything runs: a missing `json=True` is no column of nulls."""
     with pytest.raises(AnalysisException, match="MAP"):
         messages(spark, [], as_json=True).select(message_type("headers"))
     with pytest.raises(AnalysisException, match="from_json"):
@@ -299,20 +294,11 @@ def test_headers_of_the_other_format_are_refused_at_once(spark: SparkSession) ->
 # ---------------------------------------------------------------- sending
 
 
-def subscribed(queue: Queue, topic: str) -> dict[str, str]:
-    """Subscribe a queue; gives the options of a publisher."""
-    table = queue.beside("Routing")
-    queue.dotnet.create_subscriptions(table.address)
-    queue.dotnet.subscribe(table.address, queue.table, topic, queue.name)
-    options = {name: text for name, text in queue.options.items() if name != "queue"}
-    return options | {"subscriptionTable": table.name}
-
-
 @FORMATS
-def test_what_a_message_causes_is_of_its_conversation(
+def test_an_outgoing_message_is_of_the_same_conversation(
     spark: SparkSession, *, as_json: bool
 ) -> None:
-    """The rules of the wire, and nothing that only the received message was."""
+    """It has the headers of the wire's rules, and no other header of the received message."""
     frame = messages(spark, [REQUEST], as_json=as_json)
     said: dict[str, Any] = {
         "message_type": f"Shop.Placed, Shop, {VERSION};Shop.IEvent",
@@ -348,7 +334,7 @@ def test_what_a_message_causes_is_of_its_conversation(
 
 
 @FORMATS
-def test_a_message_of_few_headers_still_has_effects(spark: SparkSession, *, as_json: bool) -> None:
+def test_a_message_of_few_headers_can_be_answered(spark: SparkSession, *, as_json: bool) -> None:
     """Absent or empty: the message id is the row's id, the correlation the message id."""
     asked: list[dict[str, str | None] | None] = [
         {"NServiceBus.MessageId": "m", "NServiceBus.CorrelationId": ""},
@@ -374,7 +360,7 @@ def test_a_message_of_few_headers_still_has_effects(spark: SparkSession, *, as_j
 
 
 def test_the_type_of_an_event_may_stand_in_each_row(spark: SparkSession) -> None:
-    """A column names it; what is no type's name is refused where it is a constant."""
+    """In a column; a constant that is no type's name is refused."""
     frame = messages(spark, [REQUEST], as_json=False)
     kind = F.col("headers")["NServiceBus.EnclosedMessageTypes"]
 
@@ -405,8 +391,8 @@ def test_the_received_message_may_be_an_alias_or_a_struct(
 
 
 @FORMATS
-def test_what_is_passed_on_stays_as_it_was(spark: SparkSession, *, as_json: bool) -> None:
-    """But for the headers that are left out, and those that a failure added."""
+def test_a_forwarded_message_keeps_its_headers(spark: SparkSession, *, as_json: bool) -> None:
+    """Except those to leave out, and on a return to source those that a failure added."""
     added: dict[str, str | None] = {
         "NServiceBus.FailedQ": '"public"."Shop.Sales"',
         "NServiceBus.ExceptionInfo.Message": "no",
@@ -438,8 +424,8 @@ def test_what_is_passed_on_stays_as_it_was(spark: SparkSession, *, as_json: bool
     assert [returned["queue"], lost["queue"]] == ['"public"."Shop.Sales"', None]
 
 
-def test_corrupt_headers_are_not_passed_on(spark: SparkSession) -> None:
-    """They would arrive as none at all; the error names the message."""
+def test_corrupt_headers_are_not_forwarded(spark: SparkSession) -> None:
+    """They would arrive as no headers; the error names the message."""
     for as_json in (False, True):
         frame = messages(spark, [REQUEST, None], as_json=as_json)
         for columns in (forward(without="x", json=as_json), return_to_source(json=as_json)):
@@ -449,8 +435,8 @@ def test_corrupt_headers_are_not_passed_on(spark: SparkSession) -> None:
             assert f"message {ROW} cannot be sent on: its headers are corrupt" in str(refused.value)
 
 
-def test_nothing_tells_the_sink_where_a_message_came_from(spark: SparkSession) -> None:
-    """So its option queue is never refused beside the columns queue and seq of a read."""
+def test_outgoing_columns_do_not_name_the_source_queue(spark: SparkSession) -> None:
+    """The sink refuses its option queue beside the columns queue and seq of a read."""
     frame = messages(spark, [REQUEST], as_json=False)
     for columns in (reply("body"), send("body"), forward(), forward("a"), return_to_source()):
         types = dict(frame.select(*columns).dtypes)
@@ -462,16 +448,16 @@ def test_nothing_tells_the_sink_where_a_message_came_from(spark: SparkSession) -
 
 
 def test_the_page_of_functions_lists_each_with_its_arguments(spark: SparkSession) -> None:
-    """None is missing, none is made up, and the columns are those that come."""
+    """All of them, no others, and the columns of each."""
     rows = re.findall(r"^\| `(\w+)\((.*?)\)` \| (.*?) \|", PAGE, flags=re.MULTILINE)
-    told = {name: arguments.split(", ") for name, arguments, _ in rows}
+    listed = {name: arguments.split(", ") for name, arguments, _ in rows}
     given = {name: getattr(functions, name) for name in functions.__all__}
     frame = messages(spark, [], as_json=False)
     lists = {"audit": audit(), "failure": failure(), "return_to_source": return_to_source()}
     lists |= {"reply": reply("body"), "send": send("body", "a"), "forward": forward("a")}
     lists |= {"publish": publish("body", message_type="Shop.Placed")}
 
-    assert told == {name: [*inspect.signature(each).parameters] for name, each in given.items()}
+    assert listed == {name: [*inspect.signature(each).parameters] for name, each in given.items()}
     for name, _, cell in rows:
         if name in lists:
             assert re.findall(r"`(\w+)`", cell) == frame.select(*lists[name]).columns
@@ -480,21 +466,20 @@ def test_the_page_of_functions_lists_each_with_its_arguments(spark: SparkSession
 # ---------------------------------------------------------------- there and back
 
 
-@FORMATS
-def test_effects_reach_the_endpoints_and_keep_the_conversation(
-    spark: SparkSession, queue: Queue, tmp_path: Path, *, as_json: bool
-) -> None:
-    """Two hops, by the real source and sink; the endpoint sees what the wire demands, no more."""
-    web, again, heard = (other(queue, name) for name in ("Shop.Web", "again", "heard"))
+def test_answers_reach_the_endpoints_and_keep_the_conversation(queue: SparkQueue) -> None:
+    """Two hops, by the real source and sink; the endpoint sees the headers of the wire only."""
+    web, again, events = (queue.another(name) for name in ("Shop.Web", "again", "events"))
+    routing = queue.beside("Routing")
+    queue.dotnet.create_subscriptions(routing.address)
+    queue.dotnet.subscribe(routing.address, events.table, "Shop.IEvent", events.name)
     request = REQUEST | {"NServiceBus.ReplyToAddress": web.name}
     queue.put(json.dumps(request).replace("/", "\\/"))
-    headers_format = "json" if as_json else "map"
     given = {"messageType": "Shop.OrderAccepted", "replyToAddress": again.name}
-    given |= subscribed(heard, "Shop.IEvent")
+    given |= queue.database_options | {"subscriptionTable": routing.name}
 
-    stream = queue.stream(spark, headersFormat=headers_format).load()
-    answers = stream.select(*reply(F.lit("<ok/>"), content_type="text/xml", json=as_json))
-    finish(answers.writeStream.format("sqlqueue").options(**given), tmp_path / "answers")
+    stream = queue.stream(headersFormat="json").load()
+    answers = stream.select(*reply(F.lit("<ok/>"), content_type="text/xml", json=True))
+    finish(answers.writeStream.format("sqlqueue").options(**given), queue.folder / "answers")
 
     [(whole, body)] = web.rows()
     answer = str(whole["NServiceBus.MessageId"])
@@ -510,21 +495,20 @@ def test_effects_reach_the_endpoints_and_keep_the_conversation(
     assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", answer)
     assert abs(datetime.now(UTC) - sent_at).total_seconds() < 600
 
-    read = web.reader(spark, headersFormat=headers_format).load()
-    event = publish("body", message_type="Shop.Told;Shop.IEvent", json=as_json)
-    frame = read.select(*reply("body", json=as_json))
-    for columns in (forward(again.name, json=as_json), event):
+    read = web.reader().load()
+    frame = read.select(*reply("body"))
+    for columns in (forward(again.name), publish("body", message_type="Shop.Done;Shop.IEvent")):
         frame = frame.unionByName(read.select(*columns), allowMissingColumns=True)
     frame.write.format("sqlqueue").options(**given).mode("append").save()
 
     hops = {str(headers["NServiceBus.MessageId"]): headers for headers, _ in again.rows()}
-    [(told, _)] = heard.rows()
+    [(event, _)] = events.rows()
     assert hops.pop(answer) == whole
     [second] = hops.values()
-    for each, intent in ((second, "Reply"), (told, "Publish")):
+    for each, intent in ((second, "Reply"), (event, "Publish")):
         related = {"NServiceBus.RelatedTo": answer, "NServiceBus.MessageIntent": intent}
         assert (CAUSED | related).items() <= each.items()
-    assert told["NServiceBus.EnclosedMessageTypes"] == "Shop.Told;Shop.IEvent"
+    assert event["NServiceBus.EnclosedMessageTypes"] == "Shop.Done;Shop.IEvent"
 
 
 @pytest.mark.parametrize(
@@ -534,19 +518,19 @@ def test_effects_reach_the_endpoints_and_keep_the_conversation(
         ('"a', "row 1 of partition 0 cannot be sent: option queue is"),
     ],
 )
-def test_a_reply_without_a_place_to_go_fails_the_batch(
-    spark: SparkSession, queue: Queue, address: str | None, reason: str
+def test_a_reply_without_a_destination_fails_the_batch(
+    queue: SparkQueue, address: str | None, reason: str
 ) -> None:
-    """It does not vanish, and no other is sent; the sink's own queue takes those without any."""
+    """No reply is sent; with the option queue, it is the destination of rows without one."""
     requests: list[dict[str, str | None] | None] = [
         {"NServiceBus.ReplyToAddress": queue.name},
         {"NServiceBus.ReplyToAddress": address},
     ]
-    answers = messages(spark, requests, as_json=False).select(*reply("body"))
-    given = {name: text for name, text in queue.options.items() if name != "queue"}
+    answers = messages(queue.spark, requests, as_json=False).select(*reply("body"))
+    writer = answers.write.format("sqlqueue").options(**queue.database_options).mode("append")
 
     with pytest.raises(PySparkException) as refused:
-        answers.write.format("sqlqueue").options(**given).mode("append").save()
+        writer.save()
     before = queue.count()
     if address is None:
         queue.send(answers)

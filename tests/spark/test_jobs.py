@@ -1,18 +1,15 @@
-"""Jobs in the tests' own session: what need not be killed to be seen."""
+"""Jobs in the session of the tests: the promises that need no kill."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
-import threading
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from jobs.submit import delta_rows, module
-from waiting import until
+from jobs.submit import delta_rows, module, sigterm_when
 
 from sqlq_spark.jobs import files, stream
 from sqlq_spark.jobs import main as job
@@ -22,9 +19,9 @@ from sqlq_spark.options import SinkOptions
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-    from spark.stand import Queue
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
@@ -33,7 +30,7 @@ ODD = "../../Shop`Placed"
 TYPES = [PLACED, "shop.placed", ODD, "Paid", "Paid"]  # of messages in turn
 
 
-def received(queue: Queue, folder: Path, **more: Any) -> Any:
+def received(queue: SparkQueue, folder: Path, **more: Any) -> Any:
     """Settings of queue_to_delta, and its module."""
     made = module("queue_to_delta")
     settings = made.Settings(
@@ -48,16 +45,16 @@ def received(queue: Queue, folder: Path, **more: Any) -> Any:
 
 
 def numbers(table: Path) -> list[int]:
-    """The numbers in the bodies of a table, in their order."""
+    """The numbers in the bodies of a table, sorted."""
     return sorted(int(row["body"][len('{"number":') : -1]) for row in delta_rows(table))
 
 
-def test_ended_between_two_tables(
-    spark: SparkSession, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_that_ends_between_two_tables_is_finished_by_the_next(
+    queue: SparkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that had their share of the batch are not given it again."""
+    """The tables that have their share of the batch do not get it again."""
     made, settings = received(
-        queue, tmp_path, form="body", split=True, most_types=1, names={"Paid": "paid"}
+        queue, queue.folder, form="body", split=True, most_types=1, names={"Paid": "paid"}
     )
     queue.fill(0, 50)
     queue.dba.retype(queue.address, TYPES)
@@ -71,102 +68,87 @@ def test_ended_between_two_tables(
     with monkeypatch.context() as patched:
         patched.setattr(made.Splitter, "append", failing)
         with pytest.raises(Exception, match="the end"):
-            made.run(spark, settings)
-    totals = made.run(spark, settings)
+            made.run(queue.spark, settings)
+    totals = made.run(queue.spark, settings)
 
-    tables = {each.name: numbers(each) for each in (tmp_path / "table").iterdir()}
+    tables = {each.name: numbers(each) for each in (queue.folder / "table").iterdir()}
     assert totals["messages"] == 50
     assert set(tables) == {"paid", "other", table_name(ODD)}
     assert tables["paid"] == [each for each in range(50) if (each + 1) % 5 in {3, 4}]
     assert sorted(chain(*tables.values())) == [*range(50)]
 
 
-def test_a_share_is_written_once_into_a_table_of_a_catalog(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
-    """The write that makes it, too."""
-    made, settings = received(queue, tmp_path)
+def test_a_share_is_written_once_into_a_table_of_a_catalog(queue: SparkQueue) -> None:
+    """Also by the write that creates it."""
+    made, settings = received(queue, queue.folder)
     splitter = made.Splitter(replace(settings, table="default.split"))
     splitter.query = "a query"
-    rows = spark.range(3)
+    rows = queue.spark.range(3)
 
     for _ in range(2):
         splitter.append(rows, "paid", 0)
 
-    assert spark.table("default.split_paid").count() == 3
-    spark.sql("DROP TABLE default.split_paid")
+    assert queue.spark.table("default.split_paid").count() == 3
+    queue.spark.sql("DROP TABLE default.split_paid")
 
 
-def test_a_form_with_more_columns_goes_on_in_the_same_table(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
-    """Those that it had not are null in the rows before."""
+def test_a_form_with_more_columns_goes_on_in_the_same_table(queue: SparkQueue) -> None:
+    """The new columns are null in the rows before."""
     for at, form in enumerate(["body", "json"]):
-        made, settings = received(queue, tmp_path, form=form)
+        made, settings = received(queue, queue.folder, form=form)
         queue.fill(at, at + 1)
-        made.run(spark, settings)
+        made.run(queue.spark, settings)
 
-    rows = sorted(delta_rows(tmp_path / "table"), key=lambda row: row["seq"])
+    rows = sorted(delta_rows(queue.folder / "table"), key=lambda row: row["seq"])
     assert "headers" not in rows[0]
     assert json.loads(rows[1]["headers"])["NServiceBus.MessageId"] == "m-1"
 
 
-def test_a_stream_that_runs_on_ends_after_its_batch(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
-    """By SIGTERM; its totals are those of the batches it did."""
-    made, settings = received(queue, tmp_path, trigger="100ms")
+def test_a_stream_that_runs_on_ends_after_its_batch(queue: SparkQueue) -> None:
+    """By SIGTERM; its totals are those of its batches."""
+    made, settings = received(queue, queue.folder, trigger="100ms")
     queue.fill(0, 10)
-    commits = tmp_path / "checkpoint" / "commits"
 
-    def end() -> None:
-        until((commits / "0").exists)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    assert threading.current_thread() is threading.main_thread()  # only it is told of signals
-    ending = threading.Thread(target=end)
-    ending.start()
-    totals = made.run(spark, settings)
-    ending.join()
+    with sigterm_when((queue.folder / "checkpoint" / "commits" / "0").exists):
+        totals = made.run(queue.spark, settings)
 
     assert totals == {"messages": 10, "batches": 1, "expired": 0, "diverted": 0, "forwarded": 0}
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert len(delta_rows(tmp_path / "table")) == 10
+    assert len(delta_rows(queue.folder / "table")) == 10
 
 
-def test_rows_become_json(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
-    """Where no column is named; only those asked for, and only new ones."""
+def test_rows_become_json(queue: SparkQueue) -> None:
+    """If the settings name no column; only rows that `where` allows, and only new ones."""
     made = module("delta_to_queue")
     settings = made.Settings(
         url=queue.place.url,
-        table=str(tmp_path / "table"),
-        checkpoint=str(tmp_path / "checkpoint"),
+        table=str(queue.folder / "table"),
+        checkpoint=str(queue.folder / "checkpoint"),
         where="id % 2 = 0",
         queue=queue.name,
         sink={"stateSchema": queue.place.state},
     )
 
     for first in (0, 4):
-        spark.range(first, first + 4).write.format("delta").mode("append").save(settings.table)
-        made.run(spark, settings)
+        rows = queue.spark.range(first, first + 4)
+        rows.write.format("delta").mode("append").save(settings.table)
+        made.run(queue.spark, settings)
 
-    rows = queue.rows()
-    assert sorted(body for _, body in rows) == [b'{"id":%d}' % each for each in (0, 2, 4, 6)]
-    assert {headers["NServiceBus.ContentType"] for headers, _ in rows} == {"application/json"}
+    sent = queue.rows()
+    assert sorted(body for _, body in sent) == [b'{"id":%d}' % each for each in (0, 2, 4, 6)]
+    assert {headers["NServiceBus.ContentType"] for headers, _ in sent} == {"application/json"}
 
 
-def test_a_dry_run_finds_what_is_wrong(
-    spark: SparkSession, queue: Queue, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And leaves everything as it is."""
-    made, table = module("delta_to_queue"), str(tmp_path / "table")
-    spark.sql("SELECT 'a' AS name").write.format("delta").save(table)
+def test_a_dry_run_finds_mistakes(queue: SparkQueue, capsys: pytest.CaptureFixture[str]) -> None:
+    """And changes nothing."""
+    made, table = module("delta_to_queue"), str(queue.folder / "table")
+    queue.spark.sql("SELECT 'a' AS name").write.format("delta").save(table)
     given = {
         "url": queue.place.url,
         "table": table,
         "queue": queue.name,
         "columns": "id=name",
-        "checkpoint": str(tmp_path / "checkpoint"),
+        "checkpoint": str(queue.folder / "checkpoint"),
         "sink": f"stateSchema={queue.place.state}",
     }
     flags = ["--dry-run", *(word for name, text in given.items() for word in (f"--{name}", text))]
@@ -182,45 +164,42 @@ def test_a_dry_run_finds_what_is_wrong(
         out = capsys.readouterr()
         assert (ended, said in out.out + out.err) == (code, True), out
     assert queue.count() == 0
-    assert not (tmp_path / "checkpoint").exists()
+    assert not (queue.folder / "checkpoint").exists()
 
 
-def test_an_open_batch_is_not_sent_to_another_dispatch_log(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
+def test_an_open_batch_is_not_sent_to_another_dispatch_log(queue: SparkQueue) -> None:
     """
-    It may have been sent; after a run that ended well the target may be changed.
+    It may have been sent. After a run that ended well the target may be changed.
 
-    The same dispatch log is known by whatever name of its host.
+    Two names of one host are the same dispatch log.
     """
-    checkpoint = tmp_path / "checkpoint"
+    checkpoint = queue.folder / "checkpoint"
     first, second = (
         SinkOptions.parse({**queue.options, "stateSchema": state})
         for state in (queue.place.state, f"{queue.place.state}_2")
     )
     replace(queue, place=replace(queue.place, state=second.state_schema)).install()
 
-    job.bind(spark, str(checkpoint), first)
+    job.bind(queue.spark, str(checkpoint), first)
     for log in ("offsets", "commits"):
         (checkpoint / log).mkdir()
     (checkpoint / "offsets" / "10").write_text("v1\n", encoding="utf-8")
     (checkpoint / "commits" / "9").write_text("v1\n", encoding="utf-8")
-    job.bind(spark, str(checkpoint), first)
-    job.bind(
-        spark, str(checkpoint), replace(first, url=first.url.replace("127.0.0.1", "localhost"))
-    )
+    job.bind(queue.spark, str(checkpoint), first)
+    same = replace(first, url=first.url.replace("127.0.0.1", "localhost"))
+    job.bind(queue.spark, str(checkpoint), same)
     with pytest.raises(job.BadSettings, match=rf"batch 10 is open.*Schema {first.state_schema}\."):
-        job.bind(spark, str(checkpoint), second)
-    job.bind(spark, str(checkpoint), replace(second, delivery="atLeastOnce"))
+        job.bind(queue.spark, str(checkpoint), second)
+    job.bind(queue.spark, str(checkpoint), replace(second, delivery="atLeastOnce"))
     (checkpoint / "commits" / "10").write_text("v1\n", encoding="utf-8")
-    job.bind(spark, str(checkpoint), second)
+    job.bind(queue.spark, str(checkpoint), second)
 
-    noted = files.text(spark, f"{checkpoint}/sqlqueue_target")
+    noted = files.text(queue.spark, f"{checkpoint}/sqlqueue_target")
     assert noted.endswith(f", stateSchema {second.state_schema}")
 
 
 def one_batch_a_run(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let a stream end after one micro-batch, as on Spark 4.1; gives the runs, as they start."""
+    """Let a stream end after one micro-batch, as on Spark 4.1; gives the runs that were started."""
     runs: list[int] = []
 
     def once(writer: Any, _: str) -> Any:
@@ -233,30 +212,30 @@ def one_batch_a_run(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_stream_of_one_batch_is_started_until_nothing_is_left(
-    spark: SparkSession, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    queue: SparkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each message once; what was to be purged before the first run is purged once."""
-    made, settings = received(queue, tmp_path, form="body")
+    """Each message once; purgeOnStartup purges before the first run only."""
+    made, settings = received(queue, queue.folder, form="body")
     queue.fill(0, 5)
     more = {"maxMessagesPerTrigger": "100", "purgeOnStartup": "true"}
     settings = replace(settings, source=settings.source | more)
     runs = one_batch_a_run(made, monkeypatch)
-    totals = made.run(spark, settings)
+    totals = made.run(queue.spark, settings)
     assert (totals["messages"], len(runs)) == (0, 1)
 
     queue.fill(0, 250)
     settings = replace(settings, source={**settings.source, "purgeOnStartup": "false"})
-    totals = made.run(spark, settings)
+    totals = made.run(queue.spark, settings)
 
     assert (totals["messages"], totals["batches"], len(runs)) == (250, 3, 4)
-    assert numbers(tmp_path / "table") == [*range(250)]
+    assert numbers(queue.folder / "table") == [*range(250)]
 
 
 def test_a_queue_that_is_filled_without_end_does_not_keep_a_job(
-    spark: SparkSession, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    queue: SparkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends when what was there after its first run is received."""
-    made, settings = received(queue, tmp_path, form="body")
+    """It ends when it received the messages that waited after its first run."""
+    made, settings = received(queue, queue.folder, form="body")
     settings = replace(settings, source=settings.source | {"maxMessagesPerTrigger": "100"})
     runs = one_batch_a_run(made, monkeypatch)
     watch = stream.watch
@@ -267,19 +246,19 @@ def test_a_queue_that_is_filled_without_end_does_not_keep_a_job(
 
     queue.fill(0, 100)
     monkeypatch.setattr(stream, "watch", filling)
-    totals = made.run(spark, settings)
+    totals = made.run(queue.spark, settings)
 
     assert (totals["messages"], len(runs)) == (200, 2)
     assert queue.count() == 100
 
 
-def test_a_job_receives_with_the_clusters_tasks(spark: SparkSession, queue: Queue) -> None:
-    """Unless the settings say how many; replies to one instance are for one task."""
+def test_a_job_receives_with_the_clusters_tasks(queue: SparkQueue) -> None:
+    """Unless the settings have a number; replies to one instance need one task."""
     read = {"url": queue.place.url, "queue": queue.name}
     own = {**read, "maxConcurrency": "7"}
 
-    assert job.spread(spark, read) == {**read, "maxConcurrency": "2"}  # local[2]
-    assert job.spread(spark, {**read, "minConcurrency": "3"})["maxConcurrency"] == "3"
-    assert job.spread(spark, own) == own
+    assert job.spread(queue.spark, read) == {**read, "maxConcurrency": "2"}  # local[2]
+    assert job.spread(queue.spark, {**read, "minConcurrency": "3"})["maxConcurrency"] == "3"
+    assert job.spread(queue.spark, own) == own
     instance = {"url": queue.place.url, "queues": 'orders, "orders.one"'}
-    assert job.spread(spark, instance) == instance
+    assert job.spread(queue.spark, instance) == instance

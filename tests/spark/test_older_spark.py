@@ -1,7 +1,7 @@
 """
 Streaming as Spark 4.0 and 4.1 call it: `latestOffset()` without the offset that was committed.
 
-The calls are those that were measured there; `python -m tests.compat` runs the versions themselves.
+The calls are those that were measured there; `python -m tests.compat` runs those versions.
 """
 
 from __future__ import annotations
@@ -26,89 +26,80 @@ def options(queue: Queue) -> dict[str, str]:
     return queue.options | {"maxMessagesPerTrigger": "10", "maxConcurrency": "1"}
 
 
-def process(options: dict[str, str]) -> StreamReader:
-    """Start a driver's process: a stream that knows nothing."""
-    return cast("StreamReader", DefaultSource(options).streamReader(SCHEMA))
+class Driver:
+    """A driver's process: a stream that knows nothing yet, and its last offset."""
 
+    def __init__(self, options: dict[str, str], start: Any = None) -> None:
+        """Begin; as at each restart, with the last logged offset."""
+        self.stream = cast("StreamReader", DefaultSource(options).streamReader(SCHEMA))
+        self.at = start or self.stream.initialOffset()
+        if start:
+            self.stream.partitions(start, start)
 
-def batch(stream: StreamReader, start: Any, end: Any) -> list[int]:
-    """Plan and read a batch, as Spark does for each."""
-    found = []
-    for partition in stream.partitions(start, end):
-        for rows in stream.read(partition):
-            found += rows.column("seq").to_pylist()
-    return found
+    def read(self, start: Any, end: Any) -> list[int]:
+        """Plan and read a batch, as Spark does for each."""
+        tasks = [self.stream.read(each) for each in self.stream.partitions(start, end)]
+        return [seq for task in tasks for rows in task for seq in rows.column("seq").to_pylist()]
+
+    def batch(self) -> list[int]:
+        """Receive the next batch."""
+        start, self.at = self.at, self.stream.latestOffset()
+        return self.read(start, self.at)
 
 
 def test_a_stream_and_its_restart(queue: Queue, options: dict[str, str]) -> None:
     """Every batch once; after a restart the next one, and the last is acknowledged."""
     queue.fill(0, 25)
-    first = process(options)
-    start = first.initialOffset()
-    one = first.latestOffset()
-    got = batch(first, start, one)
-    two = first.latestOffset()
-    first.commit(one)
-    got += batch(first, one, two)
+    first = Driver(options)
+    got = first.batch()
+    first.stream.commit(first.at)
+    got += first.batch()
 
-    second = process(options)  # batch 2 is in the commit log
-    second.partitions(two, two)
-    three = second.latestOffset()
-    second.commit(two)
-    got += batch(second, two, three)
-    last = second.latestOffset()
+    second = Driver(options, first.at)  # batch 2 is in the commit log
+    got += second.batch()
+    three = second.at
 
     assert got == list(range(1, 26))
-    assert last == three
+    assert second.stream.latestOffset() == three
     assert [queue.count(), queue.state("receipt")] == [0, 0]
 
 
 def test_a_restart_after_a_crash_replays_the_batch(queue: Queue, options: dict[str, str]) -> None:
     """The last offset is not in the commit log: Spark asks for its batch again."""
     queue.fill(0, 25)
-    first = process(options)
-    start, one = first.initialOffset(), first.latestOffset()
-    got = batch(first, start, one)
+    first = Driver(options)
+    start = first.at
+    got = first.batch()
 
-    second = process(options)
-    second.partitions(one, one)
-    again = batch(second, start, one)
-    two = second.latestOffset()
+    second = Driver(options, first.at)
 
-    assert again == got
-    assert batch(second, one, two) == list(range(11, 21))
+    assert second.read(start, first.at) == got
+    assert second.batch() == list(range(11, 21))
 
 
 def test_a_lost_offset_gets_the_stored_plan(queue: Queue, options: dict[str, str]) -> None:
-    """The offset of the batch that was received is gone: the plan is handed out again."""
+    """Without the offset of the batch that was received, the plan is handed out again."""
     queue.fill(0, 25)
-    first = process(options)
-    start, one = first.initialOffset(), first.latestOffset()
-    batch(first, start, one)
-    two = first.latestOffset()
-    got = batch(first, one, two)
+    first = Driver(options)
+    first.batch()
+    one = first.at
+    got = first.batch()
 
-    second = process(options | {"maxMessagesPerTrigger": "3"})
-    second.partitions(one, one)
-    planned = second.latestOffset()
+    second = Driver(options | {"maxMessagesPerTrigger": "3"}, one)
 
-    assert planned == two
-    assert batch(second, one, planned) == got
+    assert second.batch() == got
+    assert second.at == first.at
 
 
 def test_a_rolled_back_checkpoint_is_refused(queue: Queue, options: dict[str, str]) -> None:
-    """Its last offset is behind what was acknowledged."""
+    """Its last offset is behind the batches that were acknowledged."""
     queue.fill(0, 35)
-    first = process(options)
-    start, one = first.initialOffset(), first.latestOffset()
-    batch(first, start, one)
-    two = first.latestOffset()
-    batch(first, one, two)
-    three = first.latestOffset()
-    batch(first, two, three)
-    first.commit(three)
+    first = Driver(options)
+    first.batch()
+    one = first.at
+    first.batch()
+    first.batch()
+    first.stream.commit(first.at)
 
-    second = process(options)
-    second.partitions(one, one)
     with pytest.raises(CheckpointRolledBack):
-        second.latestOffset()
+        Driver(options, one).batch()

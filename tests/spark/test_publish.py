@@ -1,45 +1,57 @@
-"""Publishing: a frame or a stream to whoever is subscribed, once each."""
+"""Publishing: a frame or a stream to all subscribers, once each."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from spark.stand import Queue, finish, numbered
+from spark.stand import numbered
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from pyspark.sql import DataFrame, SparkSession
 
-    from pyspark.sql import SparkSession
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
 PLACED, EVENT = "Shop.Placed", "Shop.IEvent"
 
 
+@dataclass(frozen=True)
+class Shop:
+    """A publisher's options, and the queues of its subscribers."""
+
+    options: dict[str, str]
+    queues: dict[str, SparkQueue]
+
+    def publish(self, frame: DataFrame, **more: str) -> None:
+        """Write a frame without a queue."""
+        frame.write.format("sqlqueue").mode("append").options(**self.options | more).save()
+
+    def ids(self) -> dict[str, list[str]]:
+        """The message ids that each subscriber has."""
+        return {name: sorted(each.ids()) for name, each in self.queues.items()}
+
+
 @pytest.fixture
-def shop(queue: Queue) -> tuple[dict[str, str], dict[str, Queue]]:
-    """Give the options of a publisher, and three subscribers: of an event, its base, and both."""
+def shop(queue: SparkQueue) -> Shop:
+    """Give three subscribers: of an event, of its base, and of both."""
     dotnet, table = queue.dotnet, queue.beside("Routing")
     dotnet.create_subscriptions(table.address)
-    hear = {"web": [PLACED], "mail": [EVENT], "stock": [PLACED, EVENT]}
-    queues = {name: Queue(queue.place, name) for name in hear}
-    for name, topics in hear.items():
-        queues[name].create()
-        for topic in topics:
-            dotnet.subscribe(table.address, name, topic, queues[name].name)
-    options = {name: text for name, text in queue.options.items() if name != "queue"}
-    return options | {"subscriptionTable": table.name}, queues
+    topics = {"web": [PLACED], "mail": [EVENT], "stock": [PLACED, EVENT]}
+    queues = {name: queue.another(name) for name in topics}
+    for name, made in queues.items():
+        for topic in topics[name]:
+            dotnet.subscribe(table.address, name, topic, made.name)
+    return Shop(queue.database_options | {"subscriptionTable": table.name}, queues)
 
 
-def test_an_absent_table_of_subscriptions_is_told_before_a_task_runs(
-    spark: SparkSession, shop: tuple[dict[str, str], dict[str, Queue]]
-) -> None:
-    """Where the option names the topics."""
-    options, _ = shop
+def test_an_absent_table_or_queue_sends_nothing(spark: SparkSession, shop: Shop) -> None:
+    """An absent table of subscriptions is found before a task runs."""
     ran = spark.sparkContext.accumulator(0)
 
     @F.udf("string", useArrow=False)
@@ -48,24 +60,21 @@ def test_an_absent_table_of_subscriptions_is_told_before_a_task_runs(
         return text
 
     frame = spark.range(2).select(counted(F.col("id").cast("string")).alias("body"))
-    writer = frame.write.format("sqlqueue").mode("append").options(**options, topics=EVENT)
-
-    with pytest.raises(PySparkException) as refused:
-        writer.option("subscriptionTable", "absent").save()
-
-    assert "absent" in str(refused.value)
-    assert "sqlqueue subscribe" in str(refused.value)
+    with pytest.raises(PySparkException, match=r"absent(?s:.*)sqlqueue subscribe"):
+        shop.publish(frame, topics=EVENT, subscriptionTable="absent")
     assert ran.value == 0
+
+    shop.queues["mail"].dba.drop(shop.queues.pop("mail").address)
+    with pytest.raises(PySparkException, match="endpoint 'mail' is subscribed to topic"):
+        shop.publish(frame, topics=f"{PLACED},{EVENT}")
+    assert shop.ids() == {"web": [], "stock": []}
 
 
 @pytest.mark.parametrize("delivery", ["exactlyOnce", "atLeastOnce"])
 def test_a_frame_is_published_to_three_subscribers(
-    spark: SparkSession,
-    shop: tuple[dict[str, str], dict[str, Queue]],
-    delivery: str,
+    spark: SparkSession, shop: Shop, delivery: str
 ) -> None:
-    """Each row to those who are subscribed to any of its topics; null takes the option's."""
-    options, queues = shop
+    """Each row goes to the subscribers of any of its topics; null takes the option's topics."""
     topics = F.when(F.col("id") < 20, F.array(F.lit(PLACED), F.lit(EVENT))).when(
         F.col("id") < 30, F.array(F.lit(PLACED))
     )
@@ -73,56 +82,29 @@ def test_a_frame_is_published_to_three_subscribers(
         F.concat(F.lit("m-"), "id").alias("id"), F.lit("{}").alias("body"), topics.alias("topics")
     )
 
-    frame.write.format("sqlqueue").mode("append").options(
-        **options, topics=EVENT, delivery=delivery
-    ).save()
+    shop.publish(frame, topics=EVENT, delivery=delivery)
 
-    got = {name: sorted(each.ids()) for name, each in queues.items()}
-    assert got == {
+    assert shop.ids() == {
         "web": sorted(numbered(0, 30)),
         "mail": sorted(numbered(0, 20) + numbered(30, 40)),
         "stock": sorted(numbered(0, 40)),
     }
-    said = {
+    found = {
         (headers["NServiceBus.MessageIntent"], headers["NServiceBus.EnclosedMessageTypes"])
-        for headers, _ in queues["stock"].rows()
+        for headers, _ in shop.queues["stock"].rows()
     }
-    assert said == {("Publish", topics) for topics in (f"{PLACED};{EVENT}", PLACED, EVENT)}
+    assert found == {("Publish", topics) for topics in (f"{PLACED};{EVENT}", PLACED, EVENT)}
 
 
-def test_a_stream_receives_and_publishes_in_one_commit(
-    spark: SparkSession,
-    queue: Queue,
-    shop: tuple[dict[str, str], dict[str, Queue]],
-    tmp_path: Path,
-) -> None:
-    """From a queue to whoever is subscribed, each message once, over two micro-batches."""
-    options, queues = shop
+def test_a_stream_receives_and_publishes_in_one_commit(queue: SparkQueue, shop: Shop) -> None:
+    """Each message reaches each subscriber once, over two micro-batches."""
     queue.fill(0, 30)
-    events = queue.stream(spark, maxMessagesPerTrigger=20).load().select("headers", "body")
+    events = queue.stream(maxMessagesPerTrigger=20).load().select("headers", "body")
+    mode = {"topics": PLACED, "transactionMode": "sendsAtomicWithReceive"}
 
-    writer = events.writeStream.format("sqlqueue").options(
-        **options, topics=PLACED, transactionMode="sendsAtomicWithReceive"
-    )
-    finish(writer, tmp_path / "checkpoint")
+    writer = events.writeStream.format("sqlqueue").options(**shop.options | mode)
+    queue.finish(writer)
 
-    assert {name: sorted(each.ids()) for name, each in queues.items()} == {
-        "web": sorted(numbered(0, 30)),
-        "mail": [],
-        "stock": sorted(numbered(0, 30)),
-    }
+    received = sorted(numbered(0, 30))
+    assert shop.ids() == {"web": received, "mail": [], "stock": received}
     assert queue.count() == 0
-
-
-def test_an_error_of_a_publication_says_what_mends_it(
-    spark: SparkSession, queue: Queue, shop: tuple[dict[str, str], dict[str, Queue]]
-) -> None:
-    """A subscriber's queue that is gone, as Spark shows it; nothing was sent."""
-    options, queues = shop
-    queue.dba.drop(queues["mail"].address)
-    writer = spark.createDataFrame([("{}",)], "body string").write.format("sqlqueue")
-
-    with pytest.raises(PySparkException, match="endpoint 'mail' is subscribed to topic"):
-        writer.mode("append").options(**options, topics=f"{PLACED},{EVENT}").save()
-
-    assert queues["web"].count() == 0

@@ -1,8 +1,8 @@
 """
-Replays: whatever Spark asks for again, it gets the same rows in the same order, and none twice.
+Replays: if Spark asks for a batch again, it gets the same rows in the same order.
 
-The file sink and Delta skip a batch that they already have without reading it (SPARK.md 24), so
-the sinks here are foreachBatch functions that write down what they were given.
+The file sink and Delta skip a batch that they already have without reading it. So the sinks here
+are foreachBatch functions that record their rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.errors import SparkRuntimeException, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 
 from spark.stand import finish, message_ids, numbered
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from spark.stand import Queue
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
 
 @dataclass
 class Record:
-    """A sink that keeps the rows of every call, by batch, and fails when it is told to."""
+    """A sink that keeps the rows of every call, by batch, and can fail."""
 
     calls: list[tuple[int, list[tuple[int, str]]]] = field(default_factory=list)
     failures: int = 0  # that many calls fail, after they got their rows
@@ -61,28 +61,26 @@ class Record:
 class Run:
     """One query on one queue, run again and again on one checkpoint."""
 
-    spark: SparkSession
-    queue: Queue
+    queue: SparkQueue
     checkpoint: Path
     sink: Callable[[DataFrame, int], None]
 
     def go(self, **options: object) -> StreamingQuery:
-        """Run it until what waits is through."""
+        """Run it until it received what waits."""
         defaults: dict[str, object] = {"maxMessagesPerTrigger": 100, "peekDelay": "100ms"}
-        stream = self.queue.stream(self.spark, **defaults | options).load()
+        stream = self.queue.stream(**defaults | options).load()
         return finish(stream.writeStream.foreachBatch(self.sink), self.checkpoint)
 
-    def forget(self, folder: str, *batches: int) -> None:
-        """Remove entries of the checkpoint, with the checksums beside them."""
-        for batch in batches:
-            (self.checkpoint / folder / str(batch)).unlink()
-            (self.checkpoint / folder / f".{batch}.crc").unlink(missing_ok=True)
+    def remove(self, folder: str, batch: int) -> None:
+        """Remove an entry of the checkpoint, with the checksum beside it."""
+        (self.checkpoint / folder / str(batch)).unlink()
+        (self.checkpoint / folder / f".{batch}.crc").unlink(missing_ok=True)
 
 
 @pytest.fixture
-def run(spark: SparkSession, queue: Queue, tmp_path: Path) -> Run:
+def run(queue: SparkQueue) -> Run:
     """Give a query whose sink is a Record."""
-    return Run(spark, queue, tmp_path / "checkpoint", Record())
+    return Run(queue, queue.folder / "checkpoint", Record())
 
 
 @pytest.fixture
@@ -100,43 +98,31 @@ def fail_after_receiving(run: Run, record: Record) -> None:
 
 
 def new_identity(checkpoint: Path) -> None:
-    """Make a checkpoint another query's; of two with one id Spark stops the first by itself."""
+    """Give a checkpoint a new query id; of two queries with one id Spark stops the first."""
     (checkpoint / ".metadata.crc").unlink(missing_ok=True)
     (checkpoint / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
 
 
 def test_a_failed_batch_comes_again_word_for_word(run: Run, record: Record) -> None:
-    """The sink failed ten times: each time the same rows in the same order, then the rest."""
+    """The sink failed three times: each time the same rows in the same order, then the rest."""
     run.queue.fill(0, 250)
 
-    for _ in range(10):
+    for _ in range(3):
         fail_after_receiving(run, record)
-        run.queue.fill(1000, 1001)  # what comes meanwhile does not change the batch
+        run.queue.fill(1000, 1001)  # new messages do not change the batch
+    assert not (run.checkpoint / "commits" / "0").exists()
     run.go()
 
     attempts = record.of(0)
-    assert len(attempts) == 11
+    assert len(attempts) == 4
     assert all(each == attempts[0] for each in attempts)
     assert [name for _, name in attempts[0]] == numbered(0, 100)
-    assert record.ids[10 * 100 :] == [*numbered(0, 250), *["m-1000"] * 10]
+    assert record.ids[3 * 100 :] == [*numbered(0, 250), *["m-1000"] * 3]
     assert [run.queue.count(), run.queue.state("receipt")] == [0, 0]
 
 
-def test_removed_commit_replays_the_batch(run: Run, record: Record) -> None:
-    """As after a kill between sink and commit: commits/N is not there, the receipts still are."""
-    run.queue.fill(0, 150)
-    fail_after_receiving(run, record)
-    assert not (run.checkpoint / "commits" / "0").exists()
-
-    run.go()
-
-    first, again = record.of(0)
-    assert again == first
-    assert record.ids[100:] == numbered(0, 150)
-
-
 def test_lost_offset_gets_the_stored_plan(run: Run, record: Record) -> None:
-    """offsets/N gone, commits/N with it: the plan in the stream's row is given out again."""
+    """Without offsets/N and commits/N the plan of the stream's row is handed out again."""
     run.queue.fill(0, 150)
     run.go()
     run.queue.fill(150, 4150)
@@ -145,9 +131,9 @@ def test_lost_offset_gets_the_stored_plan(run: Run, record: Record) -> None:
     with pytest.raises(StreamingQueryException, match="sink failed"):
         run.go(maxMessagesPerTrigger=4000, maxConcurrency=4)
     lost = json.loads((run.checkpoint / "offsets" / "2").read_text().splitlines()[2])
-    run.forget("offsets", 2)
+    run.remove("offsets", 2)
 
-    run.go(maxMessagesPerTrigger=1000, maxConcurrency=1)  # planning anew would make other tasks
+    run.go(maxMessagesPerTrigger=1000, maxConcurrency=1)  # a new plan would have other tasks
 
     first, again = record.of(2)
     planned = json.loads((run.checkpoint / "offsets" / "2").read_text().splitlines()[2])
@@ -158,10 +144,10 @@ def test_lost_offset_gets_the_stored_plan(run: Run, record: Record) -> None:
 
 
 def test_lost_offset_of_the_first_batch_leaves_an_orphan(run: Run, record: Record) -> None:
-    """No offset names the stream: its receipt is never lost, nor handed out by another stream."""
+    """No offset names the stream: its receipt stays, and no other stream hands it out."""
     run.queue.fill(0, 10)
     fail_after_receiving(run, record)
-    run.forget("offsets", 0)
+    run.remove("offsets", 0)
     run.queue.fill(10, 20)
 
     run.go()
@@ -172,15 +158,13 @@ def test_lost_offset_of_the_first_batch_leaves_an_orphan(run: Run, record: Recor
 
 
 def test_reading_twice_receives_once(run: Run) -> None:
-    """ForeachBatch with two actions, a limit given up half-way, and a union with itself."""
+    """By two actions in foreachBatch, a limit that stops early, and a union with itself."""
     run.queue.fill(0, 3000)
     seen: list[list[str]] = []
 
     def twice(frame: DataFrame, _batch: int) -> None:
-        seen.append(message_ids(frame.limit(5).collect()))
-        seen.append(message_ids(frame.collect()))
-        seen.append(message_ids(frame.collect()))
-        seen.append(message_ids(frame.union(frame).collect()))
+        frames = (frame.limit(5), frame, frame, frame.union(frame))
+        seen.extend(message_ids(each) for each in frames)
 
     run.sink = twice
     run.go(maxMessagesPerTrigger=3000)
@@ -194,45 +178,37 @@ def test_reading_twice_receives_once(run: Run) -> None:
 
 
 def test_a_limit_takes_no_more_than_the_tasks_it_ran(run: Run) -> None:
-    """A sink that wants five rows has got the whole first task; what it leaves there is gone."""
+    """A sink that takes five rows receives a whole task; the rows that it leaves are lost."""
     run.queue.fill(0, 3000)
     seen: list[str] = []
-    run.sink = lambda frame, _: seen.extend(message_ids(frame.limit(5).collect()))
+    run.sink = lambda frame, _: seen.extend(message_ids(frame.limit(5)))
 
     run.go(maxMessagesPerTrigger=3000)
 
-    # The task that Spark did not run has received nothing: its range was left for the next batch.
+    # Spark did not run the second task: its range was left for the next batch
     assert seen == [*numbered(0, 5), *numbered(1500, 1505)]
     assert [run.queue.count(), run.queue.state("receipt")] == [0, 0]
 
 
 def test_self_union_of_a_stream_gives_each_row_twice(run: Run) -> None:
-    """A union with itself is one source read twice, or two sources that share the messages out."""
+    """No row is lost or received for one side only."""
     run.queue.fill(0, 40)
     got: list[str] = []
-    stream = run.queue.stream(run.spark).load()
+    stream = run.queue.stream().load()
+    union = stream.union(stream).writeStream
 
-    finish(
-        stream.union(stream).writeStream.foreachBatch(
-            lambda frame, _: got.extend(message_ids(frame.collect()))
-        ),
-        run.checkpoint,
-    )
+    run.queue.finish(union.foreachBatch(lambda frame, _: got.extend(message_ids(frame))))
 
-    counts = {name: got.count(name) for name in set(got)}
-    assert counts == dict.fromkeys(numbered(0, 40), 2)
+    assert sorted(got) == sorted(numbered(0, 40) * 2)
 
 
-@pytest.mark.parametrize("batches", [1, 3])
-def test_rolled_back_checkpoint_is_refused(
-    run: Run, record: Record, tmp_path: Path, batches: int
-) -> None:
-    """The messages of the batches between were acknowledged; going on must be the user's word."""
+def test_rolled_back_checkpoint_is_refused(run: Run, record: Record) -> None:
+    """The batches between were acknowledged; failOnDataLoss=false goes on without them."""
     run.queue.fill(0, 100)
     run.go()
-    old = tmp_path / "old"
+    old = run.queue.folder / "old"
     shutil.copytree(run.checkpoint, old)
-    run.queue.fill(100, 100 + 100 * batches)
+    run.queue.fill(100, 400)
     run.go()
     run.queue.fill(900, 910)
     run.checkpoint = old
@@ -245,7 +221,7 @@ def test_rolled_back_checkpoint_is_refused(
 
     stream = run.queue.dotnet.state_rows("stream", "stream")[0][0]
     assert (
-        f"the checkpoint of stream {stream} is at batch 1, but batch {1 + batches} was "
+        f"the checkpoint of stream {stream} is at batch 1, but batch 4 was "
         "acknowledged. The checkpoint was rolled back or copied, and the messages between are gone "
         "from the queue. Restore the newer checkpoint, or start with a new one."
     ) in str(refused.value)
@@ -257,7 +233,7 @@ def test_commit_removed_after_its_ack_is_refused(run: Run, record: Record) -> No
     """AvailableNow acknowledges its last batch: without commits/N, Spark replays what is gone."""
     run.queue.fill(0, 100)
     run.go()
-    run.forget("commits", 0)
+    run.remove("commits", 0)
     run.queue.fill(100, 110)
 
     with pytest.raises(StreamingQueryException, match="after the batch was acknowledged"):
@@ -267,22 +243,22 @@ def test_commit_removed_after_its_ack_is_refused(run: Run, record: Record) -> No
     assert run.queue.ids() == numbered(100, 110)
 
 
-def test_checkpoint_copied_to_a_second_query(run: Run, record: Record, tmp_path: Path) -> None:
+def test_checkpoint_copied_to_a_second_query(run: Run, record: Record) -> None:
     """
-    Two drivers on one stream: the first notices that it was taken over, and nothing is lost.
+    Two drivers on one stream: the first raises that it was taken over, and nothing is lost.
 
-    The batch that was open is given to both, for the second cannot be told from a restart.
+    Both get the batch that was open, because the second looks like a restart.
     """
     run.queue.fill(0, 100)
     run.go()
-    copy = tmp_path / "copy"
+    copy = run.queue.folder / "copy"
     shutil.copytree(run.checkpoint, copy)
     new_identity(copy)
     got: list[str] = []
 
     def overtaken(frame: DataFrame, _batch: int) -> None:
-        got.extend(message_ids(frame.collect()))
-        Run(run.spark, run.queue, copy, record).go()
+        got.extend(message_ids(frame))
+        Run(run.queue, copy, record).go()
         run.queue.fill(400, 500)
 
     run.queue.fill(100, 400)
@@ -296,50 +272,41 @@ def test_checkpoint_copied_to_a_second_query(run: Run, record: Record, tmp_path:
     assert run.queue.ids() == numbered(400, 500)
 
 
-def test_checkpoint_of_another_queue_is_refused(run: Run) -> None:
-    """The offset names the queue."""
-    run.queue.fill(0, 10)
-    run.go()
-    other = type(run.queue)(run.queue.place, "others")
-    other.create()
-    other.fill(0, 10)
-    mine, run.queue = run.queue, other
+# ---------------------------------------------------------------- a file sink
 
-    with pytest.raises(StreamingQueryException) as refused:
-        run.go()
-
-    assert (
-        f"this checkpoint belongs to a stream of queue {mine.name}, not of {other.name}. "
-        "Set a checkpointLocation of its own"
-    ) in str(refused.value)
-    assert other.count() == 10
+# It compares batch numbers only, and skips those that it has without reading them.
 
 
-def test_checkpoint_of_another_database_is_refused(run: Run) -> None:
-    """State tables made anew know no stream of an old checkpoint."""
-    run.queue.fill(0, 10)
-    run.go()
-    run.queue.dba.forget("stream")
-    run.queue.fill(10, 20)
-
-    with pytest.raises(StreamingQueryException, match="of this checkpoint is not in schema"):
-        run.go()
-
-    assert run.queue.count() == 10
+def files_after(queue: SparkQueue, checkpoint: str, **options: object) -> list[str]:
+    """Receive what waits, in batches of 100, into the folder `lake`; gives all ids there."""
+    lake = str(queue.folder / "lake")
+    stream = queue.stream(maxMessagesPerTrigger=100, peekDelay="100ms", **options).load()
+    writer = stream.writeStream.format("parquet").option("path", lake)
+    finish(writer, queue.folder / checkpoint)
+    found = message_ids(queue.spark.read.parquet(lake))
+    return sorted(found, key=lambda each: int(each[2:]))
 
 
-def test_metadata_file_removed(run: Run, record: Record) -> None:
-    """Spark 4.2 refuses that checkpoint; under a new query id ours goes on: it is in the offset."""
-    run.queue.fill(0, 150)
-    fail_after_receiving(run, record)
-    (run.checkpoint / "metadata").unlink()
-    (run.checkpoint / ".metadata.crc").unlink(missing_ok=True)
+def test_a_file_sink_skips_batches_of_a_new_checkpoint_in_an_old_folder(queue: SparkQueue) -> None:
+    """The messages wait until the numbers pass the old ones."""
+    queue.fill(0, 250)
+    files_after(queue, "first")
+    queue.fill(250, 260)
 
-    with pytest.raises(SparkRuntimeException, match="MISSING_METADATA_FILE"):
-        run.go()
-    new_identity(run.checkpoint)
-    run.go()
+    found = files_after(queue, "second")
 
-    first, again = record.of(0)
-    assert again == first
-    assert record.ids[100:] == numbered(0, 150)
+    batches = {path.name for path in (queue.folder / "lake" / "_spark_metadata").glob("[0-9]*")}
+    assert batches == {"0", "1", "2", "3"}
+    assert found == numbered(0, 260)
+
+
+def test_a_rolled_back_checkpoint_postpones_what_a_file_sink_skips(queue: SparkQueue) -> None:
+    """With failOnDataLoss=false the skipped batches are not read, so nothing is lost."""
+    queue.fill(0, 100)
+    files_after(queue, "checkpoint")
+    shutil.copytree(queue.folder / "checkpoint", queue.folder / "old")
+    queue.fill(100, 300)
+    files_after(queue, "checkpoint")
+    queue.fill(300, 310)
+
+    assert files_after(queue, "old", failOnDataLoss="false") == numbered(0, 310)

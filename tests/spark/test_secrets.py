@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
-import subprocess
 import sys
 import traceback
 from dataclasses import dataclass
@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import pytest
-from pyspark.errors import PySparkException, StreamingQueryException
+from jobs.submit import started
+from pyspark.errors import PySparkException
 
 from spark import driver
-from spark.stand import Queue, finish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
@@ -61,7 +60,7 @@ class Login:
 
 
 @pytest.fixture
-def login(queue: Queue) -> Iterator[Login]:
+def login(queue: SparkQueue) -> Iterator[Login]:
     """Give a login of its own to a test."""
     made = queue.dba.login(password=f"pA55 &w%rd'@/:{secrets.token_hex(4)}", all="yes")
     user, password = made.name, made.password
@@ -77,37 +76,33 @@ def login(queue: Queue) -> Iterator[Login]:
     queue.dba.drop_login(made)
 
 
-@pytest.mark.parametrize("way", ["url", "query", "option"])
-def test_plans_and_progress(  # noqa: PLR0917 - fixtures
-    spark: SparkSession,
-    queue: Queue,
+WAYS = pytest.mark.parametrize("way", ["url", "query", "option"])
+
+
+@WAYS
+def test_plans_and_progress(
+    queue: SparkQueue,
     login: Login,
-    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     way: str,
 ) -> None:
     """Of a frame, a write and a stream, in every mode of explain."""
     queue.fill(0, 20)
-    out = Queue(queue.place, "out")
-    out.create()
+    out = queue.another("out")
     given = queue.options | login.ways[way]
-    frame = spark.read.format("sqlqueue").options(**given).load()
-    stream = spark.readStream.format("sqlqueue").options(**given).load().drop("queue")
+    frame = queue.spark.read.format("sqlqueue").options(**given).load()
+    stream = queue.spark.readStream.format("sqlqueue").options(**given).load().drop("queue")
 
     for mode in ("extended", "codegen", "cost", "formatted"):
         frame.explain(mode=mode)
-    frame.explain(extended=True)
     stream.explain(extended=True)
     writer = stream.writeStream.format("sqlqueue").options(**out.options | login.ways[way])
-    query = finish(writer, tmp_path / "checkpoint")
+    query = queue.finish(writer)
     query.explain(extended=True)
     shown = capsys.readouterr().out
     progress = "".join(each.json for each in query.recentProgress)
-    checkpoint = "".join(
-        path.read_text(encoding="utf-8", errors="replace")
-        for path in (tmp_path / "checkpoint").rglob("*")
-        if path.is_file()
-    )
+    files = (path for path in (queue.folder / "checkpoint").rglob("*") if path.is_file())
+    checkpoint = "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
 
     assert "sqlqueue" in shown
     assert out.count() == 20
@@ -117,72 +112,60 @@ def test_plans_and_progress(  # noqa: PLR0917 - fixtures
         assert login.shown_in(text) == []
 
 
-@pytest.mark.parametrize("way", ["url", "query", "option"])
-@pytest.mark.parametrize("wrong", ["queue", "port", "option", "login", "state", "frame"])
-def test_errors(  # noqa: PLR0917 - two lists of cases
-    spark: SparkSession, queue: Queue, login: Login, tmp_path: Path, way: str, wrong: str
-) -> None:
-    """The sentence, the Python traceback and the JVM's, for what may go wrong on each side."""
-    given = queue.options | login.ways[way]
+@WAYS
+@pytest.mark.parametrize("wrong", ["queue", "port", "login", "state", "option", "frame"])
+def test_errors(queue: SparkQueue, login: Login, way: str, wrong: str) -> None:
+    """The sentence, the Python traceback and the JVM's, of a browse, a write and a stream."""
     queue.dba.drop(queue.address)
-    if wrong == "port":
-        given["url"] = given["url"].replace(f":{urlsplit(queue.place.url).port}/", ":9/")
-    elif wrong == "option":
-        given["peekDelay"] = "10ms"
-    elif wrong == "login":
-        given = {key: text.replace("pA55", "XpA55") for key, text in given.items()}
-    elif wrong == "state":
-        given["stateSchema"] = "not_there"
-    column = "text" if wrong == "frame" else "body"
+    given = queue.options | login.ways[way]
+    port = f":{urlsplit(queue.place.url).port}/"
+    given |= {
+        "port": {"url": given["url"].replace(port, ":9/")},
+        "login": {key: text.replace("pA55", "XpA55") for key, text in given.items()},
+        "state": {"stateSchema": "not_there"},
+        "option": {"queryTimeout": "soon"},
+    }.get(wrong, {})
+    columns, body = ("nope int", "text") if wrong == "frame" else ("seq bigint", "body")
+    reader = queue.spark.read.format("sqlqueue").options(**given).schema(columns)
+    frame = queue.spark.createDataFrame([("",)], f"{body} string").write.format("sqlqueue")
+    stream = queue.spark.readStream.format("sqlqueue").options(**given).schema(columns)
 
-    with pytest.raises(PySparkException) as read:
-        spark.read.format("sqlqueue").options(**given).schema(
-            "nope int" if wrong == "frame" else "seq bigint"
-        ).load().collect()
-    with pytest.raises(PySparkException) as sent:
-        spark.createDataFrame([("",)], f"{column} string").write.format("sqlqueue").options(
-            **{key: text for key, text in given.items() if key != "peekDelay"}
-            | ({"delivery": "never"} if wrong == "option" else {})
-        ).mode("append").save()
-    errors: list[BaseException] = [read.value, sent.value]
-    if wrong not in {"option", "frame"}:
-        stream = spark.readStream.format("sqlqueue").options(**given).load()
-        with pytest.raises(StreamingQueryException) as streamed:
-            finish(stream.writeStream.format("noop"), tmp_path / "checkpoint")
-        errors.append(streamed.value)
-
-    for error in errors:
+    for work in (
+        lambda: reader.load().collect(),
+        lambda: frame.options(**given).mode("append").save(),
+        lambda: queue.finish(stream.load().writeStream.format("noop")),
+    ):
+        with pytest.raises(PySparkException) as refused:
+            work()
+        error = refused.value
         text = "".join(traceback.format_exception(error)) + repr(error) + str(error.args)
         assert login.shown_in(text) == []
 
 
-def test_logs(queue: Queue, login: Login, tmp_path: Path) -> None:
+def test_logs(queue: SparkQueue, login: Login) -> None:
     """All that driver and workers write at INFO, of two good batches and a bad one."""
     queue.fill(0, 20)
     queue.put('{"NServiceBus.MessageId":"m-20"}', None)  # refused by the sink, in a task
-    out = Queue(queue.place, "out")
-    out.create()
-    log, log4j = tmp_path / "log", tmp_path / "log4j2.properties"
+    out = queue.another("out")
+    log, log4j = queue.folder / "log4j", queue.folder / "log4j2.properties"
     log4j.write_text(LOG4J.format(log=log), encoding="utf-8")
-    job = {
+    relay = {
         "options": queue.options | login.ways["url"] | {"maxMessagesPerTrigger": "10"},
         "sink": "sqlqueue",
         "out": out.options | login.ways["option"],
-        "checkpoint": str(tmp_path / "checkpoint"),
-        "log": "INFO",
-        "settings": {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}"},
+        "checkpoint": str(queue.folder / "checkpoint"),
     }
+    java = f"-Dlog4j2.configurationFile=file:{log4j}"
+    settings = {"spark.driver.extraJavaOptions": java}
+    job = {"streams": [relay], "log": "INFO", "settings": settings}
 
-    done = subprocess.run(
-        [sys.executable, driver.__file__, json.dumps(job)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = [sys.executable, driver.__file__, json.dumps(job)]
+    with started(words, queue.folder, dict(os.environ)) as running:
+        done = running.ended()
 
     written = log.read_text(encoding="utf-8", errors="replace")
-    assert out.count() == 20, done.stderr[-3000:]
-    assert done.returncode == 1
+    assert out.count() == 20, done.log[-3000:]
+    assert done.code == 1
     assert "MicroBatchExecution" in written
     assert "body is null" in written
-    assert login.shown_in(written + done.stdout + done.stderr) == []
+    assert login.shown_in(written + done.out + done.log) == []

@@ -1,23 +1,23 @@
-"""Receiving: triggers, sinks, batches and what the progress says."""
+"""Receiving: triggers, sinks, batches and the progress."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from chispa import assert_df_equality
 from waiting import until
 
-from spark.stand import finish, message_ids, numbered
+from spark.stand import message_ids, numbered
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from spark.stand import Queue
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
@@ -27,109 +27,65 @@ def batches(query: StreamingQuery) -> list[int]:
     return [each.numInputRows for each in query.recentProgress if each.numInputRows]
 
 
+def backlogs(query: StreamingQuery) -> list[dict[str, Any]]:
+    """What each micro-batch reported about the queue."""
+    return [json.loads(each.sources[0].latestOffset) for each in query.recentProgress]
+
+
 @pytest.mark.parametrize("sink", ["parquet", "delta"])
-def test_available_now_takes_all_in_limited_batches(
-    spark: SparkSession, queue: Queue, tmp_path: Path, sink: str
-) -> None:
-    """Every message is in the table once; the queue is empty and no receipt is left."""
+def test_available_now_takes_all_in_limited_batches(queue: SparkQueue, sink: str) -> None:
+    """Each message is in the table once, no receipt is left, and later runs go on from there."""
     queue.fill(0, 2500)
-    table = str(tmp_path / "table")
+    stream = queue.stream(maxMessagesPerTrigger=1000).load()
 
-    stream = queue.stream(spark, maxMessagesPerTrigger=1000).load()
-    query = finish(stream.writeStream.format(sink).option("path", table), tmp_path / "checkpoint")
+    first, idle = (queue.into_table(stream, sink) for _ in range(2))
+    queue.fill(2500, 2520)
+    queue.into_table(stream, sink)
 
-    got = message_ids(spark.read.format(sink).load(table).orderBy("seq").collect())
-    assert got == numbered(0, 2500)
-    assert batches(query) == [1000, 1000, 500]
-    assert [queue.count(), queue.state("receipt")] == [0, 0]
-
-
-def test_available_now_goes_on_where_it_ended(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
-    """A second and a third run on the same checkpoint take what came since, or nothing."""
-    table = str(tmp_path / "table")
-    writer = queue.stream(spark).load().writeStream.format("parquet").option("path", table)
-
-    queue.fill(0, 30)
-    finish(writer, tmp_path / "checkpoint")
-    idle = finish(writer, tmp_path / "checkpoint")
-    queue.fill(30, 50)
-    finish(writer, tmp_path / "checkpoint")
-
-    assert batches(idle) == []
-    assert sorted(message_ids(spark.read.parquet(table).collect())) == sorted(numbered(0, 50))
-    assert queue.state("stream") == 1
+    assert message_ids(queue.landed(sink)) == numbered(0, 2520)
+    assert [batches(first), batches(idle)] == [[1000, 1000, 500], []]
+    assert [queue.count(), queue.state("receipt"), queue.state("stream")] == [0, 0, 1]
 
 
-def test_available_now_ends_at_what_waited_at_the_start(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
-    """What is sent while it runs waits for the next run, or it might never end."""
+def test_available_now_ends_at_what_waited_at_the_start(queue: SparkQueue) -> None:
+    """Messages that are sent during a run wait for the next run, or it might never end."""
     queue.fill(0, 40)
 
     def send_more(frame: DataFrame, _batch: int) -> None:
         frame.collect()
         queue.fill(1000, 1020)
 
-    stream = queue.stream(spark, maxMessagesPerTrigger=20).load()
-    query = finish(stream.writeStream.foreachBatch(send_more), tmp_path / "checkpoint")
+    stream = queue.stream(maxMessagesPerTrigger=20).load()
+    query = queue.finish(stream.writeStream.foreachBatch(send_more))
 
     assert batches(query) == [20, 20]
     assert queue.count() == 40
 
 
-def test_available_now_ends_though_others_hold_messages(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
-    """Rows that another consumer holds are left to it; the rest is taken."""
-    queue.fill(0, 100)
-    table = str(tmp_path / "table")
-    stream = queue.stream(spark, peekDelay="100ms").load()
-
-    with queue.held([*range(1, 11), *range(96, 101)]):
-        finish(stream.writeStream.format("parquet").option("path", table), tmp_path / "checkpoint")
-
-    assert queue.ids() == [*numbered(0, 10), *numbered(95, 100)]
-    got = message_ids(spark.read.parquet(table).orderBy("seq").collect())
-    assert got == numbered(10, 95)
-
-
-def test_available_now_gets_past_expired_and_poisoned_rows(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
+def test_available_now_gets_past_expired_and_poisoned_rows(queue: SparkQueue) -> None:
     """1,000 rows at the head that are not delivered do not look like the end of the queue."""
-    errors = type(queue)(queue.place, "error")
-    errors.create()
+    errors = queue.another("error")
     queue.dba.poison(queue.address, 1010, expired=1000)
     queue.fill(0, 50)
-    table = str(tmp_path / "table")
 
-    stream = queue.stream(spark, maxMessagesPerTrigger=500, errorQueue=errors.name).load()
-    query = finish(
-        stream.writeStream.format("parquet").option("path", table), tmp_path / "checkpoint"
-    )
+    stream = queue.stream(maxMessagesPerTrigger=500, errorQueue=errors.name).load()
+    query = queue.into_table(stream)
 
-    assert sorted(message_ids(spark.read.parquet(table).collect())) == sorted(numbered(0, 50))
+    assert message_ids(queue.landed()) == numbered(0, 50)
     assert [queue.count(), errors.count()] == [0, 10]
-    last = [
-        json.loads(each.sources[0].latestOffset).get("lastBatch") for each in query.recentProgress
-    ]
-    assert {"messages": 0, "expired": 500, "diverted": 0}.items() <= last[1].items()
+    last = backlogs(query)[1]["lastBatch"]
+    assert {"messages": 0, "expired": 500, "diverted": 0}.items() <= last.items()
 
 
 @pytest.mark.parametrize("trigger", ["processing time", "default"])
-def test_a_running_stream_takes_what_comes(
-    spark: SparkSession, queue: Queue, tmp_path: Path, trigger: str
-) -> None:
-    """Messages sent while it runs arrive, its progress says what it did, and a restart goes on."""
-    table = str(tmp_path / "table")
+def test_a_running_stream_takes_what_comes(queue: SparkQueue, trigger: str) -> None:
+    """Messages sent while it runs arrive, its progress counts them, and a restart goes on."""
     writer = (
-        queue.stream(spark, peekDelay="100ms")
+        queue.stream(peekDelay="100ms")
         .load()
         .writeStream.format("parquet")
-        .option("path", table)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .option("path", str(queue.folder / "table"))
+        .option("checkpointLocation", str(queue.folder / "checkpoint"))
     )
     if trigger == "processing time":
         writer = writer.trigger(processingTime="200 milliseconds")
@@ -145,183 +101,134 @@ def test_a_running_stream_takes_what_comes(
             query.stop()
         assert query.exception() is None
 
-    assert sorted(message_ids(spark.read.parquet(table).collect())) == sorted(numbered(0, 200))
+    assert message_ids(queue.landed()) == numbered(0, 200)
     assert sum(batches(query)) == 100
 
 
-def test_progress_tells_backlog_and_last_batch(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
-    """What an operator wants on a chart stands in sources[].latestOffset."""
+def test_progress_has_the_backlog_and_the_last_batch(queue: SparkQueue) -> None:
+    """sources[].latestOffset has what an operator puts on a chart."""
     queue.fill(0, 250)
 
-    stream = queue.stream(spark, maxMessagesPerTrigger=100).load()
-    query = finish(stream.writeStream.format("noop"), tmp_path / "checkpoint")
+    stream = queue.stream(maxMessagesPerTrigger=100).load()
+    query = queue.finish(stream.writeStream.format("noop"))
 
-    said = [json.loads(each.sources[0].latestOffset) for each in query.recentProgress]
-    waits = [each.pop("oldestWaited") for each in said[:3]]
-    assert said[0] == {
+    found = backlogs(query)
+    waits = [each.pop("oldestWaited") for each in found[:3]]
+    assert found[0] == {
         "queue": queue.name,
         "backlog": 250,
         "backlogIsEstimate": True,
         "tasks": 2,
         "ramp": {"successes": 0, "failures": 0},
     }
-    assert said[2] == {
+    counts = {"messages": 100, "expired": 0, "diverted": 0, "forwarded": 0}
+    assert found[2] == {
         "queue": queue.name,
         "backlog": 50,
         "backlogIsEstimate": False,
         "tasks": 2,
         "ramp": {"successes": 2, "failures": 0},
-        "lastBatch": {
-            "batch": 2,
-            "tasks": 1,
-            "emptyTasks": 0,
-            "messages": 100,
-            "expired": 0,
-            "diverted": 0,
-            "forwarded": 0,
-        },
+        "lastBatch": {"batch": 2, "tasks": 1, "emptyTasks": 0} | counts,
     }
     assert all(each >= 0 for each in waits)
     end = json.loads(query.recentProgress[0].sources[0].endOffset)
     assert list(end) == ["v", "stream", "batch", "plan"]
 
 
-def test_concurrency_is_the_most_tasks_of_a_batch(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
-    """A backlog worth it is cut into maxConcurrency ranges, in the order of seq."""
+@pytest.mark.parametrize("most", [1, 3])
+def test_concurrency_is_the_most_tasks_of_a_batch(queue: SparkQueue, most: int) -> None:
+    """A large backlog is cut into maxConcurrency ranges, in the order of seq."""
     queue.fill(0, 6000)
     seen: list[tuple[int, list[str]]] = []
 
     def look(frame: DataFrame, _batch: int) -> None:
-        seen.append((frame.rdd.getNumPartitions(), message_ids(frame.collect())))
+        seen.append((frame.rdd.getNumPartitions(), message_ids(frame)))
 
-    stream = queue.stream(spark, maxConcurrency=3).load()
-    finish(stream.writeStream.foreachBatch(look), tmp_path / "checkpoint")
+    stream = queue.stream(maxConcurrency=most).load()
+    queue.finish(stream.writeStream.foreachBatch(look))
 
-    assert seen == [(3, numbered(0, 6000))]
-
-
-def test_one_task_keeps_the_order(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
-    """maxConcurrency=1 is one task, however long the queue."""
-    queue.fill(0, 3000)
-    tasks: list[int] = []
-
-    def look(frame: DataFrame, _batch: int) -> None:
-        tasks.append(frame.rdd.getNumPartitions())
-        frame.write.format("noop").mode("append").save()
-
-    stream = queue.stream(spark, maxConcurrency=1).load()
-    finish(stream.writeStream.foreachBatch(look), tmp_path / "checkpoint")
-
-    assert tasks == [1]
-    assert queue.count() == 0
+    assert seen == [(most, numbered(0, 6000))]
 
 
-def test_messages_of_net_endpoints_reach_the_table(
-    spark: SparkSession, queue: Queue, tmp_path: Path, wire: list[tuple[str, bytes]]
+def test_two_queues_are_browsed_and_received_into_one_table(queue: SparkQueue) -> None:
+    """Each batch has rows of the large queue and of the small one; progress lists both."""
+    small = queue.another("Shop, Billing")
+    sizes = {queue.name: 300, small.name: 10}
+    queue.fill(0, 300)
+    small.fill(0, 10)
+    sent = Counter((name, f"m-{at}") for name, size in sizes.items() for at in range(size))
+    options = queue.database_options | {"queues": f"{queue.name}, {small.name}"}
+
+    def found(frame: DataFrame) -> Counter[tuple[str, str]]:
+        return Counter(
+            map(tuple, frame.select("queue", "headers.`NServiceBus.MessageId`").collect())
+        )
+
+    browsed = found(queue.spark.read.format("sqlqueue").options(**options).load())
+    stream = queue.spark.readStream.format("sqlqueue").options(**options, maxMessagesPerTrigger=100)
+    query = queue.into_table(stream.load())
+
+    assert browsed == sent == found(queue.landed())
+    assert [queue.count(), small.count(), queue.state("receipt")] == [0, 0, 0]
+    assert {each["queue"]: each["backlog"] for each in backlogs(query)[0]["queues"]} == sizes
+    first = json.loads(query.recentProgress[0].sources[0].endOffset)
+    assert [part["messages"] for part in first["plan"]] == [90, 10]
+
+
+def test_a_stream_has_the_rows_that_a_browse_shows(
+    queue: SparkQueue, wire: list[tuple[str, bytes]]
 ) -> None:
-    """A stream's rows are those that browsing showed before, in both header formats."""
-    shown = {}
+    """Of messages by .NET endpoints, in both header formats."""
     for kind in ("map", "json"):
         for headers, body in wire:
             queue.put(headers, body)
-        browse = queue.reader(spark, headersFormat=kind).load().orderBy("seq")
-        shown[kind] = spark.createDataFrame(browse.collect(), browse.schema)
-        writer = queue.stream(spark, headersFormat=kind).load().writeStream.format("parquet")
-        finish(writer.option("path", str(tmp_path / kind)), tmp_path / f"checkpoint {kind}")
+        browse = queue.reader(headersFormat=kind).load().orderBy("seq")
+        shown = queue.spark.createDataFrame(browse.collect(), browse.schema)
+        here = replace(queue, folder=queue.folder / kind)
+        here.into_table(queue.stream(headersFormat=kind).load())
 
-    for kind, expected in shown.items():
-        got = spark.read.parquet(str(tmp_path / kind)).orderBy("seq")
-        assert got.count() == len(wire)
-        assert_df_equality(got, expected)
+        assert shown.count() == len(wire)
+        assert_df_equality(here.landed(), shown)
 
 
-def test_a_schema_of_fewer_columns_prunes_a_stream(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
-    """The sink gets the columns asked for; poison needs no parsing then."""
+def test_the_body_as_text_is_a_column_on_request(queue: SparkQueue) -> None:
+    """The option includeBodyString adds the last column of a read; it can also be read alone."""
+    queue.create(body_string=True)
+    bodies = [queue.dba.shapes.text_body(text) for text in ("1", "good")]
+    for body in bodies:
+        queue.put("{}", body)
+
+    alone = queue.reader(includeBodyString="TRUE").load().select("bodyString").collect()
+    stream = queue.stream(includeBodyString=True, headersFormat="json").load()
+    queue.into_table(stream)
+
+    got = queue.landed().collect()
+    assert stream.columns[-1] == "bodyString"
+    assert (
+        [row.bodyString for row in got] == sorted(row.bodyString for row in alone) == ["1", "good"]
+    )
+    assert [bytes(row.body) for row in got] == bodies
+
+
+def test_a_stream_may_have_fewer_columns(queue: SparkQueue) -> None:
+    """The sink gets the columns of the user's schema; then poison needs no parsing."""
     queue.fill(0, 3)
     queue.put("null")
-    table = str(tmp_path / "table")
 
-    stream = queue.stream(spark).schema("seq bigint").load()
-    finish(stream.writeStream.format("parquet").option("path", table), tmp_path / "checkpoint")
+    queue.into_table(queue.stream().schema("seq bigint").load())
 
-    got = spark.read.parquet(table)
+    got = queue.landed()
     assert got.columns == ["seq"]
-    assert sorted(row.seq for row in got.collect()) == [1, 2, 3, 4]
+    assert [row.seq for row in got.collect()] == [1, 2, 3, 4]
 
 
-def test_transaction_mode_none_leaves_no_receipt(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
+def test_transaction_mode_none_leaves_no_receipt(queue: SparkQueue) -> None:
     """The delete is committed at once; no state tables are needed."""
     queue.dba.drop_schema(queue.place.state)
     queue.fill(0, 250)
-    table = str(tmp_path / "table")
+    options = {"transactionMode": "none", "maxMessagesPerTrigger": 100, "peekDelay": "100ms"}
 
-    stream = queue.stream(
-        spark, transactionMode="none", maxMessagesPerTrigger=100, peekDelay="100ms"
-    ).load()
-    query = finish(
-        stream.writeStream.format("parquet").option("path", table), tmp_path / "checkpoint"
-    )
+    query = queue.into_table(queue.stream(**options).load())
 
-    assert sorted(message_ids(spark.read.parquet(table).collect())) == sorted(numbered(0, 250))
+    assert message_ids(queue.landed()) == numbered(0, 250)
     assert batches(query) == [100, 100, 50]
-
-
-def test_min_messages_waits_for_so_many_or_so_long(
-    spark: SparkSession, queue: Queue, tmp_path: Path
-) -> None:
-    """A batch smaller than minMessagesPerTrigger is held back until maxTriggerDelay is over."""
-
-    def start(longest: str) -> StreamingQuery:
-        stream = queue.stream(
-            spark, minMessagesPerTrigger=20, maxTriggerDelay=longest, peekDelay="100ms"
-        ).load()
-        writer = stream.writeStream.format("noop").trigger(processingTime="50 milliseconds")
-        return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-
-    queue.fill(0, 5)
-    many = start("1h")
-    try:
-        until(lambda: [each.numInputRows for each in many.recentProgress], [0], told=many.exception)
-        held = queue.count()
-        queue.fill(5, 25)
-        until(lambda: batches(many), [25], told=many.exception)
-    finally:
-        many.stop()
-    queue.fill(25, 28)
-    long = start("1s")
-    try:
-        until(lambda: batches(long), [3], told=long.exception)
-    finally:
-        long.stop()
-
-    assert held == 5
-    assert long.recentProgress[0].numInputRows == 0  # the first look was too early
-
-
-def test_purge_on_startup_purges_once(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
-    """What waited at the start is gone, what comes later is received."""
-    queue.fill(0, 20)
-    got: list[str] = []
-    query = (
-        queue.stream(spark, purgeOnStartup="true", peekDelay="100ms")
-        .load()
-        .writeStream.foreachBatch(lambda frame, _: got.extend(message_ids(frame.collect())))
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .start()
-    )
-    try:
-        until(queue.count, 0, told=query.exception)
-        queue.fill(20, 30)
-        until(lambda: got, numbered(20, 30), told=query.exception)
-    finally:
-        query.stop()
-
-    assert got == numbered(20, 30)

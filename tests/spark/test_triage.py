@@ -1,4 +1,4 @@
-"""Failures in columns: which are alike, and what is known of them."""
+"""Failures in columns: which are alike, and their groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqlq_spark.wire.headers import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -44,9 +44,16 @@ def trace(kind: str = "Bad", **parts: str) -> str:
     return failed(ExceptionType=kind, Message=f"Order {parts} is unknown", StackTrace=text)
 
 
-def said(message: str, kind: str = "Bad") -> str:
+def without_stack(message: str, kind: str = "Bad") -> str:
     """Headers without a stack."""
     return failed(ExceptionType=kind, Message=message)
+
+
+def received(spark: SparkSession, *headers: str) -> DataFrame:
+    """The failures of messages with these headers, their ids `1`, `2` and so on."""
+    rows = [(str(at), text, b"", 7, '"public"."error"') for at, text in enumerate(headers, 1)]
+    kinds = "id string, headers string, body binary, seq bigint, queue string"
+    return triage.failures(spark.createDataFrame(rows, kinds))
 
 
 def digests(spark: SparkSession, texts: list[str | None]) -> list[str]:
@@ -68,15 +75,19 @@ ALIKE: list[list[str | None]] = [
     [trace("Worse")],
     [failed(ExceptionType="Bad", StackTrace="   at Shop.Other() in x.cs:line 1\n")],
     [failed(ExceptionType="Bad", StackTrace="   at Shop.Other(Int32 n)\n")],
-    [said('Order "a" took 17 ms'), said('Order "b" took 3 ms'), said("Order 'c' took 3 ms")],
-    [said(f"at 0x7fff {GUID}"), said(f"at 0xdeadBEEF {GUID.upper()}")],
-    [said("no\nstack", "Worse"), said("no\nstack", "Worse")],
+    [
+        without_stack('Order "a" took 17 ms'),
+        without_stack('Order "b" took 3 ms'),
+        without_stack("Order 'c' took 3 ms"),
+    ],
+    [without_stack(f"at 0x7fff {GUID}"), without_stack(f"at 0xdeadBEEF {GUID.upper()}")],
+    [without_stack("no\nstack", "Worse"), without_stack("no\nstack", "Worse")],
     [failed(), "{}", "", "[]", "poison", None],
 ]
 
 
 def test_failures_of_one_kind_have_one_digest_and_others_another(spark: SparkSession) -> None:
-    """Whatever line, build, order, machine or language; but not whatever stack or exception."""
+    """Line, build, order, machine and language do not count; stack and exception do."""
     texts = [text for group in ALIKE for text in group]
 
     found = iter(digests(spark, texts))
@@ -88,43 +99,34 @@ def test_failures_of_one_kind_have_one_digest_and_others_another(spark: SparkSes
 
 
 def test_a_digest_of_hostile_text_is_quick(spark: SparkSession) -> None:
-    """No text makes the patterns walk over it again and again."""
+    """No text makes the patterns backtrack."""
     size = 300_000
     texts = [" " * size, " a" * size, f"   at {'x' * size}", f"   at {'x(' * size}", "\n" * size]
     hostile = [failed(ExceptionType="x", StackTrace=text, Message="'" * size) for text in texts]
 
-    assert len(digests(spark, [*hostile, said("0x" * size), said("0" * size)])) == 7
+    assert (
+        len(digests(spark, [*hostile, without_stack("0x" * size), without_stack("0" * size)])) == 7
+    )
 
 
-def test_groups_tell_what_their_failures_have_in_common(spark: SparkSession) -> None:
-    """How many, since when, until when, the last message, all queues and types; also of poison."""
+def test_a_group_has_what_its_failures_have_in_common(spark: SparkSession) -> None:
+    """Their number, times, last message, queues and types; poison is a group, too."""
     rows = [
-        ("1", "m", "09", "a", "Shop.B, Shop;Shop.IA, Shop"),
-        ("2", None, "11", "b", None),
-        ("3", "n", "10", "a", "Shop.A"),
+        ("m", "09", "a", "Shop.B, Shop;Shop.IA, Shop"),
+        (None, "11", "b", None),
+        ("n", "10", "a", "Shop.A"),
     ]
-    received = [
-        (
-            row,
-            failed(
-                **{
-                    TIME_OF_FAILURE: f"2026-06-30 {hour}:00:00:000001 Z",
-                    FAILED_Q: queue,
-                    **({MESSAGE_ID: message} if message else {}),
-                    **({ENCLOSED_MESSAGE_TYPES: types} if types else {}),
-                },
-                ExceptionType="Bad",
-                Message=f"'{row}'",
-            ),
-            b"",
-            7,
-            '"public"."error"',
+    named = {MESSAGE_ID: 0, ENCLOSED_MESSAGE_TYPES: 3}
+    texts = [
+        failed(
+            **{TIME_OF_FAILURE: f"2026-06-30 {row[1]}:00:00:000001 Z", FAILED_Q: row[2]},
+            **{name: row[at] for name, at in named.items() if row[at]},
+            ExceptionType="Bad",
+            Message=f"'{number}'",
         )
-        for row, message, hour, queue, types in rows
+        for number, row in enumerate(rows, 1)
     ]
-    received.append(("4", "[]", b"poison", 8, '"public"."error"'))
-    kinds = "id string, headers string, body binary, seq bigint, queue string"
-    table = triage.failures(spark.createDataFrame(received, kinds))
+    table = received(spark, *texts, "[]")
 
     found = {row["failures"]: row for row in triage.groups(table).collect()}
 
@@ -145,14 +147,12 @@ def test_groups_tell_what_their_failures_have_in_common(spark: SparkSession) -> 
     assert found[1]["messageTypes"] == []
 
 
-def test_what_no_endpoint_could_read_has_nowhere_to_go(spark: SparkSession) -> None:
-    """Spark reads it; it would go back as another message."""
+def test_a_message_that_no_endpoint_can_read_has_no_failed_queue(spark: SparkSession) -> None:
+    """Spark could parse it, and would return another message."""
     sound = f'{{"{FAILED_Q}":"orders","n":null}}'
     poison = [f'{{"{FAILED_Q}":"orders","n":7}}', sound + " more", sound.replace("null", "{}")]
-    rows = [(text, text, b"", 1, "e") for text in [sound, *poison]]
-    kinds = "id string, headers string, body binary, seq bigint, queue string"
 
-    table = triage.failures(spark.createDataFrame(rows, kinds)).collect()
+    table = received(spark, sound, *poison).collect()
 
     assert {row["headers"]: row["failedQueue"] for row in table} == {
         sound: "orders",

@@ -1,4 +1,4 @@
-"""Failures of a table are returned once, wherever it ends in between."""
+"""Failures of a table are returned once, wherever a run ends in between."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from sqlq_spark.wire.headers import FAILED_Q, MESSAGE_ID, dumps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from pyspark.sql import SparkSession
-
-    from spark.stand import Queue
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
 
+BEFORE_SEND, BEFORE_MARK = "before the send", "before the mark"
+GAPS = pytest.mark.parametrize("gap", [BEFORE_SEND, BEFORE_MARK])
+
+
 class Killed(Exception):
-    """What ends a retry in a gap."""
+    """Ends a retry in a gap."""
 
 
 @pytest.fixture
-def failures(spark: SparkSession, queue: Queue, tmp_path: Path) -> str:
+def failures(queue: SparkQueue) -> str:
     """Give a table of four failures of the queue, and one of a queue that is not there."""
     rows = [
         (f"row-{at}", dumps({MESSAGE_ID: f"m-{at}", FAILED_Q: queue.name}), b"%d" % at, at, "e")
@@ -38,77 +39,71 @@ def failures(spark: SparkSession, queue: Queue, tmp_path: Path) -> str:
     ]
     rows.append(("row-4", dumps({FAILED_Q: "nowhere"}), b"4", 4, "e"))
     kinds = "id string, headers string, body binary, seq bigint, queue string"
-    table = str(tmp_path / "failures")
-    frame = spark.createDataFrame(rows, kinds).coalesce(1)
+    table = str(queue.folder / "failures")
+    frame = queue.spark.createDataFrame(rows, kinds).coalesce(1)
     triage.failures(frame).write.format("delta").save(table)
     return table
 
 
 @pytest.fixture
-def options(queue: Queue) -> dict[str, str]:
-    """Where messages are returned to, and the dispatch log is; may be changed between two runs."""
+def options(queue: SparkQueue) -> dict[str, str]:
+    """Options of the sink; a test may change them between two runs."""
     return {"url": queue.place.url, "stateSchema": queue.place.state}
 
 
 @pytest.fixture
-def retry(
-    spark: SparkSession, queue: Queue, options: dict[str, str], failures: str
-) -> Callable[[], Retry]:
-    """Give what returns them, as a fresh process has it; the error queue has the same owner."""
-    errors = queue.beside("e")
-    errors.create()
+def retry(queue: SparkQueue, options: dict[str, str], failures: str) -> Callable[[], Retry]:
+    """Give a function that makes a Retry, as a new process does."""
+    errors = queue.another("e")
 
     def sink(request: str) -> dict[str, str]:
         once = {"txnAppId": f"triage:{request}", "txnVersion": "0"}
         return {**options, "asReceived": "true", **once}
 
     source = SourceOptions.parse({**options, "queue": errors.name})
-    return lambda: Retry(spark, failures, source, sink)
+    return lambda: Retry(queue.spark, failures, source, sink)
 
 
 def state(made: Retry) -> list[tuple[Any, ...]]:
-    """Which failures a request has, and which are returned."""
+    """Which failures have a request, and which are returned."""
     columns = "failureId", "request IS NOT NULL", "returned IS NOT NULL"
     return sorted(tuple(row) for row in made.rows.selectExpr(*columns).collect())
 
 
-def dying(made: Retry, gap: str, monkeypatch: pytest.MonkeyPatch) -> Retry:
-    """Let it die before it sends, or between the send and its mark."""
-    if gap == "before the send":
-        monkeypatch.setattr(made, "send", struck)
-    else:
-        update = made._update  # noqa: SLF001 - the gap is before its second call
+def killed(retry: Callable[[], Retry], gap: str, *ids: str) -> list[str]:
+    """Begin a return of these messages, and end it in a gap; gives the pending requests."""
+    made = retry()
+    update = made._update  # noqa: SLF001 - the second gap is before its second call
 
-        def once(which: str, change: str) -> None:
-            if change.startswith("returned ="):
-                raise Killed
-            update(which, change)
+    def end(*_: object) -> int:
+        raise Killed
 
-        monkeypatch.setattr(made, "_update", once)
-    return made
+    def update_once(which: str, change: str) -> None:
+        if change.startswith("returned ="):
+            raise Killed
+        update(which, change)
 
-
-def struck(*_: Any) -> int:
-    """End it."""
-    raise Killed
-
-
-@pytest.mark.parametrize("gap", ["before the send", "before the mark"])
-def test_what_ends_in_a_gap_is_finished_by_the_next(
-    queue: Queue, retry: Callable[[], Retry], gap: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sent once; neither is it asked for again."""
+    name, replacement = ("send", end) if gap == BEFORE_SEND else ("_update", update_once)
+    setattr(made, name, replacement)
     with pytest.raises(Killed):
-        dying(retry(), gap, monkeypatch).do(groups=(), ids=["m-1", "row-2", "row-9"])
+        made.do(groups=(), ids=ids)
+    return retry().pending()
+
+
+@GAPS
+def test_a_return_that_ends_in_a_gap_is_finished_by_the_next(
+    queue: SparkQueue, retry: Callable[[], Retry], gap: str
+) -> None:
+    """Messages are sent once, and are not requested again."""
+    (request,) = killed(retry, gap, "m-1", "row-2", "row-9")
     sent = queue.ids()
     assert state(retry())[1:3] == [("row-1", True, False), ("row-2", True, False)]
 
     again = retry()
-    (request,) = again.pending()
     assert again.do(groups=(), ids=["m-1"]) == (0, {})
     assert [again.finish(request) for _ in range(2)] == [2, 0]
 
-    assert sent == ([] if gap == "before the send" else ["m-1", "m-2"])
+    assert sent == ([] if gap == BEFORE_SEND else ["m-1", "m-2"])
     assert sorted(queue.ids()) == ["m-1", "m-2"]
     assert [row for row in state(again) if row[1] or row[2]] == [
         ("row-1", True, True),
@@ -117,10 +112,10 @@ def test_what_ends_in_a_gap_is_finished_by_the_next(
     assert again.pending() == []
 
 
-def test_a_group_goes_but_for_what_has_nowhere_to_go(
-    queue: Queue, retry: Callable[[], Retry]
+def test_a_group_is_returned_except_for_unreachable_queues(
+    queue: SparkQueue, retry: Callable[[], Retry]
 ) -> None:
-    """The rest stays and is told; a queue that has gone stops a request, until it is there."""
+    """The others stay, with the reason."""
     made = retry()
     (digest,) = {row["digest"] for row in made.rows.collect()}
 
@@ -135,15 +130,13 @@ def test_a_group_goes_but_for_what_has_nowhere_to_go(
     assert state(made)[4] == ("row-4", False, False)
 
 
-def test_a_request_whose_queue_has_gone_waits_for_it(
-    queue: Queue, retry: Callable[[], Retry], monkeypatch: pytest.MonkeyPatch
+def test_a_request_whose_queue_was_dropped_waits_for_it(
+    queue: SparkQueue, retry: Callable[[], Retry]
 ) -> None:
     """It goes on when the queue is there again, and stops no other until then."""
-    with pytest.raises(Killed):
-        dying(retry(), "before the send", monkeypatch).do(groups=(), ids=["m-1"])
+    (request,) = killed(retry, BEFORE_SEND, "m-1")
     queue.dba.drop(queue.address)
     made = retry()
-    (request,) = made.pending()
 
     with pytest.raises(RequestStuck, match=r"cannot be finished: .*cannot insert into a queue"):
         made.finish(request)
@@ -157,47 +150,40 @@ def test_a_request_whose_queue_has_gone_waits_for_it(
     assert queue.ids() == ["m-1"]
 
 
-def test_another_dispatch_log_is_not_taken_for_one_that_sent_nothing(
-    retry: Callable[[], Retry],
-    queue: Queue,
-    options: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_another_dispatch_log_does_not_send_again(
+    retry: Callable[[], Retry], queue: SparkQueue, options: dict[str, str]
 ) -> None:
-    """A request that was sent, and not marked, is not sent again by way of another stateSchema."""
-    with pytest.raises(Killed):
-        dying(retry(), "before the mark", monkeypatch).do(groups=(), ids=["m-1"])
+    """A request that was sent and not marked waits under another stateSchema."""
+    killed(retry, BEFORE_MARK, "m-1")
     was = dict(options)
     options["stateSchema"] += "_2"
     replace(queue, place=replace(queue.place, state=options["stateSchema"])).install()
     returned, waiting = retry().resume()
-    (request,) = retry().pending()
-    freed = retry().give_up([request])
+    freed = retry().give_up(retry().pending())
     options.update(was)
 
     assert (returned, [*waiting.values()], freed) == (0, [1], 0)
-    (told,) = waiting
-    assert "the dispatch log does not have it" in told
-    assert "Set the url and the [sink] with which it was begun" in told
+    (reason,) = waiting
+    assert "the dispatch log does not have it" in reason
+    assert "Set the url and the [sink] with which it was begun" in reason
     assert retry().resume() == (1, {})
     assert queue.ids() == ["m-1"]
 
 
-@pytest.mark.parametrize("gap", ["before the send", "before the mark"])
-def test_a_request_that_is_let_go_is_never_sent_by_itself(
-    retry: Callable[[], Retry], queue: Queue, gap: str, monkeypatch: pytest.MonkeyPatch
+@GAPS
+def test_a_request_that_is_given_up_is_never_sent_automatically(
+    retry: Callable[[], Retry], queue: SparkQueue, gap: str
 ) -> None:
     """Its failures are free again, unless they were sent: then they are marked."""
-    with pytest.raises(Killed):
-        dying(retry(), gap, monkeypatch).do(groups=(), ids=["m-1", "m-2"])
+    (request,) = killed(retry, gap, "m-1", "m-2")
     asleep, made = retry(), retry()
-    (request,) = made.pending()
     rows = asleep.rows.where("request IS NOT NULL")
 
     freed = made.give_up([request])
     asleep.send(request, rows, {queue.name: 2})
     resumed = made.resume()
 
-    sent = gap == "before the mark"
+    sent = gap == BEFORE_MARK
     assert (freed, resumed) == ((0, (2, {})) if sent else (2, (0, {})))
     assert len(queue.ids()) == (2 if sent else 0)
     assert made.do(groups=(), ids=["m-1", "m-2"]) == (0 if sent else 2, {})
@@ -206,14 +192,12 @@ def test_a_request_that_is_let_go_is_never_sent_by_itself(
         made.give_up([request])
 
 
-def test_one_that_is_killed_while_it_lets_go_is_done_by_the_next(
-    retry: Callable[[], Retry], queue: Queue, monkeypatch: pytest.MonkeyPatch
+def test_giving_up_that_is_killed_is_finished_by_the_next(
+    retry: Callable[[], Retry], queue: SparkQueue
 ) -> None:
-    """The dispatch log says that it was given up, and the rows do not yet."""
-    with pytest.raises(Killed):
-        dying(retry(), "before the send", monkeypatch).do(groups=(), ids=["m-1"])
+    """The dispatch log has it as given up, and the rows do not yet."""
+    (request,) = killed(retry, BEFORE_SEND, "m-1")
     made = retry()
-    (request,) = made.pending()
     made.log.give_up(request)
 
     assert made.resume() == (0, {})
@@ -222,8 +206,8 @@ def test_one_that_is_killed_while_it_lets_go_is_done_by_the_next(
     assert queue.ids() == []
 
 
-def test_a_commit_that_came_first_is_no_failure(retry: Callable[[], Retry]) -> None:
-    """Runs that mark at once, each its own rows of one file: each is done on what others left."""
+def test_runs_that_mark_at_once_all_succeed(retry: Callable[[], Retry]) -> None:
+    """Each its own rows of one file: a commit that came first is no failure."""
     runs = [retry() for _ in range(4)]
 
     def mark(at: int) -> None:
