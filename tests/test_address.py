@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sqlq_spark.errors import BadAddress
 from sqlq_spark.wire.address import (
     QueueAddress,
+    message_sqlserver,
     name_postgresql,
     name_sqlserver,
     parse_postgresql,
@@ -205,19 +206,24 @@ def test_postgresql_has_no_catalog() -> None:
         ("orders@[]@[shop]", QueueAddress("orders", None, "shop")),
         ("orders@[]", QueueAddress("orders")),
         ("orders@[a@b]@[c@d]", QueueAddress("orders", "a@b", "c@d")),
+        ("Shop.Orders@[dbo]@[shop]", QueueAddress("Shop.Orders", "dbo", "shop")),
         ("orders@[my]]schema]", QueueAddress("orders", "my]schema")),
         ("orders@my]schema", QueueAddress("orders", "my]schema")),
         ("my]table@[dbo]", QueueAddress("my]table", "dbo")),
         ("my[table@[dbo]", QueueAddress("my[table", "dbo")),
         ("[a@b]@[dbo]", QueueAddress("a@b", "dbo")),
-        ("[orders]", QueueAddress("orders")),
+        ("[orders]", QueueAddress("[orders]")),
+        ("[orders]@[dbo]", QueueAddress("[orders]", "dbo")),
+        ("[a]]@[dbo]", QueueAddress("[a]]", "dbo")),
+        ("[a@[dbo]@[shop]", QueueAddress("[a", "dbo", "shop")),
+        ("[]@[dbo]", QueueAddress("[]", "dbo")),
         ('"public"."orders"', QueueAddress('"public"."orders"')),
     ],
 )
 def test_a_sqlserver_address_is_split_at_the_at_signs_outside_brackets(
     text: str, expected: QueueAddress
 ) -> None:
-    """Brackets are optional, doubled inside, hide `@`; empty ones mean the default."""
+    """The table keeps its brackets, as in the transport. Others are optional, and hide `@`."""
     assert parse_sqlserver(text) == expected
 
 
@@ -226,7 +232,6 @@ def test_a_sqlserver_address_is_split_at_the_at_signs_outside_brackets(
     [
         ("", "the table is empty"),
         ("@[dbo]", "the table is empty"),
-        ("[]@[dbo]", "the table is empty"),
         ("orders@", "the schema is empty"),
         ("orders@@[shop]", "the schema is empty"),
         ("orders@[dbo]@", "the catalog is empty"),
@@ -267,6 +272,8 @@ def test_a_sqlserver_address_that_cannot_be_read_says_why(text: str, reason: str
         ("Shop.Orders", QueueAddress("Shop.Orders")),
         ("Shop.Orders@[sales]", QueueAddress("Shop.Orders", "sales")),
         ("[a@b]", QueueAddress("a@b")),
+        ("[orders]@[dbo]", QueueAddress("orders", "dbo")),
+        ("[[orders]]]@[dbo]", QueueAddress("[orders]", "dbo")),
         ("my]table", QueueAddress("my]table")),
         ('"public"."orders"', QueueAddress('"public"."orders"')),
     ],
@@ -274,7 +281,7 @@ def test_a_sqlserver_address_that_cannot_be_read_says_why(text: str, reason: str
 def test_a_user_of_sqlserver_writes_a_table_name_or_an_address(
     text: str, expected: QueueAddress
 ) -> None:
-    """Only text that is bracketed or holds `@` is an address; dots belong to the name."""
+    """The table may have brackets, unlike in a message; dots belong to the name."""
     assert name_sqlserver(text) == expected
 
 
@@ -290,21 +297,49 @@ def test_a_user_of_sqlserver_writes_a_table_name_or_an_address(
         (QueueAddress("[a]", "dbo"), "[[a]]]@[dbo]"),
     ],
 )
-def test_a_sqlserver_address_is_printed_as_the_transport_does(
+def test_a_user_reads_a_sqlserver_address_that_can_be_given_back(
     address: QueueAddress, expected: str
 ) -> None:
     """The table is plain unless it could not be read back."""
     assert print_sqlserver(address) == expected
 
 
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        (QueueAddress("Shop.Orders", None, "shop"), "Shop.Orders@[dbo]@[shop]"),
+        (QueueAddress("my]table", "a]b", "c@d"), "my]table@[a]]b]@[c@d]"),
+        (QueueAddress("[Orders]", "dbo", "shop"), "[Orders]@[dbo]@[shop]"),
+        (QueueAddress("a@b", "dbo", "shop"), "[a@b]@[dbo]@[shop]"),
+    ],
+)
+def test_a_message_holds_a_sqlserver_address_as_the_transport_writes_it(
+    address: QueueAddress, expected: str
+) -> None:
+    """A table has brackets only if the transport has no address for it."""
+    assert message_sqlserver(address) == expected
+    assert parse_sqlserver(expected) == replace(address, schema=address.schema or "dbo")
+
+
 @given(SQLSERVER)
 def test_any_sqlserver_address_is_read_back_as_it_was(address: QueueAddress) -> None:
     """Printed, it names its schema, the default one if it had none."""
-    printed = print_sqlserver(address, "dbo")
-
     expected = replace(address, schema=address.schema or "dbo")
-    assert parse_sqlserver(printed) == expected
-    assert name_sqlserver(printed) == expected
+
+    assert name_sqlserver(print_sqlserver(address, "dbo")) == expected
+
+
+@given(SQLSERVER)
+def test_any_sqlserver_address_in_a_message_is_read_back_or_refused(address: QueueAddress) -> None:
+    """Refused only if the table has `@[` in its name, which the transport could not read either."""
+    whole = replace(address, schema=address.schema or "dbo", catalog=address.catalog or "shop")
+    text = message_sqlserver(whole)
+
+    if "@" in whole.table and "@[" in f"[{whole.table}":
+        with pytest.raises(BadAddress):
+            parse_sqlserver(text)
+    else:
+        assert parse_sqlserver(text) == whole
 
 
 @given(SQLSERVER)
@@ -328,7 +363,8 @@ def test_a_hostile_name_is_only_a_name(name: str) -> None:
     address = QueueAddress(name, name)
 
     assert parse_postgresql(print_postgresql(address)) == address
-    assert parse_sqlserver(print_sqlserver(address)) == address
+    assert name_sqlserver(print_sqlserver(address)) == address
+    assert parse_sqlserver(message_sqlserver(address)) == address
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "\ud83d"])
@@ -348,7 +384,7 @@ def test_any_text_is_an_address_or_refused_with_its_reason(text: str) -> None:
     for parse, write in (
         (parse_postgresql, print_postgresql),
         (name_postgresql, print_postgresql),
-        (parse_sqlserver, print_sqlserver),
+        (parse_sqlserver, message_sqlserver),
         (name_sqlserver, print_sqlserver),
     ):
         try:

@@ -20,6 +20,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.sessions import check_state
 from sqlq_spark.errors import (
+    BadOption,
     BodyStringMissing,
     NotAQueue,
     QueueNotFound,
@@ -301,9 +302,11 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
     Log the problems of the queues of a starting stream; no transaction is open.
 
     Raises:
+        BadOption: two queues of the options are one.
         BodyStringMissing: the tasks would fail.
         NotAQueue: it is not a plain table, so that rows could exist outside of receipts.
     """
+    check_spellings(connection, options)
     with transaction(connection, timeout=options.query_timeout):
         found = of_server(connection)
         for each in options.addresses:
@@ -321,3 +324,23 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
             raise NotAQueue(one.where, one.found)
         if one.is_problem:
             log.warning("%s: %s. Fix: %s", one.where, one.found, one.fix)
+
+
+def check_spellings(connection: Connection, options: SourceOptions) -> None:
+    """
+    Refuse two spellings of one queue in the options, which only the server can compare.
+
+    A poison message in an error queue that is also read would circulate.
+
+    Raises:
+        BadOption.
+    """
+    errors = () if options.error_address is None else (options.error_address,)
+    named = [*options.addresses, *errors]
+    seen: dict[object, QueueAddress] = {}
+    for queue, identity in zip(named, connection.identities(named), strict=True):
+        first = seen.setdefault(identity, queue)
+        if first is not queue:
+            option = "errorQueue" if queue is options.error_address else "queues"
+            expected = f"another queue than {connection.printed(first)}, which is the same table"
+            raise BadOption(option, connection.printed(queue), expected)

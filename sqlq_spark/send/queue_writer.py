@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.errors import MissingOption
-from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.addresses import parse_destination
 from sqlq_spark.send import delayed, subscriptions
 from sqlq_spark.send.fan_out import FanOut, count_unheard
 from sqlq_spark.send.topics import topics_of
@@ -129,7 +129,7 @@ def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
         if options.address is None:
             raise MissingOption("queue", "a queue's name, or a column queue without nulls")
         return options.address
-    return parse_queue("queue (column)", name, options.naming)
+    return parse_destination("queue (column)", name, options.naming)
 
 
 def check_destination(connection: Connection, options: SinkOptions) -> None:
@@ -177,6 +177,21 @@ def database_clock(session: Session) -> datetime:
     """Return the database's time, which decides when messages expire."""
     found: datetime = session.do(lambda connection: connection.rows("clock")[0][0])
     return found.replace(tzinfo=UTC)
+
+
+def own_address(session: Session, options: SinkOptions, text: str) -> str:
+    """
+    Return a reply address as it must stand in a message.
+
+    An endpoint with another default database would answer into that one, so the address names ours.
+
+    Raises:
+        BadOption: the text is no queue's name.
+    """
+    naming = options.naming
+    if not naming.has_catalogs:
+        return text
+    return session.open().canonical(parse_destination("replyToAddress", text, naming))
 
 
 # ---------------------------------------------------------------- messages without a subscriber
