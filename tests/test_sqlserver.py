@@ -96,7 +96,7 @@ def test_no_word_in_braces_is_left() -> None:
 # variables that statements declare themselves
 LOCAL = {
     *("name", "got", "number", "said", "table", "marks", "open", "before", "gone", "taken", "now"),
-    *("named", "found", "login", "columns", "indexed", "delayed", "azure"),
+    *("named", "found", "login", "columns", "indexed", "delayed", "azure", "into"),
 }
 
 
@@ -181,6 +181,26 @@ def test_the_columns_of_version_1_are_filled_where_the_table_has_them() -> None:
     assert "CorrelationId varchar(255) '$[2]'" in full
     assert "(Headers, Id)" in bare
     assert "Id uniqueidentifier '$[4]'" in bare
+
+
+# ---------------------------------------------------------------- checks
+
+
+def test_only_a_trigger_on_delete_stops_a_receive() -> None:
+    """An audit trigger on INSERT does not; the finding names the trigger, and disables no other."""
+    text = TEXTS["check_queue"]
+
+    assert "e.type_desc = N'DELETE'" in text
+    assert "CONCAT(N'DISABLE TRIGGER ', QUOTENAME(N'sales'), N'.'," in plain(text)
+    assert not any("DISABLE TRIGGER ALL" in each for each in TEXTS.values())
+
+
+@pytest.mark.parametrize("name", ["triggers", "foreign_keys", "check_constraints"])
+def test_what_output_into_refuses_is_found_with_delayed_messages(name: str) -> None:
+    """The server names them by the errors 331 to 333, when the first message is due."""
+    assert f"sys.{name}" in TEXTS["check_delayed"]
+    assert "OUTPUT" in TEXTS["move_due"]
+    assert name == "triggers" or f"sys.{name}" not in TEXTS["check_queue"]
 
 
 # ---------------------------------------------------------------- locks

@@ -22,6 +22,7 @@ from sqlq_spark.database.sessions import check_state
 from sqlq_spark.errors import (
     BadOption,
     BodyStringMissing,
+    MoveRefused,
     NotAQueue,
     QueueNotFound,
     RightMissing,
@@ -43,6 +44,8 @@ log = logging.getLogger("sqlq_spark")
 
 OLD_TRANSACTION = 600.0  # seconds
 LONG_HEADERS = 1 << 20  # bytes
+# findings of `check_delayed` that concern the queue into which messages are moved
+MOVED_INTO = {"move_trigger", "move_foreign_key", "move_check"}
 UNSEEN = 86_400.0  # seconds without a sign of a stream that holds receipts
 
 Severity: TypeAlias = Literal["error", "warning", "note"]  # a note needs no fix
@@ -134,9 +137,10 @@ def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
     printed = inspect.delayed_name(connection, queue)
     if printed is None:
         return []
-    tables = {"delayed": delayed_of(queue)}
+    tables = {"delayed": delayed_of(queue), "queue": queue}
     rows = connection.rows("check_delayed", tables=tables, table_name=printed)
-    return [finding(printed, row) for row in rows]
+    into = connection.printed(queue)
+    return [finding(into if row[0] in MOVED_INTO else printed, row) for row in rows]
 
 
 def lifetime(expires: datetime, sent: str | None, lives: str | None) -> float | None:
@@ -305,6 +309,7 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
         BadOption: two queues of the options are one.
         BodyStringMissing: the tasks would fail.
         NotAQueue: it is not a plain table, so that rows could exist outside of receipts.
+        MoveRefused: delayed messages that are due could not be moved into it.
     """
     check_spellings(connection, options)
     with transaction(connection, timeout=options.query_timeout):
@@ -320,6 +325,8 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
     for one in found:
         if one.name == "body_string":
             raise BodyStringMissing(one.where, one.fix)
+        if one.name in MOVED_INTO and one.severity == "error":
+            raise MoveRefused(one.where, one.found, one.fix)
         if one.name == "table_kind":
             raise NotAQueue(one.where, one.found)
         if one.is_problem:

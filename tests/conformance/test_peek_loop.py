@@ -106,7 +106,7 @@ def test_batches_follow_one_another_until_the_queue_is_empty(bench: Bench) -> No
     assert bench.seqs() == []
     assert bench.dotnet.state_rows("receipt", "batch") == []
     assert bench.dotnet.state_rows("stream", "queue, acked_batch, messages") == [
-        (bench.printed, 3, 25)
+        (bench.stated, 3, 25)
     ]
 
 
@@ -516,7 +516,7 @@ def test_a_checkpoint_of_another_queue_is_refused(bench: Bench) -> None:
         with pytest.raises(StreamOfOtherQueue) as caught:
             work(end)
         assert str(caught.value) == (
-            f"this checkpoint belongs to a stream of queue {bench.printed}, "
+            f"this checkpoint belongs to a stream of queue {bench.stated}, "
             f"not of {bench.address('error')}. "
             "Set a checkpointLocation of its own for this stream."
         )
@@ -727,7 +727,7 @@ def test_the_report_says_what_waits_and_what_was_got(bench: Bench) -> None:
     loop.latest(end)
     after = loop.report()
 
-    assert said["queue"] == bench.printed
+    assert said["queue"] == bench.stated
     assert said["backlog"] == 3
     assert said["backlogIsEstimate"] is False
     assert said["oldestWaited"] > 86400

@@ -200,11 +200,11 @@ def test_the_receipt_says_what_was_got(bench: Bench) -> None:
     ]
 
 
-def test_the_receipt_names_the_queue_by_its_canonical_address(bench: Bench) -> None:
+def test_the_receipt_names_the_queue_with_its_schema(bench: Bench) -> None:
     """Two schemas may hold queues of one name; the warning of orphans looks for the address."""
     bench.receive(bench.task(bench.new_stream()))
 
-    assert bench.dotnet.state_rows("receipt", "queue") == [(bench.printed,)]
+    assert bench.dotnet.state_rows("receipt", "queue") == [(bench.stated,)]
 
 
 # ----- receipts --------------------------------------------------------------------------------
