@@ -635,7 +635,7 @@ def test_a_reply_address_names_the_database(shop: sqlserver.Connection) -> None:
         {"body": [b"", b""], "replyToAddress": pa.array([None, "Spark.In@[sales]"], pa.string())}
     )
     options = SinkOptions.parse({"url": URL, "queue": "x", "replyToAddress": "Spark.In"})
-    session = SimpleNamespace(open=lambda: shop)
+    session: Any = SimpleNamespace(open=lambda: shop)
     sender = Sender(
         options=options, partition=0, own_address=partial(own_address, session, options)
     )
