@@ -24,6 +24,8 @@ from sqlq_spark.database.sqlserver import calls
 from sqlq_spark.database.sqlserver import connection as sqlserver
 from sqlq_spark.database.sqlserver import rows as sqlserver_rows
 from sqlq_spark.database.sqlserver.drivers import Driver
+from sqlq_spark.jobs import relay
+from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.send.messages import Sender
@@ -648,6 +650,20 @@ def test_a_reply_address_names_the_database(shop: sqlserver.Connection) -> None:
     bad = rows.set_column(1, "replyToAddress", pa.array([None, "a@b@c@d"], pa.string()))
     with pytest.raises(errors.BadMessage, match=r"row 1 .*it has 4 parts"):
         sender.messages(bad, 0)
+
+
+def test_a_relay_into_another_spelling_of_its_queue_is_refused(
+    raw: Recorder, shop: sqlserver.Connection
+) -> None:
+    """It would never end; routes to other queues stay."""
+    routes = relay.whole_routes({"a@[dbo]": "A@[dbo]", "b@[dbo]": "c@[s]"}, shop, shop)
+    assert routes == {"a@[dbo]@[shop]": "A@[dbo]@[shop]", "b@[dbo]@[shop]": "c@[s]@[shop]"}
+
+    relay.find_loop(routes, shop)
+    raw.ready["destinations"] = same_table(0, 2)
+
+    with pytest.raises(BadSettings, match=r"queue a@\[dbo\]@\[shop\] is read and sent to"):
+        relay.find_loop(routes, shop)
 
 
 def test_state_rows_are_shown_with_their_database(

@@ -298,7 +298,8 @@ WHOLE: dict[tuple[str, str], str] = {
     ("docs/sqlserver.md", "rights"): (
         "test_sqlserver.py::test_the_script_gives_the_rights_that_the_wire_lists"
     ),
-    ("docs/sqlserver.md", "babelfish"): TRIED,
-    ("docs/sqlserver.md", "open-questions"): PROSE,
+    ("docs/sqlserver.md", "checked"): (
+        "pages/test_pages.py::test_the_list_of_what_was_checked_names_each_check_of_first_contact"
+    ),
     ("docs/transactions.md", "modes"): PROSE,
 }
