@@ -29,7 +29,7 @@ from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.send.messages import Sender
-from sqlq_spark.send.queue_writer import own_address
+from sqlq_spark.send.queue_writer import own_address, unite_spellings
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, REPLY_TO_ADDRESS
 from sqlq_spark.wire.rows import QUEUE_ROW
@@ -613,6 +613,22 @@ def test_two_spellings_of_a_subscriber_are_one_queue(
     web, upper = QueueAddress("web", "dbo", "shop"), QueueAddress("WEB", "dbo")
 
     assert unite(shop, [web, upper]) == {web: web, upper: web}
+
+
+def test_rows_for_two_spellings_of_a_queue_are_inserted_together(
+    raw: Recorder, shop: sqlserver.Connection
+) -> None:
+    """So they keep their order; another queue's rows stay apart."""
+    raw.ready["destinations"] = same_table(0, 1)
+    rows = [pa.chunked_array([[at == one for at in range(3)]]) for one in range(3)]
+    queues = [QueueAddress("Orders"), QueueAddress("orders", "dbo", "shop"), QueueAddress("b")]
+
+    found = unite_spellings(shop, dict(zip(queues, rows, strict=True)))
+
+    assert {queue.table: each.to_pylist() for queue, each in found.items()} == {
+        "Orders": [True, True, False],
+        "b": [False, False, True],
+    }
 
 
 def test_an_error_queue_that_is_also_read_is_refused_in_any_spelling(

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import Destinations
+from sqlq_spark.database.spellings import unite
 from sqlq_spark.errors import MissingOption
 from sqlq_spark.options.addresses import parse_destination
 from sqlq_spark.send import delayed, subscriptions
@@ -70,7 +71,7 @@ class QueueWriter:
         rows = add_expires(self.connection, chunk)
         if self.options.fills_legacy_columns:
             rows = with_legacy_columns(rows)
-        chosen = rows_by_queue(chunk, self.options)
+        chosen = unite_spellings(self.connection, rows_by_queue(chunk, self.options))
         self.destinations.lock_and_check(chosen)
         topics = topics_of(chunk)
         if topics is not None:
@@ -121,6 +122,20 @@ def rows_by_queue(chunk: pa.Table, options: SinkOptions) -> dict[QueueAddress, p
         for queue, spellings in names.items()
     }
     return chosen if sent is None else {at: pc.and_(own, sent) for at, own in chosen.items()}
+
+
+def unite_spellings(
+    connection: Connection, chosen: dict[QueueAddress, pa.ChunkedArray]
+) -> dict[QueueAddress, pa.ChunkedArray]:
+    """Put the rows of all spellings of a queue together, so that they keep their order."""
+    if len(chosen) == 1:
+        return chosen
+    first = unite(connection, chosen)
+    united: dict[QueueAddress, pa.ChunkedArray] = {}
+    for queue, rows in chosen.items():
+        one = first[queue]
+        united[one] = pc.or_(united[one], rows) if one in united else rows
+    return united
 
 
 def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:

@@ -289,7 +289,7 @@ def test_a_missing_destination_stops_the_whole_batch(bench: Bench) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_destination_is_only_a_name(bench: Bench, name: str) -> None:
     """It comes out of a column, untrusted: found where such a queue is, else not found."""
-    quoted = bench.address(name)
+    quoted = bench.desk.canonical(QueueAddress(name, bench.dotnet.schema))
     with pytest.raises(QueueNotFound):
         dispatch(bench, stage(bench, chunk(b"x", queue=quoted)))
     queue = QueueAddress(name, bench.dotnet.schema)
