@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from test_sqlserver_errors import DENIED, VICTIM, Mssql, Odbc, odbc
 
 from sqlq_spark import database, errors
-from sqlq_spark.admin import checks, inspect
+from sqlq_spark.admin import checks, inspect, retry
 from sqlq_spark.database import transaction
 from sqlq_spark.database.spellings import find_same, unite
 from sqlq_spark.database.sqlserver import calls
@@ -603,6 +603,20 @@ def test_a_delayed_message_for_another_spelling_of_its_queue_is_delivered(
     assert (found.forwarded, found.failed) == (0, 0)
     assert found.rows["headers"].to_pylist() == ["{}", "{}"]
     assert not any("sqlqueue:load" in text for text in raw.inner())
+
+
+def test_a_failed_queue_is_found_as_an_endpoint_writes_it(
+    raw: Recorder, shop: sqlserver.Connection
+) -> None:
+    """With its database, without asking; another spelling is looked up once."""
+    spellings = retry.Spellings(shop, QueueAddress("Shop.Orders"))
+
+    assert spellings.find({"Shop.Orders@[dbo]@[shop]"}) == {"Shop.Orders@[dbo]@[shop]"}
+    assert raw.sent == []
+    raw.ready["destinations"] = same_table(0, 1)
+    for _ in range(2):
+        assert len(spellings.find({"Shop.Orders@[dbo]@[shop]", "shop.orders"})) == 2
+    assert len(raw.sent) == 1
 
 
 def test_two_spellings_of_a_subscriber_are_one_queue(

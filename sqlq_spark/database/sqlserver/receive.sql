@@ -144,7 +144,8 @@ SET NOCOUNT ON
 WITH asked AS (
     SELECT w.place, w.name, w.columns,
            OBJECT_ID(w.name, N'U') AS id,
-           CASE WHEN DB_ID(w.catalog) = DB_ID() THEN NULL
+           CASE WHEN w.catalog IS NULL OR DB_ID(w.catalog) = DB_ID() THEN NULL
+                WHEN DB_ID(w.catalog) IS NULL THEN w.catalog
                 ELSE COALESCE(DB_NAME(DB_ID(w.catalog)), w.catalog) END AS catalog,
            CASE WHEN w.catalog IS NULL OR DB_ID(w.catalog) = DB_ID()
                 THEN OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId') END AS owner_id,
