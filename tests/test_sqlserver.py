@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import sqlserver_texts
-from conformance import first_checks
+from conformance import first_checks, first_contact
 from sqlfluff.core import Linter
 from typer.testing import CliRunner
 
@@ -49,13 +49,15 @@ def plain(text: str) -> str:
 # ---------------------------------------------------------------- all of it
 
 
-@pytest.mark.parametrize("name", first_checks.TEXTS["sqlserver"])
+FIRST = first_checks.TEXTS["sqlserver"] | {"switch": first_contact.SWITCH.format("ON")}
+
+
+@pytest.mark.parametrize("name", FIRST)
 def test_the_texts_of_first_contact_parse_as_t_sql(parser: Linter, name: str) -> None:
     """No server of the suite may have run them yet."""
     table = "[sales].[Shop.Orders]"
-    text = first_checks.TEXTS["sqlserver"][name]
 
-    assert faults(parser, text.format(queue=table, text=table, role="r", login="l")) == []
+    assert faults(parser, FIRST[name].format(queue=table, text=table, role="r", login="l")) == []
     assert first_checks.TEXTS["postgresql"].keys() == first_checks.TEXTS["sqlserver"].keys()
 
 

@@ -33,7 +33,7 @@ _AFTER = """;
 IF (@NOCOUNT = 'ON') SET NOCOUNT ON;
 IF (@NOCOUNT = 'OFF') SET NOCOUNT OFF;
 """
-_PART = r"\[(?:[^\]]|\]\])+\]"  # a name in brackets
+_ADDRESS = re.compile(r"({0}(?=@)|[^@]+)@({0})@({0})".format(r"\[(?:[^\]]|\]\])+\]"))
 # {there}: whether the table is there; {make} makes it. Looked again under the lock.
 _INSTALL = """
 IF NOT {there}
@@ -263,7 +263,7 @@ def quoted(address: Table) -> str:
     if not isinstance(address, str):
         database = "" if address.catalog is None else f"{bracketed(address.catalog)}."
         return f"{database}{bracketed(address.schema or 'dbo')}.{bracketed(address.table)}"
-    found = re.fullmatch(rf"({_PART}(?=@)|[^@]+)@({_PART})@({_PART})", address)
+    found = _ADDRESS.fullmatch(address)
     if found is None:
         raise ValueError(address)
     table, schema, database = found.groups()
