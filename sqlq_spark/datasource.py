@@ -195,7 +195,7 @@ class BrowseReader(DataSourceReader):
             )
             for page in pages:
                 for chunk in record_batches(page):
-                    yield to_read_columns(chunk, schema, queue=session.open().printed(queue))
+                    yield to_read_columns(chunk, schema, queue=session.open().canonical(queue))
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -266,7 +266,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     connection, task, timeout=options.query_timeout, origin=origin()
                 )
             )
-            queue = session.open().printed(task.queue)
+            queue = session.open().canonical(task.queue)
         schema = to_arrow_schema(self.columns)
         for chunk in record_batches(rows):
             batch = to_read_columns(chunk, schema, queue=queue)

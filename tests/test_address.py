@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sqlq_spark.errors import BadAddress
 from sqlq_spark.wire.address import (
     QueueAddress,
+    message_sqlserver,
     name_postgresql,
     name_sqlserver,
     parse_postgresql,
@@ -86,7 +87,14 @@ Parse = Callable[[str], QueueAddress]
         (parse_sqlserver, "my]table@[dbo]", QueueAddress("my]table", "dbo")),
         (parse_sqlserver, "my[table@[dbo]", QueueAddress("my[table", "dbo")),
         (parse_sqlserver, "[a@b]@[dbo]", QueueAddress("a@b", "dbo")),
-        (parse_sqlserver, "[orders]", QueueAddress("orders")),
+        (parse_sqlserver, "Shop.Orders@[dbo]@[shop]", QueueAddress("Shop.Orders", "dbo", "shop")),
+        (parse_sqlserver, "[orders]", QueueAddress("[orders]")),  # the transport keeps its brackets
+        (parse_sqlserver, "[orders]@[dbo]", QueueAddress("[orders]", "dbo")),
+        (parse_sqlserver, "[a]]@[dbo]", QueueAddress("[a]]", "dbo")),
+        (parse_sqlserver, "[a@[dbo]@[shop]", QueueAddress("[a", "dbo", "shop")),
+        (parse_sqlserver, "[]@[dbo]", QueueAddress("[]", "dbo")),
+        (name_sqlserver, "[orders]@[dbo]", QueueAddress("orders", "dbo")),
+        (name_sqlserver, "[[orders]]]@[dbo]", QueueAddress("[orders]", "dbo")),
         (parse_sqlserver, '"public"."orders"', QueueAddress('"public"."orders"')),
         (name_sqlserver, "Shop.Orders", QueueAddress("Shop.Orders")),
         (name_sqlserver, "Shop.Orders@[sales]", QueueAddress("Shop.Orders", "sales")),
@@ -142,7 +150,6 @@ def test_an_address_is_split_outside_its_quotes(
         ),
         (parse_sqlserver, "", "the table is empty"),
         (parse_sqlserver, "@[dbo]", "the table is empty"),
-        (parse_sqlserver, "[]@[dbo]", "the table is empty"),
         (parse_sqlserver, "orders@", "the schema is empty"),
         (parse_sqlserver, "orders@@[shop]", "the schema is empty"),
         (parse_sqlserver, "orders@[dbo]@", "the catalog is empty"),
@@ -189,11 +196,28 @@ def test_an_address_that_cannot_be_read_says_why(parse: Parse, text: str, reason
         (QueueAddress("[a]", "dbo"), "[[a]]]@[dbo]"),
     ],
 )
-def test_a_sqlserver_address_is_printed_as_the_transport_does(
+def test_a_user_reads_a_sqlserver_address_that_can_be_given_back(
     address: QueueAddress, expected: str
 ) -> None:
     """The table is plain unless it could not be read back."""
     assert print_sqlserver(address) == expected
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        (QueueAddress("Shop.Orders", None, "shop"), "Shop.Orders@[dbo]@[shop]"),
+        (QueueAddress("my]table", "a]b", "c@d"), "my]table@[a]]b]@[c@d]"),
+        (QueueAddress("[Orders]", "dbo", "shop"), "[Orders]@[dbo]@[shop]"),
+        (QueueAddress("a@b", "dbo", "shop"), "[a@b]@[dbo]@[shop]"),
+    ],
+)
+def test_a_message_holds_a_sqlserver_address_as_the_transport_writes_it(
+    address: QueueAddress, expected: str
+) -> None:
+    """A table has brackets only if the transport has no address for it."""
+    assert message_sqlserver(address) == expected
+    assert parse_sqlserver(expected) == replace(address, schema=address.schema or "dbo")
 
 
 @given(POSTGRESQL, SQLSERVER)
@@ -202,15 +226,27 @@ def test_any_address_is_read_back_as_it_was(
     postgresql: QueueAddress, sqlserver: QueueAddress
 ) -> None:
     """Printed, it names its schema, the default one if it had none."""
-    printed = print_sqlserver(sqlserver, "dbo")
-
     expected = replace(sqlserver, schema=sqlserver.schema or "dbo")
-    assert parse_sqlserver(printed) == name_sqlserver(printed) == expected
+
+    assert name_sqlserver(print_sqlserver(sqlserver, "dbo")) == expected
     assert parse_postgresql(print_postgresql(postgresql, "public")) == replace(
         postgresql, schema=postgresql.schema or "public"
     )
     if not postgresql.table.startswith('"'):  # a dotted, hostile or odd name needs no quotes
         assert name_postgresql(postgresql.table) == QueueAddress(postgresql.table)
+
+
+@given(SQLSERVER)
+def test_any_sqlserver_address_in_a_message_is_read_back_or_refused(address: QueueAddress) -> None:
+    """Refused only if the table has `@[` in its name, which the transport could not read either."""
+    whole = replace(address, schema=address.schema or "dbo", catalog=address.catalog or "shop")
+    text = message_sqlserver(whole)
+
+    if "@" in whole.table and "@[" in f"[{whole.table}":
+        with pytest.raises(BadAddress):
+            parse_sqlserver(text)
+    else:
+        assert parse_sqlserver(text) == whole
 
 
 @given(POSTGRESQL, SQLSERVER)
@@ -254,7 +290,7 @@ def test_any_text_is_an_address_or_refused_with_its_reason(text: str) -> None:
     for parse, write in (
         (parse_postgresql, print_postgresql),
         (name_postgresql, print_postgresql),
-        (parse_sqlserver, print_sqlserver),
+        (parse_sqlserver, message_sqlserver),
         (name_sqlserver, print_sqlserver),
     ):
         try:

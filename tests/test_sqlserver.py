@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import sqlserver_lint
 import sqlserver_texts
+from conformance import first_checks, first_contact
 from typer.testing import CliRunner
 
 from sqlq_spark.admin.endpoint import endpoint
@@ -37,6 +38,18 @@ def plain(text: str) -> str:
 
 
 # ---------------------------------------------------------------- all of it
+
+
+FIRST = first_checks.TEXTS["sqlserver"] | {"switch": first_contact.SWITCH.format("ON")}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_texts_of_first_contact_parse_as_t_sql(name: str) -> None:
+    """No server of the suite may have run them yet."""
+    table = "[sales].[Shop.Orders]"
+
+    assert faults(FIRST[name].format(queue=table, text=table, role="r", login="l")) == []
+    assert first_checks.TEXTS["postgresql"].keys() == first_checks.TEXTS["sqlserver"].keys()
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -87,7 +100,7 @@ def test_no_word_in_braces_is_left() -> None:
 # variables that statements declare themselves
 LOCAL = {
     *("name", "got", "number", "said", "table", "marks", "open", "before", "gone", "taken", "now"),
-    *("named", "found", "login", "columns", "indexed", "delayed", "azure", "seq_indexes"),
+    *("named", "found", "login", "columns", "indexed", "delayed", "azure", "seq_indexes", "into"),
 }
 
 
@@ -180,6 +193,26 @@ def test_the_columns_of_version_1_are_filled_where_the_table_has_them() -> None:
     assert "CorrelationId varchar(255) '$[2]'" in full
     assert "(Headers, Id)" in bare
     assert "Id uniqueidentifier '$[4]'" in bare
+
+
+# ---------------------------------------------------------------- checks
+
+
+def test_only_a_trigger_on_delete_stops_a_receive() -> None:
+    """An audit trigger on INSERT does not; the finding names the trigger, and disables no other."""
+    text = TEXTS["check_queue"]
+
+    assert "e.type_desc = N'DELETE'" in text
+    assert "CONCAT(N'DISABLE TRIGGER ', QUOTENAME(N'sales'), N'.'," in plain(text)
+    assert not any("DISABLE TRIGGER ALL" in each for each in TEXTS.values())
+
+
+@pytest.mark.parametrize("name", ["triggers", "foreign_keys", "check_constraints"])
+def test_what_output_into_refuses_is_found_with_delayed_messages(name: str) -> None:
+    """The server names them by the errors 331 to 333, when the first message is due."""
+    assert f"sys.{name}" in TEXTS["check_delayed"]
+    assert "OUTPUT" in TEXTS["move_due"]
+    assert name == "triggers" or f"sys.{name}" not in TEXTS["check_queue"]
 
 
 # ---------------------------------------------------------------- locks

@@ -151,8 +151,8 @@ def test_an_error_contains_its_fix() -> None:
     assert "COMPATIBILITY_LEVEL = 130" in told("42S02", 208, "Invalid object name 'OPENJSON'.")
     assert "sqlqueue doctor" in told("42000", 8622, HINTS)
     assert told("42000", 334, TRIGGER).endswith(
-        "the table of orders@[dbo] has a trigger, so nothing can be received from it: "
-        "DISABLE TRIGGER ALL ON [dbo].[orders]"
+        "the table of orders@[dbo] has a trigger on DELETE, so nothing can be received from it; "
+        "`sqlqueue doctor` prints the statement that disables it"
     )
     assert "DISABLE TRIGGER [its name] ON [dbo].[orders]" in told("42000", 331, TEXTS[331])
     assert "ALTER TABLE [dbo].[orders] DROP CONSTRAINT [FK_audit]" in told("42000", 332, TEXTS[332])

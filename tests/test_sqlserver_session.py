@@ -6,6 +6,8 @@ import re
 import struct
 import uuid
 from datetime import UTC, datetime
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -16,14 +18,25 @@ from hypothesis import strategies as st
 from test_sqlserver_errors import DENIED, VICTIM, Mssql, Odbc, odbc
 
 from sqlq_spark import database, errors
+from sqlq_spark.admin import checks, inspect, retry
 from sqlq_spark.database import transaction
+from sqlq_spark.database.spellings import find_same, unite
 from sqlq_spark.database.sqlserver import calls
 from sqlq_spark.database.sqlserver import connection as sqlserver
 from sqlq_spark.database.sqlserver import rows as sqlserver_rows
 from sqlq_spark.database.sqlserver.drivers import Driver
+from sqlq_spark.jobs import relay
+from sqlq_spark.jobs.settings import BadSettings
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.receive.forward import forward
+from sqlq_spark.send.messages import Sender
+from sqlq_spark.send.queue_writer import own_address, unite_spellings
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.headers import FORWARD_DESTINATION, REPLY_TO_ADDRESS
+from sqlq_spark.wire.rows import QUEUE_ROW
 
 QUEUE = QueueAddress("orders")
+URL = "sqlserver://db:1433/shop"
 
 
 class Cursor:
@@ -589,7 +602,200 @@ def test_a_session_has_its_name_from_the_beginning(
 
     ((sql, values),) = raw.sent
     assert values == ()
-    assert bytes.fromhex(sql.rpartition("SET CONTEXT_INFO 0x")[2]) == b"sqlqueue test"
+    context = sql.rpartition("SET CONTEXT_INFO 0x")[2].partition(";")[0]
+    assert bytes.fromhex(context) == b"sqlqueue test"
+
+
+# ---------------------------------------------------------------- addresses
+
+
+@pytest.fixture
+def shop(raw: Recorder, connection: sqlserver.Connection) -> sqlserver.Connection:
+    """Give a session that has read the name of its database."""
+    raw.ready["connect"] = [(["catalog"], [("shop",)])]
+    connection.settle()
+    raw.sent.clear()
+    return connection
+
+
+PLACED = ["place", "identity", "catalog", "here", "schema", "table", "missing"]
+
+
+def same_table(*places: int) -> list[tuple[list[str], list[tuple[Any, ...]]]]:
+    """What `destinations` answers if some of the tables asked for are one, and others absent."""
+    return [(PLACED, [(at, 7, "shop", True, "dbo", "Orders", None) for at in places])]
+
+
+@pytest.mark.parametrize(
+    ("address", "printed", "canonical"),
+    [
+        (QueueAddress("Shop.Orders"), *["Shop.Orders@[dbo]@[shop]"] * 2),
+        (QueueAddress("Orders", "sales", "Other"), *["Orders@[sales]@[Other]"] * 2),
+        (QueueAddress("[Orders]"), "[[Orders]]]@[dbo]@[shop]", "[Orders]@[dbo]@[shop]"),
+    ],
+)
+def test_an_address_names_its_database(
+    shop: sqlserver.Connection, address: QueueAddress, printed: str, canonical: str
+) -> None:
+    """As an endpoint's canonical address does; a user reads one that can be given back."""
+    assert shop.printed(address) == printed
+    assert shop.canonical(address) == canonical
+    assert shop.printed(shop.names.parse_queue(printed)) == printed
+    assert shop.canonical(shop.parsed(canonical)) == canonical
+
+
+def test_equal_addresses_are_one_queue_without_asking(
+    raw: Recorder, shop: sqlserver.Connection
+) -> None:
+    """With and without schema and database."""
+    spellings = ["Orders", "Orders@[dbo]", "Orders@[]@[shop]", "Orders@[dbo]@[shop]"]
+
+    first, *others = shop.identities([shop.parsed(each) for each in spellings])
+
+    assert others == [first] * 3
+    assert raw.sent == []
+
+
+def test_the_server_decides_which_spellings_are_one_queue(
+    raw: Recorder, shop: sqlserver.Connection
+) -> None:
+    """Whether case matters is known there; all are asked for at once; an absent one is itself."""
+    raw.ready["destinations"] = same_table(0, 1)
+
+    found = find_same(shop, QueueAddress("Orders"), ["orders@[dbo]", "Absent", "a@b@c@d"])
+
+    assert found == {"orders@[dbo]"}
+    ((_, (_, _, places)),) = raw.sent
+    assert [each["name"] for each in orjson.loads(places)] == [
+        *("[shop].[dbo].[Orders]", "[shop].[dbo].[orders]", "[shop].[dbo].[Absent]"),
+    ]
+
+
+def test_a_delayed_message_for_another_spelling_of_its_queue_is_delivered(
+    raw: Recorder, shop: sqlserver.Connection
+) -> None:
+    """It is not inserted again under a new id, nor moved to the error queue."""
+    raw.ready["destinations"] = same_table(0, 1)
+    texts = [f'{{"{FORWARD_DESTINATION}":"{each}@[dbo]@[shop]"}}' for each in ("Orders", "orders")]
+    rows = pa.table(
+        {
+            "id": pa.array([bytes(16)] * 2, pa.binary(16)),
+            "expires": pa.nulls(2, pa.timestamp("us")),
+            "headers": texts,
+            "body": [b"1", b"2"],
+            "seq": [1, 2],
+        },
+        schema=QUEUE_ROW,
+    )
+
+    found = forward(shop, QueueAddress("Orders"), None, rows)
+
+    assert (found.forwarded, found.failed) == (0, 0)
+    assert found.rows["headers"].to_pylist() == ["{}", "{}"]
+    assert not any("sqlqueue:load" in text for text in raw.inner())
+
+
+def test_a_failed_queue_is_found_as_an_endpoint_writes_it(
+    raw: Recorder, shop: sqlserver.Connection
+) -> None:
+    """With its database, without asking; another spelling is looked up once."""
+    spellings = retry.Spellings(shop, QueueAddress("Shop.Orders"))
+
+    assert spellings.find({"Shop.Orders@[dbo]@[shop]"}) == {"Shop.Orders@[dbo]@[shop]"}
+    assert raw.sent == []
+    raw.ready["destinations"] = same_table(0, 1)
+    for _ in range(2):
+        assert len(spellings.find({"Shop.Orders@[dbo]@[shop]", "shop.orders"})) == 2
+    assert len(raw.sent) == 1
+
+
+def test_two_spellings_of_a_subscriber_are_one_queue(
+    raw: Recorder, shop: sqlserver.Connection
+) -> None:
+    """It receives an event once."""
+    raw.ready["destinations"] = same_table(0, 1)
+    web, upper = QueueAddress("web", "dbo", "shop"), QueueAddress("WEB", "dbo")
+
+    assert unite(shop, [web, upper]) == {web: web, upper: web}
+
+
+def test_rows_for_two_spellings_of_a_queue_are_inserted_together(
+    raw: Recorder, shop: sqlserver.Connection
+) -> None:
+    """So they keep their order; another queue's rows stay apart."""
+    raw.ready["destinations"] = same_table(0, 1)
+    rows = [pa.chunked_array([[at == one for at in range(3)]]) for one in range(3)]
+    queues = [QueueAddress("Orders"), QueueAddress("orders", "dbo", "shop"), QueueAddress("b")]
+
+    found = unite_spellings(shop, dict(zip(queues, rows, strict=True)))
+
+    assert {queue.table: each.to_pylist() for queue, each in found.items()} == {
+        "Orders": [True, True, False],
+        "b": [False, False, True],
+    }
+
+
+def test_an_error_queue_that_is_also_read_is_refused_in_any_spelling(
+    raw: Recorder, shop: sqlserver.Connection
+) -> None:
+    """Poison messages would circulate."""
+    raw.ready["destinations"] = same_table(0, 1)
+    options = SourceOptions.parse({"url": URL, "queue": "Orders", "errorQueue": "orders"})
+
+    with pytest.raises(errors.BadOption) as caught:
+        checks.check_spellings(shop, options)
+
+    assert str(caught.value) == (
+        "option errorQueue is 'orders@[dbo]@[shop]': expected another queue than "
+        "Orders@[dbo]@[shop], which is the same table"
+    )
+
+
+def test_a_reply_address_names_the_database(shop: sqlserver.Connection) -> None:
+    """In the option and in the column; a value that is no address is refused with its row."""
+    rows = pa.record_batch(
+        {"body": [b"", b""], "replyToAddress": pa.array([None, "Spark.In@[sales]"], pa.string())}
+    )
+    options = SinkOptions.parse({"url": URL, "queue": "x", "replyToAddress": "Spark.In"})
+    session: Any = SimpleNamespace(open=lambda: shop)
+    sender = Sender(
+        options=options, partition=0, own_address=partial(own_address, session, options)
+    )
+
+    texts = sender.messages(rows, 0)["headers"].to_pylist()
+
+    assert [orjson.loads(text)[REPLY_TO_ADDRESS] for text in texts] == [
+        *("Spark.In@[dbo]@[shop]", "Spark.In@[sales]@[shop]"),
+    ]
+    bad = rows.set_column(1, "replyToAddress", pa.array([None, "a@b@c@d"], pa.string()))
+    with pytest.raises(errors.BadMessage, match=r"row 1 .*it has 4 parts"):
+        sender.messages(bad, 0)
+
+
+def test_a_relay_into_another_spelling_of_its_queue_is_refused(
+    raw: Recorder, shop: sqlserver.Connection
+) -> None:
+    """It would never end; routes to other queues stay."""
+    routes = relay.whole_routes({"a@[dbo]": "A@[dbo]", "b@[dbo]": "c@[s]"}, shop, shop)
+    assert routes == {"a@[dbo]@[shop]": "A@[dbo]@[shop]", "b@[dbo]@[shop]": "c@[s]@[shop]"}
+
+    relay.find_loop(routes, shop)
+    raw.ready["destinations"] = same_table(0, 2)
+
+    with pytest.raises(BadSettings, match=r"queue a@\[dbo\]@\[shop\] is read and sent to"):
+        relay.find_loop(routes, shop)
+
+
+def test_state_rows_are_shown_with_their_database(
+    raw: Recorder, shop: sqlserver.Connection
+) -> None:
+    """They leave it out, so that a copy of the database does not name the original."""
+    assert inspect.queue_names(shop, "a@[dbo], b@[s]") == "a@[dbo]@[shop], b@[s]@[shop]"
+    raw.ready["receipts"] = []
+
+    inspect.receipts(shop, queue=QueueAddress("a"))
+
+    assert raw.sent[-1][1][-1] == "a@[dbo]"
 
 
 def test_closing_undoes_what_is_open(raw: Recorder, connection: sqlserver.Connection) -> None:

@@ -20,7 +20,9 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.sessions import check_state
 from sqlq_spark.errors import (
+    BadOption,
     BodyStringMissing,
+    MoveRefused,
     NotAQueue,
     QueueNotFound,
     RightMissing,
@@ -42,6 +44,8 @@ log = logging.getLogger("sqlq_spark")
 
 OLD_TRANSACTION = 600.0  # seconds
 LONG_HEADERS = 1 << 20  # bytes
+# findings of `check_delayed` that concern the queue into which messages are moved
+MOVED_INTO = {"move_trigger", "move_foreign_key", "move_check"}
 UNSEEN = 86_400.0  # seconds without a sign of a stream that holds receipts
 
 Severity: TypeAlias = Literal["error", "warning", "note"]  # a note needs no fix
@@ -133,9 +137,10 @@ def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
     printed = inspect.delayed_name(connection, queue)
     if printed is None:
         return []
-    tables = {"delayed": delayed_of(queue)}
+    tables = {"delayed": delayed_of(queue), "queue": queue}
     rows = connection.rows("check_delayed", tables=tables, table_name=printed)
-    return [finding(printed, row) for row in rows]
+    into = connection.printed(queue)
+    return [finding(into if row[0] in MOVED_INTO else printed, row) for row in rows]
 
 
 def lifetime(expires: datetime, sent: str | None, lives: str | None) -> float | None:
@@ -317,9 +322,12 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
     Log the problems of the queues of a starting stream; no transaction is open.
 
     Raises:
+        BadOption: two queues of the options are one.
         BodyStringMissing: the tasks would fail.
         NotAQueue: it is not a plain table, so that rows could exist outside of receipts.
+        MoveRefused: delayed messages that are due could not be moved into it.
     """
+    check_spellings(connection, options)
     found = of_any_server(connection, timeout=options.query_timeout)
     with transaction(connection, timeout=options.query_timeout):
         for each in options.addresses:
@@ -333,7 +341,29 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
     for one in found:
         if one.name == "body_string":
             raise BodyStringMissing(one.where, one.fix)
+        if one.name in MOVED_INTO and one.severity == "error":
+            raise MoveRefused(one.where, one.found, one.fix)
         if one.name == "table_kind":
             raise NotAQueue(one.where, one.found)
         if one.is_problem:
             log.warning("%s: %s. Fix: %s", one.where, one.found, one.fix)
+
+
+def check_spellings(connection: Connection, options: SourceOptions) -> None:
+    """
+    Refuse two spellings of one queue in the options, which only the server can compare.
+
+    A poison message in an error queue that is also read would circulate.
+
+    Raises:
+        BadOption.
+    """
+    errors = () if options.error_address is None else (options.error_address,)
+    named = [*options.addresses, *errors]
+    seen: dict[object, QueueAddress] = {}
+    for queue, identity in zip(named, connection.identities(named), strict=True):
+        first = seen.setdefault(identity, queue)
+        if first is not queue:
+            option = "errorQueue" if queue is options.error_address else "queues"
+            expected = f"another queue than {connection.printed(first)}, which is the same table"
+            raise BadOption(option, connection.printed(queue), expected)

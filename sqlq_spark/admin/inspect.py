@@ -6,7 +6,7 @@ Locks nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import attempt, transaction
@@ -174,7 +174,10 @@ def zone_or_none(connection: Connection, zone: str | None) -> str | None:
 
 def streams(connection: Connection, queue: str | None = None) -> list[Stream]:
     """All streams, or those of one queue by its canonical address; the last seen first."""
-    found = [Stream(*row) for row in connection.rows("streams")]
+    found = [
+        replace(each, queue=queue_names(connection, each.queue))
+        for each in (Stream(*row) for row in connection.rows("streams"))
+    ]
     return [each for each in found if queue is None or queue in each.queues]
 
 
@@ -184,11 +187,31 @@ def receipts(
     stream: str | None = None,
     batch: int | None = None,
     task: int | None = None,
-    queue: str | None = None,
+    queue: QueueAddress | None = None,
 ) -> list[Receipt]:
     """Receipts, the oldest first; None matches any."""
-    found = (Receipt(*row) for row in connection.rows("receipts", stream=stream, queue_name=queue))
-    return [each for each in found if batch in {None, each.batch} and task in {None, each.task}]
+    name = None if queue is None else connection.names.print_address(queue)
+    found = (Receipt(*row) for row in connection.rows("receipts", stream=stream, queue_name=name))
+    return [
+        replace(each, queue=queue_names(connection, each.queue))
+        for each in found
+        if batch in {None, each.batch} and task in {None, each.task}
+    ]
+
+
+def queue_names(connection: Connection, text: str) -> str:
+    """
+    The queues of a state row as all commands print them; text that is no address stays.
+
+    State rows leave out the database that they are in, so that a copy of it does not name this one.
+    """
+    if not connection.names.has_catalogs:
+        return text
+    try:
+        found = map(connection.names.parse_queue, split_canonical(text))
+        return ", ".join(map(connection.printed, found))
+    except BadAddress:
+        return text
 
 
 def messages(

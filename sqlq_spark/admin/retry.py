@@ -13,7 +13,7 @@ because returned messages are no longer in the error queue.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import RETURNED, Destinations
+from sqlq_spark.database.spellings import find_same
 from sqlq_spark.errors import (
     BadAddress,
     DestinationRefused,
@@ -52,7 +53,7 @@ from sqlq_spark.wire.ids import uuid_text
 from sqlq_spark.wire.rows import sort_by_seq
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from datetime import datetime
 
     from sqlq_spark.database import Connection
@@ -100,17 +101,17 @@ class Choice:
 
     ids: frozenset[str] = frozenset()  # of rows or messages
     exceptions: frozenset[str] = frozenset()  # full names of types, or their last part
-    failed_queue: str | None = None  # a canonical address
+    failed_queue: QueueAddress | None = None
     since: datetime | None = None  # of the failure
     until: datetime | None = None  # exclusive
 
-    def takes(self, failed: Failed, headers: Text, queue: str | None) -> bool:
-        """Whether a message matches; `queue` is its canonical failed queue."""
+    def takes(self, failed: Failed, headers: Text, queues: Collection[str]) -> bool:
+        """Whether a message matches; `queues` are the spellings of the chosen failed queue."""
         kind = failed.exception or ""
         return (
             (not self.ids or not self.ids.isdisjoint({failed.id, failed.message_id}))
             and (not self.exceptions or not self.exceptions.isdisjoint(names_of(kind)))
-            and self.failed_queue in {None, queue}
+            and (self.failed_queue is None or failed.failed_queue in queues)
             and self._in_time(headers)
         )
 
@@ -203,13 +204,14 @@ def plan(
     """
     found = Plan()
     chosen: dict[str, list[Failed]] = {}
-    known: dict[str, str | None] = {}
+    spellings = Spellings(connection, choice.failed_queue)
     seen: set[str] = set()
     for first, stop in browse.ranges(connection, errors, parts=1, timeout=timeout):
         for page in browse.pages(connection, errors, first, stop, narrow=False, timeout=timeout):
-            for failed, headers in read_failures(page):
-                queue = canonical(connection, failed.failed_queue, known)
-                if choice.takes(failed, headers, queue):
+            failures = list(read_failures(page))
+            queues = spellings.find({each.failed_queue or "" for each, _ in failures} - {""})
+            for failed, headers in failures:
+                if choice.takes(failed, headers, queues):
                     seen |= {failed.id, failed.message_id}
                     _sort(failed, chosen, found)
     found.missing = sorted(choice.ids - seen)
@@ -243,16 +245,23 @@ def read_failures(page: pa.Table) -> Iterator[tuple[Failed, Text]]:
         )
 
 
-def canonical(connection: Connection, text: str | None, known: dict[str, str | None]) -> str | None:
-    """Convert an untrusted address to canonical form if possible; `known` caches results."""
-    if text is None:
-        return None
-    if text not in known:
-        try:
-            known[text] = connection.printed(connection.parsed(text))
-        except BadAddress:
-            known[text] = text
-    return known[text]
+class Spellings:
+    """The spellings of one queue among the headers FailedQ; each is looked up once."""
+
+    def __init__(self, connection: Connection, queue: QueueAddress | None) -> None:
+        """Prepare; `queue` None: no spelling is looked for."""
+        self.connection = connection
+        self.queue = queue
+        self._looked: set[str] = set()
+        self._found: set[str] = set()
+
+    def find(self, texts: Collection[str]) -> Collection[str]:
+        """Return all spellings that were found, also among these texts."""
+        new = set(texts) - self._looked
+        if self.queue is not None and new:
+            self._looked |= new
+            self._found |= find_same(self.connection, self.queue, new)
+        return self._found
 
 
 def _sort(failed: Failed, chosen: dict[str, list[Failed]], found: Plan) -> None:
@@ -300,8 +309,9 @@ def sources(
             refused = Destinations(connection, allowed, source=errors, by_header=True).find_refused(
                 parsed.values(), RETURNED
             )
+    its_own = find_same(connection, errors, parsed)
     for text, address in parsed.items():
-        if connection.printed(address) == own:
+        if text in its_own:
             reasons[text] = ITS_OWN
         elif address in refused:
             reasons[text] = str(explain(connection, text, address, refused[address], own))
@@ -315,7 +325,8 @@ def explain(
     names = connection.names
     if isinstance(error, DestinationRefused):
         return error
-    if address.catalog is not None or names.is_of_other_database(text):
+    here = connection.printed(replace(address, catalog=None)) == connection.printed(address)
+    if not here or names.is_of_other_database(text):
         return QueueElsewhere(text, own)
     if (guess := names.guess_table(text)) is not None:
         meant = connection.printed(guess)

@@ -53,12 +53,13 @@ def move_due(
         url, queue, endpointTimeZone=endpoint_time_zone, queryTimeout=query_timeout
     )
     mover = Mover(options.address, zone=options.endpoint_time_zone, timeout=options.query_timeout)
-    name, messages, moved = options.names[0], 0, Moved(0, None)
+    messages, moved = 0, Moved(0, None)
     with (
         stopped_by_signals() as stop,
         Session(options, "move-due", state=False) as session,
         progress("message", quiet=as_json or watch) as advance,
     ):
+        name = session.open().printed(options.address)
         for moved in rounds(session, mover, batch, stop, watch=watch):
             messages += moved.messages
             advance(moved.messages)

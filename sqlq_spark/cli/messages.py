@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow as pa
+
+    from sqlq_spark.wire.address import QueueAddress
 
 app = typer.Typer()
 
@@ -106,9 +109,12 @@ def send_(
     }
     options = SinkOptions.parse({name: text for name, text in raw.items() if text is not None})
     headers = dict(pair(text) for text in header or ())
-    chunks = read(source, file, Sender(options=options, partition=0), headers, quiet=as_json)
-    sent = Sent(chunks, options)
-    insert(chunks, options, sent, quiet=as_json)
+    with Session(options, "send", state=False) as session:
+        address = partial(queue_writer.own_address, session, options)
+        sender = Sender(options=options, partition=0, own_address=address)
+        chunks = read(source, file, sender, headers, quiet=as_json)
+        sent = Sent(chunks, options)
+        insert(session, chunks, options, sent, quiet=as_json)
     if as_json:
         screen.print_json(sent.as_json())
     else:
@@ -117,21 +123,23 @@ def send_(
         say_error(queue_writer.describe_unheard(sent.unheard))
 
 
-def insert(chunks: Iterable[pa.Table], options: SinkOptions, sent: Sent, *, quiet: bool) -> None:
+def insert(
+    session: Session, chunks: Iterable[pa.Table], options: SinkOptions, sent: Sent, *, quiet: bool
+) -> None:
     """Insert all messages in one transaction, and count those that nobody is subscribed to."""
-    with Session(options, "send", state=False) as session:
-        # no retry: if the answer to a commit is lost, a retry would send twice
-        connection = session.open()
-        with (
-            progress("message", sent.messages, quiet=quiet) as advance,
-            transaction(connection, timeout=options.query_timeout),
-        ):
-            writer = queue_writer.QueueWriter(connection, options)
-            for chunk in chunks:
-                writer.insert(chunk)
-                advance(chunk.num_rows)
-            writer.confirm()
-        sent.unheard += writer.unheard
+    # no retry: if the answer to a commit is lost, a retry would send twice
+    connection = session.open()
+    with (
+        progress("message", sent.messages, quiet=quiet) as advance,
+        transaction(connection, timeout=options.query_timeout),
+    ):
+        writer = queue_writer.QueueWriter(connection, options)
+        for chunk in chunks:
+            writer.insert(chunk)
+            advance(chunk.num_rows)
+        writer.confirm()
+    sent.unheard += writer.unheard
+    sent.printed = connection.printed
 
 
 @app.command()
@@ -180,7 +188,8 @@ class Sent:
     """How many messages some chunks hold, for the summary."""
 
     def __init__(self, chunks: Iterable[pa.Table], options: SinkOptions) -> None:
-        self.queues: Counter[str] = Counter()
+        self.queues: Counter[QueueAddress] = Counter()
+        self.printed = options.naming.print_address  # how the summary names a queue
         self.unheard: Counter[str] = Counter()  # lists of topics that no one is subscribed to
         self.messages = self.published = self.delayed = 0
         for chunk in chunks:
@@ -189,13 +198,13 @@ class Sent:
             self.delayed += 0 if later is None else pc.sum(later).as_py()
             self.published += 0 if topics is None else len(topics) - topics.null_count
             for queue, own in queue_writer.rows_by_queue(chunk, options).items():
-                self.queues[options.naming.print_address(queue)] += pc.sum(own).as_py() or 0
+                self.queues[queue] += pc.sum(own).as_py() or 0
 
     def as_json(self) -> dict[str, Any]:
         """The summary as a JSON object."""
         return {
             "sent": self.messages,
-            "queues": dict(self.queues),
+            "queues": {self.printed(queue): count for queue, count in self.queues.items()},
             "published": self.published,
             "unheard": self.unheard.total(),
             "delayed": self.delayed,
@@ -205,7 +214,8 @@ class Sent:
         """The summary as a line."""
         places = [f"{quantity(self.published, 'message')} published"] if self.published else []
         places += [
-            f"{quantity(count, 'message')} sent to {queue}" for queue, count in self.queues.items()
+            f"{quantity(count, 'message')} sent to {self.printed(queue)}"
+            for queue, count in self.queues.items()
         ]
         later = f", {self.delayed:,} of them delayed" if self.delayed else ""
         return ("; ".join(places) or "no message sent") + later

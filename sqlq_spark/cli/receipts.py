@@ -68,9 +68,7 @@ def list_(
         Session(options, "receipts") as session,
         transaction(session.open(), timeout=options.query_timeout),
     ):
-        # receipts store the canonical address, which has the schema
-        name = None if address is None else session.open().printed(address)
-        found = inspect.receipts(session.open(), stream=stream, queue=name)
+        found = inspect.receipts(session.open(), stream=stream, queue=address)
     if as_json:
         for each in found:
             screen.print_json(asdict(each))

@@ -149,8 +149,7 @@ def read_choice(
     """Read which messages the command is to return."""
     queue = None
     if failed_queue is not None:
-        address = parse_queue("--failed-queue", failed_queue, options.naming)
-        queue = options.naming.print_address(address)
+        queue = parse_queue("--failed-queue", failed_queue, options.naming)
     return retry.Choice(
         ids=frozenset(ids),
         exceptions=frozenset(exceptions),

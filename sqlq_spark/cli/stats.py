@@ -123,7 +123,7 @@ def once(
             each
             for queue in now.queues
             for each in checks.of_table(
-                connection, connection.parsed(queue.queue), last=queue.depth.last
+                connection, options.naming.parse_queue(queue.queue), last=queue.depth.last
             )
             if each.name == "seq_end"
         ]

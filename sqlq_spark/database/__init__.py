@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 from sqlq_spark.database.names import names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -119,10 +119,16 @@ class Connection(Protocol):
         """Set how long the open transaction waits for a lock; None restores its own limit."""
 
     def printed(self, address: QueueAddress) -> str:
-        """The canonical address, as it stands in messages."""
+        """The whole address for people, which `names.parse_queue` reads."""
+
+    def canonical(self, address: QueueAddress) -> str:
+        """The whole address as it stands in messages, which `parsed` reads."""
 
     def parsed(self, text: str) -> QueueAddress:
         """Read an address from a message, which is untrusted."""
+
+    def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
+        """Return a value for each address; the values of two spellings of one table are equal."""
 
     def close(self) -> None:
         """End the session; the server undoes what was not committed."""
@@ -135,7 +141,7 @@ class Dialect(Protocol):
         """Open a session; `timeout` limits each statement and wait of a transaction, in seconds."""
 
     def printed(self, address: QueueAddress) -> str:
-        """The canonical address, as it stands in messages."""
+        """The address for people, without what only a connection knows."""
 
     def write_script(self, steps: Sequence[Step], *, state: str, owner: str) -> str:
         """Write a script for a DBA; connects to nothing."""

@@ -44,13 +44,15 @@ class Names:
 
     dialect: str  # the folder beside this module
     default_schema: str  # of a name without a schema
+    has_catalogs: bool  # an address in a message names the database too
     has_legacy_columns: bool  # its queues have columns for endpoints of version 1
     has_row_security: bool  # the server hides state rows from other logins
     password_variable: str | None  # the environment variable that only this database's tools read
     parse_address: Callable[[str], QueueAddress]  # an address in a message
     parse_queue: Callable[[str], QueueAddress]  # a queue's name, as a user writes it
+    parse_destination: Callable[[str], QueueAddress]  # a name or an address in a row of a frame
     parse_table: Callable[[str], QueueAddress]  # the same for any existing table
-    print_address: Callable[[QueueAddress], str]  # canonical, as in messages
+    print_address: Callable[[QueueAddress], str]  # as in options and state tables
     quote_address: Callable[[QueueAddress], str]  # as an SQL identifier
     quote_name: Callable[[str], str]  # one part, as an SQL identifier
     split_list: Callable[[str], list[str]]  # names that commas separate
@@ -83,11 +85,13 @@ def _guess_sqlserver(_: str) -> QueueAddress | None:
 POSTGRESQL = Names(
     dialect="postgresql",
     default_schema="public",
+    has_catalogs=False,
     has_legacy_columns=False,
     has_row_security=True,
     password_variable="PGPASSWORD",  # noqa: S106 - the variable's name
     parse_address=parse_postgresql,
     parse_queue=name_postgresql,
+    parse_destination=name_postgresql,
     parse_table=table_postgresql,
     print_address=print_postgresql,
     quote_address=quote_postgresql,
@@ -100,11 +104,13 @@ POSTGRESQL = Names(
 SQLSERVER = Names(
     dialect="sqlserver",
     default_schema="dbo",
+    has_catalogs=True,
     has_legacy_columns=True,
     has_row_security=False,
     password_variable=None,
     parse_address=parse_sqlserver,
     parse_queue=name_sqlserver,
+    parse_destination=parse_sqlserver,
     parse_table=name_sqlserver,
     print_address=print_sqlserver,
     quote_address=quote_sqlserver,

@@ -18,7 +18,7 @@ The errors of this package, by what they are about.
     │   ├── queues           QueueNotFound · SchemaNotFound · NotAQueue · BodyStringMissing
     │   │                    QueueNotWritable · QueueElsewhere · QueueUnquoted · MessageChanged
     │   │                    DestinationRefused (and DestinationOfOther)
-    │   │                    DestinationLocked · DestinationChanged · MessageTooLarge
+    │   │                    DestinationLocked · DestinationChanged · MessageTooLarge · MoveRefused
     │   │                    DelayedQueueNotFound · SubscriptionsNotFound · SubscriberUnreachable
     │   └── state            StateNotInstalled · StateTooNew · StateOfOther
     ├── PayloadRefused · ReceiptSettled · ReceiptMoveRefused                  state
@@ -77,6 +77,7 @@ from sqlq_spark.errors.queues import (
     DestinationRefused,
     MessageChanged,
     MessageTooLarge,
+    MoveRefused,
     NotAQueue,
     QueueElsewhere,
     QueueNotFound,
@@ -158,6 +159,7 @@ __all__ = [
     "MissingDriver",
     "MissingOption",
     "MissingPackage",
+    "MoveRefused",
     "NotAQueue",
     "NotReachable",
     "NothingToSettle",

@@ -43,6 +43,18 @@ class NotAQueue(DatabaseFailure):
         super().__init__(queue, reason)
 
 
+class MoveRefused(DatabaseFailure):
+    """The server moves no delayed message into the queue as its table is."""
+
+    template = (
+        "delayed messages that are due cannot be moved into queue {0}: {1}. Fix this with: {2}. "
+        "Without delayedDelivery=true the stream can receive."
+    )
+
+    def __init__(self, queue: str, reason: str, fix: str) -> None:
+        super().__init__(queue, reason, fix)
+
+
 class BodyStringMissing(DatabaseFailure):
     """The column that includeBodyString=true reads does not exist."""
 

@@ -142,6 +142,26 @@ def check_loop(routes: dict[str, str], database: str) -> None:
         )
 
 
+def find_loop(routes: dict[str, str], connection: Connection) -> None:
+    """Reject a loop as `check_loop` does, also if a queue has two spellings."""
+    texts = [*routes, *routes.values()]
+    identities = connection.identities([connection.parsed(each) for each in texts])
+    read, sent = identities[: len(routes)], identities[len(routes) :]
+    for text, identity in zip(routes, read, strict=True):
+        if identity in sent:
+            check_loop({text: text}, connection.server)
+
+
+def whole_routes(routes: dict[str, str], received: Connection, sent: Connection) -> dict[str, str]:
+    """Return routes with the addresses as messages hold them, which name their databases."""
+    return {
+        received.canonical(received.names.parse_queue(queue)): sent.canonical(
+            sent.names.parse_queue(target)
+        )
+        for queue, target in routes.items()
+    }
+
+
 def one_database(first: Connection, second: Connection) -> bool:
     """
     Whether two sessions are in one database, even if their urls differ.
@@ -159,9 +179,12 @@ def one_database(first: Connection, second: Connection) -> bool:
     return False
 
 
-def check(settings: Settings) -> None:
+def check(settings: Settings) -> dict[str, str]:
     """
     Check that messages can be sent, before any are received.
+
+    Returns:
+        The routes, with the addresses that the source gives and that the target takes.
 
     Raises:
         QueueNotWritable: a target is not a queue, or this login may not send to it.
@@ -170,11 +193,11 @@ def check(settings: Settings) -> None:
     """
     source = SourceOptions.parse(settings.read())
     target = SinkOptions.parse(settings.write())
-    routes = settings.routes()
     with Session(source, "relay") as received, Session(target, "relay") as sent:
         connection = sent.open()
+        routes = whole_routes(settings.routes(), received.open(), connection)
         if one_database(received.open(), connection):
-            check_loop(routes, connection.server)
+            find_loop(routes, connection)
         elif settings.atomic:
             raise job.BadSettings(
                 f"setting atomic is true: expected one database, not {received.open().server} and "
@@ -183,6 +206,7 @@ def check(settings: Settings) -> None:
         queues = [connection.parsed(each) for each in dict.fromkeys(routes.values())]
         with transaction(connection, timeout=target.query_timeout):
             check_writable(connection, queues, target.allowed)
+    return routes
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
@@ -191,9 +215,9 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
 
     from sqlq_spark.functions import forward  # noqa: PLC0415
 
-    check(settings)
+    routes = check(settings)
     job.bind(spark, settings.checkpoint, SinkOptions.parse(settings.write()))
-    pairs = [F.lit(each) for pair in settings.routes().items() for each in pair]
+    pairs = [F.lit(each) for pair in routes.items() for each in pair]
     target = F.create_map(*pairs)[F.col("queue")]
 
     def start(read: dict[str, str]) -> StreamingQuery:

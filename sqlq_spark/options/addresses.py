@@ -29,6 +29,11 @@ def parse_queue(option: str, text: str, naming: Names) -> QueueAddress:
     return _parse(option, text, naming.parse_queue)
 
 
+def parse_destination(option: str, text: str, naming: Names) -> QueueAddress:
+    """Read where a row of a frame goes: a queue's name, or an address that a message holds."""
+    return _parse(option, text, naming.parse_destination)
+
+
 def parse_table(option: str, text: str, naming: Names) -> QueueAddress:
     """Read the name of an existing table, as `parse_queue`; it may be longer than a queue's."""
     return _parse(option, text, naming.parse_table)

@@ -60,13 +60,15 @@ def is_mentioned(mark: str, texts: pa.ChunkedArray) -> bool:
     return False
 
 
-def find_routes(texts: list[str | None], is_own: Callable[[str], bool]) -> Routes:
+def find_routes(
+    texts: list[str | None], find_own: Callable[[Collection[str]], Collection[str]]
+) -> Routes:
     """
     Read where rows belong, and take the header off all that have it.
 
     Args:
         texts: headers of the marked rows.
-        is_own: whether an address is that of the queue which is read.
+        find_own: which of some addresses name the queue that is read.
     """
     routes = Routes(list(texts), {}, {})
     for row, text in enumerate(texts):
@@ -74,11 +76,14 @@ def find_routes(texts: list[str | None], is_own: Callable[[str], bool]) -> Route
         if headers is None or FORWARD_DESTINATION not in headers:
             continue  # poison, or the mark is in another header
         destination = headers.pop(FORWARD_DESTINATION)
-        if destination is None or is_own(destination):
+        if destination is None:
             routes.texts[row] = dumps(headers)
         else:
             routes.headers[row] = headers
             routes.away.setdefault(destination, []).append(row)
+    for destination in find_own(routes.away.keys()):
+        for row in routes.away.pop(destination):
+            routes.texts[row] = dumps(routes.headers.pop(row))
     return routes
 
 

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import attempt
 from sqlq_spark.database.destinations import PATIENCE, RETURNED, Destinations, without_server
+from sqlq_spark.database.spellings import find_same
 from sqlq_spark.errors import (
     BadAddress,
     Cancelled,
@@ -86,9 +87,7 @@ def forward(
     if marked is None:
         return Forwarded(rows)
     own, mine = connection.printed(queue), rows.filter(marked)
-    routes = find_routes(
-        mine["headers"].to_pylist(), lambda text: canonical(connection, text) == own
-    )
+    routes = find_routes(mine["headers"].to_pylist(), partial(find_same, connection, queue))
     destinations = Destinations(connection, allowed, source=queue, by_header=True)
     work = Forwarding(destinations, own, errors, mine, routes)
     reasons = work.send()
@@ -98,14 +97,6 @@ def forward(
         log.info("%s: %d delayed messages forwarded", own, len(sent))
     gone = {*sent, *(routes.rows_of(reasons) if failed else ())}
     return Forwarded(deliver(rows, marked, routes.texts, gone), len(sent), failed)
-
-
-def canonical(connection: Connection, text: str) -> str | None:
-    """Write an untrusted address in its canonical form; None: it is not an address."""
-    try:
-        return connection.printed(connection.parsed(text))
-    except BadAddress:
-        return None
 
 
 class Forwarding:

@@ -211,7 +211,7 @@ def save(connection: Connection, task: Task, kept: Kept, *, login: str, origin: 
     connection.run(
         "save_receipt",
         **receipt_values(task, login),
-        queue_name=connection.printed(task.queue),
+        queue_name=connection.names.print_address(task.queue),
         messages=kept.rows.num_rows,
         expired=kept.expired,
         diverted=kept.diverted,

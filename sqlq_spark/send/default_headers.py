@@ -33,6 +33,7 @@ class DefaultHeaders:
     frame: Frame
     options: SinkOptions
     own: Own  # the rows' own headers
+    own_address: Callable[[str], str]  # writes a reply address as messages hold it
     explicit: dict[str, pa.Array]  # header → its values from columns of the frame
     fresh: pa.Array  # two new ids for each row
     lifetime: pa.Array  # milliseconds until a message expires, or null
@@ -75,7 +76,8 @@ class DefaultHeaders:
 
     def reply_to_address(self) -> pa.Array | None:
         """Return the column `replyToAddress`; the option's value where it is null."""
-        option = pa.scalar(self.options.reply_to_address, pa.string())
+        text = self.options.reply_to_address
+        option = pa.scalar(None if text is None else self.own_address(text), pa.string())
         return or_none(pc.coalesce(self.explicit[wire.REPLY_TO_ADDRESS], option))
 
     def joined_with_own(self) -> pa.Array:

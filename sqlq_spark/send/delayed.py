@@ -79,7 +79,7 @@ def store_delayed(
         table = options.delayed_address or delayed_of(queue)
         lock_table(destinations, table, queue)
         mine = rows if len(chosen) == 1 else rows.filter(own)
-        headers = set_forward_destination(mine["headers"], connection.printed(queue))
+        headers = set_forward_destination(mine["headers"], connection.canonical(queue))
         connection.load(table, mine.set_column(0, "headers", headers))
 
 

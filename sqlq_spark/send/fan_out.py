@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sqlq_spark.database.spellings import unite
 from sqlq_spark.errors import BadAddress, QueueNotFound, SubscriberUnreachable
 from sqlq_spark.send.subscriptions import list_subscriptions
 from sqlq_spark.send.topics import join_topics
@@ -132,14 +133,14 @@ class FanOut:
                 is not trusted.
         """
         connection = self.connection
-        queues: dict[Subscription, QueueAddress] = {}
+        parsed: dict[Subscription, QueueAddress] = {}
         for each in subscriptions:
             try:
-                queues[each] = connection.parsed(
-                    connection.printed(connection.parsed(each.address))
-                )
+                parsed[each] = connection.parsed(each.address)
             except BadAddress as error:
                 raise unreachable(each, f"is no address ({error.args[1]})") from None
+        first = unite(connection, parsed.values())
+        queues = {each: first[queue] for each, queue in parsed.items()}
         reasons = self.destinations.find_refused(self.destinations.undecided(queues.values()))
         for each, queue in queues.items():
             if isinstance(reasons.get(queue), QueueNotFound):

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.errors import BadMessage, BadOption
-from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.addresses import parse_destination
 from sqlq_spark.send import delays
 from sqlq_spark.send.own_headers import Own, OwnMaps, OwnTexts, default
 from sqlq_spark.wire import headers as wire
@@ -46,6 +46,17 @@ class Frame:
         found = self.column(name)
         return pa.nulls(self.rows, pa.string()) if found is None else found.cast(pa.string())
 
+    def addresses(self, name: str, write: Callable[[str], str]) -> pa.Array:
+        """Return a column of addresses as `write` writes them; nulls where the frame has none."""
+        coded = self.text(name).dictionary_encode()
+        known = []
+        for code, text in enumerate(coded.dictionary.to_pylist()):
+            try:
+                known.append(write(text))
+            except BadOption as error:
+                self.refuse(pc.equal(coded.indices, code), str(error))
+        return pa.array(known, pa.string()).take(coded.indices)
+
     def check_queues(self, queues: pa.Array, topics: pa.Array | None, options: SinkOptions) -> None:
         """Refuse a row without a destination, or with a name that no queue can have."""
         if options.address is None:
@@ -56,7 +67,7 @@ class Frame:
             self.refuse(nowhere, neither)
         for name in pc.unique(queues.drop_null()).to_pylist():
             try:
-                parse_queue("queue", name, options.naming)
+                parse_destination("queue", name, options.naming)
             except BadOption as error:
                 self.refuse(pc.equal(queues, name), str(error))
 

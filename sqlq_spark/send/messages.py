@@ -49,6 +49,7 @@ class Sender:
     seed: bytes | None = None  # the same seed gives the same message ids again
     sent: datetime | None = None
     clock: Callable[[], datetime] = own_clock  # decides what has expired since it was received
+    own_address: Callable[[str], str] = str  # writes a reply address as messages hold it
 
     def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Yield messages in tables of CHUNK_ROW, each of about CHUNK_BYTES at most."""
@@ -109,12 +110,13 @@ class Sender:
             return frame.headers_as_received(id_texts(fresh[::2]))
         explicit = {
             wire.CORRELATION_ID: frame.text("correlationId"),
-            wire.REPLY_TO_ADDRESS: frame.text("replyToAddress"),
+            wire.REPLY_TO_ADDRESS: frame.addresses("replyToAddress", self.own_address),
         } | delays.delay_headers(later, sent)
         defaults = DefaultHeaders(
             frame=frame,
             options=self.options,
             own=frame.headers(explicit),
+            own_address=self.own_address,
             explicit=explicit,
             fresh=fresh,
             lifetime=lifetime,

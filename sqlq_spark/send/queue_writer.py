@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import Destinations
+from sqlq_spark.database.spellings import unite
 from sqlq_spark.errors import MissingOption
-from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.addresses import parse_destination
 from sqlq_spark.send import delayed, subscriptions
 from sqlq_spark.send.fan_out import FanOut, count_unheard
 from sqlq_spark.send.topics import topics_of
@@ -70,7 +71,7 @@ class QueueWriter:
         rows = add_expires(self.connection, chunk)
         if self.options.fills_legacy_columns:
             rows = with_legacy_columns(rows)
-        chosen = rows_by_queue(chunk, self.options)
+        chosen = unite_spellings(self.connection, rows_by_queue(chunk, self.options))
         self.destinations.lock_and_check(chosen)
         topics = topics_of(chunk)
         if topics is not None:
@@ -123,13 +124,27 @@ def rows_by_queue(chunk: pa.Table, options: SinkOptions) -> dict[QueueAddress, p
     return chosen if sent is None else {at: pc.and_(own, sent) for at, own in chosen.items()}
 
 
+def unite_spellings(
+    connection: Connection, chosen: dict[QueueAddress, pa.ChunkedArray]
+) -> dict[QueueAddress, pa.ChunkedArray]:
+    """Put the rows of all spellings of a queue together, so that they keep their order."""
+    if len(chosen) == 1:
+        return chosen
+    first = unite(connection, chosen)
+    united: dict[QueueAddress, pa.ChunkedArray] = {}
+    for queue, rows in chosen.items():
+        one = first[queue]
+        united[one] = pc.or_(united[one], rows) if one in united else rows
+    return united
+
+
 def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
     """Return where a row goes; `name` is its own queue, untrusted, or None for the sink's."""
     if name is None:
         if options.address is None:
             raise MissingOption("queue", "a queue's name, or a column queue without nulls")
         return options.address
-    return parse_queue("queue (column)", name, options.naming)
+    return parse_destination("queue (column)", name, options.naming)
 
 
 def check_destination(connection: Connection, options: SinkOptions) -> None:
@@ -177,6 +192,21 @@ def database_clock(session: Session) -> datetime:
     """Return the database's time, which decides when messages expire."""
     found: datetime = session.do(lambda connection: connection.rows("clock")[0][0])
     return found.replace(tzinfo=UTC)
+
+
+def own_address(session: Session, options: SinkOptions, text: str) -> str:
+    """
+    Return a reply address as it must stand in a message.
+
+    An endpoint with another default database would answer into that one, so the address names ours.
+
+    Raises:
+        BadOption: the text is no queue's name.
+    """
+    naming = options.naming
+    if not naming.has_catalogs:
+        return text
+    return session.open().canonical(parse_destination("replyToAddress", text, naming))
 
 
 # ---------------------------------------------------------------- messages without a subscriber

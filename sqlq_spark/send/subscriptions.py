@@ -73,7 +73,7 @@ def subscribe(
         BadOption: the table cannot hold it, or the topic is no full name.
         QueueNotFound: the queue is not there; with it in the table, each publisher would fail.
     """
-    subscription = Subscription(topic, endpoint, connection.printed(queue))
+    subscription = Subscription(topic, endpoint, connection.canonical(queue))
     subscription.check()
     if not connection.columns(queue):
         raise QueueNotFound(subscription.address, connection.server)

@@ -63,6 +63,7 @@ OPENING_OR_COMMA = re.compile(r"(?:(?:\A|,)\s*|@)\[|,")
 CLOSING = re.compile(r"(?<!\])\](?:\]\])*(?!\])")  # in a run of brackets, pairs belong to the name
 # addresses as we write them: PostgreSQL's ends with a quote, SQL Server's with a bracket
 QUOTED = r'"(?:[^"]|"")*"'
+BRACKETED_TABLE = re.compile(rf"({BRACKETS})(?:@|\Z)")
 CANONICAL = re.compile(
     rf"(?:{QUOTED}\.{QUOTED}|(?:{BRACKETS}|[^@\[][^@]*)(?:@{BRACKETS}){{1,2}})(?:, |\Z)"
 )
@@ -118,15 +119,29 @@ def parse_sqlserver(text: str) -> QueueAddress:
     """
     Read an address as it stands in a message: `table@[schema]@[catalog]`, the latter two optional.
 
+    The table is the text up to the first `@`, brackets included, as the transport reads it. So
+    `[Orders]@[dbo]` names a table called `[Orders]`. The transport has no address for a table with
+    an `@` in its name. `message_sqlserver` writes that one in brackets, and it is read so.
+
     Args:
-        text: `]]` inside brackets is one bracket; `[]` is the default schema or catalog. Every
-            part may be bracketed, the table too, or else ends at the next `@`.
+        text: in schema and catalog `]]` inside brackets is one bracket, and `[]` is the default. A
+            part without brackets ends at the next `@`.
 
     Raises:
         BadAddress: an empty or unclosed part, more than three, or a name SQL Server cannot hold.
     """
     _check_length(text)
-    return _address(_split(text, SQLSERVER), text, SQLSERVER)
+    if _has_at_in_table(text):
+        return _address(_split(text, SQLSERVER), text, SQLSERVER)
+    table, at, _ = text.partition("@")
+    rest = _split(text, SQLSERVER, len(table) + 1) if at else ()
+    return _address([table, *rest], text, SQLSERVER)
+
+
+def _has_at_in_table(text: str) -> bool:
+    """Whether an address begins with a table in brackets, as only `message_sqlserver` writes it."""
+    found = BRACKETED_TABLE.match(text)
+    return found is not None and "@" in found[1] and "@[" not in found[1]
 
 
 def name_postgresql(text: str) -> QueueAddress:
@@ -161,18 +176,17 @@ def table_postgresql(text: str) -> QueueAddress:
 
 def name_sqlserver(text: str) -> QueueAddress:
     """
-    Read what a user writes as a queue: an address if it is bracketed or holds `@`, else one table.
+    Read what a user writes as a queue: as `print_sqlserver` writes it, or in fewer brackets.
 
     Args:
         text: `Shop.Orders` is one table in the default schema; `Shop.Orders@[sales]` names it.
+            Every part may be bracketed. Unlike in a message, the table too.
 
     Raises:
         BadAddress: as `parse_sqlserver`.
     """
-    if text.startswith("[") or "@" in text:
-        return parse_sqlserver(text)
     _check_length(text)
-    return _address([text], text, SQLSERVER)
+    return _address(_split(text, SQLSERVER), text, SQLSERVER)
 
 
 def _check_length(text: str) -> None:
@@ -272,10 +286,9 @@ def print_postgresql(address: QueueAddress, default_schema: str = "public") -> s
 
 def print_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
     """
-    Write the canonical address, `table@[schema]` or `table@[schema]@[catalog]`.
+    Write an address for people and state tables: `table@[schema]`, with `@[catalog]` if any.
 
-    The table has no brackets, as the transport writes it. If it contains `@` or begins with `[`, it
-    is bracketed, so that it can be parsed again.
+    A table that contains `@` or begins with `[` is bracketed, so that `name_sqlserver` can read it.
 
     Raises:
         BadAddress: a name SQL Server cannot hold.
@@ -284,6 +297,20 @@ def print_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
     table, *rest = (_quote(name, SQLSERVER) for name in names)
     plain = "@" not in address.table and not address.table.startswith("[")
     return "@".join([address.table if plain else table, *rest])
+
+
+def message_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
+    """
+    Write an address for a message, as the transport does; `parse_sqlserver` reads it.
+
+    Only a table that contains `@` is bracketed, for which the transport has no address.
+
+    Raises:
+        BadAddress: a name SQL Server cannot hold.
+    """
+    names = _names(address, default_schema, SQLSERVER)
+    table, *rest = (_quote(name, SQLSERVER) for name in names)
+    return "@".join([table if "@" in address.table else address.table, *rest])
 
 
 def quote_postgresql(address: QueueAddress, default_schema: str = "public") -> str:
@@ -343,10 +370,9 @@ def _names(address: QueueAddress, default_schema: str, notation: Notation) -> li
     return names
 
 
-def _split(text: str, notation: Notation) -> list[str | None]:
+def _split(text: str, notation: Notation, at: int = 0) -> list[str | None]:
     """Cut an address at its separators: the parts unquoted, the table first, None for a default."""
     parts: list[str | None] = []
-    at = 0
     while at <= len(text):
         read = _quoted_part if text.startswith(notation.opening, at) else _plain_part
         part, stop = read(text, at, notation)

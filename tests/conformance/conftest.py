@@ -149,21 +149,26 @@ class Bench:
     @property
     def printed(self) -> str:
         """The queue's canonical address."""
+        return self.desk.printed(self.queue)
+
+    @property
+    def stated(self) -> str:
+        """How options and state tables name the queue; on SQL Server without its database."""
         return database.of(self.dotnet.url).printed(self.queue)
 
     def address(self, table: str) -> str:
         """The canonical address of a table beside the queue."""
-        return database.of(self.dotnet.url).printed(QueueAddress(table, self.dotnet.schema))
+        return self.desk.printed(QueueAddress(table, self.dotnet.schema))
 
     def source(self, **raw: str) -> SourceOptions:
         """Options of a stream of the queue, or of `queues`, by their public names."""
         given = {"url": self.dotnet.url, "stateSchema": self.dotnet.state}
-        given |= {} if "queues" in raw else {"queue": self.printed}
+        given |= {} if "queues" in raw else {"queue": self.stated}
         return SourceOptions.parse({**given, "queryTimeout": f"{TIMEOUT:g}s", **raw})
 
     def sink(self, **raw: str) -> SinkOptions:
         """Options of a writer into the queue."""
-        given = {"url": self.dotnet.url, "queue": self.printed, "stateSchema": self.dotnet.state}
+        given = {"url": self.dotnet.url, "queue": self.stated, "stateSchema": self.dotnet.state}
         return SinkOptions.parse({**given, "queryTimeout": f"{TIMEOUT:g}s", **raw})
 
     def session(self, application: str = "", **raw: str) -> Session:
@@ -242,7 +247,7 @@ class Bench:
     @property
     def who(self) -> Claim:
         """The one driver of `new_stream`'s streams."""
-        return Claim(driver="the driver", queue=self.printed, state_schema=self.dotnet.state)
+        return Claim(driver="the driver", queue=self.stated, state_schema=self.dotnet.state)
 
     def ack(self, stream: str, batch: int, connection: Connection | None = None) -> Acknowledged:
         """Acknowledge a batch, as the driver of `new_stream`."""

@@ -97,8 +97,8 @@ def test_a_choice_takes_what_fits_all_of_it(bare: Bench) -> None:
     assert count(exceptions=frozenset({"Late"})) == 1
     assert count(exceptions=frozenset({"Shop.Late", "System.Bad", "System"})) == 2
     assert count(exceptions=frozenset({""})) == 0
-    assert count(failed_queue=bare.printed) == 3
-    assert count(failed_queue="other") == 0
+    assert count(failed_queue=bare.queue) == 3
+    assert count(failed_queue=QueueAddress("other")) == 0
     assert (count(since=at), count(until=at), count(since=at, until=at)) == (2, 0, 0)
     assert count(ids=frozenset({"a", "b"}), exceptions=frozenset({"Bad"})) == 1
 

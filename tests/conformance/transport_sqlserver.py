@@ -33,6 +33,7 @@ _AFTER = """;
 IF (@NOCOUNT = 'ON') SET NOCOUNT ON;
 IF (@NOCOUNT = 'OFF') SET NOCOUNT OFF;
 """
+_ADDRESS = re.compile(r"({0}(?=@)|[^@]+)@({0})@({0})".format(r"\[(?:[^\]]|\]\])+\]"))
 # {there}: whether the table is there; {make} makes it. Looked again under the lock.
 _INSTALL = """
 IF NOT {there}
@@ -191,9 +192,9 @@ class SQLServer(Database):
         return made
 
     def address(self, table: str) -> str:
-        """As Database."""
-        plain = "@" not in table and not table.startswith("[")
-        return f"{table if plain else bracketed(table)}@{bracketed(self.schema)}"
+        """As Database; an endpoint's always names the database."""
+        name = table if "@" not in table else bracketed(table)
+        return f"{name}@{bracketed(self.schema)}@{bracketed(Target.parse(self.url).database)}"
 
     def ask(
         self, session: Any, text: str, table: Table, *, to: Table | None = None, **values: Any
@@ -254,15 +255,17 @@ def bracketed(name: str) -> str:
 
 def quoted(address: Table) -> str:
     """
-    Schema and table of an address, as SQL names them.
+    Schema and table of an address, as SQL names them, with the database if it is named.
 
     Raises:
-        ValueError: a text that is no canonical address, `table@[schema]`.
+        ValueError: a text that is no canonical address, `table@[schema]@[catalog]`.
     """
     if not isinstance(address, str):
-        return f"{bracketed(address.schema or 'dbo')}.{bracketed(address.table)}"
-    found = re.fullmatch(r"(\[(?:[^\]]|\]\])+\]|[^@\[][^@]*)@(\[(?:[^\]]|\]\])+\])", address)
+        database = "" if address.catalog is None else f"{bracketed(address.catalog)}."
+        return f"{database}{bracketed(address.schema or 'dbo')}.{bracketed(address.table)}"
+    found = _ADDRESS.fullmatch(address)
     if found is None:
         raise ValueError(address)
-    table, schema = found.groups()
-    return f"{schema}.{table if table.startswith('[') else bracketed(table)}"
+    table, schema, database = found.groups()
+    bare = table if "@" in table else bracketed(table)
+    return f"{database}.{schema}.{bare}"

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from conformance.first_checks import CHECKS
 
 from sqlq_spark.database.postgresql import url as postgresql_url
 from sqlq_spark.database.sqlserver import url as sqlserver_url
@@ -180,6 +181,14 @@ def test_the_parameters_of_a_sql_server_url_are_known() -> None:
     with pytest.raises(BadOption) as refused:
         sqlserver_url.Target.parse("sqlserver://host/shop?nope=1")
     assert named <= set(re.findall(r"\w+", str(refused.value)))
+
+
+def test_the_list_of_what_was_checked_names_each_check_of_first_contact() -> None:
+    """Each of them once, and no other."""
+    cells = " ".join(row[2] for row in table("docs/sqlserver.md", "checked").rows)
+    named = re.findall(r"`([a-z]+(?:_[a-z]+)+|rights|fence|identity|escalation)`", cells)
+
+    assert sorted(set(named) - {"sp_tableoption"}) == sorted(each.__name__ for each in CHECKS)
 
 
 def test_the_modes_of_tls_are_libpqs() -> None:

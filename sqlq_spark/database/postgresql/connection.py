@@ -35,7 +35,7 @@ from sqlq_spark.database.postgresql.url import redact
 from sqlq_spark.wire.address import parse_postgresql, print_postgresql, quote_postgresql
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from adbc_driver_postgresql import dbapi
 
@@ -185,12 +185,20 @@ class Connection:
         self.rows("patience", milliseconds=str(max(1, int(limit * 1000))))
 
     def printed(self, address: QueueAddress) -> str:
+        """Return the canonical address."""
+        return printed(address)
+
+    def canonical(self, address: QueueAddress) -> str:
         """Return the canonical address, as messages contain it."""
         return printed(address)
 
     def parsed(self, text: str) -> QueueAddress:
         """Read an address from a message, which is untrusted."""
         return parse_postgresql(text)
+
+    def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
+        """Return the addresses with their schemas: a table has one spelling."""
+        return [self.names.qualify(each) for each in addresses]
 
     def close(self) -> None:
         """End the session; the server undoes what was not committed."""

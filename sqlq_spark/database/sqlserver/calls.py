@@ -75,6 +75,7 @@ def quoted_words(
         catalog = "" if address.catalog is None else f"{bracketed(address.catalog)}."
         found[role] = quoted
         found[f"{role}_text"] = literal(quoted)
+        found[f"{role}_schema_text"] = literal(address.schema or "dbo")
         found[f"{role}_catalog"] = catalog
         found[f"{role}_lock"] = lock_of(quoted, catalog)
     return found

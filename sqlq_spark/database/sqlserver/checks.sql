@@ -118,13 +118,6 @@ SELECT law.name, law.severity, law.found, law.fix
      CASE WHEN @delayed = 1 THEN 1 END,
      N'a table of delayed messages, and no queue',
      N'name its queue; `sqlqueue move-due` moves what is due into that'),
-    (N'trigger', CASE WHEN f.may_receive = 1 THEN N'error' ELSE N'note' END,
-     CASE WHEN @delayed = 0 AND EXISTS (SELECT 1
-                                          FROM {queue_catalog}sys.triggers AS g
-                                         WHERE g.parent_id = @table AND g.is_disabled = 0)
-          THEN 1 END,
-     N'it has a trigger. With a trigger neither .NET endpoints nor a stream can receive',
-     CONCAT(N'DISABLE TRIGGER ALL ON ', @named)),
     (N'expires_index', N'warning',
      CASE WHEN @expiring = 1 AND NOT EXISTS (
                     SELECT 1 FROM @indexed AS i WHERE i.first_column = N'Expires')
@@ -168,12 +161,26 @@ SELECT law.name, law.severity, law.found, law.fix
      CONCAT(N'GRANT INSERT ON ', @named, N' TO ', @login))
     ) AS law (name, severity, broken, found, fix)
  WHERE @table IS NOT NULL AND law.broken = 1
+UNION ALL
+SELECT N'trigger',
+       CASE WHEN HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'DELETE') = 0 THEN N'note' ELSE N'error' END,
+       CONCAT(N'its trigger ', QUOTENAME(g.name COLLATE DATABASE_DEFAULT),
+              N' runs on DELETE: with it neither .NET endpoints nor a stream can receive'),
+       CONCAT(N'DISABLE TRIGGER ', QUOTENAME({queue_schema_text}), N'.',
+              QUOTENAME(g.name COLLATE DATABASE_DEFAULT), N' ON ', @named)
+  FROM {queue_catalog}sys.triggers AS g
+ WHERE g.parent_id = @table AND g.is_disabled = 0 AND @delayed = 0
+   AND EXISTS (SELECT 1
+                 FROM {queue_catalog}sys.trigger_events AS e
+                WHERE e.object_id = g.object_id AND e.type_desc = N'DELETE')
 
 -- name: check_delayed
 -- What is wrong with a table of delayed messages, from the catalogue alone; nothing where it is absent.
--- Who has no right there may do without.
+-- Who has no right there may do without. What is due leaves it by OUTPUT INTO the queue, which the server
+-- refuses if the queue has a trigger, a CHECK, or a foreign key on either side (errors 331 to 333).
 -- Returns: as check_queue
 DECLARE @table int = OBJECT_ID({delayed_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
+DECLARE @into int = OBJECT_ID({queue_text}, N'U');
 DECLARE @named nvarchar(776) = {delayed_text};
 SELECT N'delayed_column' AS name, N'error' AS severity,
        CONCAT(N'column ', wanted.name, N' is missing: messages cannot be delayed or moved') AS found,
@@ -216,6 +223,38 @@ SELECT law.name, law.severity, law.found, law.fix
      CONCAT(N'GRANT INSERT ON ', @named, N' TO ', @login))
     ) AS law (name, severity, broken, found, fix)
  WHERE @table IS NOT NULL AND law.broken = 1
+UNION ALL
+SELECT law.name,
+       CASE WHEN HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'DELETE') = 0
+            THEN N'note' ELSE N'error' END,
+       CONCAT(law.found, N': with it neither .NET endpoints nor a stream can move what is due into it'),
+       law.fix
+  FROM (SELECT N'move_trigger' AS name,
+               CONCAT(N'its trigger ', QUOTENAME(g.name COLLATE DATABASE_DEFAULT), N' is enabled') AS found,
+               CONCAT(N'DISABLE TRIGGER ', QUOTENAME({queue_schema_text}), N'.',
+                      QUOTENAME(g.name COLLATE DATABASE_DEFAULT), N' ON ', {queue_text}) AS fix
+          FROM {queue_catalog}sys.triggers AS g
+         WHERE g.parent_id = @into AND g.is_disabled = 0
+        UNION ALL
+        SELECT N'move_foreign_key',
+               CONCAT(N'foreign key ', QUOTENAME(k.name COLLATE DATABASE_DEFAULT),
+                      CASE WHEN k.parent_object_id = @into
+                           THEN N' is on it' ELSE N' refers to it' END),
+               CONCAT(N'ALTER TABLE ', QUOTENAME(s.name COLLATE DATABASE_DEFAULT), N'.',
+                      QUOTENAME(o.name COLLATE DATABASE_DEFAULT), N' DROP CONSTRAINT ',
+                      QUOTENAME(k.name COLLATE DATABASE_DEFAULT))
+          FROM {queue_catalog}sys.foreign_keys AS k
+          JOIN {queue_catalog}sys.objects AS o ON o.object_id = k.parent_object_id
+          JOIN {queue_catalog}sys.schemas AS s ON s.schema_id = o.schema_id
+         WHERE @into IN (k.parent_object_id, k.referenced_object_id)
+        UNION ALL
+        SELECT N'move_check',
+               CONCAT(N'its constraint ', QUOTENAME(k.name COLLATE DATABASE_DEFAULT), N' is a CHECK'),
+               CONCAT(N'ALTER TABLE ', {queue_text}, N' NOCHECK CONSTRAINT ',
+                      QUOTENAME(k.name COLLATE DATABASE_DEFAULT))
+          FROM {queue_catalog}sys.check_constraints AS k
+         WHERE k.parent_object_id = @into AND k.is_disabled = 0) AS law
+ WHERE @table IS NOT NULL
 
 -- name: check_server
 -- What holds messages of any queue of this database: old transactions elsewhere; and whether the

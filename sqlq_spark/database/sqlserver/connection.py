@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlq_spark import errors
@@ -26,7 +26,11 @@ from sqlq_spark.database.sqlserver.calls import (
     fill_names,
     find_table,
 )
-from sqlq_spark.database.sqlserver.destinations import find_destinations, find_locks
+from sqlq_spark.database.sqlserver.destinations import (
+    find_destinations,
+    find_identities,
+    find_locks,
+)
 from sqlq_spark.database.sqlserver.errors import (
     MAYBE_OLD,
     Place,
@@ -46,13 +50,14 @@ from sqlq_spark.database.sqlserver.weigh import WEIGHED_BY, cut_step
 from sqlq_spark.wire.address import (
     QueueAddress,
     bracketed,
+    message_sqlserver,
     parse_sqlserver,
     print_sqlserver,
     quote_sqlserver,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -63,6 +68,7 @@ if TYPE_CHECKING:
 # Settings of each session. English, because one driver reports an error by its sentence only.
 # In a deadlock the server ends a session of LOW priority: ours, which tries again.
 SETTINGS = "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english; SET DEADLOCK_PRIORITY LOW"
+CATALOG = "SELECT DB_NAME() AS catalog"
 # statement → whether a transaction is open after it
 # they are sent without sp_executesql, at whose end their settings and transactions would end
 DIRECT = {
@@ -172,13 +178,14 @@ class Connection:
         self.server = server
         self.state = state
         self.application = application
+        self.catalog: str | None = None  # the database's name; known after `settle`
 
     def settle(self) -> None:
-        """Make the session's own settings."""
+        """Make the session's own settings, and read which database it is in."""
         self._raw.timeout = whole_seconds(self._timeout)
-        self._do(
-            "connect", f"{SETTINGS}; SET CONTEXT_INFO {context_info(self.application)}", (), {}
-        )
+        context = f"SET CONTEXT_INFO {context_info(self.application)}"
+        text = f"/* sqlqueue:connect */ {SETTINGS}; {context}; {CATALOG}"
+        self.catalog = next((name for (name,) in self._do("connect", text, (), {})), None)
 
     def run(
         self,
@@ -324,12 +331,28 @@ class Connection:
         self.rows("patience", milliseconds=str(max(1, int(limit * 1000))))
 
     def printed(self, address: QueueAddress) -> str:
-        """Return the canonical address, as messages contain it."""
-        return printed(address)
+        """Return the address with its schema and database, as users read and write it."""
+        return printed(self._whole(address))
+
+    def canonical(self, address: QueueAddress) -> str:
+        """Return the address with its schema and database, as messages contain it."""
+        return message_sqlserver(self._whole(address))
 
     def parsed(self, text: str) -> QueueAddress:
         """Read an address from a message, which is untrusted."""
         return parse_sqlserver(text)
+
+    def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
+        """
+        Return a value for each address; the values of two spellings of one table are equal.
+
+        The server decides, because case may matter or not. A table that is not there, or that this
+        login may not see, is known by its address.
+        """
+        whole = [self._whole(each) for each in addresses]
+        distinct = list(dict.fromkeys(whole))
+        found = find_identities(self, distinct) if len(distinct) > 1 else {}
+        return [found.get(each, each) for each in whole]
 
     def close(self) -> None:
         """End the session; the server undoes what was not committed."""
@@ -341,6 +364,11 @@ class Connection:
             self._raw.close()
 
     # ------------------------------------------------------------ inside
+
+    def _whole(self, address: QueueAddress) -> QueueAddress:
+        """Return the address with its schema, and with this database if it names none."""
+        whole = self.names.qualify(address)
+        return whole if whole.catalog is not None else replace(whole, catalog=self.catalog)
 
     def _fill_names(self, text: str, tables: dict[str, QueueAddress]) -> str:
         """Return a statement with its names, for the columns that the table has."""
@@ -368,7 +396,7 @@ class Connection:
             return self._shape(tables["queue"])
         except errors.QueueNotFound:
             if "due" not in self._shape(tables["delayed"]):
-                name = printed(tables["delayed"])
+                name = self.printed(tables["delayed"])
                 raise errors.NotAQueue(name, "it has no column Due") from None
             raise
 
@@ -377,7 +405,7 @@ class Connection:
         if queue not in self._columns:
             found = self.columns(queue)
             if not found:
-                raise errors.QueueNotFound(printed(queue), self.server)
+                raise errors.QueueNotFound(self.printed(queue), self.server)
             self._columns[queue] = found
         return self._columns[queue]
 
@@ -437,7 +465,7 @@ class Connection:
         level = self._level() if failure.number in MAYBE_OLD else 0
         place = Place(
             statement=statement,
-            target=self.state if queue is None else printed(queue),
+            target=self.state if queue is None else self.printed(queue),
             table=bracketed(self.state) if queue is None else quote_sqlserver(queue),
             is_state=queue is None,
             server=self.server,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import Destination
 from sqlq_spark.wire.address import quote_sqlserver
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from sqlq_spark.database import Connection
     from sqlq_spark.wire.address import QueueAddress
@@ -23,16 +23,7 @@ def find_destinations(
     source: QueueAddress | None,
 ) -> dict[QueueAddress, Destination]:
     """Return what is known of some tables; those that are not there are left out."""
-    names = ["RowVersion" if each == "seq" else each for each in columns]
-    tables = [
-        {
-            "place": at,
-            "name": quote_sqlserver(queue),
-            "catalog": queue.catalog,
-            "columns": names,
-        }
-        for at, queue in enumerate(queues)
-    ]
+    tables = places_of(queues, ["RowVersion" if each == "seq" else each for each in columns])
     read = None if source is None else quote_sqlserver(source)
     rows = connection.rows("destinations", places=json.dumps(tables), source_table=read)
     found = {at: Destination(*facts) for at, *facts in rows}
@@ -44,6 +35,28 @@ def find_destinations(
         queues[at]: each if each.plain else replace(each, code=code.get(each.identity))
         for at, each in found.items()
     }
+
+
+def find_identities(
+    connection: Connection, queues: Sequence[QueueAddress]
+) -> dict[QueueAddress, Hashable]:
+    """Return the database and the object of some tables; those that are not there are left out."""
+    tables = json.dumps(places_of(queues, []))
+    rows = connection.rows("destinations", places=tables, source_table=None)
+    return {queues[at]: (catalog, identity) for at, identity, catalog, *_ in rows}
+
+
+def places_of(queues: Sequence[QueueAddress], columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Return tables as the statements `destinations` and `destination_code` take them."""
+    return [
+        {
+            "place": at,
+            "name": quote_sqlserver(queue),
+            "catalog": queue.catalog,
+            "columns": list(columns),
+        }
+        for at, queue in enumerate(queues)
+    ]
 
 
 def find_locks(found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:

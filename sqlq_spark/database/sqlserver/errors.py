@@ -62,8 +62,8 @@ FIXES = {
     "to {1}",
     333: "no due message can be moved into {0}, because of that CHECK. .NET endpoints cannot move "
     "it either. Disable it: ALTER TABLE {1} NOCHECK CONSTRAINT {2}",
-    334: "the table of {0} has a trigger, so nothing can be received from it: "
-    "DISABLE TRIGGER ALL ON {1}",
+    334: "the table of {0} has a trigger on DELETE, so nothing can be received from it; "
+    "`sqlqueue doctor` prints the statement that disables it",
     51901: "column Headers of {0} is a varchar, which would store question marks: "
     "ALTER TABLE {1} ALTER COLUMN Headers nvarchar(max) NOT NULL",
     1101: "a DBA must add space to the filegroup",

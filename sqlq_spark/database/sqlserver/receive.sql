@@ -169,8 +169,10 @@ SET NOCOUNT ON
 WITH asked AS (
     SELECT w.place, w.name, w.columns,
            OBJECT_ID(w.name, N'U') AS id,
-           CASE WHEN w.catalog = DB_NAME() THEN NULL ELSE w.catalog END AS catalog,
-           CASE WHEN w.catalog IS NULL OR w.catalog = DB_NAME()
+           CASE WHEN w.catalog IS NULL OR DB_ID(w.catalog) = DB_ID() THEN NULL
+                WHEN DB_ID(w.catalog) IS NULL THEN w.catalog
+                ELSE COALESCE(DB_NAME(DB_ID(w.catalog)), w.catalog) END AS catalog,
+           CASE WHEN w.catalog IS NULL OR DB_ID(w.catalog) = DB_ID()
                 THEN OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId') END AS owner_id,
            OBJECTPROPERTY(OBJECT_ID(@source_table, N'U'), N'OwnerId') AS source_owner
       FROM OPENJSON(@places) WITH (place bigint '$.place', name nvarchar(776) '$.name',
@@ -207,7 +209,7 @@ WITH part AS (
     SELECT CAST(OBJECT_ID(w.name, N'U') AS bigint) AS place,
            OBJECT_ID(w.name, N'U') AS id,
            w.name,
-           CASE WHEN w.catalog IS NULL OR w.catalog = DB_NAME() THEN 1 ELSE 0 END AS here,
+           CASE WHEN w.catalog IS NULL OR DB_ID(w.catalog) = DB_ID() THEN 1 ELSE 0 END AS here,
            OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId') AS owner_id
       FROM OPENJSON(@places) WITH (name nvarchar(776) '$.name',
                                    catalog nvarchar(128) '$.catalog') AS w

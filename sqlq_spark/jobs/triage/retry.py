@@ -234,7 +234,7 @@ class Retry:
                 timeout=self.source.query_timeout,
                 allowed=self.source.allowed,
             )
-            return {text: connection.printed(each) for text, each in there.items()}, reasons
+            return {text: connection.canonical(each) for text, each in there.items()}, reasons
 
     def _free(self, request: str) -> int:
         """Remove a given-up request from its rows; returns their number."""
