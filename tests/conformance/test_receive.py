@@ -52,7 +52,7 @@ def test_a_message_arrives_as_the_endpoint_sent_it(bench: Bench) -> None:
     weight = 3 * len(text.encode()) + 7
     columns = "stream, batch, task, queue, messages, expired, diverted, bytes"
     assert bench.dotnet.state_rows("receipt", f"{columns}, query_id, query_batch, settled") == [
-        (stream, 3, 2, bench.printed, 3, 0, 0, weight, "q", 7, False)
+        (stream, 3, 2, bench.stated, 3, 0, 0, weight, "q", 7, False)
     ]
 
 

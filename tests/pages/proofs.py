@@ -265,6 +265,7 @@ PARTS: dict[str, dict[str, str]] = {
             "test_sqlserver_session.py::test_characters_that_a_varchar_cannot_hold_are_refused"
         ),
         "rights": "test_sqlserver.py::test_the_script_gives_the_rights_that_the_wire_lists",
+        "errors": "tds/test_drivers.py::test_an_error_is_classified_wherever_it_comes",
         "checked": f"{PAGES}_the_list_of_what_was_checked_names_each_check_of_first_contact",
     },
     "docs/transactions.md": {"modes": PROSE},
