@@ -20,10 +20,8 @@ from sqlq_spark.wire.address import (
     print_sqlserver,
     quote_postgresql,
     quote_sqlserver,
-    split_canonical,
-    split_list,
-    split_list_sqlserver,
 )
+from sqlq_spark.wire.address_list import split_canonical, split_list, split_list_sqlserver
 
 SPECIAL = "\"'[]@.;-/*\\%{}$ \n\t\r"
 CHARACTERS = st.one_of(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from test_sqlserver_errors import DENIED, VICTIM, Mssql, Odbc, odbc
 
 from sqlq_spark import database, errors
-from sqlq_spark.admin import checks, inspect, retry
+from sqlq_spark.admin import checks, failed_messages, inspect
 from sqlq_spark.database import transaction
 from sqlq_spark.database.spellings import find_same, unite
 from sqlq_spark.database.sqlserver import calls
@@ -699,7 +699,7 @@ def test_a_failed_queue_is_found_as_an_endpoint_writes_it(
     raw: Recorder, shop: sqlserver.Connection
 ) -> None:
     """With its database, without asking; another spelling is looked up once."""
-    spellings = retry.Spellings(shop, QueueAddress("Shop.Orders"))
+    spellings = failed_messages.Spellings(shop, QueueAddress("Shop.Orders"))
 
     assert spellings.find({"Shop.Orders@[dbo]@[shop]"}) == {"Shop.Orders@[dbo]@[shop]"}
     assert raw.sent == []

@@ -14,7 +14,7 @@ from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.zone import endpoint_zone
 from sqlq_spark.errors import BadAddress, DelayedQueueNotFound, MissingOption, RightMissing
 from sqlq_spark.receive import browse
-from sqlq_spark.wire.address import split_canonical
+from sqlq_spark.wire.address_list import split_canonical
 from sqlq_spark.wire.header_columns import parse_headers
 from sqlq_spark.wire.ids import uuid_text
 from sqlq_spark.wire.rows import without_odd_expiries

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sqlq_spark.admin import retry
+from sqlq_spark.admin import failed_messages, return_to_source
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
@@ -29,7 +29,8 @@ from sqlq_spark.options.addresses import parse_queue
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sqlq_spark.admin.retry import Choice, Plan, Returned
+    from sqlq_spark.admin.failed_messages import Choice, Plan
+    from sqlq_spark.admin.return_to_source import Returned
     from sqlq_spark.options import SourceOptions
 
 app = typer.Typer()
@@ -61,7 +62,9 @@ def retry_(
     until: Annotated[
         str | None, typer.Option(help="Only messages that failed before this time.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Messages per transaction.")] = retry.BATCH,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Messages per transaction.")
+    ] = return_to_source.BATCH,
     allow: Annotated[
         list[str] | None,
         typer.Option(help="Also return to this table of another owner; * and ? are wildcards."),
@@ -94,12 +97,12 @@ def retry_(
         since=since,
         until=until,
     )
-    if everything != (choice == retry.Choice()):
+    if everything != (choice == failed_messages.Choice()):
         raise no_choice(everything=everything)
     with Session(options, "retry", state=False) as session:
         connection = session.open()
         name = connection.printed(options.address)
-        planned = retry.plan(
+        planned = failed_messages.plan(
             connection,
             options.address,
             choice,
@@ -107,7 +110,7 @@ def retry_(
             allowed=options.allowed,
         )
         ask(name, planned, yes=yes, as_json=as_json)
-        batches = retry.give_back(
+        batches = return_to_source.give_back(
             session, options.address, planned, batch=batch, allowed=options.allowed
         )
         done = follow(batches, planned.messages, quiet=as_json)
@@ -150,7 +153,7 @@ def read_choice(
     queue = None
     if failed_queue is not None:
         queue = parse_queue("--failed-queue", failed_queue, options.naming)
-    return retry.Choice(
+    return failed_messages.Choice(
         ids=frozenset(ids),
         exceptions=frozenset(exceptions),
         failed_queue=queue,

@@ -23,10 +23,9 @@ from sqlq_spark.wire.address import (
     print_sqlserver,
     quote_postgresql,
     quote_sqlserver,
-    split_list,
-    split_list_sqlserver,
     table_postgresql,
 )
+from sqlq_spark.wire.address_list import split_list, split_list_sqlserver
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sqlq_spark.admin import retry
-from sqlq_spark.admin.retry import Choice, Group, Plan
+from sqlq_spark.admin import failed_messages, return_to_source
+from sqlq_spark.admin.failed_messages import Choice, Group, Plan
 from sqlq_spark.errors import MessageChanged
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, MESSAGE_ID, TIME_OF_FAILURE, dumps
@@ -42,12 +42,14 @@ def failed(bench: Bench, **headers: str | None) -> str:
 
 def planned(bench: Bench, **choice: Any) -> Plan:
     """Look at the error queue."""
-    return retry.plan(bench.desk, bench.errors, Choice(**choice), timeout=TIMEOUT)
+    return failed_messages.plan(bench.desk, bench.errors, Choice(**choice), timeout=TIMEOUT)
 
 
 def give_back(bench: Bench, found: Plan, application: str = "retry", batch: int = 2) -> list[Any]:
     """Return what can be returned."""
-    return list(retry.give_back(bench.session(application), bench.errors, found, batch=batch))
+    return list(
+        return_to_source.give_back(bench.session(application), bench.errors, found, batch=batch)
+    )
 
 
 def waiting(bench: Bench, queue: QueueAddress | None = None) -> list[bytes | None]:
@@ -203,7 +205,7 @@ def test_batches_are_cut_by_number_and_by_weight(
     bare: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A heavy message goes alone."""
-    monkeypatch.setattr(retry, "BATCH_BYTES", 3000)
+    monkeypatch.setattr(return_to_source, "BATCH_BYTES", 3000)
     for size in (1, 1, 1, 4000, 1, 1):
         fail(bare, b"x" * size)
 

@@ -16,7 +16,7 @@ import pytest
 from recorded_connection import RecordedConnection
 from typer.testing import CliRunner
 
-from sqlq_spark.admin import retry
+from sqlq_spark.admin import failed_messages, return_to_source
 from sqlq_spark.cli import main
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
@@ -467,12 +467,14 @@ def test_a_return_is_refused_again_when_it_is_done(scene: Scene) -> None:
     scene.put(scene.table("error"), **{FAILED_Q: scene.trap})
     errors = parse_postgresql(scene.table("error"))
     with Session(scene.source(scene.place.url), "retry", state=False) as session:
-        planned = retry.plan(session.open(), errors, retry.Choice(), timeout=TIMEOUT)
+        planned = failed_messages.plan(
+            session.open(), errors, failed_messages.Choice(), timeout=TIMEOUT
+        )
         assert planned.messages == 1
         scene.place.sql(f"ALTER TABLE {scene.trap} OWNER TO {scene.mallory.login}")
         scene.mallory.sql(CODE["trigger"].format(scene.mallory.login))
 
-        (done,) = retry.give_back(session, errors, planned)
+        (done,) = return_to_source.give_back(session, errors, planned)
 
     assert isinstance(done.reason, DestinationRefused)
     assert scene.loot() == []

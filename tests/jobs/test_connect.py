@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sqlq_spark.wire.headers import FAILED_Q, MESSAGE_ID, dumps
+
 from .submit import ROOT, TIMEOUT, delta_rows, environ
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def numbers(table: Path) -> list[int]:
 
 def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) -> None:
     """
-    Queue to table, table to queue, queue to queue, queue to a table for each type.
+    Every job but maintenance, and queue_to_delta also with a table for each type.
 
     A second run of a job finds nothing to do: the server reads the checkpoint and its dispatch log.
     The tables for types are written by a process of the server.
@@ -93,6 +95,16 @@ def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) 
         source=state,
     )
 
+    error = queue.another("error")
+    for name in ("m-1", "m-2"):
+        error.place.dotnet.send(error.address, dumps({MESSAGE_ID: name, FAILED_Q: queue.name}))
+    failures = {"error_queue": error.name, "table": tmp_path / "failures", "source": state}
+    collect = flags(**failures, checkpoint=tmp_path / "5", sink=state)
+    give_back = flags(**failures, mode="retry", ids="m-2", sink=state)
+    keep = flags(
+        queue=relayed.name, table=tmp_path / "audit", checkpoint=tmp_path / "6", source=source
+    )
+
     totals = connected(
         tmp_path,
         place,
@@ -102,11 +114,17 @@ def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) 
         ["delta_to_queue", *send],
         ["relay", *relay],
         ["queue_to_delta", *by_type],
+        ["audit_to_delta", *keep],
+        ["error_triage", *collect],
+        ["error_triage", *give_back],
     )
 
-    assert [each["messages"] for each in totals] == [MESSAGES, 0, MESSAGES, 0, MESSAGES, MESSAGES]
+    counts = [MESSAGES, 0, MESSAGES, 0, MESSAGES, MESSAGES, MESSAGES, 2]
+    assert [each["messages"] for each in totals[:-1]] == counts
     assert totals[0]["batches"] == 3
     assert numbers(table) == [*range(MESSAGES)]
     assert sorted(chain(*map(numbers, tables.iterdir()))) == [*range(MESSAGES)]
-    assert queue.count() == sent.count() == split.count() == 0
-    assert relayed.count() == MESSAGES
+    assert sent.count() == split.count() == relayed.count() == error.count() == 0
+    assert len(delta_rows(tmp_path / "audit")) == MESSAGES
+    assert totals[-1]["returned"] == 1
+    assert queue.ids() == ["m-2"]

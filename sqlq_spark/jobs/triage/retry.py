@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 import stamina
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
-from sqlq_spark.admin import retry
+from sqlq_spark.admin import failed_messages
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.functions import return_to_source
@@ -227,7 +227,7 @@ class Retry:
         """The canonical addresses of failed queues, and the reasons why others have none."""
         with Session(self.source, "triage", state=False) as session:
             connection = session.open()
-            there, reasons = retry.sources(
+            there, reasons = failed_messages.sources(
                 connection,
                 self.source.address,
                 texts,

@@ -17,7 +17,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlq_spark import database
-from sqlq_spark.admin import checks, retry
+from sqlq_spark.admin import checks, failed_messages
+from sqlq_spark.admin import return_to_source as returning
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import StaleTask
@@ -176,8 +177,10 @@ def give_back(desk: Desk, stream: str, batch: int, task: int) -> int:
 def return_to_source(desk: Desk) -> None:
     """Return what has failed, two messages in a transaction."""
     session, errors = desk.tasks, desk.shop.address("error")
-    planned = retry.plan(session.open(), errors, retry.Choice(), timeout=TIMEOUT)
-    for _ in retry.give_back(session, errors, planned, batch=2):
+    planned = failed_messages.plan(
+        session.open(), errors, failed_messages.Choice(), timeout=TIMEOUT
+    )
+    for _ in returning.give_back(session, errors, planned, batch=2):
         pass
 
 
