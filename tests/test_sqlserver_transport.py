@@ -85,7 +85,7 @@ PARTS = {
         *("DELETE FROM message OUTPUT", "deleted.Id", "deleted.Expires", "GETUTCDATE()"),
         *("deleted.Headers", "deleted.Body"),
     ),
-    "peek": ("SELECT TOP", "WITH (READPAST"),
+    "peek": ("SELECT", "WITH (READPAST"),
     "purge_expired": ("TOP (", "READPAST", "WHERE Expires <", "GETUTCDATE()"),
     "move_due": (
         *("WITH message AS (", "SELECT TOP", "UPDLOCK, READPAST, ROWLOCK", "WHERE Due <"),

@@ -100,7 +100,9 @@ _SQLSERVER = {
     "rows": """
         SELECT CAST(Id AS char(36)), Expires, Headers, Body, RowVersion
           FROM {queue} ORDER BY RowVersion""",
-    "peek": "SELECT COUNT(*) FROM (SELECT TOP 100 * FROM {queue} WITH (READPAST)) AS count_table",
+    "peek": """
+        SELECT ISNULL(CAST(MAX(RowVersion) - MIN(RowVersion) + 1 AS int), 0)
+          FROM {queue} WITH (READPAST, READCOMMITTEDLOCK)""",
     "purge_expired": """
         DELETE FROM {queue}
          WHERE RowVersion IN (SELECT TOP (:most) RowVersion FROM {queue} WITH (READPAST)
@@ -119,7 +121,7 @@ _SQLSERVER = {
           INTO {to} (Id, CorrelationId, ReplyToAddress, Recoverable, Expires, Headers, Body)""",
     "next_due": """
         SELECT TOP 1 CAST(DATEDIFF(ms, GETUTCDATE(), Due) AS float) / 1000
-          FROM {queue} ORDER BY Due""",
+          FROM {queue} WITH (READPAST) ORDER BY Due""",
     "delayed_rows": "SELECT NULL, Headers, Body, Due FROM {queue} ORDER BY Due",
     "subscribe": """
         MERGE {queue} WITH (HOLDLOCK, TABLOCK) AS target
