@@ -32,11 +32,11 @@ from sqlq_spark.errors import BadOption, SqlQueueError
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive import browse
 from sqlq_spark.receive.columns import HEAVY, check_columns, columns
-from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.driver.loop import PeekLoop
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.receive.poison import warn_of_poison
 from sqlq_spark.receive.task import Task, receive
-from sqlq_spark.send.columns import check_frame
+from sqlq_spark.send.message.columns import check_frame
 from sqlq_spark.send.staging import nameless_sink
 from sqlq_spark.send.write import (
     WriteTask,
@@ -199,7 +199,7 @@ class BrowseReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """`spark.readStream`: receives, by receive/driver.py on the driver and receive/task.py."""
+    """`spark.readStream`: receives, by receive/driver on the driver and receive/task.py."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         """Start; Spark builds several of these, only one of them speaks to the database."""

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from sqlq_spark.errors import BadOption, QueueNotFound
-from sqlq_spark.jobs import main as job
-from sqlq_spark.jobs import settings as job_settings
-from sqlq_spark.jobs import settings_reader
-from sqlq_spark.jobs import spark as job_spark
+from sqlq_spark.jobs.frame import main as job
+from sqlq_spark.jobs.frame import settings as job_settings
+from sqlq_spark.jobs.frame import settings_reader
+from sqlq_spark.jobs.frame import spark as job_spark
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.parse import count
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from payloads import forged, of_receipt, reread, sealed
 
 from sqlq_spark.errors import PayloadRefused
-from sqlq_spark.send.messages import CHUNK_ROW
+from sqlq_spark.send.message.sender import CHUNK_ROW
 from sqlq_spark.send.topics import CHUNK_TOPICS, TOPICS
 from sqlq_spark.wire.payload import LARGE, PAGE, RECEIPT_KEY, in_row, pack, pages
 from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW

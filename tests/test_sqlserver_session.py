@@ -26,10 +26,10 @@ from sqlq_spark.database.sqlserver import connection as sqlserver
 from sqlq_spark.database.sqlserver import rows as sqlserver_rows
 from sqlq_spark.database.sqlserver.drivers import Driver
 from sqlq_spark.jobs import relay
-from sqlq_spark.jobs.settings import BadSettings
+from sqlq_spark.jobs.frame.settings import BadSettings
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.forward import forward
-from sqlq_spark.send.messages import Sender
+from sqlq_spark.send.message.sender import Sender
 from sqlq_spark.send.queue_writer import own_address, unite_spellings
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, REPLY_TO_ADDRESS

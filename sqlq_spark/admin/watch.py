@@ -21,7 +21,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import check_state
 from sqlq_spark.errors import RightMissing, StateNotInstalled
 from sqlq_spark.options.addresses import parse_queue
-from sqlq_spark.receive.progress import seconds_since
+from sqlq_spark.receive.driver.progress import seconds_since
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

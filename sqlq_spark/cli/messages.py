@@ -33,7 +33,7 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import delayed, queue_writer
-from sqlq_spark.send.messages import Sender
+from sqlq_spark.send.message.sender import Sender
 from sqlq_spark.send.topics import topics_of
 
 if TYPE_CHECKING:

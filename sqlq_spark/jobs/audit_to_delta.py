@@ -29,8 +29,8 @@ from sqlq_spark.functions import (
     time_sent,
     wire_time,
 )
-from sqlq_spark.jobs import main as job
-from sqlq_spark.jobs.upkeep import Upkeep
+from sqlq_spark.jobs.frame import main as job
+from sqlq_spark.jobs.frame.upkeep import Upkeep
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.parse import duration, size
 from sqlq_spark.wire import headers as wire

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
-from sqlq_spark.jobs import main as job
+from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.parse import one_of
-from sqlq_spark.send.columns import WRITTEN
+from sqlq_spark.send.message.columns import WRITTEN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -23,8 +23,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.jobs import main as job
-from sqlq_spark.jobs.spark import has_table, is_path
+from sqlq_spark.jobs.frame import main as job
+from sqlq_spark.jobs.frame.spark import has_table, is_path
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.parse import one_of
 

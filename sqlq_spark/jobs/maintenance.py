@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from sqlq_spark.admin import checks, inspect, purge
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.jobs import main as job
-from sqlq_spark.jobs.main import print_line
+from sqlq_spark.jobs.frame import main as job
+from sqlq_spark.jobs.frame.main import print_line
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.addresses import parse_table
 from sqlq_spark.options.connection import DatabaseOptions

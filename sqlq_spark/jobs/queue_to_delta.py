@@ -22,8 +22,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark.functions import message_type, time_sent
-from sqlq_spark.jobs import files, type_tables
-from sqlq_spark.jobs import main as job
+from sqlq_spark.jobs import type_tables
+from sqlq_spark.jobs.frame import files
+from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.parse import count, one_of
 

@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.jobs import files
-from sqlq_spark.jobs.settings import BadSettings
+from sqlq_spark.jobs.frame import files
+from sqlq_spark.jobs.frame.settings import BadSettings
 from sqlq_spark.send.log_entries import OPEN, UNKNOWN, enter, last
 
 if TYPE_CHECKING:

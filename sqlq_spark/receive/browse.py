@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
-from sqlq_spark.receive.pace import apportion
+from sqlq_spark.receive.driver.pace import apportion
 from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW
 from sqlq_spark.wire.texts import find_undecodable, with_readable_texts
 

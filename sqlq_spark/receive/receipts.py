@@ -22,7 +22,7 @@ from sqlq_spark.errors import (
     StreamTakenOver,
 )
 from sqlq_spark.options.parse import LARGEST_MESSAGE
-from sqlq_spark.receive.pace import Outcome
+from sqlq_spark.receive.driver.pace import Outcome
 from sqlq_spark.receive.streams import accept_or_raise, lacks_commits, lock_stream
 from sqlq_spark.receive.task import expected_receipt, most_bytes
 from sqlq_spark.wire.rows import without_odd_expiries

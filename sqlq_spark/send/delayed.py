@@ -23,7 +23,7 @@ from sqlq_spark.errors import (
     NotAQueue,
     QueueNotFound,
 )
-from sqlq_spark.send.delays import CHUNK_DELAYS, MOMENT
+from sqlq_spark.send.message.delays import CHUNK_DELAYS, MOMENT
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, escape
 
 if TYPE_CHECKING:

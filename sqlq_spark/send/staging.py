@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlq_spark.database import transaction
 from sqlq_spark.send import dispatch_log
-from sqlq_spark.send.delays import CHUNK_DELAYS
-from sqlq_spark.send.messages import CHUNK_ROW
+from sqlq_spark.send.message.delays import CHUNK_DELAYS
+from sqlq_spark.send.message.sender import CHUNK_ROW
 from sqlq_spark.send.topics import CHUNK_TOPICS
 from sqlq_spark.wire.payload import CHUNK_KEY, Packed, Seal, in_row, pack, pages
 from sqlq_spark.wire.rows import NO_STREAM, Origin

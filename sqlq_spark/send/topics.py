@@ -16,7 +16,7 @@ from sqlq_spark.wire.message_types import SEPARATOR, unfit
 
 if TYPE_CHECKING:
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.send.frame import Frame
+    from sqlq_spark.send.message.frame import Frame
 
 TOPICS = pa.list_(pa.string())
 CHUNK_TOPICS = pa.field("topics", TOPICS)  # of a chunk with rows to publish

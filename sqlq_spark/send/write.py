@@ -17,7 +17,7 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.send import at_least_once, queue_writer, staging
 from sqlq_spark.send.dispatch import dispatch
-from sqlq_spark.send.messages import Sender
+from sqlq_spark.send.message.sender import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

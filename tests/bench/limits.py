@@ -18,12 +18,12 @@ from sqlq_spark.admin import checks
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.driver.loop import PeekLoop
+from sqlq_spark.receive.driver.peeker import Peeker
 from sqlq_spark.receive.offset import INITIAL
-from sqlq_spark.receive.peeker import Peeker
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import at_least_once, dispatch, queue_writer, staging
-from sqlq_spark.send.messages import Sender
+from sqlq_spark.send.message.sender import Sender
 from sqlq_spark.wire.rows import Origin
 
 from . import postgresql

@@ -27,7 +27,7 @@ from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.driver.loop import PeekLoop
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.receive.receipts import Acknowledged, acknowledge
 from sqlq_spark.receive.streams import Claim, create, store_plan

@@ -20,8 +20,8 @@ from sqlq_spark.receive.due import Moved, Mover, pause
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.send import at_least_once, staging
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send.delays import CHUNK_DELAYS
-from sqlq_spark.send.messages import CHUNK_ROW
+from sqlq_spark.send.message.delays import CHUNK_DELAYS
+from sqlq_spark.send.message.sender import CHUNK_ROW
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 

@@ -13,7 +13,7 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import QueueNotFound, StateNotInstalled, StateTooNew
 from sqlq_spark.receive.due import Mover
 from sqlq_spark.send import subscriptions
-from sqlq_spark.send.messages import Sender
+from sqlq_spark.send.message.sender import Sender
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 

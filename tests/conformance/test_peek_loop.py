@@ -20,8 +20,8 @@ from sqlq_spark.errors import (
     StreamTakenOver,
     TimedOut,
 )
-from sqlq_spark.receive import pace
-from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.driver import pace
+from sqlq_spark.receive.driver.loop import PeekLoop
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.wire.address import QueueAddress
 

@@ -17,7 +17,8 @@ from sqlq_spark.errors import (
     StreamNotFound,
     StreamOfOtherQueue,
 )
-from sqlq_spark.receive import browse, pace
+from sqlq_spark.receive import browse
+from sqlq_spark.receive.driver import pace
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 
@@ -26,7 +27,7 @@ from .conftest import TIMEOUT, Bench, Clock, bodies, through_spark
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sqlq_spark.receive.driver import PeekLoop
+    from sqlq_spark.receive.driver.loop import PeekLoop
 
 TABLES = ("Shop, Billing", 'say "hi"')  # beside `orders`
 

@@ -14,7 +14,7 @@ from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import DatabaseFailure, RightMissing
 from sqlq_spark.receive import browse
-from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.driver.loop import PeekLoop
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch, staging

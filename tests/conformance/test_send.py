@@ -23,7 +23,7 @@ from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import dispatch_log
 from sqlq_spark.send import staging as send_staging
-from sqlq_spark.send.messages import CHUNK_ROW, Sender
+from sqlq_spark.send.message.sender import CHUNK_ROW, Sender
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 

@@ -18,7 +18,7 @@ from sqlq_spark.database.sessions import ATTEMPTS, Session
 from sqlq_spark.demo import embedded
 from sqlq_spark.errors import NotReachable, ReadOnly, ServerTooOld, StatementPooling
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.driver.loop import PeekLoop
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.address import QueueAddress

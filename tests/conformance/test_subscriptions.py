@@ -25,7 +25,7 @@ from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import at_least_once, dispatch, fan_out, subscriptions
 from sqlq_spark.send import staging as send_staging
 from sqlq_spark.send.fan_out import SubscriptionCache
-from sqlq_spark.send.messages import Sender
+from sqlq_spark.send.message.sender import Sender
 from sqlq_spark.send.subscriptions import Subscription
 from sqlq_spark.send.topics import CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress

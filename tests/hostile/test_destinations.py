@@ -25,7 +25,7 @@ from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.due import Mover
 from sqlq_spark.receive.task import Task, TaskRules, receive
 from sqlq_spark.send import at_least_once
-from sqlq_spark.send.messages import CHUNK_ROW
+from sqlq_spark.send.message.sender import CHUNK_ROW
 from sqlq_spark.send.topics import CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress, parse_postgresql
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 
-from sqlq_spark.jobs import main, spark
+from sqlq_spark.jobs.frame import main, spark
 
 from .submit import module
 

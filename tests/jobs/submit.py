@@ -36,7 +36,7 @@ from spark.driver import SHORT_LIVED, delta_jars
 from waiting import until
 
 from sqlq_spark.demo.process import members
-from sqlq_spark.jobs import main
+from sqlq_spark.jobs.frame import main
 
 from . import gate
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobs.submit import delta_actions, delta_rows, module
-from sqlq_spark.jobs import main as job
-from sqlq_spark.jobs import settings_reader
+from sqlq_spark.jobs.frame import main as job
+from sqlq_spark.jobs.frame import settings_reader
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 from spark.stand import numbered
 
 from jobs.submit import delta_rows, module
-from sqlq_spark.jobs.main import BadSettings
+from sqlq_spark.jobs.frame.main import BadSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

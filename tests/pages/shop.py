@@ -25,7 +25,7 @@ from typer.main import get_command
 from sqlq_spark.admin import checks
 from sqlq_spark.cli import main
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.driver.loop import PeekLoop
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.rows import Origin

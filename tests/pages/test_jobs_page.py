@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml  # comes with sqlfluff
 
-from sqlq_spark.jobs import settings_reader
+from sqlq_spark.jobs.frame import settings_reader
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.task import CEILING
 
@@ -61,7 +61,7 @@ def test_the_settings_on_the_page_are_read_by_their_job(block: Block, tmp_path: 
 
 def test_the_exit_codes_are_those_of_the_frame() -> None:
     """By number, and none is left out."""
-    from sqlq_spark.jobs import main as job  # noqa: PLC0415 - it imports pyspark
+    from sqlq_spark.jobs.frame import main as job  # noqa: PLC0415 - it imports pyspark
 
     codes = table(PAGE, "exit-codes")
 

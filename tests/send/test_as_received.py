@@ -15,7 +15,8 @@ from wire import cases
 from sqlq_spark.datasource import BatchWriter
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send import columns, frame, messages
+from sqlq_spark.send.message import columns, frame
+from sqlq_spark.send.message import sender as messages
 from sqlq_spark.wire.headers import MESSAGE_ID
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
-from sqlq_spark.send.delays import MOMENT
-from sqlq_spark.send.messages import CHUNK_ROW
+from sqlq_spark.send.message.delays import MOMENT
+from sqlq_spark.send.message.sender import CHUNK_ROW
 from sqlq_spark.wire import headers as wire
 
 from .frames import frame, headers, maps, moments, sender

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strict_headers import loads
 
-from sqlq_spark.send import messages
-from sqlq_spark.send.messages import CHUNK_ROW
+from sqlq_spark.send.message import sender as messages
+from sqlq_spark.send.message.sender import CHUNK_ROW
 from sqlq_spark.wire import headers as wire
 
 from .frames import MAP, SEED, frame, headers, maps, sender

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sqlq_spark.errors import BadFrame, BadMessage
-from sqlq_spark.send import columns
+from sqlq_spark.send.message import columns
 from sqlq_spark.send.topics import TOPICS
 
 from .frames import frame, moments, sender

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from payloads import reread
 
 from sqlq_spark.errors import BadOption, UnknownOption
-from sqlq_spark.send.messages import CHUNK_ROW, Sender
+from sqlq_spark.send.message.sender import CHUNK_ROW, Sender
 from sqlq_spark.send.topics import CHUNK_TOPICS, TOPICS
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.payload import pack

@@ -33,7 +33,7 @@ from sqlq_spark.functions import (
     time_sent,
     wire_time,
 )
-from sqlq_spark.send.columns import check_frame
+from sqlq_spark.send.message.columns import check_frame
 from sqlq_spark.wire.headers import BadWireTime, parse_wire_time
 from sqlq_spark.wire.message_types import full_name
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jobs.submit import delta_rows, module, sigterm_when
 
-from sqlq_spark.jobs import files, stream
-from sqlq_spark.jobs import main as job
+from sqlq_spark.jobs.frame import files, stream
+from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.jobs.type_tables import table_name
 from sqlq_spark.options import SinkOptions
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sqlq_spark.jobs.settings import BadSettings
+from sqlq_spark.jobs.frame.settings import BadSettings
 from sqlq_spark.jobs.triage import failures as triage
 from sqlq_spark.jobs.triage.retry import RequestStuck, Retry
 from sqlq_spark.options import SourceOptions

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import until
 
-from sqlq_spark.jobs.upkeep import Upkeep
+from sqlq_spark.jobs.frame.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,8 +28,8 @@ from sqlq_spark.admin import failed_messages
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.functions import return_to_source
-from sqlq_spark.jobs.settings import BadSettings
-from sqlq_spark.jobs.spark import has_table, quote_table, read_table
+from sqlq_spark.jobs.frame.settings import BadSettings
+from sqlq_spark.jobs.frame.spark import has_table, quote_table, read_table
 from sqlq_spark.jobs.triage.request_log import RequestLog
 from sqlq_spark.send.log_entries import GIVEN_UP, SENT, UNKNOWN
 

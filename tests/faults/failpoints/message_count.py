@@ -21,8 +21,8 @@ from psycopg import sql
 
 from sqlq_spark import database
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.send.delays import CHUNK_DELAYS
-from sqlq_spark.send.messages import CHUNK_ROW
+from sqlq_spark.send.message.delays import CHUNK_DELAYS
+from sqlq_spark.send.message.sender import CHUNK_ROW
 from sqlq_spark.send.topics import CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import FAILED_Q, FORWARD_DESTINATION, dumps

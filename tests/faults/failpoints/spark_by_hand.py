@@ -23,9 +23,10 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import StaleTask
 from sqlq_spark.jobs.triage.request_log import RequestLog
-from sqlq_spark.receive import pace, receipts
+from sqlq_spark.receive import receipts
 from sqlq_spark.receive import task as receiving
-from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.driver import pace
+from sqlq_spark.receive.driver.loop import PeekLoop
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import at_least_once, fan_out, staging
 from sqlq_spark.send import dispatch as send

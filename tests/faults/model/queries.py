@@ -25,7 +25,7 @@ from sqlq_spark.errors import (
     StreamTakenOver,
 )
 from sqlq_spark.receive import task as receiving
-from sqlq_spark.receive.driver import PeekLoop
+from sqlq_spark.receive.driver.loop import PeekLoop
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import staging

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from sqlq_spark.receive import pace
-from sqlq_spark.receive.pace import Limits, Ramp
-from sqlq_spark.receive.peeker import Peeker
+from sqlq_spark.receive.driver import pace
+from sqlq_spark.receive.driver.pace import Limits, Ramp
+from sqlq_spark.receive.driver.peeker import Peeker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,24 +1,24 @@
 """
 The queries that the driver asks of one queue: plain reads that lock nothing and wait for no one.
 
-receive/peek.py decides which queries, and what to remember.
+peek.py decides which queries, and what to remember.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlq_spark.receive import peek
+from sqlq_spark.receive.driver import peek
+from sqlq_spark.receive.driver.pace import Backlog
+from sqlq_spark.receive.driver.peek import Answer, Found, PeekState
 from sqlq_spark.receive.offset import QueuePlan
-from sqlq_spark.receive.pace import Backlog
-from sqlq_spark.receive.peek import Answer, Found, PeekState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
-    from sqlq_spark.receive.pace import Outcome, Plan
+    from sqlq_spark.receive.driver.pace import Outcome, Plan
     from sqlq_spark.wire.address import QueueAddress
 
 MARKS = 1000  # places of a full batch where it can be cut

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, StreamNotFound, StreamOfOtherQueue
-from sqlq_spark.receive import progress, receipts, streams
+from sqlq_spark.receive import receipts, streams
+from sqlq_spark.receive.driver import progress
+from sqlq_spark.receive.driver.pace import Outcome
+from sqlq_spark.receive.driver.planner import Planner
 from sqlq_spark.receive.due import Satellite
 from sqlq_spark.receive.offset import INITIAL, Offset, read_plan, tasks_of
-from sqlq_spark.receive.pace import Outcome
-from sqlq_spark.receive.planner import Planner
 from sqlq_spark.receive.purge import purge
 from sqlq_spark.receive.receipts import Acknowledged
 

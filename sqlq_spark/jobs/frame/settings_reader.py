@@ -16,7 +16,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from sqlq_spark.database.names import other_password_variables
-from sqlq_spark.jobs.settings import BLANK, BadSettings, Settings, blank, unknown
+from sqlq_spark.jobs.frame.settings import BLANK, BadSettings, Settings, blank, unknown
 from sqlq_spark.options.parse import flag as option_flag
 
 if TYPE_CHECKING:

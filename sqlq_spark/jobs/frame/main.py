@@ -38,10 +38,10 @@ from sqlq_spark.errors import (
     UnsupportedVersion,
 )
 from sqlq_spark.java import NoJava
-from sqlq_spark.jobs import settings as job_settings
-from sqlq_spark.jobs import settings_reader
-from sqlq_spark.jobs import spark as job_spark
-from sqlq_spark.jobs.settings import (
+from sqlq_spark.jobs.frame import settings as job_settings
+from sqlq_spark.jobs.frame import settings_reader
+from sqlq_spark.jobs.frame import spark as job_spark
+from sqlq_spark.jobs.frame.settings import (
     BadSettings,
     DatabaseSettings,
     Settings,
@@ -51,8 +51,8 @@ from sqlq_spark.jobs.settings import (
     setting,
     trigger,
 )
-from sqlq_spark.jobs.spark import is_path, read_table, spread, start_into
-from sqlq_spark.jobs.stream import follow, receive, with_trigger
+from sqlq_spark.jobs.frame.spark import is_path, read_table, spread, start_into
+from sqlq_spark.jobs.frame.stream import follow, receive, with_trigger
 from sqlq_spark.jobs.target import bind
 from sqlq_spark.options import SourceOptions
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from sqlq_spark.jobs.settings_reader import S
+    from sqlq_spark.jobs.frame.settings_reader import S
     from sqlq_spark.options import SinkOptions
 
 __all__ = [

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from sqlq_spark.jobs.spark import has_table, parallelism, quote_table, set_conf
+from sqlq_spark.jobs.frame.spark import has_table, parallelism, quote_table, set_conf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

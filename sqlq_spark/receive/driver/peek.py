@@ -7,7 +7,7 @@ beginning: a lower seq may commit late. If a batch received nothing, because oth
 messages, the next look starts behind them. A queue where nothing was found rests for a while.
 
 A look is a few queries. `start_look` gives the first one, and `answer_look` takes what a query
-found and gives the next one, or None at the end. receive/peeker.py runs the queries.
+found and gives the next one, or None at the end. peeker.py runs the queries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from sqlq_spark.receive.pace import Outcome, Plan
+    from sqlq_spark.receive.driver.pace import Outcome, Plan
 
 # of seqs; what is one higher still must be a number of the database
 LOWEST, HIGHEST = -(2**63), 2**63 - 2

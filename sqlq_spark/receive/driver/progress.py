@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from sqlq_spark.wire.headers import BadWireTime, parse_wire_time
 
 if TYPE_CHECKING:
-    from sqlq_spark.receive.pace import Ramp
-    from sqlq_spark.receive.peek import Found
+    from sqlq_spark.receive.driver.pace import Ramp
+    from sqlq_spark.receive.driver.peek import Found
     from sqlq_spark.receive.receipts import Acknowledged
 
 Report = dict[str, Any]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlq_spark import register
 from sqlq_spark.errors import MissingDelta
 from sqlq_spark.java import check_java
-from sqlq_spark.jobs.settings import BadSettings
+from sqlq_spark.jobs.frame.settings import BadSettings
 from sqlq_spark.options import SourceOptions
 
 if TYPE_CHECKING:

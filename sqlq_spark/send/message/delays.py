@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sqlq_spark.wire import headers as wire
 
 if TYPE_CHECKING:
-    from sqlq_spark.send.frame import Frame
+    from sqlq_spark.send.message.frame import Frame
 
 # columns of a chunk whose frame delays rows; a row has one of them or neither
 CHUNK_DELAYS = {

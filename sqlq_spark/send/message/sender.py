@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.send import delays
 from sqlq_spark.send import topics as publishing
-from sqlq_spark.send.default_headers import DefaultHeaders
-from sqlq_spark.send.frame import Frame
+from sqlq_spark.send.message import delays
+from sqlq_spark.send.message.default_headers import DefaultHeaders
+from sqlq_spark.send.message.frame import Frame
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.ids import id_texts, random_ids
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.send import topics as publishing
-from sqlq_spark.send.own_headers import default, or_none
+from sqlq_spark.send.message.own_headers import default, or_none
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.ids import id_texts
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.send.frame import Frame
-    from sqlq_spark.send.own_headers import Own
+    from sqlq_spark.send.message.frame import Frame
+    from sqlq_spark.send.message.own_headers import Own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 
 from sqlq_spark.errors import BadMessage, BadOption
 from sqlq_spark.options.addresses import parse_destination
-from sqlq_spark.send import delays
-from sqlq_spark.send.own_headers import Own, OwnMaps, OwnTexts, default
+from sqlq_spark.send.message import delays
+from sqlq_spark.send.message.own_headers import Own, OwnMaps, OwnTexts, default
 from sqlq_spark.wire import headers as wire
 
 if TYPE_CHECKING:

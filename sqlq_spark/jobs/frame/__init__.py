@@ -1,0 +1,1 @@
+"""What all jobs share: settings, the Spark session, the stream, upkeep of tables, exit codes."""

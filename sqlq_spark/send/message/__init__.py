@@ -1,0 +1,1 @@
+"""From the rows of a frame to messages: columns, headers and delays."""
