@@ -123,7 +123,7 @@ def alone(node: ast.AST) -> bool:
 
 def spoken(node: ast.AST) -> Iterator[str]:
     """The SQL in a module's shared parts."""
-    sparks_own = isinstance(node, ast.Call) and ast.unparse(node.func) == "spark.sql"
+    sparks_own = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("spark.sql")
     if alone(node) or sparks_own:
         return
     if isinstance(node, ast.Constant) and isinstance(node.value, str) and SQL.match(node.value):

@@ -166,7 +166,7 @@ def test_what_is_not_installed(queue: SparkQueue, broken: str) -> None:
     else:
         queue.dba.change("version", version=99)
         found = f"the state tables in schema {queue.place.state} have version 99, but this release"
-        sentences = [f"{found} supports {schema.VERSION}. Upgrade sqlq-queue.spark here."]
+        sentences = [f"{found} supports {schema.VERSION}. Upgrade sqlq-spark here."]
     stream = used.stream(**options).load().writeStream.format("noop")
 
     with pytest.raises(StreamingQueryException) as streamed:

@@ -20,6 +20,7 @@ from sqlq_spark.errors import (
     ChunksMissing,
     ConnectionLost,
     Deadlock,
+    DispatchLogAhead,
     NothingToSettle,
     StaleTask,
     StreamTakenOver,
@@ -56,6 +57,7 @@ class Sink:
     options: SinkOptions | None = None
     batches: dict[tuple[str, int], list[bytes]] = field(default_factory=dict)  # of a table
     keys: dict[bytes, Key] = field(default_factory=dict)  # by which receipt a message came
+    dispatched: set[tuple[str, int]] = field(default_factory=set)  # query, batch: to a queue
 
 
 @dataclass(eq=False)
@@ -232,6 +234,7 @@ class Driver:
                 return session.do(lambda one: send.dispatch(one, staged, options))
 
         def committed(_: dict[Key, Receipt]) -> None:
+            sink.dispatched.add((self.checkpoint.query, self.batch))
             for body, key in keys.items():
                 sink.keys.setdefault(body, key)
 
@@ -278,6 +281,8 @@ class Driver:
             assert any(self.world.acked(start.stream) > start.batch for start, _ in pairs)
         elif isinstance(error, StreamTakenOver):
             assert self.world.spoken_for(self), error
+        elif isinstance(error, DispatchLogAhead):  # a copy, or a checkpoint that went back
+            assert (self.checkpoint.query, error.args[2]) in self.checkpoint.sink.dispatched
         elif isinstance(error, NothingToSettle):
             assert any(self.world.acked(end.stream) >= end.batch for _, end in pairs)
         else:
