@@ -277,7 +277,7 @@ def test_the_queries_of_the_page_show_a_stream(shop: Shop) -> None:
     shop.run(seqs)
     stream.close()
 
-    assert len(pins) == 1
+    assert len([row for row in pins if row[1] is not None]) == 1  # autovacuum has no user
     assert {"Shop.Orders", "stream", "receipt"} <= kept
     assert row[0] == stream.id
     assert ('"Shop.Orders_seq_seq"', 3) in [row[:2] for row in shop.rows]
