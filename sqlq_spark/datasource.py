@@ -375,6 +375,12 @@ def staged_in(messages: list[WriterCommitMessage | None]) -> list[Staged]:
     ]
 
 
+RATED = (
+    "a stream, or a write with txnAppId and txnVersion: one write is one transaction, so there is "
+    "nothing between its messages to wait"
+)
+
+
 class BatchWriter(Writing, DataSourceArrowWriter):
     """`df.write`: one batch. With txnAppId and txnVersion a repeated batch is sent once."""
 
@@ -382,6 +388,8 @@ class BatchWriter(Writing, DataSourceArrowWriter):
         """Begin. Spark pickles this object to the executors and back to the driver."""
         super().__init__(options, schema, overwrite=overwrite)
         named = options.txn_app_id is not None
+        if options.max_rate is not None and not named:
+            raise BadOption("maxMessagesPerSecond", str(options.max_rate), RATED)
         self.sink = f"app:{options.txn_app_id}" if named else nameless_sink()
         self.batch = options.txn_version or 0
 

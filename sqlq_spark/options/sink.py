@@ -9,7 +9,7 @@ from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.options.addresses import parse_queue, parse_table
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.fields import address_option, computed, option
-from sqlq_spark.options.parse import count_from_zero, flag, one_of, topic_names, words
+from sqlq_spark.options.parse import count, count_from_zero, flag, one_of, topic_names, words
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import parse_span
 
@@ -45,6 +45,13 @@ class SinkOptions(DatabaseOptions):
         one_of("exactlyOnce", "atLeastOnce"),
         "exactlyOnce or atLeastOnce",
         default="exactlyOnce",
+    )
+    max_rate: int | None = option(
+        "maxMessagesPerSecond", count, "a whole number of at least 1", default=None
+    )
+    # messages in a destination
+    pause_above: int | None = option(
+        "pauseAboveBacklog", count_from_zero, "a whole number of at least 0", default=None
     )
     transaction_mode: str | None = option(
         "transactionMode",
@@ -97,6 +104,9 @@ class SinkOptions(DatabaseOptions):
             raise BadOption(
                 "delivery", self.delivery, "exactlyOnce with transactionMode=sendsAtomicWithReceive"
             )
+        if self.max_rate is not None and self.delivery != "exactlyOnce":
+            expected = "exactlyOnce with maxMessagesPerSecond, or pauseAboveBacklog instead"
+            raise BadOption("delivery", self.delivery, expected)
         stated = self._list_stated_headers()
         if self.as_received and stated:
             expected = f"no option that states a header beside it, {stated} here"

@@ -8,7 +8,7 @@ members of a role share both. A login that cannot see a row cannot lock it eithe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlq_spark.errors import DispatchLogAhead, DispatchLogOfOther
 
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
 
 AHEAD = 1  # batches that the log may be ahead of a replay: the one after it was sent by then
+
+
+class Sent(NamedTuple):
+    """The last dispatch of a sink."""
+
+    batch: int
+    messages: int
+    seconds: float  # since it began, by the database's clock
 
 
 def share(connection: Connection, sink: str) -> str:
@@ -60,6 +68,12 @@ def read(connection: Connection, sink: str) -> int | None:
         return None
     batch: int | None = found[0][1]
     return batch
+
+
+def last_sent(connection: Connection, sink: str) -> Sent | None:
+    """Return the last dispatch of a sink, or None; wait for a driver that dispatches."""
+    found = connection.rows("sink_open", sink=sink)
+    return Sent(*found[0][1:]) if found and found[0][1] is not None else None
 
 
 def enter(connection: Connection, sink: str, batch: int, messages: int = 0) -> bool:

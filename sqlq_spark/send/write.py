@@ -18,6 +18,8 @@ from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.send import at_least_once, queue_writer, staging
 from sqlq_spark.send.dispatch import dispatch
 from sqlq_spark.send.message.sender import Sender
+from sqlq_spark.send.pace.named import Named
+from sqlq_spark.send.pace.turn import wait_before_chunk, wait_before_dispatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,7 +59,10 @@ def write(
     options: SinkOptions, batches: Iterator[pa.RecordBatch], task: WriteTask
 ) -> tuple[Staged | None, int]:
     """
-    Stage or send the rows of one task.
+    Stage or send the rows of one task, and wait as the options ask for it.
+
+    The tasks wait, not the driver: Spark cannot end a wait of the driver's Python worker when a
+    query is stopped, but it ends tasks.
 
     Returns:
         What was staged, None with delivery=atLeastOnce; and how many messages there were.
@@ -65,6 +70,7 @@ def write(
     exactly_once = options.delivery == "exactlyOnce"
     # a task that Spark tries again sends the same ids
     seed = None if exactly_once else hashlib.sha256(task.name.encode()).digest()[:16]
+    named = Named()
     known = task.batch > 0  # of a stream, by the batches before
     with Session(
         options, f"sink {task.name}", state=exactly_once, worker=True, reached=known
@@ -78,11 +84,13 @@ def write(
         )
         chunks = sender.chunks(batches)
         if not exactly_once:
-            return None, at_least_once.send_now(session, chunks, options)
+            before = partial(wait_before_chunk, session, options, task.name)
+            return None, at_least_once.send_now(session, chunks, options, before)
         staged = staging.stage(
-            session, chunks, sink=task.sink, batch=task.batch, origin=task.origin
+            session, named.record(chunks), sink=task.sink, batch=task.batch, origin=task.origin
         )
-        return staged, staged.messages
+    wait_before_dispatch(options, task, named)
+    return staged, staged.messages
 
 
 def dispatch_staged(options: SinkOptions, staged: Sequence[Staged]) -> None:

@@ -2,8 +2,10 @@
 -- Tasks of a sink stage at the same time; a driver that dispatches or discards waits for them.
 -- The sink's row is found as in `fence`.
 -- Locks:   the sink's row FOR SHARE, until commit.
--- Returns: login text, batch bigint; no row where the sink is new
-SELECT login::text, batch
+-- Returns: login text; batch bigint, messages bigint: of the last dispatch, whose batch is null before
+--          the first; seconds double precision since then. No row where the sink is new
+SELECT login::text, batch, messages,
+       extract(epoch FROM clock_timestamp() - dispatched)::float8 AS seconds
   FROM {state}.dispatch_log
  WHERE sink = :sink::text
    AND (login = current_user OR row_security_active(tableoid))

@@ -2,8 +2,10 @@
 -- Tasks of a sink stage at the same time; a driver that dispatches or discards waits for them.
 -- REPEATABLEREAD locks also where the database reads row versions.
 -- Locks:   the sink's row, shared, until commit.
--- Returns: login, batch bigint; no row where the sink is new
-SELECT login, batch
+-- Returns: login; batch bigint, messages bigint: of the last dispatch, whose batch is null before the
+--          first; seconds float since then. No row where the sink is new
+SELECT login, batch, messages,
+       CAST(DATEDIFF_BIG(millisecond, dispatched, SYSUTCDATETIME()) AS float) / 1000 AS seconds
   FROM {state}.dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
  WHERE sink = @sink
 

@@ -1,0 +1,101 @@
+"""
+The look at the backlog of destinations for `pauseAboveBacklog`.
+
+A look is a short transaction that counts with the statement `peek`, and locks no message. Rows name
+queues that are untrusted, so a table is checked as before an INSERT: a SELECT from a view would run
+its owner's code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlq_spark.database import transaction
+from sqlq_spark.database.destinations import RETURNED, Destinations
+from sqlq_spark.errors import DestinationRefused, NotAQueue, QueueNotFound, RightMissing
+
+if TYPE_CHECKING:
+    from sqlq_spark.database import Connection
+    from sqlq_spark.options import SinkOptions
+    from sqlq_spark.send.pace.named import Named
+    from sqlq_spark.wire.address import QueueAddress
+
+LOWEST, HIGHEST = -(2**63), 2**63 - 1  # of seqs
+COUNTED = 100_000  # messages that a log line counts at least; they take 12 ms
+
+
+@dataclass(frozen=True)
+class Above:
+    """A queue with a backlog above the limit."""
+
+    queue: QueueAddress
+    printed: str
+    messages: int  # counted up to `most`
+    most: int
+    limit: int
+
+    def __str__(self) -> str:
+        counted = f"{self.messages}{' or more' if self.messages >= self.most else ''}"
+        return f"{counted} messages wait in {self.printed} (pauseAboveBacklog={self.limit})"
+
+
+def find_above(
+    connection: Connection,
+    named: Named,
+    options: SinkOptions,
+    limit: int,
+    *,
+    first: QueueAddress | None = None,
+    exact: bool = False,
+) -> Above | None:
+    """
+    Return the first destination whose backlog is above the limit, or None.
+
+    Args:
+        connection: no transaction open.
+        named: the destinations.
+        options: the sink's.
+        limit: messages.
+        first: the destination to look at first.
+        exact: whether to count on for a log line; otherwise a count ends above the limit.
+
+    Raises:
+        RightMissing: this login may not read a destination.
+    """
+    with transaction(connection, timeout=options.query_timeout):
+        queues = named.find_queues(connection, options)
+    most = max(limit + 1, COUNTED if exact else 0)
+    for queue in sorted(queues, key=lambda each: each != first):
+        messages = count_waiting(connection, queue, options, most)
+        if messages > limit:
+            return Above(queue, connection.printed(queue), messages, most, limit)
+    return None
+
+
+def count_waiting(
+    connection: Connection, queue: QueueAddress, options: SinkOptions, most: int
+) -> int:
+    """
+    Count what waits in a queue, up to `most`; 0 for one that cannot be sent to.
+
+    Raises:
+        RightMissing: this login may not read it.
+    """
+    try:
+        with transaction(connection, timeout=options.query_timeout):
+            Destinations(connection, options.allowed).lock_and_check([queue], RETURNED)
+            return _peek(connection, queue, most)
+    except (QueueNotFound, NotAQueue, DestinationRefused):
+        return 0  # the dispatch reports it
+    except RightMissing as error:
+        if error.args[0] == "peek":
+            raise
+        return 0
+
+
+def _peek(connection: Connection, queue: QueueAddress, most: int) -> int:
+    (row,) = connection.rows(
+        "peek", tables={"queue": queue}, first=LOWEST, last=HIGHEST, messages=most, grain=most
+    )
+    return row[0] or 0
