@@ -14,7 +14,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.send.queue_writer import QueueWriter, log_unheard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     import pyarrow as pa
 
@@ -23,27 +23,10 @@ if TYPE_CHECKING:
     from sqlq_spark.options import SinkOptions
 
 
-def send_now(
-    session: Session,
-    chunks: Iterable[pa.Table],
-    options: SinkOptions,
-    before: Callable[[pa.Table], None],
-) -> int:
-    """
-    Send chunks as they come, a transaction for each.
-
-    Args:
-        session: of the task.
-        chunks: tables of CHUNK_ROW.
-        options: the sink's.
-        before: called before each chunk is sent, with no transaction open; it may wait.
-
-    Returns:
-        How many messages were sent.
-    """
+def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions) -> int:
+    """Send chunks as they come, a transaction for each; return how many messages were sent."""
     messages, unheard = 0, Counter[str]()
     for chunk in chunks:
-        before(chunk)
         unheard += session.do(partial(send_chunk, chunk=chunk, options=options))
         messages += chunk.num_rows
     log_unheard(session.application, unheard)

@@ -19,7 +19,7 @@ from sqlq_spark.send import at_least_once, queue_writer, staging
 from sqlq_spark.send.dispatch import dispatch
 from sqlq_spark.send.message.sender import Sender
 from sqlq_spark.send.pace.named import Named
-from sqlq_spark.send.pace.turn import wait_before_chunk, wait_before_dispatch
+from sqlq_spark.send.pace.turn import wait_before_chunks, wait_before_dispatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -84,8 +84,8 @@ def write(
         )
         chunks = sender.chunks(batches)
         if not exactly_once:
-            before = partial(wait_before_chunk, session, options, task.name)
-            return None, at_least_once.send_now(session, chunks, options, before)
+            paced = wait_before_chunks(session, chunks, options, task.name)
+            return None, at_least_once.send_now(session, paced, options)
         staged = staging.stage(
             session, named.record(chunks), sink=task.sink, batch=task.batch, origin=task.origin
         )

@@ -26,7 +26,7 @@ from sqlq_spark.send.pace.rate import seconds_left
 from sqlq_spark.send.pace.wait import Reason, wait_while
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     import pyarrow as pa
 
@@ -57,32 +57,40 @@ def wait_before_dispatch(options: SinkOptions, task: WriteTask, named: Named) ->
         wait_for_rate(options, task, options.max_rate)
     if options.pause_above is not None:
         own = named | common if first else named - common
-        wait_for_backlog(options, own, task.name, partial(do_once, options, task.name))
+        do = partial(do_once, options, task.name)
+        wait_for_backlog(options, options.pause_above, own, task.name, do)
 
 
-def wait_before_chunk(session: Session, options: SinkOptions, name: str, chunk: pa.Table) -> None:
-    """Wait until a chunk may be inserted; the session reconnects if it was ended meanwhile."""
-    if options.pause_above is not None:
-        wait_for_backlog(options, Named.of_chunk(chunk), name, session.do)
+def wait_before_chunks(
+    session: Session, chunks: Iterable[pa.Table], options: SinkOptions, name: str
+) -> Iterator[pa.Table]:
+    """
+    Pass chunks on, each when it may be inserted.
+
+    Args:
+        session: of the task; no transaction is open. It reconnects if the server ended it.
+        chunks: tables of CHUNK_ROW.
+        options: the sink's.
+        name: of the task.
+    """
+    for chunk in chunks:
+        if options.pause_above is not None:
+            wait_for_backlog(options, options.pause_above, Named.of_chunk(chunk), name, session.do)
+        yield chunk
 
 
-def do_once(
-    options: SinkOptions, name: str, work: Work
-) -> Above | None:
+def do_once(options: SinkOptions, name: str, work: Work) -> Above | None:
     """Do something in a session of its own, which leaves its connection to the next one."""
     with Session(options, f"sink {name}", worker=True, reached=True) as session:
         return session.do(work)
 
 
 def wait_for_backlog(
-    options: SinkOptions,
-    named: Named,
-    name: str,
-    do: Callable[[Work], Above | None],
+    options: SinkOptions, limit: int, named: Named, name: str, do: Callable[[Work], Above | None]
 ) -> None:
-    """Wait while the backlog of a destination is above the limit of the options, if they set one."""
-    if options.pause_above is not None and (named.queues or named.topics):
-        wait_while(BacklogLook(options, named, options.pause_above, do), f"sink {name}")
+    """Wait while the backlog of a destination is above the limit."""
+    if named.queues or named.topics:
+        wait_while(BacklogLook(options, named, limit, do), f"sink {name}")
 
 
 @dataclass

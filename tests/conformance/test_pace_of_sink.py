@@ -1,0 +1,230 @@
+"""A sink that protects endpoints: it waits for the backlog of its destinations, and for a rate."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from waiting import until
+
+from sqlq_spark.errors import RightMissing
+from sqlq_spark.send.pace.backlog import Above, find_above
+from sqlq_spark.send.pace.named import Named
+from sqlq_spark.send.pace.turn import read_seconds_left, wait_before_chunks, wait_before_dispatch
+from sqlq_spark.send.write import WriteTask
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.rows import NO_STREAM
+
+from .conftest import TIMEOUT, Bench
+from .test_send import chunk, dispatch, stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+PLACED = "Shop.OrderPlaced"
+
+
+@pytest.fixture(autouse=True)
+def _logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="sqlq_spark")
+
+
+def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
+    """The lines of the log with a word, without the task's name."""
+    found = [record.getMessage() for record in caplog.records]
+    return [text for text in found if f" {word}" in text]
+
+
+def task(bench: Bench, *, partition: int = 0, batch: int = 1, sink: str = "sink") -> WriteTask:
+    """Name a task; its sessions bear the bench's name."""
+    return WriteTask(
+        sink=f"{bench.name} {sink}", batch=batch, partition=partition, origin=NO_STREAM
+    )
+
+
+def above(bench: Bench, named: Named, limit: int = 0, **raw: str) -> str | None:
+    """The queue that a look finds above the limit."""
+    found = find_above(bench.desk, named, bench.sink(**raw), limit)
+    return None if found is None else found.printed
+
+
+@pytest.fixture
+def looks(bench: Bench) -> Callable[[], int]:
+    """Count the looks of watched sessions, which all sessions are that are opened now."""
+    _ = bench.desk
+    bench.watched = True
+    return lambda: bench.said.count("peek")
+
+
+def hold(bench: Bench, looks: Callable[[], int], work: Callable[[], Any]) -> Future[Any]:
+    """Start something that waits, and return when it has looked three times in vain."""
+    before = looks()
+    waits = bench.thread(work)
+    until(lambda: looks() >= before + 3 or waits.done())
+    assert not waits.done()
+    return waits
+
+
+def test_a_dispatch_is_held_until_the_destination_is_drained(
+    bench: Bench, looks: Callable[[], int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    It goes on when the backlog is not above the limit any more.
+
+    Meanwhile it holds nothing: an endpoint receives, and a DBA may lock the whole queue.
+    """
+    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(7)])
+    wait = partial(
+        wait_before_dispatch, bench.sink(pauseAboveBacklog="5"), task(bench), Named({None})
+    )
+
+    waits = hold(bench, looks, wait)
+    with bench.dotnet.locked(bench.queue):
+        pass
+    assert bench.dotnet.receive(bench.queue)
+    again = looks()
+    until(lambda: looks() >= again + 2)
+    assert not waits.done()  # 6 wait
+    assert bench.dotnet.receive(bench.queue)
+    waits.result(timeout=TIMEOUT)
+
+    (begin,) = lines(caplog, "waits: ")
+    assert begin.endswith(f"/1/0 waits: 7 messages wait in {bench.printed} (pauseAboveBacklog=5)")
+    assert len(lines(caplog, "goes on")) == 1
+
+
+def test_a_wait_survives_the_loss_of_its_connection(bench: Bench, looks: Callable[[], int]) -> None:
+    """As when the server ends idle sessions, or restarts."""
+    bench.dotnet.send(bench.queue)
+    wait = partial(
+        wait_before_dispatch, bench.sink(pauseAboveBacklog="0"), task(bench), Named({None})
+    )
+
+    waits = hold(bench, looks, wait)
+    until(lambda: bench.dotnet.kill(f"{bench.name} sink"))
+    again = looks()
+    until(lambda: looks() >= again + 2)
+    assert not waits.done()
+    assert bench.dotnet.receive(bench.queue)
+
+    waits.result(timeout=TIMEOUT)
+
+
+def test_with_at_least_once_each_chunk_is_held(bench: Bench, looks: Callable[[], int]) -> None:
+    """The second chunk waits until the first is drained."""
+    options = bench.sink(pauseAboveBacklog="1", delivery="atLeastOnce")
+    session = bench.session("sink")
+    chunks = [chunk(b"1", b"2"), chunk(b"3")]
+    paced = wait_before_chunks(session, chunks, options, bench.name)
+
+    assert next(paced) is chunks[0]
+    bench.dotnet.send_many(bench.queue, [b"1", b"2"])
+    waits = hold(bench, looks, partial(next, paced))
+    assert bench.dotnet.receive(bench.queue)
+
+    assert waits.result(timeout=TIMEOUT) is chunks[1]
+
+
+def test_which_task_waits_for_which_destination(bench: Bench, looks: Callable[[], int]) -> None:
+    """The first task for those of the options, and each for those that its own rows name."""
+    full = bench.queue
+    bench.dotnet.send(full)
+    options = bench.sink(pauseAboveBacklog="0")
+    elsewhere = bench.sink(pauseAboveBacklog="0", queue=bench.address("error"))
+    own = Named({bench.printed})
+
+    wait_before_dispatch(options, task(bench, partition=1), Named({None}))
+    wait_before_dispatch(elsewhere, task(bench), Named({None, bench.address("absent")}))
+    wait_before_dispatch(bench.sink(), task(bench), Named({None}))
+    held = [
+        hold(bench, looks, partial(wait_before_dispatch, options, task(bench), Named())),
+        hold(bench, looks, partial(wait_before_dispatch, elsewhere, task(bench, partition=1), own)),
+    ]
+    assert bench.dotnet.receive(full)
+
+    for each in held:
+        each.result(timeout=TIMEOUT)
+
+
+def test_the_queues_of_subscribers_are_destinations(bench: Bench) -> None:
+    """Of any of the topics; a subscriber whose queue is gone is left to the dispatch."""
+    table = QueueAddress("Subscribed", bench.dotnet.schema)
+    raw = {"subscriptionTable": bench.desk.printed(table)}
+    named = Named(set(), {PLACED, "Shop.IEvent"})
+    assert above(bench, named, **raw) is None  # there is no such table
+
+    bench.dotnet.create_subscriptions(table)
+    bench.dotnet.subscribe(table, "gone", PLACED, bench.address("gone"))
+    bench.dotnet.subscribe(table, "bad", PLACED, '"')
+    bench.dotnet.subscribe(table, "billing", "Shop.IEvent", bench.address("error"))
+    bench.dotnet.send(bench.errors)
+    bench.dotnet.send(bench.queue)
+
+    assert above(bench, named, **raw) == bench.address("error")
+    assert above(bench, Named(set(), {PLACED}), **raw) is None
+
+
+def test_a_destination_that_cannot_be_sent_to_is_left_to_the_dispatch(bench: Bench) -> None:
+    """Whatever a row names; the others are looked at."""
+    bench.dotnet.send(bench.errors)
+    bad = [bench.address("absent"), *bench.dotnet.dba.shapes.no_address]
+
+    assert above(bench, Named({*bad})) is None
+    assert above(bench, Named({*bad, bench.address("error")})) == bench.address("error")
+
+
+def test_a_look_counts_no_further_than_it_must(bench: Bench) -> None:
+    """Up to one above the limit; for a line of the log up to 100,000; never others' locks."""
+    bench.dotnet.send_many(bench.queue, [b"x"] * 20)
+    seqs = bench.seqs()
+
+    def look(*, exact: bool = False) -> Above | None:
+        return find_above(bench.desk, Named({None}), bench.sink(), 5, exact=exact)
+
+    with bench.dotnet.hold(bench.queue, seqs[:1]):
+        found, exact = look(), look(exact=True)
+
+    assert found is not None
+    assert exact is not None
+    assert str(found).startswith("6 or more messages wait in ")
+    assert exact.messages in {19, 20}  # SQL Server passes over locked rows
+
+
+def test_a_login_that_may_not_read_the_destination_is_told_the_grant(bench: Bench) -> None:
+    """SELECT is needed beside INSERT; without INSERT the dispatch reports it."""
+    login = bench.dotnet.dba.login()
+    look = partial(above, bench, Named({None}), url=login.url)
+    try:
+        with bench.session("service", url=login.url) as session:
+            find = partial(find_above, session.open(), Named({None}), bench.sink(), 0)
+            with suppress(RightMissing):  # of the schema, where that is a right
+                assert find() is None
+            bench.dotnet.dba.grant(login, "INSERT", bench.queue)
+            with pytest.raises(RightMissing, match="GRANT SELECT") as caught:
+                find()
+            assert caught.value.args[0] == "peek"
+            bench.dotnet.dba.grant(login, "SELECT", bench.queue)
+            assert find() is None
+    finally:
+        bench.dotnet.dba.drop_login(login)
+    del look
+
+
+def test_the_next_batch_waits_for_the_rate(bench: Bench) -> None:
+    """By the dispatch log, so in a new process too; a new sink and a replay do not wait."""
+    sink = task(bench).sink
+    left = partial(read_seconds_left, bench.sink(), rate=1, connection=bench.desk)
+    staged = stage(bench, chunk(*[b"x"] * 600), sink=sink, batch=1)
+    assert left(task(bench)) == 0
+
+    dispatch(bench, staged)
+
+    assert 0 < left(task(bench, batch=2)) <= 600
+    assert left(task(bench, batch=1)) == 0
+    assert left(task(bench, batch=2, sink="other")) == 0
+    bench.dotnet.dba.age("dispatch_log", "dispatched", hours=1)
+    assert left(task(bench, batch=2)) == 0

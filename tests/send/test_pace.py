@@ -1,0 +1,153 @@
+"""Protection of endpoints: the law of the rate, what a wait logs, and what rows name."""
+
+from __future__ import annotations
+
+import logging
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import StructType
+
+from sqlq_spark.datasource import BatchWriter
+from sqlq_spark.errors import BadOption
+from sqlq_spark.options import SinkOptions
+from sqlq_spark.send.message.delays import CHUNK_DELAYS
+from sqlq_spark.send.message.sender import CHUNK_ROW
+from sqlq_spark.send.pace.named import Named
+from sqlq_spark.send.pace.rate import seconds_left
+from sqlq_spark.send.pace.wait import REMINDER, Reason, wait_while
+from sqlq_spark.send.topics import CHUNK_TOPICS
+
+
+BODY = StructType().add("body", "binary")
+BATCHES = st.lists(
+    st.tuples(st.integers(0, 10**6), st.floats(0, 1e4)),  # messages, seconds until it is ready
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(BATCHES, st.integers(1, 10**6))
+def test_never_more_than_the_rate_and_one_batch(
+    batches: list[tuple[int, float]], rate: int
+) -> None:
+    """In any span of time; and no batch waits longer than the one before it pays for."""
+    now, last = 0.0, (0, 0.0)
+    sent: list[tuple[float, int]] = []
+    for messages, ready in batches:
+        now += ready
+        left = seconds_left(last[0], now - last[1], rate)
+        assert 0 <= left <= last[0] / rate
+        now += left
+        last = (messages, now)
+        sent.append((now, messages))
+
+    for first, (began, _) in enumerate(sent):
+        for stop in range(first, len(sent)):
+            total = sum(messages for _, messages in sent[first : stop + 1])
+            allowed = rate * (sent[stop][0] - began) + sent[stop][1]
+            assert total <= allowed * (1 + 1e-9) + 1e-3
+
+
+def test_a_clock_that_was_set_back_lengthens_no_wait() -> None:
+    """The longest wait is what the last batch takes at this rate; one set forward ends it."""
+    assert seconds_left(1000, -86400.0, 10) == 100.0
+    assert seconds_left(1000, 86400.0, 10) == 0.0
+
+
+class Hours:
+    """A queue that is above its limit for so many seconds, and the clock that passes."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self.end = 0.0, seconds
+        self.exact: list[bool] = []
+
+    def look(self, *, exact: bool) -> Reason | None:
+        """As Look."""
+        self.exact.append(exact)
+        return Reason(f"at {self.now:.0f}", 1.0) if self.now < self.end else None
+
+    def pass_(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+    def wait(self) -> None:
+        """Wait for the queue."""
+        wait_while(self.look, "sink x", clock=lambda: self.now, sleep=self.pass_)
+
+
+def test_a_wait_logs_its_begin_its_end_and_a_line_every_ten_minutes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not each look; only a look for a line counts exactly; without a wait there is no line."""
+    caplog.set_level(logging.INFO, logger="sqlq_spark")
+    hours = Hours(2 * REMINDER + 30)
+    Hours(0).wait()
+
+    hours.wait()
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "sink x waits: at 0",
+        "sink x still waits, 600 s: at 600",
+        "sink x still waits, 1200 s: at 1200",
+        "sink x waited 1230.0 s and goes on",
+    ]
+    assert len(hours.exact) == 1231
+    assert sum(hours.exact) == 3
+
+
+def test_what_the_rows_of_a_chunk_name() -> None:
+    """Queues of rows that are sent, topics of rows that are published; no row that is delayed."""
+    rows = [
+        {"queue": None, "topics": None, "delay": None},
+        {"queue": "a", "topics": None, "delay": None},
+        {"queue": "a", "topics": None, "delay": None},
+        {"queue": None, "topics": ["T", "I"], "delay": None},
+        {"queue": "late", "topics": None, "delay": 1000},
+    ]
+    whole: list[dict[str, object]] = [
+        {"headers": "{}", "body": b"", "lifetime": None} | each for each in rows
+    ]
+    fields = [*CHUNK_ROW, CHUNK_TOPICS, pa.field("delay", CHUNK_DELAYS["delay"].type)]
+    chunk = pa.Table.from_pylist(whole, schema=pa.schema(fields))
+
+    assert Named.of_chunk(chunk) == Named({None, "a"}, {"T", "I"})
+    assert Named.of_chunk(chunk.slice(1, 2).select(CHUNK_ROW.names)) == Named({"a"})
+    recorded = Named()
+    assert list(recorded.record([chunk.slice(0, 1), chunk.slice(3)])) != []
+    assert recorded == Named({None}, {"T", "I"})
+
+
+def sink(**raw: str) -> SinkOptions:
+    """Options of a sink."""
+    return SinkOptions.parse({"url": "postgresql://", **raw})
+
+
+def test_what_the_options_name() -> None:
+    """The queue, or the topics, or nothing."""
+    assert Named.of_options(sink(queue="q")) == Named({None})
+    assert Named.of_options(sink(topics="T,I")) == Named(set(), {"T", "I"})
+    assert Named.of_options(sink()) == Named()
+
+
+def test_a_rate_where_nothing_could_wait_is_refused() -> None:
+    """Tasks that insert directly share no count; a nameless write is one transaction."""
+    with pytest.raises(BadOption, match="exactlyOnce with maxMessagesPerSecond, or pauseAbove"):
+        sink(delivery="atLeastOnce", maxMessagesPerSecond="5")
+    named = sink(queue="q", txnAppId="a", txnVersion="1", maxMessagesPerSecond="5")
+    BatchWriter(named, BODY, overwrite=False)
+    with pytest.raises(BadOption, match="maxMessagesPerSecond is '5': expected a stream, or a wr"):
+        BatchWriter(sink(queue="q", maxMessagesPerSecond="5"), BODY, overwrite=False)
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [("maxMessagesPerSecond", "0"), ("maxMessagesPerSecond", "1.5"), ("pauseAboveBacklog", "-1")],
+)
+def test_a_limit_that_is_none_is_refused(option: str, text: str) -> None:
+    """A whole number; a backlog of 0 waits until the queue is empty."""
+    assert sink(pauseAboveBacklog="0").pause_above == 0
+    with pytest.raises(BadOption, match=f"{option} is '{text}': expected a whole number"):
+        sink(**{option: text})
