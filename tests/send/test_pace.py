@@ -20,7 +20,6 @@ from sqlq_spark.send.pace.rate import seconds_left
 from sqlq_spark.send.pace.wait import REMINDER, Reason, wait_while
 from sqlq_spark.send.topics import CHUNK_TOPICS
 
-
 BODY = StructType().add("body", "binary")
 BATCHES = st.lists(
     st.tuples(st.integers(0, 10**6), st.floats(0, 1e4)),  # messages, seconds until it is ready
@@ -100,16 +99,14 @@ def test_a_wait_logs_its_begin_its_end_and_a_line_every_ten_minutes(
 
 def test_what_the_rows_of_a_chunk_name() -> None:
     """Queues of rows that are sent, topics of rows that are published; no row that is delayed."""
-    rows = [
+    rows: list[dict[str, object]] = [
         {"queue": None, "topics": None, "delay": None},
         {"queue": "a", "topics": None, "delay": None},
         {"queue": "a", "topics": None, "delay": None},
         {"queue": None, "topics": ["T", "I"], "delay": None},
         {"queue": "late", "topics": None, "delay": 1000},
     ]
-    whole: list[dict[str, object]] = [
-        {"headers": "{}", "body": b"", "lifetime": None} | each for each in rows
-    ]
+    whole = [{"headers": "{}", "body": b"", "lifetime": None} | each for each in rows]
     fields = [*CHUNK_ROW, CHUNK_TOPICS, pa.field("delay", CHUNK_DELAYS["delay"].type)]
     chunk = pa.Table.from_pylist(whole, schema=pa.schema(fields))
 

@@ -88,10 +88,17 @@ def count_waiting(
             return _peek(connection, queue, most)
     except (QueueNotFound, NotAQueue, DestinationRefused):
         return 0  # the dispatch reports it
-    except RightMissing as error:
-        if error.args[0] == "peek":
+    except RightMissing:
+        if _may_insert(connection, queue, options):
             raise
         return 0
+
+
+def _may_insert(connection: Connection, queue: QueueAddress, options: SinkOptions) -> bool:
+    """Whether this login may send to a queue, so that only the right to read it is missing."""
+    with transaction(connection, timeout=options.query_timeout):
+        found = connection.destinations([queue], RETURNED, None).get(queue)
+    return found is not None and found.may_insert
 
 
 def _peek(connection: Connection, queue: QueueAddress, most: int) -> int:
