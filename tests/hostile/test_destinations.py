@@ -26,6 +26,8 @@ from sqlq_spark.receive.due import Mover
 from sqlq_spark.receive.task import Task, TaskRules, receive
 from sqlq_spark.send import at_least_once
 from sqlq_spark.send.message.sender import CHUNK_ROW
+from sqlq_spark.send.pace.backlog import find_above
+from sqlq_spark.send.pace.named import Named
 from sqlq_spark.send.topics import CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress, parse_postgresql
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps
@@ -254,6 +256,27 @@ def test_no_code_of_an_attacker_runs_by_a_forward_or_a_reply(scene: Scene, kind:
     assert scene.loot() == []
     (headers,) = scene.errors()
     assert headers[FAILED_Q] == scene.trap
+
+
+def test_no_code_of_an_attacker_runs_by_a_look_at_the_backlog(scene: Scene) -> None:
+    """A row names a view for its destination: it is not read, and the others are looked at."""
+    scene.arm(None)
+    where, view = scene.mallory.login, f'"{scene.mallory.login}"."a view"'
+    scene.mallory.sql(
+        f"CREATE VIEW {view} AS SELECT v.*, length({where}.steal('x')) AS seq"
+        " FROM (VALUES (gen_random_uuid(), now()::timestamp, '{}', ''::bytea))"
+        " AS v (id, expires, headers, body)"
+    )
+    scene.mallory.sql(f"GRANT SELECT, INSERT ON {view} TO PUBLIC")
+    scene.place.sql(f"GRANT SELECT ON {scene.trap} TO {scene.shop.login}")
+    scene.put(scene.trap)
+    options = SinkOptions.parse({"url": scene.shop.url, "stateSchema": scene.place.state})
+
+    found = find_above(scene.connection(), Named({view, scene.trap}), options, 0)
+
+    assert scene.loot() == []
+    assert found is not None
+    assert found.printed == scene.trap
 
 
 def test_a_header_directs_no_message_into_a_table_of_another_owner(scene: Scene) -> None:
