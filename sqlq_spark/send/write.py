@@ -61,9 +61,6 @@ def write(
     """
     Stage or send the rows of one task, and wait as the options ask for it.
 
-    The tasks wait, not the driver: Spark cannot end a wait of the driver's Python worker when a
-    query is stopped, but it ends tasks.
-
     Returns:
         What was staged, None with delivery=atLeastOnce; and how many messages there were.
     """
