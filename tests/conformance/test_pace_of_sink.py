@@ -6,14 +6,15 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from waiting import until
 
 from sqlq_spark.errors import RightMissing
 from sqlq_spark.send.pace.backlog import Above, find_above
 from sqlq_spark.send.pace.named import Named
-from sqlq_spark.send.pace.turn import read_seconds_left, wait_before_chunks, wait_before_dispatch
-from sqlq_spark.send.write import WriteTask
+from sqlq_spark.send.pace.turn import read_seconds_left, wait_before_dispatch
+from sqlq_spark.send.write import WriteTask, write
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import NO_STREAM
 
@@ -116,17 +117,16 @@ def test_a_wait_survives_the_loss_of_its_connection(bench: Bench, looks: Callabl
 
 def test_with_at_least_once_each_chunk_is_held(bench: Bench, looks: Callable[[], int]) -> None:
     """The second chunk waits until the first is drained."""
-    options = bench.sink(pauseAboveBacklog="1", delivery="atLeastOnce")
-    session = bench.session("sink")
-    chunks = [chunk(b"1", b"2"), chunk(b"3")]
-    paced = wait_before_chunks(session, chunks, options, bench.name)
+    options = bench.sink(pauseAboveBacklog="0", delivery="atLeastOnce")
+    large = [b"1" * (9 << 20), b"2" * (9 << 20)]  # two chunks
+    rows = pa.RecordBatch.from_pydict({"body": large})
 
-    assert next(paced) is chunks[0]
-    bench.dotnet.send_many(bench.queue, [b"1", b"2"])
-    waits = hold(bench, looks, partial(next, paced))
+    waits = hold(bench, looks, partial(write, options, iter([rows]), task(bench)))
+    assert bench.bodies() == large[:1]
     assert bench.dotnet.receive(bench.queue)
 
-    assert waits.result(timeout=TIMEOUT) is chunks[1]
+    assert waits.result(timeout=TIMEOUT) == (None, 2)
+    assert bench.bodies() == large[1:]
 
 
 def test_which_task_waits_for_which_destination(bench: Bench, looks: Callable[[], int]) -> None:
@@ -194,7 +194,7 @@ def test_a_look_counts_no_further_than_it_must(bench: Bench) -> None:
     assert exact.messages in {19, 20}  # SQL Server passes over locked rows
 
 
-def test_a_login_that_may_not_read_the_destination_is_told_the_grant(bench: Bench) -> None:
+def test_a_login_that_may_not_read_the_destination_gets_the_grant(bench: Bench) -> None:
     """SELECT is needed beside INSERT; without INSERT the dispatch reports it."""
     login = bench.dotnet.dba.login()
     try:

@@ -1,8 +1,8 @@
 """
 Where a task waits for its turn, as the options maxMessagesPerSecond and pauseAboveBacklog ask.
 
-Tasks wait, not the driver. Measured on Spark 4.2: when a query is stopped, Spark ends a waiting task
-after three seconds, but it waits for the driver's Python worker as long as that takes.
+Tasks wait, not the driver. Measured on Spark 4.2, when a query is stopped: Spark ends a waiting
+task after three seconds. A wait in the driver's Python worker goes on, and `stop` does not return.
 
 With delivery=exactlyOnce a task waits after it has staged its messages: the driver dispatches when
 all tasks have ended. One task is enough to keep the dispatch waiting, so only the first one waits
