@@ -222,7 +222,7 @@ def test_what_output_into_refuses_is_found_with_delayed_messages(name: str) -> N
     "name",
     [
         *("peek", "sample", "top", "browse", "browse_seq", "stats", "check_rows", "next_due"),
-        *("weigh", "weigh_body_string"),
+        *("weigh", "weigh_body_string", "check_owner", "check_owner_delayed"),
     ],
 )
 def test_what_only_looks_waits_for_no_row_and_keeps_no_lock(name: str) -> None:

@@ -15,7 +15,7 @@ from datetime import UTC
 from shlex import quote
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin import inspect, owner
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.sessions import check_state
@@ -141,6 +141,24 @@ def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
     rows = connection.rows("check_delayed", tables=tables, table_name=printed)
     into = connection.printed(queue)
     return [finding(into if row[0] in MOVED_INTO else printed, row) for row in rows]
+
+
+def of_owner(connection: Connection, queue: QueueAddress) -> list[Finding]:
+    """Warn if a queue that Spark reads seems to belong to an endpoint, in the open transaction."""
+    signs = owner.find_signs(connection, queue)
+    if not signs:
+        return []
+    return [
+        Finding(
+            where=connection.printed(queue),
+            name="shared_queue",
+            severity="warning",
+            found=f"an endpoint seems to own this queue ({'; '.join(signs)}), and its handlers and "
+            "sagas never see what Spark receives",
+            fix="give Spark a queue of its own (`sqlqueue create`), and send or subscribe to that; "
+            "if Spark is to receive these messages, set warnIfShared=false on the stream",
+        )
+    ]
 
 
 def lifetime(expires: datetime, sent: str | None, lives: str | None) -> float | None:
@@ -271,15 +289,38 @@ def everything(
     *,
     timeout: float,
     body_string: bool = False,
+    warn_if_shared: bool = True,
 ) -> list[Finding]:
-    """Check queues, the server, the state tables and the streams; no transaction is open."""
+    """
+    Check queues, the server, the state tables and the streams; no transaction is open.
+
+    Args:
+        connection: no transaction open.
+        queues: the queues.
+        timeout: seconds for each statement and wait.
+        body_string: whether the column BodyString is needed.
+        warn_if_shared: whether to look for the owners of queues that streams read.
+    """
     found = of_state(connection)
     if not found:
         found += of_any_streams(connection, timeout=timeout)
     found += of_any_server(connection, timeout=timeout)
     for each in queues:
         found += of_any_queue(connection, each, timeout=timeout, body_string=body_string)
-    return found
+    return found + (of_owners(connection, queues, timeout=timeout) if warn_if_shared else [])
+
+
+def of_owners(
+    connection: Connection, queues: Sequence[QueueAddress], *, timeout: float
+) -> list[Finding]:
+    """Look for the owners of the queues that streams read; no transaction is open."""
+    try:
+        with transaction(connection, timeout=timeout):
+            names = {name for each in inspect.streams(connection) for name in each.queues}
+            read = [each for each in queues if connection.printed(each) in names]
+            return [found for each in read for found in of_owner(connection, each)]
+    except (RightMissing, StateNotInstalled):
+        return []  # reported by the other checks
 
 
 def of_any_streams(connection: Connection, *, timeout: float) -> list[Finding]:
@@ -338,6 +379,7 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
                 body_string=options.include_body_string,
             )
             found += of_delayed(connection, each) if options.delayed_delivery else []
+            found += of_owner(connection, each) if options.warn_if_shared else []
     for one in found:
         if one.name == "body_string":
             raise BodyStringMissing(one.where, one.fix)

@@ -295,6 +295,9 @@ def doctor(
     body_string: Annotated[
         bool, typer.Option("--body-string", help="Also require the column BodyString.")
     ] = False,
+    warn_if_shared: Annotated[
+        bool, typer.Option(help="Warn if an endpoint seems to own the queue of a stream.")
+    ] = True,
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
@@ -311,7 +314,11 @@ def doctor(
         names = queues or names_of_streams(connection, options.query_timeout)
         asked = [parse_table("QUEUE", name, options.naming) for name in names]
         found = checks.everything(
-            connection, asked, timeout=options.query_timeout, body_string=body_string
+            connection,
+            asked,
+            timeout=options.query_timeout,
+            body_string=body_string,
+            warn_if_shared=warn_if_shared,
         )
     if as_json:
         for each in found:

@@ -146,6 +146,8 @@ StatementName = Literal[
     "queue_tables",
     # checks.sql
     "check_rows",
+    "check_owner",
+    "check_owner_delayed",
     "check_queue",
     "check_delayed",
     "check_server",

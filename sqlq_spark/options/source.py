@@ -71,6 +71,8 @@ class SourceOptions(DatabaseOptions):
     error_address: QueueAddress | None = address_option("errorQueue", parse_queue, "a queue's name")
     delayed_delivery: bool = option("delayedDelivery", flag, "true or false", default=False)
     purge_on_startup: bool = option("purgeOnStartup", flag, "true or false", default=False)
+    # whether a starting stream looks for an endpoint that owns the queue
+    warn_if_shared: bool = option("warnIfShared", flag, "true or false", default=True)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, "true or false", default=True)
 
     cores: int | None = field(default=None)  # of the cluster, if `register` saw them

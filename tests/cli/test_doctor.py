@@ -59,6 +59,23 @@ def test_doctor_checks_the_queues_of_all_streams(
     assert count(place, orders) == 1
 
 
+def test_doctor_warns_that_a_stream_reads_the_queue_of_an_endpoint(
+    run: Run, orders: str, place: Place, state: tuple[str, str]
+) -> None:
+    """Only where a stream reads it, and unless it is allowed."""
+    saga = '{"body": "1", "headers": {"NServiceBus.SagaId": "7"}}'
+    run("send", orders, stdin=f"{saga}\n{saga}")
+    assert run("doctor", orders, *state).code == 0
+    received(place, messages=1)
+
+    warned = run("doctor", orders, *state)
+    allowed = run("doctor", orders, "--no-warn-if-shared", *state)
+
+    assert warned.code == 1
+    assert "messages for a saga among the first messages: 1" in " ".join(warned.out.split())
+    assert (allowed.code, allowed.out) == (0, "no problems found\n")
+
+
 def test_doctor_proposes_the_commands_that_create_what_is_missing(
     run: Run, place: Place, state: tuple[str, str]
 ) -> None:

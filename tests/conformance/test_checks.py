@@ -369,7 +369,7 @@ def test_a_stream_warns_once_of_what_is_wrong_with_each_queue(
 def test_a_stream_on_a_sound_queue_warns_of_nothing(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And looks with two statements for each queue and one for the server, once."""
+    """And looks with three statements for each queue and one for the server, once."""
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
     bench.watched = True
     loop = bench.loop()
@@ -379,7 +379,7 @@ def test_a_stream_on_a_sound_queue_warns_of_nothing(
 
     assert caplog.records == []
     looked = [each for each in bench.said if each.startswith("check_")]
-    assert looked == ["check_server", "check_rows", "check_queue"]
+    assert looked == ["check_server", "check_rows", "check_queue", "check_owner"]
 
 
 def test_a_pause_longer_than_messages_live_is_warned_of(

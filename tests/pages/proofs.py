@@ -48,6 +48,7 @@ WITH_RECEIPT = f"{SEND}::test_the_receipts_of_a_micro_batch_are_settled_by_the_c
 UNREACHED = f"{TOPICS}::test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch"
 WATCHED = f"{DBA}::test_the_queries_of_the_page_show_a_stream"
 MIGRATED = f"{SPARK}::test_the_code_of_the_page_of_migration"
+OWNER = "conformance/test_owner.py::test"
 NET = f"{SPARK}::test_the_code_of_the_page_for_the_net_team"
 
 PAGES = "pages/test_pages.py::test"
@@ -193,6 +194,11 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "delayed": f"{ZONES}::test_what_we_store_the_endpoint_moves_at_the_right_time",
         "stopped": BESIDE,
     },
+    ("docs/dotnet.md", "owner-signs"): {
+        "messages": f"{OWNER}_messages_that_only_their_endpoint_can_handle_are_signs",
+        "delayed": f"{OWNER}_delayed_messages_that_an_endpoint_stored_are_a_sign",
+        "subscribed": f"{OWNER}_another_endpoint_that_is_subscribed_with_the_queue_is_a_sign",
+    },
     ("docs/dotnet.md", "visible"): {
         "sessions": WATCHED,
         "statements": WATCHED,
@@ -229,7 +235,11 @@ PARTS: dict[str, dict[str, str]] = {
         "versions": TRIED,
         "rights": f"{DBA}::test_the_rights_on_the_page_are_those_that_the_script_grants",
     },
-    "docs/dotnet.md": {"publish-settings": f"{PAGES}_options_have_their_names"},
+    "docs/dotnet.md": {
+        "publish-settings": f"{PAGES}_options_have_their_names",
+        "endpoint-versions": TRIED,
+        "service-control": PROSE,
+    },
     "docs/functions.md": {"header-functions": FUNCTIONS, "outgoing": FUNCTIONS, "cost": FIGURES},
     "docs/growth.md": {"speed": FIGURES, "limits": FIGURES},
     "docs/jobs.md": {

@@ -130,7 +130,7 @@ def test_the_code_of_the_page_for_the_net_team(spark: SparkSession, shop: Shop) 
 def test_the_code_of_the_page_of_migration(spark: SparkSession, shop: Shop) -> None:
     """The JDBC read loses a message, and the stream receives all."""
     shop.names["spark"] = spark
-    shop.sqlqueue("subscribe", "Shop.OrderPlaced", "--endpoint", "Lake", "--queue", "Shop.Orders")
+    shop.sqlqueue("subscribe", "Shop.OrderPlaced", "--endpoint", "Lake", "--queue", "error")
     for each in blocks("docs/migration.md"):
         if each.unrun is not None:
             compile(each.text, each.name, "exec")

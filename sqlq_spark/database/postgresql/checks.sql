@@ -20,6 +20,37 @@ SELECT top.last, lowest.expires, lowest.sent, lowest.lives, heaviest.seq, heavie
                FROM (SELECT expires, headers FROM {queue} ORDER BY seq LIMIT 50) AS first_rows
               WHERE expires IS NOT NULL) AS lowest ON true
 
+-- name: check_owner
+-- Counts, among the lowest 100 messages, those that only the endpoint that owns the queue can handle.
+-- Copies in an audit queue and failures in an error queue do not count. Locks nothing. Of headers only
+-- the beginning is read, as text, so that headers that are no JSON do not matter.
+-- Index:   the unique index on seq.
+-- Returns: saga timeouts, other messages for a saga, control messages; bigint
+SELECT count(*) FILTER (WHERE timeout),
+       count(*) FILTER (WHERE saga AND NOT timeout),
+       count(*) FILTER (WHERE control)
+  FROM (SELECT strpos(text, '"NServiceBus.IsSagaTimeoutMessage":') > 0 AS timeout,
+               strpos(text, '"NServiceBus.SagaId":') > 0 AS saga,
+               strpos(text, '"NServiceBus.ControlMessage":') > 0 AS control
+          FROM (SELECT left(headers, 16384) AS text
+                  FROM {queue}
+                 ORDER BY seq
+                 LIMIT 100) AS lowest
+         WHERE strpos(text, '"NServiceBus.ProcessingEnded":') = 0
+           AND strpos(text, '"NServiceBus.FailedQ":') = 0
+           AND strpos(text, '"NServiceBus.ExceptionInfo.ExceptionType":') = 0) AS own
+
+-- name: check_owner_delayed
+-- Counts, among the 100 delayed messages that are due first, those that an endpoint stored: it writes
+-- its version, which this package does not. A message that waits for a retry does not count, because
+-- Spark stores such messages with the headers that an endpoint wrote. Locks nothing.
+-- Index:   the index on due.
+-- Returns: messages bigint
+SELECT count(*)
+  FROM (SELECT left(headers, 16384) AS text FROM {delayed} ORDER BY due LIMIT 100) AS first_rows
+ WHERE strpos(text, '"NServiceBus.Version":') > 0
+   AND strpos(text, '"NServiceBus.Retries":') = 0
+
 -- name: check_queue
 -- What is wrong with a queue's table, from the catalogue alone; any login may read that.
 -- :last is the highest seq, null where it is not known; :expiring, whether messages expire;

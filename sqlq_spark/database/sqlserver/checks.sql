@@ -32,6 +32,45 @@ SELECT ends.last, e.expires, e.sent, e.lives, heaviest.seq, heaviest.bytes
     ON 1 = 1
   LEFT JOIN expiring AS e ON 1 = 1
 
+-- name: check_owner
+-- Counts, among the lowest 100 messages, those that only the endpoint that owns the queue can handle.
+-- Copies in an audit queue and failures in an error queue do not count. Of headers only the beginning
+-- is read, as text, so that headers that are no JSON do not matter.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_RowVersion.
+-- Returns: saga timeouts, other messages for a saga, control messages; int
+WITH lowest AS (
+    SELECT TOP (100) LEFT(CAST(Headers AS nvarchar(max)), 16384) AS text
+      FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     ORDER BY RowVersion
+), own AS (
+    SELECT CHARINDEX(N'"NServiceBus.IsSagaTimeoutMessage":', text) AS timeout,
+           CHARINDEX(N'"NServiceBus.SagaId":', text) AS saga,
+           CHARINDEX(N'"NServiceBus.ControlMessage":', text) AS control
+      FROM lowest
+     WHERE CHARINDEX(N'"NServiceBus.ProcessingEnded":', text) = 0
+       AND CHARINDEX(N'"NServiceBus.FailedQ":', text) = 0
+       AND CHARINDEX(N'"NServiceBus.ExceptionInfo.ExceptionType":', text) = 0
+)
+SELECT COUNT(CASE WHEN timeout > 0 THEN 1 END) AS timeouts,
+       COUNT(CASE WHEN saga > 0 AND timeout = 0 THEN 1 END) AS replies,
+       COUNT(CASE WHEN control > 0 THEN 1 END) AS control
+  FROM own
+
+-- name: check_owner_delayed
+-- Counts, among the 100 delayed messages that are due first, those that an endpoint stored: it writes
+-- its version, which this package does not. A message that waits for a retry does not count, because
+-- Spark stores such messages with the headers that an endpoint wrote.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_Due.
+-- Returns: messages int
+SELECT COUNT(*) AS messages
+  FROM (SELECT TOP (100) LEFT(CAST(Headers AS nvarchar(max)), 16384) AS text
+          FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+         ORDER BY Due) AS first_rows
+ WHERE CHARINDEX(N'"NServiceBus.Version":', text) > 0
+   AND CHARINDEX(N'"NServiceBus.Retries":', text) = 0
+
 -- name: check_queue
 -- What is wrong with a queue's table, from the catalogue alone; who has any right on it may read that.
 -- HAS_PERMS_BY_NAME returns null for a name of more than 128 characters; that counts as a right.
