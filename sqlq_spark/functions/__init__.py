@@ -46,7 +46,7 @@ from sqlq_spark.functions.expressions import (
     values,
 )
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.message_types import SEPARATOR, split_types, unfit
+from sqlq_spark.wire.message_types import SEPARATOR, split_types, unfit_types
 from sqlq_spark.wire.message_types import full_name as full_type_name
 
 if TYPE_CHECKING:
@@ -339,6 +339,11 @@ def _own(
     content_type: str | None,
     headers: Mapping[str, Column | str] | None,
 ) -> dict[str, Column]:
+    if isinstance(message_type, str) and (reason := unfit_types(message_type)) is not None:
+        raise BadFrame(
+            f"message_type is {message_type!r}, with {reason}: expected a .NET type's full name, "
+            f"or several joined by {SEPARATOR}, each once"
+        )
     stated = {wire.ENCLOSED_MESSAGE_TYPES: message_type, wire.CONTENT_TYPE: content_type}
     given: dict[str, Column | str | None] = {**stated, **(headers or {})}
     return {name: _literal(value) for name, value in given.items() if value is not None}
@@ -358,9 +363,4 @@ def _topics(message_type: Column | str | None) -> list[Column]:
     if isinstance(message_type, Column):
         return [full_names(message_type).alias("topics")]
     names = [full_type_name(each) for each in split_types(message_type)]
-    if not names or any(map(unfit, names)):
-        raise BadFrame(
-            f"message_type is {message_type!r}: expected a .NET type's full name, or several "
-            f"joined by {SEPARATOR}"
-        )
     return [F.array(*map(F.lit, names)).alias("topics")]
