@@ -122,12 +122,20 @@ def register(spark: SparkSession) -> None:
     found = getattr(spark, "_sc", None)  # no property: that of Spark Connect raises
     known = None if found is None else max(1, found.defaultParallelism)
     try:
-        spark.dataSource.register(sized(known, spark.conf.get("spark.app.name", None)))
+        spark.dataSource.register(sized(known, application_name(spark)))
     except PySparkException as error:
         # Spark 4.0.0 finds the format and then takes no other; what it found is this package
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
             raise
         log.info("the format sqlqueue is registered already")
+
+
+def application_name(spark: SparkSession) -> str | None:
+    """Return the application's name; None where the session does not say it."""
+    try:
+        return spark.conf.get("spark.app.name", None)
+    except PySparkException:
+        return None
 
 
 def sized(cores: int | None, application: str | None = None) -> type[DefaultSource]:

@@ -68,7 +68,8 @@ class Settings(job.DatabaseSettings):
         default={},
     )
     sink: dict[str, str] = job.setting(
-        "More options of the sink: messageType, contentType (default: application/json), …", default={}
+        "More options of the sink: messageType, contentType (default: application/json), …",
+        default={},
     )
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from spark.stand import numbered
@@ -113,3 +113,23 @@ def test_an_option_that_sends_rows_again_is_refused(option: str, expected: str) 
 
     with pytest.raises(BadSettings, match=f"setting {option} in .delta.: {expected}"):
         kind(**given, delta={option: "true"})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "application/json"),
+        ({"columns": {"body": "to_json(struct(id AS Id))"}}, "application/json"),
+        ({"sink": {"CONTENTTYPE": "text/xml"}}, "text/xml"),
+    ],
+)
+def test_the_content_type_is_json_unless_the_settings_name_another(
+    given: dict[str, Any], expected: str
+) -> None:
+    """Also of a body of the settings' own."""
+    kind = module("delta_to_queue").Settings
+    settings = kind(url="postgresql:///s", table="t", checkpoint="c", queue="q", **given)
+
+    (options,) = settings.options()
+
+    assert options.content_type == expected

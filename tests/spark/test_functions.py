@@ -368,8 +368,11 @@ def test_the_type_of_an_event_may_stand_in_each_row(spark: SparkSession) -> None
 
     assert headers["NServiceBus.EnclosedMessageTypes"] == f"Shop.PlaceOrder, Shop, {VERSION}"
     assert row["topics"] == ["Shop.PlaceOrder"]
-    with pytest.raises(BadFrame, match=r"message_type is ', Shop': expected a \.NET type"):
-        publish("body", message_type=", Shop")
+    for build in (publish, send, reply):
+        with pytest.raises(
+            BadFrame, match=r"is ', Shop', with a blank name: expected a \.NET type"
+        ):
+            build("body", message_type=", Shop")
 
 
 @FORMATS
