@@ -57,6 +57,9 @@ def add_orders(spark: SparkSession, table: Path, first: int, stop: int) -> None:
     writer.option("delta.enableChangeDataFeed", "true").save(str(table))
 
 
+STATED = ("EnclosedMessageTypes", "ContentType", "OriginatingEndpoint")
+
+
 def test_delta_to_queue_killed_between_two_batches(
     spark: SparkSession, queue: Queue, desk: Desk
 ) -> None:
@@ -92,9 +95,9 @@ def test_delta_to_queue_killed_between_two_batches(
     bodies = [f"{number} insert {number // 200}" for number in range(700)]
     assert sorted(body.decode() for _, body in rows) == sorted(bodies)
     assert {headers["NServiceBus.MessageId"] for headers, _ in rows} == {*numbered(0, 700)}
-    names = ("tenant", "NServiceBus.EnclosedMessageTypes")
+    names = ("tenant", *(f"NServiceBus.{each}" for each in STATED))
     assert {tuple(headers[each] for each in names) for headers, _ in rows} == {
-        ("blue", "Shop.OrderChanged")
+        ("blue", "Shop.OrderChanged", "application/json", "sqlqueue delta_to_queue")
     }
 
 

@@ -487,8 +487,11 @@ def test_answers_reach_the_endpoints_and_keep_the_conversation(queue: SparkQueue
     [(whole, body)] = web.rows()
     answer = str(whole["NServiceBus.MessageId"])
     sent_at = parse_wire_time(str(whole["NServiceBus.TimeSent"]))
-    own = {"NServiceBus.MessageId", "NServiceBus.TimeSent"}
+    sender = ("OriginatingEndpoint", "OriginatingMachine")
+    own = {f"NServiceBus.{name}" for name in ("MessageId", "TimeSent", *sender)}
+    own.add("$.diagnostics.originating.hostid")
     assert [body, queue.count()] == [b"<ok/>", 0]
+    assert own <= whole.keys()
     assert {name: text for name, text in whole.items() if name not in own} == CAUSED | {
         "NServiceBus.MessageIntent": "Reply",
         "NServiceBus.ReplyToAddress": again.name,
