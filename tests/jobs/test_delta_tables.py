@@ -57,7 +57,7 @@ def add_orders(spark: SparkSession, table: Path, first: int, stop: int) -> None:
     writer.option("delta.enableChangeDataFeed", "true").save(str(table))
 
 
-STATED = ("EnclosedMessageTypes", "ContentType", "OriginatingEndpoint")
+STATED = ("EnclosedMessageTypes", "ContentType")
 
 
 def test_delta_to_queue_killed_between_two_batches(
@@ -97,7 +97,7 @@ def test_delta_to_queue_killed_between_two_batches(
     assert {headers["NServiceBus.MessageId"] for headers, _ in rows} == {*numbered(0, 700)}
     names = ("tenant", *(f"NServiceBus.{each}" for each in STATED))
     assert {tuple(headers[each] for each in names) for headers, _ in rows} == {
-        ("blue", "Shop.OrderChanged", "application/json", "sqlqueue delta_to_queue")
+        ("blue", "Shop.OrderChanged", "application/json")
     }
 
 
