@@ -37,6 +37,7 @@ from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.receive.poison import warn_of_poison
 from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.send.message.columns import check_frame
+from sqlq_spark.send.message.sent_by import SentBy
 from sqlq_spark.send.staging import nameless_sink
 from sqlq_spark.send.write import (
     WriteTask,
@@ -53,6 +54,7 @@ from sqlq_spark.spark_api import (
     to_arrow_schema,
 )
 from sqlq_spark.wire.header_columns import to_read_columns
+from sqlq_spark.wire.message_types import begins_with_interface
 from sqlq_spark.wire.rows import Origin, record_batches
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ class DefaultSource(DataSource):
     """The format `sqlqueue`."""
 
     cores: int | None = None  # of the cluster, where `register` saw it
+    application: str | None = None  # its name, where `register` saw it
 
     @classmethod
     def name(cls) -> str:
@@ -95,17 +98,23 @@ class DefaultSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
         """Send a frame."""
-        made = BatchWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
+        options = SinkOptions.parse(self.options)
+        made = BatchWriter(options, schema, overwrite=overwrite, sender=self.sender())
         if has_one_destination(schema):
             look_ahead(made.options)
         return made
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001
         """Send the micro-batches of a stream."""
-        made = StreamWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
+        options = SinkOptions.parse(self.options)
+        made = StreamWriter(options, schema, overwrite=overwrite, sender=self.sender())
         if has_one_destination(schema):
             look_ahead_once(made.options)
         return made
+
+    def sender(self) -> str | None:
+        """Return the name of the query, or else of the application, as far as it is known."""
+        return self.options.get("queryName") or self.application
 
 
 def register(spark: SparkSession) -> None:
@@ -113,7 +122,7 @@ def register(spark: SparkSession) -> None:
     found = getattr(spark, "_sc", None)  # no property: that of Spark Connect raises
     known = None if found is None else max(1, found.defaultParallelism)
     try:
-        spark.dataSource.register(sized(known))
+        spark.dataSource.register(sized(known, application_name(spark)))
     except PySparkException as error:
         # Spark 4.0.0 finds the format and then takes no other; what it found is this package
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
@@ -121,13 +130,22 @@ def register(spark: SparkSession) -> None:
         log.info("the format sqlqueue is registered already")
 
 
-def sized(cores: int | None) -> type[DefaultSource]:
-    """
-    Give the format, knowing the cluster's cores.
+def application_name(spark: SparkSession) -> str | None:
+    """Return the application's name; None where the session does not say it."""
+    try:
+        return spark.conf.get("spark.app.name", None)
+    except PySparkException:
+        return None
 
-    Spark pickles a class that no module holds by value, and with it the number.
+
+def sized(cores: int | None, application: str | None = None) -> type[DefaultSource]:
     """
-    return type(DefaultSource.__name__, (DefaultSource,), {"cores": cores})
+    Give the format, knowing the cluster's cores and the application's name.
+
+    Spark pickles a class that no module holds by value, and with it these values.
+    """
+    known = {"cores": cores, "application": application}
+    return type(DefaultSource.__name__, (DefaultSource,), known)
 
 
 def column_types(schema: StructType) -> dict[str, str]:
@@ -317,6 +335,16 @@ def warn_of_legacy_columns() -> None:
     )
 
 
+@cache
+def warn_of_order(types: str) -> None:
+    """Log, once in a process, that an endpoint may handle each message twice."""
+    log.warning(
+        "messageType=%s begins with what seems to be an interface. If a class that implements it "
+        "follows, an endpoint handles each message twice: put the most derived type first",
+        types,
+    )
+
+
 def has_one_destination(schema: StructType) -> bool:
     """Whether the options alone decide where all rows go."""
     return {"queue", "topics", "delay", "deliverAt"}.isdisjoint(schema.names)
@@ -339,9 +367,22 @@ class Written(WriterCommitMessage):
 class Writing:
     """The common part of the writers of frames and streams."""
 
-    def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        schema: StructType,
+        *,
+        overwrite: bool,
+        sender: str | None = None,
+    ) -> None:
         """
         Check the frame before anything is computed.
+
+        Args:
+            options: of the write.
+            schema: of the frame.
+            overwrite: whether Spark was asked to replace what is there.
+            sender: OriginatingEndpoint, where the options do not have it.
 
         Raises:
             BadFrame, BadOption.
@@ -358,13 +399,18 @@ class Writing:
         )
         if options.legacy_columns and not options.fills_legacy_columns:
             warn_of_legacy_columns()
+        if options.message_type is not None and begins_with_interface(options.message_type):
+            warn_of_order(options.message_type)
         self.options = options
+        self.sent_by = SentBy.here(options.originating_endpoint or sender)
 
     def send(self, batches: Iterator[pa.RecordBatch], sink: str, batch: int) -> Written:
         """Stage or send the rows of one task."""
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
-        task = WriteTask(sink=sink, batch=batch, partition=partition, origin=origin())
+        task = WriteTask(
+            sink=sink, batch=batch, partition=partition, origin=origin(), sent_by=self.sent_by
+        )
         return Written(*write(self.options, batches, task))
 
 
@@ -384,9 +430,16 @@ RATED = (
 class BatchWriter(Writing, DataSourceArrowWriter):
     """`df.write`: one batch. With txnAppId and txnVersion a repeated batch is sent once."""
 
-    def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        schema: StructType,
+        *,
+        overwrite: bool,
+        sender: str | None = None,
+    ) -> None:
         """Begin. Spark pickles this object to the executors and back to the driver."""
-        super().__init__(options, schema, overwrite=overwrite)
+        super().__init__(options, schema, overwrite=overwrite, sender=sender)
         named = options.txn_app_id is not None
         if options.max_rate is not None and not named:
             raise BadOption("maxMessagesPerSecond", str(options.max_rate), RATED)

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.wire.message_types import SEPARATOR, full_name, split_names, split_types, unfit
+from sqlq_spark.wire.message_types import (
+    SEPARATOR,
+    begins_with_interface,
+    full_name,
+    split_names,
+    split_types,
+    unfit,
+    unfit_types,
+)
 
 VERSION = "Version=1.0.0.0, Culture=neutral, PublicKeyToken=null"
 GENERIC = f"Shop.Changed`2[[Shop.Order, Shop, {VERSION}],[System.Int32[,], mscorlib]]"
@@ -83,3 +91,42 @@ def test_what_can_be_no_topic_is_refused_with_the_reason(topic: str, why: str) -
     """And what can, is not."""
     assert why in (unfit(topic) or "")
     assert unfit("Shop.Placed, Shop") is None
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (f"Shop.Rush, Shop, {VERSION}; Shop.Placed, Shop;Shop.IEvent", None),
+        (f"{GENERIC}, Shop;{GENERIC}2, Shop", None),
+        (r"Shop.Odd\,Name\[, Shop", None),
+        ("", "a blank name"),
+        ("Shop.Placed;", "a blank name"),
+        ("Shop.Placed; ;Shop.IEvent", "a blank name"),
+        (", Shop", "a blank name"),
+        ("Shop.Placed, Shop;Shop.IEvent;Shop.Placed", "Shop.Placed twice"),
+        ('["Shop.Placed"]', "'[\"Shop.Placed\"]', which is no type name"),
+        ("Shop.\nPlaced", "'Shop.\\nPlaced', which is no type name"),
+    ],
+)
+def test_only_what_is_certainly_wrong_is_no_header_of_types(
+    header: str, reason: str | None
+) -> None:
+    """An odd name may be right: .NET decides."""
+    assert unfit_types(header) == reason
+
+
+@pytest.mark.parametrize(
+    ("header", "warned"),
+    [
+        ("Shop.IEvent;Shop.Placed", True),
+        ("Shop.Outer+IShopEvent, Shop;Shop.Placed", True),
+        ("Shop.Placed;Shop.IEvent;Shop.Base", False),  # the order of an endpoint
+        ("Shop.IPlaced;Shop.IEvent", False),  # an interface that is the message
+        ("Shop.ItemAdded;Shop.Base", False),
+        ("Shop.IPAddressChanged;Shop.Base", False),
+        ("", False),
+    ],
+)
+def test_an_interface_before_a_class_is_seen_by_its_name(header: str, *, warned: bool) -> None:
+    """As .NET code names interfaces."""
+    assert begins_with_interface(header) == warned

@@ -7,8 +7,9 @@ Send the rows or changes of a Delta table to a queue, or publish them; exactly o
 Each row becomes a message. The next run sends the rows that were added since. The table `[columns]`
 of the settings defines a message's columns as SQL expressions on the table's columns. They are
 body, headers, id, correlationId, replyToAddress, timeToBeReceived, deliverAt, delay, queue and
-topics. The default body is the whole row as JSON. After a kill, start the job again: it sends
-nothing twice.
+topics. The default body is the whole row as JSON, with the names of the table's columns. A .NET
+endpoint needs the names of its own properties: to_json(struct(total AS Total)). The default content
+type is application/json. After a kill, start the job again: it sends nothing twice.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROW = "to_json(struct(*))"
+JSON = "application/json"
 FEED = 'set changes = "feed" instead'
 NOT_OURS = {
     "readchangefeed": FEED,
@@ -66,7 +68,8 @@ class Settings(job.DatabaseSettings):
         default={},
     )
     sink: dict[str, str] = job.setting(
-        "More options of the sink: messageType, originatingEndpoint, …", default={}
+        "More options of the sink: messageType, contentType (default: application/json), …",
+        default={},
     )
 
     def __post_init__(self) -> None:
@@ -81,11 +84,10 @@ class Settings(job.DatabaseSettings):
 
     def write(self) -> dict[str, str]:
         """Options of the sink."""
-        content = {} if "body" in self.columns else {"contentType": "application/json"}
         given = {name.lower() for name in self.sink}
-        plain = {name: text for name, text in content.items() if name.lower() not in given}
+        content = {} if "contenttype" in given else {"contentType": JSON}
         return job.raw_options(
-            SinkOptions, plain | self.sink, **self.login, queue=self.queue, topics=self.topics
+            SinkOptions, content | self.sink, **self.login, queue=self.queue, topics=self.topics
         )
 
     def options(self) -> list[SourceOptions | SinkOptions]:

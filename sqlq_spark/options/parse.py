@@ -11,7 +11,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from sqlq_spark.wire.message_types import split_names, unfit
+from sqlq_spark.wire.message_types import split_names, unfit, unfit_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,6 +106,13 @@ def words(text: str) -> str:
     if not text.strip():
         raise Unreadable
     text.encode()  # raises a ValueError for half of a surrogate pair
+    return text
+
+
+def type_names(text: str) -> str:
+    """Read what becomes the header EnclosedMessageTypes."""
+    if unfit_types(words(text)) is not None:
+        raise Unreadable
     return text
 
 

@@ -9,7 +9,15 @@ from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.options.addresses import parse_queue, parse_table
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.fields import address_option, computed, option
-from sqlq_spark.options.parse import count, count_from_zero, flag, one_of, topic_names, words
+from sqlq_spark.options.parse import (
+    count,
+    count_from_zero,
+    flag,
+    one_of,
+    topic_names,
+    type_names,
+    words,
+)
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import parse_span
 
@@ -62,7 +70,12 @@ class SinkOptions(DatabaseOptions):
     time_to_be_received: int | None = option(
         "timeToBeReceived", parse_span, "hh:mm:ss, at most 24.20:31:23", default=None
     )  # milliseconds
-    message_type: str | None = option("messageType", words, "a .NET type's full name", default=None)
+    message_type: str | None = option(
+        "messageType",
+        type_names,
+        "a .NET type's full name, or several joined by ;, each once",
+        default=None,
+    )
     content_type: str | None = option("contentType", words, "application/json", default=None)
     intent: str = option(
         "intent", one_of("Send", "Publish", "Reply"), "Send, Publish or Reply", default="Send"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sqlq_spark.options import SinkOptions
+    from sqlq_spark.send.message.sent_by import SentBy
     from sqlq_spark.send.staging import Staged
     from sqlq_spark.wire.rows import Origin
 
@@ -41,6 +42,7 @@ class WriteTask:
     batch: int
     partition: int
     origin: Origin
+    sent_by: SentBy | None = None
 
     @property
     def name(self) -> str:
@@ -78,6 +80,7 @@ def write(
             seed=seed,
             clock=partial(queue_writer.database_clock, session),
             own_address=partial(queue_writer.own_address, session, options),
+            sent_by=task.sent_by,
         )
         chunks = sender.chunks(batches)
         if not exactly_once:

@@ -23,6 +23,7 @@ TIME_TO_BE_RECEIVED: Final = "NServiceBus.TimeToBeReceived"
 TIME_SENT: Final = "NServiceBus.TimeSent"
 DELIVER_AT: Final = "NServiceBus.DeliverAt"
 ORIGINATING_ENDPOINT: Final = "NServiceBus.OriginatingEndpoint"
+CONTROL_MESSAGE: Final = "NServiceBus.ControlMessage"  # "True": the body is not read
 ORIGINATING_MACHINE: Final = "NServiceBus.OriginatingMachine"
 VERSION: Final = "NServiceBus.Version"
 HOST_ID: Final = "$.diagnostics.originating.hostid"

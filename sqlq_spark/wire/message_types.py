@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SEPARATOR = ";"  # of EnclosedMessageTypes; the transports split at each one
 
 _MARKS = re.compile(r"\\.|[\[\],]", re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_INTERFACE = re.compile(r"I[A-Z][a-z]")  # how .NET code names interfaces: IOrderEvent
 
 
 def full_name(name: str) -> str:
@@ -53,6 +55,36 @@ def unfit(topic: str) -> str | None:
     if "\0" in topic:
         return "a topic with a NUL character"
     return None
+
+
+def unfit_types(header: str) -> str | None:
+    """
+    Why a text cannot be EnclosedMessageTypes; None if it can.
+
+    An endpoint fails on a blank name between semicolons (read in NServiceBus 10).
+    """
+    seen: set[str] = set()
+    for part in header.split(SEPARATOR):
+        name = full_name(part)
+        if not name:
+            return "a blank name"
+        if name[0] in "[]" or _CONTROL.search(part.strip()):
+            return f"{part.strip()!r}, which is no type name"
+        if name in seen:
+            return f"{name} twice"
+        seen.add(name)
+    return None
+
+
+def begins_with_interface(header: str) -> bool:
+    """
+    Whether an interface comes before a class, by the names alone.
+
+    Only a warning may follow from it: a class can be named IPhoneOrdered.
+    """
+    names = [re.split(r"[.+]", full_name(each))[-1] for each in split_types(header)]
+    interfaces = [bool(_INTERFACE.match(name)) for name in names]
+    return bool(interfaces) and interfaces[0] and not all(interfaces)
 
 
 def _commas(text: str) -> Iterator[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from spark.stand import numbered
@@ -57,6 +57,9 @@ def add_orders(spark: SparkSession, table: Path, first: int, stop: int) -> None:
     writer.option("delta.enableChangeDataFeed", "true").save(str(table))
 
 
+STATED = ("EnclosedMessageTypes", "ContentType")
+
+
 def test_delta_to_queue_killed_between_two_batches(
     spark: SparkSession, queue: Queue, desk: Desk
 ) -> None:
@@ -92,9 +95,9 @@ def test_delta_to_queue_killed_between_two_batches(
     bodies = [f"{number} insert {number // 200}" for number in range(700)]
     assert sorted(body.decode() for _, body in rows) == sorted(bodies)
     assert {headers["NServiceBus.MessageId"] for headers, _ in rows} == {*numbered(0, 700)}
-    names = ("tenant", "NServiceBus.EnclosedMessageTypes")
+    names = ("tenant", *(f"NServiceBus.{each}" for each in STATED))
     assert {tuple(headers[each] for each in names) for headers, _ in rows} == {
-        ("blue", "Shop.OrderChanged")
+        ("blue", "Shop.OrderChanged", "application/json")
     }
 
 
@@ -113,3 +116,23 @@ def test_an_option_that_sends_rows_again_is_refused(option: str, expected: str) 
 
     with pytest.raises(BadSettings, match=f"setting {option} in .delta.: {expected}"):
         kind(**given, delta={option: "true"})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "application/json"),
+        ({"columns": {"body": "to_json(struct(id AS Id))"}}, "application/json"),
+        ({"sink": {"CONTENTTYPE": "text/xml"}}, "text/xml"),
+    ],
+)
+def test_the_content_type_is_json_unless_the_settings_name_another(
+    given: dict[str, Any], expected: str
+) -> None:
+    """Also of a body of the settings' own."""
+    kind = module("delta_to_queue").Settings
+    settings = kind(url="postgresql:///s", table="t", checkpoint="c", queue="q", **given)
+
+    (options,) = settings.options()
+
+    assert options.content_type == expected

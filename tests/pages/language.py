@@ -29,7 +29,7 @@ WORDS = {
     r"so to speak": "leave it out",
     r"near miss(es)?": "likely typo",
     r"parcels?": "chunk",
-    r"outbox": "staging",
+    r"(?-i:outbox)": "staging",  # Outbox is the name of a feature of NServiceBus
     r"ledgers?": "dispatch log",
     r"(?<!reset by )peers?(?!-)": "transport, endpoint",
     r"knows? (a |the )?batch(es)? again": "idempotent sink",

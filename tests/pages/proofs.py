@@ -51,6 +51,8 @@ MIGRATED = f"{SPARK}::test_the_code_of_the_page_of_migration"
 OWNER = "conformance/test_owner.py::test"
 NET = f"{SPARK}::test_the_code_of_the_page_for_the_net_team"
 
+BODIES = "pages/test_bodies.py::test"
+OUTGOING = "spark/test_functions.py::test"
 PAGES = "pages/test_pages.py::test"
 JOBS = "pages/test_jobs_page.py::test"
 OLD_BATCHES = f"{REPLAY}::test_a_file_sink_skips_batches"
@@ -111,6 +113,31 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "processing-time": f"{STREAM}::test_a_running_stream_takes_what_comes",
         "no-trigger": f"{LOOP}::test_an_empty_peek_leaves_the_database_alone_for_peek_delay",
     },
+    ("docs/sqlqueue.md", "outbox"): {
+        **dict.fromkeys(
+            ["new", "key", "version"], f"{BODIES}_the_ids_of_the_page_are_those_of_the_sink"
+        ),
+        **dict.fromkeys(
+            ["forwarded", "returned"], f"{OUTGOING}_a_forwarded_message_keeps_its_headers"
+        ),
+        "sent-again": f"{OUTGOING}_an_outgoing_message_is_of_the_same_conversation",
+        "at-least-once": (
+            "send/test_messages.py::test_a_seed_gives_a_retried_task_the_same_messages"
+        ),
+    },
+    ("docs/bodies.md", "json"): dict.fromkeys(
+        [
+            *("name", "name-wrong", "number-text", "text-number", "decimal", "decimal-text"),
+            *("not-a-number", "enum", "enum-text", "timestamp", "microseconds", "timestamp-ntz"),
+            *("timestamp-text", "date", "span", "interval", "guid", "bytes", "list", "null"),
+            "null-written",
+        ],
+        f"{BODIES}_each_sql_of_the_page_gives_its_body",
+    ),
+    ("docs/bodies.md", "types"): dict.fromkeys(
+        ["right", "interface-first", "twice", "blank"],
+        f"{BODIES}_types_in_a_wrong_order_are_rejected_where_that_is_certain",
+    ),
     ("docs/operations.md", "failures"): {
         "task-dies": GAP,
         "driver-dies": f"{KILL}::test_killed_around_a_write",
@@ -227,6 +254,10 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
 PARTS: dict[str, dict[str, str]] = {
     "README.md": {"links": f"{PAGES}_every_link_leads_somewhere"},
     "CONTRIBUTING.md": {"suites": f"{PAGES}_the_suites_are_there"},
+    "docs/bodies.md": {
+        "xml": f"{BODIES}_the_python_of_the_page_gives_what_it_says",
+        "body-headers": PROSE,
+    },
     "docs/commandline.md": {"commands": COMMANDS, "exit-codes": CODES},
     "docs/dba.md": {
         "state-tables": f"{DBA}::test_the_page_names_the_tables_that_are_installed",
@@ -266,6 +297,9 @@ PARTS: dict[str, dict[str, str]] = {
         "read-columns": f"{PAGES}_the_columns_of_a_read_are_the_formats",
         "write-columns": f"{PAGES}_the_columns_of_a_write_are_those_that_are_known",
         "read-options": "test_readme.py::test_the_tables_name_every_option",
+        "sender-headers": (
+            "spark/test_write.py::test_a_message_names_the_query_or_the_application_as_its_sender"
+        ),
         "write-options": "test_readme.py::test_the_tables_name_every_option",
         "metrics": f"{SPARK}::test_the_progress_on_the_page_has_the_keys_of_a_real_one",
     },

@@ -29,6 +29,7 @@ SHOWN = {"csharp", "json", "mermaid", "text"}
 # page → the test file that runs its blocks, in the order of the page or group by group
 RUN = {
     "README.md": "pages/test_spark_pages.py",
+    "docs/bodies.md": "pages/test_bodies.py",
     "docs/dba.md": "pages/test_dba.py",
     "docs/dotnet.md": "pages/test_spark_pages.py",
     "docs/functions.md": "pages/test_spark_pages.py",

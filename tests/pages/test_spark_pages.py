@@ -55,7 +55,8 @@ def test_the_code_of_the_readme_and_of_a_reply(spark: SparkSession, shop: Shop) 
 
     assert spark.read.parquet(str(shop.folder / "orders")).count() == 10
     assert len({bytes(body) for _, body in sent}) == 1000
-    assert all("Shop.Contracts.OrderPlaced" in headers for headers, _ in sent)
+    assert all("Shop.Contracts.BillOrder" in headers for headers, _ in sent)
+    assert {"OrderId": 12} in [json.loads(body) for _, body in sent]
     headers = [json.loads(text) for (text,) in shop.sql('SELECT headers FROM "Shop.Billing"')]
     assert sum(each.get("NServiceBus.RelatedTo") == "m-1" for each in headers) == 1
 
@@ -72,7 +73,7 @@ def test_the_code_of_the_page_of_the_format(
             shop.fill('"Shop.Billing"', 5)
             shop.run(each)
 
-    sent = shop.sql("SELECT headers FROM \"Shop.Billing\" WHERE headers LIKE '%OrderPlaced%'")
+    sent = shop.sql("SELECT headers FROM \"Shop.Billing\" WHERE headers LIKE '%BillOrder%'")
     assert spark.read.parquet(str(shop.folder / "orders")).count() == 10
     assert "Shop.PlaceOrder" in capsys.readouterr().out
     assert len(sent) == 0  # they were passed on to the archive with all else

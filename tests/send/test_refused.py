@@ -11,8 +11,9 @@ import pytest
 from sqlq_spark.errors import BadFrame, BadMessage
 from sqlq_spark.send.message import columns
 from sqlq_spark.send.topics import TOPICS
+from sqlq_spark.wire.headers import dumps
 
-from .frames import frame, moments, sender
+from .frames import frame, maps, moments, sender
 
 TOO_LATE = 253_370_764_800_000_000  # the year 9999
 HEADERS = "headers is no JSON object of texts"
@@ -134,6 +135,62 @@ def test_a_row_that_does_not_fit_the_options_is_refused(
 
     assert str(caught.value).startswith("row 11 of partition 3 cannot be sent: ")
     assert reason in str(caught.value)
+
+
+# ----- bodies of zero bytes --------------------------------------------------------------------
+
+TYPE, CONTROL = "NServiceBus.EnclosedMessageTypes", "NServiceBus.ControlMessage"
+PASSED_ON = ("NServiceBus.MessageId", "NServiceBus.TimeSent", "NServiceBus.FailedQ")
+TYPED: dict[str, Any] = {"messageType": "Shop.Placed"}
+
+
+@pytest.mark.parametrize("form", ["map", "text"])
+@pytest.mark.parametrize(
+    ("own", "given", "raw"),
+    [
+        ({TYPE: "Shop.Placed"}, {}, {}),
+        ({TYPE: "Shop.Placed", CONTROL: "False"}, {}, {}),
+        ({"tenant": "blue"}, {}, TYPED),
+        ({"tenant": "blue"}, {"id": ["a", "b"]}, TYPED),
+        ({}, {"topics": topics(["Shop.Placed"], ["Shop.Placed"])}, NOWHERE),
+        ({}, {}, NOWHERE | {"topics": "Shop.Placed"}),
+    ],
+)
+def test_a_typed_message_without_a_body_is_refused(
+    own: dict[str, str], given: dict[str, Any], raw: dict[str, Any], form: str
+) -> None:
+    """No endpoint would run a handler for it. The first row has a body, the second none."""
+    column = maps(own, own) if form == "map" else pa.array([dumps(own)] * 2)
+    batch = frame(2, body=pa.array([b"x", b""], pa.binary()), headers=column, **given)
+
+    with pytest.raises(BadMessage) as caught:
+        sender(**raw).messages(batch, 10)
+
+    assert str(caught.value).startswith("row 11 of partition 3 cannot be sent: body is empty")
+    assert f"the header {CONTROL} with the value True" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "raw"),
+    [
+        ({}, {}, {}),
+        ({TYPE: ""}, {}, TYPED),
+        ({TYPE: "Shop.Placed", CONTROL: "True"}, {}, {}),
+        ({CONTROL: "true"}, {}, TYPED),
+        ({TYPE: "Shop.Placed"}, {"id": ["row"]}, {}),
+        *(({TYPE: "Shop.Placed", name: "theirs"}, {}, {}) for name in PASSED_ON),
+        ({TYPE: "Shop.Placed"}, {}, {"asReceived": "true"}),
+    ],
+)
+def test_other_messages_without_a_body_are_sent(
+    own: dict[str, str], given: dict[str, Any], raw: dict[str, Any]
+) -> None:
+    """Without a type, control messages, and those that another sender made."""
+    batch = frame(1, body=pa.array([b""], pa.binary()), headers=maps(own), **given)
+
+    found = sender(**raw).messages(batch, 10)
+
+    assert found["body"].to_pylist() == [b""]
 
 
 # ----- frames ----------------------------------------------------------------------------------

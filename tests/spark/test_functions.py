@@ -368,8 +368,11 @@ def test_the_type_of_an_event_may_stand_in_each_row(spark: SparkSession) -> None
 
     assert headers["NServiceBus.EnclosedMessageTypes"] == f"Shop.PlaceOrder, Shop, {VERSION}"
     assert row["topics"] == ["Shop.PlaceOrder"]
-    with pytest.raises(BadFrame, match=r"message_type is ', Shop': expected a \.NET type"):
-        publish("body", message_type=", Shop")
+    for build in (publish, send, reply):
+        with pytest.raises(
+            BadFrame, match=r"is ', Shop', with a blank name: expected a \.NET type"
+        ):
+            build("body", message_type=", Shop")
 
 
 @FORMATS
@@ -484,8 +487,11 @@ def test_answers_reach_the_endpoints_and_keep_the_conversation(queue: SparkQueue
     [(whole, body)] = web.rows()
     answer = str(whole["NServiceBus.MessageId"])
     sent_at = parse_wire_time(str(whole["NServiceBus.TimeSent"]))
-    own = {"NServiceBus.MessageId", "NServiceBus.TimeSent"}
+    sender = ("OriginatingEndpoint", "OriginatingMachine")
+    own = {f"NServiceBus.{name}" for name in ("MessageId", "TimeSent", *sender)}
+    own.add("$.diagnostics.originating.hostid")
     assert [body, queue.count()] == [b"<ok/>", 0]
+    assert own <= whole.keys()
     assert {name: text for name, text in whole.items() if name not in own} == CAUSED | {
         "NServiceBus.MessageIntent": "Reply",
         "NServiceBus.ReplyToAddress": again.name,

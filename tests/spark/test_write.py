@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,9 +20,11 @@ from pyspark.sql.types import StructType
 from waiting import until
 
 from spark.stand import finish, numbered
+from sqlq_spark import register
 from sqlq_spark.datasource import StreamWriter, warn_of_legacy_columns
 from sqlq_spark.errors import BadOption
 from sqlq_spark.options import SinkOptions
+from sqlq_spark.send.message.sent_by import SentBy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,6 +87,8 @@ def test_a_frame_is_sent_with_the_headers_that_endpoints_need(
         "NServiceBus.CorrelationId": first,
         "NServiceBus.ReplyToAddress": '"public"."Shop.Web"',
         "NServiceBus.OriginatingEndpoint": "Spark.Loader",
+        "NServiceBus.OriginatingMachine": socket.gethostname(),
+        "$.diagnostics.originating.hostid": SentBy.here("Spark.Loader").host_id,
         "NServiceBus.EnclosedMessageTypes": "Shop.Messages.PlaceOrder",
         "NServiceBus.ContentType": "application/json",
         "NServiceBus.TimeToBeReceived": "00:30:00",
@@ -91,6 +96,27 @@ def test_a_frame_is_sent_with_the_headers_that_endpoints_need(
     lasts = queue.dba.lifetimes(queue.address)
     assert all(life is not None and 29 * 60 <= life <= 30 * 60 for life in lasts)
     assert staging(queue) == [0, int(delivery == "exactlyOnce")]
+
+
+def test_a_message_names_the_query_or_the_application_as_its_sender(queue: SparkQueue) -> None:
+    """The application where `register` saw it; a message that is passed on keeps its sender."""
+    plain, registered = queue.spark.newSession(), queue.spark.newSession()
+    register(registered)
+    body = "SELECT 'x' AS body"
+    sent = "map('NServiceBus.TimeSent', '2026-06-30 17:05:09:123456 Z')"
+    (queue.folder / "texts").mkdir()
+    (queue.folder / "texts" / "one").write_text("x", encoding="utf-8")
+    texts = plain.readStream.text(str(queue.folder / "texts")).withColumnRenamed("value", "body")
+
+    queue.send(plain.sql(body))
+    queue.send(registered.sql(body))
+    queue.send(registered.sql(f"{body}, {sent} AS headers"))
+    stream = texts.writeStream.format("sqlqueue").options(**queue.options)
+    finish(stream.queryName("invoices to billing"), queue.folder / "checkpoint")
+
+    found = [headers.get("NServiceBus.OriginatingEndpoint") for headers, _ in queue.rows()]
+    application = plain.conf.get("spark.app.name")
+    assert found == ["Spark", application, None, "invoices to billing"]
 
 
 def test_bodies_and_lifetimes_in_every_form(queue: SparkQueue) -> None:

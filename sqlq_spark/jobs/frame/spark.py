@@ -119,6 +119,7 @@ def start(name: str, log_level: str, *, delta: bool) -> SparkSession:
         raise MissingDelta
     made = builder.getOrCreate()
     made.sparkContext.setLogLevel(log_level)
+    register(made)  # so that messages name the application as their sender
     return made
 
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.send.message.frame import Frame
     from sqlq_spark.send.message.own_headers import Own
+    from sqlq_spark.send.message.sent_by import SentBy
+
+# headers that say who sent a message
+SENT_BY = frozenset({wire.ORIGINATING_MACHINE, wire.ORIGINATING_ENDPOINT, wire.HOST_ID})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,17 +44,22 @@ class DefaultHeaders:
     topics: pa.Array | None
     delayed: bool  # whether the frame delays rows
     sent: datetime
+    sent_by: SentBy | None = None
 
     def columns(self) -> dict[str, Callable[[], pa.Array | str | None]]:
         """Return header → its values, which are computed only where some row lacks the header."""
-        options, topics = self.options, self.topics
+        options, topics, by = self.options, self.topics, self.sent_by
         found: dict[str, Callable[[], pa.Array | str | None]] = {
             wire.MESSAGE_ID: self.message_id,
             wire.MESSAGE_INTENT: lambda: publishing.intents(topics, options.intent),
             wire.CONVERSATION_ID: lambda: id_texts(self.fresh[1::2]),
             wire.CORRELATION_ID: self.correlation_id,
             wire.REPLY_TO_ADDRESS: self.reply_to_address,
-            wire.ORIGINATING_ENDPOINT: lambda: options.originating_endpoint,
+            wire.ORIGINATING_MACHINE: lambda: None if by is None else by.machine,
+            wire.ORIGINATING_ENDPOINT: lambda: (
+                options.originating_endpoint if by is None else by.endpoint
+            ),
+            wire.HOST_ID: lambda: None if by is None else by.host_id,
             wire.ENCLOSED_MESSAGE_TYPES: lambda: (
                 options.message_type or publishing.message_types(topics)
             ),
@@ -80,11 +89,28 @@ class DefaultHeaders:
         option = pa.scalar(None if text is None else self.own_address(text), pa.string())
         return or_none(pc.coalesce(self.explicit[wire.REPLY_TO_ADDRESS], option))
 
+    def types_of_sink(self) -> pa.Array:
+        """Return which rows get a message type that is not their own, as booleans."""
+        lacking = self.own.lacking(wire.ENCLOSED_MESSAGE_TYPES)
+        if self.options.message_type is not None:
+            return lacking
+        if self.topics is None:
+            return pa.repeat(pa.scalar(value=False), self.frame.rows)
+        return pc.and_(lacking, self.topics.is_valid())
+
+    def by_default(self) -> frozenset[str]:
+        """Return the headers that only rows get that nobody has sent before."""
+        stated = self.options.originating_endpoint is not None
+        return SENT_BY - {wire.ORIGINATING_ENDPOINT} if stated else SENT_BY
+
     def joined_with_own(self) -> pa.Array:
         """Return the header texts: defaults first, then the row's own headers."""
-        parts = []
+        parts, first_only = [], self.by_default()
+        unsent = self.own.lacking(wire.TIME_SENT)
         for name, compute in self.columns().items():
-            lacking = self.own.lacking(name)
+            lacking = unsent if name == wire.TIME_SENT else self.own.lacking(name)
+            if name in first_only:
+                lacking = pc.and_(lacking, unsent)
             value = compute() if pc.any(lacking).as_py() else None
             if value is not None:
                 parts.append(default(name, value, lacking))

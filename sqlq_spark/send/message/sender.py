@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from sqlq_spark.send import topics as publishing
 from sqlq_spark.send.message import delays
 from sqlq_spark.send.message.default_headers import DefaultHeaders
+from sqlq_spark.send.message.empty_bodies import refuse_empty_bodies
 from sqlq_spark.send.message.frame import Frame
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.ids import id_texts, random_ids
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from sqlq_spark.options import SinkOptions
+    from sqlq_spark.send.message.sent_by import SentBy
 
 # a row of a chunk; `queue` null is the sink's own
 # delays.CHUNK_DELAYS and topics.CHUNK_TOPICS follow where the frame has these columns
@@ -50,6 +52,7 @@ class Sender:
     sent: datetime | None = None
     clock: Callable[[], datetime] = own_clock  # decides what has expired since it was received
     own_address: Callable[[str], str] = str  # writes a reply address as messages hold it
+    sent_by: SentBy | None = None  # None: only the option originatingEndpoint is written
 
     def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Yield messages in tables of CHUNK_ROW, each of about CHUNK_BYTES at most."""
@@ -112,10 +115,11 @@ class Sender:
             wire.CORRELATION_ID: frame.text("correlationId"),
             wire.REPLY_TO_ADDRESS: frame.addresses("replyToAddress", self.own_address),
         } | delays.delay_headers(later, sent)
+        own = frame.headers(explicit)
         defaults = DefaultHeaders(
             frame=frame,
             options=self.options,
-            own=frame.headers(explicit),
+            own=own,
             own_address=self.own_address,
             explicit=explicit,
             fresh=fresh,
@@ -123,7 +127,9 @@ class Sender:
             topics=topics,
             delayed=bool(later),
             sent=sent,
+            sent_by=self.sent_by,
         )
+        refuse_empty_bodies(frame, own, defaults.types_of_sink)
         return defaults.joined_with_own()
 
 

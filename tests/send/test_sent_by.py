@@ -1,0 +1,76 @@
+"""Who sent a message: three headers, the same at each attempt, never of two senders."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from sqlq_spark.send.message.sent_by import UNNAMED, SentBy
+from sqlq_spark.wire import headers as wire
+
+from .frames import frame, headers, maps, sender
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+BY = SentBy.here("Lake")
+NAMES = (wire.ORIGINATING_MACHINE, wire.ORIGINATING_ENDPOINT, wire.HOST_ID)
+OURS = (BY.machine, "Lake", BY.host_id)
+
+
+def sent(own: Mapping[str, str], **raw: str) -> list[tuple[str | None, ...]]:
+    """The three headers of a message, of a map and of text."""
+    by = SentBy.here(raw["originatingEndpoint"]) if raw else BY
+    made = dataclasses.replace(sender(**raw), sent_by=by)
+    found = []
+    for column in (maps(own), pa.array([wire.dumps(own)])):
+        (each,) = headers(made.messages(frame(1, headers=column), 0))
+        found.append(tuple(each.get(name) for name in NAMES))
+    return found
+
+
+def test_a_sender_is_the_same_for_the_same_name_and_machine() -> None:
+    """The host id has the form that endpoints write, and differs between names."""
+    assert SentBy.here("Lake") == BY
+    assert SentBy.here("Other").host_id != BY.host_id
+    assert re.fullmatch("[0-9a-f]{32}", BY.host_id)
+    assert SentBy.here(None).endpoint == SentBy.here("").endpoint == UNNAMED
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, OURS),
+        ({wire.ORIGINATING_ENDPOINT: "Mine"}, (BY.machine, "Mine", BY.host_id)),
+        (dict.fromkeys(NAMES, "theirs"), ("theirs",) * 3),
+        # another sender made it
+        ({wire.TIME_SENT: "then"}, (None, None, None)),
+        ({wire.TIME_SENT: "then", wire.ORIGINATING_ENDPOINT: "Shop"}, (None, "Shop", None)),
+    ],
+)
+def test_headers_of_the_row_win_and_of_two_senders_none_is_made(
+    own: dict[str, str], expected: tuple[str | None, ...]
+) -> None:
+    """A message that is passed on keeps what it has."""
+    assert sent(own) == [expected] * 2
+
+
+def test_an_explicit_endpoint_is_the_default_of_messages_that_are_passed_on_too() -> None:
+    """It is an option that states a header."""
+    assert (
+        sent({wire.TIME_SENT: "then"}, originatingEndpoint="Stated") == [(None, "Stated", None)] * 2
+    )
+
+
+def test_the_three_headers_stand_where_an_endpoint_writes_them() -> None:
+    """Between the reply address and the types."""
+    made = dataclasses.replace(sender(messageType="Shop.Placed"), sent_by=BY)
+
+    (text,) = made.messages(frame(), 0)["headers"].to_pylist()
+
+    assert [*json.loads(text)][-5:] == [*NAMES, wire.ENCLOSED_MESSAGE_TYPES, wire.TIME_SENT]
