@@ -191,13 +191,15 @@ def acknowledge_retries(*, received: str | None = None, json: bool = False) -> l
     )
     made = {
         RETRY_DONE: wire_text(F.current_timestamp()),
-        RETRY_ID: F.coalesce(found[RETRY_ID], F.raise_error(other)),
+        RETRY_ID: F.coalesce(
+            F.when(found[RETRY_QUEUE].isNotNull(), found[RETRY_ID]), F.raise_error(other)
+        ),
         CONTROL_MESSAGE: F.lit("True"),
     }
     return [
         F.lit(b"").alias("body"),
         F.to_json(_struct(made)).alias("headers"),
-        F.coalesce(found[RETRY_QUEUE], F.raise_error(other)).alias("queue"),
+        found[RETRY_QUEUE].alias("queue"),
     ]
 
 

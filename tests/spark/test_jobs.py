@@ -262,3 +262,36 @@ def test_a_job_receives_with_the_clusters_tasks(queue: SparkQueue) -> None:
     assert job.spread(queue.spark, own) == own
     instance = {"url": queue.place.url, "queues": 'orders, "orders.one"'}
     assert job.spread(queue.spark, instance) == instance
+
+
+@pytest.mark.parametrize(("form", "split"), [("body", False), ("json", False), ("map", True)])
+def test_retries_are_acknowledged_after_the_write(
+    queue: SparkQueue, caplog: pytest.LogCaptureFixture, form: str, *, split: bool
+) -> None:
+    """Each to the queue in its header; one that cannot be sent is logged, and fails nothing."""
+    control, locked = queue.another("ServiceControl"), queue.another("locked")
+    addresses = [control.name, control.name, queue.beside("gone").name, locked.name, '"a', ""]
+    for number, address in enumerate(addresses):
+        retry = {"UniqueMessageId": f"u-{number}", "AcknowledgementQueue": address}
+        headers = {f"ServiceControl.Retry.{name}": text for name, text in retry.items()}
+        queue.put(json.dumps(headers), b'{"number":%d}' % number)
+    made, settings = received(queue, queue.folder, form=form, split=split, acknowledge_retries=True)
+    run = replace(settings, acknowledge_retries=split)
+
+    with queue.dba.closed(locked.address):
+        totals = made.run(queue.spark, run)
+        (queue.folder / "checkpoint" / "commits" / "0").unlink()
+        (queue.folder / "checkpoint" / "commits" / ".0.crc").unlink(missing_ok=True)
+        again = made.run(queue.spark, settings)
+
+    table = queue.folder / "table"
+    assert [totals["messages"], again["messages"]] == [6, 6]
+    assert numbers(next(table.iterdir()) if split else table) == [*range(6)]
+    answers = [headers for headers, body in control.rows() if body == b""]
+    ids = [headers["ServiceControl.Retry.UniqueMessageId"] for headers in answers]
+    assert sorted(set(ids)) == ["u-0", "u-1"]
+    assert {headers["NServiceBus.ControlMessage"] for headers in answers} == {"True"}
+    assert len(ids) == control.count() == (4 if split else 2)
+    assert locked.count() == 0
+    for reason in ("gone", "locked", "not closed", "3 of 5 retries were not acknowledged"):
+        assert reason in caplog.text
