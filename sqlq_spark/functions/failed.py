@@ -218,19 +218,25 @@ def _failure(  # noqa: PLR0917 - what fail and retry_later take
     queue, machine = of(received, "queue"), socket.gethostname()
     given = {
         EXCEPTION_TYPE: exception_type,
-        EXCEPTION_MESSAGE: F.substring(literal(exception_message), 1, LONGEST_MESSAGE),
+        EXCEPTION_MESSAGE: F.substring(
+            literal(exception_message).cast("string"), 1, LONGEST_MESSAGE
+        ),
         SOURCE: source,
         STACK_TRACE: stack_trace,
     }
     return {
-        wire.PROCESSING_ENDPOINT: _table(queue) if endpoint is None else literal(endpoint),
+        wire.PROCESSING_ENDPOINT: _table(queue) if endpoint is None else _text(endpoint),
         wire.PROCESSING_MACHINE: F.lit(machine),
         HOST_ID: F.lit(hashlib.md5(machine.encode(), usedforsecurity=False).hexdigest()),
         HOST_NAME: F.lit(machine),
         wire.FAILED_Q: queue,
-        **{name: literal(value) for name, value in given.items() if value is not None},
+        **{name: _text(value) for name, value in given.items() if value is not None},
         wire.TIME_OF_FAILURE: wire_text(F.current_timestamp()),
     }
+
+
+def _text(value: Column | str) -> Column:
+    return literal(value).cast("string")
 
 
 def _table(queue: Column) -> Column:

@@ -31,6 +31,7 @@ RUN = {
     "README.md": "pages/test_spark_pages.py",
     "docs/dba.md": "pages/test_dba.py",
     "docs/dotnet.md": "pages/test_spark_pages.py",
+    "docs/failed.md": "pages/test_spark_pages.py",
     "docs/functions.md": "pages/test_spark_pages.py",
     "docs/jobs.md": "pages/test_jobs_page.py",
     "docs/migration.md": "pages/test_spark_pages.py",
