@@ -78,7 +78,7 @@ def send_to(source: str, queue: str, answers: pa.Table, options: SinkOptions) ->
         with Session(options, "acknowledge", state=False) as session:
             insert(session.open(), source, pa.concat_tables(messages), options)
     except SqlQueueError as error:
-        log.warning("%s: retries cannot be acknowledged: %s", source, error)
+        log.warning("%s: retries cannot be acknowledged in %.200r: %s", source, queue, error)
         return 0
     return len(mine)
 
