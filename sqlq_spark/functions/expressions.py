@@ -61,6 +61,16 @@ def column(given: Column | str) -> Column:
     return F.col(given) if isinstance(given, str) else given
 
 
+def literal(value: Column | object) -> Column:
+    """The column, or a constant."""
+    return value if isinstance(value, Column) else F.lit(value)
+
+
+def queue_of(to: Column | str | None) -> list[Column]:
+    """The column `queue` of a destination, if there is one."""
+    return [] if to is None else [literal(to).alias("queue")]
+
+
 def of(received: str | None, name: str) -> Column:
     """One column of the received message."""
     return F.col(name if received is None else f"{received}.{name}")
@@ -109,6 +119,21 @@ def wire_time(text: Column) -> Column:
     """A time as the headers have it; null for any other text."""
     # without a pattern, which depends on spark.sql.legacy.timeParserPolicy and may raise
     return F.regexp_replace(text, WIRE_TIME, "$1.$2Z").try_cast(TimestampType())
+
+
+def wire_text(moment: Column) -> Column:
+    """A time as the headers have it, in every time zone of the session."""
+    # without a pattern, which depends on spark.sql.legacy.timeParserPolicy
+    second = F.unix_seconds(moment)
+    micros = F.unix_micros(moment) - second * F.lit(1_000_000)
+    day = F.floor(second / F.lit(86_400))
+    rest = (second - day * F.lit(86_400)).cast("int")
+    parts = (rest / 3600, rest / 60 % 60, rest % 60, micros)
+    return F.format_string(
+        "%s %02d:%02d:%02d:%06d Z",
+        F.date_from_unix_date(day.cast("int")).cast("string"),
+        *(F.floor(part).cast("int") for part in parts),
+    )
 
 
 def seconds(first: Column, last: Column) -> Column:

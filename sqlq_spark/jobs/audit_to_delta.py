@@ -29,6 +29,7 @@ from sqlq_spark.functions import (
     time_sent,
     wire_time,
 )
+from sqlq_spark.functions.failed import RETRY_ID
 from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.jobs.frame.upkeep import Upkeep
 from sqlq_spark.options import SinkOptions, SourceOptions
@@ -38,9 +39,6 @@ from sqlq_spark.wire import headers as wire
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-# a header of messages that an operator returned to their endpoint
-RETRY_ID = "ServiceControl.Retry.UniqueMessageId"
 
 LEAST_HOURS, MOST_HOURS = 24, 87_600  # of unused files
 MOST_DAYS = 36_500  # of rows

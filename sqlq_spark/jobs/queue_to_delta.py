@@ -7,6 +7,8 @@ Receive queues into a Delta table, exactly once.
 The table has the columns of a read, and messageType (the first type of the header), sentAt and
 receivedAt. After a kill, start the job again on its checkpoint: no message is lost or repeated.
 With `split` each message type gets its own table, whose path or name begins with `table`.
+With `acknowledge_retries` the job reports to ServiceControl that messages that it returned are in
+the table.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark.functions import message_type, time_sent
-from sqlq_spark.jobs import type_tables
+from sqlq_spark.jobs import acknowledgement, type_tables
 from sqlq_spark.jobs.frame import files
 from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.options import SinkOptions, SourceOptions
@@ -72,6 +74,9 @@ class Settings(job.DatabaseSettings):
         "With split: full type name = table name, to choose the table's name.",
         default={},
     )
+    acknowledge_retries: bool = job.setting(
+        "Report to ServiceControl that messages that it returned are in the table.", default=False
+    )
     source: dict[str, str] = job.setting(
         "More options of the data source, for example maxMessagesPerTrigger.", default={}
     )
@@ -100,9 +105,17 @@ class Settings(job.DatabaseSettings):
             headersFormat="map" if self.form == "map" else "json",
         )
 
+    def answers(self) -> SinkOptions:
+        """Options of the sink of acknowledgements, which needs no state tables."""
+        shared = {"allowedDestinations", "queryTimeout"}
+        known = {name: text for name, text in self.read().items() if name in shared}
+        own = {"delivery": "atLeastOnce"}
+        return SinkOptions.parse(job.raw_options(SinkOptions, known, **self.login, **own))
+
     def options(self) -> list[SourceOptions | SinkOptions]:
         """What is opened."""
-        return [SourceOptions.parse(self.read())]
+        source = SourceOptions.parse(self.read())
+        return [source, self.answers()] if self.acknowledge_retries else [source]
 
     def tables(self) -> dict[str, bool]:
         """The table that is written; it need not exist."""
@@ -114,7 +127,7 @@ class Settings(job.DatabaseSettings):
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The rows to write."""
-        return read_rows(spark, self, self.read())
+        return read_rows(spark, self, self.read()).drop(acknowledgement.COLUMN)
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
@@ -124,8 +137,9 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
         writer = read_rows(spark, settings, read).writeStream
         writer = writer.option("checkpointLocation", settings.checkpoint)
         writer = job.with_trigger(writer, settings.trigger)
-        if settings.split:
-            return writer.foreachBatch(Splitter(settings).write).start()
+        if settings.split or settings.acknowledge_retries:
+            kind = Splitter if settings.split else Appender
+            return writer.foreachBatch(kind(settings).write).start()
         writer = writer.option("mergeSchema", "true").partitionBy(*partitions(settings))
         return job.start_into(writer, settings.table)
 
@@ -151,8 +165,11 @@ def add_columns(received: DataFrame, settings: Settings) -> DataFrame:
         time_sent("headers", json=text).alias("sentAt"),
         F.current_timestamp().alias("receivedAt"),  # the batch's time, which a replay repeats
     )
+    answers = [acknowledgement.acknowledgement(json=text)] if settings.acknowledge_retries else []
     if settings.form == "body":
-        frame = frame.select(*BODY_ONLY)
+        frame = frame.select(*BODY_ONLY, *answers)
+    elif answers:
+        frame = frame.select("*", *answers)
     made = {"date": F.to_date("receivedAt"), "typePartition": type_partition()}
     return frame.select("*", *(made[each].alias(each) for each in partitions(settings)))
 
@@ -163,11 +180,12 @@ def type_partition() -> Column:
     return F.coalesce(F.right(plain, F.lit(type_tables.STEM)), F.lit(type_tables.OTHER))
 
 
-class Splitter:
+class Appender:
     """
-    Writes a micro-batch into the tables of its types; Delta recognises a repeated write.
+    Writes a micro-batch into the table, then acknowledges; Delta recognises a repeated write.
 
-    With Spark Connect it is pickled, and runs in a process of the server.
+    The name of the write is that of Delta's own sink, so a checkpoint can be used with both. With
+    Spark Connect the object is pickled, and runs in a process of the server.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -180,13 +198,43 @@ class Splitter:
         if not self.query:
             self.query = query_id(batch.sparkSession, self.settings.checkpoint)
         with persist(batch) as frame:
-            tables = self.shares(frame)
-            for name, types in tables.items():
-                self.append(frame.where(F.col("messageType").isin(types)), name, number)
-            chosen = [each for types in tables.values() for each in types]
-            rest = frame.where(~F.coalesce(F.col("messageType").isin(chosen), F.lit(False)))  # noqa: FBT003
-            if not rest.isEmpty():
-                self.append(rest, type_tables.OTHER, number)
+            self.write_rows(frame, number)
+            if self.settings.acknowledge_retries:
+                acknowledgement.acknowledge(frame, self.settings.answers())
+
+    def write_rows(self, frame: DataFrame, number: int) -> None:
+        """Write the rows of a batch."""
+        self.append_once(frame, self.settings.table, self.query, number)
+
+    def append_once(self, rows: DataFrame, table: str, application: str, number: int) -> None:
+        """Append rows to a table, unless Delta has this write."""
+        writer = (
+            rows.drop(acknowledgement.COLUMN)
+            .write.format("delta")
+            .mode("append")
+            .partitionBy(*partitions(self.settings))
+            .option("mergeSchema", "true")
+            .option("txnAppId", application)
+            .option("txnVersion", str(number))
+        )
+        if job.is_path(table):
+            writer.save(table)
+        else:
+            writer.saveAsTable(table)
+
+
+class Splitter(Appender):
+    """Writes a micro-batch into the tables of its types."""
+
+    def write_rows(self, frame: DataFrame, number: int) -> None:
+        """Write the rows of a batch into their tables."""
+        tables = self.shares(frame)
+        for name, types in tables.items():
+            self.append(frame.where(F.col("messageType").isin(types)), name, number)
+        chosen = [each for types in tables.values() for each in types]
+        rest = frame.where(~F.coalesce(F.col("messageType").isin(chosen), F.lit(False)))  # noqa: FBT003
+        if not rest.isEmpty():
+            self.append(rest, type_tables.OTHER, number)
 
     def shares(self, frame: DataFrame) -> dict[str, list[str]]:
         """The types of a batch by their tables; all others go to `other`."""
@@ -213,18 +261,7 @@ class Splitter:
             most=settings.most_types,
             form=settings.form,
         )
-        writer = (
-            rows.write.format("delta")
-            .mode("append")
-            .partitionBy(*partitions(settings))
-            .option("mergeSchema", "true")
-            .option("txnAppId", application)
-            .option("txnVersion", str(number))
-        )
-        if job.is_path(table):
-            writer.save(table)
-        else:
-            writer.saveAsTable(table)
+        self.append_once(rows, table, application, number)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from sqlq_spark.cli import main
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import DestinationChanged, DestinationRefused, SubscriberUnreachable
+from sqlq_spark.jobs import acknowledgement
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.due import Mover
 from sqlq_spark.receive.task import Task, TaskRules, receive
@@ -297,6 +298,26 @@ def test_a_header_directs_no_message_into_a_table_of_another_owner(scene: Scene)
     reason, _ = (headers[f"{EXCEPTION_INFO}Message"] for headers in scene.errors())
     assert scene.mallory.login in reason
     assert "allowedDestinations" in reason
+
+
+def test_no_retry_is_acknowledged_in_a_table_of_another_owner(scene: Scene) -> None:
+    """A header names the table; the answer is left out, unless the table is listed."""
+    scene.arm(None)
+    places = [scene.trap, scene.table("error")]
+    rows = [{"body": b"", "headers": "{}", "queue": each} for each in places]
+    answers = pa.Table.from_pylist([row | {"source": scene.shop.queue} for row in rows])
+    given = {"url": scene.shop.url, "delivery": "atLeastOnce"}
+    listed = given | {"allowedDestinations": scene.trap}
+
+    sent = [
+        acknowledgement.send_to(scene.shop.queue, each, answers, SinkOptions.parse(options))
+        for options in (given, listed)
+        for each in places
+    ]
+
+    assert sent == [0, 1, 1, 1]
+    assert len(scene.rows(scene.trap)) == 1
+    assert len(scene.errors()) == 2
 
 
 def test_a_trap_stops_a_stream_without_an_error_queue_with_a_clear_error(scene: Scene) -> None:

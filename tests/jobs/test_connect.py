@@ -65,11 +65,15 @@ def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) 
     Every job but maintenance, and queue_to_delta also with a table for each type.
 
     A second run of a job finds nothing to do: the server reads the checkpoint and its dispatch log.
-    The tables for types are written by a process of the server.
+    The tables for types are written by a process of the server, which also acknowledges a retry.
     """
     sent, relayed, split = (queue.another(name) for name in ("sent", "relayed", "split"))
     for each in (queue, split):
         each.fill(0, MESSAGES)
+    control = queue.another("control")
+    retry = {"UniqueMessageId": "u-1", "AcknowledgementQueue": control.name}
+    retried = dumps({f"ServiceControl.Retry.{name}": text for name, text in retry.items()})
+    place.dotnet.send(split.address, retried, b'{"number":%d}' % MESSAGES)
     state = {"stateSchema": place.state}
     source = state | {"maxMessagesPerTrigger": "100"}
     table, tables = tmp_path / "table", tmp_path / "tables"
@@ -92,6 +96,7 @@ def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) 
         checkpoint=tmp_path / "4",
         split="true",
         most_types=1,
+        acknowledge_retries="true",
         source=state,
     )
 
@@ -119,11 +124,12 @@ def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) 
         ["error_triage", *give_back],
     )
 
-    counts = [MESSAGES, 0, MESSAGES, 0, MESSAGES, MESSAGES, MESSAGES, 2]
+    counts = [MESSAGES, 0, MESSAGES, 0, MESSAGES, MESSAGES + 1, MESSAGES, 2]
     assert [each["messages"] for each in totals[:-1]] == counts
     assert totals[0]["batches"] == 3
     assert numbers(table) == [*range(MESSAGES)]
-    assert sorted(chain(*map(numbers, tables.iterdir()))) == [*range(MESSAGES)]
+    assert sorted(chain(*map(numbers, tables.iterdir()))) == [*range(MESSAGES + 1)]
+    assert control.count() == 1
     assert sent.count() == split.count() == relayed.count() == error.count() == 0
     assert len(delta_rows(tmp_path / "audit")) == MESSAGES
     assert totals[-1]["returned"] == 1

@@ -49,6 +49,8 @@ UNREACHED = f"{TOPICS}::test_a_subscriber_that_cannot_be_reached_stops_the_whole
 WATCHED = f"{DBA}::test_the_queries_of_the_page_show_a_stream"
 MIGRATED = f"{SPARK}::test_the_code_of_the_page_of_migration"
 OWNER = "conformance/test_owner.py::test"
+FAILED = "spark/test_functions_failed.py"
+FAILED_PAGE = f"{SPARK}::test_the_code_of_the_page_of_failed_messages"
 NET = f"{SPARK}::test_the_code_of_the_page_for_the_net_team"
 
 BODIES = "pages/test_bodies.py::test"
@@ -233,6 +235,14 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "sent": f"{WRITE}::test_a_frame_is_sent_with_the_headers_that_endpoints_need",
         "subscribers": NET,
     },
+    ("docs/failed.md", "way"): {
+        "poison": POISON,
+        "later": f"{FAILED}::test_a_message_is_retried_by_the_real_queue_and_then_fails",
+        "fail": f"{KILL}::test_killed_around_a_write",
+        "look": f"{FAILED}::test_a_failed_message_looks_as_one_of_an_endpoint",
+        "return": FAILED_PAGE,
+        "acknowledge": f"{FAILED}::test_a_retry_is_acknowledged_as_by_an_endpoint",
+    },
     ("docs/migration.md", "jdbc-losses"): {
         "late-commit": MIGRATED,
         "killed": f"{KILL}::test_killed_around_a_write",
@@ -270,6 +280,10 @@ PARTS: dict[str, dict[str, str]] = {
         "publish-settings": f"{PAGES}_options_have_their_names",
         "endpoint-versions": TRIED,
         "service-control": PROSE,
+    },
+    "docs/failed.md": {
+        "failure-headers": FAILED_PAGE,
+        "acknowledging-jobs": f"{JOBS}_the_jobs_that_acknowledge_have_the_setting",
     },
     "docs/functions.md": {"header-functions": FUNCTIONS, "outgoing": FUNCTIONS, "cost": FIGURES},
     "docs/growth.md": {"speed": FIGURES, "limits": FIGURES},

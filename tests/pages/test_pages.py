@@ -32,6 +32,7 @@ RUN = {
     "docs/bodies.md": "pages/test_bodies.py",
     "docs/dba.md": "pages/test_dba.py",
     "docs/dotnet.md": "pages/test_spark_pages.py",
+    "docs/failed.md": "pages/test_spark_pages.py",
     "docs/functions.md": "pages/test_spark_pages.py",
     "docs/jobs.md": "pages/test_jobs_page.py",
     "docs/migration.md": "pages/test_spark_pages.py",

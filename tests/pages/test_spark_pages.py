@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from spark.stand import finish
 
 from .page import blocks, table
@@ -156,3 +157,52 @@ def test_the_code_of_the_page_of_transaction_modes(spark: SparkSession, shop: Sh
         into_delta(spark.range(5), batch)
 
     assert spark.read.format("delta").load(str(shop.folder / "orders")).count() == 10
+
+
+def test_the_code_of_the_page_of_failed_messages(spark: SparkSession, shop: Shop) -> None:
+    """Good rows are in the table, bad ones in the error queue and back, early ones wait."""
+    shop.names["spark"] = spark
+    shop.fill('"Shop.Orders"', 3)
+    bodies = ("{}", '{"number":2000}')
+    for number, body in enumerate(bodies):
+        headers = json.dumps({"NServiceBus.MessageId": f"x-{number}"})
+        columns = "(id, headers, body) VALUES (gen_random_uuid(), %s, convert_to(%s, 'UTF8'))"
+        shop.sql(f'INSERT INTO "Shop.Orders" {columns}', headers, body)
+
+    shop.run(*blocks("docs/failed.md", "split"))
+    [(failed,)] = shop.sql("SELECT headers FROM error")
+    [(waiting,)] = shop.sql('SELECT headers FROM "Shop.Orders.Delayed"')
+    shop.run(*blocks("docs/failed.md", "operator"))
+    [(returned,)] = shop.sql('SELECT headers FROM "Shop.Orders"')
+
+    added = json.loads(failed).keys() - json.loads(returned).keys()
+    named = {name.strip("`") for name in table("docs/failed.md", "failure-headers").column()}
+    kept = {name for name in named if "Processing" in name or name.startswith("$.")}
+    optional = {f"NServiceBus.ExceptionInfo.{name}" for name in ("Source", "StackTrace")}
+    assert spark.read.format("delta").load(str(shop.folder / "orders")).count() == 3
+    assert added == named - kept - optional
+    assert kept <= json.loads(returned).keys()
+    assert json.loads(waiting)["NServiceBus.Retries"] == "1"
+    assert [shop.count("error"), json.loads(returned)["NServiceBus.MessageId"]] == [0, "x-0"]
+
+
+def test_the_acknowledgement_on_the_page_of_failed_messages(
+    spark: SparkSession, shop: Shop
+) -> None:
+    """Only a retried message has an answer, and only to the queue that is expected."""
+    answered = {"Retry.UniqueMessageId": "u", "Retry.AcknowledgementQueue": '"public"."error"'}
+    for address in ("error", "Shop.Orders", None):
+        headers = answered | {"Retry.AcknowledgementQueue": f'"public"."{address}"'}
+        text = json.dumps({f"ServiceControl.{name}": value for name, value in headers.items()})
+        values = "VALUES (gen_random_uuid(), %s, '')"
+        given = text if address else "{}"
+        shop.sql(f'INSERT INTO "Shop.Orders" (id, headers, body) {values}', given)
+    shop.names |= {"spark": spark, "F": F, "DATABASE": {"url": shop.url}}
+    waiting = spark.read.format("sqlqueue").options(url=shop.url, queue="Shop.Orders").load()
+
+    shop.run(*blocks("docs/failed.md", "acknowledge"))
+    shop.names["acknowledge"](waiting, '"public"."error"')
+
+    [(headers, body)] = shop.sql("SELECT headers, body FROM error")
+    assert json.loads(headers)["ServiceControl.Retry.UniqueMessageId"] == "u"
+    assert [body, shop.count('"Shop.Orders"')] == [b"", 3]

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
+
+from sqlq_spark.functions import fail, forward
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -77,6 +80,14 @@ def save(frame: DataFrame, batch: int, table: str) -> None:
     frame.write.format("delta").mode("append").options(**names).save(table)
 
 
+def relayed(stream: DataFrame, errors: str) -> DataFrame:
+    """What to send for messages: those whose id ends with 7 fail, all others go on."""
+    bad = F.col("headers")["NServiceBus.MessageId"].endswith("7")
+    failed = stream.where(bad).select(*fail("Shop.BadOrder", "it ends with 7", errors))
+    good = stream.where(~bad).select(*forward())
+    return good.unionByName(failed, allowMissingColumns=True)
+
+
 def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
     """Start a stream."""
     stream = spark.readStream.format("sqlqueue").options(**given["options"]).load()
@@ -92,8 +103,9 @@ def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
 
     if given["sink"] == "delta":
         writer = stream.writeStream.foreachBatch(into_delta)
-    else:  # without the column, which would send each message back to its queue
-        writer = stream.drop("queue").writeStream.format("sqlqueue").options(**given["out"])
+    else:
+        rows = relayed(stream, given["errors"]) if "errors" in given else stream.drop("queue")
+        writer = rows.writeStream.format("sqlqueue").options(**given["out"])
     writer = writer.option("checkpointLocation", given["checkpoint"])
     if "every" in given:
         return writer.trigger(processingTime=given["every"]).start()

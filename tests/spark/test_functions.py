@@ -19,8 +19,10 @@ from spark.stand import finish
 from sqlq_spark import functions
 from sqlq_spark.errors import BadFrame
 from sqlq_spark.functions import (
+    acknowledge_retries,
     audit,
     deliver_at,
+    fail,
     failure,
     forward,
     header,
@@ -28,6 +30,7 @@ from sqlq_spark.functions import (
     message_types,
     publish,
     reply,
+    retry_later,
     return_to_source,
     send,
     time_sent,
@@ -441,7 +444,9 @@ def test_corrupt_headers_are_not_forwarded(spark: SparkSession) -> None:
 def test_outgoing_columns_do_not_name_the_source_queue(spark: SparkSession) -> None:
     """The sink refuses its option queue beside the columns queue and seq of a read."""
     frame = messages(spark, [REQUEST], as_json=False)
-    for columns in (reply("body"), send("body"), forward(), forward("a"), return_to_source()):
+    failed = fail("T", "m"), retry_later(1, "T", "m"), acknowledge_retries()
+    others = reply("body"), send("body"), forward(), forward("a"), return_to_source()
+    for columns in (*others, *failed):
         types = dict(frame.select(*columns).dtypes)
 
         check_frame(types, queue=True)
@@ -459,6 +464,8 @@ def test_the_page_of_functions_lists_each_with_its_arguments(spark: SparkSession
     lists = {"audit": audit(), "failure": failure(), "return_to_source": return_to_source()}
     lists |= {"reply": reply("body"), "send": send("body", "a"), "forward": forward("a")}
     lists |= {"publish": publish("body", message_type="Shop.Placed")}
+    lists |= {"fail": fail("T", "m", "error"), "retry_later": retry_later(1, "T", "m")}
+    lists |= {"acknowledge_retries": acknowledge_retries()}
 
     assert listed == {name: [*inspect.signature(each).parameters] for name, each in given.items()}
     for name, _, cell in rows:

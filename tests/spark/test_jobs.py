@@ -262,3 +262,55 @@ def test_a_job_receives_with_the_clusters_tasks(queue: SparkQueue) -> None:
     assert job.spread(queue.spark, own) == own
     instance = {"url": queue.place.url, "queues": 'orders, "orders.one"'}
     assert job.spread(queue.spark, instance) == instance
+
+
+@pytest.mark.parametrize(("form", "split"), [("body", False), ("map", True)])
+def test_retries_are_acknowledged_after_the_write(
+    queue: SparkQueue,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    form: str,
+    *,
+    split: bool,
+) -> None:
+    """Each to the queue in its header; one that cannot be sent is logged, and fails nothing."""
+    control, locked = queue.another("ServiceControl"), queue.another("locked")
+    addresses = [control.name, control.name, queue.beside("gone").name, locked.name, '"a', ""]
+    made, settings = received(queue, queue.folder, form=form, split=split)
+    for number, address in enumerate(addresses):
+        retry = {"UniqueMessageId": f"u-{number}", "AcknowledgementQueue": address}
+        headers = {f"ServiceControl.Retry.{name}": text for name, text in retry.items()}
+        queue.put(json.dumps(headers), b'{"number":%d}' % number)
+    ended = replace(settings, acknowledge_retries=True)
+
+    with monkeypatch.context() as patched:
+        patched.delattr(made.acknowledgement, "acknowledge")
+        with pytest.raises(Exception, match="acknowledge"):
+            made.run(queue.spark, ended)
+    with queue.dba.closed(locked.address):
+        totals = made.run(queue.spark, ended)
+    queue.put("{}", b'{"number":6}')
+    made.run(queue.spark, settings)
+
+    table = queue.folder / "table"
+    assert totals["messages"] == 6
+    assert numbers(table / "other" if split else table) == [*range(7)]
+    answers = [headers for headers, body in control.rows() if body == b""]
+    found = [str(headers["ServiceControl.Retry.UniqueMessageId"]) for headers in answers]
+    assert sorted(found) == ["u-0", "u-1"]
+    assert control.count() == 2
+    assert {headers["NServiceBus.ControlMessage"] for headers in answers} == {"True"}
+    assert [locked.count(), queue.count()] == [0, 0]
+    said = [each.getMessage() for each in caplog.records if "acknowledged" in each.getMessage()]
+    assert [reason for reason in ("gone", "locked", '"a') if reason not in "".join(said)] == []
+    assert said[-1] == "3 of 5 retries were not acknowledged"
+    if not split:  # one name of all writes, so that a checkpoint can be used with both sinks
+        assert writers(table) == [(0, True), (1, True)]
+
+
+def writers(table: Path) -> list[tuple[int, bool]]:
+    """The batches that a Delta table has, and whether the name of the write is the query's id."""
+    query = json.loads((table.parent / "checkpoint" / "metadata").read_text())["id"]
+    lines = chain(*(log.read_text().splitlines() for log in table.glob("_delta_log/*.json")))
+    found = [each["txn"] for each in map(json.loads, lines) if "txn" in each]
+    return sorted((each["version"], each["appId"] == query) for each in found)

@@ -39,12 +39,12 @@ def killed_when(folder: Path, streams: list[dict[str, Any]], moment: Callable[[]
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_killed_around_a_write(queue: SparkQueue, moment: str) -> None:
     """
-    Into Delta, and into a queue, by two streams of one driver.
+    Into Delta, and into a queue and an error queue, by two streams of one driver.
 
     Before: Delta does not have the batch; the chunks are staged, and a lock holds the dispatch.
     After: it is written, or dispatched, but Spark's commit log does not have it.
     """
-    orders, out = queue.another("delta"), queue.another("out")
+    orders, out, errors = (queue.another(name) for name in ("delta", "out", "error"))
     for each in (queue, orders):
         each.fill(0, 500)
     limits = {"maxMessagesPerTrigger": "200", "peekDelay": "100ms"}
@@ -63,6 +63,7 @@ def test_killed_around_a_write(queue: SparkQueue, moment: str) -> None:
         "options": queue.options | limits,
         "sink": "sqlqueue",
         "out": out.options,
+        "errors": errors.name,
         "checkpoint": str(into_queue),
         "every": "1 hour",
     }
@@ -82,18 +83,20 @@ def test_killed_around_a_write(queue: SparkQueue, moment: str) -> None:
         )
         for name in ("0", ".0.crc"):
             (into_queue / "commits" / name).unlink(missing_ok=True)
-    staged, sent = queue.state("staging"), out.count()
+    staged, sent = queue.state("staging"), (out.count(), errors.count())
     committed = [(into_delta / "commits" / name).exists() for name in ("0", "1")]
 
     stream = queue.spark.readStream.format("sqlqueue").options(**delta["options"]).load()
     writer = stream.writeStream.foreachBatch(lambda rows, at: driver.save(rows, at, table))
     finish(writer, into_delta)
     stream = queue.spark.readStream.format("sqlqueue").options(**relay["options"]).load()
-    finish(stream.drop("queue").writeStream.format("sqlqueue").options(**out.options), into_queue)
+    rows = driver.relayed(stream, errors.name)
+    finish(rows.writeStream.format("sqlqueue").options(**out.options), into_queue)
 
     assert committed == [True, False]
-    assert (staged > 0, sent) == ((True, 0) if moment == "before" else (False, 200))
+    assert (staged > 0, sent) == ((True, (0, 0)) if moment == "before" else (False, (180, 20)))
     landed = message_ids(queue.spark.read.format("delta").load(table))
-    assert sorted(landed) == sorted(out.ids()) == sorted(numbered(0, 500))
+    assert sorted(landed) == sorted(out.ids() + errors.ids()) == sorted(numbered(0, 500))
+    assert sorted(errors.ids()) == sorted(each for each in numbered(0, 500) if each[-1] == "7")
     assert [queue.count(), orders.count()] == [0, 0]
     assert [queue.state("staging"), queue.state("receipt")] == [0, 0]
