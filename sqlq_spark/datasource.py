@@ -96,15 +96,13 @@ class DefaultSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
         """Send a frame."""
         made = BatchWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
-        if has_one_destination(schema):
-            look_ahead(made.options)
+        look_ahead(made.options, of_all_rows=has_one_destination(schema))
         return made
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001
         """Send the micro-batches of a stream."""
         made = StreamWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
-        if has_one_destination(schema):
-            look_ahead_once(made.options)
+        look_ahead_once(made.options, of_all_rows=has_one_destination(schema))
         return made
 
 
@@ -323,9 +321,9 @@ def has_one_destination(schema: StructType) -> bool:
 
 
 @cache
-def look_ahead_once(options: SinkOptions) -> None:
+def look_ahead_once(options: SinkOptions, *, of_all_rows: bool) -> None:
     """Look ahead for a stream, once: Spark makes a new writer for each micro-batch."""
-    look_ahead(options)
+    look_ahead(options, of_all_rows=of_all_rows)
 
 
 @dataclass
