@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database import transaction
-from sqlq_spark.send.queue_writer import QueueWriter, log_unheard
+from sqlq_spark.send.fan_out import log_unheard
+from sqlq_spark.send.queue_writer import QueueWriter
 from sqlq_spark.send.undeliverable import send_or_set_aside
 
 if TYPE_CHECKING:

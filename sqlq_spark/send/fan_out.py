@@ -7,6 +7,7 @@ read as a whole and kept for five seconds, as the transport does.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from sqlq_spark.send.undeliverable import Undeliverable
     from sqlq_spark.wire.address import QueueAddress
 
+log = logging.getLogger("sqlq_spark")
+
+LOGGED_TOPICS = 5  # lists of topics that a warning names
+LONGEST_LOGGED = 200  # characters of each
 FRESH = 5.0  # seconds for which subscriptions are kept, as by the transport
 
 
@@ -194,6 +199,9 @@ class FanOut:
         return address
 
 
+# ---------------------------------------------------------------- messages without a subscriber
+
+
 def count_unheard(topics: pa.ChunkedArray, copies: Iterable[pa.Array]) -> Counter[str]:
     """
     Count the published rows that no queue gets, by their lists of topics as headers write them.
@@ -207,3 +215,22 @@ def count_unheard(topics: pa.ChunkedArray, copies: Iterable[pa.Array]) -> Counte
         unheard = pc.and_(unheard, pc.invert(rows))
     counts = pc.value_counts(join_topics(topics.filter(unheard))).to_pylist()
     return Counter({each["values"]: each["counts"] for each in counts})
+
+
+def log_unheard(where: str, unheard: Counter[str]) -> None:
+    """Warn, after the commit, of messages that had no subscriber."""
+    if unheard:
+        log.warning("%s: %s", where, describe_unheard(unheard))
+
+
+def describe_unheard(unheard: Counter[str]) -> str:
+    """Say how many messages had no subscriber, and name their topics."""
+    count = f"{unheard.total()} published messages had no subscriber and went nowhere: topics "
+    lists = [f"{_printable(text)} ({times})" for text, times in unheard.most_common(LOGGED_TOPICS)]
+    more = len(unheard) - len(lists)
+    return count + ", ".join(lists) + (f" and {more} more" if more else "")
+
+
+def _printable(text: str) -> str:
+    """Return untrusted text for a line of a log: short, and without a line break."""
+    return ascii(text if len(text) <= LONGEST_LOGGED else text[:LONGEST_LOGGED] + "…")

@@ -7,7 +7,6 @@ the table where it waits: see delayed.py.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from sqlq_spark.database.spellings import unite
 from sqlq_spark.errors import BadInput, MissingOption
 from sqlq_spark.options.addresses import parse_destination
 from sqlq_spark.send import delayed, subscriptions
-from sqlq_spark.send.fan_out import FanOut, count_unheard
+from sqlq_spark.send.fan_out import FanOut, count_unheard, log_unheard
 from sqlq_spark.send.topics import topics_of
 from sqlq_spark.send.undeliverable import Undeliverable
 from sqlq_spark.wire.header_columns import with_legacy_columns
@@ -34,11 +33,6 @@ if TYPE_CHECKING:
     from sqlq_spark.errors import SqlQueueError
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.wire.address import QueueAddress
-
-log = logging.getLogger("sqlq_spark")
-
-LOGGED_TOPICS = 5  # lists of topics that a warning names
-LONGEST_LOGGED = 200  # characters of each
 
 
 class QueueWriter:
@@ -255,25 +249,3 @@ def own_address(session: Session, options: SinkOptions, text: str) -> str:
     if not naming.has_catalogs:
         return text
     return session.open().canonical(parse_destination("replyToAddress", text, naming))
-
-
-# ---------------------------------------------------------------- messages without a subscriber
-
-
-def log_unheard(where: str, unheard: Counter[str]) -> None:
-    """Warn, after the commit, of messages that had no subscriber."""
-    if unheard:
-        log.warning("%s: %s", where, describe_unheard(unheard))
-
-
-def describe_unheard(unheard: Counter[str]) -> str:
-    """Say how many messages had no subscriber, and name their topics."""
-    count = f"{unheard.total()} published messages had no subscriber and went nowhere: topics "
-    lists = [f"{_printable(text)} ({times})" for text, times in unheard.most_common(LOGGED_TOPICS)]
-    more = len(unheard) - len(lists)
-    return count + ", ".join(lists) + (f" and {more} more" if more else "")
-
-
-def _printable(text: str) -> str:
-    """Return untrusted text for a line of a log: short, and without a line break."""
-    return ascii(text if len(text) <= LONGEST_LOGGED else text[:LONGEST_LOGGED] + "…")

@@ -92,12 +92,19 @@ def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
 
     if given["sink"] == "delta":
         writer = stream.writeStream.foreachBatch(into_delta)
-    else:  # without the column, which would send each message back to its queue
-        writer = stream.drop("queue").writeStream.format("sqlqueue").options(**given["out"])
+    else:
+        writer = to_send(stream, given).writeStream.format("sqlqueue").options(**given["out"])
     writer = writer.option("checkpointLocation", given["checkpoint"])
     if "every" in given:
         return writer.trigger(processingTime=given["every"]).start()
     return writer.trigger(availableNow=True).start()
+
+
+def to_send(stream: DataFrame, given: dict[str, Any]) -> DataFrame:
+    """Replace the column `queue`, which would send each message back, by the expression `where`."""
+    if "where" not in given:
+        return stream.drop("queue")
+    return stream.drop("seq").selectExpr("* EXCEPT (queue)", f"{given['where']} AS queue")
 
 
 def wait(reached: str) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
 
+BY_ID = "headers['NServiceBus.MessageId']"
 OURS = "sqlqueue "  # in the name of every session of ours
 
 
@@ -41,10 +42,13 @@ def test_killed_around_a_write(queue: SparkQueue, moment: str) -> None:
     """
     Into Delta, and into a queue, by two streams of one driver.
 
+    One of 50 messages is for a queue that is not there, and goes to the error queue.
+
     Before: Delta does not have the batch; the chunks are staged, and a lock holds the dispatch.
     After: it is written, or dispatched, but Spark's commit log does not have it.
     """
-    orders, out = queue.another("delta"), queue.another("out")
+    orders, out, errors = (queue.another(name) for name in ("delta", "out", "undeliverable"))
+    absent = queue.beside("absent").name
     for each in (queue, orders):
         each.fill(0, 500)
     limits = {"maxMessagesPerTrigger": "200", "peekDelay": "100ms"}
@@ -62,7 +66,8 @@ def test_killed_around_a_write(queue: SparkQueue, moment: str) -> None:
     relay: dict[str, Any] = {
         "options": queue.options | limits,
         "sink": "sqlqueue",
-        "out": out.options,
+        "out": out.options | {"undeliverable": errors.name},
+        "where": f"CASE WHEN {BY_ID} RLIKE '(^m-|[05])0$' THEN '{absent}' END",
         "checkpoint": str(into_queue),
         "every": "1 hour",
     }
@@ -89,11 +94,14 @@ def test_killed_around_a_write(queue: SparkQueue, moment: str) -> None:
     writer = stream.writeStream.foreachBatch(lambda rows, at: driver.save(rows, at, table))
     finish(writer, into_delta)
     stream = queue.spark.readStream.format("sqlqueue").options(**relay["options"]).load()
-    finish(stream.drop("queue").writeStream.format("sqlqueue").options(**out.options), into_queue)
+    stream = driver.to_send(stream, relay)
+    finish(stream.writeStream.format("sqlqueue").options(**relay["out"]), into_queue)
 
     assert committed == [True, False]
-    assert (staged > 0, sent) == ((True, 0) if moment == "before" else (False, 200))
+    assert (staged > 0, sent) == ((True, 0) if moment == "before" else (False, 196))
     landed = message_ids(queue.spark.read.format("delta").load(table))
-    assert sorted(landed) == sorted(out.ids()) == sorted(numbered(0, 500))
+    assert sorted(landed) == sorted(out.ids() + errors.ids()) == sorted(numbered(0, 500))
+    assert errors.count() == 10
+    assert {headers["NServiceBus.FailedQ"] for headers, _ in errors.rows()} == {absent}
     assert [queue.count(), orders.count()] == [0, 0]
     assert [queue.state("staging"), queue.state("receipt")] == [0, 0]
