@@ -108,7 +108,7 @@ def store_beside(
             return table_not_found(connection, table, queue) if missing else reason
     else:
         lock_table(undeliverable.destinations, table, queue)
-    return undeliverable.load(table, rows)
+    return undeliverable.send(table, rows)
 
 
 def lock_table(destinations: Destinations, table: QueueAddress, queue: QueueAddress) -> None:

@@ -81,10 +81,10 @@ class QueueWriter:
             self._add_copies(chosen, chunk)
         for queue, own in chosen.items():
             mine = rows if whole else rows.filter(own)
-            refused = self.undeliverable.load(queue, add_ids(mine))
+            refused = self.undeliverable.send(queue, add_ids(mine))
             if refused is not None:
                 self.undeliverable.add(chunk.filter(own), queue, refused)
-        self.undeliverable.store()
+        self.undeliverable.send_aside()
 
     def _set_unreadable_aside(self, chunk: pa.Table) -> pa.Table:
         """Return the rows whose destination can be read; the others go to the error queue."""

@@ -85,7 +85,7 @@ class Undeliverable:
         self.careful = careful
         self.messages = 0  # in the error queue
         self.reasons: dict[str, SqlQueueError] = {}  # by destination
-        self._texts: list[str] = []  # headers of what `store` will store
+        self._texts: list[str] = []  # headers of what `send_aside` will send
         self._bodies: list[pa.ChunkedArray] = []
 
     @property
@@ -120,7 +120,7 @@ class Undeliverable:
         locked = [queue for queue in new if queue not in refused]
         return refused | self.destinations.check_locked(locked, columns)
 
-    def load(self, queue: QueueAddress, rows: pa.Table) -> SqlQueueError | None:
+    def send(self, queue: QueueAddress, rows: pa.Table) -> SqlQueueError | None:
         """
         Insert rows at their destination; return why not, if it refuses them.
 
@@ -178,7 +178,7 @@ class Undeliverable:
             self._texts.append(dumps(headers | failure))
         self._bodies.append(rows["body"])
 
-    def store(self) -> None:
+    def send_aside(self) -> None:
         """
         Insert what was set aside into the error queue, all at once and without expiry.
 
