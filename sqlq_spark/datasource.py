@@ -100,16 +100,14 @@ class DefaultSource(DataSource):
         """Send a frame."""
         options = SinkOptions.parse(self.options)
         made = BatchWriter(options, schema, overwrite=overwrite, sender=self.sender())
-        if has_one_destination(schema):
-            look_ahead(made.options)
+        look_ahead(made.options, of_all_rows=has_one_destination(schema))
         return made
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001
         """Send the micro-batches of a stream."""
         options = SinkOptions.parse(self.options)
         made = StreamWriter(options, schema, overwrite=overwrite, sender=self.sender())
-        if has_one_destination(schema):
-            look_ahead_once(made.options)
+        look_ahead_once(made.options, of_all_rows=has_one_destination(schema))
         return made
 
     def sender(self) -> str | None:
@@ -351,9 +349,9 @@ def has_one_destination(schema: StructType) -> bool:
 
 
 @cache
-def look_ahead_once(options: SinkOptions) -> None:
+def look_ahead_once(options: SinkOptions, *, of_all_rows: bool) -> None:
     """Look ahead for a stream, once: Spark makes a new writer for each micro-batch."""
-    look_ahead(options)
+    look_ahead(options, of_all_rows=of_all_rows)
 
 
 @dataclass

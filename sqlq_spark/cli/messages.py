@@ -33,6 +33,7 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import delayed, queue_writer
+from sqlq_spark.send.fan_out import describe_unheard
 from sqlq_spark.send.message.sender import Sender
 from sqlq_spark.send.topics import topics_of
 
@@ -120,7 +121,7 @@ def send_(
     else:
         say(sent.as_text())
     if sent.unheard:
-        say_error(queue_writer.describe_unheard(sent.unheard))
+        say_error(describe_unheard(sent.unheard))
 
 
 def insert(

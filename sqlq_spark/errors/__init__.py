@@ -19,7 +19,8 @@ The errors of this package, by what they are about.
     │   │                    QueueNotWritable · QueueElsewhere · QueueUnquoted · MessageChanged
     │   │                    DestinationRefused (and DestinationOfOther)
     │   │                    DestinationLocked · DestinationChanged · MessageTooLarge · MoveRefused
-    │   │                    DelayedQueueNotFound · SubscriptionsNotFound · SubscriberUnreachable
+    │   │                    DelayedQueueNotFound · SubscriptionsNotFound
+    │   │                    SubscriberUnreachable (and SubscriberLost)
     │   └── state            StateNotInstalled · StateTooNew · StateOfOther
     ├── PayloadRefused · ReceiptSettled · ReceiptMoveRefused                  state
     ├── CheckpointFailure    checkpoint: it does not match the stream's row
@@ -84,6 +85,7 @@ from sqlq_spark.errors.queues import (
     QueueNotWritable,
     QueueUnquoted,
     SchemaNotFound,
+    SubscriberLost,
     SubscriberUnreachable,
     SubscriptionsNotFound,
 )
@@ -187,6 +189,7 @@ __all__ = [
     "StreamNotFound",
     "StreamOfOtherQueue",
     "StreamTakenOver",
+    "SubscriberLost",
     "SubscriberUnreachable",
     "SubscriptionsNotFound",
     "TimeZoneNotFound",

@@ -93,6 +93,15 @@ class SubscriberUnreachable(DatabaseFailure):
         super().__init__(endpoint, topic, address, reason)
 
 
+class SubscriberLost(SubscriberUnreachable):
+    """A copy of a message for one subscriber went to the error queue. The others were sent."""
+
+    template = (
+        "endpoint {0!r} is subscribed to topic {1!r} with the queue {2!r}, which {3}. Create the "
+        "queue with `sqlqueue create` and return this message, or run `sqlqueue unsubscribe`."
+    )
+
+
 class QueueNotWritable(DatabaseFailure):
     """A message cannot be forwarded: this login cannot send to its destination."""
 

@@ -29,6 +29,15 @@ def parse_queue(option: str, text: str, naming: Names) -> QueueAddress:
     return _parse(option, text, naming.parse_queue)
 
 
+def parse_queue_unless(word: str) -> Callable[[str, str, Names], QueueAddress | None]:
+    """Return a reader like `parse_queue` that reads one word, in any case, as None."""
+
+    def read(option: str, text: str, naming: Names) -> QueueAddress | None:
+        return None if text.lower() == word else parse_queue(option, text, naming)
+
+    return read
+
+
 def parse_destination(option: str, text: str, naming: Names) -> QueueAddress:
     """Read where a row of a frame goes: a queue's name, or an address that a message holds."""
     return _parse(option, text, naming.parse_destination)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sqlq_spark.errors import BadOption, MissingOption
-from sqlq_spark.options.addresses import parse_queue, parse_table
+from sqlq_spark.options.addresses import parse_queue, parse_queue_unless, parse_table
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.fields import address_option, computed, option
 from sqlq_spark.options.parse import (
@@ -22,6 +22,7 @@ from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import parse_span
 
 SUBSCRIPTION_TABLE = "SubscriptionRouting"  # the transport's default
+FAIL = "fail"  # of `undeliverable`
 LONGEST_APPLICATION = 150  # characters of txnAppId
 
 
@@ -47,6 +48,10 @@ class SinkOptions(DatabaseOptions):
     # where delayed rows wait; None: in the table of their destination
     delayed_address: QueueAddress | None = address_option(
         "delayedQueue", parse_table, "a table's name, as Shop.Orders.Delayed"
+    )
+    # where rows go that cannot be sent to their own destination; None: such a row fails its batch
+    undeliverable_address: QueueAddress | None = address_option(
+        "undeliverable", parse_queue_unless(FAIL), "fail, or an error queue's name"
     )
     delivery: str = option(
         "delivery",

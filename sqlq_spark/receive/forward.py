@@ -15,15 +15,14 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sqlq_spark.database import attempt
-from sqlq_spark.database.destinations import PATIENCE, RETURNED, Destinations, without_server
+from sqlq_spark.database.destinations import PATIENCE, RETURNED, Destinations
+from sqlq_spark.database.failure_headers import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.database.spellings import find_same
 from sqlq_spark.errors import (
     BadAddress,
@@ -36,21 +35,16 @@ from sqlq_spark.errors import (
     TimedOut,
 )
 from sqlq_spark.receive.destination_header import deliver, find_marked, find_routes
-from sqlq_spark.wire.address import LONGEST_ADDRESS
-from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, TIME_OF_FAILURE, dumps, wire_time
-from sqlq_spark.wire.ids import rising_ids
+from sqlq_spark.wire.headers import dumps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.receive.destination_header import Headers, Routes
+    from sqlq_spark.receive.destination_header import Routes
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
-
-MOST_NAMED = 5  # destinations in a warning
-LONGEST_REASON = 16_384  # as the transport cuts ExceptionInfo.Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +146,9 @@ class Forwarding:
             self.connection, self.destinations.allowed, source=self.destinations.source
         )
         known.lock_and_check([self.errors])
-        faults: dict[int, Headers] = {}
+        faults: dict[int, dict[str, str]] = {}
         for destination, reason in reasons.items():
-            headers = self._describe(destination, reason)
+            headers = failure_headers(self.connection, destination, reason)
             faults |= dict.fromkeys(self.routes.away[destination], headers)
         texts = [dumps(self.routes.headers[row] | faults[row]) for row in rows]
         self.connection.load(self.errors, self._to_send(rows, texts))
@@ -226,29 +220,6 @@ class Forwarding:
             return error
         return None
 
-    def _describe(self, destination: str, reason: SqlQueueError) -> Headers:
-        """Give the headers of a failed message; `retry` returns it to where it was to go."""
-        return {
-            f"{EXCEPTION_INFO}ExceptionType": f"sqlq_spark.errors.{type(reason).__name__}",
-            f"{EXCEPTION_INFO}Message": without_server(reason, self.connection)[:LONGEST_REASON],
-            TIME_OF_FAILURE: wire_time(datetime.now(UTC)),
-            FAILED_Q: destination[:LONGEST_ADDRESS],
-        }
-
     def _to_send(self, rows: list[int], texts: list[str]) -> pa.Table:
-        """Make rows of a queue, under new ids; a body that is null becomes empty."""
-        ids = pa.py_buffer(rising_ids(len(rows), time.time()))
-        return pa.table(
-            {
-                "id": pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(rows), [None, ids]),
-                "headers": pa.array(texts, pa.string()),
-                "body": pc.fill_null(self.rows["body"].take(pa.array(rows)), b""),
-            }
-        )
-
-
-def list_reasons(reasons: list[SqlQueueError]) -> str:
-    """Give the first few of many reasons, which quote untrusted text, for a line of a log."""
-    first = "; ".join(ascii(str(each)[:300]) for each in reasons[:MOST_NAMED])
-    more = len(reasons) - MOST_NAMED
-    return first + (f"; and {more} more destinations" if more > 0 else "")
+        """Make rows of a queue, under new ids."""
+        return rows_to_store(texts, self.rows["body"].take(pa.array(rows)))

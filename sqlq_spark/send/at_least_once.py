@@ -11,7 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database import transaction
-from sqlq_spark.send.queue_writer import QueueWriter, log_unheard
+from sqlq_spark.send.fan_out import log_unheard
+from sqlq_spark.send.queue_writer import QueueWriter
+from sqlq_spark.send.undeliverable import send_or_set_aside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,8 +42,19 @@ def send_chunk(connection: Connection, chunk: pa.Table, options: SinkOptions) ->
     Returns:
         Topics without a subscriber, with how many messages each list of them had.
     """
+    writer = send_or_set_aside(options, partial(_insert, connection, chunk, options))
+    writer.undeliverable.log(connection.application)
+    return writer.unheard
+
+
+def _insert(
+    connection: Connection,
+    chunk: pa.Table,
+    options: SinkOptions,
+    careful: bool,  # noqa: FBT001
+) -> QueueWriter:
     with transaction(connection, timeout=options.query_timeout):
-        writer = QueueWriter(connection, options)
+        writer = QueueWriter(connection, options, careful=careful)
         writer.insert(chunk)
         writer.confirm()
-    return writer.unheard
+    return writer

@@ -28,7 +28,9 @@ from sqlq_spark.wire.headers import FORWARD_DESTINATION, escape
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
+    from sqlq_spark.errors import SqlQueueError
     from sqlq_spark.options import SinkOptions
+    from sqlq_spark.send.undeliverable import Undeliverable
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -48,7 +50,7 @@ def store_delayed(
     chunk: pa.Table,
     chosen: dict[QueueAddress, pa.ChunkedArray],
     options: SinkOptions,
-    destinations: Destinations,
+    undeliverable: Undeliverable,
 ) -> None:
     """
     Insert delayed messages into the tables where they wait, Due by the database's clock.
@@ -61,7 +63,9 @@ def store_delayed(
         chunk: of CHUNK_ROW and CHUNK_DELAYS; each row is delayed.
         chosen: which rows are for which queue.
         options: the sink's.
-        destinations: of this transaction; the tables are checked and locked by it.
+        undeliverable: of this transaction. It locks and checks the tables, and takes the messages
+            for a queue whose own table is missing. The table of the option `delayedQueue` must be
+            there.
 
     Raises:
         DelayedQueueNotFound, DestinationRefused, BadOption, MissingOption.
@@ -76,11 +80,35 @@ def store_delayed(
         }
     )
     for queue, own in chosen.items():
-        table = options.delayed_address or delayed_of(queue)
-        lock_table(destinations, table, queue)
         mine = rows if len(chosen) == 1 else rows.filter(own)
         headers = set_forward_destination(mine["headers"], connection.canonical(queue))
-        connection.load(table, mine.set_column(0, "headers", headers))
+        mine = mine.set_column(0, "headers", headers)
+        if options.delayed_address is not None:
+            lock_table(undeliverable.destinations, options.delayed_address, queue)
+            connection.load(options.delayed_address, mine)
+            continue
+        reason = store_beside(undeliverable, queue, mine)
+        if reason is not None:
+            undeliverable.add(chunk.filter(own), queue, reason)
+
+
+def store_beside(
+    undeliverable: Undeliverable, queue: QueueAddress, rows: pa.Table
+) -> SqlQueueError | None:
+    """
+    Insert messages into the delayed table of their destination; return why not, if it refuses.
+
+    Raises:
+        DelayedQueueNotFound, DestinationRefused: the transaction is not careful.
+    """
+    table, connection = delayed_of(queue), undeliverable.connection
+    if undeliverable.careful:
+        for reason in undeliverable.lock([table], DELAYED).values():
+            missing = isinstance(reason, (QueueNotFound, NotAQueue))
+            return table_not_found(connection, table, queue) if missing else reason
+    else:
+        lock_table(undeliverable.destinations, table, queue)
+    return undeliverable.send(table, rows)
 
 
 def lock_table(destinations: Destinations, table: QueueAddress, queue: QueueAddress) -> None:
@@ -93,9 +121,15 @@ def lock_table(destinations: Destinations, table: QueueAddress, queue: QueueAddr
     try:
         destinations.lock_and_check([table], DELAYED)
     except (QueueNotFound, NotAQueue):
-        connection = destinations.connection
-        names = connection.printed(table), connection.printed(queue)
-        raise DelayedQueueNotFound(*names, connection.server) from None
+        raise table_not_found(destinations.connection, table, queue) from None
+
+
+def table_not_found(
+    connection: Connection, table: QueueAddress, queue: QueueAddress
+) -> DelayedQueueNotFound:
+    """Return the error for a missing table of delayed messages."""
+    names = connection.printed(table), connection.printed(queue)
+    return DelayedQueueNotFound(*names, connection.server)
 
 
 def due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import transaction
@@ -21,6 +22,7 @@ from sqlq_spark.errors import ChunksMissing, NothingToSettle
 from sqlq_spark.send import dispatch_log
 from sqlq_spark.send.queue_writer import QueueWriter
 from sqlq_spark.send.staging import read_chunk
+from sqlq_spark.send.undeliverable import send_or_set_aside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,20 +56,33 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
     """
     if not staged:
         return 0
+    one, new = send_or_set_aside(options, partial(_commit, connection, staged, options))
+    where = f"{staged[0].sink}: batch {staged[0].batch}"
+    sent = one.messages if new else 0
+    log.info("%s: %s", where, one.describe() if new else "was sent before")
+    one.writer.log_unheard(where)
+    one.writer.undeliverable.log(where)
+    return sent
+
+
+def _commit(
+    connection: Connection,
+    staged: Sequence[Staged],
+    options: SinkOptions,
+    careful: bool,  # noqa: FBT001
+) -> tuple[Dispatch, bool]:
+    """Run the transaction; return it, and whether it sent the batch."""
     sink, batch = staged[0].sink, staged[0].batch
     with transaction(connection, timeout=options.query_timeout):
         login, last = dispatch_log.lock(connection, sink)
         dispatch_log.check(connection, sink, batch, last)
-        one = Dispatch(connection, staged, options, login)
+        one = Dispatch(connection, staged, options, login, careful=careful)
         new = one.advance()
         if new:
             one.settle()
             one.copy_chunks()
         one.delete_chunks()
-    sent = one.messages if new else 0
-    log.info("%s: batch %d: %s", sink, batch, f"{sent} messages sent" if new else "was sent before")
-    one.writer.log_unheard(f"{sink}: batch {batch}")
-    return sent
+    return one, new
 
 
 @dataclass(slots=True)
@@ -78,15 +93,21 @@ class Dispatch:
     staged: Sequence[Staged]  # one for each task
     options: SinkOptions
     login: str  # that the sink belongs to
+    careful: bool = field(default=False, kw_only=True)  # see undeliverable.py
     writer: QueueWriter = field(init=False)
 
     def __post_init__(self) -> None:
-        self.writer = QueueWriter(self.connection, self.options)
+        self.writer = QueueWriter(self.connection, self.options, careful=self.careful)
 
     @property
     def messages(self) -> int:
         """How many messages the tasks staged."""
         return sum(each.messages for each in self.staged)
+
+    def describe(self) -> str:
+        """Say, for the log, how many messages were sent, and how many were set aside."""
+        aside = self.writer.undeliverable.messages
+        return f"{self.messages} messages sent" + (f", {aside} to the error queue" if aside else "")
 
     @property
     def _key(self) -> dict[str, Any]:

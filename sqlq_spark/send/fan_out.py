@@ -7,8 +7,10 @@ read as a whole and kept for five seconds, as the transport does.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database.spellings import unite
-from sqlq_spark.errors import BadAddress, QueueNotFound, SubscriberUnreachable
+from sqlq_spark.errors import BadAddress, QueueNotFound, SubscriberLost, SubscriberUnreachable
 from sqlq_spark.send.subscriptions import list_subscriptions
 from sqlq_spark.send.topics import join_topics
 from sqlq_spark.wire.message_types import full_name
@@ -25,11 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.database.destinations import Destinations
+    from sqlq_spark.errors import SqlQueueError
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.send.subscriptions import Subscription
+    from sqlq_spark.send.undeliverable import Undeliverable
     from sqlq_spark.wire.address import QueueAddress
 
+log = logging.getLogger("sqlq_spark")
+
+LOGGED_TOPICS = 5  # lists of topics that a warning names
+LONGEST_LOGGED = 200  # characters of each
 FRESH = 5.0  # seconds for which subscriptions are kept, as by the transport
 
 
@@ -62,11 +69,24 @@ class SubscriptionCache:
 cache = SubscriptionCache()
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Which rows are copied into which queue, as booleans."""
+
+    queues: dict[QueueAddress, pa.Array]
+    lost: dict[str, pa.Array]  # the same for queues that cannot be sent to, by their addresses
+    reasons: dict[str, SqlQueueError]  # why they cannot
+
+    def all(self) -> list[pa.Array]:
+        """Return the rows of each queue."""
+        return [*self.queues.values(), *self.lost.values()]
+
+
 class FanOut:
     """Finds the queues of subscribers, in the transaction that sends."""
 
     def __init__(
-        self, connection: Connection, options: SinkOptions, destinations: Destinations
+        self, connection: Connection, options: SinkOptions, undeliverable: Undeliverable
     ) -> None:
         """
         Prepare; nothing is read yet.
@@ -74,15 +94,16 @@ class FanOut:
         Args:
             connection: in the transaction that sends.
             options: the sink's.
-            destinations: of that transaction; the subscribers' queues are checked and locked by it.
+            undeliverable: of that transaction; it checks and locks the subscribers' queues.
         """
         self.connection = connection
         self.options = options
-        self.destinations = destinations
+        self.undeliverable = undeliverable
+        self._reasons: dict[str, SqlQueueError] = {}  # why an address cannot be sent to
 
-    def rows_by_queue(self, topics: pa.ChunkedArray) -> dict[QueueAddress, pa.Array]:
+    def find_copies(self, topics: pa.ChunkedArray) -> Copies:
         """
-        Which rows are copied into one queue, as booleans, for each queue.
+        Find the queues of each row's subscribers.
 
         Args:
             topics: a list of each row; null where it is not published.
@@ -92,69 +113,93 @@ class FanOut:
         """
         items = pc.list_flatten(topics)
         names = pc.unique(items).to_pylist()
+        copies = Copies({}, {}, self._reasons)
         if not names:
-            return {}
+            return copies
         rows = np.repeat(np.arange(len(topics)), pc.fill_null(pc.list_value_length(topics), 0))
-        chosen: dict[QueueAddress, pa.Array] = {}
-        for queue, wanted in self._topics_by_queue(names).items():
+        for place, wanted in self._topics_by_place(names).items():
             mask = np.zeros(len(topics), bool)
             mask[rows[pc.is_in(items, value_set=pa.array(wanted, pa.string())).to_numpy()]] = True
-            chosen[queue] = pa.array(mask)
-        return chosen
+            if isinstance(place, str):
+                copies.lost[place] = pa.array(mask)
+            else:
+                copies.queues[place] = pa.array(mask)
+        return copies
 
-    def _topics_by_queue(self, names: list[str]) -> dict[QueueAddress, list[str]]:
-        """Return which of some topics each queue gets; read the table again before it fails."""
+    def _topics_by_place(self, names: list[str]) -> dict[QueueAddress | str, list[str]]:
+        """
+        Return which of some topics each queue gets; a text is a queue that cannot be sent to.
+
+        The table is read again before anything fails.
+        """
         url, table = self.options.url, self.options.subscription_address
-        try:
-            found = self._reach(cache.by_topic(self.connection, url, table), names)
-        except SubscriberUnreachable:
+        found = self._reach(cache.by_topic(self.connection, url, table), names)
+        if self._reasons:
+            self._reasons.clear()
             cache.drop(url, table)
             found = self._reach(cache.by_topic(self.connection, url, table), names)
-        self.destinations.lock_and_check(found)
+        if self._reasons and not self.undeliverable.allowed:
+            first = next(iter(self._reasons.values()))
+            raise SubscriberUnreachable(*first.args)
+        queues = [place for place in found if not isinstance(place, str)]
+        for queue, reason in self.undeliverable.lock(queues).items():
+            address = self.connection.canonical(queue)
+            self._reasons[address] = reason
+            found[address] = found.pop(queue)
         return found
 
     def _reach(
         self, by_topic: dict[str, list[Subscription]], names: list[str]
-    ) -> dict[QueueAddress, list[str]]:
+    ) -> dict[QueueAddress | str, list[str]]:
         subscribed = {name: by_topic.get(full_name(name), []) for name in names}
-        queues = self._queues(dict.fromkeys(each for them in subscribed.values() for each in them))
-        topics: dict[QueueAddress, list[str]] = {}
+        places = self._places(dict.fromkeys(each for them in subscribed.values() for each in them))
+        topics: dict[QueueAddress | str, list[str]] = {}
         for name, them in subscribed.items():
             for each in them:
-                topics.setdefault(queues[each], []).append(name)
+                topics.setdefault(places[each], []).append(name)
         return topics
 
-    def _queues(self, subscriptions: Iterable[Subscription]) -> dict[Subscription, QueueAddress]:
+    def _places(
+        self, subscriptions: Iterable[Subscription]
+    ) -> dict[Subscription, QueueAddress | str]:
         """
         Return the subscribers' queues with their schemas, so that two spellings of one are one.
 
-        Raises:
-            SubscriberUnreachable: an address cannot be read, its queue is not there, or its table
-                is not trusted.
+        A queue that cannot be sent to is given by its address, and `_reasons` says why: the address
+        cannot be read, the queue is not there, or its table is not trusted.
         """
         connection = self.connection
         parsed: dict[Subscription, QueueAddress] = {}
+        places: dict[Subscription, QueueAddress | str] = {}
         for each in subscriptions:
             try:
                 parsed[each] = connection.parsed(each.address)
             except BadAddress as error:
-                raise unreachable(each, f"is no address ({error.args[1]})") from None
+                places[each] = self._lose(each, each.address, f"is no address ({error.args[1]})")
         first = unite(connection, parsed.values())
-        queues = {each: first[queue] for each, queue in parsed.items()}
-        reasons = self.destinations.find_refused(self.destinations.undecided(queues.values()))
-        for each, queue in queues.items():
-            if isinstance(reasons.get(queue), QueueNotFound):
-                raise unreachable(each, f"was not found in {connection.server}")
-            if queue in reasons:
-                raise unreachable(each, f"cannot be sent to ({reasons[queue]})")
-        return queues
+        undecided = self.undeliverable.destinations.undecided(first.values())
+        refused = self.undeliverable.destinations.find_refused(undecided)
+        for each, address in parsed.items():
+            queue = places[each] = first[address]
+            if queue in refused:
+                name = connection.canonical(queue)
+                places[each] = self._lose(each, name, self._describe(refused[queue]))
+        return places
+
+    def _describe(self, reason: SqlQueueError) -> str:
+        """Say why a queue cannot be sent to, as the end of a sentence."""
+        if isinstance(reason, QueueNotFound):
+            return f"was not found in {self.connection.server}"
+        return f"cannot be sent to ({reason})"
+
+    def _lose(self, subscription: Subscription, address: str, reason: str) -> str:
+        """Record why a subscriber gets no copies; return the address of its queue."""
+        subscriber = subscription.endpoint, subscription.topic, subscription.address
+        self._reasons.setdefault(address, SubscriberLost(*subscriber, reason))
+        return address
 
 
-def unreachable(subscription: Subscription, reason: str) -> SubscriberUnreachable:
-    """Return the error for a subscriber."""
-    return SubscriberUnreachable(
-        subscription.endpoint, subscription.topic, subscription.address, reason
-    )
+# ---------------------------------------------------------------- messages without a subscriber
 
 
 def count_unheard(topics: pa.ChunkedArray, copies: Iterable[pa.Array]) -> Counter[str]:
@@ -170,3 +215,22 @@ def count_unheard(topics: pa.ChunkedArray, copies: Iterable[pa.Array]) -> Counte
         unheard = pc.and_(unheard, pc.invert(rows))
     counts = pc.value_counts(join_topics(topics.filter(unheard))).to_pylist()
     return Counter({each["values"]: each["counts"] for each in counts})
+
+
+def log_unheard(where: str, unheard: Counter[str]) -> None:
+    """Warn, after the commit, of messages that had no subscriber."""
+    if unheard:
+        log.warning("%s: %s", where, describe_unheard(unheard))
+
+
+def describe_unheard(unheard: Counter[str]) -> str:
+    """Say how many messages had no subscriber, and name their topics."""
+    count = f"{unheard.total()} published messages had no subscriber and went nowhere: topics "
+    lists = [f"{_printable(text)} ({times})" for text, times in unheard.most_common(LOGGED_TOPICS)]
+    more = len(unheard) - len(lists)
+    return count + ", ".join(lists) + (f" and {more} more" if more else "")
+
+
+def _printable(text: str) -> str:
+    """Return untrusted text for a line of a log: short, and without a line break."""
+    return ascii(text if len(text) <= LONGEST_LOGGED else text[:LONGEST_LOGGED] + "…")

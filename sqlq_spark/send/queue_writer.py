@@ -7,7 +7,6 @@ the table where it waits: see delayed.py.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from datetime import UTC, datetime
@@ -19,40 +18,41 @@ import pyarrow.compute as pc
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.database.spellings import unite
-from sqlq_spark.errors import MissingOption
+from sqlq_spark.errors import BadInput, MissingOption
 from sqlq_spark.options.addresses import parse_destination
 from sqlq_spark.send import delayed, subscriptions
-from sqlq_spark.send.fan_out import FanOut, count_unheard
+from sqlq_spark.send.fan_out import FanOut, count_unheard, log_unheard
 from sqlq_spark.send.topics import topics_of
+from sqlq_spark.send.undeliverable import Undeliverable
 from sqlq_spark.wire.header_columns import with_legacy_columns
 from sqlq_spark.wire.ids import rising_ids
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.database.sessions import Session
+    from sqlq_spark.errors import SqlQueueError
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.wire.address import QueueAddress
-
-log = logging.getLogger("sqlq_spark")
-
-LOGGED_TOPICS = 5  # lists of topics that a warning names
-LONGEST_LOGGED = 200  # characters of each
 
 
 class QueueWriter:
     """Inserts chunks into their queues, in the transaction that is open."""
 
-    def __init__(self, connection: Connection, options: SinkOptions) -> None:
+    def __init__(
+        self, connection: Connection, options: SinkOptions, *, careful: bool = False
+    ) -> None:
         """
         Prepare; nothing is sent to the database yet.
 
         Args:
             connection: in a transaction.
             options: the sink's.
+            careful: whether the transaction goes on if a destination refuses; see undeliverable.py.
         """
         self.connection = connection
         self.options = options
         self.destinations = Destinations(connection, options.allowed)
+        self.undeliverable = Undeliverable(connection, options, self.destinations, careful=careful)
         # lists of topics without a subscriber, and how many messages had them
         self.unheard: Counter[str] = Counter()
 
@@ -64,6 +64,8 @@ class QueueWriter:
             chunk: of CHUNK_ROW, with `topics` where some rows are published, and CHUNK_DELAYS where
                 some are delayed.
         """
+        if self.undeliverable.allowed:
+            chunk = self._set_unreadable_aside(chunk)
         waiting = delayed.waiting(chunk)
         if waiting is not None:
             self._store_delayed(chunk.filter(waiting))
@@ -72,26 +74,44 @@ class QueueWriter:
         if self.options.fills_legacy_columns:
             rows = with_legacy_columns(rows)
         chosen = unite_spellings(self.connection, rows_by_queue(chunk, self.options))
-        self.destinations.lock_and_check(chosen)
+        whole = topics_of(chunk) is None and len(chosen) == 1
+        for queue, reason in self.undeliverable.lock(chosen).items():
+            self.undeliverable.add(chunk.filter(chosen.pop(queue)), queue, reason)
+        if topics_of(chunk) is not None:
+            self._add_copies(chosen, chunk)
+        for queue, own in chosen.items():
+            mine = rows if whole else rows.filter(own)
+            refused = self.undeliverable.send(queue, add_ids(mine))
+            if refused is not None:
+                self.undeliverable.add(chunk.filter(own), queue, refused)
+        self.undeliverable.send_aside()
+
+    def _set_unreadable_aside(self, chunk: pa.Table) -> pa.Table:
+        """Return the rows whose destination can be read; the others go to the error queue."""
+        reasons = find_unreadable(chunk, self.options)
+        if not reasons:
+            return chunk
+        bad = pc.is_in(chunk["queue"], value_set=pa.array(list(reasons), pa.string()))
         topics = topics_of(chunk)
         if topics is not None:
-            self._add_copies(chosen, topics)
-        whole = topics is None and len(chosen) == 1
-        for queue, own in chosen.items():
-            self.connection.load(queue, add_ids(rows if whole else rows.filter(own)))
+            bad = pc.and_(bad, pc.is_null(topics))
+        self.undeliverable.add_unreadable(chunk.filter(bad), reasons)
+        return chunk.filter(pc.invert(bad))
 
     def _store_delayed(self, rows: pa.Table) -> None:
         chosen = rows_by_queue(rows, self.options)
-        delayed.store_delayed(self.connection, rows, chosen, self.options, self.destinations)
+        delayed.store_delayed(self.connection, rows, chosen, self.options, self.undeliverable)
 
-    def _add_copies(
-        self, chosen: dict[QueueAddress, pa.ChunkedArray], topics: pa.ChunkedArray
-    ) -> None:
+    def _add_copies(self, chosen: dict[QueueAddress, pa.ChunkedArray], chunk: pa.Table) -> None:
         """Add the rows that are published to those that each queue gets."""
-        copies = FanOut(self.connection, self.options, self.destinations).rows_by_queue(topics)
-        self.unheard += count_unheard(topics, copies.values())
-        for queue, rows in copies.items():
+        topics = topics_of(chunk)
+        copies = FanOut(self.connection, self.options, self.undeliverable).find_copies(topics)
+        self.unheard += count_unheard(topics, copies.all())
+        for queue, rows in copies.queues.items():
             chosen[queue] = pc.or_(chosen[queue], rows) if queue in chosen else rows
+        for address, rows in copies.lost.items():
+            reason = copies.reasons[address]
+            self.undeliverable.add_copies(chunk.filter(rows), address, reason)
 
     def confirm(self) -> None:
         """
@@ -110,12 +130,31 @@ class QueueWriter:
 # ---------------------------------------------------------------- which rows go where
 
 
+def find_unreadable(chunk: pa.Table, options: SinkOptions) -> dict[str | None, SqlQueueError]:
+    """Return the queues of a chunk's rows that are no destination, and why; None: a null."""
+    reasons: dict[str | None, SqlQueueError] = {}
+    for name in names_of_queues(chunk):
+        try:
+            destination_of(name, options)
+        except BadInput as error:
+            reasons[name] = error
+    return reasons
+
+
+def names_of_queues(chunk: pa.Table) -> list[str | None]:
+    """Return the distinct queues of the rows that are not published; None stands for the sink's."""
+    own, topics = chunk["queue"], topics_of(chunk)
+    found = pc.unique(own if topics is None else own.filter(pc.is_null(topics)))
+    names: list[str | None] = found.to_pylist()
+    return names
+
+
 def rows_by_queue(chunk: pa.Table, options: SinkOptions) -> dict[QueueAddress, pa.ChunkedArray]:
     """Which rows are sent to one queue, as booleans, for each queue."""
     own, topics = chunk["queue"], topics_of(chunk)
     sent = None if topics is None else pc.is_null(topics)
     names: dict[QueueAddress, list[str | None]] = {}
-    for name in pc.unique(own if sent is None else own.filter(sent)).to_pylist():
+    for name in names_of_queues(chunk):
         names.setdefault(destination_of(name, options), []).append(name)
     chosen = {
         queue: pc.is_in(own, value_set=pa.array(spellings, pa.string()))
@@ -128,7 +167,7 @@ def unite_spellings(
     connection: Connection, chosen: dict[QueueAddress, pa.ChunkedArray]
 ) -> dict[QueueAddress, pa.ChunkedArray]:
     """Put the rows of all spellings of a queue together, so that they keep their order."""
-    if len(chosen) == 1:
+    if len(chosen) <= 1:
         return chosen
     first = unite(connection, chosen)
     united: dict[QueueAddress, pa.ChunkedArray] = {}
@@ -147,23 +186,26 @@ def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
     return parse_destination("queue (column)", name, options.naming)
 
 
-def check_destination(connection: Connection, options: SinkOptions) -> None:
+def check_destinations(connection: Connection, options: SinkOptions, *, of_all_rows: bool) -> None:
     """
     Make sure that the queue, or the table of subscriptions, of the options is there.
 
     Args:
         connection: no transaction open.
-        options: the sink's.
+        options: the sink's. Its error queue is checked too.
+        of_all_rows: whether the options decide where all rows go; if not, only the error queue is
+            checked.
 
     Raises:
         QueueNotFound, NotAQueue, DestinationRefused, SubscriptionsNotFound.
     """
+    queues = [] if options.undeliverable_address is None else [options.undeliverable_address]
+    if of_all_rows and options.topics is None:
+        queues.append(destination_of(None, options))
     with transaction(connection, timeout=options.query_timeout):
-        if options.topics is None:
-            queue = destination_of(None, options)
-            for reason in Destinations(connection, options.allowed).find_refused([queue]).values():
-                raise reason
-        else:
+        for reason in Destinations(connection, options.allowed).find_refused(queues).values():
+            raise reason
+        if of_all_rows and options.topics is not None:
             subscriptions.check_table(connection, options.subscription_address)
 
 
@@ -207,25 +249,3 @@ def own_address(session: Session, options: SinkOptions, text: str) -> str:
     if not naming.has_catalogs:
         return text
     return session.open().canonical(parse_destination("replyToAddress", text, naming))
-
-
-# ---------------------------------------------------------------- messages without a subscriber
-
-
-def log_unheard(where: str, unheard: Counter[str]) -> None:
-    """Warn, after the commit, of messages that had no subscriber."""
-    if unheard:
-        log.warning("%s: %s", where, describe_unheard(unheard))
-
-
-def describe_unheard(unheard: Counter[str]) -> str:
-    """Say how many messages had no subscriber, and name their topics."""
-    count = f"{unheard.total()} published messages had no subscriber and went nowhere: topics "
-    lists = [f"{_printable(text)} ({times})" for text, times in unheard.most_common(LOGGED_TOPICS)]
-    more = len(unheard) - len(lists)
-    return count + ", ".join(lists) + (f" and {more} more" if more else "")
-
-
-def _printable(text: str) -> str:
-    """Return untrusted text for a line of a log: short, and without a line break."""
-    return ascii(text if len(text) <= LONGEST_LOGGED else text[:LONGEST_LOGGED] + "…")

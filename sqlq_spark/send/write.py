@@ -50,11 +50,21 @@ class WriteTask:
         return f"{self.sink}/{self.batch}/{self.partition}"
 
 
-def look_ahead(options: SinkOptions) -> None:
-    """Fail on the driver, before a task runs, if a destination in the options does not exist."""
+def look_ahead(options: SinkOptions, *, of_all_rows: bool) -> None:
+    """
+    Fail on the driver, before a task runs, if a destination in the options does not exist.
+
+    Args:
+        options: the sink's.
+        of_all_rows: whether the options alone decide where all rows go. If not, only the error
+            queue of the option `undeliverable` must be there.
+    """
+    if not of_all_rows and options.undeliverable_address is None:
+        return
+    check = partial(queue_writer.check_destinations, options=options, of_all_rows=of_all_rows)
     exactly_once = options.delivery == "exactlyOnce"
     with Session(options, "look ahead", state=exactly_once, worker=True) as session:
-        session.do(lambda connection: queue_writer.check_destination(connection, options))
+        session.do(check)
 
 
 def write(

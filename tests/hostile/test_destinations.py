@@ -244,7 +244,8 @@ def test_no_code_of_an_attacker_runs_by_a_forward_or_a_reply(scene: Scene, kind:
     Whatever the attacker has an INSERT run.
 
     A message that names the table goes to the error queue. A column `queue` may hold a
-    ReplyToAddress that the attacker wrote, and the option is as bad: the send is refused.
+    ReplyToAddress that the attacker wrote, and the option is as bad: the send is refused. With an
+    error queue only that message is.
     """
     scene.arm(kind)
     scene.forward(scene.trap)
@@ -254,9 +255,12 @@ def test_no_code_of_an_attacker_runs_by_a_forward_or_a_reply(scene: Scene, kind:
         with pytest.raises(DestinationRefused, match=scene.mallory.login):
             scene.send(queue, **raw)
 
+    scene.send(scene.trap, undeliverable=scene.table("error"))
+
     assert scene.loot() == []
-    (headers,) = scene.errors()
-    assert headers[FAILED_Q] == scene.trap
+    forwarded, sent = scene.errors()
+    assert [each[FAILED_Q] for each in (forwarded, sent)] == [scene.trap] * 2
+    assert sent[f"{EXCEPTION_INFO}ExceptionType"].endswith(".DestinationRefused")
 
 
 def test_no_code_of_an_attacker_runs_by_a_look_at_the_backlog(scene: Scene) -> None:
@@ -528,8 +532,9 @@ def test_a_return_is_refused_again_when_it_is_done(scene: Scene) -> None:
 
 
 def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
-    """Any endpoint may write one; the error names it."""
+    """Any endpoint may write one; the error names it, or the message in the error queue does."""
     scene.arm()
+    undeliverable = {"undeliverable": scene.table("error")}
     table = QueueAddress("Routing", scene.place.schema)
     connection = scene.connection(scene.place.url)
     schema.create_subscriptions(connection, table, timeout=TIMEOUT)
@@ -545,8 +550,13 @@ def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
 
     with pytest.raises(SubscriberUnreachable, match="trigger t calls"):
         at_least_once.send_chunk(connection, chunk, options)
+    options = SinkOptions.parse({**given, **undeliverable, "topics": "Shop.Placed"})
+    at_least_once.send_chunk(connection, chunk, options)
 
     assert scene.loot() == []
+    (headers,) = scene.errors()
+    assert headers[FAILED_Q] == scene.trap
+    assert "trigger t calls" in headers[f"{EXCEPTION_INFO}Message"]
 
 
 def test_a_delayed_table_of_an_attacker_runs_nothing(scene: Scene) -> None:

@@ -46,6 +46,10 @@ EXPIRED = f"{RECEIVE}::test_expired_messages_are_counted_and_gone"
 POISON = f"{ROWS_AS_SENT}::test_poison_goes_to_the_error_queue_as_it_was_and_nothing_else_does"
 WITH_RECEIPT = f"{SEND}::test_the_receipts_of_a_micro_batch_are_settled_by_the_commit_that_sends"
 UNREACHED = f"{TOPICS}::test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch"
+UNDELIVERABLE = (
+    "conformance/test_undeliverable.py::"
+    "test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_go_on"
+)
 WATCHED = f"{DBA}::test_the_queries_of_the_page_show_a_stream"
 MIGRATED = f"{SPARK}::test_the_code_of_the_page_of_migration"
 OWNER = "conformance/test_owner.py::test"
@@ -105,6 +109,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "mover-dies": f"{DELAYED}::test_movers_of_both_kinds_at_once_lose_and_double_nothing",
         "forward-fails": f"{FORWARD}::test_what_cannot_be_forwarded_goes_to_the_error_queue",
         "subscriber-missing": UNREACHED,
+        "undeliverable": UNDELIVERABLE,
         "large-message": (
             f"{LARGE}::test_large_messages_go_to_the_error_queue_and_the_others_are_received"
         ),
@@ -179,6 +184,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
             "hostile/test_destinations.py::test_no_code_of_an_attacker_runs_by_a_forward_or_a_reply"
         ),
         "subscriber-missing": UNREACHED,
+        "undeliverable": UNDELIVERABLE,
     },
     ("docs/dba.md", "settings"): {
         "pgbouncer": (

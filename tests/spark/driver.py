@@ -80,12 +80,19 @@ def save(frame: DataFrame, batch: int, table: str) -> None:
     frame.write.format("delta").mode("append").options(**names).save(table)
 
 
-def relayed(stream: DataFrame, errors: str) -> DataFrame:
-    """What to send for messages: those whose id ends with 7 fail, all others go on."""
-    bad = F.col("headers")["NServiceBus.MessageId"].endswith("7")
-    failed = stream.where(bad).select(*fail("Shop.BadOrder", "it ends with 7", errors))
-    good = stream.where(~bad).select(*forward())
-    return good.unionByName(failed, allowMissingColumns=True)
+def relayed(stream: DataFrame, to: dict[str, str]) -> DataFrame:
+    """
+    What to send for numbered messages, with a destination in each row.
+
+    Those whose id ends with 7 fail, to the queue `errors`. One of 50 is sent to `absent`, which is
+    not there. All others go to `out`.
+    """
+    by_id = F.col("headers")["NServiceBus.MessageId"]
+    bad = by_id.endswith("7")
+    lost = by_id.rlike("(^m-|[05])0$")
+    failed = stream.where(bad).select(*fail("Shop.BadOrder", "it ends with 7", to["errors"]))
+    queue = F.when(lost, to["absent"]).otherwise(to["out"])
+    return stream.where(~bad).select(*forward(queue)).unionByName(failed)
 
 
 def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
@@ -104,7 +111,7 @@ def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
     if given["sink"] == "delta":
         writer = stream.writeStream.foreachBatch(into_delta)
     else:
-        rows = relayed(stream, given["errors"]) if "errors" in given else stream.drop("queue")
+        rows = relayed(stream, given["to"]) if "to" in given else stream.drop("queue")
         writer = rows.writeStream.format("sqlqueue").options(**given["out"])
     writer = writer.option("checkpointLocation", given["checkpoint"])
     if "every" in given:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
 
+
 OURS = "sqlqueue "  # in the name of every session of ours
 
 
@@ -41,10 +42,13 @@ def test_killed_around_a_write(queue: SparkQueue, moment: str) -> None:
     """
     Into Delta, and into a queue and an error queue, by two streams of one driver.
 
+    One of 50 messages is for a queue that is not there, and goes to the error queue.
+
     Before: Delta does not have the batch; the chunks are staged, and a lock holds the dispatch.
     After: it is written, or dispatched, but Spark's commit log does not have it.
     """
-    orders, out, errors = (queue.another(name) for name in ("delta", "out", "error"))
+    orders, out, errors, lost = (queue.another(name) for name in ("delta", "out", "error", "lost"))
+    to = {"out": out.name, "errors": errors.name, "absent": queue.beside("absent").name}
     for each in (queue, orders):
         each.fill(0, 500)
     limits = {"maxMessagesPerTrigger": "200", "peekDelay": "100ms"}
@@ -62,8 +66,9 @@ def test_killed_around_a_write(queue: SparkQueue, moment: str) -> None:
     relay: dict[str, Any] = {
         "options": queue.options | limits,
         "sink": "sqlqueue",
-        "out": out.options,
-        "errors": errors.name,
+        "out": {name: value for name, value in out.options.items() if name != "queue"}
+        | {"undeliverable": lost.name},
+        "to": to,
         "checkpoint": str(into_queue),
         "every": "1 hour",
     }
@@ -90,13 +95,17 @@ def test_killed_around_a_write(queue: SparkQueue, moment: str) -> None:
     writer = stream.writeStream.foreachBatch(lambda rows, at: driver.save(rows, at, table))
     finish(writer, into_delta)
     stream = queue.spark.readStream.format("sqlqueue").options(**relay["options"]).load()
-    rows = driver.relayed(stream, errors.name)
-    finish(rows.writeStream.format("sqlqueue").options(**out.options), into_queue)
+    rows = driver.relayed(stream, to)
+    finish(rows.writeStream.format("sqlqueue").options(**relay["out"]), into_queue)
 
     assert committed == [True, False]
-    assert (staged > 0, sent) == ((True, (0, 0)) if moment == "before" else (False, (180, 20)))
+    assert (staged > 0, sent) == ((True, (0, 0)) if moment == "before" else (False, (176, 20)))
     landed = message_ids(queue.spark.read.format("delta").load(table))
-    assert sorted(landed) == sorted(out.ids() + errors.ids()) == sorted(numbered(0, 500))
+    assert (
+        sorted(landed) == sorted(out.ids() + errors.ids() + lost.ids()) == sorted(numbered(0, 500))
+    )
     assert sorted(errors.ids()) == sorted(each for each in numbered(0, 500) if each[-1] == "7")
+    assert lost.count() == 10
+    assert {headers["NServiceBus.FailedQ"] for headers, _ in lost.rows()} == {to["absent"]}
     assert [queue.count(), orders.count()] == [0, 0]
     assert [queue.state("staging"), queue.state("receipt")] == [0, 0]

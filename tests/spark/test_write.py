@@ -23,6 +23,7 @@ from spark.stand import finish, numbered
 from sqlq_spark import register
 from sqlq_spark.datasource import StreamWriter, warn_of_legacy_columns
 from sqlq_spark.errors import BadOption
+from sqlq_spark.functions import reply
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send.message.sent_by import SentBy
 
@@ -362,6 +363,55 @@ def test_a_failed_micro_batch_sends_nothing_until_it_succeeds(queue: SparkQueue)
     assert sorted(even.ids()) == sorted(numbered(0, 21)[::2])
     assert sorted(odd.ids()) == sorted(numbered(0, 21)[1::2])
     assert queue.state("staging") == 0
+
+
+@DELIVERIES
+def test_a_stream_of_replies_outlives_bad_reply_addresses(queue: SparkQueue, delivery: str) -> None:
+    """
+    No address, a hostile one, and a queue that is dropped between two batches.
+
+    Their replies are in the error queue, once. An error queue that is missing is found before a
+    task runs.
+    """
+    good, instance = queue.another("good"), queue.another("instance")
+    errors = queue.beside("undeliverable")
+    asked = [good.name, None, instance.name, "x" * 10_000, good.name]
+
+    def ask(first: int) -> None:
+        for number, address in enumerate(asked, first):
+            reply_to = {} if address is None else {"NServiceBus.ReplyToAddress": address}
+            queue.put(json.dumps({"NServiceBus.MessageId": f"m-{number}"} | reply_to))
+
+    def answer() -> None:
+        replies = queue.stream().load().select(*reply(F.lit("{}"), message_type="Shop.Done"))
+        options = queue.database_options | {"delivery": delivery, "undeliverable": errors.name}
+        queue.finish(replies.writeStream.format("sqlqueue").options(**options))
+
+    ask(0)
+    with pytest.raises(StreamingQueryException, match=f"queue {errors.name} was not found"):
+        answer()
+    errors.create()
+    answer()
+    ask(5)
+    queue.dba.drop(instance.address)
+    answer()
+
+    related = "NServiceBus.RelatedTo"
+    assert sorted(str(headers[related]) for headers, _ in good.rows()) == [
+        "m-0",
+        "m-4",
+        "m-5",
+        "m-9",
+    ]
+    failed = {str(headers[related]): headers for headers, _ in errors.rows()}
+    assert (errors.count(), queue.count()) == (5, 0)
+    assert {each: headers.get("NServiceBus.FailedQ") for each, headers in failed.items()} == {
+        "m-1": None,
+        "m-3": "x" * 1000,
+        "m-6": None,
+        "m-7": instance.name,
+        "m-8": "x" * 1000,
+    }
 
 
 def test_txn_version_inside_foreach_batch(queue: SparkQueue) -> None:

@@ -226,9 +226,10 @@ def look_at_database(options: SourceOptions | SinkOptions) -> list[str]:
     """Connect to a database, and look at its state tables and queues."""
     if isinstance(options, SourceOptions):
         state, reads = options.transaction_mode != "none", options.addresses
-        writes = options.error_address
+        writes = [options.error_address]
     else:
-        state, reads, writes = options.delivery == "exactlyOnce", (), options.address
+        state, reads = options.delivery == "exactlyOnce", ()
+        writes = [options.address, options.undeliverable_address]
     with Session(options, "dry run", state=state) as session:
         connection = session.open()
         lines = [f"{connection.server}: reached"]
@@ -238,9 +239,9 @@ def look_at_database(options: SourceOptions | SinkOptions) -> list[str]:
                 if not connection.columns(queue):
                     raise QueueNotFound(connection.printed(queue), connection.server)
                 lines.append(f"queue {connection.printed(queue)}: exists")
-            if writes is not None:
-                check_writable(connection, [writes], options.allowed)
-                lines.append(f"queue {connection.printed(writes)}: can be sent to")
+            for queue in (each for each in writes if each is not None):
+                check_writable(connection, [queue], options.allowed)
+                lines.append(f"queue {connection.printed(queue)}: can be sent to")
     return lines
 
 

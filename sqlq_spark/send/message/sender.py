@@ -85,7 +85,8 @@ class Sender:
             frame.body(),
             lifetime,
         ]
-        frame.check_queues(queues, topics, self.options)
+        if self.options.undeliverable_address is None:
+            frame.check_queues(queues, topics, self.options)
         messages = delays.append_delays(pa.Table.from_arrays(columns, schema=CHUNK_ROW), later)
         if topics is None:
             return messages

@@ -207,6 +207,12 @@ class Books:
         plain = self.chunk([self.message(place) for place in places], ["{}"] * messages)
         return plain.append_column(CHUNK_DELAYS["delay"], pa.array(delays, pa.int64()))
 
+    def to_set_aside(self, messages: int) -> pa.Table:
+        """Give a chunk of new messages: one without a queue, and the others for a missing one."""
+        plain = self.chunk([self.message("error") for _ in range(messages)], ["{}"] * messages)
+        queues = pa.array([None, *[self.shop.printed("nowhere")] * (messages - 1)], pa.string())
+        return plain.set_column(0, CHUNK_ROW.field("queue"), queues)
+
     def to_publish(self, messages: int) -> pa.Table:
         """Give a chunk of new messages for all queues that hear, one for one, and one delayed."""
         sent = self.to_send(2)

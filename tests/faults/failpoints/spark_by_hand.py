@@ -264,12 +264,16 @@ class Stream:
 
 
 def write(desk: Desk, books: Books, do: Doing) -> None:
-    """Give one write up, send and publish one under a name, and one at least once."""
+    """
+    Give one write up, send and publish one under a name, and one at least once.
+
+    Some messages of the second have no destination, and go to the error queue.
+    """
     given_up(desk, books, do)
-    options = desk.shop.sink()
+    options = desk.shop.sink(undeliverable=desk.shop.printed("error"))
     # a job of its own: nothing is remembered
     fan_out.cache.drop(options.url, options.subscription_address)
-    chunks = [books.to_send(4), books.to_publish(2)]
+    chunks = [books.to_send(4), books.to_set_aside(3), books.to_publish(2)]
     for _ in range(TRIES):
         staged = [stage(desk, [chunk], "app:bill", 7, NO_STREAM) for chunk in chunks]
         with suppress(Died):
