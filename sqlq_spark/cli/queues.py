@@ -24,6 +24,7 @@ from sqlq_spark.cli.options import (
     answerable,
     confirm,
     database_options,
+    location,
     source_options,
 )
 from sqlq_spark.cli.screens import queues as screen_queues
@@ -117,15 +118,16 @@ def create(
     and satellites are in the schema of QUEUE.
     """
     one_endpoint(context)
-    options = source_options(url, queue, queryTimeout=query_timeout)
     made = endpoint(
-        options.url,
+        location(url),
         queue,
         instances=instance or (),
         qualifiers=qualifier or (),
         error=error,
         audit=audit,
+        delayed=delayed,
     )
+    options = source_options(url, queue, queryTimeout=query_timeout)
     with Session(options, "create", state=False) as session:
         connection = session.open()
         waiting: str | None = None
@@ -193,15 +195,16 @@ def script_(
     )
     if dialect not in DIALECTS:
         raise BadOption("--dialect", dialect, " or ".join(DIALECTS))
-    options = source_options(f"{dialect}://", queue, state_schema)
     made = endpoint(
-        options.url,
+        f"{dialect}://",
         queue,
         instances=instance or (),
         qualifiers=qualifier or (),
         error=error,
         audit=audit,
+        delayed=delayed,
     )
+    options = source_options(f"{dialect}://", queue, state_schema)
     text = script(
         made,
         state=options.state_schema,

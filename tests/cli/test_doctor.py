@@ -121,6 +121,29 @@ def test_doctor_checks_a_table_whose_name_no_endpoint_accepts(
     assert run("browse", queue).code == 2
 
 
+def test_doctor_reports_a_delayed_table_whose_name_no_installer_accepts(
+    run: Run, place: Place, state: tuple[str, str]
+) -> None:
+    """It still works; the fix renames both tables, and keeps a letter whole."""
+    queue, short = (address(place, "xü" + "y" * length) for length in (45, 44))
+    run("install", *state)
+    run("create", queue)
+    delayed = "(id uuid DEFAULT gen_random_uuid(), headers text, body bytea, due timestamptz)"
+    place.sql(f'CREATE TABLE {queue[:-1]}.Delayed" {delayed}')
+    place.sql(f'CREATE INDEX ON {queue[:-1]}.Delayed" (due)')
+    assert run("send", queue, stdin='{"body": "1", "delay": 0}').code == 0
+
+    checked = run("doctor", queue, "--json", *state)
+
+    (found,) = checked.objects
+    assert (found["name"], found["severity"]) == ("delayed_long_name", "warning")
+    assert "56 bytes" in found["found"]
+    for statement in found["fix"].split("\n"):
+        place.sql(statement)
+    assert run("doctor", short, *state) == (0, "no problems found\n", "")
+    assert "1 message moved" in run("move-due", short).out
+
+
 def test_findings_are_shown_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     """A queue's name cannot write on the operator's terminal."""
     name = '"s"."[red]\x1b[2J"'
