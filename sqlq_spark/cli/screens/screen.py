@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sqlq_spark import demo
-from sqlq_spark.admin.formats import ago, byte_size, clean, quantity
+from sqlq_spark.admin.formats import ago, byte_size, clean, part, quantity
 from sqlq_spark.admin.inspect import DelayedMessage
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, TIME_SENT
 
@@ -246,7 +246,7 @@ def follow(events: Iterable[demo.Event], *, quiet: bool = False) -> demo.Result:
                 case demo.Kill() if not quiet:
                     progress.console.print(
                         f"[red]✗[/] SIGKILL to {event.processes} processes within batch "
-                        f"{event.batch}; {event.held:,} messages had left the queue"
+                        f"{event.batch}; {quantity(event.held, 'message')} had left the queue"
                     )
                 case demo.Step():
                     if event.doing != doing:
@@ -269,7 +269,7 @@ def advance(progress: Progress, bar: TaskID, step: demo.Step) -> None:
     if step.messages is None:
         progress.update(bar, count=step.note)
     else:
-        count = step.note or f"{step.messages:,} of {step.total:,} messages"
+        count = step.note or part(step.messages, step.total or 0, "message")
         progress.update(bar, total=step.total, completed=step.messages, count=count)
 
 
@@ -282,7 +282,7 @@ def show_result(result: demo.Result) -> None:
     table.add_column()
     figures = [
         (f"{result.sent:,}", "sent", ""),
-        (f"{result.received:,}", f"received, over {result.kills} kills", ""),
+        (f"{result.received:,}", f"received, over {quantity(result.kills, 'kill')}", ""),
         (f"{result.lost:,}", "lost", bad if result.lost else good),
         (f"{result.repeated:,}", "repeated", bad if result.repeated else good),
         (
