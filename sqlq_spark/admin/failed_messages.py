@@ -46,7 +46,7 @@ LONGEST = 200  # characters of an address that a reason shows
 
 # reasons of one message or of many
 CORRUPT = "corrupt headers"
-HOMELESS = f"no header {FAILED_Q}, which names the queue where a message failed"
+HOMELESS = f"no header {FAILED_Q}, so the source is unknown"
 ITS_OWN = f"the header {FAILED_Q} names the error queue itself"
 
 Text = dict[str, str | None]

@@ -138,8 +138,7 @@ def test_a_reason_reads_well_for_one_message_and_for_many(
 
     reasons = [line.partition(" (")[0] for line in stayed]
     assert sorted(reasons) == [
-        "1 message cannot be returned: no header NServiceBus.FailedQ, which names the queue where "
-        "a message failed",
+        "1 message cannot be returned: no header NServiceBus.FailedQ, so the source is unknown",
         "1 message cannot be returned: the header NServiceBus.FailedQ names the error queue itself",
         "2 messages cannot be returned: corrupt headers",
     ]

@@ -181,7 +181,8 @@ def bloat(sizes: Sizes) -> str:
         when = "never" if sizes.cleaned is None else f"{sizes.cleaned:%Y-%m-%d %H:%M} UTC"
         note = (
             f"By the database's statistics {quantity(sizes.live or 0, 'live row')} and "
-            f"{quantity(sizes.dead, 'dead row')} ({percent(sizes.dead, total)}); last vacuum: {when}."
+            f"{quantity(sizes.dead, 'dead row')} ({percent(sizes.dead, total)}); "
+            f"last vacuum: {when}."
         )
     return page.figure("Size and bloat", note, page.bars(rows))
 
