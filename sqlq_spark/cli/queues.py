@@ -19,6 +19,7 @@ from sqlq_spark.cli.options import (
     Queue,
     Queues,
     State,
+    SubscriptionTable,
     Url,
     Yes,
     answerable,
@@ -35,6 +36,7 @@ from sqlq_spark.database.names import DIALECTS
 from sqlq_spark.database.sessions import Session, check_state
 from sqlq_spark.errors import BadOption
 from sqlq_spark.options.addresses import parse_queue, parse_table
+from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
@@ -298,23 +300,29 @@ def doctor(
     body_string: Annotated[
         bool, typer.Option("--body-string", help="Also require the column BodyString.")
     ] = False,
+    subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
     state_schema: State = "sqlqueue",
 ) -> None:
     """
-    Check queues, state tables, streams and the server, and print the fix of each problem.
+    Check queues, subscriptions, streams and the server, and print the fix of each problem.
 
     Changes nothing. The exit code is 1 if there is an error or a warning.
     """
     options = database_options(url, state_schema, queryTimeout=query_timeout)
+    table = parse_queue("--subscription-table", subscription_table, options.naming)
     with Session(options, "doctor", state=False) as session:
         connection = session.open()
         names = queues or names_of_streams(connection, options.query_timeout)
         asked = [parse_table("QUEUE", name, options.naming) for name in names]
         found = checks.everything(
-            connection, asked, timeout=options.query_timeout, body_string=body_string
+            connection,
+            asked,
+            timeout=options.query_timeout,
+            body_string=body_string,
+            subscriptions=table,
         )
     if as_json:
         for each in found:

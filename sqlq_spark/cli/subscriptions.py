@@ -1,92 +1,141 @@
-"""The commands `subscribe`, `unsubscribe` and `subscribers`."""
+"""The commands `subscribe`, `unsubscribe`, `subscribers` and `retire`."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sqlq_spark.cli.options import FOUND, AsJson, Patience, Url, location
+from sqlq_spark.admin import retire
+from sqlq_spark.admin.formats import quantity
+from sqlq_spark.cli.options import (
+    FOUND,
+    AsJson,
+    Patience,
+    Queue,
+    State,
+    SubscriptionTable,
+    Url,
+    Yes,
+    answerable,
+    confirm,
+    location,
+)
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.addresses import parse_queue, parse_table
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 from sqlq_spark.send import subscriptions
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlq_spark.admin.retire import Remains, Retirement
+    from sqlq_spark.database import Connection
+    from sqlq_spark.send.subscriptions import Subscription
+
 app = typer.Typer()
 
-Topic = Annotated[str, typer.Argument(help="A type's full name, for example Shop.OrderPlaced.")]
+TOPIC = "A type's full name, for example Shop.OrderPlaced."
+Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...", help=TOPIC)]
 Endpoint = Annotated[str, typer.Option(help="The endpoint's name.")]
-Table = Annotated[str, typer.Option("--subscription-table", help='A table, or "schema"."table".')]
 
 
-def sink_options(url: str | None, table: str, query_timeout: str) -> SinkOptions:
+def sink_options(
+    url: str | None, table: str, query_timeout: str, state_schema: str = "sqlqueue"
+) -> SinkOptions:
     """Parse and validate options as the data source does."""
     return SinkOptions.parse(
-        {"url": location(url), "subscriptionTable": table, "queryTimeout": query_timeout}
+        {
+            "url": location(url),
+            "subscriptionTable": table,
+            "queryTimeout": query_timeout,
+            "stateSchema": state_schema,
+        }
     )
 
 
 @app.command()
 def subscribe(
-    topic: Topic,
+    topics: Topics,
     *,
     endpoint: Endpoint,
     queue: Annotated[str, typer.Option(help="The endpoint's queue, which must exist.")],
     as_json: AsJson = False,
-    subscription_table: Table = SUBSCRIPTION_TABLE,
+    subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
     query_timeout: Patience = "30s",
     url: Url = None,
 ) -> None:
-    """Subscribe an endpoint to a topic. Creates the subscription table if it is missing."""
+    """Subscribe an endpoint to topics. Creates the subscription table if it is missing."""
     options = sink_options(url, subscription_table, query_timeout)
     address = parse_queue("--queue", queue, options.naming)
     with Session(options, "subscribe", state=False) as session:
-        made = subscriptions.subscribe(
+        made = subscriptions.subscribe_all(
             session.open(),
             options.subscription_address,
-            topic=topic,
+            topics=topics,
             endpoint=endpoint,
             queue=address,
             timeout=options.query_timeout,
         )
-    if as_json:
-        screen.print_json(asdict(made))
-    else:
-        say(f"{made.endpoint} is subscribed to {made.topic} with {made.address}")
+    for each in made:
+        if as_json:
+            screen.print_json(asdict(each))
+        else:
+            say(f"{each.endpoint} is subscribed to {each.topic} with {each.address}")
 
 
 @app.command()
 def unsubscribe(
-    topic: Topic,
+    topics: Topics,
     *,
     endpoint: Endpoint,
+    yes: Yes = False,
     as_json: AsJson = False,
-    subscription_table: Table = SUBSCRIPTION_TABLE,
+    subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
     query_timeout: Patience = "30s",
     url: Url = None,
 ) -> None:
-    """End an endpoint's subscription to a topic."""
+    """End an endpoint's subscriptions to topics. Asks first."""
+    answerable(yes=yes, as_json=as_json)
     options = sink_options(url, subscription_table, query_timeout)
+    table, timeout = options.subscription_address, options.query_timeout
     with Session(options, "unsubscribe", state=False) as session:
-        was = subscriptions.unsubscribe(
-            session.open(),
-            options.subscription_address,
-            topic,
-            endpoint,
-            timeout=options.query_timeout,
-        )
+        connection = session.open()
+        with transaction(connection, timeout=timeout):
+            listed = subscriptions.list_subscriptions(connection, table)
+        found = [each for each in listed if each.endpoint == endpoint and each.topic in topics]
+        if found:
+            names = ", ".join(each.topic for each in found)
+            queues = ", ".join(sorted({each.address for each in found}))
+            what = f"end the subscription of {endpoint} with {queues} to {names}"
+            confirm(what, yes=yes, as_json=as_json)
+        ended = {
+            each.topic: subscriptions.unsubscribe(
+                connection, table, each.topic, endpoint, timeout=timeout
+            )
+            for each in found
+        }
+    for topic in topics:
+        report_end(topic, endpoint, was=ended.get(topic, False), as_json=as_json)
+    if not all(ended.get(topic, False) for topic in topics):
+        raise typer.Exit(FOUND)
+
+
+def report_end(topic: str, endpoint: str, *, was: bool, as_json: bool) -> None:
+    """Print whether a subscription was ended."""
     if as_json:
         screen.print_json({"topic": topic, "endpoint": endpoint, "unsubscribed": was})
     if not was:
         say_error(f"{endpoint} is not subscribed to {topic}; `sqlqueue subscribers` lists who is")
-        raise typer.Exit(FOUND)
-    if not as_json:
-        say(f"{endpoint} is no longer subscribed to {topic}; publishers stop within 5 seconds")
+    elif not as_json:
+        seconds = quantity(retire.PATIENCE, "second")
+        say(f"{endpoint} is no longer subscribed to {topic}; publishers stop within {seconds}")
 
 
 @app.command()
@@ -94,7 +143,7 @@ def subscribers(
     topic: Annotated[str | None, typer.Argument(help="Show only this topic.")] = None,
     *,
     as_json: AsJson = False,
-    subscription_table: Table = SUBSCRIPTION_TABLE,
+    subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
     query_timeout: Patience = "30s",
     url: Url = None,
 ) -> None:
@@ -110,5 +159,120 @@ def subscribers(
         for each in found:
             screen.print_json(asdict(each))
     else:
-        rows = ((each.topic, each.endpoint, each.address) for each in found)
-        screen.show(("topic", "endpoint", "queue"), rows, "subscriptions")
+        show_subscriptions(found)
+
+
+def show_subscriptions(found: Sequence[Subscription]) -> None:
+    """Show subscriptions, one per row."""
+    rows = ((each.topic, each.endpoint, each.address) for each in found)
+    screen.show(("topic", "endpoint", "queue"), rows, "subscriptions")
+
+
+# ---------------------------------------------------------------- retire
+
+
+@app.command("retire")
+def retire_(
+    queue: Queue,
+    *,
+    discard_messages: Annotated[
+        bool, typer.Option("--discard-messages", help="Also delete the messages that are left.")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+    state_schema: State = "sqlqueue",
+) -> None:
+    """
+    Unsubscribe a queue from all topics, then drop it with its table of delayed messages.
+
+    Asks before each of the two steps. Between them it waits for 5 seconds,
+    because endpoints keep the subscribers that they have read for so long.
+    Drops nothing while a stream has receipts of the queue, or while messages
+    are left. Stop the endpoint first. Use a login that owns the tables.
+    """
+    answerable(yes=yes, as_json=as_json)
+    options = sink_options(url, subscription_table, query_timeout, state_schema)
+    address = parse_table("QUEUE", queue, options.naming)
+    with Session(options, "retire", state=False) as session:
+        connection = session.open()
+        its = retire.Retirement.of(
+            connection, address, options.subscription_address, timeout=options.query_timeout
+        )
+        ended = end_subscriptions(connection, its, yes=yes, as_json=as_json)
+        left = its.look(connection)
+        expected = left if discard_messages else retire.Remains()
+        dropped: list[str] = []
+        reason: str | None = None
+        try:
+            its.check(connection, left, expected)
+            ask_to_drop(connection, its, left, yes=yes, as_json=as_json)
+            dropped = its.drop(connection, expected)
+        except retire.StillUsed as error:
+            reason = str(error)
+        name = connection.printed(address)
+    report_retirement(name, ended, left, dropped, as_json=as_json)
+    if reason is not None:
+        say_error(reason)
+        raise typer.Exit(FOUND)
+
+
+def end_subscriptions(
+    connection: Connection, its: Retirement, *, yes: bool, as_json: bool
+) -> Sequence[Subscription]:
+    """Ask, unsubscribe the queue, and wait until no endpoint publishes to it."""
+    found = its.look(connection).subscriptions
+    if not found:
+        return found
+    if not as_json:
+        show_subscriptions(found)
+    name = connection.printed(its.queue)
+    what = f"end {quantity(len(found), 'subscription')} of {name}"
+    confirm(what, yes=yes, as_json=as_json)
+    its.unsubscribe(connection, found)
+    seconds = quantity(retire.PATIENCE, "second")
+    text = f"waiting {seconds}: endpoints keep the subscribers that they have read for so long"
+    (say_error if as_json else say)(text)
+    time.sleep(retire.PATIENCE)
+    return found
+
+
+def ask_to_drop(
+    connection: Connection, its: Retirement, left: Remains, *, yes: bool, as_json: bool
+) -> None:
+    """Ask before the tables are dropped."""
+    names = " and ".join(map(connection.printed, reversed(its.tables(connection))))
+    lost = f" with {quantity(left.total, 'message')}" if left.total else ""
+    confirm(f"drop {names}{lost} permanently", yes=yes, as_json=as_json)
+
+
+def report_retirement(
+    queue: str,
+    ended: Sequence[Subscription],
+    left: Remains,
+    dropped: Sequence[str],
+    *,
+    as_json: bool,
+) -> None:
+    """Print what was ended and dropped, and what is or was left."""
+    if as_json:
+        found: dict[str, Any] = {
+            "queue": queue,
+            "unsubscribed": [asdict(each) for each in ended],
+            "messages": left.messages,
+            "delayed": left.delayed,
+            "receipts": len(left.receipts),
+            "dropped": list(dropped),
+        }
+        screen.print_json(found)
+        return
+    if not dropped:
+        say(
+            f"{queue} has {quantity(left.messages, 'message')}, "
+            f"{quantity(left.delayed or 0, 'delayed message')} and "
+            f"{quantity(len(left.receipts), 'open receipt')}"
+        )
+    for each in dropped:
+        say(f"{each} was dropped")
