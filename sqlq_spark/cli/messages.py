@@ -87,14 +87,15 @@ def send_(
     Optional fields: headers, id, timeToBeReceived (hh:mm:ss), delay
     (hh:mm:ss), deliverAt (a time with its zone), correlationId,
     replyToAddress, queue (another destination for this line), and topics
-    (to publish this line).
+    (to publish this line). Omit QUEUE if each line of standard input has
+    queue or topics.
 
     {"body": {"OrderId": 7}, "headers": {"tenant": "blue"}}
     {"body": "later", "delay": "00:30:00"}
     {"body": "then", "deliverAt": "2026-06-30T17:05:09Z"}
     {"body": "published", "topics": ["Shop.OrderPlaced", "Shop.IEvent"]}
     """
-    queue, source = queue_and_file(queue, source, topic)
+    queue, source = queue_and_file(queue, source, topic, file)
     if source is not None and file is not None:
         raise BadOption("--file", str(file), "a file of JSON lines or --file, not both")
     raw = {
@@ -225,11 +226,15 @@ class Sent:
 
 
 def queue_and_file(
-    queue: str | None, source: Path | None, topic: list[str] | None
+    queue: str | None, source: Path | None, topic: list[str] | None, file: Path | None
 ) -> tuple[str | None, Path | None]:
-    """Read the arguments: with --topic there is no queue, and the first argument is the file."""
+    """
+    Read the arguments: with --topic there is no queue, and the first argument is the file.
+
+    Without both, each line of standard input must have a destination of its own.
+    """
     if not topic:
-        if queue is None:
+        if queue is None and file is not None:
             raise MissingOption("QUEUE", "a queue's name, or publish with --topic")
         return queue, source
     if source is not None:
