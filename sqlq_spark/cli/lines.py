@@ -99,10 +99,10 @@ def _batches(
             continue
         try:
             rows.append(row(line, headers))
-            if homeless and rows[-1]["queue"] is None and rows[-1]["topics"] is None:
-                raise Unfit(HOMELESS)
         except Unfit as error:
             raise BadLine(number, str(error)) from None
+        if homeless and rows[-1]["queue"] is None and rows[-1]["topics"] is None:
+            raise BadLine(number, HOMELESS)
         numbers.append(number)
         if len(rows) == BATCH:
             yield pa.RecordBatch.from_pylist(rows, schema=SCHEMA)

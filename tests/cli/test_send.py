@@ -218,10 +218,10 @@ def test_send_needs_no_queue_if_each_line_has_its_own(
     run: Run, queue: str, subscribed: list[str], place: Place
 ) -> None:
     """A line without a destination is named, and nothing is sent."""
-    lines = [{"body": "1", "queue": queue}, {"body": "2", "topics": ["Shop.OrderPlaced"]}]
+    lines = json_lines({"body": "1", "queue": queue}, {"body": "2", "topics": ["Shop.OrderPlaced"]})
 
-    sent = run("send", *subscribed, stdin=json_lines(*lines))
-    refused = run("send", *subscribed, stdin=json_lines(*lines, {"body": "3"}))
+    sent = run("send", *subscribed, stdin=lines)
+    refused = run("send", *subscribed, stdin=f'{lines}\n{{"body": "3"}}')
 
     assert sent == (0, f"1 message published; 1 message sent to {queue}\n", "")
     assert sorted(body for _, body in messages(place, queue)) == [b"1", b"2"]
