@@ -28,8 +28,8 @@ from sqlq_spark.cli.options import (
     location,
     source_options,
 )
+from sqlq_spark.cli.screens import progress
 from sqlq_spark.cli.screens import queues as screen_queues
-from sqlq_spark.cli.screens.progress import follow
 from sqlq_spark.cli.screens.screen import print_json, say
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.names import DIALECTS
@@ -265,7 +265,7 @@ def purge_(
         batches = purge.purge_parts(
             connection, options.address, depth, timeout=options.query_timeout
         )
-        gone = follow(batches, "message", depth.messages, quiet=as_json, done="deleted")
+        gone = progress.follow(batches, "message", depth.messages, quiet=as_json, done="deleted")
     if as_json:
         print_json({"queue": depth.queue, "deleted": gone})
     else:
@@ -286,7 +286,9 @@ def purge_expired(
         connection = session.open()
         depth = measure(connection, options)
         batches = purge.purge_expired(connection, options.address, timeout=options.query_timeout)
-        gone = follow(batches, "expired message", depth.expired, quiet=as_json, done="deleted")
+        gone = progress.follow(
+            batches, "expired message", depth.expired, quiet=as_json, done="deleted"
+        )
     if as_json:
         print_json({"queue": depth.queue, "deleted": gone})
     else:
