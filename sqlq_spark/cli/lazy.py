@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 from importlib import util
 
-# what the commands use, and `--help` does not
+# what the commands use, and `--help` does not; modules only, because a submodule of a package that
+# is executed late would be executed twice
 LATER = (
     *(f"sqlq_spark.admin.{name}" for name in ("checks", "failed_messages", "inspect", "purge")),
     *(f"sqlq_spark.admin.{name}" for name in ("report", "retire", "return_to_source", "watch")),
     "sqlq_spark.admin.page.report",
     "sqlq_spark.receive.receipts",
     "sqlq_spark.send.subscriptions",
-    "sqlq_spark.demo",
     *(f"sqlq_spark.cli.{name}" for name in ("lines", "sending")),
     *(f"sqlq_spark.cli.screens.{name}" for name in ("demo", "progress", "watch")),
 )

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlq_spark import __version__, demo
+from sqlq_spark import __version__
 from sqlq_spark.cli import delayed, queues, receipts, report, retry, stats, subscriptions
 from sqlq_spark.cli import messages as cli_messages
 from sqlq_spark.cli.options import CTRL_C, DATABASE, FOUND, STOPPED, USAGE, AsJson, use_flags
@@ -104,7 +104,8 @@ def demo_(
     """Send messages, receive them, kill the stream twice within a batch, and count; needs Java."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # clean up, as after Ctrl-C
-    from sqlq_spark.demo.process import JobFailed  # noqa: PLC0415 - other commands need no pyarrow
+    from sqlq_spark import demo  # noqa: PLC0415 - other commands need neither it nor pyarrow
+    from sqlq_spark.demo.process import JobFailed  # noqa: PLC0415 - as above
 
     table = "delta" if delta else "parquet"
     try:

@@ -25,7 +25,7 @@ import atexit, sys
 def report():
     loaded = [n for n in sys.modules if type(sys.modules[n]).__name__ != "_LazyModule"]
     names = {{n.partition(".")[0] for n in loaded}} - set(sys.stdlib_module_names)
-    executed = [name for name in {LATER!r} if name in loaded]
+    executed = [name for name in (*{LATER!r}, "sqlq_spark.demo") if name in loaded]
     print("\\nLOADED", *sorted(names), *executed)
 
 atexit.register(report)
