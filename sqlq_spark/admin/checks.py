@@ -15,7 +15,7 @@ from datetime import UTC
 from shlex import quote
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from sqlq_spark.admin import inspect, subscribers
+from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import delayed_of
@@ -31,8 +31,6 @@ from sqlq_spark.errors import (
     StateTooNew,
     TimedOut,
 )
-from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import BadTimeSpan, BadWireTime, parse_span, parse_wire_time
 
 if TYPE_CHECKING:
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection, Row
     from sqlq_spark.options import SourceOptions
+    from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
 
@@ -259,39 +258,6 @@ def of_streams(connection: Connection, *, after: float = UNSEEN) -> list[Finding
     ]
 
 
-def of_subscriptions(connection: Connection, table: QueueAddress) -> list[Finding]:
-    """Find subscribers whose queue is gone; in the open transaction. The table may be absent."""
-    where = connection.printed(table)
-    return [
-        Finding(
-            where=where,
-            name="subscriber",
-            severity="error",
-            found=f"endpoint {each.endpoint} is subscribed to {', '.join(each.topics)} with the "
-            f"queue {each.address}, which {each.reason}; every publisher of this fails"
-            + (
-                f". If the endpoint is in use, run `sqlqueue create {quote(each.absent)}` instead"
-                if each.absent
-                else ""
-            ),
-            fix=unsubscribe_command(connection, each.endpoint, each.topics, table),
-        )
-        for each in subscribers.find_unreachable(connection, table)
-    ]
-
-
-def unsubscribe_command(
-    connection: Connection, endpoint: str, topics: Sequence[str], table: QueueAddress
-) -> str:
-    """The command that ends subscriptions; what is in the table is untrusted."""
-    default = connection.names.qualify(QueueAddress(SUBSCRIPTION_TABLE))
-    words = ["--endpoint", endpoint]
-    if connection.names.qualify(table) != default:
-        words += ["--subscription-table", connection.printed(table)]
-    words += ["--"] if any(each.startswith("-") for each in topics) else []
-    return "sqlqueue unsubscribe " + " ".join(map(quote, [*words, *topics]))
-
-
 def of_error(where: str, name: str, error: Exception, fix: str) -> Finding:
     """Make a finding of an error."""
     return Finding(where=where, name=name, severity="error", found=str(error), fix=fix)
@@ -306,15 +272,12 @@ def everything(
     *,
     timeout: float,
     body_string: bool = False,
-    subscriptions: QueueAddress | None = None,
 ) -> list[Finding]:
-    """Check queues, subscriptions, server, state tables and streams; no transaction is open."""
+    """Check queues, the server, the state tables and the streams; no transaction is open."""
     found = of_state(connection)
     if not found:
         found += of_any_streams(connection, timeout=timeout)
     found += of_any_server(connection, timeout=timeout)
-    if subscriptions is not None:
-        found += of_any_subscriptions(connection, subscriptions, timeout=timeout)
     for each in queues:
         found += of_any_queue(connection, each, timeout=timeout, body_string=body_string)
     return found
@@ -327,18 +290,6 @@ def of_any_streams(connection: Connection, *, timeout: float) -> list[Finding]:
             return of_streams(connection)
     except RightMissing as error:
         found = of_error(connection.server, "streams_right", error, str(error.args[2]))
-        return [replace(found, severity="note")]
-
-
-def of_any_subscriptions(
-    connection: Connection, table: QueueAddress, *, timeout: float
-) -> list[Finding]:
-    """Check subscriptions, which not every login may read; no transaction is open."""
-    try:
-        with transaction(connection, timeout=timeout):
-            return of_subscriptions(connection, table)
-    except RightMissing as error:
-        found = of_error(connection.printed(table), "subscribers_right", error, str(error.args[2]))
         return [replace(found, severity="note")]
 
 

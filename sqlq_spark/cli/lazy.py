@@ -14,7 +14,8 @@ from importlib import util
 # is executed late would be executed twice
 LATER = (
     *(f"sqlq_spark.admin.{name}" for name in ("checks", "failed_messages", "inspect", "purge")),
-    *(f"sqlq_spark.admin.{name}" for name in ("report", "retire", "return_to_source", "watch")),
+    *(f"sqlq_spark.admin.{name}" for name in ("report", "retire", "return_to_source")),
+    *(f"sqlq_spark.admin.{name}" for name in ("subscribers", "watch")),
     "sqlq_spark.admin.page.report",
     "sqlq_spark.receive.receipts",
     "sqlq_spark.send.subscriptions",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlq_spark.admin import checks, inspect, purge
+from sqlq_spark.admin import checks, inspect, purge, subscribers
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.script import Domain, Roles, script
@@ -324,8 +324,8 @@ def doctor(
             asked,
             timeout=options.query_timeout,
             body_string=body_string,
-            subscriptions=table,
         )
+        found += subscribers.check(connection, table, timeout=options.query_timeout)
     if as_json:
         for each in found:
             print_json(asdict(each))
