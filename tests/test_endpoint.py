@@ -27,6 +27,26 @@ def test_a_table_is_endpoint_qualifier_discriminator(parts: tuple[str, ...], nam
     assert table_name(*parts) == name
 
 
+@pytest.mark.parametrize(
+    ("url", "letter", "longest", "limits"),
+    [
+        (URL, "ü", 23, "at most 55 UTF-8 bytes, or of 47 with --delayed, .* has 48 "),
+        ("sqlserver://", "x", 120, "at most 128 UTF-16 .* or of 120 with --delayed, .* has 121 "),
+    ],
+)
+def test_a_delayed_table_leaves_less_room_for_a_name(
+    url: str, letter: str, longest: int, limits: str
+) -> None:
+    """The transport accepts the longer name only for an endpoint without delayed messages."""
+    longer = letter * (longest + 1)
+
+    made = [endpoint(url, letter * longest, delayed=True), endpoint(url, longer)]
+    with pytest.raises(BadOption, match=limits):
+        endpoint(url, longer, delayed=True)
+
+    assert [each.primary.table for each in made] == [letter * longest, longer]
+
+
 def test_an_endpoint_has_all_queues_that_were_asked_for() -> None:
     """In the order of the flags; its own lie in its schema, plain names in the default one."""
     made = endpoint(

@@ -136,8 +136,8 @@ def test_numbers_stand_beside_the_charts() -> None:
         "50 (8.3 %)",
         "80 MB",
         "9 (100.0 %)",
-        "5,000 live rows and 1,200 dead ones (19.4 %)",
-        "of 600 messages of 5,000",
+        "5,000 live rows and 1,200 dead rows (19.4 %)",
+        "of 600 of 5,000 messages",
         "From the history: 1,190 messages at most, 1,190 at the end.",
         "From the history: in 120.0 and out 139.5 messages a second on average.",
     ):

@@ -16,6 +16,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sqlq_spark.admin import inspect, owner
+from sqlq_spark.admin.formats import quantity
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.sessions import check_state
@@ -265,8 +266,8 @@ def of_streams(connection: Connection, *, after: float = UNSEEN) -> list[Finding
             name="unseen_stream",
             severity="warning",
             found=f"stream {each.stream} was last seen {each.seen:%Y-%m-%d %H:%M} and holds "
-            f"{each.held} messages in {each.receipts} receipts; if its checkpoint is lost, return "
-            "them to the queue",
+            f"{quantity(each.held, 'message')} in {quantity(each.receipts, 'receipt')}; if its "
+            "checkpoint is lost, return what it holds to the queue",
             fix=f"sqlqueue receipts return --stream {quote(each.stream)} "
             f"--state-schema {quote(connection.state)}",
         )

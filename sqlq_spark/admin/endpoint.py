@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sqlq_spark.database.names import names_of
 from sqlq_spark.errors import BadAddress, BadOption
 from sqlq_spark.options.addresses import parse_queue
-from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.address import DELAYED, QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,6 +57,7 @@ def endpoint(
     qualifiers: Sequence[str] = (),
     error: str | None = None,
     audit: str | None = None,
+    delayed: bool = False,
 ) -> Endpoint:
     """
     Name the queues of an endpoint.
@@ -68,12 +69,13 @@ def endpoint(
         qualifiers: qualifiers of satellites, or whole addresses.
         error: a queue's name or address, as in a stream's option errorQueue.
         audit: as `error`.
+        delayed: whether the endpoint has a table of delayed messages, whose name is longer.
 
     Raises:
         BadOption: a name is empty, too long, or appears twice. The error names the flag.
     """
     naming = names_of(url)
-    primary = parse_queue("queue", queue, naming)
+    primary = _primary(naming, queue, delayed=delayed)
     made = Endpoint(
         primary=primary,
         instances=tuple(_derive("--instance", naming, primary, text) for text in instances),
@@ -102,6 +104,24 @@ def _derive(flag: str, naming: Names, primary: QueueAddress, text: str) -> Queue
         expected = f"a name that can follow {primary.table}. ({error.args[-1]})"
         raise BadOption(flag, text, expected) from None
     return made
+
+
+def _primary(naming: Names, text: str, *, delayed: bool) -> QueueAddress:
+    """Read the endpoint's name; one that is too long is refused with both limits."""
+    limits = naming.notation
+    both = (
+        f"a queue's name of at most {limits.longest_table} {limits.unit}, or of "
+        f"{limits.longest_with_delayed} with --delayed, which needs room for {DELAYED}"
+    )
+    try:
+        found = parse_queue("queue", text, naming)
+    except BadOption as error:
+        option, shown, expected = error.args
+        raise BadOption(option, shown, expected.replace("a queue's name", both)) from None
+    size = limits.size(found.table)
+    if delayed and size > limits.longest_with_delayed:
+        raise BadOption("queue", text, f"{both} (the table has {size} {limits.unit})")
+    return found
 
 
 def _check_each_once(naming: Names, made: Endpoint) -> None:

@@ -44,9 +44,10 @@ if TYPE_CHECKING:
 
 LONGEST = 200  # characters of an address that a reason shows
 
-CORRUPT = "its headers are corrupt"
-HOMELESS = f"it has no header {FAILED_Q}, so the queue where it failed is unknown"
-ITS_OWN = f"its header {FAILED_Q} names the error queue itself"
+# reasons of one message or of many
+CORRUPT = "corrupt headers"
+HOMELESS = f"no header {FAILED_Q}, so the source is unknown"
+ITS_OWN = f"the header {FAILED_Q} names the error queue itself"
 
 Text = dict[str, str | None]
 

@@ -15,6 +15,11 @@ def quantity(how_many: int, what: str) -> str:
     return f"{how_many:,} {what}{'' if how_many == 1 else 's'}"
 
 
+def part(how_many: int, total: int, what: str) -> str:
+    """`1 of 2,000 messages`, `1 of 1 message`."""
+    return f"{how_many:,} of {quantity(total, what)}"
+
+
 def span(seconds: float) -> str:
     """A time span in its two largest units: `2 h 5 min`."""
     for unit, length, small, less in (

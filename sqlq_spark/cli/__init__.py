@@ -1,1 +1,6 @@
-"""The command line `sqlqueue`: one module for each group of commands."""
+"""The command line."""
+
+from sqlq_spark.cli.lazy import LATER, import_later
+
+for name in LATER:
+    import_later(name)

@@ -20,8 +20,7 @@ from sqlq_spark.cli.options import (
     Url,
     source_options,
 )
-from sqlq_spark.cli.screens import screen
-from sqlq_spark.cli.screens.progress import progress
+from sqlq_spark.cli.screens import progress, screen
 from sqlq_spark.cli.screens.screen import say
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.receive.due import BATCH, Moved, Mover, pause
@@ -57,7 +56,7 @@ def move_due(
     with (
         stopped_by_signals() as stop,
         Session(options, "move-due", state=False) as session,
-        progress("message", quiet=as_json or watch) as advance,
+        progress.progress("message", quiet=as_json or watch) as advance,
     ):
         name = session.open().printed(options.address)
         for moved in rounds(session, mover, batch, stop, watch=watch):

@@ -32,6 +32,8 @@ TEXTS = ("id", "correlationId", "replyToAddress", "queue")
 FIELDS = (*WRITTEN, "bodyBase64")
 KNOWN = {*FIELDS, *IGNORED}
 
+HOMELESS = "it has neither queue nor topics, and the command has neither QUEUE nor --topic"
+
 SCHEMA = pa.schema(
     [
         pa.field("body", pa.binary()),
@@ -74,7 +76,8 @@ def chunks(
     """
     numbers: list[int] = []
     try:
-        yield from sender.chunks(_batches(lines, headers, numbers))
+        everywhere = sender.options.address is not None or sender.options.topics is not None
+        yield from sender.chunks(_batches(lines, headers, numbers, homeless=not everywhere))
     except BadMessage as error:
         _, row, reason = error.args
         raise BadLine(numbers[row], reason) from None
@@ -88,7 +91,7 @@ def whole(body: bytes, headers: Mapping[str, str]) -> pa.RecordBatch:
 
 
 def _batches(
-    lines: Iterable[bytes], headers: Mapping[str, str], numbers: list[int]
+    lines: Iterable[bytes], headers: Mapping[str, str], numbers: list[int], *, homeless: bool
 ) -> Iterator[pa.RecordBatch]:
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
@@ -98,6 +101,8 @@ def _batches(
             rows.append(row(line, headers))
         except Unfit as error:
             raise BadLine(number, str(error)) from None
+        if homeless and rows[-1]["queue"] is None and rows[-1]["topics"] is None:
+            raise BadLine(number, HOMELESS)
         numbers.append(number)
         if len(rows) == BATCH:
             yield pa.RecordBatch.from_pylist(rows, schema=SCHEMA)

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlq_spark import __version__, demo
-from sqlq_spark.cli import delayed, queues, receipts, report, retry, stats, subscriptions
+from sqlq_spark import __version__
+from sqlq_spark.cli import delayed, queues, receipts, report, retire, retry, stats, subscriptions
 from sqlq_spark.cli import messages as cli_messages
 from sqlq_spark.cli.options import CTRL_C, DATABASE, FOUND, STOPPED, USAGE, AsJson, use_flags
+from sqlq_spark.cli.screens import demo as demo_screen
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
-from sqlq_spark.demo.process import JobFailed
 from sqlq_spark.errors import BadInput, MissingPackage, SqlQueueError
 from sqlq_spark.java import NoJava
 
@@ -52,6 +52,7 @@ app.add_typer(stats.app)
 app.add_typer(report.app)
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(subscriptions.app)
+app.add_typer(retire.app)
 app.add_typer(delayed.app)
 app.add_typer(retry.app)
 
@@ -83,7 +84,7 @@ def main(words: Sequence[str] | None = None) -> None:
             sys.exit(STOPPED)
         say_error(use_flags(str(error)))
         bad = isinstance(error, (BadInput, MissingPackage, NoJava))
-        sys.exit(USAGE if bad else FOUND if isinstance(error, JobFailed) else DATABASE)
+        sys.exit(USAGE if bad else DATABASE)
 
 
 # ---------------------------------------------------------------- the demo
@@ -104,14 +105,21 @@ def demo_(
     """Send messages, receive them, kill the stream twice within a batch, and count; needs Java."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # clean up, as after Ctrl-C
+    from sqlq_spark import demo  # noqa: PLC0415 - other commands need neither it nor pyarrow
+    from sqlq_spark.demo.process import JobFailed  # noqa: PLC0415 - as above
+
     table = "delta" if delta else "parquet"
-    with closing(demo.run(messages=messages, table=table, keep=keep)) as events:
-        result = screen.follow(events, quiet=as_json)
+    try:
+        with closing(demo.run(messages=messages, table=table, keep=keep)) as events:
+            result = demo_screen.follow(events, quiet=as_json)
+    except JobFailed as error:
+        say_error(str(error))
+        raise typer.Exit(FOUND) from None
     if as_json:
         figures = {name: value for name, value in asdict(result).items() if name != "rows"}
         screen.print_json(figures | {"good": result.good})
     else:
-        screen.show_result(result)
+        demo_screen.show_result(result)
     if keep is not None and not as_json:
         say(f"{keep} contains: table, checkpoint, spark.log, postgresql")
     if not result.good:

@@ -38,6 +38,9 @@ Patience = Annotated[
 State = Annotated[str, typer.Option("--state-schema", help="Schema of the state tables.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+SubscriptionTable = Annotated[
+    str, typer.Option("--subscription-table", help='A table, or "schema"."table".')
+]
 EndpointTimeZone = Annotated[
     str | None,
     typer.Option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlq_spark.admin import checks, inspect, purge
+from sqlq_spark.admin import checks, inspect, purge, subscribers
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.script import Domain, Roles, script
@@ -19,21 +19,24 @@ from sqlq_spark.cli.options import (
     Queue,
     Queues,
     State,
+    SubscriptionTable,
     Url,
     Yes,
     answerable,
     confirm,
     database_options,
+    location,
     source_options,
 )
+from sqlq_spark.cli.screens import progress
 from sqlq_spark.cli.screens import queues as screen_queues
-from sqlq_spark.cli.screens.progress import follow
 from sqlq_spark.cli.screens.screen import print_json, say
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.names import DIALECTS
 from sqlq_spark.database.sessions import Session, check_state
 from sqlq_spark.errors import BadOption
 from sqlq_spark.options.addresses import parse_queue, parse_table
+from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
@@ -117,15 +120,16 @@ def create(
     and satellites are in the schema of QUEUE.
     """
     one_endpoint(context)
-    options = source_options(url, queue, queryTimeout=query_timeout)
     made = endpoint(
-        options.url,
+        location(url),
         queue,
         instances=instance or (),
         qualifiers=qualifier or (),
         error=error,
         audit=audit,
+        delayed=delayed,
     )
+    options = source_options(url, queue, queryTimeout=query_timeout)
     with Session(options, "create", state=False) as session:
         connection = session.open()
         waiting: str | None = None
@@ -193,15 +197,16 @@ def script_(
     )
     if dialect not in DIALECTS:
         raise BadOption("--dialect", dialect, " or ".join(DIALECTS))
-    options = source_options(f"{dialect}://", queue, state_schema)
     made = endpoint(
-        options.url,
+        f"{dialect}://",
         queue,
         instances=instance or (),
         qualifiers=qualifier or (),
         error=error,
         audit=audit,
+        delayed=delayed,
     )
+    options = source_options(f"{dialect}://", queue, state_schema)
     text = script(
         made,
         state=options.state_schema,
@@ -260,7 +265,7 @@ def purge_(
         batches = purge.purge_parts(
             connection, options.address, depth, timeout=options.query_timeout
         )
-        gone = follow(batches, "message", depth.messages, quiet=as_json, done="deleted")
+        gone = progress.follow(batches, "message", depth.messages, quiet=as_json, done="deleted")
     if as_json:
         print_json({"queue": depth.queue, "deleted": gone})
     else:
@@ -281,7 +286,9 @@ def purge_expired(
         connection = session.open()
         depth = measure(connection, options)
         batches = purge.purge_expired(connection, options.address, timeout=options.query_timeout)
-        gone = follow(batches, "expired message", depth.expired, quiet=as_json, done="deleted")
+        gone = progress.follow(
+            batches, "expired message", depth.expired, quiet=as_json, done="deleted"
+        )
     if as_json:
         print_json({"queue": depth.queue, "deleted": gone})
     else:
@@ -298,17 +305,19 @@ def doctor(
     warn_if_shared: Annotated[
         bool, typer.Option(help="Warn if an endpoint seems to own the queue of a stream.")
     ] = True,
+    subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
     state_schema: State = "sqlqueue",
 ) -> None:
     """
-    Check queues, state tables, streams and the server, and print the fix of each problem.
+    Check queues, subscriptions, streams and the server, and print the fix of each problem.
 
     Changes nothing. The exit code is 1 if there is an error or a warning.
     """
     options = database_options(url, state_schema, queryTimeout=query_timeout)
+    table = parse_queue("--subscription-table", subscription_table, options.naming)
     with Session(options, "doctor", state=False) as session:
         connection = session.open()
         names = queues or names_of_streams(connection, options.query_timeout)
@@ -320,6 +329,7 @@ def doctor(
             body_string=body_string,
             warn_if_shared=warn_if_shared,
         )
+        found += subscribers.check(connection, table, timeout=options.query_timeout)
     if as_json:
         for each in found:
             print_json(asdict(each))

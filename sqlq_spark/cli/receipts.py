@@ -21,8 +21,7 @@ from sqlq_spark.cli.options import (
     confirm,
     database_options,
 )
-from sqlq_spark.cli.screens import screen
-from sqlq_spark.cli.screens.progress import follow
+from sqlq_spark.cli.screens import progress, screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
@@ -108,7 +107,7 @@ def return_(
                 as_json=as_json,
             )
         batches = return_all(session.open(), open_, options)
-        messages = follow(batches, "message", held(open_), quiet=as_json, done="returned")
+        messages = progress.follow(batches, "message", held(open_), quiet=as_json, done="returned")
     if as_json:
         names = [each.name for each in settled]
         screen.print_json({"returned": messages, "receipts": len(open_), "settled": names})
@@ -138,7 +137,7 @@ def drop(
             found = choose(session.open(), stream, batch, task, quiet=as_json)
         confirm(f"delete {screen.total(found)} permanently", yes=yes, as_json=as_json)
         batches = drop_all(session.open(), found, options)
-        messages = follow(batches, "message", held(found), quiet=as_json, done="dropped")
+        messages = progress.follow(batches, "message", held(found), quiet=as_json, done="dropped")
     if as_json:
         screen.print_json({"dropped": messages, "receipts": len(found)})
     else:

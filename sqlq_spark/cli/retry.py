@@ -20,7 +20,7 @@ from sqlq_spark.cli.options import (
     confirm,
     source_options,
 )
-from sqlq_spark.cli.screens.progress import progress
+from sqlq_spark.cli.screens import progress
 from sqlq_spark.cli.screens.screen import print_json, say, say_error, show
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+BATCH = 1000  # that of return_to_source, which --help does not import
 SHOWN_IDS = 5  # in one line
 MOMENT = "a time with its zone, for example 2026-06-30T17:05:09Z"
 
@@ -62,9 +63,7 @@ def retry_(
     until: Annotated[
         str | None, typer.Option(help="Only messages that failed before this time.")
     ] = None,
-    batch: Annotated[
-        int, typer.Option(min=1, help="Messages per transaction.")
-    ] = return_to_source.BATCH,
+    batch: Annotated[int, typer.Option(min=1, help="Messages per transaction.")] = BATCH,
     allow: Annotated[
         list[str] | None,
         typer.Option(help="Also return to this table of another owner; * and ? are wildcards."),
@@ -194,7 +193,7 @@ def first_of(ids: list[str]) -> str:
 def follow(batches: Iterable[Returned], messages: int, *, quiet: bool) -> list[Returned]:
     """Show the progress; returns the result of each batch."""
     done = []
-    with progress("message", messages, quiet=quiet, done="returned") as advance:
+    with progress.progress("message", messages, quiet=quiet, done="returned") as advance:
         for each in batches:
             done.append(each)
             advance(each.messages)

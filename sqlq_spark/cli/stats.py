@@ -24,8 +24,8 @@ from sqlq_spark.cli.options import (
 )
 from sqlq_spark.cli.screens import queues as screen_queues
 from sqlq_spark.cli.screens import screen
+from sqlq_spark.cli.screens import watch as watch_screen
 from sqlq_spark.cli.screens.screen import say, say_error
-from sqlq_spark.cli.screens.watch import JsonLines, Lines, Screen
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import (
@@ -90,11 +90,18 @@ def stats(
         raise BadOption("--count", str(count), "--watch with it")
     with Session(options, "stats", state=False) as session:
         if watch_:
-            shower = JsonLines() if as_json else Screen(interval) if live() else Lines()
+            shower = choose_shower(interval, as_json=as_json)
             with until_stopped(), shower:
                 follow(session, names, options, shower, interval=interval, count=count)
         else:
             once(session.open(), names, options, as_json=as_json)
+
+
+def choose_shower(interval: float, *, as_json: bool) -> Shower:
+    """How looks are shown: as JSON, on a live screen, or as lines."""
+    if as_json:
+        return watch_screen.JsonLines()
+    return watch_screen.Screen(interval) if live() else watch_screen.Lines()
 
 
 def live() -> bool:

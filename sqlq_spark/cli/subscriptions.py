@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlq_spark.cli.options import FOUND, AsJson, Patience, Url, location
+from sqlq_spark.admin import retire
+from sqlq_spark.admin.formats import quantity
+from sqlq_spark.cli.options import (
+    FOUND,
+    AsJson,
+    Patience,
+    SubscriptionTable,
+    Url,
+    Yes,
+    answerable,
+    confirm,
+    location,
+)
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.database import transaction
@@ -17,76 +29,108 @@ from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 from sqlq_spark.send import subscriptions
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlq_spark.send.subscriptions import Subscription
+
 app = typer.Typer()
 
-Topic = Annotated[str, typer.Argument(help="A type's full name, for example Shop.OrderPlaced.")]
+TOPIC = "A type's full name, for example Shop.OrderPlaced."
+Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...", help=TOPIC)]
 Endpoint = Annotated[str, typer.Option(help="The endpoint's name.")]
-Table = Annotated[str, typer.Option("--subscription-table", help='A table, or "schema"."table".')]
 
 
-def sink_options(url: str | None, table: str, query_timeout: str) -> SinkOptions:
+def sink_options(
+    url: str | None, table: str, query_timeout: str, state_schema: str = "sqlqueue"
+) -> SinkOptions:
     """Parse and validate options as the data source does."""
     return SinkOptions.parse(
-        {"url": location(url), "subscriptionTable": table, "queryTimeout": query_timeout}
+        {
+            "url": location(url),
+            "subscriptionTable": table,
+            "queryTimeout": query_timeout,
+            "stateSchema": state_schema,
+        }
     )
 
 
 @app.command()
 def subscribe(
-    topic: Topic,
+    topics: Topics,
     *,
     endpoint: Endpoint,
     queue: Annotated[str, typer.Option(help="The endpoint's queue, which must exist.")],
     as_json: AsJson = False,
-    subscription_table: Table = SUBSCRIPTION_TABLE,
+    subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
     query_timeout: Patience = "30s",
     url: Url = None,
 ) -> None:
-    """Subscribe an endpoint to a topic. Creates the subscription table if it is missing."""
+    """Subscribe an endpoint to topics. Creates the subscription table if it is missing."""
     options = sink_options(url, subscription_table, query_timeout)
     address = parse_queue("--queue", queue, options.naming)
     with Session(options, "subscribe", state=False) as session:
-        made = subscriptions.subscribe(
+        made = subscriptions.subscribe_all(
             session.open(),
             options.subscription_address,
-            topic=topic,
+            topics=topics,
             endpoint=endpoint,
             queue=address,
             timeout=options.query_timeout,
         )
-    if as_json:
-        screen.print_json(asdict(made))
-    else:
-        say(f"{made.endpoint} is subscribed to {made.topic} with {made.address}")
+    for each in made:
+        if as_json:
+            screen.print_json(asdict(each))
+        else:
+            say(f"{each.endpoint} is subscribed to {each.topic} with {each.address}")
 
 
 @app.command()
 def unsubscribe(
-    topic: Topic,
+    topics: Topics,
     *,
     endpoint: Endpoint,
+    yes: Yes = False,
     as_json: AsJson = False,
-    subscription_table: Table = SUBSCRIPTION_TABLE,
+    subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
     query_timeout: Patience = "30s",
     url: Url = None,
 ) -> None:
-    """End an endpoint's subscription to a topic."""
+    """End an endpoint's subscriptions to topics. Asks first."""
+    answerable(yes=yes, as_json=as_json)
     options = sink_options(url, subscription_table, query_timeout)
+    table, timeout = options.subscription_address, options.query_timeout
     with Session(options, "unsubscribe", state=False) as session:
-        was = subscriptions.unsubscribe(
-            session.open(),
-            options.subscription_address,
-            topic,
-            endpoint,
-            timeout=options.query_timeout,
-        )
+        connection = session.open()
+        with transaction(connection, timeout=timeout):
+            listed = subscriptions.list_subscriptions(connection, table)
+        found = [each for each in listed if each.endpoint == endpoint and each.topic in topics]
+        if found:
+            names = ", ".join(each.topic for each in found)
+            queues = ", ".join(sorted({each.address for each in found}))
+            what = f"end the subscription of {endpoint} with {queues} to {names}"
+            confirm(what, yes=yes, as_json=as_json)
+        ended = {
+            each.topic: subscriptions.unsubscribe(
+                connection, table, each.topic, endpoint, timeout=timeout
+            )
+            for each in found
+        }
+    for topic in topics:
+        report_end(topic, endpoint, was=ended.get(topic, False), as_json=as_json)
+    if not all(ended.get(topic, False) for topic in topics):
+        raise typer.Exit(FOUND)
+
+
+def report_end(topic: str, endpoint: str, *, was: bool, as_json: bool) -> None:
+    """Print whether a subscription was ended."""
     if as_json:
         screen.print_json({"topic": topic, "endpoint": endpoint, "unsubscribed": was})
     if not was:
         say_error(f"{endpoint} is not subscribed to {topic}; `sqlqueue subscribers` lists who is")
-        raise typer.Exit(FOUND)
-    if not as_json:
-        say(f"{endpoint} is no longer subscribed to {topic}; publishers stop within 5 seconds")
+    elif not as_json:
+        seconds = quantity(retire.PATIENCE, "second")
+        say(f"{endpoint} is no longer subscribed to {topic}; publishers stop within {seconds}")
 
 
 @app.command()
@@ -94,7 +138,7 @@ def subscribers(
     topic: Annotated[str | None, typer.Argument(help="Show only this topic.")] = None,
     *,
     as_json: AsJson = False,
-    subscription_table: Table = SUBSCRIPTION_TABLE,
+    subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
     query_timeout: Patience = "30s",
     url: Url = None,
 ) -> None:
@@ -110,5 +154,10 @@ def subscribers(
         for each in found:
             screen.print_json(asdict(each))
     else:
-        rows = ((each.topic, each.endpoint, each.address) for each in found)
-        screen.show(("topic", "endpoint", "queue"), rows, "subscriptions")
+        show_subscriptions(found)
+
+
+def show_subscriptions(found: Sequence[Subscription]) -> None:
+    """Show subscriptions, one per row."""
+    rows = ((each.topic, each.endpoint, each.address) for each in found)
+    screen.show(("topic", "endpoint", "queue"), rows, "subscriptions")

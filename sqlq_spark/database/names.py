@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sqlq_spark.errors import BadOption
+from sqlq_spark.wire.address import POSTGRESQL as POSTGRESQL_NOTATION
+from sqlq_spark.wire.address import SQLSERVER as SQLSERVER_NOTATION
 from sqlq_spark.wire.address import (
+    Notation,
     QueueAddress,
     bracketed,
     identifier,
@@ -42,6 +45,7 @@ class Names:
     """
 
     dialect: str  # the folder beside this module
+    notation: Notation  # with the limits of names
     default_schema: str  # of a name without a schema
     has_catalogs: bool  # an address in a message names the database too
     has_legacy_columns: bool  # its queues have columns for endpoints of version 1
@@ -83,6 +87,7 @@ def _guess_sqlserver(_: str) -> QueueAddress | None:
 
 POSTGRESQL = Names(
     dialect="postgresql",
+    notation=POSTGRESQL_NOTATION,
     default_schema="public",
     has_catalogs=False,
     has_legacy_columns=False,
@@ -102,6 +107,7 @@ POSTGRESQL = Names(
 
 SQLSERVER = Names(
     dialect="sqlserver",
+    notation=SQLSERVER_NOTATION,
     default_schema="dbo",
     has_catalogs=True,
     has_legacy_columns=True,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import StatementFailed, StateOfOther
-from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.address import DELAYED, QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +96,7 @@ def check_ours(connection: Connection) -> None:
 
 def delayed_of(queue: QueueAddress) -> QueueAddress:
     """Return the table in which a queue's delayed messages wait."""
-    return replace(queue, table=f"{queue.table}.Delayed")
+    return replace(queue, table=queue.table + DELAYED)
 
 
 def create_delayed(connection: Connection, queue: QueueAddress, *, timeout: float) -> None:

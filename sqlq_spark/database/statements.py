@@ -69,6 +69,8 @@ StatementName = Literal[
     "create_delayed",
     "create_delayed_index",
     "queue_columns",
+    "lock_queue",
+    "drop_queue",
     # peek.sql
     "peek",
     "sample",

@@ -225,7 +225,9 @@ def log_unheard(where: str, unheard: Counter[str]) -> None:
 
 def describe_unheard(unheard: Counter[str]) -> str:
     """Say how many messages had no subscriber, and name their topics."""
-    count = f"{unheard.total()} published messages had no subscriber and went nowhere: topics "
+    total = unheard.total()
+    message = "message" if total == 1 else "messages"
+    count = f"{total} published {message} had no subscriber and went nowhere: topics "
     lists = [f"{_printable(text)} ({times})" for text, times in unheard.most_common(LOGGED_TOPICS)]
     more = len(unheard) - len(lists)
     return count + ", ".join(lists) + (f" and {more} more" if more else "")

@@ -19,6 +19,8 @@ from sqlq_spark.errors import BadOption, QueueNotFound, SubscriptionsNotFound
 from sqlq_spark.wire.message_types import full_name, unfit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlq_spark.database import Connection, Row
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
@@ -73,21 +75,40 @@ def subscribe(
         BadOption: the table cannot hold it, or the topic is no full name.
         QueueNotFound: the queue is not there; with it in the table, each publisher would fail.
     """
-    subscription = Subscription(topic, endpoint, connection.canonical(queue))
-    subscription.check()
+    (made,) = subscribe_all(
+        connection, table, topics=[topic], endpoint=endpoint, queue=queue, timeout=timeout
+    )
+    return made
+
+
+def subscribe_all(
+    connection: Connection,
+    table: QueueAddress,
+    *,
+    topics: Sequence[str],
+    endpoint: str,
+    queue: QueueAddress,
+    timeout: float,
+) -> list[Subscription]:
+    """Subscribe an endpoint to several topics, all or none, as `subscribe`."""
+    address = connection.canonical(queue)
+    made = [Subscription(topic, endpoint, address) for topic in dict.fromkeys(topics)]
+    for each in made:
+        each.check()
     if not connection.columns(queue):
-        raise QueueNotFound(subscription.address, connection.server)
+        raise QueueNotFound(address, connection.server)
     if not connection.columns(table):
         create_subscriptions(connection, table, timeout=timeout)
     with transaction(connection, timeout=timeout):
-        connection.run(
-            "subscribe",
-            tables={"subscriptions": table},
-            topic=topic,
-            endpoint=endpoint,
-            queue_address=subscription.address,
-        )
-    return subscription
+        for each in made:
+            connection.run(
+                "subscribe",
+                tables={"subscriptions": table},
+                topic=each.topic,
+                endpoint=endpoint,
+                queue_address=address,
+            )
+    return made
 
 
 def unsubscribe(

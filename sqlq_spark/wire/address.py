@@ -41,6 +41,11 @@ class Notation:
     longest_table: int  # of a queue
     longest: int  # of every other name
 
+    @property
+    def longest_with_delayed(self) -> int:
+        """The size of a queue's name to which the name of its delayed table fits."""
+        return self.longest_table - self.size(DELAYED)
+
 
 def _utf8_bytes(text: str) -> int:
     return len(text.encode())
@@ -51,6 +56,7 @@ def _utf16_units(text: str) -> int:
 
 
 LABELS = ("table", "schema", "catalog")
+DELAYED = ".Delayed"  # ends the name of a queue's table of delayed messages
 # characters of an address; the longest that a database can hold, all quoted and doubled, has 783
 LONGEST_ADDRESS = 1000
 SHOWN = 200  # characters of a rejected address in an error

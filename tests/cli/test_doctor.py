@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin.checks import Finding
@@ -136,6 +137,62 @@ def test_doctor_checks_a_table_whose_name_no_endpoint_accepts(
     assert checked.code == 1
     assert "the name has 60 bytes, but the transport allows at most 55" in checked.out
     assert run("browse", queue).code == 2
+
+
+def test_doctor_reports_a_delayed_table_whose_name_no_installer_accepts(
+    run: Run, place: Place, state: tuple[str, str]
+) -> None:
+    """It still works; the fix renames both tables, and keeps a letter whole."""
+    queue, short = (address(place, "xü" + "y" * length) for length in (45, 44))
+    run("install", *state)
+    run("create", queue)
+    delayed = "(id uuid DEFAULT gen_random_uuid(), headers text, body bytea, due timestamptz)"
+    place.sql(f'CREATE TABLE {queue[:-1]}.Delayed" {delayed}')
+    place.sql(f'CREATE INDEX ON {queue[:-1]}.Delayed" (due)')
+    assert run("send", queue, stdin='{"body": "1", "delay": 0}').code == 0
+
+    checked = run("doctor", queue, "--json", *state)
+
+    (found,) = checked.objects
+    assert (found["name"], found["severity"]) == ("delayed_long_name", "warning")
+    assert "56 bytes" in found["found"]
+    for statement in found["fix"].split("\n"):
+        place.sql(statement)
+    assert run("doctor", short, *state) == (0, "no problems found\n", "")
+    assert "1 message moved" in run("move-due", short).out
+
+
+def test_doctor_finds_subscribers_that_publishers_cannot_reach(
+    run: Run, orders: str, place: Place, state: tuple[str, str]
+) -> None:
+    """A dropped queue, an address that is none, and another table; the commands end these."""
+    table = address(place, "Routing")
+    words = ("doctor", orders, *state, "--subscription-table", table)
+    assert run(*words).code == 0
+    subscribe = ("subscribe", "Shop.Placed", "--queue", orders, "--subscription-table", table)
+    assert run(*subscribe, "--endpoint", "Shop.Orders").code == 0
+    gone = address(place, "Shop.Gone")
+    for endpoint, topic, at in (
+        ("It's gone", "Shop.Placed", gone),
+        ("It's gone", "--yes", gone),
+        ("bad", "Shop.Placed", '"a"."b"."c"'),
+        ("other", "Shop.Placed", table),
+    ):
+        place.sql(f"INSERT INTO {table} VALUES (%s, %s, %s)", at, endpoint, topic)
+
+    found = run(*words, "--json").objects
+
+    said = {each["found"].split()[1]: each for each in found}
+    assert {each["name"] for each in found} == {"subscriber"}
+    assert set(said) == {"It's", "bad", "other"}
+    assert f"with the queue {gone}, which was not found in" in said["It's"]["found"]
+    assert f"run `sqlqueue create '{gone}'` instead" in said["It's"]["found"]
+    assert "is no address (it has 3 parts" in said["bad"]["found"]
+    assert "is not a queue (it has no column body)" in said["other"]["found"]
+    for each in found:
+        assert run(*shlex.split(each["fix"])[1:], stdin="y\n").code == 0
+    assert place.sql(f"SELECT endpoint FROM {table}") == [("Shop.Orders",)]
+    assert run(*words).code == 0
 
 
 def test_findings_are_shown_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:

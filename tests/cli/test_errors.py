@@ -58,7 +58,10 @@ def test_an_error_of_the_database_is_one_sentence_and_exit_code_3(
         (("send", "q", "--header", "novalue"), "expected KEY=VALUE"),
         (("send", "q", "/nowhere"), "No such file"),
         (("send", "q", "--file", "/nowhere"), "No such file"),
-        (("send",), "option QUEUE is missing: give a queue's name, or publish with --topic"),
+        (
+            ("send", "--file", "/nowhere"),
+            "QUEUE is missing: give a queue's name, or publish with",
+        ),
         (("send", "q", "f", "--topic", "A"), "expected a file of lines, but no QUEUE, with it"),
         (("send", "--topic", "a;b"), "a;b"),
         (("script", "q", "--dialect", "mysql"), "option --dialect is 'mysql'"),

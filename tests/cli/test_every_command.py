@@ -54,8 +54,12 @@ CALLS: dict[str, tuple[tuple[str, ...], set[str]]] = {
         {"topic", "endpoint", "address"},
     ),
     "unsubscribe": (
-        ("Shop.Old", "--endpoint", "Lake", *TABLE),
+        ("Shop.Old", "--endpoint", "Lake", "--yes", *TABLE),
         {"topic", "endpoint", "unsubscribed"},
+    ),
+    "retire": (
+        ("GONE", "--yes", *TABLE, *STATE),
+        {"queue", "unsubscribed", "messages", "delayed", "receipts", "dropped"},
     ),
     "subscribers": (TABLE, {"topic", "endpoint", "address"}),
     "retry": (
@@ -82,7 +86,12 @@ def place(shared: Place) -> Place:
 @pytest.fixture(scope="module")
 def ready(shared: Place) -> dict[str, str]:
     """Make queues with messages, delayed ones, receipts, subscribers and something to fix."""
-    names = {"QUEUE": "Shop.Orders", "OTHER": "Shop.Billing", "TABLE": "Subscriptions"}
+    names = {
+        "QUEUE": "Shop.Orders",
+        "OTHER": "Shop.Billing",
+        "GONE": "Shop.Old",
+        "TABLE": "Subscriptions",
+    }
     words = {word: address(shared, name) for word, name in names.items()}
     words["STATE"] = shared.state
     raw = {"url": shared.url, "queue": words["QUEUE"], "stateSchema": shared.state}
@@ -91,6 +100,7 @@ def ready(shared: Place) -> dict[str, str]:
         connection = session.open()
         schema.install(connection, timeout=10)
         schema.create_delayed(connection, options.address, timeout=10)
+        schema.create_queue(connection, connection.parsed(words["GONE"]), timeout=10)
         for name in ("QUEUE", "OTHER"):
             schema.create_queue(connection, connection.parsed(words[name]), timeout=10)
             put = f"INSERT INTO {words[name]} (id, headers, body)"
@@ -174,7 +184,10 @@ def test_a_command_prints_json_and_nothing_else(run: Run, ready: dict[str, str],
     assert keys <= printed.objects[0].keys()
 
 
-@pytest.mark.parametrize("name", ["purge", "receipts return", "receipts drop", "retry"])
+ASKING = ["purge", "receipts return", "receipts drop", "retire", "retry", "unsubscribe"]
+
+
+@pytest.mark.parametrize("name", ASKING)
 def test_a_program_must_say_yes(run: Run, ready: dict[str, str], name: str) -> None:
     """Without --yes nothing is done."""
     call = [word for word in filled(CALLS[name][0], ready) if word != "--yes"]

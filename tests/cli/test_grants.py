@@ -125,7 +125,7 @@ def test_an_operator_may_run_the_commands(
             ("purge-expired", granted.queue),
             ("purge", granted.queue, "--yes"),
             ("subscribe", *topic, "--queue", granted.queue, *subscriptions),
-            ("unsubscribe", *topic, *subscriptions),
+            ("unsubscribe", *topic, "--yes", *subscriptions),
             ("doctor", granted.queue, granted.errors, *state),
         )
     ]

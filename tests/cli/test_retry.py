@@ -123,3 +123,22 @@ def test_errors_say_why_messages_stay(run: Run, error: str, place: Place) -> Non
     assert '\'Shop.Sales\' is read as schema and table "Shop"."Sales".' in dotted.err
     assert 'contains a dot, write "public"."Shop.Sales", with its schema' in dotted.err
     assert len(ids(place, "error")) == 5
+
+
+def test_a_reason_reads_well_for_one_message_and_for_many(
+    run: Run, error: str, place: Place
+) -> None:
+    """It has no pronoun that would have to agree with the number."""
+    put = f"INSERT INTO {error} (id, headers, body) VALUES (gen_random_uuid(), %s, ''::bytea)"
+    for headers in ("poison", "poison", "{}"):
+        place.sql(put, headers)
+    fail(place, error, 3)
+
+    stayed = run("retry", error, "--all", "--yes").err.splitlines()
+
+    reasons = [line.partition(" (")[0] for line in stayed]
+    assert sorted(reasons) == [
+        "1 message cannot be returned: no header NServiceBus.FailedQ, so the source is unknown",
+        "1 message cannot be returned: the header NServiceBus.FailedQ names the error queue itself",
+        "2 messages cannot be returned: corrupt headers",
+    ]

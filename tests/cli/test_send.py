@@ -209,9 +209,24 @@ def test_a_line_may_be_published(run: Run, queue: str, subscribed: list[str], pl
     (printed,) = run("send", queue, *subscribed, "--json", stdin=text).objects
 
     assert sent[:2] == (0, f"2 messages published; 1 message sent to {queue}\n")
-    assert "1 published messages had no subscriber" in sent.err
+    assert "1 published message had no subscriber" in sent.err
     assert (printed["published"], printed["unheard"]) == (2, 1)
     assert sorted(body for _, body in messages(place, queue)) == [b"published"] * 2 + [b"sent"] * 2
+
+
+def test_send_needs_no_queue_if_each_line_has_its_own(
+    run: Run, queue: str, subscribed: list[str], place: Place
+) -> None:
+    """A line without a destination is named, and nothing is sent."""
+    lines = json_lines({"body": "1", "queue": queue}, {"body": "2", "topics": ["Shop.OrderPlaced"]})
+
+    sent = run("send", *subscribed, stdin=lines)
+    refused = run("send", *subscribed, stdin=f'{lines}\n{{"body": "3"}}')
+
+    assert sent == (0, f"1 message published; 1 message sent to {queue}\n", "")
+    assert sorted(body for _, body in messages(place, queue)) == [b"1", b"2"]
+    assert refused.code == 2
+    assert refused.err.startswith("line 3 cannot be sent: it has neither queue nor topics, and ")
 
 
 def test_lines_may_be_delayed(run: Run, queue: str, place: Place) -> None:

@@ -45,9 +45,30 @@ def test_a_subscription_is_made_listed_and_ended(
     assert run("subscribers", "Shop.Nothing", *named).out == "no subscriptions\n"
 
     wrong = run("unsubscribe", "Shop.placed", "--endpoint", "Shop.Web", *named)
-    ended = run("unsubscribe", *words)
+    refused = run("unsubscribe", *words, stdin="n\n")
+    ended = run("unsubscribe", *words, "--yes")
     assert wrong.code == 1
     assert wrong.err.startswith("Shop.Web is not subscribed to Shop.placed")
     stopped = "is no longer subscribed to Shop.Placed; publishers stop within 5 seconds\n"
-    assert ended == (0, f"Shop.Web {stopped}", "")
+    asked = f"This will end the subscription of Shop.Web with {queue} to Shop.Placed.\n"
+    assert (refused.code, refused.out) == (1, asked)
+    assert ended == (0, f"{asked}Shop.Web {stopped}", "")
     assert count(place, table) == 1
+
+
+def test_several_topics_are_subscribed_and_ended_together(
+    run: Run, place: Place, queue: str, table: str
+) -> None:
+    """All or none; a topic that was not subscribed is reported, and ends by 1."""
+    words = ("--endpoint", "Shop.Web", "--subscription-table", table)
+
+    refused = run("subscribe", "Shop.Placed", "Shop.Paid, Shop", *words, "--queue", queue)
+    absent = place.sql(f"SELECT to_regclass('{table}')")
+    made = run("subscribe", "Shop.Placed", "Shop.Paid", *words, "--queue", queue, "--json")
+    ended = run("unsubscribe", "Shop.Placed", "Shop.Sent", "Shop.Paid", *words, "--yes", "--json")
+
+    assert (refused.code, absent) == (2, [(None,)])
+    assert [each["topic"] for each in made.objects] == ["Shop.Placed", "Shop.Paid"]
+    assert ended.code == 1
+    assert [each["unsubscribed"] for each in ended.objects] == [True, False, True]
+    assert count(place, table) == 0

@@ -67,6 +67,23 @@ def test_create_creates_nothing_if_one_name_is_wrong(
     assert tables(place) == set()
 
 
+def test_create_refuses_a_name_that_leaves_no_room_for_the_delayed_table(
+    run: Run, place: Place
+) -> None:
+    """Both limits are named, and a table that is there already stays as it is."""
+    queues = [address(place, "x" * size) for size in (56, 55, 48)]
+
+    long = run("create", queues[0])
+    delayed = [run("create", queue, "--delayed") for queue in queues[1:]]
+
+    assert (long.code, [each.code for each in delayed]) == (2, [2, 2])
+    assert "56 UTF-8 bytes where 55 are the most" in long.err
+    for each in (long, *delayed):
+        assert "at most 55 UTF-8 bytes, or of 47 with --delayed" in each.err
+    assert tables(place) == set()
+    assert run("create", queues[1]).code == 0
+
+
 def test_create_adds_the_body_as_text_to_all_queues(
     run: Run, place: Place, endpoint: list[str]
 ) -> None:

@@ -311,7 +311,7 @@ def test_a_stream_that_went_away_with_receipts_is_found(bench: Bench) -> None:
 
     what = (found.name, found.severity, found.where)
     assert what == ("unseen_stream", "warning", bench.printed)
-    assert "holds 2 messages in 1 receipts" in found.found
+    assert "holds 2 messages in 1 receipt;" in found.found
     command = f"sqlqueue receipts return --stream {stream} --state-schema {bench.dotnet.state}"
     assert found.fix == command
     assert idle not in found.fix

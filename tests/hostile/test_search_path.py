@@ -145,7 +145,8 @@ def commands(place: Place) -> list[tuple[str, ...]]:
         ("purge-expired", orders),
         ("subscribers", *table),
         ("subscribe", "Shop.Placed", "--endpoint", "Lake", "--queue", orders, *table),
-        ("unsubscribe", "Shop.Placed", "--endpoint", "Lake", *table),
+        ("unsubscribe", "Shop.Placed", "--endpoint", "Lake", "--yes", *table),
+        ("retire", '"shop"."Other"', "--yes", *table, *state),
         ("purge", orders, "--yes"),
     ]
 

@@ -17,8 +17,8 @@ from .groups import GROUPS, worlds
 from .skeletons import hints, skeleton
 from .statements import ALIKE, NO_PATH, SHAPES
 
-# made once, or printed for a DBA: they wait for all who use the table
-DEFINITIONS = ("install_", "create_", "script_", "add_")
+# made once, dropped once, or printed for a DBA: they wait for all who use the table
+DEFINITIONS = ("install_", "create_", "script_", "add_", "lock_queue", "drop_queue")
 CHANGES = re.compile(r"\b(?:(?:INSERT|UPDATE|DELETE) [a-z]|MERGE|DELETE)")
 PAST = {"READPAST", "ROWLOCK", "READCOMMITTEDLOCK"}
 OTHERS = [name for name in STATEMENTS if not name.startswith(DEFINITIONS) and name not in SHAPES]

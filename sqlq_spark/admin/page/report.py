@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin import watch
-from sqlq_spark.admin.formats import byte_size, quantity, span
+from sqlq_spark.admin.formats import byte_size, part, quantity, span
 from sqlq_spark.admin.page import page
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def sampling(each: QueueReport) -> str:
     if read >= of:
         return ""
     return page.paragraph(
-        f"Types and times are those of a sample of {quantity(read, 'message')} of {of:,}, spread "
+        f"Types and times are those of a sample of {part(read, of, 'message')}, spread "
         "evenly over the queue."
     )
 
@@ -98,7 +98,7 @@ def flow(history: Sequence[Point]) -> list[str]:
     return [
         page.figure(
             "Backlog over time",
-            f"From the history: {most:,.0f} messages at most, "
+            f"From the history: {quantity(round(most), 'message')} at most, "
             f"{history[-1].messages:,.0f} at the end.",
             page.lines([waiting], unit="messages", ends=ends, said=f"at most {most:,.0f}"),
         ),
@@ -134,7 +134,7 @@ def types(each: QueueReport) -> list[str]:
 def fewest(rows: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     """The first rows, and one for all others."""
     rest = sum(count for _, count in rows[SHOWN:])
-    more = [(f"{len(rows) - SHOWN} others", rest)] if rest else []
+    more = [(quantity(len(rows) - SHOWN, "other"), rest)] if rest else []
     return [*rows[:SHOWN], *more]
 
 
@@ -163,7 +163,7 @@ def sent(sample: Sample) -> list[str]:
                 counts,
                 unit="messages",
                 ends=times(begin, end),
-                said=f"{sum(counts):,} messages, {max(counts):,} in the highest column",
+                said=f"{quantity(sum(counts), 'message')}, {max(counts):,} in the highest column",
             ),
             page.details("The numbers", page.table(("from (UTC)", "messages"), rows)),
         )
@@ -180,8 +180,9 @@ def bloat(sizes: Sizes) -> str:
         total = (sizes.live or 0) + sizes.dead
         when = "never" if sizes.cleaned is None else f"{sizes.cleaned:%Y-%m-%d %H:%M} UTC"
         note = (
-            f"By the database's statistics {sizes.live or 0:,} live rows and {sizes.dead:,} dead "
-            f"ones ({percent(sizes.dead, total)}); last vacuum: {when}."
+            f"By the database's statistics {quantity(sizes.live or 0, 'live row')} and "
+            f"{quantity(sizes.dead, 'dead row')} ({percent(sizes.dead, total)}); "
+            f"last vacuum: {when}."
         )
     return page.figure("Size and bloat", note, page.bars(rows))
 
@@ -243,7 +244,7 @@ def failures(found: Failures) -> str:
     """The section of an error queue, by exception."""
     note = f"{quantity(found.messages, 'message')} in {found.queue}."
     if found.read < found.messages:
-        note += f" The headers of {found.read:,} of them were read."
+        note += f" The headers of {part(found.read, found.messages, 'message')} were read."
     rows = [(each.exception, each.messages) for each in found.groups]
     bars = page.bars([(name, count, share(count, found.read)) for name, count in fewest(rows)])
     names = ("exception", "messages", "first failed", "last failed", "failed in", "an example")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sqlq_spark.admin.formats import quantity
+from sqlq_spark.admin.formats import part, quantity
 from sqlq_spark.cli.options import CTRL_C
 from sqlq_spark.cli.screens.screen import say_error
 
@@ -58,7 +58,8 @@ def progress(
             yield advance
     except CTRL_C:
         if done is not None:
-            say_error(f"stopped: {quantity(gone, what)}{of} {done}")
+            counted = quantity(gone, what) if total is None else part(gone, total, what)
+            say_error(f"stopped: {counted} {done}")
         raise
 
 

@@ -217,6 +217,10 @@ SELECT law.name, law.severity, law.found, law.fix
 WITH delayed AS (
     SELECT c.oid, c.relname, c.reloptions,
            quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS named,
+           quote_ident(n.nspname) || '.' || quote_ident(left(c.relname, -8)) AS queue_named,
+           (SELECT max(left(c.relname, size)::text)
+              FROM generate_series(1, length(c.relname) - 8) AS size
+             WHERE octet_length(left(c.relname, size)) <= 47) AS short,
            quote_ident(current_user) AS login,
            has_table_privilege(c.oid, 'DELETE') AS may_delete,
            has_table_privilege(c.oid, 'SELECT')
@@ -255,6 +259,13 @@ SELECT law.name, law.severity, law.found, law.fix
      format('CREATE INDEX CONCURRENTLY %s ON %s (due)',
             CASE WHEN octet_length(d.relname) <= 59 THEN quote_ident(d.relname || '_Due') END,
             d.named)),
+    ('delayed_long_name', 'warning',
+     octet_length(d.relname) > 55,
+     format('the name has %s bytes, but the transport allows at most 55: the installer of a .NET '
+            'endpoint refuses it. A queue with delayed messages may have a name of 47 bytes',
+            octet_length(d.relname)),
+     format(E'ALTER TABLE %s RENAME TO %I;\nALTER TABLE %s RENAME TO %I',
+            d.named, d.short || '.Delayed', d.queue_named, d.short)),
     ('delayed_autovacuum', 'error',
      EXISTS (SELECT
                FROM pg_options_to_table(d.reloptions) AS o

@@ -187,6 +187,8 @@ def missing_grant(text: str, place: Place) -> str:
     statement, target = place.statement, place.target
     kind, _, name = text.removeprefix("permission denied for ").partition(" ")
     queue = parse_postgresql(target) if target.startswith('"') else None
+    if text.startswith("must be owner"):
+        return f"a login that owns {target}"
     if kind in {"schema", "database"}:
         right = "CREATE" if statement.startswith(("create", "install")) else "USAGE"
         return f"GRANT {right} ON {kind.upper()} {identifier(name)} TO the_user"

@@ -269,3 +269,14 @@ SELECT attname::text, format_type(atttypid, NULL)::text
    AND attnum > 0
    AND NOT attisdropped
  ORDER BY attnum
+
+-- name: lock_queue
+-- For a queue, or a table of delayed messages, that is to be dropped. What was sent to it is counted
+-- after this, and nothing more can be sent.
+-- Locks:   the whole table, until commit; waits for all transactions that use it.
+LOCK TABLE {queue} IN ACCESS EXCLUSIVE MODE
+
+-- name: drop_queue
+-- After lock_queue. Who waits for the table then fails, because it is gone.
+-- Locks:   the whole table, until commit.
+DROP TABLE {queue}

@@ -393,3 +393,16 @@ SELECT c.name,
   JOIN {queue_catalog}sys.types AS t ON t.user_type_id = c.user_type_id
  WHERE c.object_id = OBJECT_ID({queue_text}, N'U')
  ORDER BY c.column_id
+
+-- name: lock_queue
+-- For a queue, or a table of delayed messages, that is to be dropped. What was sent to it is counted
+-- after this, and nothing more can be sent.
+-- Locks:   the whole table, until commit; waits for all transactions that use it.
+-- Returns: a row if it has any
+SELECT TOP (1) 1 AS locked
+  FROM {queue} WITH (TABLOCKX, HOLDLOCK)
+
+-- name: drop_queue
+-- After lock_queue. Who waits for the table then fails, because it is gone.
+-- Locks:   the whole table, until commit.
+DROP TABLE {queue}

@@ -1,0 +1,69 @@
+"""`sqlqueue --help`, `--version` and a TAB import little, because people wait for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sqlq_spark.admin import return_to_source
+from sqlq_spark.cli import retry
+from sqlq_spark.cli.lazy import LATER
+
+# what they may import beside the standard library
+PACKAGES = {
+    *("sqlq_spark", "typer", "click", "shellingham", "annotated_doc", "typing_extensions"),
+    *("rich", "markdown_it", "mdurl", "pygments"),  # of typer's help
+    *("pydantic", "pydantic_core", "annotated_types", "typing_inspection"),  # of typer's options
+    *("stamina", "tenacity"),
+}
+PROGRAM = f"""
+import atexit, sys
+
+def report():
+    loaded = [n for n in sys.modules if type(sys.modules[n]).__name__ != "_LazyModule"]
+    names = {{n.partition(".")[0] for n in loaded}} - set(sys.stdlib_module_names)
+    executed = [name for name in (*{LATER!r}, "sqlq_spark.demo") if name in loaded]
+    print("\\nLOADED", *sorted(names), *executed)
+
+atexit.register(report)
+sys.argv = ["sqlqueue", *sys.argv[1:]]
+from sqlq_spark.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "shown"),
+    [
+        (["--help"], {}, "browse"),
+        (["retry", "--help"], {}, "--failed-queue"),
+        (["--version"], {}, "sqlqueue "),
+        ([], {"COMP_WORDS": "sqlqueue unsub", "COMP_CWORD": "1"}, "unsubscribe"),
+    ],
+)
+def test_help_and_completion_import_neither_pyarrow_nor_the_demo(
+    words: list[str], variables: dict[str, str], shown: str
+) -> None:
+    """Only the packages of a list, and none of the modules that commands import later."""
+    asked = {"_SQLQUEUE_COMPLETE": "complete_bash", **variables} if variables else {}
+
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        env={**os.environ, **asked, "TERMINAL_WIDTH": "100"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    out, _, loaded = done.stdout.rpartition("LOADED ")
+    assert shown in out, done.stderr
+    assert {"sqlq_spark", "typer"} <= set(loaded.split())
+    assert {each for each in loaded.split() if not each.startswith("_")} - PACKAGES == set()
+
+
+def test_a_default_that_help_shows_is_that_of_the_module_it_does_not_import() -> None:
+    """`retry` writes it down a second time."""
+    assert retry.BATCH == return_to_source.BATCH
