@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import uuid
 from datetime import timedelta
 
@@ -89,6 +91,63 @@ def test_headers_are_byte_for_byte_those_of_the_writer(
         } - set(own)
         assert {name: written[name] for name in own} == own
     assert found.equals(sender().messages(frame(len(given_), headers=json).slice(offset), 0))
+
+
+# what a row needs so that its own headers are the whole text
+WHOLE = {
+    wire.MESSAGE_ID: "m",
+    wire.MESSAGE_INTENT: "Send",
+    wire.CONVERSATION_ID: "c",
+    wire.CORRELATION_ID: "m",
+    wire.TIME_SENT: "t",
+}
+ODD_NAMES = st.sampled_from(["a", "b", "__type", 'quoted"', ":", '":', *WHOLE])
+PAIRS = st.lists(st.tuples(ODD_NAMES, st.none() | st.sampled_from(["", '":', '" :', "x", "é"])))
+
+
+@given(rows=st.lists(PAIRS, max_size=4), wide=st.booleans(), whole=st.integers(0, 1))
+def test_a_name_is_written_once_and_type_is_never_first(
+    *, rows: list[list[tuple[str, str | None]]], wide: bool, whole: int
+) -> None:
+    """With its last value; endpoints up to 9.0 fail on either. As a map, as JSON, as received."""
+    rows = [[*pairs, *(whole * [*WHOLE.items()])] for pairs in rows]
+    separators = (" , ", " \n: ") if wide else (",", ":")
+    texts = [
+        "{"
+        + separators[0].join(
+            f'"{wire.escape(name)}"{separators[1]}'
+            + ("null" if value is None else f'"{wire.escape(value)}"')
+            for name, value in pairs
+        )
+        + "}"
+        for pairs in rows
+    ]
+    columns = {"maps": pa.array(rows, MAP), "texts": pa.array(texts, pa.string())}
+    options = [{}, {"asReceived": "true"}]
+
+    for column, raw in itertools.product(columns.values(), options):
+        found = sender(**raw).messages(frame(len(rows), headers=column), 0)["headers"].to_pylist()
+
+        for text, pairs in zip(found, rows, strict=True):
+            members = json.loads(text, object_pairs_hook=list)
+            written = dict(members)
+            assert len(members) == len(written)
+            assert members[0][0] != "__type"
+            assert {name: written[name] for name, _ in pairs} == dict(pairs)
+
+
+def test_a_text_that_every_endpoint_reads_stays_as_it_is() -> None:
+    """White space, escapes, and a colon behind a quote in a value are no reason to write again."""
+    start = "".join(f'"{name}" : "{value}",' for name, value in WHOLE.items())
+    texts = [
+        f'{{{start}"a":"\\":"}}',
+        f'{{{start} "b" :\t"\\u00e9/" }}',
+        f'{{{start}"__type":"x"}}',
+    ]
+
+    found = sender().messages(frame(3, headers=texts), 0)
+
+    assert found["headers"].to_pylist() == texts
 
 
 def test_empty_header_text_is_no_headers_and_the_last_of_two_values_counts() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from wire import golden
 
 from spark.stand import finish
 from sqlq_spark import functions
@@ -281,6 +282,36 @@ def test_the_columns_of_audited_and_failed_messages(spark: SparkSession, *, as_j
             datetime(2026, 6, 30, 17, 5, 39, 1) - datetime(2026, 6, 30, 17, 5, 9, 123456)  # noqa: DTZ001
         )
         assert set(rows[4].values()) == {None}
+
+
+@FORMATS
+def test_rows_of_real_endpoints_are_read(spark: SparkSession, *, as_json: bool) -> None:
+    """Types, times, failures and audits of tests/golden, as Python's own parser finds them."""
+    kind = "string" if as_json else "map<string,string>"
+    rows = [(case.headers, case.read) for case in golden()]
+    frame = spark.createDataFrame([(row[not as_json],) for row in rows], f"headers {kind}")
+    columns = [message_types("headers", json=as_json).alias("types")]
+    columns += [message_type("headers", json=as_json).alias("type")]
+    columns += [F.unix_micros(time_sent("headers", json=as_json)).alias("sent")]
+    columns += [header("headers", "tenant", json=as_json)]
+    columns += [*audit(json=as_json), *failure(json=as_json)]
+
+    found = [row.asDict() for row in frame.select(*columns).collect()]
+
+    for row, (_, read) in zip(found, rows, strict=True):
+        assert read is not None
+        names = (read["NServiceBus.EnclosedMessageTypes"] or "").split(";")
+        assert row["types"] == [full_name(name) for name in names]
+        assert row["type"] == row["types"][0]
+        sent_at = parse_wire_time(read["NServiceBus.TimeSent"] or "")
+        assert row["sent"] == round(sent_at.timestamp() * 1e6)
+        assert row["conversationId"] == read["NServiceBus.ConversationId"]
+        assert row["failedQueue"] == read.get("NServiceBus.FailedQ")
+        assert row["exceptionMessage"] == read.get("NServiceBus.ExceptionInfo.Message")
+        assert row["processingEndpoint"] == read.get("NServiceBus.ProcessingEndpoint")
+    audited = [row["processingTime"] for row in found if row["processingTime"] is not None]
+    assert audited == [0.045384]
+    assert sum(row["timeOfFailure"] is not None for row in found) == 5
 
 
 def test_headers_of_the_other_format_are_refused_at_once(spark: SparkSession) -> None:

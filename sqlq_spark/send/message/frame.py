@@ -96,18 +96,16 @@ class Frame:
 
     def headers_as_received(self, fresh: pa.Array) -> pa.Array:
         """
-        Return header texts as they came, byte for byte.
+        Return header texts as they came, byte for byte; for an exception see `OwnTexts`.
 
         A message without the header MessageId gets it: its id is that of its row, which changes.
         """
-        found, own = self.column("headers"), self.headers({})
+        own = self.headers({})
         lacking = own.lacking(wire.MESSAGE_ID)
         ids = default(wire.MESSAGE_ID, pc.coalesce(self.text("id"), fresh), lacking)
         inner = pc.binary_join_element_wise(ids, own.texts(), ",", null_handling="skip")
         whole = pc.binary_join_element_wise("{", inner, "}", "")
-        if found is None or pa.types.is_map(found.type):
-            return whole
-        return pc.if_else(lacking, whole, found.cast(pa.string()))
+        return pc.if_else(lacking, whole, own.objects()) if isinstance(own, OwnTexts) else whole
 
     def milliseconds(self, name: str, longest: int, most: str) -> pa.Array | None:
         """Return a column of time spans; `longest` is the limit, and `most` its text for people."""
