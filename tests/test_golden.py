@@ -37,7 +37,7 @@ def test_both_writers_write_the_bytes_of_the_endpoint(case: Case) -> None:
     maps = pa.array([list(read.items())], MAP)
 
     assert wire.dumps(read) == case.headers
-    assert [f"{{{text}}}" for text in OwnMaps(maps, {}).texts().to_pylist()] == [case.headers]
+    assert [f"{{{text}}}" for text in OwnMaps(maps).texts().to_pylist()] == [case.headers]
     assert OwnTexts(pa.array([case.headers])).objects().to_pylist() == [case.headers]
 
 

@@ -110,7 +110,7 @@ def send_(
     options = SinkOptions.parse({name: text for name, text in raw.items() if text is not None})
     headers = dict(pair(text) for text in header or ())
     with Session(options, "send", state=False) as session:
-        address = partial(queue_writer.own_address, session, options)
+        address = partial(queue_writer.own_address, session)
         sender = Sender(options=options, partition=0, own_address=address)
         chunks = read(source, file, sender, headers, quiet=as_json)
         sent = Sent(chunks, options)

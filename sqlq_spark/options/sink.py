@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sqlq_spark.errors import BadOption, MissingOption
-from sqlq_spark.options.addresses import parse_queue, parse_table
+from sqlq_spark.options.addresses import parse_queue, parse_reply_address, parse_table
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.fields import address_option, computed, option
 from sqlq_spark.options.parse import count_from_zero, flag, one_of, topic_names, words
@@ -63,8 +63,8 @@ class SinkOptions(DatabaseOptions):
     originating_endpoint: str | None = option(
         "originatingEndpoint", words, "an endpoint's name", default=None
     )
-    reply_to_address: str | None = option(
-        "replyToAddress", words, "a queue's address", default=None
+    reply_to_address: QueueAddress | None = address_option(
+        "replyToAddress", parse_reply_address, "a queue's address"
     )
     as_received: bool = option("asReceived", flag, "true or false", default=False)
     legacy_columns: bool = option("legacyColumns", flag, "true or false", default=False)
@@ -104,12 +104,12 @@ class SinkOptions(DatabaseOptions):
 
     def _list_stated_headers(self) -> list[str]:
         """Return what the options write into headers."""
-        lifetime = self.time_to_be_received
+        lifetime, reply = self.time_to_be_received, self.reply_to_address
         stated = (
             self.message_type,
             self.content_type,
             self.originating_endpoint,
-            self.reply_to_address,
+            None if reply is None else self.naming.print_address(reply),
             None if lifetime is None else f"{lifetime} ms",
         )
         return [text for text in stated if text is not None]

@@ -194,19 +194,14 @@ def database_clock(session: Session) -> datetime:
     return found.replace(tzinfo=UTC)
 
 
-def own_address(session: Session, options: SinkOptions, text: str) -> str:
+def own_address(session: Session, address: QueueAddress) -> str:
     """
     Return a reply address as it must stand in a message.
 
-    An endpoint with another default database would answer into that one, so the address names ours.
-
-    Raises:
-        BadOption: the text is no queue's name.
+    An endpoint on SQL Server with another default database would answer into that one, so the
+    address names ours.
     """
-    naming = options.naming
-    if not naming.has_catalogs:
-        return text
-    return session.open().canonical(parse_destination("replyToAddress", text, naming))
+    return session.open().canonical(address)
 
 
 # ---------------------------------------------------------------- messages without a subscriber

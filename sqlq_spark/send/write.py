@@ -74,7 +74,7 @@ def write(
             partition=task.partition,
             seed=seed,
             clock=partial(queue_writer.database_clock, session),
-            own_address=partial(queue_writer.own_address, session, options),
+            own_address=partial(queue_writer.own_address, session),
         )
         chunks = sender.chunks(batches)
         if not exactly_once:

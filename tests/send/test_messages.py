@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strict_headers import loads
 
+from sqlq_spark.errors import BadMessage, BadOption
+from sqlq_spark.options import SinkOptions
 from sqlq_spark.send.message import sender as messages
-from sqlq_spark.send.message.sender import CHUNK_ROW
+from sqlq_spark.send.message.sender import CHUNK_ROW, Sender
 from sqlq_spark.wire import headers as wire
 
-from .frames import MAP, SEED, frame, headers, maps, sender
+from .frames import MAP, SEED, URL, frame, headers, maps, sender
 
 TEXT = st.text(max_size=6) | st.sampled_from(["a/b", '"', "\\", "\x7f", "\0", "\u2028", "🚀", "é"])
 NAMES = TEXT | st.sampled_from(
@@ -176,8 +178,84 @@ def test_a_column_wins_over_the_header_and_the_header_over_the_default() -> None
     found = headers(sender(replyToAddress="option").messages(batch, 0))
 
     assert [each[wire.CORRELATION_ID] for each in found[:2]] == ["column", "header"]
-    assert [each[wire.REPLY_TO_ADDRESS] for each in found] == ["header", "column", "option"]
+    assert [each[wire.REPLY_TO_ADDRESS] for each in found] == [
+        *("header", '"public"."column"', '"public"."option"'),
+    ]
     assert found[2][wire.CORRELATION_ID] == found[2][wire.MESSAGE_ID]
+
+
+SALES = '"sales"."Spark.In"'
+REPLIES = [  # as a user writes a reply address, and as an endpoint reads it
+    ("Spark.In", '"public"."Spark.In"'),
+    ('"Spark.In"', '"public"."Spark.In"'),
+    (SALES, SALES),
+    ('sales."Spark.In"', SALES),
+    ('"sales"."a""b@c"', '"sales"."a""b@c"'),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), REPLIES)
+def test_a_reply_address_is_written_as_endpoints_read_it(text: str, expected: str) -> None:
+    """From the option and from the column; an endpoint would read a bare dot as a schema's end."""
+    by_option = headers(sender(replyToAddress=text).messages(frame(), 0))
+    by_column = headers(sender().messages(frame(3, replyToAddress=[text, None, text]), 0))
+
+    assert by_option[0][wire.REPLY_TO_ADDRESS] == expected
+    assert [each.get(wire.REPLY_TO_ADDRESS) for each in by_column] == [expected, None, expected]
+
+
+def test_a_reply_address_on_sqlserver_has_no_quotes() -> None:
+    """Brackets as in the option `queue`; without a connection the address names no database."""
+    made = SinkOptions.parse(
+        {"url": "sqlserver://host/shop", "queue": "q", "replyToAddress": "[Spark.In]@[sales]"}
+    )
+
+    (found,) = headers(Sender(options=made, partition=0).messages(frame(), 0))
+
+    assert found[wire.REPLY_TO_ADDRESS] == "Spark.In@[sales]"
+
+
+@pytest.mark.parametrize(
+    ("url", "text", "reason"),
+    [
+        (
+            URL,
+            "Spark.In@[dbo]@[shop]",
+            'an address of this database, for example "public"."Spark.In"',
+        ),
+        (URL, "Spark.In@host", "an address of this database"),
+        (URL, '"public"."Spark', "the quote that opens at character 10 is not closed"),
+        (URL, "n" * 56, "the table has 56 UTF-8 bytes where 55 are the most"),
+        (URL, " " * 3 + "\0", "NUL"),
+        ("sqlserver://host/shop", '"public"."Spark.In"', "for example Spark.In@[dbo]"),
+        ("sqlserver://host/shop", "a@b@c@d", "it has 4 parts where 3 are the most"),
+    ],
+)
+def test_what_cannot_be_a_reply_address_is_refused(url: str, text: str, reason: str) -> None:
+    """By the option's name before anything runs; by the column's name and row."""
+    raw = {"url": url, "queue": "orders"}
+    with pytest.raises(BadOption, match="option replyToAddress is ") as option:
+        SinkOptions.parse(raw | {"replyToAddress": text})
+    batch = frame(3, replyToAddress=[None, "fine", text])
+    with pytest.raises(BadMessage, match="column replyToAddress is ") as column:
+        Sender(options=SinkOptions.parse(raw), partition=3).messages(batch, 0)
+
+    assert reason in str(option.value)
+    assert str(column.value).startswith("row 2 of partition 3 cannot be sent: ")
+    assert reason in str(column.value)
+
+
+@pytest.mark.parametrize("text", ["Shop.Web@OLDHOST", 'odd"', "", *(text for text, _ in REPLIES)])
+@pytest.mark.parametrize("kind", ["map", "json"])
+def test_a_message_that_is_sent_on_keeps_its_reply_address(kind: str, text: str) -> None:
+    """A read has it in the headers and in the column: it stays as another endpoint wrote it."""
+    own = {**WHOLE, wire.REPLY_TO_ADDRESS: text}
+    column = maps(own) if kind == "map" else [wire.dumps(own)]
+
+    for batch in (frame(headers=column, replyToAddress=[text]), frame(headers=column)):
+        found = sender(replyToAddress="option").messages(batch, 0)
+
+        assert found["headers"].to_pylist() == [wire.dumps(own)]
 
 
 def test_the_id_column_is_the_message_id_of_rows_without_that_header() -> None:

@@ -32,6 +32,9 @@ POISON: dict[str, str | None] = {}  # stands for what is no JSON object of texts
 class Own(Protocol):
     """The headers that the rows of a record batch bring themselves."""
 
+    def without(self, explicit: dict[str, pa.Array]) -> Own:
+        """Remove headers that columns, header → values, replace."""
+
     def lacking(self, name: str) -> pa.Array:
         """Return which rows do not have a header, as booleans."""
 
@@ -117,24 +120,25 @@ class OwnTexts:
 class OwnMaps:
     """Headers that came as maps, flat: entry `i` belongs to row `parents[i]`."""
 
-    def __init__(self, maps: pa.MapArray, explicit: dict[str, pa.Array]) -> None:
+    def __init__(self, maps: pa.MapArray) -> None:
         self.rows = len(maps)
         offsets = maps.offsets.to_numpy()
         # not list_parent_indices, which ends the process for a map (pyarrow 26)
         self.parents = np.repeat(np.arange(self.rows), np.diff(offsets))
         self.keys = maps.keys.slice(offsets[0], len(self.parents)).cast(pa.string())
         self.values = maps.items.slice(offsets[0], len(self.parents)).cast(pa.string())
-        self._leave_out(explicit)
         self._leave_out_repeated()
         self._put_last(wire.NEVER_FIRST)
 
-    def _leave_out(self, explicit: dict[str, pa.Array]) -> None:
+    def without(self, explicit: dict[str, pa.Array]) -> OwnMaps:
+        """Remove headers for which a column has a value."""
         keep = np.ones(len(self.parents), bool)
         for name, column in explicit.items():
             if column.null_count < self.rows:
                 stated = column.is_valid().to_numpy(zero_copy_only=False)[self.parents]
                 keep &= ~(stated & self._where(name))
         self._keep(np.flatnonzero(keep))
+        return self
 
     def _leave_out_repeated(self) -> None:
         """Keep the last value of a name that a map has twice, as readers of the text do."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from sqlq_spark.options import SinkOptions
+    from sqlq_spark.wire.address import QueueAddress
 
 # a row of a chunk; `queue` null is the sink's own
 # delays.CHUNK_DELAYS and topics.CHUNK_TOPICS follow where the frame has these columns
@@ -49,7 +50,8 @@ class Sender:
     seed: bytes | None = None  # the same seed gives the same message ids again
     sent: datetime | None = None
     clock: Callable[[], datetime] = own_clock  # decides what has expired since it was received
-    own_address: Callable[[str], str] = str  # writes a reply address as messages hold it
+    # writes a reply address as messages hold it; None: as the database writes addresses
+    own_address: Callable[[QueueAddress], str] | None = None
 
     def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Yield messages in tables of CHUNK_ROW, each of about CHUNK_BYTES at most."""
@@ -108,15 +110,16 @@ class Sender:
         fresh = random_ids(2 * frame.rows, seed=self.seed, first=2 * frame.row)
         if self.options.as_received:
             return frame.headers_as_received(id_texts(fresh[::2]))
+        own, own_address = frame.headers(), self.own_address or self.options.naming.print_address
         explicit = {
             wire.CORRELATION_ID: frame.text("correlationId"),
-            wire.REPLY_TO_ADDRESS: frame.addresses("replyToAddress", self.own_address),
+            wire.REPLY_TO_ADDRESS: frame.reply_addresses(own, self.options.naming, own_address),
         } | delays.delay_headers(later, sent)
         defaults = DefaultHeaders(
             frame=frame,
             options=self.options,
-            own=frame.headers(explicit),
-            own_address=self.own_address,
+            own=own.without(explicit),
+            own_address=own_address,
             explicit=explicit,
             fresh=fresh,
             lifetime=lifetime,
