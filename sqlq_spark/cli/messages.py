@@ -111,7 +111,7 @@ def send_(
     headers = dict(pair(text) for text in header or ())
     with Session(options, "send", state=False) as session:
         address = partial(queue_writer.own_address, session)
-        sender = Sender(options=options, partition=0, own_address=address)
+        sender = Sender(options=options, partition=0, own_address=address, rows_choose=True)
         chunks = read(source, file, sender, headers, quiet=as_json)
         sent = Sent(chunks, options)
         insert(session, chunks, options, sent, quiet=as_json)

@@ -23,7 +23,7 @@ class SinkOptions(DatabaseOptions):
 
     side: ClassVar[tuple[str, str]] = ("write", "spark.read or spark.readStream")
 
-    # where rows go that name no queue of their own
+    # where all rows go that are not published; None: to their own queues
     address: QueueAddress | None = address_option(
         "queue", parse_queue, "a queue's name, also as .save(name)"
     )

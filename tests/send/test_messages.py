@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import uuid
+from dataclasses import replace
 from datetime import timedelta
 
 import pyarrow as pa
@@ -162,6 +163,20 @@ def test_empty_header_text_is_no_headers_and_the_last_of_two_values_counts() -> 
         assert found["a"] == "3"
 
 
+def test_the_option_queue_overrides_the_column() -> None:
+    """Also a column that a read gives, or with names of no queue; without it the column decides."""
+    names = ["billing", None, '"', '"public"."orders"']
+    batch = frame(4, queue=names, seq=pa.array([1, 2, 3, 4]))
+
+    by_option = sender(queue="archive").messages(batch, 0)
+    by_column = sender(queue=None).messages(batch.slice(0, 1), 0)
+    by_line = replace(sender(queue="archive"), rows_choose=True).messages(batch.slice(0, 2), 0)
+
+    assert by_option["queue"].to_pylist() == [None] * 4
+    assert by_column["queue"].to_pylist() == ["billing"]
+    assert by_line["queue"].to_pylist() == ["billing", None]
+
+
 # ----- columns of their own --------------------------------------------------------------------
 
 
@@ -274,12 +289,11 @@ def test_the_id_column_is_the_message_id_of_rows_without_that_header() -> None:
 
 def test_bodies_may_be_text_and_empty() -> None:
     """UTF-8; zero bytes are not null."""
-    batch = pa.RecordBatch.from_pydict({"body": ["", "ü🚀"], "queue": ["a", None]})
+    batch = pa.RecordBatch.from_pydict({"body": ["", "ü🚀"]})
 
     found = sender().messages(batch, 0)
 
     assert found["body"].to_pylist() == [b"", "ü🚀".encode()]
-    assert found["queue"].to_pylist() == ["a", None]
 
 
 @pytest.mark.parametrize(

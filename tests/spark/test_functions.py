@@ -467,15 +467,15 @@ def test_corrupt_headers_are_not_forwarded(spark: SparkSession) -> None:
 
 
 def test_outgoing_columns_do_not_name_the_source_queue(spark: SparkSession) -> None:
-    """The sink refuses its option queue beside the columns queue and seq of a read."""
+    """The sink refuses its option topics beside the columns queue and seq of a read."""
     frame = messages(spark, [REQUEST], as_json=False)
     for columns in (reply("body"), send("body"), forward(), forward("a"), return_to_source()):
         types = dict(frame.select(*columns).dtypes)
 
-        check_frame(types, queue=True)
+        check_frame(types, queue=False, topics=True)
         assert "seq" not in types
     with pytest.raises(BadFrame, match="drop the column queue, or the option"):
-        check_frame(dict(frame.drop("headers").dtypes), queue=True)
+        check_frame(dict(frame.drop("headers").dtypes), queue=False, topics=True)
 
 
 def test_the_page_of_functions_lists_each_with_its_arguments(spark: SparkSession) -> None:
@@ -552,7 +552,7 @@ def test_answers_reach_the_endpoints_and_keep_the_conversation(queue: SparkQueue
 def test_a_reply_without_a_destination_fails_the_batch(
     queue: SparkQueue, address: str | None, reason: str
 ) -> None:
-    """No reply is sent; with the option queue, it is the destination of rows without one."""
+    """No reply is sent; with the option queue, it is the destination of all rows."""
     requests: list[dict[str, str | None] | None] = [
         {"NServiceBus.ReplyToAddress": queue.name},
         {"NServiceBus.ReplyToAddress": address},

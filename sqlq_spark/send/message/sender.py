@@ -52,6 +52,8 @@ class Sender:
     clock: Callable[[], datetime] = own_clock  # decides what has expired since it was received
     # writes a reply address as messages hold it; None: as the database writes addresses
     own_address: Callable[[QueueAddress], str] | None = None
+    # whether a row's own queue overrides the option `queue`, as on the command line
+    rows_choose: bool = False
 
     def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Yield messages in tables of CHUNK_ROW, each of about CHUNK_BYTES at most."""
@@ -75,7 +77,7 @@ class Sender:
         lifetime = frame.lifetimes(self.options.time_to_be_received)
         if self.options.as_received:
             lifetime = pc.coalesce(frame.remaining(self.clock), lifetime)
-        queues = frame.text("queue")
+        queues = self.queues(frame)
         topics = publishing.read_topics(frame, queues, self.options)
         later = delays.read_delays(frame, lifetime)
         columns = [
@@ -89,6 +91,12 @@ class Sender:
         if topics is None:
             return messages
         return messages.append_column(publishing.CHUNK_TOPICS, topics)
+
+    def queues(self, frame: Frame) -> pa.Array:
+        """Return the rows' own queues; nulls where they go to the option's queue."""
+        if self.options.address is None or self.rows_choose:
+            return frame.text("queue")
+        return pa.nulls(frame.rows, pa.string())
 
     def headers(
         self,
