@@ -96,15 +96,13 @@ class DefaultSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
         """Send a frame."""
         made = BatchWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
-        if has_one_destination(schema):
-            look_ahead(made.options)
+        look_ahead(made.options)
         return made
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001
         """Send the micro-batches of a stream."""
         made = StreamWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
-        if has_one_destination(schema):
-            look_ahead_once(made.options)
+        look_ahead_once(made.options)
         return made
 
 
@@ -315,11 +313,6 @@ def warn_of_legacy_columns() -> None:
         "legacyColumns=true has no effect. Queues of PostgreSQL have no columns CorrelationId and "
         "ReplyToAddress, because no endpoint of version 1 reads them. Both are in the headers"
     )
-
-
-def has_one_destination(schema: StructType) -> bool:
-    """Whether the options alone decide where all rows go."""
-    return {"queue", "topics", "delay", "deliverAt"}.isdisjoint(schema.names)
 
 
 @cache

@@ -80,6 +80,18 @@ class SinkOptions(DatabaseOptions):
     # whether CorrelationId and ReplyToAddress are also written into columns of their own
     fills_legacy_columns: bool = computed()
 
+    @property
+    def names_subscriptions(self) -> bool:
+        """Whether an option needs the table of subscriptions, whatever the rows say."""
+        named = self.subscription_address != QueueAddress(SUBSCRIPTION_TABLE)
+        return named or self.topics is not None
+
+    @property
+    def names_tables(self) -> bool:
+        """Whether any option names a table to which rows go, or that says where they go."""
+        tables = (self.address, self.delayed_address)
+        return self.names_subscriptions or any(each is not None for each in tables)
+
     def __post_init__(self) -> None:
         """Compute what the database allows, and check what concerns several options."""
         super().__post_init__()

@@ -98,6 +98,21 @@ def lock_table(destinations: Destinations, table: QueueAddress, queue: QueueAddr
         raise DelayedQueueNotFound(*names, connection.server) from None
 
 
+def check_table(destinations: Destinations, table: QueueAddress) -> None:
+    """
+    Check the table of the option `delayedQueue`, without a lock.
+
+    Raises:
+        DelayedQueueNotFound, DestinationRefused.
+    """
+    connection = destinations.connection
+    for reason in destinations.find_refused([table], DELAYED).values():
+        if isinstance(reason, QueueNotFound | NotAQueue):
+            name = connection.printed(table)
+            raise DelayedQueueNotFound(name, "the option delayedQueue", connection.server)
+        raise reason
+
+
 def due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:
     """Return when each row is due; the database computes each distinct delay or time once."""
     found = {

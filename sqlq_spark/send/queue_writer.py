@@ -149,21 +149,23 @@ def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
 
 def check_destination(connection: Connection, options: SinkOptions) -> None:
     """
-    Make sure that the queue, or the table of subscriptions, of the options is there.
+    Make sure that the tables that the options name are there.
 
     Args:
         connection: no transaction open.
         options: the sink's.
 
     Raises:
-        QueueNotFound, NotAQueue, DestinationRefused, SubscriptionsNotFound.
+        QueueNotFound, NotAQueue, DestinationRefused, DelayedQueueNotFound, SubscriptionsNotFound.
     """
+    queues = [] if options.address is None else [options.address]
     with transaction(connection, timeout=options.query_timeout):
-        if options.topics is None:
-            queue = destination_of(None, options)
-            for reason in Destinations(connection, options.allowed).find_refused([queue]).values():
-                raise reason
-        else:
+        known = Destinations(connection, options.allowed)
+        for reason in known.find_refused(queues).values():
+            raise reason
+        if options.delayed_address is not None:
+            delayed.check_table(known, options.delayed_address)
+        if options.names_subscriptions:
             subscriptions.check_table(connection, options.subscription_address)
 
 

@@ -47,7 +47,9 @@ class WriteTask:
 
 
 def look_ahead(options: SinkOptions) -> None:
-    """Fail on the driver, before a task runs, if a destination in the options does not exist."""
+    """Fail on the driver, before a task runs, if a table that the options name does not exist."""
+    if not options.names_tables:
+        return
     exactly_once = options.delivery == "exactlyOnce"
     with Session(options, "look ahead", state=exactly_once, worker=True) as session:
         session.do(lambda connection: queue_writer.check_destination(connection, options))

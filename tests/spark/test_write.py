@@ -155,7 +155,8 @@ def test_a_missing_destination_is_found_before_a_task_runs(
     absent = queue.beside("absent")
     queue.fill(0, 10)
     source = queue.stream().load() if streaming else queue.reader().load()
-    frame = source.select(counted(F.col("body").cast("string")).alias("body"))
+    body = counted(F.col("body").cast("string")).alias("body")
+    frame = source.select(body, "queue")  # the option overrides the column
 
     def send() -> None:
         if streaming:
