@@ -100,14 +100,14 @@ class DefaultSource(DataSource):
         """Send a frame."""
         options = SinkOptions.parse(self.options)
         made = BatchWriter(options, schema, overwrite=overwrite, sender=self.sender())
-        look_ahead(made.options, of_all_rows=has_one_destination(schema))
+        look_ahead(made.options)
         return made
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001
         """Send the micro-batches of a stream."""
         options = SinkOptions.parse(self.options)
         made = StreamWriter(options, schema, overwrite=overwrite, sender=self.sender())
-        look_ahead_once(made.options, of_all_rows=has_one_destination(schema))
+        look_ahead_once(made.options)
         return made
 
     def sender(self) -> str | None:
@@ -343,15 +343,10 @@ def warn_of_order(types: str) -> None:
     )
 
 
-def has_one_destination(schema: StructType) -> bool:
-    """Whether the options alone decide where all rows go."""
-    return {"queue", "topics", "delay", "deliverAt"}.isdisjoint(schema.names)
-
-
 @cache
-def look_ahead_once(options: SinkOptions, *, of_all_rows: bool) -> None:
+def look_ahead_once(options: SinkOptions) -> None:
     """Look ahead for a stream, once: Spark makes a new writer for each micro-batch."""
-    look_ahead(options, of_all_rows=of_all_rows)
+    look_ahead(options)
 
 
 @dataclass

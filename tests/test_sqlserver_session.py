@@ -758,9 +758,7 @@ def test_a_reply_address_names_the_database(shop: sqlserver.Connection) -> None:
     )
     options = SinkOptions.parse({"url": URL, "queue": "x", "replyToAddress": "Spark.In"})
     session: Any = SimpleNamespace(open=lambda: shop)
-    sender = Sender(
-        options=options, partition=0, own_address=partial(own_address, session, options)
-    )
+    sender = Sender(options=options, partition=0, own_address=partial(own_address, session))
 
     texts = sender.messages(rows, 0)["headers"].to_pylist()
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from sqlq_spark.admin import inspect, owner
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.database import transaction
+from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.sessions import check_state
 from sqlq_spark.errors import (
@@ -365,11 +366,13 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
 
     Raises:
         BadOption: two queues of the options are one.
+        QueueNotFound, DestinationRefused: the error queue would take no poison message.
         BodyStringMissing: the tasks would fail.
         NotAQueue: it is not a plain table, so that rows could exist outside of receipts.
         MoveRefused: delayed messages that are due could not be moved into it.
     """
     check_spellings(connection, options)
+    check_error_queue(connection, options)
     found = of_any_server(connection, timeout=options.query_timeout)
     with transaction(connection, timeout=options.query_timeout):
         for each in options.addresses:
@@ -390,6 +393,22 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
             raise NotAQueue(one.where, one.found)
         if one.is_problem:
             log.warning("%s: %s. Fix: %s", one.where, one.found, one.fix)
+
+
+def check_error_queue(connection: Connection, options: SourceOptions) -> None:
+    """
+    Make sure that each queue's poison messages can go to the error queue; no transaction is open.
+
+    Raises:
+        QueueNotFound, NotAQueue, DestinationRefused.
+    """
+    if options.error_address is None:
+        return
+    with transaction(connection, timeout=options.query_timeout):
+        for queue in options.addresses:
+            known = Destinations(connection, options.allowed, source=queue)
+            for reason in known.find_refused([options.error_address]).values():
+                raise reason
 
 
 def check_spellings(connection: Connection, options: SourceOptions) -> None:

@@ -35,8 +35,8 @@ STEP = 1 << 20  # bytes of a file after which the bar moves
 
 def make_sender(session: Session, options: SinkOptions) -> Sender:
     """What turns rows into messages."""
-    address = partial(queue_writer.own_address, session, options)
-    return Sender(options=options, partition=0, own_address=address)
+    address = partial(queue_writer.own_address, session)
+    return Sender(options=options, partition=0, own_address=address, rows_choose=True)
 
 
 def insert(

@@ -189,8 +189,9 @@ def reply(
     Answer each message: `received.select(*reply(body, message_type="Shop.OrderAccepted"))`.
 
     The destination is the ReplyToAddress of the received message. It is untrusted, and the sink
-    rejects an invalid address. Without ReplyToAddress `queue` is null: the row goes to the sink's
-    option `queue`, or the batch fails. The saga id is copied, so that a saga gets its reply.
+    rejects an invalid address. Do not set the option `queue` of the sink: it would be the
+    destination of all rows. Without ReplyToAddress `queue` is null, and the batch fails. The saga
+    id is copied, so that a saga gets its reply.
 
     Args:
         body: of the answer, a binary or string column, or a column's name.
@@ -233,7 +234,7 @@ def send(
 
     Args:
         body: of the message, a binary or string column, or a column's name.
-        to: a queue's address, or a Column of them; None: the sink's option `queue`.
+        to: a queue's address, or a Column of them; the sink's option `queue` overrides it.
         message_type: as for `reply`.
         content_type: as for `reply`.
         headers: as for `reply`.
@@ -305,7 +306,7 @@ def forward(
     query fails with an error that names it.
 
     Args:
-        to: a queue's address, or a Column of them; None: the sink's option `queue`.
+        to: a queue's address, or a Column of them; the sink's option `queue` overrides it.
         without: names of headers to leave out.
         received: as for `reply`; it has `body` too.
         json: whether the received headers are text; if `without` is empty, the text is unchanged.
@@ -328,8 +329,9 @@ def return_to_source(*, received: str | None = None, json: bool = False) -> list
     Return messages of an error queue to the queues where they failed.
 
     Headers that begin with NServiceBus.Retries, .FailedQ, .TimeOfFailure and .ExceptionInfo are
-    left out. Without FailedQ `queue` is null: the row goes to the sink's option `queue`, or the
-    batch fails. Corrupt headers raise an error as in `forward`.
+    left out. Do not set the option `queue` of the sink: it would be the destination of all rows.
+    Without FailedQ `queue` is null, and the batch fails. Corrupt headers raise an error as in
+    `forward`.
 
     Returns:
         `body`, `headers`, `id`, `queue`.

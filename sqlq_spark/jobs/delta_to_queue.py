@@ -56,7 +56,9 @@ class Settings(job.DatabaseSettings):
         "Which rows to send, as an SQL condition, for example _change_type = 'insert'.",
         default=None,
     )
-    queue: str | None = job.setting("The queue of rows that do not set it.", default=None)
+    queue: str | None = job.setting(
+        "The queue of all rows; without it and without topics, the column queue.", default=None
+    )
     topics: str | None = job.setting(
         "Publish to these topics instead: full type names, separated by commas.", default=None
     )

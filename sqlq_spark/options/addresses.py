@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sqlq_spark.errors import BadAddress, BadOption
-from sqlq_spark.wire.address import SHOWN
+from sqlq_spark.wire.address import SHOWN, QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlq_spark.database.names import Names
-    from sqlq_spark.wire.address import QueueAddress
 
 
 def parse_queue(option: str, text: str, naming: Names) -> QueueAddress:
@@ -41,6 +40,34 @@ def parse_queue_unless(word: str) -> Callable[[str, str, Names], QueueAddress | 
 def parse_destination(option: str, text: str, naming: Names) -> QueueAddress:
     """Read where a row of a frame goes: a queue's name, or an address that a message holds."""
     return _parse(option, text, naming.parse_destination)
+
+
+def parse_reply_address(option: str, text: str, naming: Names) -> QueueAddress:
+    """
+    Read where replies go, from an option: a queue's name, or an address that a message holds.
+
+    Nobody checks whether this queue exists, because it may be in another endpoint's hands. So a
+    text in the notation of another database is refused.
+
+    Raises:
+        BadOption: the text is no queue's name.
+    """
+    return _parse_reply(option, text, naming, naming.parse_queue)
+
+
+def parse_reply_column(option: str, text: str, naming: Names) -> QueueAddress:
+    """Read where replies go, from a row of a frame, as `parse_reply_address`."""
+    return _parse_reply(option, text, naming, naming.parse_destination)
+
+
+def _parse_reply(
+    option: str, text: str, naming: Names, parse: Callable[[str], QueueAddress]
+) -> QueueAddress:
+    if naming.is_of_other_database(text):
+        example = naming.print_address(QueueAddress("Spark.In"))
+        raise BadOption(option, text[:SHOWN], f"an address of this database, for example {example}")
+    # `public."Spark.In"` is an address, although no name of a queue begins so
+    return _parse(option, text, naming.parse_address if '"' in text else parse)
 
 
 def parse_table(option: str, text: str, naming: Names) -> QueueAddress:

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sqlq_spark.errors import BadOption, MissingOption
-from sqlq_spark.options.addresses import parse_queue, parse_queue_unless, parse_table
+from sqlq_spark.options.addresses import (
+    parse_queue,
+    parse_queue_unless,
+    parse_reply_address,
+    parse_table,
+)
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.fields import address_option, computed, option
 from sqlq_spark.options.parse import (
@@ -32,7 +37,7 @@ class SinkOptions(DatabaseOptions):
 
     side: ClassVar[tuple[str, str]] = ("write", "spark.read or spark.readStream")
 
-    # where rows go that name no queue of their own
+    # where all rows go that are not published; None: to their own queues
     address: QueueAddress | None = address_option(
         "queue", parse_queue, "a queue's name, also as .save(name)"
     )
@@ -88,8 +93,8 @@ class SinkOptions(DatabaseOptions):
     originating_endpoint: str | None = option(
         "originatingEndpoint", words, "an endpoint's name", default=None
     )
-    reply_to_address: str | None = option(
-        "replyToAddress", words, "a queue's address", default=None
+    reply_to_address: QueueAddress | None = address_option(
+        "replyToAddress", parse_reply_address, "a queue's address"
     )
     as_received: bool = option("asReceived", flag, "true or false", default=False)
     legacy_columns: bool = option("legacyColumns", flag, "true or false", default=False)
@@ -104,6 +109,18 @@ class SinkOptions(DatabaseOptions):
     settles: bool = computed()  # whether sends and the receive of their micro-batch commit together
     # whether CorrelationId and ReplyToAddress are also written into columns of their own
     fills_legacy_columns: bool = computed()
+
+    @property
+    def names_subscriptions(self) -> bool:
+        """Whether an option needs the table of subscriptions, whatever the rows say."""
+        named = self.subscription_address != QueueAddress(SUBSCRIPTION_TABLE)
+        return named or self.topics is not None
+
+    @property
+    def names_tables(self) -> bool:
+        """Whether any option names a table to which rows go, or that says where they go."""
+        tables = (self.address, self.delayed_address, self.undeliverable_address)
+        return self.names_subscriptions or any(each is not None for each in tables)
 
     def __post_init__(self) -> None:
         """Compute what the database allows, and check what concerns several options."""
@@ -132,12 +149,12 @@ class SinkOptions(DatabaseOptions):
 
     def _list_stated_headers(self) -> list[str]:
         """Return what the options write into headers."""
-        lifetime = self.time_to_be_received
+        lifetime, reply = self.time_to_be_received, self.reply_to_address
         stated = (
             self.message_type,
             self.content_type,
             self.originating_endpoint,
-            self.reply_to_address,
+            None if reply is None else self.naming.print_address(reply),
             None if lifetime is None else f"{lifetime} ms",
         )
         return [text for text in stated if text is not None]

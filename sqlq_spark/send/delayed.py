@@ -24,7 +24,8 @@ from sqlq_spark.errors import (
     QueueNotFound,
 )
 from sqlq_spark.send.message.delays import CHUNK_DELAYS, MOMENT
-from sqlq_spark.wire.headers import FORWARD_DESTINATION, escape
+from sqlq_spark.wire.header_columns import NAMED_IN_HEX, parse_headers
+from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps, escape
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
@@ -132,6 +133,21 @@ def table_not_found(
     return DelayedQueueNotFound(*names, connection.server)
 
 
+def check_table(destinations: Destinations, table: QueueAddress) -> None:
+    """
+    Check the table of the option `delayedQueue`, without a lock.
+
+    Raises:
+        DelayedQueueNotFound, DestinationRefused.
+    """
+    connection = destinations.connection
+    for reason in destinations.find_refused([table], DELAYED).values():
+        if isinstance(reason, QueueNotFound | NotAQueue):
+            name = connection.printed(table)
+            raise DelayedQueueNotFound(name, "the option delayedQueue", connection.server)
+        raise reason
+
+
 def due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:
     """Return when each row is due; the database computes each distinct delay or time once."""
     found = {
@@ -152,8 +168,23 @@ def due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedA
     )
 
 
+def _without_forward_destination(headers: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return header texts without the destination that a delivered message may still have."""
+    named = pc.match_substring(headers, FORWARD_DESTINATION)
+    marked = pc.or_(named, pc.match_substring_regex(headers, NAMED_IN_HEX))
+    if not pc.any(marked).as_py():
+        return headers
+    found = [parse_headers(text) or {} for text in headers.filter(marked).to_pylist()]
+    others = [
+        {name: text for name, text in each.items() if name != FORWARD_DESTINATION} for each in found
+    ]
+    texts = pa.array([dumps(each) for each in others], pa.string())
+    return pc.replace_with_mask(headers.combine_chunks(), marked.combine_chunks(), texts)
+
+
 def set_forward_destination(headers: pa.ChunkedArray, destination: str) -> pa.ChunkedArray:
-    """Return header texts with ForwardDestination at their end."""
+    """Return header texts with ForwardDestination at their end, and nowhere else."""
+    headers = _without_forward_destination(headers)
     entry = f'"{FORWARD_DESTINATION}":"{escape(destination)}"}}'
     open_ = pc.utf8_slice_codeunits(headers, 0, -1)
     comma = pc.if_else(pc.equal(open_, "{"), "", ",")

@@ -186,26 +186,26 @@ def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
     return parse_destination("queue (column)", name, options.naming)
 
 
-def check_destinations(connection: Connection, options: SinkOptions, *, of_all_rows: bool) -> None:
+def check_destinations(connection: Connection, options: SinkOptions) -> None:
     """
-    Make sure that the queue, or the table of subscriptions, of the options is there.
+    Make sure that the tables that the options name are there.
 
     Args:
         connection: no transaction open.
-        options: the sink's. Its error queue is checked too.
-        of_all_rows: whether the options decide where all rows go; if not, only the error queue is
-            checked.
+        options: the sink's.
 
     Raises:
-        QueueNotFound, NotAQueue, DestinationRefused, SubscriptionsNotFound.
+        QueueNotFound, NotAQueue, DestinationRefused, DelayedQueueNotFound, SubscriptionsNotFound.
     """
-    queues = [] if options.undeliverable_address is None else [options.undeliverable_address]
-    if of_all_rows and options.topics is None:
-        queues.append(destination_of(None, options))
+    named = (options.address, options.undeliverable_address)
+    queues = [each for each in named if each is not None]
     with transaction(connection, timeout=options.query_timeout):
-        for reason in Destinations(connection, options.allowed).find_refused(queues).values():
+        known = Destinations(connection, options.allowed)
+        for reason in known.find_refused(queues).values():
             raise reason
-        if of_all_rows and options.topics is not None:
+        if options.delayed_address is not None:
+            delayed.check_table(known, options.delayed_address)
+        if options.names_subscriptions:
             subscriptions.check_table(connection, options.subscription_address)
 
 
@@ -236,16 +236,11 @@ def database_clock(session: Session) -> datetime:
     return found.replace(tzinfo=UTC)
 
 
-def own_address(session: Session, options: SinkOptions, text: str) -> str:
+def own_address(session: Session, address: QueueAddress) -> str:
     """
     Return a reply address as it must stand in a message.
 
-    An endpoint with another default database would answer into that one, so the address names ours.
-
-    Raises:
-        BadOption: the text is no queue's name.
+    An endpoint on SQL Server with another default database would answer into that one, so the
+    address names ours.
     """
-    naming = options.naming
-    if not naming.has_catalogs:
-        return text
-    return session.open().canonical(parse_destination("replyToAddress", text, naming))
+    return session.open().canonical(address)

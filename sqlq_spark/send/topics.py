@@ -29,7 +29,7 @@ def read_topics(frame: Frame, queues: pa.Array, options: SinkOptions) -> pa.Arra
 
     Args:
         frame: the rows.
-        queues: their own queues; untrusted.
+        queues: their own queues, untrusted; null where the option `queue` overrides them.
         options: the sink's; its topics are those of rows with neither topics nor a queue.
 
     Returns:

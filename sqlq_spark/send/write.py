@@ -50,21 +50,13 @@ class WriteTask:
         return f"{self.sink}/{self.batch}/{self.partition}"
 
 
-def look_ahead(options: SinkOptions, *, of_all_rows: bool) -> None:
-    """
-    Fail on the driver, before a task runs, if a destination in the options does not exist.
-
-    Args:
-        options: the sink's.
-        of_all_rows: whether the options alone decide where all rows go. If not, only the error
-            queue of the option `undeliverable` must be there.
-    """
-    if not of_all_rows and options.undeliverable_address is None:
+def look_ahead(options: SinkOptions) -> None:
+    """Fail on the driver, before a task runs, if a table that the options name does not exist."""
+    if not options.names_tables:
         return
-    check = partial(queue_writer.check_destinations, options=options, of_all_rows=of_all_rows)
     exactly_once = options.delivery == "exactlyOnce"
     with Session(options, "look ahead", state=exactly_once, worker=True) as session:
-        session.do(check)
+        session.do(lambda connection: queue_writer.check_destinations(connection, options))
 
 
 def write(
@@ -89,7 +81,7 @@ def write(
             partition=task.partition,
             seed=seed,
             clock=partial(queue_writer.database_clock, session),
-            own_address=partial(queue_writer.own_address, session, options),
+            own_address=partial(queue_writer.own_address, session),
             sent_by=task.sent_by,
         )
         chunks = sender.chunks(batches)

@@ -45,6 +45,9 @@ TRACE_PARENT: Final = "traceparent"
 TRACE_STATE: Final = "tracestate"
 BAGGAGE: Final = "baggage"
 
+# Endpoints up to 9.0 fail on headers that begin with this name.
+NEVER_FIRST: Final = "__type"
+
 # Headers that begin with one of these are removed when a failed message returns to its source.
 FAULT_PREFIXES: Final = (RETRIES, FAILED_Q, TIME_OF_FAILURE, EXCEPTION_INFO)
 
@@ -59,6 +62,7 @@ _SHORT = {'"': '\\"', "\\": "\\\\", "/": "\\/", "\b": "\\b", "\t": "\\t"} | {
     "\r": "\\r",
 }
 _ESCAPED = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
+_BYTE_ORDER_MARK = "\ufeff"  # escaped too, unlike the other characters of its category
 _BMP_END = 0xFFFF
 
 
@@ -81,7 +85,7 @@ def _escape_one(character: str) -> str:
     if character > chr(_BMP_END):
         pair = character.encode("utf-16-be").hex().upper()
         return f"\\u{pair[:4]}\\u{pair[4:]}"
-    if category in _ESCAPED and character != " ":
+    if character == _BYTE_ORDER_MARK or (category in _ESCAPED and character != " "):
         return f"\\u{ord(character):04X}"
     return character
 
@@ -104,9 +108,14 @@ def dumps(headers: Mapping[str, str | None]) -> str:
     """
     Write headers as one compact JSON object, in the order given.
 
+    NEVER_FIRST moves to the end.
+
     Raises:
         TypeError: a name or value is not text (a value may be None).
     """
+    if next(iter(headers), None) == NEVER_FIRST:
+        first, *others = headers.items()
+        headers = dict([*others, first])
     members = (
         f'"{escape(name)}":null' if value is None else f'"{escape(name)}":"{escape(value)}"'
         for name, value in headers.items()

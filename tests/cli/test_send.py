@@ -15,6 +15,7 @@ from sqlq_spark.wire.headers import (
     FORWARD_DESTINATION,
     MESSAGE_ID,
     MESSAGE_INTENT,
+    REPLY_TO_ADDRESS,
     TIME_TO_BE_RECEIVED,
 )
 
@@ -55,6 +56,23 @@ def test_send_reads_json_lines(run: Run, queue: str, place: Place) -> None:
     assert first[CONTENT_TYPE] == "application/json"
     assert (first["k"], second["k"]) == ("v=w", "own")
     assert second[TIME_TO_BE_RECEIVED] == "00:01:00"
+
+
+def test_a_lines_reply_address_is_written_as_endpoints_read_it(
+    run: Run, queue: str, place: Place
+) -> None:
+    """Its canonical form; what cannot be one is refused by its line, and nothing is sent."""
+    line = {"body": "", "replyToAddress": "Spark.In"}
+    sent = run("send", queue, stdin=json.dumps(line))
+    bad = run(
+        "send", queue, stdin=f'{{"body": ""}}\n{json.dumps(line | {"replyToAddress": "a@b"})}'
+    )
+
+    assert (sent.code, bad.code) == (0, 2)
+    assert "line 2 cannot be sent: column replyToAddress is 'a@b'" in bad.err
+    assert [headers[REPLY_TO_ADDRESS] for headers, _ in messages(place, queue)] == [
+        '"public"."Spark.In"'
+    ]
 
 
 def test_send_reads_a_file_as_one_body(run: Run, queue: str, place: Place, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ _ESCAPE = re.compile(r'\\(["\\/bfnrt])|((?:\\u[0-9A-Fa-f]{4})+)')
 _SHORT = {'"': '"', "\\": "\\", "/": "/", "\b": "b", "\t": "t", "\n": "n", "\f": "f", "\r": "r"}
 _LONG = {short: character for character, short in _SHORT.items()}
 _ESCAPED = {"Cc", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"}
+_BYTE_ORDER_MARK = "\ufeff"
 
 
 class Poison(ValueError):
@@ -91,7 +92,8 @@ def _one(character: str) -> str:
     category = unicodedata.category(character)
     if category == "Cs":
         return "\\uFFFD"
-    if ord(character) > 0xFFFF or (category in _ESCAPED and character != " "):
+    escaped = category in _ESCAPED or character == _BYTE_ORDER_MARK
+    if ord(character) > 0xFFFF or (escaped and character != " "):
         digits = character.encode("utf-16-be").hex().upper()
         return "".join(f"\\u{digits[at : at + 4]}" for at in range(0, len(digits), 4))
     return character

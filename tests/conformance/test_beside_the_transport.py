@@ -6,6 +6,7 @@ The endpoints run the transport's own statements and read with a JSON of their o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,8 @@ def received(bench: Bench, stream: str, batch: int = 1, **limits: Any) -> list[d
 def write(bench: Bench, frame: dict[str, Any], *, batch: int = 0, **raw: str) -> None:
     """Send a frame through the staging, as a stream's task and driver do."""
     options = bench.sink(**raw)
+    if "queue" in frame:  # the option would override the column
+        options = replace(options, address=None)
     rows = pa.RecordBatch.from_pydict(frame)
     chunks = messages.Sender(options=options, partition=0).chunks([rows])
     staged = staging.stage(bench.session(), chunks, sink="sink", batch=batch)

@@ -16,7 +16,7 @@ from waiting import until
 
 from sqlq_spark.admin import checks
 from sqlq_spark.database import schema, transaction
-from sqlq_spark.errors import BodyStringMissing, RightMissing
+from sqlq_spark.errors import BodyStringMissing, NotAQueue, QueueNotFound, RightMissing
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import wire_time
@@ -414,6 +414,23 @@ def test_a_stream_that_asks_for_a_body_string_that_is_missing_ends_at_once(bare:
     assert f"`sqlqueue create '{bare.printed}' --body-string`" in str(caught.value)
     assert "BodyString" in caught.value.args[1]
     run(bare, caught.value.args[1])
+    assert loop.latest(INITIAL) != INITIAL
+
+
+def test_an_error_queue_that_takes_no_message_ends_a_stream_at_its_start(bare: Bench) -> None:
+    """Absent, or no queue: before a message is received, not at the first poison message."""
+    errors = QueueAddress("absent", bare.dotnet.schema)
+    bare.dotnet.send(bare.queue)
+    loop = bare.loop(errorQueue=bare.address("absent"), transactionMode="none")
+
+    with pytest.raises(QueueNotFound, match=r"absent.*sqlqueue create"):
+        loop.latest(INITIAL)
+    bare.dotnet.dba.make_another(errors)
+    with pytest.raises(NotAQueue, match="absent"):
+        loop.latest(INITIAL)
+    bare.dotnet.dba.drop(errors)
+    bare.dotnet.create(errors)
+
     assert loop.latest(INITIAL) != INITIAL
 
 

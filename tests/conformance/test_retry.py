@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from wire import golden
 
 from sqlq_spark.admin import failed_messages, return_to_source
 from sqlq_spark.admin.failed_messages import Choice, Group, Plan
 from sqlq_spark.errors import MessageChanged
 from sqlq_spark.wire.address import QueueAddress
-from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, MESSAGE_ID, TIME_OF_FAILURE, dumps
+from sqlq_spark.wire.headers import (
+    EXCEPTION_INFO,
+    FAILED_Q,
+    FAULT_PREFIXES,
+    MESSAGE_ID,
+    TIME_OF_FAILURE,
+    dumps,
+    escape,
+)
 
 from .conftest import TIMEOUT, Bench
 
@@ -69,6 +79,29 @@ def test_what_the_failure_added_is_left_out_and_all_else_stays(bare: Bench) -> N
     assert back.headers == dumps(KEPT)
     assert (back.body, back.expires) == (b"\xef\xbb\xbf\x00", None)
     assert back.id != row
+
+
+def test_failures_of_real_endpoints_are_returned_as_they_were(bare: Bench) -> None:
+    """What the endpoint added when it failed leaves the text; all else stays byte for byte."""
+    failures = [case for case in golden() if FAILED_Q in (case.read or {})]
+    here = f'"{FAILED_Q}":"{escape(bare.printed)}"'
+    texts = [
+        re.sub(rf'"{FAILED_Q}":"(\\"|[^"])*"', lambda _: here, str(each.headers))
+        for each in failures
+    ]
+    for text, each in zip(texts, failures, strict=True):
+        bare.dotnet.send(bare.errors, text, each.body)
+
+    found = planned(bare, exceptions=frozenset({"InvalidOperationException"}))
+    (done,) = give_back(bare, found, batch=100)
+
+    kind = "System.InvalidOperationException"
+    assert [(each.exception, each.messages) for each in found.groups] == [(kind, 5)]
+    assert (done.messages, waiting(bare)) == (5, [])
+    added = rf',"({"|".join(map(re.escape, FAULT_PREFIXES))})[^"]*":"(\\.|[^"\\])*"'
+    assert [(each.headers, each.body) for each in bare.dotnet.rows(bare.queue)] == [
+        (re.sub(added, "", text), each.body) for text, each in zip(texts, failures, strict=True)
+    ]
 
 
 def test_a_message_keeps_its_identity(bare: Bench) -> None:

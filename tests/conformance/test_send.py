@@ -13,17 +13,21 @@ from sqlq_spark.database import transaction
 from sqlq_spark.errors import (
     BadOption,
     ChunksMissing,
+    DelayedQueueNotFound,
     MissingOption,
     NothingToSettle,
     QueueNotFound,
     ReceiptSettled,
+    SubscriptionsNotFound,
 )
+from sqlq_spark.options import SinkOptions
 from sqlq_spark.receive.receipts import return_
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import dispatch_log
 from sqlq_spark.send import staging as send_staging
 from sqlq_spark.send.message.sender import CHUNK_ROW, Sender
+from sqlq_spark.send.write import look_ahead
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 
@@ -176,6 +180,40 @@ def test_a_missing_destination_stops_the_whole_batch(bench: Bench) -> None:
     assert bench.dotnet.state_rows("dispatch_log", "batch") == [(None,)]
     bench.dotnet.create(absent)
     assert dispatch(bench, staged) == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ("queue", QueueNotFound),
+        ("delayedQueue", DelayedQueueNotFound),
+        ("subscriptionTable", SubscriptionsNotFound),
+    ],
+)
+def test_a_table_that_an_option_names_is_looked_for_before_a_task_runs(
+    bench: Bench, option: str, error: type[Exception]
+) -> None:
+    """The error names the table, whatever the columns say; with the table there is no error."""
+    absent = QueueAddress("absent", bench.dotnet.schema)
+    options = bench.sink(**{option: bench.address("absent")})
+
+    with pytest.raises(error, match="absent"):
+        look_ahead(options)
+    if option == "queue":
+        bench.dotnet.create(absent)
+    elif option == "delayedQueue":
+        bench.dotnet.create_delayed(absent)
+    else:
+        bench.dotnet.create_subscriptions(absent)
+
+    look_ahead(options)
+
+
+def test_a_sink_whose_rows_alone_say_where_to_looks_for_nothing() -> None:
+    """Nor connects: the column decides for each row."""
+    look_ahead(
+        SinkOptions.parse({"url": "postgresql://host.invalid/shop", "delivery": "atLeastOnce"})
+    )
 
 
 def test_an_unreadable_destination_stops_the_batch(bench: Bench) -> None:

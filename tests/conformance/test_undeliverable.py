@@ -333,9 +333,8 @@ def test_without_its_error_queue_nothing_is_sent(post: Post, bad: str | None) ->
     queue = None if bad is None else post.name(bad)
     options = post.sink(queue=post.name("orders"))
 
-    for of_all_rows in (False, True):
-        with pytest.raises(QueueNotFound, match="error"):
-            queue_writer.check_destinations(post.bench.desk, options, of_all_rows=of_all_rows)
+    with pytest.raises(QueueNotFound, match="error"):
+        queue_writer.check_destinations(post.bench.desk, options)
     with pytest.raises(QueueNotFound, match="error"):
         post.send(rows((post.name("orders"), b"1"), (queue, b"2")))
 

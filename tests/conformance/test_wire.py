@@ -6,6 +6,7 @@ The rows of one kind of table lie in it together, so that a row which spoils oth
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +169,12 @@ def own(text: str | None) -> str:
     return (text or "{}").strip()[1:-1]
 
 
+def repeats_a_name(text: str | None) -> bool:
+    """Whether endpoints up to 9.0 fail on a header text."""
+    names = [name for name, _ in json.loads(text or "{}", object_pairs_hook=list)]
+    return len(names) > len(set(names))
+
+
 def test_every_row_of_the_9_1_writer_is_written_byte_for_byte(bench: Bench) -> None:
     """Whole where it has all that a message must have, else after what was added."""
     rows = [case for case in SOUND if case.whole is not None]
@@ -186,7 +193,7 @@ def test_every_row_of_the_9_1_writer_is_written_byte_for_byte(bench: Bench) -> N
 
 @pytest.mark.parametrize("kind", ["map", "json"])
 def test_every_row_is_written_so_that_an_endpoint_reads_the_same(bench: Bench, kind: str) -> None:
-    """Whoever wrote it; as a map in the bytes of 9.1, as text in its own."""
+    """As a map in the bytes of 9.1, as text in its own, but with each name once."""
     columns = {
         "map": pa.array([list((case.read or {}).items()) for case in SOUND], FIELDS["headers"]),
         "json": pa.array([case.headers for case in SOUND], pa.string()),
@@ -200,4 +207,6 @@ def test_every_row_is_written_so_that_an_endpoint_reads_the_same(bench: Bench, k
         if kind == "map":
             assert text == netjson.dumps(headers_), case.name
         else:
-            assert text.endswith(own(case.headers) + "}"), case.name
+            again = repeats_a_name(case.headers)
+            inside = own(netjson.dumps(case.read or {}) if again else case.headers)
+            assert text.endswith(inside + "}"), case.name

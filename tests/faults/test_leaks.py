@@ -143,7 +143,7 @@ def test_nothing_grows_from_batch_to_batch(
     queue.fill(0, BATCHES * MESSAGES)
     given = queue.options | {"maxMessagesPerTrigger": str(MESSAGES), "peekDelay": "100ms"}
     stream = spark.readStream.format("sqlqueue").options(**given).load()
-    writer = stream.drop("queue").writeStream.format("sqlqueue").options(**out.options)
+    writer = stream.writeStream.format("sqlqueue").options(**out.options)
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
 
     query = writer.trigger(availableNow=True).start()

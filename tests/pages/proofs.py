@@ -156,6 +156,8 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "cancelled": "test_postgresql.py::test_what_was_cancelled_did_not_time_out",
         "right-missing": RIGHT,
         "queue-dropped": f"{OPERATIONS}::test_a_dropped_queue",
+        "option-table-missing": "conformance/test_send.py::"
+        "test_a_table_that_an_option_names_is_looked_for_before_a_task_runs",
         "state-dropped": f"{OPERATIONS}::test_the_state_tables_are_dropped",
         "checkpoint-lost": f"{OPERATIONS}::test_checkpoint_lost",
         "checkpoint-rolled-back": ROLLED_BACK,

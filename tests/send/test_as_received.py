@@ -128,7 +128,7 @@ def test_poison_and_an_expires_that_is_no_time_are_refused() -> None:
 )
 def test_options_that_state_headers_are_refused(option: str) -> None:
     """They would have no effect."""
-    with pytest.raises(BadOption, match=r"asReceived is 'true'.*'said'\] here"):
+    with pytest.raises(BadOption, match=r"asReceived is 'true'.*said.* here"):
         sent({"seq": [1]}, **{option: "said"})
     with pytest.raises(BadOption, match="7000 ms"):
         sent({"seq": [1]}, timeToBeReceived="00:00:07")

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
+from sqlq_spark.send.delayed import set_forward_destination
 from sqlq_spark.send.message.delays import MOMENT
 from sqlq_spark.send.message.sender import CHUNK_ROW
 from sqlq_spark.wire import headers as wire
@@ -85,3 +86,25 @@ def test_a_column_overrides_what_headers_say_of_delays(kind: str) -> None:
     assert delayed["a"] == "b"
     assert wire.FORWARD_DESTINATION not in delayed
     assert {name: plain[name] for name in own} == own
+
+
+def test_a_stored_message_has_one_destination() -> None:
+    """Also where it was delivered with its former one, however that is spelt; all else stays."""
+    texts = [
+        "{}",
+        '{"a":"1" , "b":"x\\/"}',
+        f'{{"{wire.FORWARD_DESTINATION}":"old"}}',
+        f'{{"a":"1","{wire.FORWARD_DESTINATION}":"old","b":"\\u00e9"}}',
+        '{"NServiceBus.SqlServer.Forward\\u0044estination":null,"a":"1"}',
+    ]
+    entry = f'"{wire.FORWARD_DESTINATION}":"\\"public\\".\\"a\\""'
+
+    found = set_forward_destination(pa.chunked_array([texts[:2], texts[2:]]), '"public"."a"')
+
+    assert found.to_pylist() == [
+        f"{{{entry}}}",
+        f'{{"a":"1" , "b":"x\\/",{entry}}}',
+        f"{{{entry}}}",
+        f'{{"a":"1","b":"é",{entry}}}',
+        f'{{"a":"1",{entry}}}',
+    ]

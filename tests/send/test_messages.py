@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import uuid
+from dataclasses import replace
 from datetime import timedelta
 
 import pyarrow as pa
@@ -11,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strict_headers import loads
 
+from sqlq_spark.errors import BadMessage, BadOption
+from sqlq_spark.options import SinkOptions
 from sqlq_spark.send.message import sender as messages
-from sqlq_spark.send.message.sender import CHUNK_ROW
+from sqlq_spark.send.message.sender import CHUNK_ROW, Sender
 from sqlq_spark.wire import headers as wire
 
-from .frames import MAP, SEED, frame, headers, maps, sender
+from .frames import MAP, SEED, URL, frame, headers, maps, sender
 
 TEXT = st.text(max_size=6) | st.sampled_from(["a/b", '"', "\\", "\x7f", "\0", "\u2028", "🚀", "é"])
 NAMES = TEXT | st.sampled_from(
@@ -91,6 +96,63 @@ def test_headers_are_byte_for_byte_those_of_the_writer(
     assert found.equals(sender().messages(frame(len(given_), headers=json).slice(offset), 0))
 
 
+# what a row needs so that its own headers are the whole text
+WHOLE = {
+    wire.MESSAGE_ID: "m",
+    wire.MESSAGE_INTENT: "Send",
+    wire.CONVERSATION_ID: "c",
+    wire.CORRELATION_ID: "m",
+    wire.TIME_SENT: "t",
+}
+ODD_NAMES = st.sampled_from(["a", "b", "__type", 'quoted"', ":", '":', *WHOLE])
+PAIRS = st.lists(st.tuples(ODD_NAMES, st.none() | st.sampled_from(["", '":', '" :', "x", "é"])))
+
+
+@given(rows=st.lists(PAIRS, max_size=4), wide=st.booleans(), whole=st.integers(0, 1))
+def test_a_name_is_written_once_and_type_is_never_first(
+    *, rows: list[list[tuple[str, str | None]]], wide: bool, whole: int
+) -> None:
+    """With its last value; endpoints up to 9.0 fail on either. As a map, as JSON, as received."""
+    rows = [[*pairs, *(whole * [*WHOLE.items()])] for pairs in rows]
+    separators = (" , ", " \n: ") if wide else (",", ":")
+    texts = [
+        "{"
+        + separators[0].join(
+            f'"{wire.escape(name)}"{separators[1]}'
+            + ("null" if value is None else f'"{wire.escape(value)}"')
+            for name, value in pairs
+        )
+        + "}"
+        for pairs in rows
+    ]
+    columns = {"maps": pa.array(rows, MAP), "texts": pa.array(texts, pa.string())}
+    options = [{}, {"asReceived": "true"}]
+
+    for column, raw in itertools.product(columns.values(), options):
+        found = sender(**raw).messages(frame(len(rows), headers=column), 0)["headers"].to_pylist()
+
+        for text, pairs in zip(found, rows, strict=True):
+            members = json.loads(text, object_pairs_hook=list)
+            written = dict(members)
+            assert len(members) == len(written)
+            assert members[0][0] != "__type"
+            assert {name: written[name] for name, _ in pairs} == dict(pairs)
+
+
+def test_a_text_that_every_endpoint_reads_stays_as_it_is() -> None:
+    """White space, escapes, and a colon behind a quote in a value are no reason to write again."""
+    start = "".join(f'"{name}" : "{value}",' for name, value in WHOLE.items())
+    texts = [
+        f'{{{start}"a":"\\":"}}',
+        f'{{{start} "b" :\t"\\u00e9/" }}',
+        f'{{{start}"__type":"x"}}',
+    ]
+
+    found = sender().messages(frame(3, headers=texts), 0)
+
+    assert found["headers"].to_pylist() == texts
+
+
 def test_empty_header_text_is_no_headers_and_the_last_of_two_values_counts() -> None:
     """In JSON and in a map alike, as endpoints read them."""
     for text in ("", "{}"):
@@ -99,6 +161,20 @@ def test_empty_header_text_is_no_headers_and_the_last_of_two_values_counts() -> 
     for column in (twice, pa.array(['{"a":"1","b":"2","a":"3"}'])):
         (found,) = headers(sender().messages(frame(headers=column), 0))
         assert found["a"] == "3"
+
+
+def test_the_option_queue_overrides_the_column() -> None:
+    """Also a column that a read gives, or with names of no queue; without it the column decides."""
+    names = ["billing", None, '"', '"public"."orders"']
+    batch = frame(4, queue=names, seq=pa.array([1, 2, 3, 4]))
+
+    by_option = sender(queue="archive").messages(batch, 0)
+    by_column = sender(queue=None).messages(batch.slice(0, 1), 0)
+    by_line = replace(sender(queue="archive"), rows_choose=True).messages(batch.slice(0, 2), 0)
+
+    assert by_option["queue"].to_pylist() == [None] * 4
+    assert by_column["queue"].to_pylist() == ["billing"]
+    assert by_line["queue"].to_pylist() == ["billing", None]
 
 
 # ----- columns of their own --------------------------------------------------------------------
@@ -117,8 +193,84 @@ def test_a_column_wins_over_the_header_and_the_header_over_the_default() -> None
     found = headers(sender(replyToAddress="option").messages(batch, 0))
 
     assert [each[wire.CORRELATION_ID] for each in found[:2]] == ["column", "header"]
-    assert [each[wire.REPLY_TO_ADDRESS] for each in found] == ["header", "column", "option"]
+    assert [each[wire.REPLY_TO_ADDRESS] for each in found] == [
+        *("header", '"public"."column"', '"public"."option"'),
+    ]
     assert found[2][wire.CORRELATION_ID] == found[2][wire.MESSAGE_ID]
+
+
+SALES = '"sales"."Spark.In"'
+REPLIES = [  # as a user writes a reply address, and as an endpoint reads it
+    ("Spark.In", '"public"."Spark.In"'),
+    ('"Spark.In"', '"public"."Spark.In"'),
+    (SALES, SALES),
+    ('sales."Spark.In"', SALES),
+    ('"sales"."a""b@c"', '"sales"."a""b@c"'),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), REPLIES)
+def test_a_reply_address_is_written_as_endpoints_read_it(text: str, expected: str) -> None:
+    """From the option and from the column; an endpoint would read a bare dot as a schema's end."""
+    by_option = headers(sender(replyToAddress=text).messages(frame(), 0))
+    by_column = headers(sender().messages(frame(3, replyToAddress=[text, None, text]), 0))
+
+    assert by_option[0][wire.REPLY_TO_ADDRESS] == expected
+    assert [each.get(wire.REPLY_TO_ADDRESS) for each in by_column] == [expected, None, expected]
+
+
+def test_a_reply_address_on_sqlserver_has_no_quotes() -> None:
+    """Brackets as in the option `queue`; without a connection the address names no database."""
+    made = SinkOptions.parse(
+        {"url": "sqlserver://host/shop", "queue": "q", "replyToAddress": "[Spark.In]@[sales]"}
+    )
+
+    (found,) = headers(Sender(options=made, partition=0).messages(frame(), 0))
+
+    assert found[wire.REPLY_TO_ADDRESS] == "Spark.In@[sales]"
+
+
+@pytest.mark.parametrize(
+    ("url", "text", "reason"),
+    [
+        (
+            URL,
+            "Spark.In@[dbo]@[shop]",
+            'an address of this database, for example "public"."Spark.In"',
+        ),
+        (URL, "Spark.In@host", "an address of this database"),
+        (URL, '"public"."Spark', "the quote that opens at character 10 is not closed"),
+        (URL, "n" * 56, "the table has 56 UTF-8 bytes where 55 are the most"),
+        (URL, " " * 3 + "\0", "NUL"),
+        ("sqlserver://host/shop", '"public"."Spark.In"', "for example Spark.In@[dbo]"),
+        ("sqlserver://host/shop", "a@b@c@d", "it has 4 parts where 3 are the most"),
+    ],
+)
+def test_what_cannot_be_a_reply_address_is_refused(url: str, text: str, reason: str) -> None:
+    """By the option's name before anything runs; by the column's name and row."""
+    raw = {"url": url, "queue": "orders"}
+    with pytest.raises(BadOption, match="option replyToAddress is ") as option:
+        SinkOptions.parse(raw | {"replyToAddress": text})
+    batch = frame(3, replyToAddress=[None, "fine", text])
+    with pytest.raises(BadMessage, match="column replyToAddress is ") as column:
+        Sender(options=SinkOptions.parse(raw), partition=3).messages(batch, 0)
+
+    assert reason in str(option.value)
+    assert str(column.value).startswith("row 2 of partition 3 cannot be sent: ")
+    assert reason in str(column.value)
+
+
+@pytest.mark.parametrize("text", ["Shop.Web@OLDHOST", 'odd"', "", *(text for text, _ in REPLIES)])
+@pytest.mark.parametrize("kind", ["map", "json"])
+def test_a_message_that_is_sent_on_keeps_its_reply_address(kind: str, text: str) -> None:
+    """A read has it in the headers and in the column: it stays as another endpoint wrote it."""
+    own = {**WHOLE, wire.REPLY_TO_ADDRESS: text}
+    column = maps(own) if kind == "map" else [wire.dumps(own)]
+
+    for batch in (frame(headers=column, replyToAddress=[text]), frame(headers=column)):
+        found = sender(replyToAddress="option").messages(batch, 0)
+
+        assert found["headers"].to_pylist() == [wire.dumps(own)]
 
 
 def test_the_id_column_is_the_message_id_of_rows_without_that_header() -> None:
@@ -137,12 +289,11 @@ def test_the_id_column_is_the_message_id_of_rows_without_that_header() -> None:
 
 def test_bodies_may_be_text_and_empty() -> None:
     """UTF-8; zero bytes are not null."""
-    batch = pa.RecordBatch.from_pydict({"body": ["", "ü🚀"], "queue": ["a", None]})
+    batch = pa.RecordBatch.from_pydict({"body": ["", "ü🚀"]})
 
     found = sender().messages(batch, 0)
 
     assert found["body"].to_pylist() == [b"", "ü🚀".encode()]
-    assert found["queue"].to_pylist() == ["a", None]
 
 
 @pytest.mark.parametrize(

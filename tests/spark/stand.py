@@ -162,8 +162,12 @@ class SparkQueue(Queue):
         return self.spark.readStream.format("sqlqueue").options(**self.options | texts(options))
 
     def send(self, frame: DataFrame, **options: object) -> None:
-        """Write a frame."""
-        whole = self.options | texts(options)
+        """Write a frame into the queue."""
+        self.send_by_column(frame, queue=self.name, **options)
+
+    def send_by_column(self, frame: DataFrame, **options: object) -> None:
+        """Write a frame whose column `queue` decides."""
+        whole = self.database_options | texts(options)
         frame.write.format("sqlqueue").mode("append").options(**whole).save()
 
     def finish(self, writer: DataStreamWriter) -> StreamingQuery:

@@ -60,7 +60,7 @@ def test_a_delay_of_text_waits_for_another_queue_and_is_forwarded(queue: SparkQu
         F.lit("00:00:00").alias("delay"),
         F.lit(billing.name).alias("queue"),
     )
-    queue.send(frame, delivery="atLeastOnce", delayedQueue=waiting.name)
+    queue.send_by_column(frame, delivery="atLeastOnce", delayedQueue=waiting.name)
     assert billing.count() == queue.count() == 0
 
     queue.into_table(queue.stream(delayedDelivery="true").load())

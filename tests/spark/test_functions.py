@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from wire import golden
 
 from spark.stand import finish
 from sqlq_spark import functions
@@ -286,6 +287,36 @@ def test_the_columns_of_audited_and_failed_messages(spark: SparkSession, *, as_j
         assert set(rows[4].values()) == {None}
 
 
+@FORMATS
+def test_rows_of_real_endpoints_are_read(spark: SparkSession, *, as_json: bool) -> None:
+    """Types, times, failures and audits of tests/golden, as Python's own parser finds them."""
+    kind = "string" if as_json else "map<string,string>"
+    rows = [(case.headers, case.read) for case in golden()]
+    frame = spark.createDataFrame([(row[not as_json],) for row in rows], f"headers {kind}")
+    columns = [message_types("headers", json=as_json).alias("types")]
+    columns += [message_type("headers", json=as_json).alias("type")]
+    columns += [F.unix_micros(time_sent("headers", json=as_json)).alias("sent")]
+    columns += [header("headers", "tenant", json=as_json)]
+    columns += [*audit(json=as_json), *failure(json=as_json)]
+
+    found = [row.asDict() for row in frame.select(*columns).collect()]
+
+    for row, (_, read) in zip(found, rows, strict=True):
+        assert read is not None
+        names = (read["NServiceBus.EnclosedMessageTypes"] or "").split(";")
+        assert row["types"] == [full_name(name) for name in names]
+        assert row["type"] == row["types"][0]
+        sent_at = parse_wire_time(read["NServiceBus.TimeSent"] or "")
+        assert row["sent"] == round(sent_at.timestamp() * 1e6)
+        assert row["conversationId"] == read["NServiceBus.ConversationId"]
+        assert row["failedQueue"] == read.get("NServiceBus.FailedQ")
+        assert row["exceptionMessage"] == read.get("NServiceBus.ExceptionInfo.Message")
+        assert row["processingEndpoint"] == read.get("NServiceBus.ProcessingEndpoint")
+    audited = [row["processingTime"] for row in found if row["processingTime"] is not None]
+    assert audited == [0.045384]
+    assert sum(row["timeOfFailure"] is not None for row in found) == 5
+
+
 def test_headers_of_the_other_format_are_refused_at_once(spark: SparkSession) -> None:
     """By Spark, before anything runs: a missing `json=True` is no column of nulls."""
     with pytest.raises(AnalysisException, match="MAP"):
@@ -442,17 +473,17 @@ def test_corrupt_headers_are_not_forwarded(spark: SparkSession) -> None:
 
 
 def test_outgoing_columns_do_not_name_the_source_queue(spark: SparkSession) -> None:
-    """The sink refuses its option queue beside the columns queue and seq of a read."""
+    """The sink refuses its option topics beside the columns queue and seq of a read."""
     frame = messages(spark, [REQUEST], as_json=False)
     failed = fail("T", "m"), retry_later(1, "T", "m"), acknowledge_retries()
     others = reply("body"), send("body"), forward(), forward("a"), return_to_source()
     for columns in (*others, *failed):
         types = dict(frame.select(*columns).dtypes)
 
-        check_frame(types, queue=True)
+        check_frame(types, queue=False, topics=True)
         assert "seq" not in types
     with pytest.raises(BadFrame, match="drop the column queue, or the option"):
-        check_frame(dict(frame.drop("headers").dtypes), queue=True)
+        check_frame(dict(frame.drop("headers").dtypes), queue=False, topics=True)
 
 
 def test_the_page_of_functions_lists_each_with_its_arguments(spark: SparkSession) -> None:
@@ -534,7 +565,7 @@ def test_answers_reach_the_endpoints_and_keep_the_conversation(queue: SparkQueue
 def test_a_reply_without_a_destination_fails_the_batch(
     queue: SparkQueue, address: str | None, reason: str
 ) -> None:
-    """No reply is sent; with the option queue, it is the destination of rows without one."""
+    """No reply is sent; with the option queue, it is the destination of all rows."""
     requests: list[dict[str, str | None] | None] = [
         {"NServiceBus.ReplyToAddress": queue.name},
         {"NServiceBus.ReplyToAddress": address},

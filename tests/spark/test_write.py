@@ -143,10 +143,8 @@ def test_round_trip(queue: SparkQueue, wire: list[tuple[str, bytes]]) -> None:
     back = queue.another("back")
     frame = queue.reader().load()
 
-    refused = refusal(back, frame)  # does the column say where to, or where from?
-    back.send(frame.drop("queue"), intent="Send")
+    back.send(frame, intent="Send")
 
-    assert "drop the column queue, or the option" in refused
     first, again = (
         each.reader().load().select("headers", "body", "correlationId") for each in (queue, back)
     )
@@ -160,10 +158,11 @@ def test_a_missing_destination_sends_nothing(queue: SparkQueue) -> None:
     second, absent = queue.another("second"), queue.beside("absent").name
     where = F.when(F.col("id") == "m-99", absent).otherwise(second.name)
 
-    refused = refusal(queue, numbers(queue.spark, 0, 100).withColumn("queue", where))
+    with pytest.raises(PySparkException) as refused:
+        queue.send_by_column(numbers(queue.spark, 0, 100).withColumn("queue", where))
 
-    assert f"queue {absent} was not found in " in refused
-    assert "Create it with `sqlqueue create`" in refused
+    assert f"queue {absent} was not found in " in str(refused.value)
+    assert "Create it with `sqlqueue create`" in str(refused.value)
     assert [queue.count(), second.count(), *staging(queue)] == [0, 0, 0, 0]
 
 
@@ -183,7 +182,8 @@ def test_a_missing_destination_is_found_before_a_task_runs(
     absent = queue.beside("absent")
     queue.fill(0, 10)
     source = queue.stream().load() if streaming else queue.reader().load()
-    frame = source.select(counted(F.col("body").cast("string")).alias("body"))
+    body = counted(F.col("body").cast("string")).alias("body")
+    frame = source.select(body, "queue")  # the option overrides the column
 
     def send() -> None:
         if streaming:
@@ -290,10 +290,14 @@ def test_legacy_columns_on_postgresql_are_warned_of_once(caplog: pytest.LogCaptu
 
 @DELIVERIES
 def test_a_stream_is_sent(queue: SparkQueue, delivery: str) -> None:
-    """From queue to queue: every message once, nothing left in between."""
+    """
+    From queue to queue: every message once, nothing left in between.
+
+    The option `queue` of the sink overrides the column, which says where a message came from.
+    """
     queue.fill(0, 500)
     out = queue.another("out")
-    stream = queue.stream(maxMessagesPerTrigger=200).load().drop("queue")
+    stream = queue.stream(maxMessagesPerTrigger=200).load()
 
     writer = stream.writeStream.format("sqlqueue").options(**out.options | {"delivery": delivery})
     queue.finish(writer)

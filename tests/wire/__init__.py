@@ -24,17 +24,23 @@ To add a row, put a file `<name>.toml` beside this one; nothing else names it:
     "<frame>" = ["   at Shop.Sales", 500]  # in `row` and in `read`
 
 A row without `[written]` is another writer's: it is read, and written in the bytes of 9.1.
+The rows of golden/nservicebus-10.jsonl, which real endpoints wrote, are cases too.
 What must come of a row is held by conformance/test_wire.py; the Spark tests read `messages()`.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import tomllib
 import uuid
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+# what endpoints of NServiceBus 10.2 with transport 9.1 wrote: table, headers, body in base64
+GOLDEN = Path(__file__).parents[1] / "golden" / "nservicebus-10.jsonl"
 
 KNOWN = {
     "": {"title", "source", "table", "row", "read", "written", "repeat"},
@@ -73,7 +79,34 @@ class Case:
 @cache
 def cases() -> tuple[Case, ...]:
     """All rows, by name."""
-    return tuple(parse(path) for path in sorted(Path(__file__).parent.glob("*.toml")))
+    parsed = tuple(parse(path) for path in sorted(Path(__file__).parent.glob("*.toml")))
+    return parsed + golden()
+
+
+@cache
+def golden() -> tuple[Case, ...]:
+    """The rows that real endpoints wrote, in their order; a name begins with the table's."""
+    lines = GOLDEN.read_text(encoding="utf-8").splitlines()
+    return tuple(parse_golden(number, json.loads(line)) for number, line in enumerate(lines, 1))
+
+
+def parse_golden(number: int, row: dict[str, str]) -> Case:
+    """Read one line; Python's own parser says what a reader must find."""
+    found = json.loads(row["headers"])
+    return Case(
+        name=f"{row['table']}, line {number}",
+        source=GOLDEN.name,
+        table=None,
+        headers=row["headers"],
+        body=base64.b64decode(row["body"]),
+        lives=None,
+        read=found,
+        columns={
+            "correlationId": found["NServiceBus.CorrelationId"],
+            "replyToAddress": found["NServiceBus.ReplyToAddress"],
+        },
+        whole=True,
+    )
 
 
 def parse(path: Path) -> Case:

@@ -44,8 +44,8 @@ def check_frame(
 
     Args:
         types: column → Spark's simple name of its type.
-        queue: whether the sink has a queue for rows without one.
-        topics: whether the sink has topics for such rows instead.
+        queue: whether the sink has a queue for all rows.
+        topics: whether the sink has topics for rows without a queue instead.
         as_received: whether the column `expires` is used.
 
     Raises:
@@ -80,11 +80,10 @@ def _check_destination(types: dict[str, str], *, queue: bool, topics: bool) -> N
             "no destination: give the option queue, or a column queue; to publish, the option "
             "topics, or a column topics"
         )
-    if "queue" in types and "seq" in types and (queue or topics):
-        option = "queue" if queue else "topics"
+    if {"queue", "seq"} <= types.keys() and topics:
         raise BadFrame(
             "its columns queue and seq, as a read gives them, say where each row came from, and "
-            f"the option {option} says where to: drop the column queue, or the option"
+            "would override the option topics: drop the column queue, or the option"
         )
 
 

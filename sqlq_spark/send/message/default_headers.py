@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sqlq_spark.send.message.frame import Frame
     from sqlq_spark.send.message.own_headers import Own
     from sqlq_spark.send.message.sent_by import SentBy
+    from sqlq_spark.wire.address import QueueAddress
 
 # headers that say who sent a message
 SENT_BY = frozenset({wire.ORIGINATING_MACHINE, wire.ORIGINATING_ENDPOINT, wire.HOST_ID})
@@ -37,7 +38,7 @@ class DefaultHeaders:
     frame: Frame
     options: SinkOptions
     own: Own  # the rows' own headers
-    own_address: Callable[[str], str]  # writes a reply address as messages hold it
+    own_address: Callable[[QueueAddress], str]  # writes a reply address as messages hold it
     explicit: dict[str, pa.Array]  # header → its values from columns of the frame
     fresh: pa.Array  # two new ids for each row
     lifetime: pa.Array  # milliseconds until a message expires, or null
@@ -85,8 +86,8 @@ class DefaultHeaders:
 
     def reply_to_address(self) -> pa.Array | None:
         """Return the column `replyToAddress`; the option's value where it is null."""
-        text = self.options.reply_to_address
-        option = pa.scalar(None if text is None else self.own_address(text), pa.string())
+        address = self.options.reply_to_address
+        option = pa.scalar(None if address is None else self.own_address(address), pa.string())
         return or_none(pc.coalesce(self.explicit[wire.REPLY_TO_ADDRESS], option))
 
     def types_of_sink(self) -> pa.Array:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.errors import BadMessage, BadOption
-from sqlq_spark.options.addresses import parse_destination
+from sqlq_spark.options.addresses import parse_destination, parse_reply_column
 from sqlq_spark.send.message import delays
 from sqlq_spark.send.message.own_headers import Own, OwnMaps, OwnTexts, default
 from sqlq_spark.wire import headers as wire
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
+    from sqlq_spark.database.names import Names
     from sqlq_spark.options import SinkOptions
+    from sqlq_spark.wire.address import QueueAddress
 
 LONGEST_LEFT = 100 * 365 * 86_400_000  # milliseconds; both databases can hold that date
 
@@ -46,15 +48,28 @@ class Frame:
         found = self.column(name)
         return pa.nulls(self.rows, pa.string()) if found is None else found.cast(pa.string())
 
-    def addresses(self, name: str, write: Callable[[str], str]) -> pa.Array:
-        """Return a column of addresses as `write` writes them; nulls where the frame has none."""
-        coded = self.text(name).dictionary_encode()
+    def reply_addresses(
+        self, own: Own, naming: Names, write: Callable[[QueueAddress], str]
+    ) -> pa.Array:
+        """
+        Return the column `replyToAddress` as messages hold it; nulls where the frame has none.
+
+        A read has the header in this column too. What equals the row's own header is null here, so
+        that a message that is sent on keeps its header unchanged.
+        """
+        texts = self.text("replyToAddress")
+        if texts.null_count == self.rows:
+            return texts
+        same = pc.fill_null(pc.equal(texts, own.values_of(wire.REPLY_TO_ADDRESS)), fill_value=False)
+        coded = pc.if_else(same, pa.scalar(None, pa.string()), texts).dictionary_encode()
         known = []
         for code, text in enumerate(coded.dictionary.to_pylist()):
             try:
-                known.append(write(text))
+                known.append(write(parse_reply_column("replyToAddress", text, naming)))
             except BadOption as error:
-                self.refuse(pc.equal(coded.indices, code), str(error))
+                _, found, expected = error.args
+                reason = f"column replyToAddress is {found!r}: expected {expected}"
+                self.refuse(pc.equal(coded.indices, code), reason)
         return pa.array(known, pa.string()).take(coded.indices)
 
     def check_queues(self, queues: pa.Array, topics: pa.Array | None, options: SinkOptions) -> None:
@@ -96,18 +111,16 @@ class Frame:
 
     def headers_as_received(self, fresh: pa.Array) -> pa.Array:
         """
-        Return header texts as they came, byte for byte.
+        Return header texts as they came, byte for byte; for an exception see `OwnTexts`.
 
         A message without the header MessageId gets it: its id is that of its row, which changes.
         """
-        found, own = self.column("headers"), self.headers({})
+        own = self.headers()
         lacking = own.lacking(wire.MESSAGE_ID)
         ids = default(wire.MESSAGE_ID, pc.coalesce(self.text("id"), fresh), lacking)
         inner = pc.binary_join_element_wise(ids, own.texts(), ",", null_handling="skip")
         whole = pc.binary_join_element_wise("{", inner, "}", "")
-        if found is None or pa.types.is_map(found.type):
-            return whole
-        return pc.if_else(lacking, whole, found.cast(pa.string()))
+        return pc.if_else(lacking, whole, own.objects()) if isinstance(own, OwnTexts) else whole
 
     def milliseconds(self, name: str, longest: int, most: str) -> pa.Array | None:
         """Return a column of time spans; `longest` is the limit, and `most` its text for people."""
@@ -134,13 +147,13 @@ class Frame:
                 self.refuse(pc.equal(coded.indices, code), str(error))
         return pa.array(known, pa.int64()).take(coded.indices)
 
-    def headers(self, explicit: dict[str, pa.Array]) -> Own:
-        """Return the headers of the rows' own, without those that a column replaces."""
+    def headers(self) -> Own:
+        """Return the headers of the rows' own."""
         found = self.column("headers")
         if found is None:
             return OwnTexts(pa.nulls(self.rows, pa.string()))
         if pa.types.is_map(found.type):
-            return OwnMaps(found, explicit)
+            return OwnMaps(found)
         own = OwnTexts(found.cast(pa.string()))
         self.refuse(own.poison(), "headers is no JSON object of texts")
-        return own.without(explicit)
+        return own

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.send.message.sent_by import SentBy
+    from sqlq_spark.wire.address import QueueAddress
 
 # a row of a chunk; `queue` null is the sink's own
 # delays.CHUNK_DELAYS and topics.CHUNK_TOPICS follow where the frame has these columns
@@ -51,7 +52,10 @@ class Sender:
     seed: bytes | None = None  # the same seed gives the same message ids again
     sent: datetime | None = None
     clock: Callable[[], datetime] = own_clock  # decides what has expired since it was received
-    own_address: Callable[[str], str] = str  # writes a reply address as messages hold it
+    # writes a reply address as messages hold it; None: as the database writes addresses
+    own_address: Callable[[QueueAddress], str] | None = None
+    # whether a row's own queue overrides the option `queue`, as on the command line
+    rows_choose: bool = False
     sent_by: SentBy | None = None  # None: only the option originatingEndpoint is written
 
     def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -76,7 +80,7 @@ class Sender:
         lifetime = frame.lifetimes(self.options.time_to_be_received)
         if self.options.as_received:
             lifetime = pc.coalesce(frame.remaining(self.clock), lifetime)
-        queues = frame.text("queue")
+        queues = self.queues(frame)
         topics = publishing.read_topics(frame, queues, self.options)
         later = delays.read_delays(frame, lifetime)
         columns = [
@@ -91,6 +95,12 @@ class Sender:
         if topics is None:
             return messages
         return messages.append_column(publishing.CHUNK_TOPICS, topics)
+
+    def queues(self, frame: Frame) -> pa.Array:
+        """Return the rows' own queues; nulls where they go to the option's queue."""
+        if self.options.address is None or self.rows_choose:
+            return frame.text("queue")
+        return pa.nulls(frame.rows, pa.string())
 
     def headers(
         self,
@@ -112,16 +122,17 @@ class Sender:
         fresh = random_ids(2 * frame.rows, seed=self.seed, first=2 * frame.row)
         if self.options.as_received:
             return frame.headers_as_received(id_texts(fresh[::2]))
+        own, own_address = frame.headers(), self.own_address or self.options.naming.print_address
         explicit = {
             wire.CORRELATION_ID: frame.text("correlationId"),
-            wire.REPLY_TO_ADDRESS: frame.addresses("replyToAddress", self.own_address),
+            wire.REPLY_TO_ADDRESS: frame.reply_addresses(own, self.options.naming, own_address),
         } | delays.delay_headers(later, sent)
-        own = frame.headers(explicit)
+        own = own.without(explicit)
         defaults = DefaultHeaders(
             frame=frame,
             options=self.options,
             own=own,
-            own_address=self.own_address,
+            own_address=own_address,
             explicit=explicit,
             fresh=fresh,
             lifetime=lifetime,
