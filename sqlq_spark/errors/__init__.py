@@ -25,7 +25,7 @@ The errors of this package, by what they are about.
     ├── CheckpointFailure    checkpoint: it does not match the stream's row
     │   ├── CheckpointRolledBack · DatabaseRolledBack
     │   ├── StreamNotFound · StreamOfOtherQueue · StreamTakenOver
-    │   └── BadOffset · BadPlan · StaleTask
+    │   └── BadOffset · BadPlan · StaleTask · CheckpointIncomplete
     └── ChunksMissing · NothingToSettle · DispatchLogAhead · DispatchLogOfOther    dispatch
 
 Every message says what failed, where, what was found, and how to fix it.
@@ -39,6 +39,7 @@ from sqlq_spark.errors.checkpoint import (
     BadOffset,
     BadPlan,
     CheckpointFailure,
+    CheckpointIncomplete,
     CheckpointRolledBack,
     DatabaseRolledBack,
     StaleTask,
@@ -133,6 +134,7 @@ __all__ = [
     "BodyStringMissing",
     "Cancelled",
     "CheckpointFailure",
+    "CheckpointIncomplete",
     "CheckpointRolledBack",
     "ChunksMissing",
     "ConnectionLost",

@@ -280,7 +280,7 @@ class Bench:
         """Run a task in a session of its own, and commit only at the end of the block."""
         connection = self.open(application)
         connection.run("begin")
-        _, login = fence(connection, task)
+        login = fence(connection, task).login
         kept = divert(connection, task, take(connection, task))
         save(connection, task, kept, login=login, origin=Origin())
         yield kept.rows

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from conftest import Place
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.wire.rows import Origin
 
 pytestmark = pytest.mark.faults
 
@@ -107,10 +108,12 @@ def test_without_the_fence_the_model_finds_a_lost_message(
 ) -> None:
     """A task of a batch that was acknowledged receives, and nobody will read its receipt."""
 
-    def open_always(connection: Connection, task: receiving.Task) -> tuple[bool, str]:
-        _, login = connection.rows("fence", stream=task.stream)[0]
-        receiving.lock(connection, task, login)
-        return True, login
+    def open_always(
+        connection: Connection, task: receiving.Task, origin: Origin
+    ) -> receiving.Fence:
+        _, *found = connection.rows("fence", stream=task.stream, query_id=origin.query_id)[0]
+        receiving.lock(connection, task, found[0])
+        return receiving.Fence(found[0], high_water=found[1])
 
     monkeypatch.setattr(receiving, "fence", open_always)
 
