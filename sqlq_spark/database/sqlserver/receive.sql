@@ -6,18 +6,17 @@
 -- streams acknowledged, or that had receipts when this stream's plan was stored. @query_id may be null.
 -- Index:   the primary key; stream_query.
 -- Returns: acked_batch bigint, login, query_batch bigint or null; no row where the stream is not there
-SELECT o.acked_batch,
-       o.login,
-       (SELECT MAX(u.batch)
-          FROM (SELECT q.query_batch AS batch
-                  FROM {state}.stream AS q
-                 WHERE q.query_id = @query_id
-                UNION ALL
-                SELECT p.batch
-                  FROM OPENJSON(o.plan_after)
-                       WITH (query nvarchar(36) '$.query', batch bigint '$.batch') AS p
-                 WHERE p.query = @query_id) AS u) AS query_batch
+SELECT o.acked_batch, o.login, h.query_batch
   FROM {state}.stream AS o WITH (REPEATABLEREAD, ROWLOCK)
+ CROSS APPLY (SELECT MAX(u.query_batch) AS query_batch
+                FROM (SELECT q.query_batch
+                        FROM {state}.stream AS q
+                       WHERE q.query_id = @query_id
+                      UNION ALL
+                      SELECT p.batch
+                        FROM OPENJSON(o.plan_after)
+                             WITH (query nvarchar(36) '$.query', batch bigint '$.batch') AS p
+                       WHERE p.query = @query_id) AS u) AS h
  WHERE o.stream = @stream
 
 -- name: task_lock

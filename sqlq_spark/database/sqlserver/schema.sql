@@ -102,7 +102,8 @@ END
 
 -- name: install_stream_query
 -- The streams of a query. No update of a row changes its key, except the first acknowledgement.
-IF INDEXPROPERTY(OBJECT_ID({state_text} + N'.stream', N'U'), N'stream_query', 'IndexID') IS NULL
+IF NOT EXISTS (SELECT 1 FROM sys.indexes
+                WHERE object_id = OBJECT_ID({state_text} + N'.stream', N'U') AND name = N'stream_query')
     CREATE INDEX stream_query ON {state}.stream (query_id)
 
 -- name: install_task
@@ -146,7 +147,8 @@ BEGIN
 END
 
 -- name: install_receipt_query
-IF INDEXPROPERTY(OBJECT_ID({state_text} + N'.receipt', N'U'), N'receipt_query', 'IndexID') IS NULL
+IF NOT EXISTS (SELECT 1 FROM sys.indexes
+                WHERE object_id = OBJECT_ID({state_text} + N'.receipt', N'U') AND name = N'receipt_query')
     CREATE INDEX receipt_query ON {state}.receipt (query_id, query_batch)
 
 -- name: install_receipt_storage
