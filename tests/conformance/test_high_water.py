@@ -211,7 +211,7 @@ def test_a_second_driver_that_plans_meanwhile_does_not_stop_the_first(
 ) -> None:
     """Its plan may not be used for the batch that runs, but for the next one."""
     monkeypatch.setattr(pace, "MESSAGES_PER_TASK", 1)
-    pair.start(maxConcurrency="2", minConcurrency="2")
+    pair.start(maxConcurrency="2", minConcurrency="2", maxMessagesPerTrigger="2")
     for source in (0, 1):
         send(pair, b"first", to=source)
     pair.plan()

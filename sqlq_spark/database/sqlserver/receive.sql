@@ -1,9 +1,9 @@
 -- name: fence
 -- A task of a batch that was acknowledged must not receive.
--- Locks:   the stream's row, shared, until commit; acknowledge waits for the task. REPEATABLEREAD
---          locks also where the database reads row versions.
 -- The third column is the query's high-water mark: the last batch of Spark's query that one of its
 -- streams acknowledged, or that had receipts when this stream's plan was stored. @query_id may be null.
+-- Locks:   the stream's row, shared, until commit; acknowledge waits for the task. REPEATABLEREAD
+--          locks also where the database reads row versions.
 -- Index:   the primary key; stream_query.
 -- Returns: acked_batch bigint, login, query_batch bigint or null; no row where the stream is not there
 SELECT o.acked_batch, o.login, h.query_batch
