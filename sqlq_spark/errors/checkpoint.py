@@ -16,7 +16,7 @@ class CheckpointRolledBack(CheckpointFailure):
         "the checkpoint of stream {0} is at batch {1}, but batch {2} was acknowledged. The "
         "checkpoint was rolled back or copied, and the messages between are gone from the queue. "
         "Restore the newer checkpoint, or start with a new one. failOnDataLoss=false continues "
-        "with this one. An idempotent sink (Delta, files, this one) then skips as many new batches."
+        "with this one. Then as many batches receive nothing, and new messages come after them."
     )
 
     def __init__(self, stream: str, start: int, acked: int) -> None:
