@@ -62,6 +62,7 @@ class Acknowledged:
     forwarded: int = 0  # to other queues
     plan: str | None = None  # stored text: of the batch after it, if that was planned before
     queues: dict[str, Acknowledged] = field(default_factory=dict)  # the same of each queue
+    is_passed_over: bool = False  # it was below the high-water mark, so its tasks received nothing
 
 
 # ---------------------------------------------------------------- the acknowledgement
@@ -105,10 +106,14 @@ def acknowledge(
     total = count_batch(batch, [each[:6] for _, *each in counts])
     if row.acked < batch and total.outcome.tasks < tasks:
         log.warning(MISSING, who.queue, batch, tasks, total.outcome.tasks)
+    origin = name_in_spark(counts)
+    passed = not (who.fail_on_data_loss or total.outcome.got)
+    passed = passed and is_passed_over(connection, stream, origin)
     if counts or row.acked < batch:
-        close_batch(connection, key, row.acked, total, name_in_spark(counts))
+        close_batch(connection, key, row.acked, total, origin)
     queues = {queue: count_batch(batch, [each[:6]]) for queue, *each in counts}
-    return replace(total, plan=row.plan_of(batch + 1), queues=queues)
+    plan = row.plan_of(batch + 1)
+    return replace(total, plan=plan, queues=queues, is_passed_over=passed)
 
 
 def close_batch(
@@ -138,6 +143,14 @@ def name_in_spark(counts: Sequence[Row]) -> Origin:
         return Origin()
     last = max(number for _, number in names if number is not None)
     return Origin(query_id=queries.pop(), query_batch=last)
+
+
+def is_passed_over(connection: Connection, stream: str, origin: Origin) -> bool:
+    """Whether Spark's batch is not above the high-water mark, before it is acknowledged."""
+    if origin.query_batch is None:
+        return False
+    (_, _, high_water), *_ = connection.rows("fence", stream=stream, query_id=origin.query_id)
+    return high_water is not None and origin.query_batch <= high_water
 
 
 def count_batch(batch: int, rows: Sequence[Sequence[int]]) -> Acknowledged:

@@ -245,22 +245,22 @@ def no_high_water(patch: Patch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "only", "found"),
+    ("harm", "work", "only", "found"),
     [
-        (empty_receipt, "receive 1.0", "lost"),
-        (two_commits, "dispatch", "repeated"),
-        (no_high_water, "receive_lost", "lost"),
+        (empty_receipt, stream, "receive 1.0", "lost"),
+        (two_commits, write, "dispatch", "repeated"),
+        (no_high_water, lose, "receive_lost", "lost"),
     ],
 )
 def test_the_count_finds_what_a_kill_loses_or_repeats(
-    walk: Walk, monkeypatch: pytest.MonkeyPatch, harm: Harm, only: str, found: str
+    walk: Walk, monkeypatch: pytest.MonkeyPatch, *, harm: Harm, work: Work, only: str, found: str
 ) -> None:
     """Each by a protocol that lacks one thing, which a kill shows."""
     harm(monkeypatch.setattr)
     walk.harm = harm
     walk.only = only
 
-    walk.trips({empty_receipt: stream, two_commits: write, no_high_water: lose}[harm])
+    walk.trips(work)
 
     kinds = {kind: bool(getattr(walk.count, kind)) for kind in ("lost", "repeated")}
     assert kinds == {"lost": False, "repeated": False} | {found: True}
