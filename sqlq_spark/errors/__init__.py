@@ -26,7 +26,7 @@ The errors of this package, by what they are about.
     ├── CheckpointFailure    checkpoint: it does not match the stream's row
     │   ├── CheckpointRolledBack · DatabaseRolledBack
     │   ├── StreamNotFound · StreamOfOtherQueue · StreamTakenOver
-    │   └── BadOffset · BadPlan · StaleTask
+    │   └── BadOffset · BadPlan · StaleTask · CheckpointIncomplete
     └── ChunksMissing · NothingToSettle · DispatchLogAhead · DispatchLogOfOther    dispatch
 
 Every message says what failed, where, what was found, and how to fix it.
@@ -40,6 +40,7 @@ from sqlq_spark.errors.checkpoint import (
     BadOffset,
     BadPlan,
     CheckpointFailure,
+    CheckpointIncomplete,
     CheckpointRolledBack,
     DatabaseRolledBack,
     StaleTask,
@@ -135,6 +136,7 @@ __all__ = [
     "BodyStringMissing",
     "Cancelled",
     "CheckpointFailure",
+    "CheckpointIncomplete",
     "CheckpointRolledBack",
     "ChunksMissing",
     "ConnectionLost",

@@ -16,7 +16,7 @@ class CheckpointRolledBack(CheckpointFailure):
         "the checkpoint of stream {0} is at batch {1}, but batch {2} was acknowledged. The "
         "checkpoint was rolled back or copied, and the messages between are gone from the queue. "
         "Restore the newer checkpoint, or start with a new one. failOnDataLoss=false continues "
-        "with this one. An idempotent sink (Delta, files, this one) then skips as many new batches."
+        "with this one. Then as many batches receive nothing, and new messages come after them."
     )
 
     def __init__(self, stream: str, start: int, acked: int) -> None:
@@ -111,3 +111,22 @@ class StaleTask(CheckpointFailure):
 
     def __init__(self, stream: str, batch: int, task: int, acked: int) -> None:
         super().__init__(stream, batch, task, acked)
+
+
+class CheckpointIncomplete(CheckpointFailure):
+    """Spark uses the number of a batch again for other messages. Nothing was received for it."""
+
+    template = (
+        "Spark runs batch {1} of query {0} with other messages than before (task {3}). The query "
+        "has received up to batch {2} already. The checkpoint has its file metadata, but it has "
+        "lost files of batch {4} in its folders offsets and commits. An idempotent sink (Delta, "
+        "files, this one) may hold batch {4}, and would drop new messages. Nothing was received. "
+        "Restore the files. Or start with a new checkpoint, and return or drop what "
+        "`sqlqueue receipts list` shows. failOnDataLoss=false continues with this checkpoint: it "
+        "receives nothing up to batch {2}, and the messages wait in the queue for later batches."
+    )
+
+    def __init__(self, query: str, batch: int, high_water: int, task: str, files: str = "") -> None:
+        last = max(batch, high_water)
+        files = files or (f"{batch}" if batch == last else f"{batch} to {last}")
+        super().__init__(query, batch, high_water, task, files)

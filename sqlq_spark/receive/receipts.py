@@ -4,8 +4,10 @@ The end of receipts: the driver acknowledges a batch, or an operator returns or 
 database/receipt_moves.py lists the moves of a receipt; a move that it does not list is an error.
 
 A batch is open while `batch > acked_batch` of its stream; a task of another batch is stale.
-To return or drop a receipt closes its batch, so that a checkpoint that comes back cannot receive
-for it again.
+An acknowledgement also raises the high-water mark of Spark's query: none of its streams receives
+for that batch of Spark again.
+To return or drop a receipt closes its batch in both, so that a checkpoint that comes back cannot
+receive for it again.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from sqlq_spark.options.parse import LARGEST_MESSAGE
 from sqlq_spark.receive.driver.pace import Outcome
 from sqlq_spark.receive.streams import accept_or_raise, lacks_commits, lock_stream
 from sqlq_spark.receive.task import expected_receipt, most_bytes
-from sqlq_spark.wire.rows import without_odd_expiries
+from sqlq_spark.wire.rows import Origin, without_odd_expiries
 from sqlq_spark.wire.unpack import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlq_spark.database import Connection
+    from sqlq_spark.database import Connection, Row
     from sqlq_spark.database.receipt_moves import Move, ReceiptKey
     from sqlq_spark.receive.streams import Claim
     from sqlq_spark.wire.address import QueueAddress
@@ -60,6 +62,7 @@ class Acknowledged:
     forwarded: int = 0  # to other queues
     plan: str | None = None  # stored text: of the batch after it, if that was planned before
     queues: dict[str, Acknowledged] = field(default_factory=dict)  # the same of each queue
+    is_passed_over: bool = False  # it was below the high-water mark, so its tasks received nothing
 
 
 # ---------------------------------------------------------------- the acknowledgement
@@ -100,19 +103,23 @@ def acknowledge(
     counts = connection.rows("outcome", **key, batch=batch, acked=row.acked)
     if lacks_commits(row, batch, found=bool(counts)):
         accept_or_raise(DatabaseRolledBack(stream, batch, row.acked, connection.server), who)
-    total = count_batch(batch, [each for _, *each in counts])
+    total = count_batch(batch, [each[:6] for _, *each in counts])
     if row.acked < batch and total.outcome.tasks < tasks:
         log.warning(MISSING, who.queue, batch, tasks, total.outcome.tasks)
+    origin = name_in_spark(counts)
+    passed = not (who.fail_on_data_loss or total.outcome.got)
+    passed = passed and is_passed_over(connection, stream, origin)
     if counts or row.acked < batch:
-        close_batch(connection, key, row.acked, total)
-    queues = {queue: count_batch(batch, [each]) for queue, *each in counts}
-    return replace(total, plan=row.plan_of(batch + 1), queues=queues)
+        close_batch(connection, key, row.acked, total, origin)
+    queues = {queue: count_batch(batch, [each[:6]]) for queue, *each in counts}
+    plan = row.plan_of(batch + 1)
+    return replace(total, plan=plan, queues=queues, is_passed_over=passed)
 
 
 def close_batch(
-    connection: Connection, key: dict[str, Any], acked: int, total: Acknowledged
+    connection: Connection, key: dict[str, Any], acked: int, total: Acknowledged, origin: Origin
 ) -> None:
-    """Raise the stream's acknowledged batch and delete the receipts up to it."""
+    """Raise the stream's acknowledged batch and its query's, and delete the receipts up to it."""
     check_stored("acknowledge", f"the receipts of batch {total.batch} of stream {key['stream']}")
     connection.run(
         "acknowledge",
@@ -122,8 +129,28 @@ def close_batch(
         expired=total.expired,
         diverted=total.diverted,
         forwarded=total.forwarded,
+        query_id=origin.query_id,
+        query_batch=origin.query_batch,
     )
     connection.run("delete_receipts", **key, batch=total.batch, acked=acked)
+
+
+def name_in_spark(counts: Sequence[Row]) -> Origin:
+    """Give Spark's names for a batch, by the rows of `outcome`; none where they differ."""
+    names = {(query, number) for *_, query, number in counts}
+    queries = {query for query, number in names if number is not None}
+    if len(queries) != 1 or None in queries:
+        return Origin()
+    last = max(number for _, number in names if number is not None)
+    return Origin(query_id=queries.pop(), query_batch=last)
+
+
+def is_passed_over(connection: Connection, stream: str, origin: Origin) -> bool:
+    """Whether Spark's batch is not above the high-water mark, before it is acknowledged."""
+    if origin.query_batch is None:
+        return False
+    (_, _, high_water), *_ = connection.rows("fence", stream=stream, query_id=origin.query_id)
+    return high_water is not None and origin.query_batch <= high_water
 
 
 def count_batch(batch: int, rows: Sequence[Sequence[int]]) -> Acknowledged:
@@ -215,7 +242,10 @@ def delete_receipt(
     found = connection.rows("drop_receipt", **owner, batch=batch, task=task)
     if not found:
         return None
-    _, messages, settled, payload, size = found[0]
+    _, messages, settled, payload, size, query_id, query_batch = found[0]
     next_state(stored_state(settled=settled), move, receipt)
-    connection.run("retire_stream", **owner, batch=batch)
+    query_id = None if query_batch is None else query_id
+    connection.run(
+        "retire_stream", **owner, batch=batch, query_id=query_id, query_batch=query_batch
+    )
     return Removed(messages, payload or b"".join(page for (page,) in pages), size)

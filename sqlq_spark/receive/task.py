@@ -4,6 +4,8 @@ One receive task: a database transaction that takes messages and leaves a receip
     fence         the batch is not acknowledged, and cannot be while the task runs; else StaleTask
     task_lock     one attempt at a time
     find_receipt  an earlier attempt left a receipt: hand out its messages, and receive nothing more
+    high water    Spark's query has not received for this batch by another plan: a sink may hold it
+                  already, and would drop new messages; else CheckpointIncomplete
     receive       delete what no one else holds, step by step, up to the ceiling
     divert        expired rows are counted and dropped; poison, and what is too large to be fetched,
                   goes to the error queue; what was delayed for another queue is forwarded there
@@ -25,16 +27,17 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.receipt_moves import check_stored, name_receipt, next_state
-from sqlq_spark.errors import StaleTask, StreamNotFound
+from sqlq_spark.errors import CheckpointIncomplete, StaleTask, StreamNotFound
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
 from sqlq_spark.wire.payload import RECEIPT_KEY, in_row, pack, pages
-from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW, Origin, sort_by_seq
+from sqlq_spark.wire.rows import BODY_STRING, NO_STREAM, QUEUE_ROW, Origin, sort_by_seq
 from sqlq_spark.wire.unpack import Expected, unpack
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection, Row
     from sqlq_spark.database.receipt_moves import ReceiptKey
+    from sqlq_spark.errors import CheckpointFailure
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -100,6 +103,20 @@ class StoredReceipt:
     payload: bytes  # empty: it is in pages
     messages: int
     size: int  # bytes of the payload, unpacked
+    query_id: str | None  # Spark's names for the batch that it was received for
+    query_batch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What holds for a task until its transaction ends."""
+
+    login: str  # who made the stream, and owns its receipts
+    is_open: bool = True  # whether its batch is not acknowledged
+    high_water: int | None = None  # the last batch of Spark's query that others received for
+
+
+NOTHING = Kept(QUEUE_ROW.empty_table())
 
 
 def receive(connection: Connection, task: Task, *, timeout: float, origin: Origin) -> pa.Table:
@@ -118,19 +135,23 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
 
     Raises:
         StaleTask: the batch was acknowledged.
+        CheckpointIncomplete: Spark's query has received for this batch before, by another plan.
         DatabaseFailure: nothing was taken. After ConnectionLost that is not known: call again.
     """
     with transaction(connection, timeout=timeout):
         if task.stream is None:
             return take_allowed(connection, task).rows
-        is_open, login = fence(connection, task)
-        stored = find_receipt(connection, task, login)
+        found = fence(connection, task, origin)
+        stored = find_receipt(connection, task, found.login)
         if stored is not None:
-            return replay(connection, task, stored, login)
-        if not is_open:
+            check_number(task, stored, origin)
+            return replay(connection, task, stored, found.login)
+        if not found.is_open:
             return QUEUE_ROW.empty_table()
-        kept = take_allowed(connection, task)
-        save(connection, task, kept, login=login, origin=origin)
+        kept = NOTHING
+        if is_new(task, found.high_water, origin):
+            kept = take_allowed(connection, task)
+        save(connection, task, kept, login=found.login, origin=origin)
         return kept.rows
 
 
@@ -142,31 +163,67 @@ def receipt_key(task: Task) -> ReceiptKey:
     return task.stream, task.batch, task.task
 
 
-def fence(connection: Connection, task: Task) -> tuple[bool, str]:
+def fence(connection: Connection, task: Task, origin: Origin = NO_STREAM) -> Fence:
     """
     Make sure that the batch is open, and that no other attempt of the task runs.
 
-    Returns:
-        Whether the batch is open, and the login that made the stream and owns its receipts. With
-        failOnDataLoss=false a closed batch raises no error: the task hands out its receipt if it
-        still has one, and receives nothing.
+    With failOnDataLoss=false a closed batch raises no error: the task hands out its receipt if it
+    still has one, and receives nothing.
 
     Raises:
         StreamNotFound, StaleTask.
     """
     stream, batch, number = receipt_key(task)
-    row = connection.rows("fence", stream=stream)
+    row = connection.rows("fence", stream=stream, query_id=origin.query_id)
     if not row:
         raise StreamNotFound(stream, connection.state, connection.server)
-    acked, login = row[0]
+    acked, login, high_water = row[0]
     if batch > acked:
         lock(connection, task, login)
-        return True, login
-    error = StaleTask(stream, batch, number, acked)
+        return Fence(login, high_water=high_water)
+    accept_or_raise(StaleTask(stream, batch, number, acked), task)
+    return Fence(login, is_open=False)
+
+
+def accept_or_raise(error: CheckpointFailure, task: Task) -> None:
+    """Refuse to receive, unless the user accepts that the task receives nothing."""
     if task.rules.fail_on_data_loss:
         raise error
     log.warning("this task receives nothing because failOnDataLoss=false: %s", error)
-    return False, login
+
+
+def is_new(task: Task, high_water: int | None, origin: Origin) -> bool:
+    """
+    Whether Spark's batch is above the high-water mark of its query.
+
+    Spark runs a batch only by the plans that it has stored before the first task of the batch. A
+    task of another plan means that the checkpoint lost entries. A task without Spark's names, as in
+    a thread that a user's function started, is not checked.
+
+    Raises:
+        CheckpointIncomplete.
+    """
+    if high_water is None or origin.query_batch is None or origin.query_batch > high_water:
+        return True
+    error = CheckpointIncomplete(str(origin.query_id), origin.query_batch, high_water, task.name)
+    accept_or_raise(error, task)
+    return False
+
+
+def check_number(task: Task, stored: StoredReceipt, origin: Origin) -> None:
+    """
+    Refuse to hand out a receipt for another batch of the same query: a sink may hold that batch.
+
+    Raises:
+        CheckpointIncomplete.
+    """
+    received, asked = stored.query_batch, origin.query_batch
+    if stored.query_id != origin.query_id or received is None or asked in (None, received):
+        return
+    error = CheckpointIncomplete(str(origin.query_id), asked, received, task.name)
+    if task.rules.fail_on_data_loss:
+        raise error
+    log.warning("this task hands out its receipt because failOnDataLoss=false: %s", error)
 
 
 def lock(connection: Connection, task: Task, login: str) -> None:
@@ -248,7 +305,7 @@ def expected_receipt(receipt: ReceiptKey, *, messages: int, size: int, most: int
 def take_allowed(connection: Connection, task: Task) -> Kept:
     """Receive, unless the options do not name the task's queue."""
     if not task.receives:
-        return Kept(QUEUE_ROW.empty_table())
+        return NOTHING
     return divert(connection, task, take(connection, task))
 
 

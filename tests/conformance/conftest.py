@@ -33,7 +33,7 @@ from sqlq_spark.receive.receipts import Acknowledged, acknowledge
 from sqlq_spark.receive.streams import Claim, create, store_plan
 from sqlq_spark.receive.task import Task, TaskRules, divert, fence, receive, save, take
 from sqlq_spark.wire.address import QueueAddress
-from sqlq_spark.wire.rows import Origin
+from sqlq_spark.wire.rows import NO_STREAM, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -271,16 +271,18 @@ class Bench:
         )
         return replace(whole, **limits)
 
-    def receive(self, task: Task, connection: Connection | None = None) -> pa.Table:
+    def receive(
+        self, task: Task, connection: Connection | None = None, origin: Origin = NO_STREAM
+    ) -> pa.Table:
         """Run a task as an executor does, once."""
-        return receive(connection or self.desk, task, timeout=TIMEOUT, origin=Origin())
+        return receive(connection or self.desk, task, timeout=TIMEOUT, origin=origin)
 
     @contextmanager
     def running(self, task: Task, application: str) -> Iterator[pa.Table]:
         """Run a task in a session of its own, and commit only at the end of the block."""
         connection = self.open(application)
         connection.run("begin")
-        _, login = fence(connection, task)
+        login = fence(connection, task).login
         kept = divert(connection, task, take(connection, task))
         save(connection, task, kept, login=login, origin=Origin())
         yield kept.rows

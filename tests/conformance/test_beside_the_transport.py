@@ -238,7 +238,7 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_receive(
 
     with Endpoint(orders.database.impatient(0.3), orders.name) as hasty:
         connection.run("begin")
-        assert fence(connection, task)[0]
+        assert fence(connection, task).is_open
         kept = divert(connection, task, take(connection, task))
         assert (kept.rows.num_rows, kept.expired) == (5, 1)
 

@@ -7,6 +7,7 @@ import uuid
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -272,7 +273,8 @@ def test_a_zombie_that_waits_for_the_ack_is_stale_too(bench: Bench) -> None:
     stream, zombie, driver = bench.new_stream(), bench.open("zombie"), bench.open("driver")
     driver.run("begin")
     login = driver.rows("lock_stream", stream=stream, login=None)[0][5]
-    none = dict.fromkeys(("messages", "expired", "diverted", "forwarded"), 0)
+    none: dict[str, Any] = dict.fromkeys(("messages", "expired", "diverted", "forwarded"), 0)
+    none |= {"query_id": None, "query_batch": None}
     driver.run("acknowledge", tables=None, stream=stream, login=login, batch=1, **none)
     attempt = bench.thread(lambda: bench.receive(bench.task(stream), zombie))
     bench.blocked("zombie")

@@ -135,6 +135,13 @@ def operate(walk: Walk) -> None:
     walk.desk.restart()
 
 
+def lose(walk: Walk) -> None:
+    """Lose entries of a checkpoint whose batch the sink has."""
+    walk.books.post(FIRST)
+    spark_by_hand.lose(walk.desk, walk.books, walk)
+    walk.desk.restart()
+
+
 @pytest.fixture
 def shop(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """Give queues and state tables; sessions are watched, and connect again without pauses."""
@@ -175,7 +182,7 @@ def test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing(
     walk: Walk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever dies wherever, each message is in its place once, and nothing is left behind."""
-    for work in (stream, write, operate):
+    for work in (stream, write, operate, lose):
         walk.trips(work)
 
     count, names = walk.count, {str(point) for point in walk.struck}
@@ -233,19 +240,28 @@ def two_commits(patch: Patch) -> None:
     patch(send, "dispatch", dispatch)
 
 
+def no_high_water(patch: Patch) -> None:
+    """A task receives for a number that the query has used: the sink drops what it received."""
+    patch(receiving, "is_new", lambda *_: True)
+
+
 @pytest.mark.parametrize(
-    ("harm", "only", "found"),
-    [(empty_receipt, "receive 1.0", "lost"), (two_commits, "dispatch", "repeated")],
+    ("harm", "work", "only", "found"),
+    [
+        (empty_receipt, stream, "receive 1.0", "lost"),
+        (two_commits, write, "dispatch", "repeated"),
+        (no_high_water, lose, "receive_lost", "lost"),
+    ],
 )
 def test_the_count_finds_what_a_kill_loses_or_repeats(
-    walk: Walk, monkeypatch: pytest.MonkeyPatch, harm: Harm, only: str, found: str
+    walk: Walk, monkeypatch: pytest.MonkeyPatch, *, harm: Harm, work: Work, only: str, found: str
 ) -> None:
     """Each by a protocol that lacks one thing, which a kill shows."""
     harm(monkeypatch.setattr)
     walk.harm = harm
     walk.only = only
 
-    walk.trips(stream if found == "lost" else write)
+    walk.trips(work)
 
     kinds = {kind: bool(getattr(walk.count, kind)) for kind in ("lost", "repeated")}
     assert kinds == {"lost": False, "repeated": False} | {found: True}

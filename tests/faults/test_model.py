@@ -7,7 +7,7 @@ SQLQ_MODEL_EXAMPLES raises the number of examples. The last lines of a run say h
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from .model.message_places import Lost
 from .model.participants import World
 from .model.queries import TIMEOUT, Kind
 from .model.state_machine import Machine
-from .model.steps import Stage
+from .model.steps import FIGURES, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from conftest import Place
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.wire.rows import Origin
 
 pytestmark = pytest.mark.faults
 
@@ -107,10 +108,12 @@ def test_without_the_fence_the_model_finds_a_lost_message(
 ) -> None:
     """A task of a batch that was acknowledged receives, and nobody will read its receipt."""
 
-    def open_always(connection: Connection, task: receiving.Task) -> tuple[bool, str]:
-        _, login = connection.rows("fence", stream=task.stream)[0]
-        receiving.lock(connection, task, login)
-        return True, login
+    def open_always(
+        connection: Connection, task: receiving.Task, origin: Origin
+    ) -> receiving.Fence:
+        _, *found = connection.rows("fence", stream=task.stream, query_id=origin.query_id)[0]
+        receiving.lock(connection, task, found[0])
+        return receiving.Fence(found[0])  # the high-water mark is a second fence
 
     monkeypatch.setattr(receiving, "fence", open_always)
 
@@ -118,3 +121,46 @@ def test_without_the_fence_the_model_finds_a_lost_message(
     with pytest.raises((Lost, FlakyFailure)) as found:
         run_state_machine_as_test(machine, settings=HUNT)
     assert isinstance(found.value, Lost) or found.group_contains(Lost)
+
+
+def lose_entries(world: World, kind: Kind, sources: int) -> None:
+    """Commit two batches, lose entries of the checkpoint, and go on to the end."""
+    world.begin()
+    checkpoint = world.query(kind, sources)
+    world.send(3)
+    driver = world.drive(checkpoint)
+    assert driver is not None
+    for batch in (0, 1):
+        while batch not in checkpoint.commits:
+            world.hurry(driver)
+        if sources > 1:  # the next batch is of the other source alone
+            driver.streams[0].freeze()
+        world.send(3)
+    world.roll_back(checkpoint, 2 if sources == 1 else 1, offsets=True)
+    world.drain()
+    world.check()
+
+
+@pytest.mark.parametrize("sources", [1, 2])
+@pytest.mark.parametrize("kind", ["table", "queue", "atomic"])
+@pytest.mark.parametrize("marked", [True, False])
+def test_lost_entries_lose_no_message_unless_there_is_no_high_water_mark(
+    machine: type[Machine],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    kind: Kind,
+    sources: int,
+    marked: bool,
+) -> None:
+    """One source loses the first entry, two lose the last: a sink would drop new messages."""
+    world, refused = machine.world, FIGURES["incomplete checkpoints refused"]
+    if not marked:
+        monkeypatch.setattr(receiving, "is_new", lambda *_: True)
+
+    try:
+        with nullcontext() if marked else pytest.raises(Lost):
+            lose_entries(world, kind, sources)
+    finally:
+        world.close()
+
+    assert (FIGURES["incomplete checkpoints refused"] > refused) == marked

@@ -1,7 +1,16 @@
 -- fence
-SELECT acked_batch, login
-  FROM [sqlqueue].stream WITH (REPEATABLEREAD, ROWLOCK)
- WHERE stream = @stream;
+SELECT o.acked_batch, o.login, h.query_batch
+  FROM [sqlqueue].stream AS o WITH (REPEATABLEREAD, ROWLOCK)
+ CROSS APPLY (SELECT MAX(u.query_batch) AS query_batch
+                FROM (SELECT q.query_batch
+                        FROM [sqlqueue].stream AS q
+                       WHERE q.query_id = @query_id
+                      UNION ALL
+                      SELECT p.batch
+                        FROM OPENJSON(o.plan_after)
+                             WITH (query nvarchar(36) '$.query', batch bigint '$.batch') AS p
+                       WHERE p.query = @query_id) AS u) AS h
+ WHERE o.stream = @stream;
 GO
 
 -- task_lock
@@ -92,6 +101,11 @@ UPDATE [sqlqueue].stream
    SET acked_batch = @batch,
        plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
        [plan]      = CASE WHEN plan_batch > @batch THEN [plan] END,
+       plan_after  = CASE WHEN plan_batch > @batch THEN plan_after END,
+       query_id    = ISNULL(@query_id, query_id),
+       query_batch = CASE WHEN @query_id IS NULL THEN query_batch
+                          WHEN query_id = @query_id AND query_batch > @query_batch THEN query_batch
+                          ELSE @query_batch END,
        messages    = messages + @messages,
        expired     = expired + @expired,
        diverted    = diverted + @diverted,

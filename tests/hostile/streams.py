@@ -17,7 +17,7 @@ from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import staging
 from sqlq_spark.send.message.sender import Sender
 from sqlq_spark.wire import payload
-from sqlq_spark.wire.rows import QUEUE_ROW, Origin
+from sqlq_spark.wire.rows import NO_STREAM, QUEUE_ROW, Origin
 
 if TYPE_CHECKING:
     from conftest import Place
@@ -60,12 +60,12 @@ class Stream:
         self.end = self.loop.latest(self.end)
         return self.end
 
-    def receive(self) -> list[bytes]:
+    def receive(self, origin: Origin = NO_STREAM) -> list[bytes]:
         """Run the tasks of the last batch; the bodies that they hand out."""
         bodies: list[bytes] = []
         with Session(self.options, f"{self.name} 1/0") as session:
             for task in self.loop.tasks(self.end):
-                rows = receive(session.open(), task, timeout=TIMEOUT, origin=Origin())
+                rows = receive(session.open(), task, timeout=TIMEOUT, origin=origin)
                 bodies += rows["body"].to_pylist()
         return bodies
 

@@ -22,6 +22,7 @@ from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive import task as receive
 from sqlq_spark.send import dispatch_log
+from sqlq_spark.wire.rows import Origin
 
 from .conftest import drop_roles
 from .streams import PUT, TIMEOUT, Stream, Writer, bodies, forged
@@ -175,6 +176,28 @@ def test_a_tenants_rows_do_not_reach_the_streams_of_who_sees_all_rows(
 
     assert stream.receive() == [b"order"]
     assert Writer(place, place.url, queue).send(b"sent", 1) == 1
+
+
+@pytest.mark.parametrize("who", ["tenant", "superuser"])
+def test_a_tenant_sets_no_high_water_mark_of_another_tenants_query(
+    place: Place, mallory: Tenant, streams: Streams, stream: Stream, who: str
+) -> None:
+    """It would stop the query: neither by a stream under its name, nor by a receipt."""
+    if who == "superuser":
+        place.sql(f'CREATE TABLE "{place.schema}".own (LIKE {mallory.queue} INCLUDING ALL)')
+        place.sql(PUT.format(f'"{place.schema}".own'), b"order")
+        stream = streams(place.url, f'"{place.schema}".own')
+    columns = "stream, queue, driver, query_id, query_batch"
+    text = f'INSERT INTO "{place.state}".stream ({columns}) VALUES (%s, %s, %s, %s, 9000000000)'
+    mallory.sql(text, "s", "q", "d", "query")
+    columns = "stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, unpacked"
+    mallory.sql(
+        f'INSERT INTO "{place.state}".receipt ({columns}, payload, query_id, query_batch) '
+        "VALUES ('s', 1, 0, 'q', 0, 0, 0, 0, 0, 0, '', 'query', 9000000000)"
+    )
+
+    stream.plan()
+    assert stream.receive(Origin(query_id="query", query_batch=0)) == [b"order"]
 
 
 def test_a_tenant_sees_nothing_of_another(

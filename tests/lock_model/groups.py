@@ -83,6 +83,7 @@ ON_STREAM: dict[str, Make] = {
     "new task": lambda at, copy: ours.task(at.on, (), number=f"new {copy}", new=True),
     "new attempt": lambda at, _: ours.task(at.on, at.queue[:2], number="new", new=True),
     "acknowledge": lambda at, _: ours.acknowledge(at.on, RECEIPTS),
+    "plan of another source": lambda at, _: ours.plan(at.on, "2", RECEIPTS),
     "return_": lambda at, _: ours.return_(at.on, "0"),
     "dispatch": lambda at, _: ours.dispatch(at.on, "a", ["a"], settles=("0", "1")),
     "endpoint receives": lambda at, copy: at.endpoint.receive(at.queue[:2], sends=f"to {copy}"),
@@ -119,7 +120,7 @@ START = (
     *(Fact("queue", row) for row in ("1", "e2")),
     *(Fact("delayed", row) for row in "12"),
     *(Fact("task", number) for number in "0123"),
-    Fact("stream", "1"),
+    *(Fact("stream", number) for number in "12"),
     *(Fact(table, "0") for table in ("receipt", "receipt_page")),  # of an earlier task
     *(Fact("dispatch_log", sink) for sink in "abxy"),
     *(Fact(table, chunk) for table in ("staging", "staging_page") for chunk in CHUNKS),

@@ -37,7 +37,7 @@ SHAPES = {
     "move_due": f"SELECT {_TAKE.replace('queue', 'delayed')} ORDER BY Due DELETE queue SELECT",
     "next_due": f"SELECT delayed{_PAST}",
     # streams and receipts
-    "fence": "SELECT stream(REPEATABLEREAD,ROWLOCK)",
+    "fence": "SELECT stream(REPEATABLEREAD,ROWLOCK) SELECT SELECT stream SELECT",
     "task_lock": "UPDATE task(REPEATABLEREAD,ROWLOCK)",
     "new_task": "INSERT task",
     "find_receipt": "SELECT receipt",
@@ -45,6 +45,7 @@ SHAPES = {
     "lock_stream": "UPDATE stream(REPEATABLEREAD,ROWLOCK)",
     "outcome": "SELECT receipt",
     "acknowledge": "UPDATE stream",
+    "store_plan": f"UPDATE SELECT receipt{_PAST} SELECT receipt{_PAST} stream",
     "delete_receipts": "DELETE receipt_page DELETE receipt",
     "drop_receipt": "DELETE receipt_page DELETE receipt",
     # staging and dispatch
@@ -75,7 +76,6 @@ ALIKE = {
     "find_large_body_string": "find_large",
     "browse_body_string": "browse",
     "claim": "acknowledge",
-    "store_plan": "acknowledge",
     "retire_stream": "acknowledge",
 }
 # statements without a path, and why
@@ -134,7 +134,7 @@ class Ours(Tables):
     # ------------------------------------------------------------ a task and its driver
 
     def fence(self) -> Statement:
-        """A task of a batch that was acknowledged ends here."""
+        """A task of a batch that was acknowledged ends here. It reads the query's other streams."""
         fresh = Needs(
             Fact("acked", "1"),
             present=False,
@@ -142,7 +142,8 @@ class Ours(Tables):
             otherwise="rolled back",
         )
         intent = self.table("fence", "stream", writes=False)
-        return Statement("fence", (intent, (*self.look("fence", "stream", "1"), fresh)))
+        other = self.look("fence", "stream", "2", by="stream_query", use=1)
+        return Statement("fence", (intent, (*self.look("fence", "stream", "1"), fresh), other))
 
     def new_task(self, task: str) -> Statement:
         """The second of two attempts waits, and inserts nothing."""
@@ -167,6 +168,13 @@ class Ours(Tables):
         """The stream's row is locked by lock_stream."""
         change = (Get(self.row("stream", "1"), "X"), Put(Fact("acked", "1"), caught=True))
         return Statement("acknowledge", (self.table("acknowledge", "stream"), change))
+
+    def store_plan(self, stream: str, receipts: Iterable[str]) -> Statement:
+        """The stream's row is locked by lock_stream; the receipts of its query are read."""
+        name = "store_plan"
+        found = [self.look(name, "receipt", row, by="receipt_query") for row in receipts]
+        intents = (self.table(name, "stream"), self.table(name, "receipt", writes=False))
+        return Statement(name, (*intents, *found, (Get(self.row("stream", stream), "X"),)))
 
     def delete_pages_and_rows(self, name: str, table: str, rows: Iterable[str]) -> Statement:
         """Two DELETEs, in the order of the skeleton."""

@@ -135,9 +135,12 @@ def test_a_task_of_an_acknowledged_batch_never_receives(sessions: int) -> None:
 
 def test_with_a_fence_that_only_reads_a_stale_task_receives() -> None:
     """Where the database reads row versions, a plain SELECT waits for no one."""
-    facts = [Fact("stream", "1"), Fact("task", "1"), Fact("queue", "1")]
+    facts = [*(Fact("stream", each) for each in "12"), Fact("task", "1"), Fact("queue", "1")]
 
-    for shape, fails in ((SHAPES["fence"], False), ("SELECT stream", True)):
+    for shape, fails in (
+        (SHAPES["fence"], False),
+        ("SELECT stream SELECT SELECT stream SELECT", True),
+    ):
         on = Ours(SHAPES | {"fence": shape}, snapshot=True)
         found = explore([ours.task(on, ["1"]), ours.acknowledge(on, ["1"])], facts)
 

@@ -103,6 +103,11 @@ def acknowledge(on: Ours, tasks: Sequence[str]) -> Transaction:
     )
 
 
+def plan(on: Ours, stream: str, receipts: Sequence[str]) -> Transaction:
+    """The driver of another source of the same query plans a batch."""
+    return ours("plan", on.update("lock_stream", "stream", stream), on.store_plan(stream, receipts))
+
+
 def return_(on: Ours, number: str) -> Transaction:
     """An operator puts a receipt's messages back; its batch is closed."""
     there = Statement("drop_receipt", ((Needs(Fact("receipt", number), otherwise="committed"),),))

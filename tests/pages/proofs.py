@@ -41,6 +41,7 @@ ENDPOINTS = "spark/test_beside_the_transport.py"
 BESIDE = f"{ENDPOINTS}::test_a_stream_between_endpoints_passes_every_message_on_once"
 RIGHT = "conformance/test_rights.py::test_the_error_of_a_missing_right_has_the_grant_that_fixes_it"
 TWO_DRIVERS = f"{LOOP}::test_two_drivers_on_one_checkpoint_the_first_ends"
+LOST_FIRST = f"{REPLAY}::test_a_lost_first_entry_is_refused_while_the_query_has_its_name"
 ROLLED_BACK = f"{REPLAY}::test_rolled_back_checkpoint_is_refused"
 EXPIRED = f"{RECEIVE}::test_expired_messages_are_counted_and_gone"
 POISON = f"{ROWS_AS_SENT}::test_poison_goes_to_the_error_queue_as_it_was_and_nothing_else_does"
@@ -97,9 +98,8 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
             f"{RECEIVE}::test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone"
         ),
         "checkpoint-loses-last": f"{REPLAY}::test_lost_offset_gets_the_stored_plan",
-        "checkpoint-loses-first": (
-            f"{REPLAY}::test_lost_offset_of_the_first_batch_leaves_an_orphan"
-        ),
+        "checkpoint-loses-first": LOST_FIRST,
+        "sources-lose-entries": f"{REPLAY}::test_a_lost_last_entry_of_two_sources_is_refused",
         "checkpoint-rolled-back": ROLLED_BACK,
         "checkpoint-copied": f"{REPLAY}::test_checkpoint_copied_to_a_second_query",
         "checkpoint-lost": f"{OPERATIONS}::test_checkpoint_lost",
@@ -161,6 +161,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "state-dropped": f"{OPERATIONS}::test_the_state_tables_are_dropped",
         "checkpoint-lost": f"{OPERATIONS}::test_checkpoint_lost",
         "checkpoint-rolled-back": ROLLED_BACK,
+        "checkpoint-incomplete": LOST_FIRST,
         "database-rolled-back": WENT_BACK,
         "read-only": READ_ONLY,
         "two-queries": TWO_DRIVERS,

@@ -28,7 +28,7 @@ from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.driver.loop import PeekLoop
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
-from sqlq_spark.wire.rows import Origin
+from sqlq_spark.wire.rows import NO_STREAM, Origin
 
 from . import programs
 
@@ -163,20 +163,20 @@ class Stream:
         self.close()
         return Stream(self.options, self.offset)
 
-    def batch(self) -> list[pa.Table]:
-        """Acknowledge the last batch, and receive the next."""
+    def batch(self, origin: Origin = NO_STREAM) -> list[pa.Table]:
+        """Acknowledge the last batch, and receive the next; `origin`: what Spark calls it."""
         end = self.loop.latest(self.offset)
         if end == self.offset:
             return []
         self.offset = end
-        return self.received()
+        return self.received(origin)
 
-    def received(self) -> list[pa.Table]:
+    def received(self, origin: Origin = NO_STREAM) -> list[pa.Table]:
         """What the tasks of the open batch hand out."""
         options = self.options
         with contextlib.closing(self.loop._session) as session:  # noqa: SLF001 - one is enough
             return [
-                receive(session.open(), task, timeout=options.query_timeout, origin=Origin())
+                receive(session.open(), task, timeout=options.query_timeout, origin=origin)
                 for task in self.loop.tasks(self.offset)
             ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -11,6 +12,7 @@ import pytest
 
 from sqlq_spark import errors
 from sqlq_spark.errors import QueueNotFound, StateNotInstalled, StreamNotFound, StreamTakenOver
+from sqlq_spark.wire.rows import Origin
 
 from .page import blocks, table
 from .shop import bodies
@@ -75,6 +77,24 @@ def test_checkpoint_lost(shop: Shop) -> None:
     assert "3 messages dropped" in shop.printed
     assert shop.count("sqlqueue.receipt") == 0
     assert shop.sql("SELECT stream FROM sqlqueue.stream") == [(lost.id,)]
+
+
+def test_files_of_the_checkpoint_lost(shop: Shop) -> None:
+    """The query of a stream, the last batch that it acknowledged, and what a new stream gets."""
+    origin = Origin(query_id="8d2e", query_batch=4)
+    shop.fill('"Shop.Orders"', 3)
+    with closing(shop.stream()) as stream:
+        stream.batch(origin)
+        stream.loop.acknowledge(stream.offset)
+    shop.run(*runbook("files-lost"))
+    assert shop.rows == [("8d2e", 4, 1)]
+
+    shop.fill('"Shop.Orders"', 2)
+    with closing(shop.stream()) as again, pytest.raises(errors.CheckpointIncomplete):
+        again.batch(origin)
+    with closing(shop.stream(failOnDataLoss="false")) as again:
+        assert bodies(again.batch(origin)) == []
+        assert len(bodies(again.batch(replace(origin, query_batch=5)))) == 2
 
 
 def test_receipts_left(shop: Shop) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from waiting import until
 
 from spark.stand import finish, message_ids, numbered
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from spark.stand import SparkQueue
 
@@ -72,9 +74,8 @@ class Run:
         return finish(stream.writeStream.foreachBatch(self.sink), self.checkpoint)
 
     def remove(self, folder: str, batch: int) -> None:
-        """Remove an entry of the checkpoint, with the checksum beside it."""
-        (self.checkpoint / folder / str(batch)).unlink()
-        (self.checkpoint / folder / f".{batch}.crc").unlink(missing_ok=True)
+        """Remove an entry of the checkpoint."""
+        remove(self.checkpoint, folder, batch)
 
 
 @pytest.fixture
@@ -95,6 +96,12 @@ def fail_after_receiving(run: Run, record: Record) -> None:
     record.failures = 1
     with pytest.raises(StreamingQueryException, match="sink failed"):
         run.go()
+
+
+def remove(checkpoint: Path, folder: str, batch: int) -> None:
+    """Remove an entry of a checkpoint, with the checksum beside it."""
+    (checkpoint / folder / str(batch)).unlink()
+    (checkpoint / folder / f".{batch}.crc").unlink(missing_ok=True)
 
 
 def new_identity(checkpoint: Path) -> None:
@@ -143,18 +150,69 @@ def test_lost_offset_gets_the_stored_plan(run: Run, record: Record) -> None:
     assert run.queue.state("receipt") == 0
 
 
-def test_lost_offset_of_the_first_batch_leaves_an_orphan(run: Run, record: Record) -> None:
-    """No offset names the stream: its receipt stays, and no other stream hands it out."""
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_lost_first_entry_is_refused_while_the_query_has_its_name(
+    run: Run, record: Record, *, committed: bool
+) -> None:
+    """New messages wait behind the batch numbers that a sink may hold; the receipt stays."""
     run.queue.fill(0, 10)
-    fail_after_receiving(run, record)
+    if committed:
+        run.go()
+        run.remove("commits", 0)
+    else:
+        fail_after_receiving(run, record)
     run.remove("offsets", 0)
     run.queue.fill(10, 20)
 
-    run.go()
+    with pytest.raises(StreamingQueryException) as refused:
+        run.go()
+    untouched = run.queue.ids()
+    run.go(failOnDataLoss="false")
+    run.go(failOnDataLoss="false")
 
-    assert [name for _, name in record.of(0)[1]] == numbered(10, 20)
+    assert "it has lost files of batch 0 in its folders offsets and commits" in str(refused.value)
+    assert untouched == numbered(10, 20)
+    assert [len(rows) for rows in record.of(0)] == [10, 0]
+    assert [name for _, name in record.of(1)[0]] == numbered(10, 20)
     held = run.queue.dotnet.state_rows("receipt", "messages")
-    assert held == [(10,)]
+    assert held == ([] if committed else [(10,)])
+
+
+@pytest.mark.parametrize("mode", ["receiveOnly", "sendsAtomicWithReceive"])
+def test_a_lost_last_entry_of_two_sources_is_refused(queue: SparkQueue, mode: str) -> None:
+    """One source replays its plan, the other has a new one, and the sink has sent the batch."""
+    other, out = queue.another("invoices"), queue.another("out")
+    checkpoint = queue.folder / "checkpoint"
+    sink = out.options | ({} if mode == "receiveOnly" else {"transactionMode": mode})
+
+    def writer(**options: object) -> DataStreamWriter:
+        first, second = (
+            queue.stream(queue=each.name, peekDelay="100ms", **options).load()
+            for each in (queue, other)
+        )
+        return first.union(second).drop("queue").writeStream.format("sqlqueue").options(**sink)
+
+    queue.fill(0, 10)
+    other.fill(100, 110)
+    finish(writer(), checkpoint)
+    other.fill(110, 120)
+    started = writer().option("checkpointLocation", str(checkpoint))
+    query = started.trigger(processingTime="1 hour").start()
+    until((checkpoint / "commits" / "1").exists)
+    query.stop()
+    for folder in ("offsets", "commits"):
+        remove(checkpoint, folder, 1)
+    queue.fill(20, 30)
+
+    with pytest.raises(StreamingQueryException, match="lost files of batch 1 in its folders"):
+        finish(writer(), checkpoint)
+    untouched, sent = queue.ids(), out.count()
+    for _ in range(2):
+        finish(writer(failOnDataLoss="false"), checkpoint)
+
+    assert (untouched, sent) == (numbered(20, 30), 30)
+    assert sorted(out.ids()) == sorted([*numbered(0, 10), *numbered(20, 30), *numbered(100, 120)])
+    assert [queue.count(), other.count(), queue.state("receipt")] == [0, 0, 0]
 
 
 def test_reading_twice_receives_once(run: Run) -> None:

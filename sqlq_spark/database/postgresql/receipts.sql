@@ -35,24 +35,34 @@ SELECT queue
 -- What the tasks of the batches up to this one received, a row for each queue. The scan of the index
 -- starts at the batch acknowledged before, behind the dead entries of all earlier ones.
 -- Returns: queue text; tasks, empty (tasks that took nothing), messages, expired, diverted,
---          forwarded; bigint
+--          forwarded; bigint; query_id text, query_batch bigint: Spark's names for the last batch,
+--          or null where the receipts are of several queries
 SELECT queue,
        count(*),
        count(*) FILTER (WHERE messages + expired + diverted + forwarded = 0),
        coalesce(sum(messages), 0)::bigint,
        coalesce(sum(expired), 0)::bigint,
        coalesce(sum(diverted), 0)::bigint,
-       coalesce(sum(forwarded), 0)::bigint
+       coalesce(sum(forwarded), 0)::bigint,
+       CASE WHEN min(query_id) = max(query_id) THEN max(query_id) END,
+       CASE WHEN min(query_id) = max(query_id) THEN max(query_batch) END
   FROM {state}.receipt
  WHERE stream = :stream::text AND login = :login::text
    AND batch BETWEEN :acked::bigint AND :batch::bigint
  GROUP BY queue
 
 -- name: acknowledge
+-- Raises the query's high-water mark too: no stream of Spark's query receives for that batch again.
 UPDATE {state}.stream
    SET acked_batch = :batch::bigint,
        plan_batch  = CASE WHEN plan_batch > :batch::bigint THEN plan_batch END,
        plan        = CASE WHEN plan_batch > :batch::bigint THEN plan END,
+       plan_after  = CASE WHEN plan_batch > :batch::bigint THEN plan_after END,
+       query_id    = coalesce(:query_id::text, query_id),
+       query_batch = CASE WHEN :query_id::text IS NULL THEN query_batch
+                          WHEN query_id = :query_id::text
+                          THEN greatest(query_batch, :query_batch::bigint)
+                          ELSE :query_batch::bigint END,
        messages    = messages + :messages::bigint,
        expired     = expired + :expired::bigint,
        diverted    = diverted + :diverted::bigint,
@@ -70,9 +80,28 @@ DELETE FROM {state}.receipt
    AND batch BETWEEN :acked::bigint AND :batch::bigint
 
 -- name: store_plan
-UPDATE {state}.stream
-   SET plan_batch = :batch::bigint, plan = :plan::text, seen = now()
- WHERE stream = :stream::text AND login = :login::text
+-- Keeps, as JSON, for which batches of Spark's query other plans have receipts already: the sink may hold
+-- these batches, so the plan may not be used for them. Before the first acknowledgement the stream's
+-- query is not known, so the batches of all queries are kept.
+-- Index:   receipt_query, behind the batches acknowledged before.
+UPDATE {state}.stream AS o
+   SET plan_batch = :batch::bigint,
+       plan       = :plan::text,
+       plan_after = CASE WHEN o.query_id IS NULL
+                    THEN (SELECT json_object_agg(h.query_id, h.query_batch)::text
+                            FROM (SELECT r.query_id, max(r.query_batch) AS query_batch
+                                    FROM {state}.receipt AS r
+                                   WHERE r.query_id IS NOT NULL
+                                     AND (r.login = current_user OR row_security_active(r.tableoid))
+                                   GROUP BY r.query_id) AS h)
+                    ELSE (SELECT json_build_object(o.query_id, max(r.query_batch))::text
+                            FROM {state}.receipt AS r
+                           WHERE r.query_id = o.query_id
+                             AND r.query_batch > o.query_batch
+                             AND (r.login = current_user OR row_security_active(r.tableoid))
+                          HAVING count(*) > 0) END,
+       seen       = now()
+ WHERE o.stream = :stream::text AND o.login = :login::text
 
 -- name: receipts
 -- Lists receipts without their payloads, oldest first.
@@ -86,7 +115,7 @@ SELECT r.stream, r.queue, r.batch, r.task::bigint, r.messages, r.bytes, r.settle
  ORDER BY r.created, r.stream, r.login, r.batch, r.task
 
 -- name: drop_receipt
--- Returns: queue, messages, settled, payload, unpacked of the receipt dropped
+-- Returns: queue, messages, settled, payload, unpacked, query_id, query_batch of the receipt dropped
 WITH pages AS (
     DELETE FROM {state}.receipt_page
      WHERE stream = :stream::text AND login = :login::text
@@ -94,14 +123,21 @@ WITH pages AS (
 DELETE FROM {state}.receipt
  WHERE stream = :stream::text AND login = :login::text
    AND batch = :batch::bigint AND task = :task::bigint
-RETURNING queue, messages, settled, payload, unpacked
+RETURNING queue, messages, settled, payload, unpacked, query_id, query_batch
 
 -- name: retire_stream
--- Its receipts were returned or dropped. A checkpoint that is restored must not receive again.
+-- Its receipts were returned or dropped. A checkpoint that is restored must not receive again, and no
+-- other stream of Spark's query may receive for that batch.
 UPDATE {state}.stream
    SET acked_batch = greatest(acked_batch, :batch::bigint),
        plan_batch  = CASE WHEN plan_batch > :batch::bigint THEN plan_batch END,
-       plan        = CASE WHEN plan_batch > :batch::bigint THEN plan END
+       plan        = CASE WHEN plan_batch > :batch::bigint THEN plan END,
+       plan_after  = CASE WHEN plan_batch > :batch::bigint THEN plan_after END,
+       query_id    = coalesce(:query_id::text, query_id),
+       query_batch = CASE WHEN :query_id::text IS NULL THEN query_batch
+                          WHEN query_id = :query_id::text
+                          THEN greatest(query_batch, :query_batch::bigint)
+                          ELSE :query_batch::bigint END
  WHERE stream = :stream::text AND login = :login::text
 
 -- name: streams

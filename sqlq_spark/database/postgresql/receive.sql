@@ -1,15 +1,25 @@
 -- name: fence
 -- A task of a batch that was acknowledged must not receive. A login without row security (a superuser,
 -- the tables' owner) uses only the row that it made, because any login may have made another.
+-- The third column is the query's high-water mark: the last batch of Spark's query that one of its
+-- streams acknowledged, or that had receipts when this stream's plan was stored. :query_id may be null.
 -- Locks:   the stream's row FOR SHARE, until commit; acknowledge waits for the task.
--- Returns: acked_batch bigint, login text; no row where the stream is not there
-SELECT acked_batch, login::text
-  FROM {state}.stream
- WHERE stream = :stream::text
-   AND (login = current_user OR row_security_active(tableoid))
- ORDER BY login <> current_user
+-- Index:   the primary key; stream_query.
+-- Returns: acked_batch bigint, login text, query_batch bigint or null; no row where the stream is not
+--          there
+SELECT o.acked_batch,
+       o.login::text,
+       greatest((o.plan_after::json ->> :query_id::text)::bigint,
+                (SELECT max(q.query_batch)
+                   FROM {state}.stream AS q
+                  WHERE q.query_id = :query_id::text
+                    AND (q.login = current_user OR row_security_active(q.tableoid)))) AS query_batch
+  FROM {state}.stream AS o
+ WHERE o.stream = :stream::text
+   AND (o.login = current_user OR row_security_active(o.tableoid))
+ ORDER BY o.login <> current_user
  LIMIT 1
-   FOR SHARE
+   FOR SHARE OF o
 
 -- name: task_lock
 -- Runs one attempt of a task at a time: the second waits here, then finds the first one's receipt. It
@@ -28,8 +38,9 @@ VALUES (:stream::text, :login::text, :task::bigint)
     ON CONFLICT DO NOTHING
 
 -- name: find_receipt
--- Returns: payload bytea; empty where it is in pages; messages, unpacked (bytes) bigint
-SELECT payload, messages, unpacked
+-- Returns: payload bytea; empty where it is in pages; messages, unpacked (bytes) bigint; query_id text,
+--          query_batch bigint, or null
+SELECT payload, messages, unpacked, query_id, query_batch
   FROM {state}.receipt
  WHERE stream = :stream::text AND login = :login::text
    AND batch = :batch::bigint AND task = :task::bigint

@@ -58,8 +58,8 @@ GRANT SELECT, DELETE, UPDATE (seq) ON {queue} TO {role}
 GRANT USAGE ON SCHEMA {state} TO {role};
 GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT,
-      UPDATE (queue, driver, acked_batch, plan_batch, plan, messages, expired, diverted, forwarded,
-              seen)
+      UPDATE (queue, driver, acked_batch, plan_batch, plan, plan_after, query_id, query_batch,
+              messages, expired, diverted, forwarded, seen)
    ON {state}.stream TO {role};
 GRANT SELECT, INSERT, UPDATE (task) ON {state}.task TO {role};
 GRANT SELECT, INSERT, DELETE, UPDATE (settled) ON {state}.receipt TO {role};

@@ -81,7 +81,8 @@ DELETE FROM {state}.version WHERE version < :version::integer
 -- One row for each checkpoint. A row is updated twice in a batch; free space in its page keeps these
 -- updates HOT. `login` made the row and is part of each key, so that another login's row neither
 -- conflicts nor becomes visible. Rows of a stream or a sink have the login of its row here or in
--- `dispatch_log`.
+-- `dispatch_log`. `query_id` and `query_batch` are Spark's names for the last acknowledged batch. The plan
+-- may only be used for batches above those in `plan_after`.
 CREATE TABLE IF NOT EXISTS {state}.stream (
     stream      varchar(36) NOT NULL,
     login       name        NOT NULL DEFAULT current_user,
@@ -90,6 +91,9 @@ CREATE TABLE IF NOT EXISTS {state}.stream (
     acked_batch bigint      NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
     plan_batch  bigint      CHECK (plan_batch > acked_batch),
     plan        text        CHECK ((plan IS NULL) = (plan_batch IS NULL)),
+    plan_after  text,
+    query_id    varchar(36),
+    query_batch bigint      CHECK ((query_id IS NULL) = (query_batch IS NULL)),
     messages    bigint      NOT NULL DEFAULT 0,
     expired     bigint      NOT NULL DEFAULT 0,
     diverted    bigint      NOT NULL DEFAULT 0,
@@ -98,6 +102,10 @@ CREATE TABLE IF NOT EXISTS {state}.stream (
     seen        timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (stream, login)
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+
+-- name: install_stream_query
+-- The streams of a query. No update of a row changes its key, except the first acknowledgement.
+CREATE INDEX IF NOT EXISTS stream_query ON {state}.stream (query_id)
 
 -- name: install_task
 -- A row for each task number of a stream. An attempt of the task locks it.
@@ -130,6 +138,9 @@ CREATE TABLE IF NOT EXISTS {state}.receipt (
     created     timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (stream, batch, task, login)
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+
+-- name: install_receipt_query
+CREATE INDEX IF NOT EXISTS receipt_query ON {state}.receipt (query_id, query_batch)
 
 -- name: install_receipt_storage
 -- The payload is compressed already, so the server must not try again.

@@ -26,7 +26,8 @@ SELECT queue FROM {state}.stream WHERE stream = @stream
 -- name: outcome
 -- What the tasks of the batches up to this one received, a row for each queue.
 -- Returns: queue; tasks, empty (tasks that took nothing), messages, expired, diverted,
---          forwarded; bigint
+--          forwarded; bigint; query_id, query_batch bigint: Spark's names for the last batch,
+--          or null where the receipts are of several queries
 SELECT queue,
        COUNT_BIG(*) AS tasks,
        CAST(SUM(CASE WHEN messages + expired + diverted + forwarded = 0 THEN 1 ELSE 0 END)
@@ -34,16 +35,24 @@ SELECT queue,
        SUM(messages) AS messages,
        SUM(expired) AS expired,
        SUM(diverted) AS diverted,
-       SUM(forwarded) AS forwarded
+       SUM(forwarded) AS forwarded,
+       CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(query_id) END AS query_id,
+       CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(query_batch) END AS query_batch
   FROM {state}.receipt
  WHERE stream = @stream AND login = @login AND batch BETWEEN @acked AND @batch
  GROUP BY queue
 
 -- name: acknowledge
+-- Raises the query's high-water mark too: no stream of Spark's query receives for that batch again.
 UPDATE {state}.stream
    SET acked_batch = @batch,
        plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
        [plan]      = CASE WHEN plan_batch > @batch THEN [plan] END,
+       plan_after  = CASE WHEN plan_batch > @batch THEN plan_after END,
+       query_id    = ISNULL(@query_id, query_id),
+       query_batch = CASE WHEN @query_id IS NULL THEN query_batch
+                          WHEN query_id = @query_id AND query_batch > @query_batch THEN query_batch
+                          ELSE @query_batch END,
        messages    = messages + @messages,
        expired     = expired + @expired,
        diverted    = diverted + @diverted,
@@ -58,9 +67,28 @@ DELETE FROM {state}.receipt
  WHERE stream = @stream AND login = @login AND batch BETWEEN @acked AND @batch
 
 -- name: store_plan
-UPDATE {state}.stream
-   SET plan_batch = @batch, [plan] = @plan, seen = SYSUTCDATETIME()
- WHERE stream = @stream AND login = @login
+-- Keeps, as JSON, for which batches of Spark's query other plans have receipts already: the sink may hold
+-- these batches, so the plan may not be used for them. Before the first acknowledgement the stream's
+-- query is not known, so the batches of all queries are kept. Receipts that a task is writing now are
+-- skipped.
+-- Index:   receipt_query, behind the batches acknowledged before.
+UPDATE o
+   SET plan_batch = @batch,
+       [plan]     = @plan,
+       plan_after = CASE WHEN o.query_id IS NULL
+                    THEN (SELECT r.query_id AS query, MAX(r.query_batch) AS batch
+                            FROM {state}.receipt AS r WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+                           WHERE r.query_id IS NOT NULL
+                           GROUP BY r.query_id
+                             FOR JSON PATH)
+                    ELSE (SELECT r.query_id AS query, MAX(r.query_batch) AS batch
+                            FROM {state}.receipt AS r WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+                           WHERE r.query_id = o.query_id AND r.query_batch > o.query_batch
+                           GROUP BY r.query_id
+                             FOR JSON PATH) END,
+       seen       = SYSUTCDATETIME()
+  FROM {state}.stream AS o
+ WHERE o.stream = @stream AND o.login = @login
 
 -- name: receipts
 -- Lists receipts without their payloads, oldest first; skips those that a task is writing now.
@@ -74,19 +102,26 @@ SELECT r.stream, r.queue, r.batch, CAST(r.task AS bigint) AS task, r.messages, r
  ORDER BY r.created, r.stream, r.login, r.batch, r.task
 
 -- name: drop_receipt
--- Returns: queue, messages, settled, payload, unpacked of the receipt dropped
+-- Returns: queue, messages, settled, payload, unpacked, query_id, query_batch of the receipt dropped
 DELETE FROM {state}.receipt_page
  WHERE stream = @stream AND login = @login AND batch = @batch AND task = @task;
 DELETE FROM {state}.receipt
-OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload, deleted.unpacked
+OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload, deleted.unpacked,
+       deleted.query_id, deleted.query_batch
  WHERE stream = @stream AND login = @login AND batch = @batch AND task = @task
 
 -- name: retire_stream
--- Its receipts were returned or dropped. A checkpoint that is restored must not receive again.
+-- Its receipts were returned or dropped. A checkpoint that is restored must not receive again, and no
+-- other stream of Spark's query may receive for that batch.
 UPDATE {state}.stream
    SET acked_batch = CASE WHEN acked_batch > @batch THEN acked_batch ELSE @batch END,
        plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
-       [plan]      = CASE WHEN plan_batch > @batch THEN [plan] END
+       [plan]      = CASE WHEN plan_batch > @batch THEN [plan] END,
+       plan_after  = CASE WHEN plan_batch > @batch THEN plan_after END,
+       query_id    = ISNULL(@query_id, query_id),
+       query_batch = CASE WHEN @query_id IS NULL THEN query_batch
+                          WHEN query_id = @query_id AND query_batch > @query_batch THEN query_batch
+                          ELSE @query_batch END
  WHERE stream = @stream AND login = @login
 
 -- name: streams

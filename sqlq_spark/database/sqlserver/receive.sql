@@ -1,11 +1,23 @@
 -- name: fence
 -- A task of a batch that was acknowledged must not receive.
+-- The third column is the query's high-water mark: the last batch of Spark's query that one of its
+-- streams acknowledged, or that had receipts when this stream's plan was stored. @query_id may be null.
 -- Locks:   the stream's row, shared, until commit; acknowledge waits for the task. REPEATABLEREAD
 --          locks also where the database reads row versions.
--- Returns: acked_batch bigint, login; no row where the stream is not there
-SELECT acked_batch, login
-  FROM {state}.stream WITH (REPEATABLEREAD, ROWLOCK)
- WHERE stream = @stream
+-- Index:   the primary key; stream_query.
+-- Returns: acked_batch bigint, login, query_batch bigint or null; no row where the stream is not there
+SELECT o.acked_batch, o.login, h.query_batch
+  FROM {state}.stream AS o WITH (REPEATABLEREAD, ROWLOCK)
+ CROSS APPLY (SELECT MAX(u.query_batch) AS query_batch
+                FROM (SELECT q.query_batch
+                        FROM {state}.stream AS q
+                       WHERE q.query_id = @query_id
+                      UNION ALL
+                      SELECT p.batch
+                        FROM OPENJSON(o.plan_after)
+                             WITH (query nvarchar(36) '$.query', batch bigint '$.batch') AS p
+                       WHERE p.query = @query_id) AS u) AS h
+ WHERE o.stream = @stream
 
 -- name: task_lock
 -- Runs one attempt of a task at a time: the second waits here, then finds the first one's receipt. It
@@ -33,8 +45,9 @@ BEGIN CATCH
 END CATCH
 
 -- name: find_receipt
--- Returns: payload varbinary; empty where it is in pages; messages, unpacked (bytes) bigint
-SELECT payload, messages, unpacked
+-- Returns: payload varbinary; empty where it is in pages; messages, unpacked (bytes) bigint; query_id,
+--          query_batch bigint, or null
+SELECT payload, messages, unpacked, query_id, query_batch
   FROM {state}.receipt
  WHERE stream = @stream AND login = @login AND batch = @batch AND task = @task
 

@@ -69,7 +69,9 @@ DELETE FROM {state}.version WHERE version < @version
 
 -- name: install_stream
 -- One row for each checkpoint. Names are compared byte by byte, as in Python. `login` records who made
--- it. It restricts no one: each domain has a schema of its own.
+-- it. It restricts no one: each domain has a schema of its own. `query_id` and `query_batch` are Spark's
+-- names for the last acknowledged batch. The plan may only be used for batches above those in
+-- `plan_after`.
 IF OBJECT_ID({state_text} + N'.stream', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.stream (
@@ -80,6 +82,9 @@ BEGIN
         acked_batch bigint        NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
         plan_batch  bigint        NULL,
         [plan]      nvarchar(max) NULL,
+        plan_after  nvarchar(max) NULL,
+        query_id    nvarchar(36)  COLLATE Latin1_General_100_BIN2 NULL,
+        query_batch bigint        NULL,
         messages    bigint        NOT NULL DEFAULT 0,
         expired     bigint        NOT NULL DEFAULT 0,
         diverted    bigint        NOT NULL DEFAULT 0,
@@ -88,10 +93,18 @@ BEGIN
         seen        datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
         CHECK (plan_batch > acked_batch),
         CHECK (([plan] IS NULL AND plan_batch IS NULL)
-               OR ([plan] IS NOT NULL AND plan_batch IS NOT NULL))
+               OR ([plan] IS NOT NULL AND plan_batch IS NOT NULL)),
+        CHECK ((query_id IS NULL AND query_batch IS NULL)
+               OR (query_id IS NOT NULL AND query_batch IS NOT NULL))
     );
     ALTER TABLE {state}.stream SET (LOCK_ESCALATION = DISABLE);
 END
+
+-- name: install_stream_query
+-- The streams of a query. No update of a row changes its key, except the first acknowledgement.
+IF NOT EXISTS (SELECT 1 FROM sys.indexes
+                WHERE object_id = OBJECT_ID({state_text} + N'.stream', N'U') AND name = N'stream_query')
+    CREATE INDEX stream_query ON {state}.stream (query_id)
 
 -- name: install_task
 -- A row for each task number of a stream. An attempt of the task locks it.
@@ -128,11 +141,15 @@ BEGIN
         unpacked    bigint         NOT NULL CHECK (unpacked >= 0),
         payload     varbinary(max) NOT NULL,
         created     datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
-        PRIMARY KEY (stream, batch, task),
-        INDEX receipt_query (query_id, query_batch)
+        PRIMARY KEY (stream, batch, task)
     );
     ALTER TABLE {state}.receipt SET (LOCK_ESCALATION = DISABLE);
 END
+
+-- name: install_receipt_query
+IF NOT EXISTS (SELECT 1 FROM sys.indexes
+                WHERE object_id = OBJECT_ID({state_text} + N'.receipt', N'U') AND name = N'receipt_query')
+    CREATE INDEX receipt_query ON {state}.receipt (query_id, query_batch)
 
 -- name: install_receipt_storage
 -- A payload never shares the page of its row, so a list of receipts is read without it.

@@ -233,7 +233,8 @@ class PeekLoop:
         closed = receipts.acknowledge(
             connection, stream, batch, self.who, claim=claim, tasks=end.tasks
         )
-        self.planner.learn(closed)
+        if not closed.is_passed_over:  # its messages wait: no other consumer holds them
+            self.planner.learn(closed)
         return closed
 
     def _note(self, end: Offset, closed: Acknowledged) -> None:

@@ -54,6 +54,7 @@ ELSEWHERE = {
     "receive.driver.peeker.freeze": "reads only",
     "admin.purge": "what it takes is meant to be lost",
     "receive.driver.loop._check_owner": "reads only",
+    "receive.receipts.is_passed_over": "reads only",
     "receive.purge": "what it takes is meant to be lost",
     "admin.report": "reads only",
     "send.queue_writer.database_clock": "reads only",

@@ -21,7 +21,7 @@ from sqlq_spark.admin import checks, failed_messages
 from sqlq_spark.admin import return_to_source as returning
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.errors import StaleTask
+from sqlq_spark.errors import CheckpointIncomplete, StaleTask
 from sqlq_spark.jobs.triage.request_log import RequestLog
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive import task as receiving
@@ -145,6 +145,14 @@ def receive(desk: Desk, task: Task, origin: Origin) -> pa.Table:
     )
 
 
+def refused(desk: Desk, task: Task, origin: Origin) -> bool:
+    """Run the receive of a task that must not receive; whether it is refused."""
+    with suppress(CheckpointIncomplete):
+        receive(desk, task, origin)
+        return False
+    return True
+
+
 def stage(desk: Desk, chunks: list[pa.Table], sink: str, batch: int, origin: Origin) -> Staged:
     """Run the write of a task."""
     return staging.stage(desk.sends, chunks, sink=sink, batch=batch, origin=origin)
@@ -258,6 +266,28 @@ class Stream:
     def chunk(self, rows: pa.Table) -> pa.Table:
         """What the query makes of messages."""
         return self.books.chunk(rows["body"].to_pylist(), rows["headers"].to_pylist())
+
+
+def lose(desk: Desk, books: Books, do: Doing) -> None:
+    """Lose a query's first entry when the sink has its batch, and start a new query after it."""
+
+    def unharmed(_: str, work: Callable[..., Any], *args: Any) -> Any:
+        return work(desk, *args)
+
+    query = Stream(desk, books, unharmed)
+    query.batch()
+    (end,), query.offsets, query.commits = query.offsets, [], 0
+    books.post(["good"] * 3)
+    desk.restart()
+    again, origin = latest(desk, INITIAL), Origin(query_id=query.query, query_batch=0)
+    tasks = desk.loop.tasks(again)
+    if not all(until_done(do, "receive_lost", refused, task, origin) for task in tasks):
+        query.offsets.append(again)
+        query.run()
+    for at in range(end.tasks):
+        drop(desk, str(end.stream), end.batch, at)
+    desk.restart()
+    Stream(desk, books, unharmed).run()
 
 
 # ---------------------------------------------------------------- a job that writes

@@ -64,6 +64,7 @@ class Places:
         self.sinks: list[Sink] = []
         self.owners: dict[str, Checkpoint] = {}  # stream → a checkpoint that knew it
         self.retired: dict[str, int] = {}  # stream → the batch that an operator closed
+        self.marred: set[str] = set()  # queries whose checkpoint lost entries, or was copied
         self.shared: set[tuple[str, int]] = set()  # batches in flight when a copy came in
         self.before: dict[Key, Receipt] = {}
 

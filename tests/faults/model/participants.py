@@ -135,6 +135,7 @@ class World(Places):
         def committed(gone: dict[Key, Receipt]) -> None:
             assert set(gone) <= {key}, gone
             FIGURES[f"receipts: {move}"] += len(gone)
+            self.marred |= {self.owners[key[0]].query} if gone else set()
             self.retired[key[0]] = max(self.retired.get(key[0], 0), key[1] if gone else 0)
             self.expired += sum(each.expired for each in gone.values())
             if gone and move == "drop":
@@ -219,6 +220,7 @@ class World(Places):
     def copy(self, checkpoint: Checkpoint, *, elsewhere: bool) -> Checkpoint:
         """Copy a checkpoint; the second query writes the same sink, or a table of its own."""
         FIGURES["checkpoints copied"] += 1
+        self.marred.add(checkpoint.query)
         sink = checkpoint.sink
         if elsewhere and sink.kind == "table":
             sink = self._sink("table")
@@ -237,13 +239,17 @@ class World(Places):
         """
         Lose the last entries of a checkpoint's logs: commits only, or the offsets with them.
 
-        The first offsets stay: without them Spark's query would lose its stream, but not its name.
+        Without the first offsets a query loses its streams, but not its name. They stay where a
+        copy has the same name: two queries that run at once would use one batch's number.
         """
+        copies = sum(each.query == checkpoint.query for each in self.checkpoints)
+        self.marred.add(checkpoint.query)
         for driver in self.alive(checkpoint):
             driver.die()
         for batch in sorted(checkpoint.offsets, reverse=True)[:entries]:
             checkpoint.commits.discard(batch)
-            if offsets and batch > 0:
+            if offsets and (batch > 0 or copies == 1):
+                FIGURES["first entries lost"] += batch == 0
                 del checkpoint.offsets[batch]
         FIGURES["checkpoints rolled back"] += 1
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sqlq_spark.admin import checks
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import (
+    CheckpointIncomplete,
     CheckpointRolledBack,
     ChunksMissing,
     ConnectionLost,
@@ -209,6 +210,12 @@ class Driver:
             elif isinstance(job.work.error, StaleTask):
                 FIGURES["zombies refused"] += 1
                 assert task.batch <= world.acked(task.stream), job.work.error
+                if waiting:
+                    self.die()
+            elif isinstance(job.work.error, CheckpointIncomplete):
+                FIGURES["incomplete checkpoints refused"] += 1
+                committed = batch in self.checkpoint.commits
+                assert committed or self.checkpoint.query in world.marred, job.work.error
                 if waiting:
                     self.die()
             else:

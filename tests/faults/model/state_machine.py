@@ -180,7 +180,11 @@ class Machine(RuleBasedStateMachine):
                 self.world.step(job, "die")
         FIGURES["restarts"] += self.world.drive(driver.checkpoint) is not None
 
-    @rule(which=WHICH, what=st.sampled_from(["second", "copy", "roll back", "lose"]), more=WHICH)
+    @rule(
+        which=WHICH,
+        what=st.sampled_from(["second", "copy", "roll back", "roll back", "lose"]),
+        more=WHICH,
+    )
     def misfortune(self, which: int, what: str, more: int) -> None:
         """A checkpoint is used twice, copied, rolled back or lost."""
         checkpoint = self.checkpoint(which)
@@ -189,13 +193,12 @@ class Machine(RuleBasedStateMachine):
                 FIGURES["second drivers"] += self.world.drive(checkpoint) is not None
         elif what == "lose":
             self.world.lose(checkpoint)
-        # With two sources Spark would give a batch's number to other plans, and the sink skip them.
-        # So it would on a copy without offsets: two streams under one query's name.
+        # Two queries that run at once under one name would give a batch's number to two plans: on a
+        # copy without offsets, or with two sources.
         elif what == "copy" and checkpoint.sources == 1 and checkpoint.offsets:
             self.world.copy(checkpoint, elsewhere=more % 2 == 0)
         elif what == "roll back" and checkpoint.offsets:
-            offsets = more % 2 == 0 and checkpoint.sources == 1
-            self.world.roll_back(checkpoint, 1 + more // 4, offsets=offsets)
+            self.world.roll_back(checkpoint, 1 + more // 4, offsets=more % 2 == 0)
 
     @rule(which=WHICH, move=st.sampled_from(MOVES))
     def operate(self, which: int, move: Literal["return_", "drop"]) -> None:

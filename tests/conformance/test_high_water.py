@@ -1,0 +1,274 @@
+"""No source of a query receives for a batch of Spark that the query has received for before."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sqlq_spark import database
+from sqlq_spark.database import transaction
+from sqlq_spark.errors import CheckpointIncomplete
+from sqlq_spark.receive import receipts
+from sqlq_spark.receive.driver import pace
+from sqlq_spark.receive.offset import INITIAL, Offset
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.rows import Origin
+
+from .conftest import TIMEOUT, Bench, Clock, bodies
+
+if TYPE_CHECKING:
+    from sqlq_spark.receive.driver.loop import PeekLoop
+
+
+@dataclass
+class Query:
+    """A query of Spark with a checkpoint, on a source for each of some queues."""
+
+    bench: Bench
+    queues: list[QueueAddress]
+    raw: dict[str, str] = field(default_factory=dict)
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    offsets: list[tuple[Offset, ...]] = field(default_factory=list)  # offsets/N
+    loops: list[PeekLoop] = field(default_factory=list)
+    clock: Clock = field(default_factory=Clock)
+
+    def start(self, **raw: str) -> None:
+        """Be a new driver."""
+        self.raw |= raw
+        printed = database.of(self.bench.dotnet.url).printed
+        self.loops = [
+            self.bench.loop(self.clock, queue=printed(queue), **self.raw) for queue in self.queues
+        ]
+
+    def plan(self) -> None:
+        """Ask the sources for the next batch, which acknowledges the one before; log it."""
+        self.clock.now += 2.0
+        starts = self.offsets[-1] if self.offsets else (INITIAL,) * len(self.queues)
+        pairs = zip(self.loops, starts, strict=True)
+        self.offsets.append(tuple(loop.latest(start) for loop, start in pairs))
+
+    def receive(self, source: int = 0) -> list[bytes]:
+        """Run the tasks of a source in the last batch."""
+        number = len(self.offsets) - 1
+        end = self.offsets[-1][source]
+        if number and self.offsets[-2][source] == end:
+            return []
+        origin = Origin(query_id=self.id, query_batch=number)
+        tasks = self.loops[source].tasks(end)
+        return bodies(*(self.bench.receive(task, origin=origin) for task in tasks))
+
+
+@pytest.fixture
+def query(bench: Bench) -> Query:
+    """Give a query of one source."""
+    made = Query(bench, [bench.queue])
+    made.start()
+    return made
+
+
+@pytest.fixture
+def pair(bench: Bench) -> Query:
+    """Give a query of two sources."""
+    other = QueueAddress("invoices", bench.dotnet.schema)
+    bench.dotnet.create(other)
+    made = Query(bench, [bench.queue, other])
+    made.start()
+    return made
+
+
+def send(query: Query, *sent: bytes, to: int = 0) -> list[bytes]:
+    """Send messages to a source; give their bodies."""
+    for body in sent:
+        query.bench.dotnet.send(query.queues[to], body=body)
+    return list(sent)
+
+
+def refused(query: Query, source: int = 0) -> CheckpointIncomplete:
+    """Run the tasks of a source, which must receive nothing."""
+    before = query.bench.bodies(query.queues[source])
+    with pytest.raises(CheckpointIncomplete) as caught:
+        query.receive(source)
+    assert query.bench.bodies(query.queues[source]) == before
+    return caught.value
+
+
+@pytest.mark.parametrize("acknowledged", [False, True])
+def test_a_lost_first_entry_is_an_error_that_names_the_files(
+    query: Query, *, acknowledged: bool
+) -> None:
+    """Whether Spark has only received the lost batch, or has planned the one after it."""
+    send(query, b"0")
+    query.plan()
+    query.receive()
+    send(query, b"1")
+    if acknowledged:
+        query.plan()
+        query.receive()
+        send(query, b"2")
+    query.offsets.clear()
+    query.start()
+    query.plan()
+
+    error = refused(query)
+
+    last, files = (1, "0 to 1") if acknowledged else (0, "0")
+    assert error.args[:3] == (query.id, 0, last)
+    assert f"files of batch {files} in its folders offsets and commits" in str(error)
+
+
+def test_without_the_lost_entries_a_query_goes_on_behind_them_after_data_loss(query: Query) -> None:
+    """With failOnDataLoss=false the messages wait for the first batch that no sink can hold."""
+    for body in (b"0", b"1"):
+        send(query, body)
+        query.plan()
+        query.receive()
+    send(query, b"2")
+    query.offsets.clear()
+    query.start(failOnDataLoss="false")
+
+    got = []
+    for _ in range(3):
+        query.plan()
+        got.append((query.receive(), query.receive()))
+
+    assert got == [([], []), ([], []), ([b"2"], [b"2"])]
+
+
+def test_another_query_receives_from_its_first_batch(bench: Bench, query: Query) -> None:
+    """A new checkpoint has a new query id."""
+    send(query, b"0")
+    query.plan()
+    query.receive()
+    other = Query(bench, [bench.queue])
+    other.start()
+    sent = send(query, b"1")
+    other.plan()
+
+    assert other.receive() == sent
+
+
+def test_sources_of_one_query_receive_in_turn_and_together(pair: Query) -> None:
+    """Each begins when it has messages first, and what one acknowledged stops no other."""
+    batches = [(b"0", b""), (b"1", b""), (b"", b"2"), (b"3", b"4"), (b"", b"5"), (b"6", b"7")]
+
+    for both in batches:
+        for source, body in enumerate(both):
+            send(pair, *filter(None, [body]), to=source)
+        pair.plan()
+
+        assert [pair.receive(0), pair.receive(1)] == [[body] if body else [] for body in both]
+
+
+def test_a_lost_last_entry_of_two_sources_is_an_error(pair: Query) -> None:
+    """The one replays its plan; the other has a new one, and the sink may hold the batch."""
+    for source in (0, 1):
+        send(pair, b"first", to=source)
+    pair.plan()
+    assert pair.receive(0) == pair.receive(1) == [b"first"]
+    sent = send(pair, b"1", to=1)
+    pair.plan()
+    assert pair.receive(1) == sent
+    pair.offsets.pop()
+    pair.start()
+    new = send(pair, b"0")
+    pair.plan()
+
+    assert pair.receive(1) == sent
+    assert refused(pair, 0).args[1:3] == (1, 1)
+    pair.start(failOnDataLoss="false")
+    assert (pair.receive(0), pair.receive(1)) == ([], sent)
+    pair.plan()
+    assert pair.receive(0) == new
+
+
+def test_a_batch_that_one_source_acknowledged_is_closed_for_the_other(pair: Query) -> None:
+    """Spark has committed it; a late attempt of the other may not receive."""
+    for source in (0, 1):
+        send(pair, b"first", to=source)
+    pair.plan()
+    pair.receive(0)
+    pair.loops[0].acknowledge(pair.offsets[0][0])
+
+    assert refused(pair, 1).args[1:3] == (0, 0)
+
+
+def test_a_restart_in_the_middle_of_a_batch_of_two_sources_receives_the_rest(pair: Query) -> None:
+    """Only one of them had received when the driver died."""
+    for number in range(3):
+        sent = [send(pair, b"%d" % number, to=source) for source in (0, 1)]
+        pair.plan()
+        pair.receive(0)
+        pair.start()
+
+        assert [pair.receive(0), pair.receive(1)] == sent
+
+
+def test_a_second_driver_that_plans_meanwhile_does_not_stop_the_first(
+    bench: Bench, pair: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its plan may not be used for the batch that runs, but for the next one."""
+    monkeypatch.setattr(pace, "MESSAGES_PER_TASK", 1)
+    pair.start(maxConcurrency="2", minConcurrency="2", maxMessagesPerTrigger="2")
+    for source in (0, 1):
+        send(pair, b"first", to=source)
+    pair.plan()
+    pair.receive(0)
+    pair.receive(1)
+    sent = send(pair, b"0", b"1")
+    pair.plan()
+    origin = Origin(query_id=pair.id, query_batch=1)
+    first, other = pair.loops[0].tasks(pair.offsets[1][0])
+    got = bench.receive(first, origin=origin)
+    second = Query(bench, pair.queues, id=pair.id, offsets=pair.offsets[:1])
+    second.start()
+    later = send(pair, b"later", to=1)
+    second.plan()
+    assert refused(second, 1).args[1:3] == (1, 1)
+
+    assert bodies(got, bench.receive(other, origin=origin)) == sent
+    pair.offsets.append((pair.offsets[1][0], second.offsets[1][1]))
+    assert pair.receive(1) == later
+
+
+def test_a_receipt_is_not_handed_out_for_another_batch_of_its_query(query: Query) -> None:
+    """As when another kind of source is in the query, and several last entries are lost."""
+    sent = send(query, b"0")
+    query.plan()
+    query.offsets.insert(0, query.offsets[0])
+    query.offsets[0] = (INITIAL,)
+    assert query.receive() == sent
+    query.offsets.pop(0)
+
+    assert refused(query).args[1:3] == (0, 1)
+    query.start(failOnDataLoss="false")
+    assert query.receive() == sent
+
+
+@pytest.mark.parametrize("move", ["return", "drop"])
+def test_what_an_operator_returned_or_dropped_closes_the_batch_of_the_query(
+    bench: Bench, query: Query, move: str
+) -> None:
+    """The sink may hold it; a new checkpoint receives what was returned."""
+    sent = send(query, b"0")
+    query.plan()
+    query.receive()
+    stream = query.offsets[0][0].stream
+    assert stream is not None
+    with transaction(bench.desk, timeout=TIMEOUT):
+        if move == "return":
+            receipts.return_(bench.desk, stream, 1, 0, bench.queue)
+        else:
+            receipts.drop(bench.desk, stream, 1, 0)
+            sent = send(query, b"1")
+    query.offsets.clear()
+    query.start()
+    query.plan()
+
+    assert refused(query).args[1:3] == (0, 0)
+    other = Query(bench, [bench.queue])
+    other.start()
+    other.plan()
+    assert other.receive() == sent
