@@ -91,9 +91,9 @@ def insert(connection: Connection, source: str, messages: pa.Table, options: Sin
         DatabaseFailure: the table is absent, locked, or not trusted.
     """
     with transaction(connection, timeout=min(PATIENCE, options.query_timeout)):
-        writer = QueueWriter(connection, options)
-        writer.destinations = Destinations(
+        trusted = Destinations(
             connection, options.allowed, source=connection.parsed(source), by_header=True
         )
+        writer = QueueWriter(connection, options, trusted)
         writer.insert(messages)
         writer.confirm()

@@ -7,8 +7,7 @@ Receive queues into a Delta table, exactly once.
 The table has the columns of a read, and messageType (the first type of the header), sentAt and
 receivedAt. After a kill, start the job again on its checkpoint: no message is lost or repeated.
 With `split` each message type gets its own table, whose path or name begins with `table`.
-With `acknowledge_retries` the job reports to ServiceControl that messages that it returned are in
-the table.
+The job reports to ServiceControl that messages that it returned are in the table.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class Settings(job.DatabaseSettings):
         default={},
     )
     acknowledge_retries: bool = job.setting(
-        "Report to ServiceControl that messages that it returned are in the table.", default=False
+        "Report to ServiceControl that messages that it returned are in the table.", default=True
     )
     source: dict[str, str] = job.setting(
         "More options of the data source, for example maxMessagesPerTrigger.", default={}

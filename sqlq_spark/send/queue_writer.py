@@ -39,7 +39,12 @@ class QueueWriter:
     """Inserts chunks into their queues, in the transaction that is open."""
 
     def __init__(
-        self, connection: Connection, options: SinkOptions, *, careful: bool = False
+        self,
+        connection: Connection,
+        options: SinkOptions,
+        destinations: Destinations | None = None,
+        *,
+        careful: bool = False,
     ) -> None:
         """
         Prepare; nothing is sent to the database yet.
@@ -47,11 +52,12 @@ class QueueWriter:
         Args:
             connection: in a transaction.
             options: the sink's.
+            destinations: which tables may be sent to; None: by the options alone.
             careful: whether the transaction goes on if a destination refuses; see undeliverable.py.
         """
         self.connection = connection
         self.options = options
-        self.destinations = Destinations(connection, options.allowed)
+        self.destinations = destinations or Destinations(connection, options.allowed)
         self.undeliverable = Undeliverable(connection, options, self.destinations, careful=careful)
         # lists of topics without a subscriber, and how many messages had them
         self.unheard: Counter[str] = Counter()

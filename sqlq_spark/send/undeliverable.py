@@ -198,7 +198,7 @@ class Undeliverable:
         """Warn, after the commit, of messages that went to the error queue."""
         if self.messages:
             log.warning(
-                "%s: %d messages cannot be delivered and are in the error queue: %s",
+                "%s: undeliverable messages that went to the error queue: %d (%s)",
                 where,
                 self.messages,
                 list_reasons([*self.reasons.values()]),

@@ -281,16 +281,15 @@ def test_retries_are_acknowledged_after_the_write(
         retry = {"UniqueMessageId": f"u-{number}", "AcknowledgementQueue": address}
         headers = {f"ServiceControl.Retry.{name}": text for name, text in retry.items()}
         queue.put(json.dumps(headers), b'{"number":%d}' % number)
-    ended = replace(settings, acknowledge_retries=True)
 
     with monkeypatch.context() as patched:
         patched.delattr(made.acknowledgement, "acknowledge")
         with pytest.raises(Exception, match="acknowledge"):
-            made.run(queue.spark, ended)
+            made.run(queue.spark, settings)
     with queue.dba.closed(locked.address):
-        totals = made.run(queue.spark, ended)
+        totals = made.run(queue.spark, settings)
     queue.put("{}", b'{"number":6}')
-    made.run(queue.spark, settings)
+    made.run(queue.spark, replace(settings, acknowledge_retries=False))
 
     table = queue.folder / "table"
     assert totals["messages"] == 6
