@@ -1,4 +1,4 @@
-"""A login whose password the server changes, and a function of a module that gives the last one."""
+"""A login whose password the server changes; tests/given_password.py gives the last one."""
 
 from __future__ import annotations
 
@@ -6,28 +6,17 @@ import secrets
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from psycopg import sql
+
+from tests.given_password import CREDENTIALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from conftest import Place
-
-MODULE = '''"""Gives the password that was written last."""
-import os
-from pathlib import Path
-
-HERE = Path({folder!r})
-
-
-def password(url):
-    with (HERE / "calls").open("a") as calls:
-        calls.write(f"{{os.getpid()}} {{url}}\\n")
-    return (HERE / "password").read_text()
-'''
 
 
 @dataclass
@@ -40,19 +29,17 @@ class Rotation:
     passwords: list[str] = field(default_factory=list)  # all that there were
 
     @property
-    def module(self) -> Path:
-        """The module; its name is the test's own."""
-        return self.folder / f"login_{self.user}.py"
-
-    @property
-    def credentials(self) -> str:
-        """The option's text."""
-        return f"{self.module.stem}:password"
-
-    @property
     def url(self) -> str:
         """The place's url with this login and without a password."""
-        return as_user(self.place.url, self.user)
+        parts = urlsplit(self.place.url)
+        place = f"{self.user}@{parts.netloc.rpartition('@')[2]}"
+        query = f"passfile={quote(str(self.folder / 'password'), safe='')}"
+        return parts._replace(netloc=place, query=query).geturl()
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What a read, a write or a command needs to log in."""
+        return {"url": self.url, "credentials": CREDENTIALS}
 
     @property
     def calls(self) -> list[str]:
@@ -87,20 +74,12 @@ class Rotation:
         return [line for line in text.splitlines() if "pA55" in line]
 
 
-def as_user(url: str, user: str) -> str:
-    """The url with another user and without a password."""
-    parts = urlsplit(url)
-    where = parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=f"{user}@{where}").geturl()
-
-
 @contextmanager
 def rotation(place: Place, folder: Path) -> Iterator[Rotation]:
     """Give a login with all rights, whose first password the function gives."""
     made = Rotation(place, folder)
     role = sql.Identifier(made.user)
     place.connection.execute(sql.SQL("CREATE ROLE {} SUPERUSER LOGIN").format(role))
-    made.module.write_text(MODULE.format(folder=str(folder)), encoding="utf-8")
     made.change()
     made.publish()
     yield made

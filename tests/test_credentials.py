@@ -22,6 +22,7 @@ from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.jobs.frame.settings_reader import load, parse_words
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
+from tests.given_password import CREDENTIALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,10 +71,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.fixture
-def rotating(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rotation]:
+def rotating(place: Place, tmp_path: Path) -> Iterator[Rotation]:
     """Give a login with a password that changes."""
     with rotation(place, tmp_path) as made:
-        monkeypatch.syspath_prepend(tmp_path)
         yield made
 
 
@@ -304,7 +304,7 @@ def test_aws_without_a_region_says_what_to_set(
 
 def test_each_connection_asks_and_the_next_password_is_used(rotating: Rotation) -> None:
     """A password that the server accepted before opens nothing."""
-    options = DatabaseOptions.parse({"url": rotating.url, "credentials": rotating.credentials})
+    options = DatabaseOptions.parse(rotating.options)
     with Session(options, "test", state=False) as session:
         assert session.do(lambda connection: connection.rows("clock"))
     rotating.change()
@@ -323,7 +323,7 @@ def test_a_password_that_is_late_is_asked_for_again(
     rotating: Rotation, caplog: pytest.LogCaptureFixture, trouble: str
 ) -> None:
     """The server changed it first, or the function failed: the next attempts ask again."""
-    options = DatabaseOptions.parse({"url": rotating.url, "credentials": rotating.credentials})
+    options = DatabaseOptions.parse(rotating.options)
     rotating.change()
     if trouble == "failing":
         rotating.withdraw()
@@ -351,7 +351,7 @@ def test_a_password_that_is_late_is_asked_for_again(
 def test_a_kept_connection_is_not_that_of_another_function(rotating: Rotation) -> None:
     """Nor that of a login without the option."""
     raw = {"url": rotating.url}
-    given = ({}, {"credentials": "aws"}, {"credentials": rotating.credentials})
+    given = ({}, {"credentials": "aws"}, rotating.options)
 
     keys = {
         Session(DatabaseOptions.parse(raw | each), "test", worker=True)._key  # noqa: SLF001
@@ -369,8 +369,8 @@ def test_a_command_asks_too(
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "another")
 
     with pytest.raises(SystemExit) as by_flag:
-        main.main(["stats", "--json", "--credentials", rotating.credentials])
-    monkeypatch.setenv("SQLQUEUE_CREDENTIALS", rotating.credentials)
+        main.main(["stats", "--json", "--credentials", CREDENTIALS])
+    monkeypatch.setenv("SQLQUEUE_CREDENTIALS", CREDENTIALS)
     with pytest.raises(SystemExit) as by_variable:
         main.main(["stats", "--json"])
     monkeypatch.setenv("SQLQUEUE_CREDENTIALS", "another")

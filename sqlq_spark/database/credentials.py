@@ -93,10 +93,12 @@ def kind_of(found: object) -> str:
 def words_of(error: Exception) -> str:
     """Return the error's class and sentence in one line."""
     text = " ".join(str(error).split())
-    return f"{type(error).__qualname__}: {text[:LONGEST_REASON]}"
+    cut = "…" if len(text) > LONGEST_REASON else ""
+    return f"{type(error).__qualname__}: {text[:LONGEST_REASON]}{cut}"
 
 
 def place_of(error: Exception) -> str:
     """Return the error's class and the line that raised it, without its text."""
     last = extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__qualname__} in {Path(last.filename).name}, line {last.lineno}"
+    place = f"{Path(last.filename).name}, line {last.lineno}"
+    return f"{type(error).__qualname__} in {place}; its text is not shown, it may hold a secret"
