@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
+from given_password import CREDENTIALS
 from psycopg import sql
-
-from tests.given_password import CREDENTIALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
