@@ -47,8 +47,12 @@ class Rotation:
         return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
     def change(self) -> str:
-        """Let the server accept another password only, which the function does not give yet."""
-        self.passwords.append(f"pA55 &w%rd'@/:{secrets.token_hex(8)}")
+        """
+        Let the server accept another password only, which the function does not give yet.
+
+        It is as long as a token.
+        """
+        self.passwords.append(f"pA55 &w%rd'@/:{secrets.token_hex(1000)}")
         role, text = sql.Identifier(self.user), sql.Literal(self.passwords[-1])
         self.place.connection.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(role, text))
         return self.passwords[-1]

@@ -19,6 +19,7 @@ from sqlq_spark.database.postgresql import tokens
 from sqlq_spark.database.postgresql.url import Target
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, CredentialsFailed, MissingPackage, UnknownOption
+from sqlq_spark.jobs import relay
 from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.jobs.frame.settings_reader import load, parse_words
 from sqlq_spark.options import SinkOptions, SourceOptions
@@ -396,3 +397,18 @@ def test_a_job_passes_it_on_and_uses_no_password_of_the_environment(
     raw = job.raw_options(SourceOptions, {}, **settings.login, queue="orders")
     assert raw == {"url": URL, "credentials": "aws", "queue": "orders"}
     assert SourceOptions.parse(raw).credentials == "aws"
+
+
+def test_a_relay_has_one_for_each_of_its_databases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is also a variable."""
+    monkeypatch.setenv("SQLQUEUE_TARGET_CREDENTIALS", "shop.login:password")
+    words = ["--source-url", RDS, "--target-url", URL, "--source-credentials", "aws"]
+    words += ["--queues", "orders", "--error-queue", "error", "--checkpoint", "/c"]
+
+    settings = load(relay.Settings, parse_words("", relay.Settings, words), lambda *_: SECRET)
+
+    assert (settings.read()["url"], settings.read()["credentials"]) == (RDS, "aws")
+    assert (settings.write()["url"], settings.write()["credentials"]) == (
+        URL,
+        "shop.login:password",
+    )
