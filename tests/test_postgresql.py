@@ -39,6 +39,12 @@ if TYPE_CHECKING:
         ('server certificate for "a" does not match host name "b"', errors.ServerNotVerified),
         ("server does not support SSL, but SSL was required", errors.ServerNotVerified),
         ('root certificate file "/root.crt" does not exist', errors.ServerNotVerified),
+        ("SSL error: tlsv13 alert certificate required", errors.CertificateRefused),
+        ("SSL error: tlsv1 alert unknown ca", errors.CertificateRefused),
+        ("connection requires a valid client certificate", errors.CertificateRefused),
+        ('certificate authentication failed for user "bo"', errors.CertificateRefused),
+        ('could not read certificate file "a.pem": No such file', errors.CertificateRefused),
+        ('certificate present, but not private key file "a.key"', errors.CertificateRefused),
     ],
 )
 def test_only_a_server_that_is_there_is_worth_another_try(

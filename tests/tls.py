@@ -18,6 +18,7 @@ from proxy import Proxy, moved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import trustme
 
@@ -79,7 +80,9 @@ def pump(one: socket.socket, other: socket.socket) -> None:
 
 
 @contextmanager
-def door(url: str, authority: trustme.CA | None, *names: str) -> Iterator[Door]:
+def door(
+    url: str, authority: trustme.CA | None, *names: str, clients: trustme.CA | None = None
+) -> Iterator[Door]:
     """
     Give a door in front of a server over TCP.
 
@@ -87,16 +90,30 @@ def door(url: str, authority: trustme.CA | None, *names: str) -> Iterator[Door]:
         url: the server's.
         authority: who issues the door's certificate; None: it has none, and speaks no TLS.
         names: host names and addresses in the certificate.
+        clients: who issues the certificates that clients must have; None: they need none.
     """
     context = None
     if authority is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         authority.issue_cert(*names).configure_cert(context)
+        if clients is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            clients.configure_trust(context)
     made = Door(url, context)
     try:
         yield made
     finally:
         made.close()
+
+
+def client_words(issuer: trustme.CA, user: str, folder: Path) -> list[str]:
+    """Write a client's certificate and its key, and return the parameters that name them."""
+    issued = issuer.issue_cert(f"{user}@clients.example", common_name=user)
+    certificate, key = folder / f"{user}.pem", folder / f"{user}.key"
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    key.touch(0o600)  # libpq reads no key that others may read
+    issued.private_key_pem.write_to_path(key)
+    return [f"sslcert={certificate}", f"sslkey={key}"]
 
 
 def through(url: str, made: Door, *parameters: str, host: str = HOST) -> str:

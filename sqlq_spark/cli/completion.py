@@ -25,9 +25,12 @@ def queues(incomplete: str) -> list[str]:
     url = os.environ.get("SQLQUEUE_URL")
     if not url:
         return []
-    url = with_password(url, os.environ.get("SQLQUEUE_PASSWORD"))
+    credentials = os.environ.get("SQLQUEUE_CREDENTIALS")
+    login = {"credentials": credentials} if credentials else {}
+    if not credentials:
+        url = with_password(url, os.environ.get("SQLQUEUE_PASSWORD"))
     try:
-        options = DatabaseOptions.parse({"url": url, "queryTimeout": f"{PATIENCE:g}s"})
+        options = DatabaseOptions.parse({"url": url, **login, "queryTimeout": f"{PATIENCE:g}s"})
         with (
             Session(options, "completion", state=False) as session,
             transaction(session.open(), timeout=PATIENCE),

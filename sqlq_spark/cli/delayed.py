@@ -14,6 +14,7 @@ from sqlq_spark.cli.options import (
     CTRL_C,
     STOPPED,
     AsJson,
+    Credentials,
     EndpointTimeZone,
     Patience,
     Queue,
@@ -41,6 +42,7 @@ def move_due(
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
 ) -> None:
     """
     Move the delayed messages that are due into their queue. The receiver forwards them.
@@ -49,7 +51,11 @@ def move_due(
     no later than the next due time.
     """
     options = source_options(
-        url, queue, endpointTimeZone=endpoint_time_zone, queryTimeout=query_timeout
+        url,
+        queue,
+        endpointTimeZone=endpoint_time_zone,
+        queryTimeout=query_timeout,
+        credentials=credentials,
     )
     mover = Mover(options.address, zone=options.endpoint_time_zone, timeout=options.query_timeout)
     messages, moved = 0, Moved(0, None)

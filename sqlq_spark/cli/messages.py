@@ -11,6 +11,7 @@ from sqlq_spark.admin import inspect
 from sqlq_spark.cli import sending
 from sqlq_spark.cli.options import (
     AsJson,
+    Credentials,
     EndpointTimeZone,
     Patience,
     Queue,
@@ -61,6 +62,7 @@ def send_(
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
 ) -> None:
     """
     Send messages in one transaction: each line is a JSON object with the field body.
@@ -82,7 +84,8 @@ def send_(
     if source is not None and file is not None:
         raise BadOption("--file", str(file), "a file of JSON lines or --file, not both")
     raw = {
-        "url": location(url),
+        "url": location(url, credentials),
+        "credentials": credentials,
         "queue": queue,
         "topics": ",".join(topic) if topic else None,
         "subscriptionTable": subscription_table,
@@ -118,10 +121,15 @@ def browse(
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
 ) -> None:
     """Show the messages that wait, lowest seq first. Deletes and locks nothing."""
     options = source_options(
-        url, queue, endpointTimeZone=endpoint_time_zone, queryTimeout=query_timeout
+        url,
+        queue,
+        endpointTimeZone=endpoint_time_zone,
+        queryTimeout=query_timeout,
+        credentials=credentials,
     )
     how: dict[str, Any] = {"limit": limit, "timeout": options.query_timeout}
     with Session(options, "browse", state=False) as session:

@@ -31,6 +31,14 @@ Url = Annotated[
         "Set the password in SQLQUEUE_PASSWORD.",
     ),
 ]
+Credentials = Annotated[
+    str | None,
+    typer.Option(
+        "--credentials",
+        envvar="SQLQUEUE_CREDENTIALS",
+        help="What gives the password: azure, aws or package.module:function.",
+    ),
+]
 Patience = Annotated[
     str,
     typer.Option("--query-timeout", help="Time limit of each statement, for example 10m."),
@@ -62,7 +70,7 @@ Queues = Annotated[
 
 # options of the data source that the commands also have
 SHARED = (
-    "url|stateSchema|queryTimeout|subscriptionTable|endpointTimeZone"
+    "url|credentials|stateSchema|queryTimeout|subscriptionTable|endpointTimeZone"
     "|messageType|contentType|timeToBeReceived"
 )
 
@@ -76,11 +84,15 @@ def use_flags(text: str) -> str:
     return re.sub(rf"(?<=option )(?:{SHARED})\b", dashed, text)
 
 
-def location(url: str | None) -> str:
-    """Read the url from the option or the environment, and add the environment's password."""
+def location(url: str | None, credentials: str | None = None) -> str:
+    """
+    Read the url from the option or the environment, and add the environment's password.
+
+    With `credentials` that password is not used.
+    """
     if not url:
         raise MissingOption("--url", f"{EXAMPLES}, or set SQLQUEUE_URL")
-    return with_password(url, os.environ.get("SQLQUEUE_PASSWORD"))
+    return url if credentials else with_password(url, os.environ.get("SQLQUEUE_PASSWORD"))
 
 
 def database_options(
@@ -100,7 +112,7 @@ def source_options(
 def _texts(url: str | None, state_schema: str, raw: dict[str, str | None]) -> dict[str, str]:
     """Return the options that have a value, by name."""
     named = {name: text for name, text in raw.items() if text is not None}
-    return {"url": location(url), "stateSchema": state_schema, **named}
+    return {"url": location(url, raw.get("credentials")), "stateSchema": state_schema, **named}
 
 
 def answerable(*, yes: bool, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from sqlq_spark.admin.script import Domain, Roles, script
 from sqlq_spark.cli.options import (
     FOUND,
     AsJson,
+    Credentials,
     Patience,
     Queue,
     Queues,
@@ -82,11 +83,14 @@ def install_(
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
     state_schema: State = Domain.state,
 ) -> None:
     """Create missing state tables. Streams and writers with exactlyOnce need them."""
     state_schema = either(state_schema, Domain.state, Domain.of(domain).state)
-    options = database_options(url, state_schema, queryTimeout=query_timeout)
+    options = database_options(
+        url, state_schema, queryTimeout=query_timeout, credentials=credentials
+    )
     with Session(options, "install", state=False) as session:
         connection = session.open()
         schema.install(connection, timeout=options.query_timeout)
@@ -111,6 +115,7 @@ def create(
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
 ) -> None:
     """
     Create an endpoint's missing queues, with the tables that the transport creates.
@@ -121,7 +126,7 @@ def create(
     """
     one_endpoint(context)
     made = endpoint(
-        location(url),
+        location(url, credentials),
         queue,
         instances=instance or (),
         qualifiers=qualifier or (),
@@ -129,7 +134,7 @@ def create(
         audit=audit,
         delayed=delayed,
     )
-    options = source_options(url, queue, queryTimeout=query_timeout)
+    options = source_options(url, queue, queryTimeout=query_timeout, credentials=credentials)
     with Session(options, "create", state=False) as session:
         connection = session.open()
         waiting: str | None = None
@@ -247,6 +252,7 @@ def purge_(
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
 ) -> None:
     """
     Delete every message that waits in a queue, in batches, the lowest seq first. Asks first.
@@ -255,7 +261,7 @@ def purge_(
     stay. A deleted message cannot be restored.
     """
     answerable(yes=yes, as_json=as_json)
-    options = source_options(url, queue, queryTimeout=query_timeout)
+    options = source_options(url, queue, queryTimeout=query_timeout, credentials=credentials)
     with Session(options, "purge", state=False) as session:
         connection = session.open()
         depth = measure(connection, options)
@@ -279,9 +285,10 @@ def purge_expired(
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
 ) -> None:
     """Delete expired messages, in batches. Skips messages that others have locked."""
-    options = source_options(url, queue, queryTimeout=query_timeout)
+    options = source_options(url, queue, queryTimeout=query_timeout, credentials=credentials)
     with Session(options, "purge", state=False) as session:
         connection = session.open()
         depth = measure(connection, options)
@@ -309,6 +316,7 @@ def doctor(
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
     state_schema: State = "sqlqueue",
 ) -> None:
     """
@@ -316,7 +324,9 @@ def doctor(
 
     Changes nothing. The exit code is 1 if there is an error or a warning.
     """
-    options = database_options(url, state_schema, queryTimeout=query_timeout)
+    options = database_options(
+        url, state_schema, queryTimeout=query_timeout, credentials=credentials
+    )
     table = parse_queue("--subscription-table", subscription_table, options.naming)
     with Session(options, "doctor", state=False) as session:
         connection = session.open()

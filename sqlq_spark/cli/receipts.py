@@ -12,6 +12,7 @@ from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
     AsJson,
+    Credentials,
     MaybeQueue,
     Patience,
     State,
@@ -58,10 +59,13 @@ def list_(
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
     state_schema: State = "sqlqueue",
 ) -> None:
     """List receipts, the oldest first."""
-    options = database_options(url, state_schema, queryTimeout=query_timeout)
+    options = database_options(
+        url, state_schema, queryTimeout=query_timeout, credentials=credentials
+    )
     address = None if queue is None else parse_queue("queue", queue, options.naming)
     with (
         Session(options, "receipts") as session,
@@ -85,11 +89,14 @@ def return_(
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
     state_schema: State = "sqlqueue",
 ) -> None:
     """Return the messages of receipts to their queue, if the stream's checkpoint is lost."""
     answerable(yes=yes, as_json=as_json)
-    options = database_options(url, state_schema, queryTimeout=query_timeout)
+    options = database_options(
+        url, state_schema, queryTimeout=query_timeout, credentials=credentials
+    )
     with Session(options, "receipts return") as session:
         with transaction(session.open(), timeout=options.query_timeout):
             found = choose(session.open(), stream, batch, task, quiet=as_json)
@@ -127,11 +134,14 @@ def drop(
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
     state_schema: State = "sqlqueue",
 ) -> None:
     """Delete receipts with their messages. They cannot be restored."""
     answerable(yes=yes, as_json=as_json)
-    options = database_options(url, state_schema, queryTimeout=query_timeout)
+    options = database_options(
+        url, state_schema, queryTimeout=query_timeout, credentials=credentials
+    )
     with Session(options, "receipts drop") as session:
         with transaction(session.open(), timeout=options.query_timeout):
             found = choose(session.open(), stream, batch, task, quiet=as_json)

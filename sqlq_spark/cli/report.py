@@ -13,6 +13,7 @@ from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.page import report as report_page
 from sqlq_spark.cli.options import (
     AsJson,
+    Credentials,
     EndpointTimeZone,
     Patience,
     Queues,
@@ -50,6 +51,7 @@ def report_(
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
     state_schema: State = "sqlqueue",
 ) -> None:
     """
@@ -66,6 +68,7 @@ def report_(
         state_schema,
         endpointTimeZone=endpoint_time_zone,
         queryTimeout=query_timeout,
+        credentials=credentials,
     )
     for name in queues or ():
         parse_queue("QUEUE", name, options.naming)  # before anything is connected

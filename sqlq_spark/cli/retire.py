@@ -13,6 +13,7 @@ from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
     AsJson,
+    Credentials,
     Patience,
     Queue,
     State,
@@ -51,6 +52,7 @@ def retire_(
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
     state_schema: State = "sqlqueue",
 ) -> None:
     """
@@ -62,7 +64,7 @@ def retire_(
     are left. Stop the endpoint first. Use a login that owns the tables.
     """
     answerable(yes=yes, as_json=as_json)
-    options = sink_options(url, subscription_table, query_timeout, state_schema)
+    options = sink_options(url, credentials, subscription_table, query_timeout, state_schema)
     address = parse_table("QUEUE", queue, options.naming)
     with Session(options, "retire", state=False) as session:
         connection = session.open()

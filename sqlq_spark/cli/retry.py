@@ -12,6 +12,7 @@ from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
     AsJson,
+    Credentials,
     Patience,
     Queue,
     Url,
@@ -72,6 +73,7 @@ def retry_(
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
 ) -> None:
     """
     Return failed messages from an error queue to the queues in which they failed.
@@ -87,6 +89,7 @@ def retry_(
         queue,
         queryTimeout=query_timeout,
         allowedDestinations=", ".join(allow) if allow else None,
+        credentials=credentials,
     )
     choice = read_choice(
         options,

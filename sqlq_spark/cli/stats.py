@@ -14,6 +14,7 @@ from sqlq_spark.admin import checks, watch
 from sqlq_spark.cli.options import (
     CTRL_C,
     AsJson,
+    Credentials,
     EndpointTimeZone,
     Patience,
     Queues,
@@ -31,6 +32,7 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import (
     BadOption,
     ConnectionLost,
+    CredentialsFailed,
     Deadlock,
     NotReachable,
     SqlQueueError,
@@ -49,7 +51,8 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 SHARE = 4.0  # --watch pauses at least so many times as long as a look took, which counts rows
-PASSING = (ConnectionLost, Deadlock, NotReachable, TimedOut)  # --watch continues after these
+# --watch continues after these
+PASSING = (ConnectionLost, CredentialsFailed, Deadlock, NotReachable, TimedOut)
 
 
 @app.command()
@@ -67,6 +70,7 @@ def stats(
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
     state_schema: State = "sqlqueue",
 ) -> None:
     """
@@ -82,6 +86,7 @@ def stats(
         state_schema,
         endpointTimeZone=endpoint_time_zone,
         queryTimeout=query_timeout,
+        credentials=credentials,
     )
     names = queues or []
     for name in names:

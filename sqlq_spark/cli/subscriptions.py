@@ -12,6 +12,7 @@ from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
     AsJson,
+    Credentials,
     Patience,
     SubscriptionTable,
     Url,
@@ -42,17 +43,21 @@ Endpoint = Annotated[str, typer.Option(help="The endpoint's name.")]
 
 
 def sink_options(
-    url: str | None, table: str, query_timeout: str, state_schema: str = "sqlqueue"
+    url: str | None,
+    credentials: str | None,
+    table: str,
+    query_timeout: str,
+    state_schema: str = "sqlqueue",
 ) -> SinkOptions:
     """Parse and validate options as the data source does."""
-    return SinkOptions.parse(
-        {
-            "url": location(url),
-            "subscriptionTable": table,
-            "queryTimeout": query_timeout,
-            "stateSchema": state_schema,
-        }
-    )
+    raw = {
+        "url": location(url, credentials),
+        "credentials": credentials,
+        "subscriptionTable": table,
+        "queryTimeout": query_timeout,
+        "stateSchema": state_schema,
+    }
+    return SinkOptions.parse({name: text for name, text in raw.items() if text is not None})
 
 
 @app.command()
@@ -65,9 +70,10 @@ def subscribe(
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
 ) -> None:
     """Subscribe an endpoint to topics. Creates the subscription table if it is missing."""
-    options = sink_options(url, subscription_table, query_timeout)
+    options = sink_options(url, credentials, subscription_table, query_timeout)
     address = parse_queue("--queue", queue, options.naming)
     with Session(options, "subscribe", state=False) as session:
         made = subscriptions.subscribe_all(
@@ -95,10 +101,11 @@ def unsubscribe(
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
 ) -> None:
     """End an endpoint's subscriptions to topics. Asks first."""
     answerable(yes=yes, as_json=as_json)
-    options = sink_options(url, subscription_table, query_timeout)
+    options = sink_options(url, credentials, subscription_table, query_timeout)
     table, timeout = options.subscription_address, options.query_timeout
     with Session(options, "unsubscribe", state=False) as session:
         connection = session.open()
@@ -141,9 +148,10 @@ def subscribers(
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
 ) -> None:
     """List who is subscribed, to one topic or to any."""
-    options = sink_options(url, subscription_table, query_timeout)
+    options = sink_options(url, credentials, subscription_table, query_timeout)
     table = options.subscription_address
     with (
         Session(options, "subscribers", state=False) as session,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 from sqlq_spark.database.names import names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -136,6 +136,8 @@ class Connection(Protocol):
 
 class Dialect(Protocol):
     """What the package of one kind of database exports."""
+
+    TOKENS: Mapping[str, Callable[[str], str]]  # option `credentials` → password for a url
 
     def connect(self, url: str, *, application: str, timeout: float, state: str) -> Connection:
         """Open a session; `timeout` limits each statement and wait of a transaction, in seconds."""

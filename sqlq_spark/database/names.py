@@ -51,6 +51,8 @@ class Names:
     has_legacy_columns: bool  # its queues have columns for endpoints of version 1
     has_row_security: bool  # the server hides state rows from other logins
     password_variable: str | None  # the environment variable that only this database's tools read
+    # what replaces the option `credentials`; None: the option may be set
+    own_credentials: str | None
     parse_address: Callable[[str], QueueAddress]  # an address in a message
     parse_queue: Callable[[str], QueueAddress]  # a queue's name, as a user writes it
     parse_destination: Callable[[str], QueueAddress]  # a name or an address in a row of a frame
@@ -93,6 +95,7 @@ POSTGRESQL = Names(
     has_legacy_columns=False,
     has_row_security=True,
     password_variable="PGPASSWORD",  # noqa: S106 - the variable's name
+    own_credentials=None,
     parse_address=parse_postgresql,
     parse_queue=name_postgresql,
     parse_destination=name_postgresql,
@@ -113,6 +116,7 @@ SQLSERVER = Names(
     has_legacy_columns=True,
     has_row_security=False,
     password_variable=None,
+    own_credentials="authentication=ActiveDirectoryDefault (or another value) in the url",
     parse_address=parse_sqlserver,
     parse_queue=name_sqlserver,
     parse_destination=parse_sqlserver,

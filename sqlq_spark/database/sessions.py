@@ -18,13 +18,16 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import stamina
 
 from sqlq_spark import database
+from sqlq_spark.database.credentials import log_in
 from sqlq_spark.database.schema import VERSION
 from sqlq_spark.errors import (
     ConnectionLost,
+    CredentialsFailed,
     DatabaseNotFound,
     Deadlock,
     DestinationChanged,
     LockTimedOut,
+    LoginRefused,
     LoginUnclear,
     NotReachable,
     ServerShort,
@@ -47,6 +50,8 @@ TRANSIENT = (ConnectionLost, Deadlock, DestinationChanged, LockTimedOut, ServerS
 # worth another attempt only once the url led to a database: during a failover the server, or a
 # database that recovers there, may be absent
 ABSENT = (DatabaseNotFound, LoginUnclear, NotReachable)
+# worth another attempt with the option `credentials`, which then gives another password
+EXPIRED = (CredentialsFailed, LoginRefused)
 IDLE = 20.0  # seconds after which a connection that no session takes is closed
 
 
@@ -56,6 +61,10 @@ class Target(Protocol):
     @property
     def url(self) -> str:
         """It may hold a password."""
+
+    @property
+    def credentials(self) -> str | None:
+        """What gives a password at each connect; None: the url has one, or none is needed."""
 
     @property
     def state_schema(self) -> str:
@@ -150,7 +159,7 @@ class Session:
     def _key(self) -> object:
         """Sessions with equal keys may share a connection; never beyond a fork."""
         options = self.options
-        place = options.url, options.state_schema, options.query_timeout
+        place = options.url, options.credentials, options.state_schema, options.query_timeout
         return os.getpid(), place, self._state
 
     def do(self, work: Callable[[Connection], T]) -> T:
@@ -160,6 +169,9 @@ class Session:
         Such failures are a lost connection, a deadlock, a lock that others hold for too long, a
         full log, and a server that is short of memory or space. If the answer to a commit is lost,
         `work` must find out whether it was done.
+
+        With the option `credentials` a login that was refused is such a failure too: the password
+        may have changed since it was given. So is an error of the service that gives it.
 
         A server or a database that was never reached is not waited for, because the url is
         probably wrong.
@@ -177,6 +189,8 @@ class Session:
         raise AssertionError  # pragma: no cover - stamina raises the last error itself
 
     def _worth_another(self, error: Exception) -> bool:
+        if self.options.credentials is not None and isinstance(error, EXPIRED):
+            return True
         return isinstance(error, TRANSIENT) or (self._reached and isinstance(error, ABSENT))
 
     def _once(self, work: Callable[[Connection], T]) -> T:
@@ -199,7 +213,7 @@ class Session:
     def _connect(self) -> Connection:
         options = self.options
         connection = database.of(options.url).connect(
-            options.url,
+            log_in(options.url, options.credentials),
             application=f"sqlqueue {self.application}",
             timeout=options.query_timeout,
             state=options.state_schema,

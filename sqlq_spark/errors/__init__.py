@@ -9,8 +9,8 @@ The errors of this package, by what they are about.
     │   └── BadMessage       one row of a DataFrame does not fit
     ├── MissingPackage · MissingDelta · MissingDriver · UnsupportedVersion    installation
     ├── DatabaseFailure      the server rejected a statement, or did not answer
-    │   ├── server           NotReachable · LoginRefused (and LoginUnclear) · ServerNotVerified
-    │   │                    DatabaseNotFound
+    │   ├── server           NotReachable · LoginRefused (and LoginUnclear, CertificateRefused)
+    │   │                    CredentialsFailed · ServerNotVerified · DatabaseNotFound
     │   │                    ConnectionLost (and ReadOnly) · Deadlock · Cancelled · RightMissing
     │   │                    TimedOut (and LockTimedOut) · TimeZoneNotFound
     │   │                    ServerTooOld · DatabaseTooOld · StatementPooling
@@ -96,7 +96,9 @@ from sqlq_spark.errors.root import (
 )
 from sqlq_spark.errors.server import (
     Cancelled,
+    CertificateRefused,
     ConnectionLost,
+    CredentialsFailed,
     DatabaseNotFound,
     DatabaseTooOld,
     Deadlock,
@@ -135,11 +137,13 @@ __all__ = [
     "BadPlan",
     "BodyStringMissing",
     "Cancelled",
+    "CertificateRefused",
     "CheckpointFailure",
     "CheckpointIncomplete",
     "CheckpointRolledBack",
     "ChunksMissing",
     "ConnectionLost",
+    "CredentialsFailed",
     "DatabaseFailure",
     "DatabaseNotFound",
     "DatabaseRolledBack",

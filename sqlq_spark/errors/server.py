@@ -29,6 +29,24 @@ class LoginUnclear(LoginRefused):
     template = "{0} refused the login: {1}. Check user and password, and the database's name."
 
 
+class CertificateRefused(LoginRefused):
+    """The server does not accept this client's certificate, or it cannot be read here."""
+
+    template = (
+        "{0} refused the login: {1}. Check the client's certificate and its key, which the url's "
+        "parameters sslcert and sslkey name (see docs/security.md)."
+    )
+
+
+class CredentialsFailed(DatabaseFailure):
+    """The function or the service of the option `credentials` raised an error."""
+
+    template = "option credentials is {0!r}, but it gave no password: {1}"
+
+    def __init__(self, credentials: str, reason: str) -> None:
+        super().__init__(credentials, reason)
+
+
 class ServerNotVerified(DatabaseFailure):
     """The server has no certificate that this machine trusts for the host's name."""
 

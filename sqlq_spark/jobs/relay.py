@@ -52,6 +52,9 @@ class Settings(job.Settings):
         key="source_secret_key",
     )
     source_secret_key: str | None = job.setting("The password's key in secret_scope.", default=None)
+    source_credentials: str | None = job.credentials_setting(
+        environment="SQLQUEUE_SOURCE_CREDENTIALS"
+    )
     target_url: str = job.database_url(
         "The database to send to.", environment="SQLQUEUE_TARGET_URL"
     )
@@ -64,6 +67,9 @@ class Settings(job.Settings):
         key="target_secret_key",
     )
     target_secret_key: str | None = job.setting("The password's key in secret_scope.", default=None)
+    target_credentials: str | None = job.credentials_setting(
+        environment="SQLQUEUE_TARGET_CREDENTIALS"
+    )
     queues: str = job.setting("The queues, separated by commas.")
     targets: dict[str, str] = job.setting(
         "Queue in source = queue in target, if their names differ.", default={}
@@ -83,15 +89,25 @@ class Settings(job.Settings):
     def read(self) -> dict[str, str]:
         """Options of the data source."""
         own = {"queues": self.queues, "errorQueue": self.error_queue, "headersFormat": "json"}
-        login = {"user": self.source_user, "password": self.source_password}
-        return job.raw_options(SourceOptions, self.source, url=self.source_url, **login, **own)
+        login = {
+            "url": self.source_url,
+            "user": self.source_user,
+            "password": self.source_password,
+            "credentials": self.source_credentials,
+        }
+        return job.raw_options(SourceOptions, self.source, **login, **own)
 
     def write(self, queue: str | None = None) -> dict[str, str]:
         """Options of the sink, or of a sink for one queue."""
         mode = "sendsAtomicWithReceive" if self.atomic else None
         own = {"queue": queue, "asReceived": "true", "transactionMode": mode}
-        login = {"user": self.target_user, "password": self.target_password}
-        return job.raw_options(SinkOptions, self.sink, url=self.target_url, **login, **own)
+        login = {
+            "url": self.target_url,
+            "user": self.target_user,
+            "password": self.target_password,
+            "credentials": self.target_credentials,
+        }
+        return job.raw_options(SinkOptions, self.sink, **login, **own)
 
     def routes(self) -> dict[str, str]:
         """

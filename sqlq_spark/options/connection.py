@@ -18,7 +18,7 @@ from sqlq_spark.options.fields import (
     read_options,
     refuse_typos,
 )
-from sqlq_spark.options.login import with_login
+from sqlq_spark.options.login import credentials, refuse_password, with_login
 from sqlq_spark.options.parse import duration, name, words
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ class DatabaseOptions:
     side: ClassVar[tuple[str, str]] = ("command", "a read or a write")
 
     url: str = option("url", words, EXAMPLES, secret=True)  # with the login
+    # what gives the password at each connect
+    credentials: str | None = option(
+        "credentials", credentials, "azure, aws or package.module:function", default=None
+    )
     state_schema: str = option(
         "stateSchema", name, "the schema of the state tables", default="sqlqueue"
     )
@@ -80,9 +84,12 @@ class DatabaseOptions:
         cls._refuse_strays(given)
         if "url" not in given:
             raise MissingOption("url", EXAMPLES)
-        values = read_options(cls, given, names_of(given["url"]))
-        values["url"] = with_login(values["url"], given.get("user"), given.get("password"))
-        return values
+        naming = names_of(given["url"])
+        values = read_options(cls, given, naming)
+        url = with_login(values["url"], given.get("user"), given.get("password"))
+        if "credentials" in values:
+            refuse_password(url, values["credentials"], naming)
+        return values | {"url": url}
 
     @classmethod
     def _refuse_strays(cls, given: Mapping[str, str]) -> None:

@@ -138,6 +138,7 @@ def test_every_command_has_the_common_options(run: Run, name: str) -> None:
     assert name in CALLS or name == "demo"
     assert "--json" in options(name)
     assert ("--url" in options(name)) == ("--query-timeout" in options(name))
+    assert ("--url" in options(name)) == ("--credentials" in options(name))
     # line breaks are kept below the first paragraph: a longer line would be broken twice
     _, *below = (COMMANDS[name].help or "").split("\n\n")
     assert [line for line in "\n".join(below).splitlines() if len(line) > 78] == []

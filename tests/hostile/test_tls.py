@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 import trustme
-from tls import HOST, door, through
+from tls import HOST, client_words, door, through
 
 from sqlq_spark import errors
 from sqlq_spark.database.postgresql import drivers
@@ -97,6 +98,65 @@ def test_a_server_that_is_not_verified_gets_nothing(
     assert UNVERIFIED in str(caught.value)
     assert HOST in str(caught.value)
     assert "sslrootcert" in str(caught.value)
+    assert (made.encrypted, made.plain) == (0, 0)
+
+
+def test_a_client_logs_in_with_a_certificate_and_its_password(
+    server: str, authority: trustme.CA, issuer: str, tmp_path: Path
+) -> None:
+    """A server that asks for both is verified too."""
+    clients = trustme.CA()
+    words = client_words(clients, "bo", tmp_path)
+
+    with door(server, authority, HOST, clients=clients) as made:
+        assert answer(through(server, made, f"sslrootcert={issuer}", *words)) == 1
+
+    assert (made.encrypted > 0, made.plain) == (True, 0)
+
+
+@pytest.mark.parametrize("given", ["none", "other issuer", "no key", "no file"])
+def test_a_client_without_the_right_certificate_is_refused(
+    server: str, authority: trustme.CA, issuer: str, tmp_path: Path, given: str
+) -> None:
+    """
+    The server refuses it, or libpq cannot read it; no password is in the error.
+
+    A server that closes the connection may do so before its reason has arrived.
+    """
+    clients = trustme.CA()
+    right = client_words(clients, "bo", tmp_path)
+    words = {
+        "none": [],
+        "other issuer": client_words(trustme.CA(), "al", tmp_path),
+        "no key": right[:1],
+        "no file": ["sslcert=/not/there.pem", right[1]],
+    }[given]
+
+    with door(server, authority, HOST, clients=clients) as made:
+        url = through(server, made, f"sslrootcert={issuer}", *words)
+        with pytest.raises((errors.CertificateRefused, errors.ConnectionLost)) as caught:
+            answer(url)
+
+    assert (made.encrypted, made.plain) == (0, 0)
+    assert str(urlsplit(server).password) not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["verify-full", "verify-ca"])
+@pytest.mark.parametrize("attack", ["issuer", "name", "plain"])
+def test_a_mode_that_is_written_verifies_as_much_as_it_says(
+    server: str, authority: trustme.CA, issuer: str, mode: str, attack: str
+) -> None:
+    """`verify-full` refuses another issuer and another name; `verify-ca` accepts any name."""
+    theirs = {"issuer": trustme.CA(), "name": authority, "plain": None}[attack]
+    name = "other.example" if attack == "name" else HOST
+    with door(server, theirs, name) as made:
+        url = through(server, made, f"sslmode={mode}", f"sslrootcert={issuer}")
+        if (mode, attack) == ("verify-ca", "name"):
+            assert answer(url) == 1
+            return
+        with pytest.raises(errors.ServerNotVerified, match=UNVERIFIED):
+            answer(url)
+
     assert (made.encrypted, made.plain) == (0, 0)
 
 

@@ -182,6 +182,9 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "nothing-to-settle": (
             f"{SEND}::test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing"
         ),
+        "credentials-fail": (
+            "test_credentials.py::test_a_password_that_is_late_is_asked_for_again"
+        ),
         "not-verified": "hostile/test_tls.py::test_a_server_that_is_not_verified_gets_nothing",
         "destination-refused": (
             "hostile/test_destinations.py::test_no_code_of_an_attacker_runs_by_a_forward_or_a_reply"
@@ -313,6 +316,7 @@ PARTS: dict[str, dict[str, str]] = {
     "docs/security.md": {
         **dict.fromkeys(["who", "rules", "destination-answers", "limits", "rows"], PROSE),
         "cost": FIGURES,
+        "credentials": f"{PAGES}_the_services_of_credentials_have_extras",
         "tls": f"{PAGES}_the_modes_of_tls_are_libpqs",
     },
     "docs/sqlqueue.md": {

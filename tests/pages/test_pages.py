@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from conformance.first_checks import CHECKS
 
+from sqlq_spark.database.postgresql import TOKENS
 from sqlq_spark.database.postgresql import url as postgresql_url
 from sqlq_spark.database.sqlserver import url as sqlserver_url
 from sqlq_spark.errors import BadFrame, BadOption
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import option_names
+from sqlq_spark.options.login import SERVICES
 from sqlq_spark.receive.columns import COLUMNS
 from sqlq_spark.send.message.columns import WRITTEN, check_frame
 
@@ -191,6 +194,18 @@ def test_the_list_of_what_was_checked_names_each_check_of_first_contact() -> Non
     named = re.findall(r"`([a-z]+(?:_[a-z]+)+|rights|fence|identity|escalation)`", cells)
 
     assert sorted(set(named) - {"sp_tableoption"}) == sorted(each.__name__ for each in CHECKS)
+
+
+def test_the_services_of_credentials_have_extras() -> None:
+    """The table has each service, with the extra that brings its package, and a function."""
+    rows = {row[0].strip("`"): row[2] for row in table("docs/security.md", "credentials").rows}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert set(rows) == {*SERVICES, "package.module:function"}
+    for name in SERVICES:
+        assert f"pip install '.[{name}]'" in rows[name]
+        assert project["optional-dependencies"][name]
+        assert name in TOKENS
 
 
 def test_the_modes_of_tls_are_libpqs() -> None:

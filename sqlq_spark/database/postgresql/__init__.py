@@ -2,5 +2,6 @@
 
 from sqlq_spark.database.postgresql.connection import Connection, connect, printed
 from sqlq_spark.database.postgresql.script import write_script
+from sqlq_spark.database.postgresql.tokens import TOKENS
 
-__all__ = ["Connection", "connect", "printed", "write_script"]
+__all__ = ["TOKENS", "Connection", "connect", "printed", "write_script"]

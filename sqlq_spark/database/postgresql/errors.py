@@ -35,6 +35,13 @@ UNVERIFIED = (
     r"host name must be specified for a verified"
 )
 
+# words of libpq for a client's certificate that the server refuses, or that cannot be read here;
+# an alert comes from the server
+CLIENT_CERTIFICATE = (
+    r"\balert\b|valid client certificate|certificate authentication failed|certificate file|"
+    r"private key"
+)
+
 FIND_PRIMARY = (
     "The server is a standby, or its database is read-only. Some services make a database "
     "read-only when a disk is full. To find the primary, list several hosts in the url and add "
@@ -121,6 +128,8 @@ def connection_error(server: str, text: str) -> errors.DatabaseFailure:
         return errors.ConnectionLost("connect", text)
     if re.search(UNVERIFIED, text):
         return errors.ServerNotVerified(server, text)
+    if re.search(CLIENT_CERTIFICATE, text):
+        return errors.CertificateRefused(server, text)
     if "does not exist" in text and "database" in text:
         return errors.DatabaseNotFound(server, text)
     if re.search(r"authentication|password|role .* does not exist|pg_hba", text):

@@ -33,10 +33,12 @@ VARIABLES = {
     "host": "PGHOST",
     "hostaddr": "PGHOSTADDR",
     "options": "PGOPTIONS",
+    "port": "PGPORT",
     "service": "PGSERVICE",
     "servicefile": "PGSERVICEFILE",
     "sslmode": "PGSSLMODE",
     "sslrootcert": "PGSSLROOTCERT",
+    "user": "PGUSER",
 }
 
 # modes that do not verify → what may happen with them
@@ -85,6 +87,16 @@ class Target:
     def hosts(self) -> str:
         """The hosts by the names that their certificates must have; empty for a local socket."""
         return self.given.get("host") or self.given.get("hostaddr", "")
+
+    @property
+    def port(self) -> str:
+        """The port; several with commas, if there are several hosts."""
+        return self.given.get("port") or "5432"
+
+    @property
+    def user(self) -> str:
+        """The login; empty where none is named."""
+        return self.given.get("user", "")
 
     @property
     def mode(self) -> str | None:
@@ -158,18 +170,22 @@ def _local(host: str) -> bool:
 def _written(url: str) -> Iterator[tuple[str, str]]:
     """Yield the parameters of a url, decoded, in libpq's order; the last of a name counts."""
     place, _, query = url.partition("://")[2].partition("?")
-    hosts = place.partition("/")[0].rpartition("@")[2]
-    if names := ",".join(_host(each) for each in hosts.split(",")):
-        yield "host", names
+    login, _, hosts = place.partition("/")[0].rpartition("@")
+    if user := unquote(login.partition(":")[0]):
+        yield "user", user
+    parts = [_host(each) for each in hosts.split(",")]
+    for name, values in zip(("host", "port"), zip(*parts, strict=True), strict=True):
+        if any(values):
+            yield name, ",".join(values)
     for pair in filter(None, query.split("&")):
         name, value = map(unquote, pair.partition("=")[::2])
         yield ("sslmode", "require") if (name, value) == ("ssl", "true") else (name, value)
 
 
-def _host(text: str) -> str:
-    """Return a host without its port, and without the brackets of an IPv6 address."""
-    name = text[1:].partition("]") if text.startswith("[") else text.partition(":")
-    return unquote(name[0])
+def _host(text: str) -> tuple[str, str]:
+    """Return a host, without the brackets of an IPv6 address, and its port."""
+    name, _, rest = text[1:].partition("]") if text.startswith("[") else text.partition(":")
+    return unquote(name), rest.removeprefix(":")
 
 
 def _service(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -82,6 +82,15 @@ def database_url(description: str = "The database.", *, environment: str = "SQLQ
     return setting(f"{description} {forms}", expected=forms, shown=False, environment=[environment])
 
 
+def credentials_setting(*, environment: str = "SQLQUEUE_CREDENTIALS") -> Any:  # noqa: ANN401
+    """Describe what gives the password at each connect, instead of a password."""
+    return setting(
+        "What gives the password at each connect: azure, aws or package.module:function.",
+        default=None,
+        environment=[environment],
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings of every job."""
@@ -128,11 +137,17 @@ class DatabaseSettings(Settings):
         key="secret_key",
     )
     secret_key: str | None = setting("The password's key in secret_scope.", default=None)
+    credentials: str | None = credentials_setting()
 
     @property
     def login(self) -> dict[str, str | None]:
         """The options of the connection."""
-        return {"url": self.url, "user": self.user, "password": self.password}
+        return {
+            "url": self.url,
+            "user": self.user,
+            "password": self.password,
+            "credentials": self.credentials,
+        }
 
 
 # settings of a stream
@@ -213,7 +228,7 @@ def raw_options(
     title = "sink" if kind is SinkOptions else "source"
     known = {each.metadata["option"] for each in option_fields(kind)} - {"checkpointLocation"}
     lower = {each.lower(): each for each in known}
-    ours = {name.lower() for name in own} | {"url", "user", "password"}
+    ours = {name.lower() for name in own} | {"url", "user", "password", "credentials"}
     free = sorted(name for name in known if name.lower() not in ours)
     for name in table:
         if name.lower() in ours:

@@ -251,10 +251,12 @@ def _secret(
     """
     Read a secret from the environment, or else from the secret scope.
 
-    A password in the url takes precedence. PGPASSWORD is used only for PostgreSQL.
+    A password in the url takes precedence, and so does the setting `credentials`. PGPASSWORD
+    is used only for PostgreSQL.
     """
     url = str(values.get(each.name.replace("password", "url"), ""))
-    if not each.metadata["secret"] or blank("url", url) != url:
+    credentials = values.get(each.name.replace("password", "credentials"))
+    if not each.metadata["secret"] or credentials or blank("url", url) != url:
         return None
     others = other_password_variables(url)
     for variable in each.metadata["environment"]:

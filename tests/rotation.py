@@ -1,0 +1,91 @@
+"""A login whose password the server changes; tests/given_password.py gives the last one."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+from given_password import CREDENTIALS
+from psycopg import sql
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from conftest import Place
+
+
+@dataclass
+class Rotation:
+    """The login, and the module beside the password that it gives."""
+
+    place: Place
+    folder: Path
+    user: str = field(default_factory=lambda: f"role_{secrets.token_hex(4)}")
+    passwords: list[str] = field(default_factory=list)  # all that there were
+
+    @property
+    def url(self) -> str:
+        """The place's url with this login and without a password."""
+        parts = urlsplit(self.place.url)
+        place = f"{self.user}@{parts.netloc.rpartition('@')[2]}"
+        query = f"passfile={quote(str(self.folder / 'password'), safe='')}"
+        return parts._replace(netloc=place, query=query).geturl()
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What a read, a write or a command needs to log in."""
+        return {"url": self.url, "credentials": CREDENTIALS}
+
+    @property
+    def calls(self) -> list[str]:
+        """Process and url of each call."""
+        file = self.folder / "calls"
+        return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+    def change(self) -> str:
+        """
+        Let the server accept another password only, which the function does not give yet.
+
+        It is as long as a token.
+        """
+        self.passwords.append(f"pA55 &w%rd'@/:{secrets.token_hex(1000)}")
+        role, text = sql.Identifier(self.user), sql.Literal(self.passwords[-1])
+        self.place.connection.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(role, text))
+        return self.passwords[-1]
+
+    def publish(self) -> None:
+        """Let the function give the password that the server accepts."""
+        new = self.folder / "new"
+        new.write_text(self.passwords[-1], encoding="utf-8")
+        new.replace(self.folder / "password")
+
+    def withdraw(self) -> None:
+        """Let the function fail."""
+        (self.folder / "password").unlink()
+
+    def end_sessions(self) -> None:
+        """End every session of the login."""
+        text = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s"
+        self.place.sql(text, self.user)
+
+    def shown_in(self, text: str) -> list[str]:
+        """The lines that give a password away."""
+        return [line for line in text.splitlines() if "pA55" in line]
+
+
+@contextmanager
+def rotation(place: Place, folder: Path) -> Iterator[Rotation]:
+    """Give a login with all rights, whose first password the function gives."""
+    made = Rotation(place, folder)
+    role = sql.Identifier(made.user)
+    place.connection.execute(sql.SQL("CREATE ROLE {} SUPERUSER LOGIN").format(role))
+    made.change()
+    made.publish()
+    yield made
+    made.end_sessions()
+    place.connection.execute(sql.SQL("DROP OWNED BY {}").format(role))
+    place.connection.execute(sql.SQL("DROP ROLE {}").format(role))

@@ -1,0 +1,414 @@
+"""The option `credentials`: what gives the password, when it is asked, and what is never shown."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import traceback
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+import psycopg
+import pytest
+from given_password import CREDENTIALS
+from rotation import rotation
+
+from sqlq_spark.cli import main
+from sqlq_spark.database.credentials import ask, log_in
+from sqlq_spark.database.postgresql import tokens
+from sqlq_spark.database.postgresql.url import Target
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.errors import BadOption, CredentialsFailed, MissingPackage, UnknownOption
+from sqlq_spark.jobs import relay
+from sqlq_spark.jobs.frame import main as job
+from sqlq_spark.jobs.frame.settings_reader import load, parse_words
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.connection import DatabaseOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from conftest import Place
+    from rotation import Rotation
+
+    from sqlq_spark.database import Connection
+
+URL = "postgresql://bo@db.example/shop"
+RDS = "postgresql://bo@shop.c1.eu-central-1.rds.amazonaws.com:5433/shop"
+SECRET = "s3cret"  # noqa: S105 - looked for in errors
+
+MODULE = f"""
+class Silent:
+    def __repr__(self):
+        return "{SECRET}"
+
+def fails(url):
+    raise ValueError("{SECRET}")
+
+def half(url):
+    return "{SECRET}\\ud800"
+
+def nul(url):
+    return "{SECRET}\\0"
+
+nothing = lambda url: None
+empty = lambda url: ""
+coded = lambda url: b"{SECRET}"
+other = lambda url: Silent()
+given = lambda url: "p&a=s s/" + url.partition("@")[2]
+text = "{SECRET}"
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Give the name of a module with functions of many kinds."""
+    (tmp_path / "shop_login.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "broken_login.py").write_text(f'raise ValueError("{SECRET}")', encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "shop_login"
+    sys.modules.pop("shop_login", None)
+
+
+@pytest.fixture
+def rotating(place: Place, tmp_path: Path) -> Iterator[Rotation]:
+    """Give a login with a password that changes."""
+    with rotation(place, tmp_path) as made:
+        yield made
+
+
+# ---------------------------------------------------------------- the option
+
+
+@pytest.mark.parametrize("text", ["azure", "aws", "login:password", "shop.db.login:password"])
+def test_the_option_is_a_service_or_a_function(text: str) -> None:
+    """A read, a write and a command have it; only its text is stored and pickled."""
+    raw = {"url": URL, "queue": "orders", "credentials": text}
+    for kind in (SourceOptions, SinkOptions):
+        options = pickle.loads(pickle.dumps(kind.parse(raw)))  # noqa: S301 - made here
+        assert (options.url, options.credentials) == (URL, text)
+    upper = DatabaseOptions.parse({"url": URL, "credentials": text.upper()})
+    assert upper.credentials == (text if ":" not in text else text.upper())
+
+
+@pytest.mark.parametrize("text", [SECRET, f"{SECRET}!:f", "login:", ":f", "a b:c", "a.:b", " "])
+def test_another_text_is_refused_and_not_shown(text: str) -> None:
+    """It may be a password, which someone took for the option's value."""
+    with pytest.raises(BadOption) as caught:
+        DatabaseOptions.parse({"url": URL, "credentials": text})
+
+    assert str(caught.value) == (
+        "option credentials is '…': expected azure, aws or package.module:function"
+    )
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"url": "postgresql://bo:s3cret@db/shop"},
+        {"url": "postgresql://db/shop?user=bo&p%61ssword=s3cret"},
+        {"url": URL, "password": "s3cret"},
+    ],
+)
+def test_a_password_beside_it_is_refused(raw: dict[str, str]) -> None:
+    """One of the two would be ignored."""
+    with pytest.raises(BadOption, match="expected no password beside it") as caught:
+        DatabaseOptions.parse({**raw, "credentials": "aws"})
+
+    assert SECRET not in str(caught.value)
+
+
+def test_sql_server_has_a_way_of_its_own() -> None:
+    """The error names it."""
+    with pytest.raises(BadOption, match="authentication=ActiveDirectoryDefault"):
+        DatabaseOptions.parse({"url": "sqlserver://bo@db/shop", "credentials": "azure"})
+
+
+def test_a_misspelt_option_is_refused() -> None:
+    """Without it the login would be tried without a password."""
+    with pytest.raises(UnknownOption, match="did you mean credentials"):
+        DatabaseOptions.parse({"url": URL, "credential": "aws"})
+
+
+# ---------------------------------------------------------------- functions
+
+
+def test_the_password_is_percent_encoded_in_the_url_of_one_attempt(module: str) -> None:
+    """The function gets the url as the user wrote it."""
+    found = log_in(f"{URL}?sslmode=require", f"{module}:given")
+
+    assert found.startswith(f"{URL}?sslmode=require&password=")
+    assert parse_qs(urlsplit(found).query)["password"] == [
+        "p&a=s s/db.example/shop?sslmode=require"
+    ]
+    assert log_in(URL, None) == URL
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nothing", "but found NoneType"),
+        ("empty", "but found an empty text"),
+        ("coded", "but found bytes"),
+        ("other", "but found Silent"),
+        ("half", "but found a text that cannot be sent"),
+        ("nul", "but found a text that cannot be sent"),
+        ("text", "a function, but found a text"),
+        ("missing", "has no attribute 'missing'"),
+    ],
+)
+def test_what_is_no_password_is_an_error_without_it(module: str, name: str, said: str) -> None:
+    """The error names the option, and says what was found instead."""
+    with pytest.raises(BadOption) as caught:
+        ask(URL, f"{module}:{name}")
+
+    assert f"option credentials is 'shop_login:{name}': expected" in str(caught.value)
+    assert said in str(caught.value)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_an_error_of_the_function_is_named_without_its_text(module: str) -> None:
+    """Class and line say where to look."""
+    with pytest.raises(CredentialsFailed) as caught:
+        ask(URL, f"{module}:fails")
+
+    assert "'shop_login:fails', but it gave no password: ValueError in shop_login.py, line 7" in (
+        str(caught.value)
+    )
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("not_there:f", "No module named 'not_there'"),
+        ("broken_login:f", "ValueError in broken_login.py, line 1"),
+    ],
+)
+def test_a_module_that_cannot_be_imported(text: str, said: str) -> None:
+    """It may be on the driver and not on an executor."""
+    with pytest.raises(BadOption) as caught:
+        ask(URL, text)
+
+    assert said in str(caught.value)
+    assert "every driver and executor can import" in str(caught.value)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+# ---------------------------------------------------------------- clouds
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No client of another test, and no region."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "PGUSER", "PGHOST", "PGPORT"):
+        monkeypatch.delenv(name, raising=False)
+    for cached in (tokens.aws_client, tokens.azure_credential):
+        cached.cache_clear()
+    yield
+    for cached in (tokens.aws_client, tokens.azure_credential):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("service", "module", "package"),
+    [("aws", "boto3", "boto3"), ("azure", "azure.identity", "azure-identity")],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, service: str, module: str, package: str
+) -> None:
+    """A plain installation has neither."""
+    monkeypatch.setitem(sys.modules, module, None)
+
+    with pytest.raises(MissingPackage) as caught:
+        ask(RDS, service)
+
+    expected = f"package {package} is not installed. Run: pip install 'sqlq-spark[{service}]'"
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        (RDS, ("shop.c1.eu-central-1.rds.amazonaws.com", "5433", "bo")),
+        ("postgresql://b%40o:x@db/shop", ("db", "5432", "b@o")),
+        ("postgresql://db/shop?user=bo&port=7", ("db", "7", "bo")),
+        ("postgresql://a@[2001:db8::1]:8/shop?user=bo", ("2001:db8::1", "8", "bo")),
+        ("postgresql://bo@a,b:5433/shop", ("a,b", ",5433", "bo")),
+        ("postgresql:///shop", ("", "5432", "")),
+    ],
+)
+def test_the_host_the_port_and_the_user_of_a_url(url: str, expected: tuple[str, ...]) -> None:
+    """As libpq reads them; a parameter goes before the part of the url."""
+    target = Target.parse(url, {})
+
+    assert (target.hosts, target.port, target.user) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql://bo@a,b/shop", "expected one host in the url"),
+        ("postgresql:///shop?user=bo", "expected one host in the url"),
+        ("postgresql://a.eu-central-1.rds.amazonaws.com/shop", "expected the user in the url"),
+    ],
+)
+def test_a_token_of_aws_is_for_one_host_and_user(url: str, said: str) -> None:
+    """Another one would not open the session."""
+    with pytest.raises(BadOption, match=said):
+        ask(url, "aws")
+
+
+@pytest.mark.parametrize(
+    ("url", "region"),
+    [
+        (RDS, "eu-central-1"),
+        ("postgresql://bo@shop.cn-north-1.rds.amazonaws.com.cn/shop", "cn-north-1"),
+        ("postgresql://bo@db.example/shop", "us-west-2"),
+    ],
+)
+def test_a_token_of_aws_is_signed_for_host_port_user_and_region(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str, region: str
+) -> None:
+    """By boto3, without a network; the region is that of the host, or AWS_REGION."""
+    pytest.importorskip("boto3", reason="boto3 is of the extra aws")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+
+    token = ask(url, "aws")
+
+    target = Target.parse(url, {})
+    query = parse_qs(token.partition("?")[2])
+    assert token.startswith(f"{target.hosts}:{target.port}/?")
+    assert query["DBUser"] == ["bo"]
+    assert f"/{region}/rds-db/aws4_request" in query["X-Amz-Credential"][0]
+    assert SECRET not in token
+
+
+def test_aws_without_a_region_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where neither the host's name nor boto3's own settings have one."""
+    pytest.importorskip("boto3", reason="boto3 is of the extra aws")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+
+    with pytest.raises(BadOption, match="a region: set AWS_REGION"):
+        ask(URL, "aws")
+
+
+# ---------------------------------------------------------------- a server
+
+
+def test_each_connection_asks_and_the_next_password_is_used(rotating: Rotation) -> None:
+    """A password that the server accepted before opens nothing."""
+    options = DatabaseOptions.parse(rotating.options)
+    with Session(options, "test", state=False) as session:
+        assert session.do(lambda connection: connection.rows("clock"))
+    rotating.change()
+    rotating.publish()
+
+    with Session(options, "test", state=False) as session:
+        assert session.do(lambda connection: connection.rows("clock"))
+
+    assert [call.partition(" ")[2] for call in rotating.calls] == [rotating.url] * 2
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(rotating.url, password=rotating.passwords[0])
+
+
+@pytest.mark.parametrize("trouble", ["late", "failing"])
+def test_a_password_that_is_late_is_asked_for_again(
+    rotating: Rotation, caplog: pytest.LogCaptureFixture, trouble: str
+) -> None:
+    """The server changed it first, or the function failed: the next attempts ask again."""
+    options = DatabaseOptions.parse(rotating.options)
+    rotating.change()
+    if trouble == "failing":
+        rotating.withdraw()
+    asked: list[int] = []
+
+    def work(connection: Connection) -> int:
+        return len(connection.rows("clock"))
+
+    class Counting(Session):
+        """Publishes the password once two attempts have failed."""
+
+        def open(self) -> Connection:
+            asked.append(len(rotating.calls))
+            if len(asked) == 3:
+                rotating.publish()
+            return super().open()
+
+    with Counting(options, "test", state=False) as session:
+        assert session.do(work) == 1
+
+    assert asked == [0, 1, 2]
+    assert rotating.shown_in(caplog.text) == []
+
+
+def test_a_kept_connection_is_not_that_of_another_function(rotating: Rotation) -> None:
+    """Nor that of a login without the option."""
+    raw = {"url": rotating.url}
+    given: tuple[dict[str, str], ...] = ({}, {"credentials": "aws"}, rotating.options)
+
+    keys = {
+        Session(DatabaseOptions.parse(raw | each), "test", worker=True)._key  # noqa: SLF001
+        for each in given
+    }
+
+    assert len(keys) == 3
+
+
+def test_a_command_asks_too(
+    rotating: Rotation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a flag or a variable; then a password of the environment is not used."""
+    monkeypatch.setenv("SQLQUEUE_URL", rotating.url)
+    monkeypatch.setenv("SQLQUEUE_PASSWORD", "another")
+
+    with pytest.raises(SystemExit) as by_flag:
+        main.main(["stats", "--json", "--credentials", CREDENTIALS])
+    monkeypatch.setenv("SQLQUEUE_CREDENTIALS", CREDENTIALS)
+    with pytest.raises(SystemExit) as by_variable:
+        main.main(["stats", "--json"])
+    monkeypatch.setenv("SQLQUEUE_CREDENTIALS", "another")
+    with pytest.raises(SystemExit) as refused:
+        main.main(["stats", "--json"])
+
+    assert [each.value.code for each in (by_flag, by_variable, refused)] == [0, 0, 2]
+    assert len(rotating.calls) == 2
+    assert "option --credentials is '…'" in capsys.readouterr().err
+
+
+def test_a_job_passes_it_on_and_uses_no_password_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The setting is a flag, for it is no secret."""
+    monkeypatch.setenv("SQLQUEUE_PASSWORD", SECRET)
+    kind = job.DatabaseSettings
+
+    words = ["--url", URL, "--credentials", "aws"]
+    settings = load(kind, parse_words("", kind, words), lambda *_: SECRET)
+
+    raw = job.raw_options(SourceOptions, {}, **settings.login, queue="orders")
+    assert raw == {"url": URL, "credentials": "aws", "queue": "orders"}
+    assert SourceOptions.parse(raw).credentials == "aws"
+
+
+def test_a_relay_has_one_for_each_of_its_databases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is also a variable."""
+    monkeypatch.setenv("SQLQUEUE_TARGET_CREDENTIALS", "shop.login:password")
+    words = ["--source-url", RDS, "--target-url", URL, "--source-credentials", "aws"]
+    words += ["--queues", "orders", "--error-queue", "error", "--checkpoint", "/c"]
+
+    settings = load(relay.Settings, parse_words("", relay.Settings, words), lambda *_: SECRET)
+
+    assert (settings.read()["url"], settings.read()["credentials"]) == (RDS, "aws")
+    assert (settings.write()["url"], settings.write()["credentials"]) == (
+        URL,
+        "shop.login:password",
+    )
