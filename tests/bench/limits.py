@@ -68,6 +68,14 @@ class Bench:
         )
         return seconds, float(self.database.ask("SELECT pg_current_wal_insert_lsn() - '0/0'")[0][0])
 
+    def begin(self) -> tuple[float, float]:
+        """Begin a measurement: what was spent before it."""
+        return self.spent()
+
+    def messages(self) -> pa.Table:
+        """Give the messages to send."""
+        return orders(0, self.batch)
+
     def cost(self, before: tuple[float, float], messages: int) -> dict[str, float]:
         """What each of so many messages has cost since."""
         seconds, wal = (now - then for now, then in zip(self.spent(), before, strict=True))
@@ -77,7 +85,7 @@ class Bench:
     def timing(self, before: tuple[float, float] | None = None) -> Iterator[dict[str, float]]:
         """Measure what a batch costs, from `before` on, and how long the block takes."""
         costs: dict[str, float] = {}
-        before, start = before or self.spent(), time.perf_counter()
+        before, start = before or self.begin(), time.perf_counter()
         yield costs
         elapsed = time.perf_counter() - start
         costs |= self.cost(before, self.batch)
@@ -103,14 +111,14 @@ def limits(url: str, trial: Trial) -> Iterator[Point]:
 
 def _round(bench: Bench) -> dict[str, Costs]:
     return {
-        "receive": _receive(bench),
+        "receive": receive_batches(bench),
         "copy": _copy(bench),
-        "atLeastOnce": _send_now(bench),
-        "exactlyOnce": _stage_and_dispatch(bench),
+        "atLeastOnce": send_now(bench),
+        "exactlyOnce": stage_and_dispatch(bench),
     }
 
 
-def _receive(bench: Bench) -> Costs:
+def receive_batches(bench: Bench) -> Costs:
     """Take batches by two tasks in turn, each with its receipt, and acknowledge them."""
     bench.database.fill("orders", bench.batch * _BATCHES)
     raw = {"url": bench.url, "queue": "orders", "maxMessagesPerTrigger": str(bench.batch)}
@@ -119,7 +127,7 @@ def _receive(bench: Bench) -> Costs:
     with Session(options, "limits") as session:
         peek = _peek(options, session.open())
         loop.freeze()
-        before = bench.spent()
+        before = bench.begin()
         while (following := loop.latest(offset)) != offset:
             offset = following
             for task in loop.tasks(offset):
@@ -155,7 +163,7 @@ def _copy(bench: Bench) -> Costs:
     return costs
 
 
-def _send_now(bench: Bench) -> Costs:
+def send_now(bench: Bench) -> Costs:
     """A task's way to send at once."""
     options, chunks = _to_send(bench)
     with Session(options, "limits") as session:
@@ -166,12 +174,12 @@ def _send_now(bench: Bench) -> Costs:
     return costs
 
 
-def _stage_and_dispatch(bench: Bench) -> Costs:
+def stage_and_dispatch(bench: Bench) -> Costs:
     """A task's staging and the driver's dispatch, whose one connection is timed."""
     options, chunks = _to_send(bench)
     with Session(options, "limits") as session:
         session.open()
-        before = bench.spent()
+        before = bench.begin()
         staged = staging.stage(session, chunks, sink=staging.nameless_sink(), batch=0)
         with bench.timing(before) as costs:
             dispatch.dispatch(session.open(), [staged], options)
@@ -183,5 +191,5 @@ def _to_send(bench: Bench) -> tuple[SinkOptions, list[pa.Table]]:
     """An empty queue, and the chunks of a batch for it."""
     bench.database.fill("sent", 0)
     options = SinkOptions.parse({"url": bench.url, "queue": "sent"})
-    frame = orders(0, bench.batch).to_batches()
+    frame = bench.messages().to_batches()
     return options, list(Sender(options=options, partition=0).chunks(frame))
