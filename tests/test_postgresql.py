@@ -30,6 +30,13 @@ if TYPE_CHECKING:
         ("the database system is shutting down", errors.ConnectionLost),
         ("the database system is in recovery mode", errors.ConnectionLost),
         ("the database system is not yet accepting connections", errors.ConnectionLost),
+        ("sorry, too many clients already", errors.ServerShort),
+        ('too many connections for role "bo"', errors.ServerShort),
+        (
+            "remaining connection slots are reserved for roles with the SUPERUSER attribute",
+            errors.ServerShort,
+        ),
+        ("no more connections allowed (max_client_conn)", errors.ServerShort),
         ('connection to server at "db" failed: Connection refused', errors.NotReachable),
         ('could not translate host name "db" to address', errors.NotReachable),
         ('password authentication failed for user "bo"', errors.LoginRefused),

@@ -181,7 +181,7 @@ class StatementFailed(DatabaseFailure):
 
 
 class ServerShort(StatementFailed):
-    """The server is short of memory, locks or space. The statement may be tried again."""
+    """The server is short of memory, locks, space or connections. It may be tried again."""
 
 
 class LogFull(ServerShort):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import psycopg
 import pytest
@@ -16,7 +17,13 @@ from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.sessions import ATTEMPTS, Session
 from sqlq_spark.demo import embedded
-from sqlq_spark.errors import NotReachable, ReadOnly, ServerTooOld, StatementPooling
+from sqlq_spark.errors import (
+    NotReachable,
+    ReadOnly,
+    ServerShort,
+    ServerTooOld,
+    StatementPooling,
+)
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.driver.loop import PeekLoop
 from sqlq_spark.receive.offset import INITIAL
@@ -151,3 +158,36 @@ def test_a_server_that_is_gone_is_waited_for_where_others_were_there(*, reached:
             session.do(work)
 
     assert len(tried) == (ATTEMPTS if reached else 1)
+
+
+@ALONE
+def test_a_server_without_a_free_connection_is_waited_for(bench: Bench) -> None:
+    """Also by a session that has reached no server yet; the error has the server's sentence."""
+    role = f"full_{secrets.token_hex(4)}"
+    target = urlsplit(bench.dotnet.url)
+    place = target.netloc.rpartition("@")[2]
+    url = urlunsplit(target._replace(netloc=f"{role}:x@{place}"))
+    options = SourceOptions.parse({"url": url, "queue": bench.printed})
+    tried: list[int] = []
+    with psycopg.connect(bench.dotnet.url, autocommit=True) as dba:
+        dba.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x' CONNECTION LIMIT 0".encode())
+        try:
+            with Session(options, "test", state=False) as session:
+                connect = session._connect  # noqa: SLF001 - how often it is tried shows nowhere else
+
+                def counted() -> object:
+                    tried.append(1)
+                    if len(tried) == ATTEMPTS - 1:
+                        dba.execute(f"ALTER ROLE {role} CONNECTION LIMIT 1".encode())
+                    return connect()
+
+                session._connect = counted  # type: ignore[method-assign,assignment] # noqa: SLF001
+                found = session.do(lambda connection: connection.rows("clock"))
+            dba.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0".encode())
+            with pytest.raises(ServerShort, match=r"53300.*too many connections for role"):
+                bench.open("full", url=url)
+        finally:
+            dba.execute(f"DROP ROLE {role}".encode())
+
+    assert len(found) == 1
+    assert len(tried) == ATTEMPTS - 1

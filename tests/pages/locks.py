@@ -14,16 +14,30 @@ import sys
 from sqlq_spark.database.statements import FILES, Statements, sql
 
 # what a plain SELECT keeps on each
-DIALECTS = {"postgresql": "nothing", "sqlserver": "keeps none"}
+DIALECTS = {"postgresql": "no row", "sqlserver": "keeps none"}
 LABELS = r"(?=\s(?:Locks|Index|Returns):|$)"
 # for statements whose comments do not name locks: the first word that they contain
 USUAL = {
     "INSERT|MERGE": "the rows it writes, until commit",
     "DELETE": "the rows it deletes, until commit",
     "UPDATE": "the rows it changes, until commit",
+    r"CREATE TABLE[\s\S]*ALTER TABLE": "the table that it creates or changes, until commit",
+    "CREATE TABLE": "the table that it creates, until commit; none that is there",
+    "ALTER TABLE|CREATE POLICY|DROP POLICY": "the whole table, until commit",
+    "sp_tableoption": "the whole table, where the option is not set yet",
+    "CREATE (?:NONCLUSTERED )?INDEX": "the table against writes, until commit",
 }
-# statements of a task or a dispatch; the others run once, or when a user asks
-CONCERNS = ["peek", "receive", "receipts", "staging", "subscriptions", "delayed", "browse"]
+# of tasks, of a dispatch, and of those who install; the others run once, or when a user asks
+CONCERNS = [
+    "schema",
+    "peek",
+    "receive",
+    "receipts",
+    "staging",
+    "subscriptions",
+    "delayed",
+    "browse",
+]
 
 
 def names(dialect: str, concern: str) -> list[str]:
@@ -48,10 +62,10 @@ def locked_by(name: str, commented: dict[str, str], statement: str, *, reads: st
     comment = commented[name]
     if like := re.match(r"As (\w+)[,.]", comment):
         return locked_by(like[1], commented, statement, reads=reads)
+    if re.search(r"\bLocks nothing\b|locking nothing|Locks: +nothing", comment):
+        return reads
     if locks := re.search(rf"Locks: (.+?){LABELS}", comment):
         return locks[1].rstrip(".")
-    if re.search(r"\bLocks nothing\b|locking nothing", comment):
-        return reads
     bare = re.sub(r"'[^']*'", "", statement)
     found = (text for verbs, text in USUAL.items() if re.search(rf"\b(?:{verbs})\b", bare))
     return next(found, reads)

@@ -51,6 +51,7 @@ UNDELIVERABLE = (
     "conformance/test_undeliverable.py::"
     "test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_go_on"
 )
+WAITS = "pages/test_load.py::test_the_statements_of_the_page_wait_for_a_task_as_it_says"
 WATCHED = f"{DBA}::test_the_queries_of_the_page_show_a_stream"
 MIGRATED = f"{SPARK}::test_the_code_of_the_page_of_migration"
 OWNER = "conformance/test_owner.py::test"
@@ -152,6 +153,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
             f"{LOOP}::test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_again"
         ),
         "server-down": f"{OPTIONS}::test_server_not_reachable",
+        "no-connection": (f"{SETTINGS}::test_a_server_without_a_free_connection_is_waited_for"),
         "query-timeout": f"{RECEIVE}::test_a_wait_longer_than_query_timeout_ends",
         "cancelled": "test_postgresql.py::test_what_was_cancelled_did_not_time_out",
         "right-missing": RIGHT,
@@ -209,6 +211,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "foreign-table": f"{KINDS}::test_a_queue_that_is_no_plain_table_is_found",
         "row-security": f"{KINDS}::test_row_security_is_found_and_no_grant_is_asked_for",
     },
+    ("docs/load.md", "waits"): dict.fromkeys(["blocks", "waits", "free"], WAITS),
     ("docs/dba.md", "row-security"): {
         "own": f"{STATE}::test_a_tenant_sees_nothing_of_another",
         "role": f"{STATE}::test_a_stream_goes_on_under_another_login_of_its_role",
@@ -304,6 +307,11 @@ PARTS: dict[str, dict[str, str]] = {
         "exit-codes": f"{JOBS}_the_exit_codes_are_those_of_the_frame",
         "sizes": f"{JOBS}_the_rule_of_sizes_is_that_of_the_code",
         "targets": f"{JOBS}_the_targets_are_those_of_the_bundle",
+    },
+    "docs/load.md": {
+        **dict.fromkeys(["wal", "shapes", "vacuum"], FIGURES),
+        "statements": TRIED,
+        "connections": PROSE,
     },
     "docs/migration.md": {
         "jdbc-options": f"{PAGES}_options_have_their_names",

@@ -38,6 +38,7 @@ RUN = {
     "docs/failed.md": "pages/test_spark_pages.py",
     "docs/functions.md": "pages/test_spark_pages.py",
     "docs/jobs.md": "pages/test_jobs_page.py",
+    "docs/load.md": "pages/test_load.py",
     "docs/migration.md": "pages/test_spark_pages.py",
     "docs/operations.md": "pages/test_operations.py",
     "docs/sqlqueue.md": "pages/test_spark_pages.py",

@@ -28,6 +28,9 @@ GONE = (
     r"terminat|closed the connection|reset by peer|is (?:starting|shutting|not yet)|recovery mode"
 )
 
+# words of the server, or of PgBouncer, that has no connection left; libpq gives no SQLSTATE (53300)
+TOO_MANY = r"too many (?:clients|connections)|slots are reserved|no more connections allowed"
+
 # words of libpq for a certificate that is not trusted, or a server without one
 UNVERIFIED = (
     r"certificate verify failed|[Ss]erver certificate for|root certificate|"
@@ -126,6 +129,8 @@ def connection_error(server: str, text: str) -> errors.DatabaseFailure:
     """Return the error for a connection that failed, by libpq's sentence."""
     if re.search(GONE, text):
         return errors.ConnectionLost("connect", text)
+    if re.search(TOO_MANY, text):
+        return errors.ServerShort("connect", "53300", text)
     if re.search(UNVERIFIED, text):
         return errors.ServerNotVerified(server, text)
     if re.search(CLIENT_CERTIFICATE, text):
