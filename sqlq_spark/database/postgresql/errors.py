@@ -127,10 +127,9 @@ def _sqlstate(error: Error) -> str:
 
 def connection_error(server: str, text: str) -> errors.DatabaseFailure:
     """Return the error for a connection that failed, by libpq's sentence."""
-    if re.search(GONE, text):
-        return errors.ConnectionLost("connect", text)
-    if re.search(TOO_MANY, text):
-        return errors.ServerShort("connect", "53300", text)
+    passing = _passing_failure(text)
+    if passing is not None:
+        return passing
     if re.search(UNVERIFIED, text):
         return errors.ServerNotVerified(server, text)
     if re.search(CLIENT_CERTIFICATE, text):
@@ -140,6 +139,15 @@ def connection_error(server: str, text: str) -> errors.DatabaseFailure:
     if re.search(r"authentication|password|role .* does not exist|pg_hba", text):
         return errors.LoginRefused(server, text)
     return errors.NotReachable(server, text)
+
+
+def _passing_failure(text: str) -> errors.DatabaseFailure | None:
+    """Return the error of a server that was reached and is worth another attempt, if it is one."""
+    if re.search(GONE, text):
+        return errors.ConnectionLost("connect", text)
+    if re.search(TOO_MANY, text):
+        return errors.ServerShort("connect", "53300", text)
+    return None
 
 
 def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
