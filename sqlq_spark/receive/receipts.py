@@ -263,7 +263,7 @@ def return_(
         rows = rows.filter(pc.invert(has_id(rows, without)))
     if rows.num_rows:
         connection.load(queue, rows.select(["id", "expires", "headers", "body"]))
-    return rows.num_rows
+    return int(rows.num_rows)
 
 
 def drop(

@@ -179,7 +179,7 @@ def test_what_a_takeover_lost_of_a_batch_that_is_there_is_no_error(
 def test_receipts_that_are_missing_are_an_error_if_an_option_asks_for_it(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """FailOnMissingReceipts raises and keeps what is there; with failOnDataLoss=false it goes on."""
+    """It keeps what is there. With failOnDataLoss=false the stream continues."""
     stream = bench.new_stream()
     bench.plan(stream, 1)
     received(bench, stream)
