@@ -206,7 +206,7 @@ def fetch(connection: Connection, receipt: ReceiptKey, login: str) -> Stored | N
     found = connection.rows("find_receipt", **key)
     if not found:
         return None
-    payload, messages, size = found[0]
+    payload, messages, size, *_ = found[0]
     pages = [] if payload else connection.rows("receipt_pages", **key)
     return Stored(messages, payload or b"".join(page for (page,) in pages), size)
 
