@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin import inspect, receipt_messages
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sqlq_spark.options.connection import DatabaseOptions
 
 app = typer.Typer(
-    help="List, return or drop what streams received and have not acknowledged.",
+    help="List, show, return or drop what streams received and have not acknowledged.",
     no_args_is_help=True,
 )
 
@@ -49,6 +49,11 @@ StreamId = Annotated[
 ]
 Batch = Annotated[int | None, typer.Option(help="Only this batch.")]
 Task = Annotated[int | None, typer.Option(help="Only this task.")]
+MESSAGE = "A row's id, or the header NServiceBus.MessageId."
+Without = Annotated[
+    list[str] | None,
+    typer.Option(help="Delete this message instead of returning it: a row's id, or the header."),
+]
 
 
 @app.command("list")
@@ -79,12 +84,43 @@ def list_(
         screen.show_receipts(found)
 
 
+@app.command()
+def show(
+    stream: Annotated[str, typer.Argument(help="The stream's id, as `receipts list` shows it.")],
+    *,
+    message: Annotated[str, typer.Option(help=MESSAGE)],
+    batch: Batch = None,
+    task: Task = None,
+    as_json: AsJson = False,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+    state_schema: State = "sqlqueue",
+) -> None:
+    """Show headers and body of a message that a stream has received and not acknowledged."""
+    options = database_options(url, state_schema, queryTimeout=query_timeout)
+    timeout = options.query_timeout
+    with Session(options, "receipts show") as session:
+        connection = session.open()
+        with transaction(connection, timeout=timeout):
+            held_by = inspect.receipts(connection, stream=stream, batch=batch, task=task)
+        found = list(receipt_messages.find(connection, held_by, message, timeout=timeout))
+    for each in found:
+        if as_json:
+            screen.print_json({"receipt": each.receipt.name, **screen.whole(each.message)})
+        else:
+            screen.show_received(each.receipt, each.message)
+    if not found:
+        say_error(f"no receipt of stream {stream} holds message {message}")
+        raise typer.Exit(FOUND)
+
+
 @app.command("return")
 def return_(
     *,
     stream: StreamId,
     batch: Batch = None,
     task: Task = None,
+    without: Without = None,
     yes: Yes = False,
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
@@ -106,14 +142,15 @@ def return_(
             say_error(str(ReceiptSettled(each.stream, each.batch, each.task)))
         if open_:
             queues = ", ".join(sorted({each.queue for each in open_}))
+            gone = f", and delete {', '.join(without)} of them" if without else ""
             confirm(
-                f"return {screen.total(open_)} to {queues}. "
+                f"return {screen.total(open_)} to {queues}{gone}. "
                 "Messages that the stream has already written will be received a second time, and "
                 "its checkpoint can no longer be used for these batches",
                 yes=yes,
                 as_json=as_json,
             )
-        batches = return_all(session.open(), open_, options)
+        batches = return_all(session.open(), open_, options, without or ())
         messages = progress.follow(batches, "message", held(open_), quiet=as_json, done="returned")
     if as_json:
         names = [each.name for each in settled]
@@ -160,14 +197,23 @@ def held(found: Sequence[inspect.Receipt]) -> int:
 
 
 def return_all(
-    connection: Connection, found: Sequence[inspect.Receipt], options: DatabaseOptions
+    connection: Connection,
+    found: Sequence[inspect.Receipt],
+    options: DatabaseOptions,
+    without: Sequence[str],
 ) -> Iterator[int]:
     """Return receipts, each in its own transaction. Yields the number of messages of each."""
     for each in found:
         queue = parse_queue("queue", each.queue, options.naming)
         with transaction(connection, timeout=options.query_timeout):
             messages = receipts.return_(
-                connection, each.stream, each.batch, each.task, queue, login=each.login
+                connection,
+                each.stream,
+                each.batch,
+                each.task,
+                queue,
+                login=each.login,
+                without=without,
             )
         yield messages
 

@@ -24,7 +24,7 @@ The errors of this package, by what they are about.
     │   └── state            StateNotInstalled · StateTooNew · StateOfOther
     ├── PayloadRefused · ReceiptSettled · ReceiptMoveRefused                  state
     ├── CheckpointFailure    checkpoint: it does not match the stream's row
-    │   ├── CheckpointRolledBack · DatabaseRolledBack
+    │   ├── CheckpointRolledBack · DatabaseRolledBack · ReceiptsMissing
     │   ├── StreamNotFound · StreamOfOtherQueue · StreamTakenOver
     │   └── BadOffset · BadPlan · StaleTask · CheckpointIncomplete
     └── ChunksMissing · NothingToSettle · DispatchLogAhead · DispatchLogOfOther    dispatch
@@ -43,6 +43,7 @@ from sqlq_spark.errors.checkpoint import (
     CheckpointIncomplete,
     CheckpointRolledBack,
     DatabaseRolledBack,
+    ReceiptsMissing,
     StaleTask,
     StreamNotFound,
     StreamOfOtherQueue,
@@ -179,6 +180,7 @@ __all__ = [
     "ReadOnly",
     "ReceiptMoveRefused",
     "ReceiptSettled",
+    "ReceiptsMissing",
     "RightMissing",
     "SchemaNotFound",
     "ServerNotVerified",

@@ -38,6 +38,21 @@ class DatabaseRolledBack(CheckpointFailure):
         super().__init__(stream, start, acked, server)
 
 
+class ReceiptsMissing(CheckpointFailure):
+    """A batch that Spark has committed left fewer receipts than it had tasks."""
+
+    template = (
+        "batch {1} of stream {0} had {2} tasks and left {3} receipts. The database has lost "
+        "commits: a standby that lagged took over, or a backup was restored. Messages of the batch "
+        "are in the queue again. Compare them with the sink, and delete those that it has. Then "
+        "start once with failOnDataLoss=false. If the sink does not read all of each batch, set "
+        "failOnMissingReceipts=false."
+    )
+
+    def __init__(self, stream: str, batch: int, tasks: int, found: int) -> None:
+        super().__init__(stream, batch, tasks, found)
+
+
 class StreamNotFound(CheckpointFailure):
     """The checkpoint names a stream that the state tables do not have."""
 

@@ -74,6 +74,10 @@ class SourceOptions(DatabaseOptions):
     # whether a starting stream looks for an endpoint that owns the queue
     warn_if_shared: bool = option("warnIfShared", flag, "true or false", default=True)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, "true or false", default=True)
+    # for sinks that read every batch whole: fewer receipts than tasks are lost commits
+    fail_on_missing_receipts: bool = option(
+        "failOnMissingReceipts", flag, "true or false", default=False
+    )
 
     cores: int | None = field(default=None)  # of the cluster, if `register` saw them
     addresses: tuple[QueueAddress, ...] = computed()  # the queues to read, at least one

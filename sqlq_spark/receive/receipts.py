@@ -16,10 +16,13 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+
 from sqlq_spark.database.receipt_moves import check_stored, next_state, stored_state
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     DatabaseRolledBack,
+    ReceiptsMissing,
     StreamNotFound,
     StreamTakenOver,
 )
@@ -27,11 +30,14 @@ from sqlq_spark.options.parse import LARGEST_MESSAGE
 from sqlq_spark.receive.driver.pace import Outcome
 from sqlq_spark.receive.streams import accept_or_raise, lacks_commits, lock_stream
 from sqlq_spark.receive.task import expected_receipt, most_bytes
+from sqlq_spark.wire.chosen import has_id
 from sqlq_spark.wire.rows import Origin, without_odd_expiries
 from sqlq_spark.wire.unpack import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import pyarrow as pa
 
     from sqlq_spark.database import Connection, Row
     from sqlq_spark.database.receipt_moves import Move, ReceiptKey
@@ -82,11 +88,11 @@ def acknowledge(
         batch: Spark has it in its commit log.
         who: this driver.
         claim: take the stream over from the driver before (at the first call of a process).
-        tasks: how many the batch was planned for; fewer receipts cause a warning.
+        tasks: how many the batch was planned for; fewer receipts cause a warning or an error.
 
     Raises:
         StreamNotFound, StreamOfOtherQueue, StreamTakenOver, CheckpointRolledBack,
-        DatabaseRolledBack.
+        DatabaseRolledBack, ReceiptsMissing.
     """
     row = lock_stream(connection, stream)
     if row is None:
@@ -105,7 +111,7 @@ def acknowledge(
         accept_or_raise(DatabaseRolledBack(stream, batch, row.acked, connection.server), who)
     total = count_batch(batch, [each[:6] for _, *each in counts])
     if row.acked < batch and total.outcome.tasks < tasks:
-        log.warning(MISSING, who.queue, batch, tasks, total.outcome.tasks)
+        miss_receipts(stream, batch, tasks, total.outcome.tasks, who)
     origin = name_in_spark(counts)
     passed = not (who.fail_on_data_loss or total.outcome.got)
     passed = passed and is_passed_over(connection, stream, origin)
@@ -114,6 +120,19 @@ def acknowledge(
     queues = {queue: count_batch(batch, [each[:6]]) for queue, *each in counts}
     plan = row.plan_of(batch + 1)
     return replace(total, plan=plan, queues=queues, is_passed_over=passed)
+
+
+def miss_receipts(stream: str, batch: int, tasks: int, found: int, who: Claim) -> None:
+    """
+    Report a batch that has fewer receipts than tasks.
+
+    Raises:
+        ReceiptsMissing: the options failOnMissingReceipts and failOnDataLoss ask for it.
+    """
+    if who.fail_on_missing_receipts:
+        accept_or_raise(ReceiptsMissing(stream, batch, tasks, found), who)
+    else:
+        log.warning(MISSING, who.queue, batch, tasks, found)
 
 
 def close_batch(
@@ -172,12 +191,36 @@ def count_batch(batch: int, rows: Sequence[Sequence[int]]) -> Acknowledged:
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
-    """What a receipt held that was deleted."""
+class Stored:
+    """What a receipt holds, or held until it was deleted."""
 
     messages: int
     payload: bytes
     size: int  # bytes of the payload, unpacked
+
+
+def fetch(connection: Connection, receipt: ReceiptKey, login: str) -> Stored | None:
+    """Read a receipt, in the transaction that is open; None if it is gone. Changes nothing."""
+    stream, batch, task = receipt
+    key: dict[str, Any] = {"stream": stream, "login": login, "batch": batch, "task": task}
+    found = connection.rows("find_receipt", **key)
+    if not found:
+        return None
+    payload, messages, size, *_ = found[0]
+    pages = [] if payload else connection.rows("receipt_pages", **key)
+    return Stored(messages, payload or b"".join(page for (page,) in pages), size)
+
+
+def rows_of(stored: Stored, receipt: ReceiptKey) -> pa.Table:
+    """
+    Unpack the messages of a receipt, in rows of QUEUE_ROW.
+
+    Raises:
+        PayloadRefused: someone has changed the receipt.
+    """
+    most = most_bytes(min(stored.messages, MOST_MESSAGES), LARGEST_MESSAGE)
+    expected = expected_receipt(receipt, messages=stored.messages, size=stored.size, most=most)
+    return unpack(stored.payload, (), expected)
 
 
 def return_(
@@ -188,6 +231,7 @@ def return_(
     queue: QueueAddress,
     *,
     login: str | None = None,
+    without: Sequence[str] = (),
 ) -> int:
     """
     Put the messages of a receipt back into their queue, in the transaction that is open.
@@ -202,6 +246,7 @@ def return_(
         task: and its task.
         queue: of the receipt.
         login: who made the stream; None: the one whose row a stream of this login would take.
+        without: ids of messages that are deleted instead, see `has_id`.
 
     Returns:
         How many.
@@ -211,16 +256,14 @@ def return_(
     """
     receipt = stream, batch, task
     removed = delete_receipt(connection, "return_", receipt, login)
-    if removed is None:
+    if removed is None or not removed.messages:
         return 0
-    if removed.messages:
-        most = most_bytes(min(removed.messages, MOST_MESSAGES), LARGEST_MESSAGE)
-        expected = expected_receipt(
-            receipt, messages=removed.messages, size=removed.size, most=most
-        )
-        rows = without_odd_expiries(unpack(removed.payload, (), expected))
+    rows = without_odd_expiries(rows_of(removed, receipt))
+    if without:
+        rows = rows.filter(pc.invert(has_id(rows, without)))
+    if rows.num_rows:
         connection.load(queue, rows.select(["id", "expires", "headers", "body"]))
-    return removed.messages
+    return int(rows.num_rows)
 
 
 def drop(
@@ -233,7 +276,7 @@ def drop(
 
 def delete_receipt(
     connection: Connection, move: Move, receipt: ReceiptKey, login: str | None
-) -> Removed | None:
+) -> Stored | None:
     """Delete a receipt and close its batch; the stream's lock waits for running tasks."""
     stream, batch, task = receipt
     row = lock_stream(connection, stream, login)
@@ -248,4 +291,4 @@ def delete_receipt(
     connection.run(
         "retire_stream", **owner, batch=batch, query_id=query_id, query_batch=query_batch
     )
-    return Removed(messages, payload or b"".join(page for (page,) in pages), size)
+    return Stored(messages, payload or b"".join(page for (page,) in pages), size)

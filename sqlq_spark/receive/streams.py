@@ -34,6 +34,7 @@ class Claim:
     queue: str  # the canonical address; of several queues joined by ", "
     state_schema: str
     fail_on_data_loss: bool = True
+    fail_on_missing_receipts: bool = False
 
     @property
     def queues(self) -> set[str]:

@@ -47,6 +47,10 @@ CALLS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "doctor": (("QUEUE", *STATE), {"where", "name", "severity", "found", "fix"}),
     "report": (("QUEUE", *STATE), {"at", "server", "queues", "streams", "failures"}),
     "receipts list": (STATE, {"stream", "queue", "batch", "task", "messages", "settled", "login"}),
+    "receipts show": (
+        (STREAM, "--message", "MESSAGE", *STATE),
+        {"receipt", "id", "seq", "headers", "body"},
+    ),
     "receipts return": ((*OWN, "--batch", "1"), {"returned", "receipts", "settled"}),
     "receipts drop": ((*OWN, "--batch", "2"), {"dropped", "receipts"}),
     "subscribe": (
@@ -114,8 +118,11 @@ def ready(shared: Place) -> dict[str, str]:
                 queue=options.address,
                 timeout=10,
             )
+    ids = shared.sql(f"SELECT id::text FROM {words['QUEUE']} ORDER BY seq")
+    message = ids[2][0]  # of the receipt that no other call returns or drops
     for batch in (1, 2, 3):
         received(shared, messages=1, batch=batch)
+    words["MESSAGE"] = message
     shared.sql(f"ALTER TABLE {words['QUEUE']} SET (autovacuum_enabled = off)")
     return words
 

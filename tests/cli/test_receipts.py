@@ -77,3 +77,47 @@ def test_drop_deletes_only_after_a_yes(
     assert "This will delete 2 messages of 2 receipts permanently." in refused.out
     assert [each["messages"] for each in kept] == [1, 1]
     assert run("receipts", "list", "--json", *state).out == ""
+
+
+def test_show_finds_a_message_by_either_of_its_ids(
+    run: Run, orders: str, place: Place, state: tuple[str, str]
+) -> None:
+    """With its receipt, its headers and the whole body; a body that is no text in base64."""
+    lines = (
+        f'{{"body": "{"x" * 500}", "headers": {{"NServiceBus.MessageId": "M-1"}}}}\n'
+        '{"bodyBase64": "/w==", "headers": {"NServiceBus.MessageId": "M-2"}}'
+    )
+    run("send", orders, stdin=lines)
+    ((row,),) = place.sql(f"SELECT id::text FROM {orders} WHERE headers LIKE '%M-1%'")
+    received(place, messages=2)
+
+    shown = run("receipts", "show", STREAM, "--message", "m-1", *state)
+    by_row = run("receipts", "show", STREAM, "--message", row.upper(), "--json", *state).objects
+    binary = run("receipts", "show", STREAM, "--message", "M-2", "--json", *state).objects
+    absent = run("receipts", "show", STREAM, "--message", "M-3", *state)
+
+    assert f"receipt {STREAM}/1/0 of {orders}" in shown.out
+    assert "NServiceBus.MessageId: M-1\n" in shown.out
+    assert f"body: {'x' * 500}\n" in shown.out
+    assert [(each["id"], each["receipt"]) for each in by_row] == [(row, f"{STREAM}/1/0")]
+    assert [each["bodyBase64"] for each in binary] == ["/w=="]
+    assert (absent.code, absent.out) == (1, "")
+    assert "holds message M-3" in absent.err
+    assert len(run("receipts", "list", "--json", *state).objects) == 1
+
+
+def test_return_without_a_message_deletes_it(
+    run: Run, orders: str, place: Place, words: tuple[str, ...]
+) -> None:
+    """The others are in the queue again, and no receipt is left."""
+    sent = [f'{{"body": "{n}", "headers": {{"NServiceBus.MessageId": "M-{n}"}}}}' for n in range(3)]
+    run("send", orders, stdin="\n".join(sent))
+    received(place, messages=3)
+
+    returned = run("receipts", "return", *words, "--without", "M-1", "--yes")
+
+    assert returned.code == 0
+    assert "and delete M-1 of them" in returned.out
+    assert returned.out.endswith("2 messages returned\n")
+    assert [body for _, body in messages(place, orders)] == [b"0", b"2"]
+    assert place.sql(f"SELECT 1 FROM {place.state}.receipt") == []

@@ -18,6 +18,7 @@ from sqlq_spark.errors import (
     DatabaseRolledBack,
     ReceiptMoveRefused,
     ReceiptSettled,
+    ReceiptsMissing,
     StaleTask,
     StreamNotFound,
     StreamOfOtherQueue,
@@ -173,6 +174,28 @@ def test_what_a_takeover_lost_of_a_batch_that_is_there_is_no_error(
 
     assert "batch 2 had 3 tasks and left 0 receipts: " in caplog.text
     assert bench.dotnet.state_rows("stream", "acked_batch") == [(2,)]
+
+
+def test_receipts_that_are_missing_are_an_error_if_an_option_asks_for_it(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It keeps what is there. With failOnDataLoss=false the stream continues."""
+    stream = bench.new_stream()
+    bench.plan(stream, 1)
+    received(bench, stream)
+    strict = replace(bench.who, fail_on_missing_receipts=True)
+
+    def ack(who: streams.Claim, tasks: int) -> None:
+        with transaction(bench.desk, timeout=TIMEOUT):
+            receipts.acknowledge(bench.desk, stream, 1, who, claim=False, tasks=tasks)
+
+    with pytest.raises(ReceiptsMissing, match="had 3 tasks and left 1 receipts"):
+        ack(strict, 3)
+    assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0)]
+    ack(replace(strict, fail_on_data_loss=False), 3)
+    assert "the stream goes on after data loss" in caplog.text
+    ack(strict, 3)
+    assert bench.dotnet.state_rows("receipt", ROWS) == []
 
 
 def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None:

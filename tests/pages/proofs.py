@@ -30,6 +30,7 @@ SETTINGS = "conformance/test_server_settings.py"
 ROWS_AS_SENT = "conformance/test_wire.py"
 KINDS = "conformance/test_table_kinds.py"
 STATE = "hostile/test_state.py"
+RUNBOOKS = "pages/test_runbooks.py::test"
 
 WENT_BACK = f"{RECEIPTS}::test_an_ack_ahead_of_the_stream_is_a_database_that_went_back"
 READ_ONLY = f"{SETTINGS}::test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed"
@@ -165,6 +166,9 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "checkpoint-rolled-back": ROLLED_BACK,
         "checkpoint-incomplete": LOST_FIRST,
         "database-rolled-back": WENT_BACK,
+        "receipts-missing": (
+            f"{RECEIPTS}::test_receipts_that_are_missing_are_an_error_if_an_option_asks_for_it"
+        ),
         "read-only": READ_ONLY,
         "two-queries": TWO_DRIVERS,
         "endpoint-fails": f"{OPERATIONS}::test_messages_that_failed",
@@ -226,6 +230,10 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "wal": "pages/test_pages.py::test_figures_that_are_repeated_are_those_of_the_bench",
         "seq": f"{OPERATIONS}::test_seq_nearly_used_up",
     },
+    ("docs/upgrade.md", "versions"): dict.fromkeys(
+        ["same", "older", "newer"],
+        f"{RUNBOOKS}_releases_refuse_state_tables_of_another_version",
+    ),
     ("docs/dotnet.md", "questions"): {
         "compete": (
             f"{RECEIVE}::test_with_competing_consumers_every_message_is_in_exactly_one_place"
@@ -289,6 +297,7 @@ PARTS: dict[str, dict[str, str]] = {
         "locks": f"{DBA}::test_the_modes_on_the_page_are_those_that_the_server_shows",
         "statement-locks": f"{DBA}::test_the_locks_of_statements_are_those_of_their_comments",
         "versions": TRIED,
+        "pages": f"{PAGES}_every_link_leads_somewhere",
         "rights": f"{DBA}::test_the_rights_on_the_page_are_those_that_the_script_grants",
     },
     "docs/dotnet.md": {
@@ -299,6 +308,14 @@ PARTS: dict[str, dict[str, str]] = {
     "docs/failed.md": {
         "failure-headers": FAILED_PAGE,
         "acknowledging-jobs": f"{JOBS}_the_jobs_that_acknowledge_have_the_setting",
+    },
+    "docs/emergency.md": {"by-hand": f"{RUNBOOKS}_what_may_be_deleted_by_hand"},
+    "docs/isolation.md": {"dp": f"{RUNBOOKS}_isolation_is_seen_and_checked"},
+    "docs/retention.md": {"places": PROSE},
+    "docs/restore.md": {
+        "where": PROSE,
+        "reports": f"{RUNBOOKS}_after_a_restore_a_stream_raises_and_continues",
+        "tried": TRIED,
     },
     "docs/functions.md": {"header-functions": FUNCTIONS, "outgoing": FUNCTIONS, "cost": FIGURES},
     "docs/growth.md": {"speed": FIGURES, "limits": FIGURES},
@@ -339,6 +356,7 @@ PARTS: dict[str, dict[str, str]] = {
         "metrics": f"{SPARK}::test_the_progress_on_the_page_has_the_keys_of_a_real_one",
     },
     "docs/sqlserver.md": {
+        "server-features": PROSE,
         "url-parameters": f"{PAGES}_the_parameters_of_a_sql_server_url_are_known",
         "existing-tables": (
             "test_sqlserver_session.py::test_characters_that_a_varchar_cannot_hold_are_refused"

@@ -178,6 +178,23 @@ def test_no_transaction_is_open_while_spark_works(shop: Shop) -> None:
     assert (held, opened) == ([], [])
 
 
+def test_the_key_of_the_page_is_that_of_the_installers_lock(shop: Shop) -> None:
+    """Whoever holds it keeps an installer waiting; pg_locks shows its halves."""
+    [key] = blocks(PAGE, "advisory")
+    shop.run(key)
+    [(number,)] = shop.rows
+    with shop.other() as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s)", (number,))
+        shown = shop.sql(
+            "SELECT (classid::bigint << 32) | objid::bigint, objsubid FROM pg_locks "
+            "WHERE locktype = 'advisory' AND granted"
+        )
+        said = shop.sqlqueue("install", "--query-timeout", "1s", code=3)
+
+    assert (number, 1) in shown
+    assert "1s" in said or "1 s" in said
+
+
 # ---------------------------------------------------------------- rights
 
 

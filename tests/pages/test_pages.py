@@ -36,13 +36,18 @@ RUN = {
     "docs/dba.md": "pages/test_dba.py",
     "docs/dotnet.md": "pages/test_spark_pages.py",
     "docs/failed.md": "pages/test_spark_pages.py",
+    "docs/emergency.md": "pages/test_runbooks.py",
     "docs/functions.md": "pages/test_spark_pages.py",
+    "docs/isolation.md": "pages/test_runbooks.py",
     "docs/jobs.md": "pages/test_jobs_page.py",
     "docs/load.md": "pages/test_load.py",
     "docs/migration.md": "pages/test_spark_pages.py",
     "docs/operations.md": "pages/test_operations.py",
+    "docs/restore.md": "pages/test_runbooks.py",
+    "docs/retention.md": "pages/test_runbooks.py",
     "docs/sqlqueue.md": "pages/test_spark_pages.py",
     "docs/transactions.md": "pages/test_spark_pages.py",
+    "docs/upgrade.md": "pages/test_runbooks.py",
 }
 # their commands start other programs, or a server of their own: they are parsed here
 PARSED = ["README.md", "CONTRIBUTING.md", "docs/commandline.md", "docs/jobs.md"]

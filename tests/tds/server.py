@@ -45,6 +45,7 @@ class Script:
     logins: list[bytes] = field(default_factory=list)  # refusals of the next; b"" hangs up
     statements: list[str] = field(default_factory=list)
     connections: int = 0
+    open: int = 0  # connections that have not ended
 
     def answer(self, statement: str) -> Answer:
         """Return the answer of a statement; an empty one if the test prepared none."""
@@ -63,11 +64,16 @@ class Session(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         """Answer packets until the driver leaves."""
-        self.server.script.connections += 1
-        with suppress(ConnectionError, OSError):
-            while (received := self.receive()) is not None:
-                if not self.reply(*received):
-                    return
+        script = self.server.script
+        script.connections += 1
+        script.open += 1
+        try:
+            with suppress(ConnectionError, OSError):
+                while (received := self.receive()) is not None:
+                    if not self.reply(*received):
+                        return
+        finally:
+            script.open -= 1
 
     def reply(self, kind: int, body: bytes) -> bool:
         """Answer one message; return whether the connection goes on."""

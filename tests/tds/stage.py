@@ -47,6 +47,10 @@ class Host:
         """Return how many connections the server accepted in this script."""
         return self._server.script.connections
 
+    def open(self) -> int:
+        """Return how many of them have not ended."""
+        return self._server.script.open
+
 
 class Manager(BaseManager):
     """Starts the process, and calls a host there."""
@@ -74,6 +78,11 @@ class Stage:
     def connections(self) -> int:
         """How many connections the server accepted in this test."""
         return self._host.connections()
+
+    @property
+    def open(self) -> int:
+        """How many connections of this test have not ended."""
+        return self._host.open()
 
     def clear(self) -> None:
         """Begin again."""

@@ -176,6 +176,16 @@ def show_messages(messages: Iterable[Message]) -> None:
     show(("seq", "type", "sent", "expires", "size", "body"), rows, "messages")
 
 
+def show_received(receipt: Receipt, message: Message) -> None:
+    """Show a message of a receipt: the receipt, each header, and the whole body."""
+    say(f"receipt {receipt.name} of {receipt.queue}, login {receipt.login}")
+    shown = whole(message)
+    headers = shown.pop("headers", None) or {}
+    body = {name: shown.pop(name) for name in ("body", "bodyBase64") if name in shown}
+    for name, value in [*shown.items(), *headers.items(), *body.items()]:
+        say(f"{name}: {value}")
+
+
 def type_and_time(headers: Mapping[str, str | None] | None) -> tuple[str | None, str | None]:
     """The type's short name and the time when the message was sent."""
     if headers is None:

@@ -136,7 +136,7 @@ def connection_error(server: str, text: str) -> errors.DatabaseFailure:
         return errors.CertificateRefused(server, text)
     if "does not exist" in text and "database" in text:
         return errors.DatabaseNotFound(server, text)
-    if re.search(r"authentication|password|role .* does not exist|pg_hba", text):
+    if re.search(r"authentication|password|role .* (does not exist|is not permitted)|pg_hba", text):
         return errors.LoginRefused(server, text)
     return errors.NotReachable(server, text)
 

@@ -46,6 +46,7 @@ from sqlq_spark.database.sqlserver.rows import (
     read_row,
 )
 from sqlq_spark.database.sqlserver.url import Target
+from sqlq_spark.database.sqlserver.watchdog import Watchdog
 from sqlq_spark.database.sqlserver.weigh import WEIGHED_BY, cut_step
 from sqlq_spark.wire.address import (
     QueueAddress,
@@ -99,6 +100,7 @@ DUE_INDEX = """SELECT 1 AS found
   JOIN {delayed_catalog}sys.columns AS c ON c.object_id = k.object_id AND c.column_id = k.column_id
  WHERE i.object_id = OBJECT_ID({delayed_text}, N'U')
    AND i.type IN (1, 2) AND i.is_disabled = 0 AND i.has_filter = 0 AND c.name = N'Due'"""
+IDLE = "the transaction was idle for {:g} s (queryTimeout), so this process ended the session"
 CONTEXT = 128  # bytes of context_info
 
 # of one INSERT: the server may replace more than 5,000 locks by one on the table
@@ -173,6 +175,7 @@ class Connection:
         self._timeout = timeout
         self._open = False  # a transaction
         self._savepoint = False  # whether a failure undoes only what came since
+        self._watchdog = Watchdog(self._end)
         self._columns: dict[QueueAddress, dict[str, str]] = {}
         self.secrets: tuple[str, ...] = ()
         self.server = server
@@ -258,7 +261,7 @@ class Connection:
         }
         sql, bound = build_call(statement, text, values, guarded=self._open)
         try:
-            with closing(self._raw.cursor()) as cursor:
+            with self._watchdog.statement(), closing(self._raw.cursor()) as cursor:
                 self._driver.typed(cursor, bound)
                 cursor.execute(sql, bound)
                 while not cursor.description and cursor.nextset():
@@ -356,14 +359,20 @@ class Connection:
 
     def close(self) -> None:
         """End the session; the server undoes what was not committed."""
-        with suppress(*self._driver.errors):  # a broken session is undone by the server
-            if self._open:
-                self._plain(STATEMENTS["rollback"])
-        self._open = False
-        with suppress(*self._driver.errors):
-            self._raw.close()
+        self._watchdog.watch(None)
+        with self._watchdog.statement():
+            with suppress(*self._driver.errors):  # a broken session is undone by the server
+                if self._open:
+                    self._plain(STATEMENTS["rollback"])
+            self._open = False
+            self._end()
 
     # ------------------------------------------------------------ inside
+
+    def _end(self) -> None:
+        """Close the driver's connection; the server undoes the open transaction."""
+        with suppress(*self._driver.errors):
+            self._raw.close()
 
     def _whole(self, address: QueueAddress) -> QueueAddress:
         """Return the address with its schema, and with this database if it names none."""
@@ -423,6 +432,7 @@ class Connection:
         found = self._do(statement, f"/* sqlqueue:{statement} */ {text}", (), {})
         self._open = DIRECT[statement]
         self._savepoint = statement == "savepoint"
+        self._watchdog.watch(self._timeout if self._open else None)
         return found
 
     def _do(
@@ -430,7 +440,7 @@ class Connection:
     ) -> list[Row]:
         found: list[Row] = []
         try:
-            with closing(self._raw.cursor()) as cursor:
+            with self._watchdog.statement(), closing(self._raw.cursor()) as cursor:
                 self._driver.typed(cursor, bound)
                 cursor.execute(sql, bound) if bound else cursor.execute(sql)
                 more = True
@@ -457,8 +467,13 @@ class Connection:
         self._open = self._savepoint
         self._savepoint = False
         self._columns.clear()
+        if not self._open:
+            self._watchdog.watch(None)
+        if (limit := self._watchdog.ended) is not None:
+            return errors.ConnectionLost(statement, IDLE.format(limit))
         try:
-            self._plain(undo)
+            with self._watchdog.statement():
+                self._plain(undo)
         except self._driver.errors:
             return errors.ConnectionLost(statement, failure.text)
         queue = find_table(tables, failure.text)

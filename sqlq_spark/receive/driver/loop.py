@@ -62,6 +62,7 @@ class PeekLoop:
             queue=", ".join(options.names),
             state_schema=options.state_schema,
             fail_on_data_loss=options.fail_on_data_loss,
+            fail_on_missing_receipts=options.fail_on_missing_receipts,
         )
         self.planner = Planner(options, self.who.queue, clock)
         self.satellites = [Satellite(options, each.address) for each in self.planner.peekers]
