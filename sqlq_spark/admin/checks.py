@@ -267,14 +267,28 @@ def of_streams(connection: Connection, *, after: float = UNSEEN) -> list[Finding
             name="unseen_stream",
             severity="warning",
             found=f"stream {each.stream} was last seen {each.seen:%Y-%m-%d %H:%M} and holds "
-            f"{quantity(each.held, 'message')} in {quantity(each.receipts, 'receipt')}; if its "
-            "checkpoint is lost, return what it holds to the queue",
-            fix=f"sqlqueue receipts return --stream {quote(each.stream)} "
-            f"--state-schema {quote(connection.state)}",
+            f"{quantity(each.held, 'message')} in {quantity(each.receipts, 'receipt')}",
+            fix=fix_unseen(each.stream, connection.state),
         )
         for each in inspect.streams(connection)
         if each.receipts and (now - each.seen).total_seconds() > after
     ]
+
+
+def fix_unseen(stream: str, state: str) -> str:
+    """
+    Say what to do with the receipts of a stream that was not seen for long.
+
+    A query that runs once a week looks like one whose checkpoint is lost. Its sink may hold the
+    messages already: only the query itself can find that out.
+    """
+    words = f"--stream {quote(stream)} --state-schema {quote(state)}"
+    return (
+        "start the query once with its checkpoint: it finishes the batch\n"
+        "only if the checkpoint is lost, find out whether the sink has these messages\n"
+        f"if it has none of them: sqlqueue receipts return {words}\n"
+        f"if it has all of them: sqlqueue receipts drop {words}"
+    )
 
 
 def of_error(where: str, name: str, error: Exception, fix: str) -> Finding:

@@ -54,9 +54,12 @@ def test_doctor_checks_the_queues_of_all_streams(
     found = {each["name"]: each for each in checked.objects}
     assert checked.code == 1
     assert set(found) == {"unseen_stream", "autovacuum"}
-    command = found["unseen_stream"]["fix"]
-    assert command == f"sqlqueue receipts return --stream {STREAM} --state-schema {place.state}"
-    assert run(*command.split()[1:], "--yes").code == 0
+    start, look, *commands = found["unseen_stream"]["fix"].splitlines()
+    assert (start.split()[0], look.split()[:2]) == ("start", ["only", "if"])
+    back, drop = (command.partition(": sqlqueue ")[2] for command in commands)
+    words = f"--stream {STREAM} --state-schema {place.state}"
+    assert (back, drop) == (f"receipts return {words}", f"receipts drop {words}")
+    assert run(*back.split(), "--yes").code == 0
     assert count(place, orders) == 1
 
 

@@ -105,6 +105,30 @@ def test_what_was_received_outlives_a_crash() -> None:
 
 
 @ALONE
+@pytest.mark.parametrize(
+    ("level", "used"),
+    [
+        ("off", "on"),
+        ("local", "on"),
+        ("on", "on"),
+        ("remote_write", "remote_write"),
+        ("remote_apply", "remote_apply"),
+    ],
+)
+def test_a_commit_waits_for_synchronous_standbys(bench: Bench, level: str, used: str) -> None:
+    """A login's own level is raised where a crash or a takeover could undo its commits."""
+    table = bench.dotnet.dba.quoted(bench.queue)
+    default = "current_setting('synchronous_commit')"
+    bench.dotnet.dba.run(f"ALTER TABLE {table} ADD COLUMN level text DEFAULT {default}")
+    url = with_setting(bench.dotnet.url, f"synchronous_commit={level}")
+
+    dispatch(bench, stage(bench, chunk(b"x")), connection=bench.open("odd", url=url))
+
+    with psycopg.connect(bench.dotnet.url) as dba:
+        assert dba.execute(f"SELECT level FROM {table}".encode()).fetchall() == [(used,)]
+
+
+@ALONE
 def test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed(bench: Bench) -> None:
     """A standby, or a primary no more: the session is opened again, for there may be another."""
     url = with_setting(bench.dotnet.url, "default_transaction_read_only=on")

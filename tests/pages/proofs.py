@@ -210,6 +210,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "standby-behind": (WENT_BACK),
         "read-only": (READ_ONLY),
         "asynchronous-commit": f"{SETTINGS}::test_what_was_received_outlives_a_crash",
+        "local-commit": f"{SETTINGS}::test_a_commit_waits_for_synchronous_standbys",
         "login-settings": f"{SETTINGS}::test_what_a_login_sets_changes_nothing",
         "not-a-plain-table": f"{KINDS}::test_a_stream_on_what_is_no_plain_table_ends_at_once",
         "foreign-table": f"{KINDS}::test_a_queue_that_is_no_plain_table_is_found",

@@ -10,8 +10,9 @@
 BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_temp
 
 -- name: timeouts
--- Sets the timeouts, and the name that the DBA sees. Sets synchronous_commit, also for a login that
--- switched it off: Spark has the rows after the commit, and a crash must not return them to the queue.
+-- Sets the timeouts, and the name that the DBA sees. Raises a synchronous_commit of `off` or `local`,
+-- which a login or a database may have: Spark has the rows after the commit, and neither a crash nor a
+-- standby that takes over may return them to the queue. Without synchronous standbys `local` is `on`.
 -- Sets the client encoding of a SQL_ASCII database, which holds any bytes as text: with the same
 -- encoding it passes them unchanged, and with another it fails.
 -- All hold for this transaction only, because a pooler may share the session.
@@ -20,7 +21,8 @@ SELECT set_config('statement_timeout', :milliseconds, true),
        set_config('lock_timeout', :milliseconds, true),
        set_config('idle_in_transaction_session_timeout', :milliseconds, true),
        set_config('synchronous_commit',
-                  coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true),
+                  CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on'
+                       ELSE current_setting('synchronous_commit') END, true),
        set_config('application_name', left(:application, 63), true),
        set_config('client_encoding',
                   CASE WHEN getdatabaseencoding() = 'SQL_ASCII' THEN 'SQL_ASCII'

@@ -249,8 +249,9 @@ class PeekLoop:
             held = connection.rows("receipts", stream=None, queue_name=name)
             if held:
                 log.warning(
-                    "%s: %d messages lie in receipts of other streams; if their checkpoints are "
-                    "gone, `sqlqueue receipts list` and `sqlqueue receipts return` bring them back",
+                    "%s: %d messages lie in receipts of other streams. Start those queries once. "
+                    "If a checkpoint is lost, see docs/operations.md before you run `sqlqueue "
+                    "receipts return`: their sink may have the messages already",
                     name,
                     sum(row[4] for row in held),
                 )
