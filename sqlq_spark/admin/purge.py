@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import stamina
 
-from sqlq_spark.database import transaction
+from sqlq_spark.database import trail, transaction
 from sqlq_spark.errors import Deadlock
 from sqlq_spark.receive.browse import cut
 
@@ -27,7 +27,13 @@ ATTEMPTS = 5  # of a batch that deadlocks with an endpoint, with pauses of 2 s i
 
 
 def purge_parts(
-    connection: Connection, queue: QueueAddress, depth: Depth, *, timeout: float, batch: int = BATCH
+    connection: Connection,
+    queue: QueueAddress,
+    depth: Depth,
+    *,
+    timeout: float,
+    batch: int = BATCH,
+    recorded: bool = False,
 ) -> Iterator[int]:
     """
     Delete the messages that waited when a queue was measured, batch by batch, the lowest first.
@@ -41,6 +47,7 @@ def purge_parts(
         depth: of this queue; batches are ranges of its seqs, of even width.
         timeout: seconds for each batch.
         batch: about how many messages a batch has, if the seqs have no gaps.
+        recorded: whether each batch writes an entry into the audit trail.
 
     Returns:
         How many messages each batch deleted, after its commit.
@@ -52,7 +59,8 @@ def purge_parts(
         return
     parts = max(1, -(-depth.messages // batch))
     for first, stop in cut(depth.first, depth.last + 1, parts=parts):
-        yield _delete(connection, "purge_range", queue, timeout, first=first, stop=stop)
+        values = {"first": first, "stop": stop}
+        yield _delete(connection, "purge_range", queue, timeout, recorded=recorded, **values)
 
 
 def purge_expired(
@@ -81,10 +89,15 @@ def _delete(
     statement: StatementName,
     queue: QueueAddress,
     timeout: float,
+    *,
+    recorded: bool = False,
     **values: Value,
 ) -> int:
     """Delete one batch in a transaction, again after a deadlock; return how many messages."""
     for attempt in stamina.retry_context(on=Deadlock, attempts=ATTEMPTS, timeout=None):
         with attempt, transaction(connection, timeout=timeout):
-            return int(connection.rows(statement, tables={"queue": queue}, **values)[0][0])
+            gone = int(connection.rows(statement, tables={"queue": queue}, **values)[0][0])
+            if recorded and gone:
+                trail.record(connection, "purge", connection.printed(queue), gone)
+            return gone
     raise AssertionError  # pragma: no cover - stamina raises the last error itself

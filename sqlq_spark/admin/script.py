@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sqlq_spark.admin.endpoint import Endpoint
+    from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
 
@@ -93,7 +94,8 @@ def script(
     roles = roles or Roles()
     # SQL Server keeps rows apart by a schema for each domain
     apart = DIALECTS[dialect].has_row_security
-    steps = [*_tables(endpoint, body_string=body_string, apart=apart)]
+    steps = [Step(statement="script_begin")]
+    steps += _tables(endpoint, roles.owner, body_string=body_string, apart=apart)
     steps += _rights(endpoint, roles, apart=apart)
     steps += _topics(subscriptions, roles)
     if delayed:
@@ -102,26 +104,42 @@ def script(
         steps += _operator(endpoint, roles.operator, subscriptions, delayed=delayed, apart=apart)
     if roles.installer is not None:
         steps += _installer(endpoint, roles.installer, roles.owner)
+    steps += [Step(statement=name, role=roles.owner) for name in LAST] if apart else []
     return dialect_named(dialect).write_script(steps, state=state, owner=roles.owner)
 
 
+# statements that end the membership in the owner's role which script_join began
+LAST: tuple[StatementName, ...] = ("script_adopt", "script_leave")
+OPERATOR_STATE: tuple[StatementName, ...] = (
+    "script_reader_state",
+    "script_sender_state",
+    "script_operator_state",
+)
 READER_TABLES, SENDER_TABLES = ROW_SECURED[:4], ROW_SECURED[4:]
 
 
-def _tables(endpoint: Endpoint, *, body_string: bool, apart: bool) -> Iterator[Step]:
+def _tables(endpoint: Endpoint, owner: str, *, body_string: bool, apart: bool) -> Iterator[Step]:
     yield Step(comment="Tables. The login that runs this owns them.")
     for each in endpoint.queues:
         yield Step(statement="create_queue", tables={"queue": each})
         if body_string:
             yield Step(statement="add_body_string", tables={"queue": each})
     yield Step(statement="script_state_check")
+    if apart:
+        yield Step(statement="script_join", role=owner)
     for name in TABLES:
-        yield Step(statement=name)
+        yield Step(statement=name, **_guard(name))
     yield Step(statement="script_state_check")
-    for name, table in ROW_SECURITY if apart else ():
-        yield Step(statement=name, state_table=table)
+    for name, table, part in ROW_SECURITY if apart else ():
+        yield Step(statement=name, state_table=table, part=part)
     for name in VERSIONS:
         yield Step(statement=name)
+
+
+def _guard(statement: StatementName) -> dict[str, str]:
+    """Return the words of a statement that `install_done` names once it need not run."""
+    table = statement.removeprefix("install_").removesuffix("_storage")
+    return {"part": statement, "state_table": table} if statement.endswith("_storage") else {}
 
 
 def _rights(endpoint: Endpoint, roles: Roles, *, apart: bool) -> Iterator[Step]:
@@ -131,7 +149,7 @@ def _rights(endpoint: Endpoint, roles: Roles, *, apart: bool) -> Iterator[Step]:
         yield Step(statement="script_role", role=role)
         yield Step(statement=f"script_{use}_state", role=role)
         for table in tables if apart else ():
-            yield Step(statement="script_share", role=role, state_table=table)
+            yield Step(statement="script_share", role=role, state_table=table, part="script_share")
         for each in endpoint.own:
             yield Step(statement=f"script_{use}", tables={"queue": each}, role=role)
         for each in endpoint.shared if use == "reader" else ():
@@ -166,10 +184,11 @@ def _operator(
 ) -> Iterator[Step]:
     """The permissions for every command that creates no tables."""
     yield Step(comment="Rights of an operator: {grant} whoever runs `sqlqueue`.", role=role)
-    for name in ("script_role", "script_reader_state", "script_sender_state"):
+    for name in ("script_role", *OPERATOR_STATE):
         yield Step(statement=name, role=role)
-    for table in ROW_SECURED if apart else ():
-        yield Step(statement="script_all_rows", role=role, state_table=table)
+    part = "script_all_rows"
+    for table in (*ROW_SECURED, "trail") if apart else ():
+        yield Step(statement=part, role=role, state_table=table, part=part)
     for each in endpoint.queues:
         for name in ("script_reader", "script_sender"):
             yield Step(statement=name, tables={"queue": each}, role=role)

@@ -27,7 +27,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark import __version__
-from sqlq_spark.cli import delayed, queues, receipts, report, retire, retry, stats, subscriptions
+from sqlq_spark.cli import (
+    delayed,
+    queues,
+    receipts,
+    report,
+    retire,
+    retry,
+    stats,
+    subscriptions,
+    trail,
+)
 from sqlq_spark.cli import messages as cli_messages
 from sqlq_spark.cli.options import CTRL_C, DATABASE, FOUND, STOPPED, USAGE, AsJson, use_flags
 from sqlq_spark.cli.screens import demo as demo_screen
@@ -51,6 +61,7 @@ app.add_typer(cli_messages.app)
 app.add_typer(stats.app)
 app.add_typer(report.app)
 app.add_typer(receipts.app, name="receipts")
+app.add_typer(trail.app)
 app.add_typer(subscriptions.app)
 app.add_typer(retire.app)
 app.add_typer(delayed.app)

@@ -32,6 +32,7 @@ from sqlq_spark.cli.options import (
 from sqlq_spark.cli.screens import progress
 from sqlq_spark.cli.screens import queues as screen_queues
 from sqlq_spark.cli.screens.screen import print_json, say
+from sqlq_spark.cli.trail import keeps_trail
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.names import DIALECTS
 from sqlq_spark.database.sessions import Session, check_state
@@ -253,6 +254,7 @@ def purge_(
     query_timeout: Patience = "30s",
     url: Url = None,
     credentials: Credentials = None,
+    state_schema: State = Domain.state,
 ) -> None:
     """
     Delete every message that waits in a queue, in batches, the lowest seq first. Asks first.
@@ -261,19 +263,22 @@ def purge_(
     stay. A deleted message cannot be restored.
     """
     answerable(yes=yes, as_json=as_json)
-    options = source_options(url, queue, queryTimeout=query_timeout, credentials=credentials)
+    options = source_options(
+        url, queue, state_schema, queryTimeout=query_timeout, credentials=credentials
+    )
     with Session(options, "purge", state=False) as session:
         connection = session.open()
         depth = measure(connection, options)
         what = f"delete {quantity(depth.messages, 'message')} of {depth.queue} permanently"
         if depth.messages:
             confirm(what, yes=yes, as_json=as_json)
+        recorded = depth.messages > 0 and keeps_trail(connection)
         batches = purge.purge_parts(
-            connection, options.address, depth, timeout=options.query_timeout
+            connection, options.address, depth, timeout=options.query_timeout, recorded=recorded
         )
         gone = progress.follow(batches, "message", depth.messages, quiet=as_json, done="deleted")
     if as_json:
-        print_json({"queue": depth.queue, "deleted": gone})
+        print_json({"queue": depth.queue, "deleted": gone, "recorded": recorded})
     else:
         say(f"{quantity(gone, 'message')} deleted")
 

@@ -24,7 +24,8 @@ from sqlq_spark.cli.options import (
 )
 from sqlq_spark.cli.screens import progress, screen
 from sqlq_spark.cli.screens.screen import say, say_error
-from sqlq_spark.database import transaction
+from sqlq_spark.cli.trail import keeps_trail
+from sqlq_spark.database import trail, transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ReceiptSettled
 from sqlq_spark.options.addresses import parse_queue
@@ -150,11 +151,13 @@ def return_(
                 yes=yes,
                 as_json=as_json,
             )
-        batches = return_all(session.open(), open_, options, without or ())
+        recorded = keeps_trail(session.open())
+        batches = return_all(session.open(), open_, options, without or (), recorded=recorded)
         messages = progress.follow(batches, "message", held(open_), quiet=as_json, done="returned")
     if as_json:
         names = [each.name for each in settled]
-        screen.print_json({"returned": messages, "receipts": len(open_), "settled": names})
+        result = {"returned": messages, "receipts": len(open_), "settled": names}
+        screen.print_json(result | {"recorded": recorded})
     else:
         say(f"{quantity(messages, 'message')} returned")
     if settled:
@@ -183,10 +186,11 @@ def drop(
         with transaction(session.open(), timeout=options.query_timeout):
             found = choose(session.open(), stream, batch, task, quiet=as_json)
         confirm(f"delete {screen.total(found)} permanently", yes=yes, as_json=as_json)
-        batches = drop_all(session.open(), found, options)
+        recorded = keeps_trail(session.open())
+        batches = drop_all(session.open(), found, options, recorded=recorded)
         messages = progress.follow(batches, "message", held(found), quiet=as_json, done="dropped")
     if as_json:
-        screen.print_json({"dropped": messages, "receipts": len(found)})
+        screen.print_json({"dropped": messages, "receipts": len(found), "recorded": recorded})
     else:
         say(f"{quantity(messages, 'message')} dropped")
 
@@ -201,6 +205,8 @@ def return_all(
     found: Sequence[inspect.Receipt],
     options: DatabaseOptions,
     without: Sequence[str],
+    *,
+    recorded: bool,
 ) -> Iterator[int]:
     """Return receipts, each in its own transaction. Yields the number of messages of each."""
     for each in found:
@@ -215,11 +221,17 @@ def return_all(
                 login=each.login,
                 without=without,
             )
+            if recorded:
+                record(connection, "return", each, messages)
         yield messages
 
 
 def drop_all(
-    connection: Connection, found: Sequence[inspect.Receipt], options: DatabaseOptions
+    connection: Connection,
+    found: Sequence[inspect.Receipt],
+    options: DatabaseOptions,
+    *,
+    recorded: bool,
 ) -> Iterator[int]:
     """Drop receipts, each in its own transaction. Yields the number of messages of each."""
     for each in found:
@@ -227,7 +239,17 @@ def drop_all(
             messages = receipts.drop(
                 connection, each.stream, each.batch, each.task, login=each.login
             )
+            if recorded:
+                record(connection, "drop", each, messages)
         yield messages
+
+
+def record(
+    connection: Connection, action: trail.Action, receipt: inspect.Receipt, messages: int
+) -> None:
+    """Write what was done with a receipt into the audit trail."""
+    place = {"stream": receipt.stream, "batch": receipt.batch, "task": receipt.task}
+    trail.record(connection, action, receipt.queue, messages, **place)
 
 
 def choose(

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database import transaction
-from sqlq_spark.errors import StatementFailed, StateOfOther
+from sqlq_spark.errors import InstallBlocked, StatementFailed, StateOfOther, TimedOut
 from sqlq_spark.wire.address import DELAYED, QueueAddress
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ TABLES: tuple[StatementName, ...] = (
     "install_staging_page",
     "install_staging_page_storage",
     "install_dispatch_log",
+    "install_trail",
 )
 # tables in which a login sees only the rows that it made
 ROW_SECURED = (
@@ -53,34 +54,59 @@ ROW_SECURED = (
 POLICIES: dict[str, StatementName] = {
     "version": "install_version_policy",
     **dict.fromkeys(ROW_SECURED, "install_policy"),
+    "trail": "install_policy",
 }
-ROW_SECURITY: tuple[tuple[StatementName, str], ...] = tuple(
-    (statement, table)
+# statement, table, and the statement that `install_done` names once both need not run
+ROW_SECURITY: tuple[tuple[StatementName, str, str], ...] = tuple(
+    (statement, table, part)
     for table, policy in POLICIES.items()
-    for statement in ("install_row_security", "install_no_policy", policy)
+    for statement, part in (
+        ("install_row_security", "install_row_security"),
+        ("install_no_policy", policy),
+        (policy, policy),
+    )
 )
 # rows, written once the owner of the tables is checked
 VERSIONS: tuple[StatementName, ...] = ("install_version_row", "install_version_only")
+# seconds that an install waits for a table: streams that come after it wait as long
+LOCK_WAIT = 3.0
 
 
 def install(connection: Connection, *, timeout: float) -> None:
     """
     Create the connection's state tables where they are absent.
 
+    What is in place already is neither changed nor locked.
+
     Raises:
         RightMissing: the login may not create schemas or tables.
         StateOfOther: another login owns what is there, and could run code as this login.
+        InstallBlocked: another session holds a lock on a state table.
     """
     with transaction(connection, timeout=timeout):
         connection.rows("install_lock", state_name=connection.state)
-        check_ours(connection)
-        for statement in TABLES:
+        connection.patience(min(LOCK_WAIT, timeout))
+        try:
+            _install(connection)
+        except TimedOut as error:
+            where = connection.state, connection.server
+            raise InstallBlocked(*where, min(LOCK_WAIT, timeout), str(error.args[-1])) from None
+
+
+def _install(connection: Connection) -> None:
+    """Run what is not in place yet, in the open transaction."""
+    check_ours(connection)
+    found = connection.rows("install_done", state_name=connection.state)
+    parts, done = {part for part, *_ in found}, {(part, table) for part, table, _ in found}
+    for statement in TABLES:
+        if statement not in parts:
             connection.run(statement)
-        check_ours(connection)  # another login may have created a table in the schema meanwhile
-        for statement, table in ROW_SECURITY:
+    check_ours(connection)  # another login may have created a table in the schema meanwhile
+    for statement, table, part in ROW_SECURITY:
+        if (part, table) not in done:
             connection.run(statement, tables={"table": QueueAddress(table, connection.state)})
-        for statement in VERSIONS:
-            connection.run(statement, version=VERSION)
+    for statement in VERSIONS:
+        connection.run(statement, version=VERSION)
 
 
 def check_ours(connection: Connection) -> None:

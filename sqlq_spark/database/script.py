@@ -25,6 +25,7 @@ class Step:
     tables: dict[str, QueueAddress] = field(default_factory=dict)
     role: str = ""
     state_table: str = ""  # the state table that the statement is about
+    part: str = ""  # what `install_done` calls it; in place already, it is left out
 
 
 def fill(statement: str, words: Mapping[str, str]) -> str:

@@ -24,6 +24,7 @@ FILES = (
     "subscriptions",
     "delayed",
     "browse",
+    "trail",
     "checks",
     "rights",
 )
@@ -42,6 +43,7 @@ StatementName = Literal[
     # schema.sql
     "install_lock",
     "state_faults",
+    "install_done",
     "install_schema",
     "install_version",
     "install_version_row",
@@ -59,6 +61,7 @@ StatementName = Literal[
     "install_staging_page",
     "install_staging_page_storage",
     "install_dispatch_log",
+    "install_trail",
     "install_row_security",
     "install_no_policy",
     "install_policy",
@@ -148,6 +151,10 @@ StatementName = Literal[
     "seq_given",
     "table_sizes",
     "queue_tables",
+    # trail.sql
+    "trail_kept",
+    "record_action",
+    "trail",
     # checks.sql
     "check_rows",
     "check_owner",
@@ -156,13 +163,18 @@ StatementName = Literal[
     "check_delayed",
     "check_server",
     # rights.sql
+    "script_begin",
     "script_state_check",
+    "script_join",
     "script_role",
     "script_owner",
+    "script_adopt",
+    "script_leave",
     "script_reader",
     "script_reader_state",
     "script_sender",
     "script_sender_state",
+    "script_operator_state",
     "script_share",
     "script_all_rows",
     "script_mover",

@@ -21,7 +21,7 @@ The errors of this package, by what they are about.
     │   │                    DestinationLocked · DestinationChanged · MessageTooLarge · MoveRefused
     │   │                    DelayedQueueNotFound · SubscriptionsNotFound
     │   │                    SubscriberUnreachable (and SubscriberLost)
-    │   └── state            StateNotInstalled · StateTooNew · StateOfOther
+    │   └── state            StateNotInstalled · StateTooNew · StateOfOther · InstallBlocked
     ├── PayloadRefused · ReceiptSettled · ReceiptMoveRefused                  state
     ├── CheckpointFailure    checkpoint: it does not match the stream's row
     │   ├── CheckpointRolledBack · DatabaseRolledBack · ReceiptsMissing
@@ -120,6 +120,7 @@ from sqlq_spark.errors.server import (
     TimeZoneNotFound,
 )
 from sqlq_spark.errors.state import (
+    InstallBlocked,
     PayloadRefused,
     ReceiptMoveRefused,
     ReceiptSettled,
@@ -157,6 +158,7 @@ __all__ = [
     "DestinationRefused",
     "DispatchLogAhead",
     "DispatchLogOfOther",
+    "InstallBlocked",
     "LockTimedOut",
     "LogFull",
     "LoginRefused",

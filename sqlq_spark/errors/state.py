@@ -44,6 +44,19 @@ class StateOfOther(DatabaseFailure):
         super().__init__(schema, server, found)
 
 
+class InstallBlocked(DatabaseFailure):
+    """Another session holds a lock on a state table for longer than an install waits."""
+
+    template = (
+        "nothing was installed in schema {0} of {1}: another session holds a lock on a state table "
+        "for longer than {2:g} s ({3}). An install does not wait longer, because streams wait "
+        "behind it. End that session's transaction, or run the install again later."
+    )
+
+    def __init__(self, schema: str, server: str, seconds: float, reason: str) -> None:
+        super().__init__(schema, server, seconds, reason)
+
+
 class PayloadRefused(SqlQueueError):
     """A receipt's or chunk's content differs from what was written. None of it was used."""
 

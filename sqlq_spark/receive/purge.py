@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlq_spark.database import transaction
+from sqlq_spark.database import trail, transaction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +17,8 @@ def purge(connection: Connection, queues: Sequence[QueueAddress], *, timeout: fl
     """
     Delete every message of some queues, in one transaction; waits for those that others hold.
 
+    Each queue gets an entry in the audit trail, if there is one.
+
     Returns:
         How many. A second call deletes what has arrived in between as well.
 
@@ -24,4 +26,10 @@ def purge(connection: Connection, queues: Sequence[QueueAddress], *, timeout: fl
         QueueNotFound, RightMissing, TimedOut: nothing was deleted.
     """
     with transaction(connection, timeout=timeout):
-        return sum(connection.rows("purge", tables={"queue": each})[0][0] for each in queues)
+        recorded, total = trail.is_kept(connection), 0
+        for each in queues:
+            gone = int(connection.rows("purge", tables={"queue": each})[0][0])
+            if recorded and gone:
+                trail.record(connection, "purge", connection.printed(each), gone)
+            total += gone
+        return total

@@ -20,7 +20,7 @@ WITH state AS (
       FROM state AS s
       JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid
      WHERE c.relname IN ('version', 'stream', 'task', 'receipt', 'receipt_page', 'staging',
-                         'staging_page', 'dispatch_log')
+                         'staging_page', 'dispatch_log', 'trail')
 ), owned AS (
     SELECT format('schema %I', nspname) AS what, owner FROM state
     UNION ALL
@@ -59,6 +59,52 @@ SELECT format('table %s has a column of the type %s', t.named, d.refobjid::regty
   FROM tables AS t
   JOIN pg_catalog.pg_depend AS d ON d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = t.oid
  WHERE d.refclassid = 'pg_catalog.pg_type'::regclass
+
+-- name: install_done
+-- Finds what is in place already. A second run leaves it out, because a statement that changes nothing
+-- would lock its table too. A policy is compared by its text without spaces and brackets.
+-- Locks nothing but the catalogue.
+-- Returns: part text (the name of a statement), of_table text, role text (of a policy, else empty)
+WITH tables AS (
+    SELECT c.oid, c.relname::text AS name, c.relrowsecurity
+      FROM pg_catalog.pg_class AS c
+      JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+     WHERE n.nspname = :state_name::text AND c.relkind = 'r'
+), policies AS (
+    SELECT t.name, p.polname::text AS policy, p.polcmd::text AS command,
+           coalesce(r.rolname::text, '') AS role,
+           translate(pg_get_expr(p.polqual, p.polrelid), ' ()' || chr(9) || chr(10), '') AS found,
+           translate('login=CURRENT_USERORlogin=ANYARRAYSELECTr.rolnameFROMpg_rolesr'
+                     'WHERENOTr.rolsuperANDpg_has_roler.oid,' || quote_literal(r.rolname)
+                     || '::name,''USAGE''::text', ' ()' || chr(9) || chr(10), '') AS shared
+      FROM tables AS t
+      JOIN pg_catalog.pg_policy AS p ON p.polrelid = t.oid
+      LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = p.polroles[1]
+     WHERE p.polpermissive AND p.polwithcheck IS NULL AND cardinality(p.polroles) = 1
+)
+SELECT 'install_row_security' AS part, name AS of_table, '' AS role FROM tables WHERE relrowsecurity
+UNION ALL
+SELECT 'install_policy', name, '' FROM policies
+ WHERE policy = 'own rows' AND command = '*' AND role = '' AND found = 'login=CURRENT_USER'
+UNION ALL
+SELECT 'install_version_policy', name, '' FROM policies
+ WHERE policy = 'own rows' AND command = 'r' AND role = '' AND found = 'true'
+UNION ALL
+SELECT 'script_share', name, role FROM policies
+ WHERE policy = role AND command = '*' AND found = shared
+UNION ALL
+SELECT 'script_all_rows', name, role FROM policies
+ WHERE policy = role AND command = '*' AND found = 'true'
+UNION ALL
+SELECT 'install_' || t.name || '_storage', t.name, ''
+  FROM tables AS t
+  JOIN pg_catalog.pg_attribute AS a ON a.attrelid = t.oid AND a.attname = 'payload'
+ WHERE a.attstorage = CASE WHEN t.name LIKE '%page' THEN 'p' ELSE 'e' END
+UNION ALL
+SELECT 'install_' || i.relname::text, t.name, ''
+  FROM tables AS t
+  JOIN pg_catalog.pg_index AS x ON x.indrelid = t.oid
+  JOIN pg_catalog.pg_class AS i ON i.oid = x.indexrelid
 
 -- name: install_schema
 CREATE SCHEMA IF NOT EXISTS {state}
@@ -205,9 +251,25 @@ CREATE TABLE IF NOT EXISTS {state}.dispatch_log (
     PRIMARY KEY (sink, login)
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
+-- name: install_trail
+-- The audit trail: who purged, returned, dropped or retired what. A login only inserts, and the server
+-- writes the time and the logins. `session_login` is the one that connected, before SET ROLE.
+CREATE TABLE IF NOT EXISTS {state}.trail (
+    entry         bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at            timestamptz NOT NULL DEFAULT now(),
+    login         name        NOT NULL DEFAULT current_user,
+    session_login name        NOT NULL DEFAULT session_user,
+    action        text        NOT NULL CHECK (action IN ('purge', 'return', 'drop', 'retire')),
+    queue         text        NOT NULL,
+    messages      bigint      NOT NULL CHECK (messages >= 0),
+    stream        varchar(36),
+    batch         bigint,
+    task          integer
+)
+
 -- name: install_row_security
 -- The table's owner is exempt.
--- Locks:   the whole table, for a moment.
+-- Locks:   the whole table, for a moment; a second run leaves it out.
 ALTER TABLE {table} ENABLE ROW LEVEL SECURITY
 
 -- name: install_no_policy

@@ -1,3 +1,7 @@
+-- name: script_begin
+-- Waits for a lock no longer than {wait} ms, because streams wait behind this script.
+SET LOCK_TIMEOUT {wait}
+
 -- name: script_state_check
 -- {faults} is the statement state_faults.
 DECLARE @found nvarchar(2000);
@@ -7,6 +11,10 @@ IF @found IS NOT NULL
 BEGIN;
     THROW 51902, @found, 1;
 END
+
+-- name: script_join
+-- Does nothing: a member of db_owner needs no other role.
+SELECT 0 AS joined
 
 -- name: script_role
 -- {role_name} is the role's name as text, {role} quoted.
@@ -25,6 +33,14 @@ END;
 IF USER_NAME((SELECT s.principal_id FROM sys.schemas AS s WHERE s.name = {state_name})) <> {role_name}
     ALTER AUTHORIZATION ON SCHEMA::{state} TO {role}
 
+-- name: script_adopt
+-- Does nothing: the owner of a schema owns its tables.
+SELECT 0 AS joined
+
+-- name: script_leave
+-- Does nothing, as script_join.
+SELECT 0 AS joined
+
 -- name: script_reader
 GRANT SELECT, DELETE ON {queue} TO {role}
 
@@ -33,7 +49,8 @@ GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT, UPDATE ON {state}.stream TO {role};
 GRANT SELECT, INSERT, UPDATE ON {state}.task TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.receipt TO {role};
-GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role}
+GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role};
+GRANT INSERT ON {state}.trail TO {role}
 
 -- name: script_sender
 GRANT INSERT ON {queue} TO {role}
@@ -43,6 +60,10 @@ GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT, DELETE ON {state}.staging TO {role};
 GRANT SELECT, INSERT, DELETE ON {state}.staging_page TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.dispatch_log TO {role}
+
+-- name: script_operator_state
+-- An operator reads the audit trail. No role may change or delete an entry.
+GRANT SELECT ON {state}.trail TO {role}
 
 -- name: script_share
 -- Does nothing: logins that may use the schema share its rows.

@@ -34,7 +34,7 @@ SELECT CONCAT(QUOTENAME(o.name), N' is no table')
  WHERE o.schema_id = SCHEMA_ID(@state_name)
    AND o.type IN ('V', 'SN')
    AND o.name IN (N'version', N'stream', N'task', N'receipt', N'receipt_page', N'staging',
-                  N'staging_page', N'dispatch_log')
+                  N'staging_page', N'dispatch_log', N'trail')
 UNION ALL
 SELECT CONCAT(N'table ', QUOTENAME(o.name), N' has the trigger ', QUOTENAME(r.name))
   FROM sys.triggers AS r
@@ -47,6 +47,12 @@ SELECT CONCAT(N'table ', QUOTENAME(OBJECT_NAME(d.referencing_id)), N' has a defa
   JOIN sys.objects AS o ON o.object_id = d.referencing_id
  WHERE o.schema_id = SCHEMA_ID(@state_name)
    AND OBJECTPROPERTY(d.referenced_id, 'IsTable') = 0
+
+-- name: install_done
+-- Finds nothing: each statement looks first, and changes only what is absent.
+-- Returns: part, of_table, role; no row
+SELECT N'' AS part, N'' AS of_table, N'' AS role
+ WHERE @state_name IS NULL
 
 -- name: install_schema
 IF SCHEMA_ID({state_name}) IS NULL
@@ -253,6 +259,25 @@ BEGIN
     );
     ALTER TABLE {state}.dispatch_log SET (LOCK_ESCALATION = DISABLE);
 END
+
+-- name: install_trail
+-- The audit trail: who purged, returned, dropped or retired what. A login only inserts.
+-- `session_login` is the one that connected.
+IF OBJECT_ID({state_text} + N'.trail', N'U') IS NULL
+    CREATE TABLE {state}.trail (
+        entry         bigint         IDENTITY(1,1) NOT NULL PRIMARY KEY,
+        at            datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
+        login         nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        session_login nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL
+                      DEFAULT ORIGINAL_LOGIN(),
+        action        nvarchar(20)   COLLATE Latin1_General_100_BIN2 NOT NULL
+                      CHECK (action IN (N'purge', N'return', N'drop', N'retire')),
+        queue         nvarchar(1000) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        messages      bigint         NOT NULL CHECK (messages >= 0),
+        stream        nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
+        batch         bigint         NULL,
+        task          int            NULL
+    )
 
 -- name: install_row_security
 -- Does nothing: logins that may use a schema share its rows, and each domain has a schema.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database.names import SQLSERVER
-from sqlq_spark.database.schema import VERSION
+from sqlq_spark.database.schema import LOCK_WAIT, VERSION
 from sqlq_spark.database.script import fill, join_lines
 from sqlq_spark.database.sqlserver import calls
 from sqlq_spark.database.sqlserver.calls import STATEMENTS
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sqlq_spark.database.script import Step
+
+
+HEAD = f"""\
+-- Run this as a member of db_owner.
+-- It waits {LOCK_WAIT:g} s for a lock, because streams wait behind it. Error 1222 says that it
+-- gave up. The batches before the error are done. Run it again.
+"""
 
 
 def write_script(steps: Sequence[Step], *, state: str, owner: str) -> str:
@@ -37,7 +44,7 @@ def write_script(steps: Sequence[Step], *, state: str, owner: str) -> str:
             raise BadAddress(name, "sqlcmd would misread a line break or $( in a name")
     # sqlcmd has QUOTED_IDENTIFIER off, and an index with a filter wants it on
     settings = ("NOCOUNT", "XACT_ABORT", "ANSI_NULLS", "QUOTED_IDENTIFIER")
-    parts = ["".join(f"SET {each} ON;\n" for each in settings) + "GO"]
+    parts = [HEAD + "".join(f"SET {each} ON;\n" for each in settings) + "GO"]
     values = {"state_name": calls.literal(state), "owner": calls.literal(owner)}
     text = calls.fill_names(STATEMENTS["state_faults"], state, {})
     faults = fill(text, values).rstrip(";")
@@ -52,6 +59,7 @@ def write_script(steps: Sequence[Step], *, state: str, owner: str) -> str:
             "role": role,
             "role_name": calls.literal(step.role),
             "version": str(VERSION),
+            "wait": str(int(LOCK_WAIT * 1000)),
         }
         if "queue" in step.tables:
             words["schema"] = bracketed(step.tables["queue"].schema or SQLSERVER.default_schema)

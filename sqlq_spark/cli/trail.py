@@ -1,0 +1,84 @@
+"""The command `trail`: who purged, returned, dropped or retired what."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sqlq_spark.cli.options import (
+    AsJson,
+    MaybeQueue,
+    Patience,
+    State,
+    Url,
+    database_options,
+)
+from sqlq_spark.cli.screens import screen
+from sqlq_spark.database import trail, transaction
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.options.addresses import parse_queue
+
+if TYPE_CHECKING:
+    from sqlq_spark.database import Connection
+
+app = typer.Typer()
+
+
+@app.command("trail")
+def trail_(
+    queue: MaybeQueue = None,
+    *,
+    last: Annotated[int, typer.Option(min=1, help="How many entries.")] = 100,
+    as_json: AsJson = False,
+    query_timeout: Patience = "30s",
+    url: Url = None,
+    state_schema: State = "sqlqueue",
+) -> None:
+    """
+    Show the audit trail, the latest entry first.
+
+    An entry says who purged, returned, dropped or retired, when, and how many
+    messages. Each transaction of a command has one.
+    """
+    options = database_options(url, state_schema, queryTimeout=query_timeout)
+    address = None if queue is None else parse_queue("queue", queue, options.naming)
+    with (
+        Session(options, "trail") as session,
+        transaction(session.open(), timeout=options.query_timeout),
+    ):
+        found = trail.entries(session.open(), address, last=last)
+    if as_json:
+        for each in found:
+            screen.print_json(asdict(each))
+    else:
+        show(found)
+
+
+def show(found: list[trail.Entry]) -> None:
+    """Show entries, one per row."""
+    names = ("at", "login", "session login", "action", "messages", "stream", "batch", "task")
+    rows = (
+        (
+            each.at,
+            each.login,
+            each.session_login,
+            each.action,
+            each.messages,
+            each.stream,
+            each.batch,
+            each.task,
+            each.queue,
+        )
+        for each in found
+    )
+    screen.show((*names, "queue"), rows, "entries")
+
+
+def keeps_trail(connection: Connection) -> bool:
+    """Whether actions are recorded; if not, print that on standard error."""
+    kept = trail.is_kept(connection)
+    if not kept:
+        screen.say_error(trail.NOT_KEPT.format(connection.state, connection.server))
+    return kept

@@ -1,0 +1,23 @@
+-- name: trail_kept
+-- Whether there is an audit trail in a schema that this login may use.
+-- Returns: one row, or none
+SELECT c.oid::bigint
+  FROM pg_catalog.pg_class AS c
+  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE n.nspname = :state_name::text AND c.relname = 'trail' AND c.relkind = 'r'
+   AND has_schema_privilege(n.oid, 'USAGE')
+
+-- name: record_action
+-- In the transaction of the action: neither is there without the other.
+INSERT INTO {state}.trail (action, queue, messages, stream, batch, task)
+VALUES (:action::text, :queue_name::text, :messages::bigint, :stream::text, :batch::bigint,
+        :task::integer)
+
+-- name: trail
+-- The last entries of all queues, or of one, the latest first.
+-- Returns: at, login, session_login, action, queue, messages, stream, batch, task
+SELECT at, login::text, session_login::text, action, queue, messages, stream, batch, task::bigint
+  FROM {state}.trail
+ WHERE :queue_name::text IS NULL OR queue = :queue_name::text
+ ORDER BY entry DESC
+ LIMIT :entries::bigint
