@@ -53,6 +53,7 @@ CALLS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     ),
     "receipts return": ((*OWN, "--batch", "1"), {"returned", "receipts", "settled"}),
     "receipts drop": ((*OWN, "--batch", "2"), {"dropped", "receipts"}),
+    "trail": (STATE, {"at", "login", "action", "queue", "messages", "stream"}),
     "subscribe": (
         ("Shop.New", "--endpoint", "Lake", "--queue", "QUEUE", *TABLE),
         {"topic", "endpoint", "address"},
@@ -120,6 +121,8 @@ def ready(shared: Place) -> dict[str, str]:
             )
     ids = shared.sql(f"SELECT id::text FROM {words['QUEUE']} ORDER BY seq")
     message = ids[2][0]  # of the receipt that no other call returns or drops
+    columns = "(action, queue, messages)"
+    shared.sql(f"INSERT INTO {shared.state}.trail {columns} VALUES ('purge', 'gone', 1)")
     for batch in (1, 2, 3):
         received(shared, messages=1, batch=batch)
     words["MESSAGE"] = message

@@ -100,6 +100,7 @@ def test_the_owner_of_the_database_with_createrole_runs_the_script(bank: Bank, r
     assert owners == [(bank.roles["owner"],)]
     assert member == [(False,)]
     bank.execute('SELECT FROM "Shop.Billing"', url=bank.as_role("reader"))
+    bank.execute(bank.script(run, "Shop.Orders"), url=bank.root)  # for whom the owner is no member
 
 
 def test_an_operator_gets_rights_on_a_later_queue_by_the_script(bank: Bank, run: Run) -> None:

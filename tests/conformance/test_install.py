@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pyarrow as pa
 import pytest
+from recorded_connection import RecordedConnection
+from servers import only
 
-from sqlq_spark.database import schema
+from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.errors import QueueNotFound, StateNotInstalled, StateTooNew
+from sqlq_spark.errors import InstallBlocked, QueueNotFound, StateNotInstalled, StateTooNew
 from sqlq_spark.receive.due import Mover
 from sqlq_spark.send import subscriptions
 from sqlq_spark.send.message.sender import Sender
@@ -20,6 +23,9 @@ from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 
 from .conftest import TIMEOUT, Bench, bodies
 from .test_send import chunk, dispatch, stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HOSTILE = [
     "Shop.Orders",
@@ -71,6 +77,60 @@ def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
 
     assert bare.dotnet.state_rows("version", "version") == [(schema.VERSION,)]
     assert bare.dotnet.rows(queue) == []
+
+
+LOCKS = """
+SELECT DISTINCT l.mode
+  FROM pg_locks AS l
+  JOIN pg_class AS c ON c.oid = l.relation
+  JOIN pg_namespace AS n ON n.oid = c.relnamespace
+  JOIN pg_stat_activity AS a ON a.pid = l.pid
+ WHERE n.nspname = %s AND c.relkind = 'r' AND a.application_name LIKE 'sqlqueue%%'
+"""
+
+
+@only("postgresql", "locks of tables")
+def test_a_second_install_locks_no_table_that_streams_use(bench: Bench) -> None:
+    """Just before it commits it holds what a reader holds, and a writer of the version."""
+    held: list[tuple[str, ...]] = []
+
+    class Watched(RecordedConnection):
+        """Reads the locks before the commit."""
+
+        def around(self, statement: str, call: Callable[[], Any]) -> Any:
+            if statement == "commit":
+                with psycopg.connect(bench.dotnet.url) as dba:
+                    held.extend(dba.execute(LOCKS, (bench.dotnet.state,)).fetchall())
+            return call()
+
+    schema.install(Watched(bench.open("installer")), timeout=TIMEOUT)
+
+    assert ("RowExclusiveLock",) in held
+    assert set(held) <= {("AccessShareLock",), ("RowShareLock",), ("RowExclusiveLock",)}
+
+
+@only("postgresql", "row security")
+def test_an_install_gives_up_while_a_task_holds_a_lock(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream is unaffected, and a later install does what is left."""
+    monkeypatch.setattr(schema, "LOCK_WAIT", 0.3)
+    bench.dotnet.send_many(bench.queue, [b"1", b"2"])
+    stream = bench.new_stream()
+    bench.receive(bench.task(stream))
+    policy = f'"own rows" ON "{bench.dotnet.state}".stream'
+    bench.dotnet.dba.run(f"DROP POLICY {policy}")
+    with transaction(bench.desk, timeout=TIMEOUT):
+        bench.desk.rows("lock_stream", stream=stream, login=None)
+
+        with pytest.raises(InstallBlocked) as caught:
+            schema.install(bench.open("installer"), timeout=TIMEOUT)
+
+    assert f"nothing was installed in schema {bench.dotnet.state}" in str(caught.value)
+    assert "for longer than 0.3 s" in str(caught.value)
+    bench.ack(stream, 1)
+    schema.install(bench.desk, timeout=TIMEOUT)
+    bench.dotnet.dba.run(f"DROP POLICY {policy}")  # fails if the install has not made it
 
 
 @pytest.mark.parametrize("name", HOSTILE)
