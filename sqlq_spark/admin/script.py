@@ -128,18 +128,17 @@ def _tables(endpoint: Endpoint, owner: str, *, body_string: bool, apart: bool) -
     if apart:
         yield Step(statement="script_join", role=owner)
     for name in TABLES:
-        yield Step(statement=name, **_guard(name))
+        # other statements here lock no table that is there
+        storage = name.endswith("_storage")
+        table = name.removeprefix("install_").removesuffix("_storage")
+        yield Step(
+            statement=name, state_table=table if storage else "", part=name if storage else ""
+        )
     yield Step(statement="script_state_check")
     for name, table, part in ROW_SECURITY if apart else ():
         yield Step(statement=name, state_table=table, part=part)
     for name in VERSIONS:
         yield Step(statement=name)
-
-
-def _guard(statement: StatementName) -> dict[str, str]:
-    """Return the words of a statement that `install_done` names once it need not run."""
-    table = statement.removeprefix("install_").removesuffix("_storage")
-    return {"part": statement, "state_table": table} if statement.endswith("_storage") else {}
 
 
 def _rights(endpoint: Endpoint, roles: Roles, *, apart: bool) -> Iterator[Step]:

@@ -248,8 +248,15 @@ def record(
     connection: Connection, action: trail.Action, receipt: inspect.Receipt, messages: int
 ) -> None:
     """Write what was done with a receipt into the audit trail."""
-    place = {"stream": receipt.stream, "batch": receipt.batch, "task": receipt.task}
-    trail.record(connection, action, receipt.queue, messages, **place)
+    trail.record(
+        connection,
+        action,
+        receipt.queue,
+        messages,
+        stream=receipt.stream,
+        batch=receipt.batch,
+        task=receipt.task,
+    )
 
 
 def choose(

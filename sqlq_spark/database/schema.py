@@ -16,7 +16,7 @@ from sqlq_spark.errors import InstallBlocked, StatementFailed, StateOfOther, Tim
 from sqlq_spark.wire.address import DELAYED, QueueAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sqlq_spark.database import Connection
     from sqlq_spark.database.statements import StatementName
@@ -56,15 +56,20 @@ POLICIES: dict[str, StatementName] = {
     **dict.fromkeys(ROW_SECURED, "install_policy"),
     "trail": "install_policy",
 }
-# statement, table, and the statement that `install_done` names once both need not run
+
+
+def _parts(policy: StatementName) -> Iterator[tuple[StatementName, StatementName]]:
+    """Each statement about a table's rows, and the part of `install_done` that makes it needless."""
+    yield "install_row_security", "install_row_security"
+    yield "install_no_policy", policy
+    yield policy, policy
+
+
+# statement, table, and the part of `install_done` that makes it needless
 ROW_SECURITY: tuple[tuple[StatementName, str, str], ...] = tuple(
     (statement, table, part)
     for table, policy in POLICIES.items()
-    for statement, part in (
-        ("install_row_security", "install_row_security"),
-        ("install_no_policy", policy),
-        (policy, policy),
-    )
+    for statement, part in _parts(policy)
 )
 # rows, written once the owner of the tables is checked
 VERSIONS: tuple[StatementName, ...] = ("install_version_row", "install_version_only")

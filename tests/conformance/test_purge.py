@@ -166,7 +166,7 @@ def test_a_purge_whose_answer_is_lost_is_done_again(bench: Bench, impatient: Non
     del impatient
     fill(bench, [None] * 3)
     kill = partial(bench.dotnet.kill, "sqlqueue driver orders")
-    bench.strike, bench.watched = Strike(4, kill, after=True), True
+    bench.strike, bench.watched = Strike(6, kill, after=True), True
     loop = bench.loop(purgeOnStartup="true")
 
     assert loop.latest(INITIAL) == INITIAL

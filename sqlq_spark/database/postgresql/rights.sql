@@ -1,7 +1,7 @@
 -- name: script_begin
--- Waits for a lock no longer than {wait} ms, because streams wait behind this script. Notes what is in
+-- Waits for a lock no longer than {milliseconds} ms, because streams wait behind this script. Notes what is in
 -- place: {done} is the statement install_done.
-SET LOCAL lock_timeout = {wait};
+SET LOCAL lock_timeout = {milliseconds};
 CREATE TEMPORARY TABLE sqlqueue_done ON COMMIT DROP AS
 {done}
 
@@ -26,7 +26,7 @@ $do$
 DO $do$
 BEGIN
     IF EXISTS (SELECT FROM pg_catalog.pg_namespace
-                WHERE nspname = :state_name AND pg_get_userbyid(nspowner) = {literal})
+                WHERE nspname = {state_name} AND pg_get_userbyid(nspowner) = {literal})
        AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = current_user AND rolsuper)
        AND current_user <> {literal} THEN
         GRANT {role} TO CURRENT_USER;
@@ -71,7 +71,7 @@ BEGIN
               USING HINT = 'Revoke that, or name another owner by --owner.';
     END IF;
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace
-                    WHERE nspname = :state_name AND pg_get_userbyid(nspowner) = {literal}) THEN
+                    WHERE nspname = {state_name} AND pg_get_userbyid(nspowner) = {literal}) THEN
         IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = current_user AND rolsuper) THEN
             GRANT {role} TO CURRENT_USER;
         END IF;
@@ -91,7 +91,7 @@ BEGIN
         SELECT c.relname
           FROM pg_catalog.pg_namespace AS n
           JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid
-         WHERE n.nspname = :state_name AND pg_get_userbyid(n.nspowner) = {literal}
+         WHERE n.nspname = {state_name} AND pg_get_userbyid(n.nspowner) = {literal}
            AND c.relkind = 'r' AND pg_get_userbyid(c.relowner) <> {literal}
            AND c.relname IN ('version', 'stream', 'task', 'receipt', 'receipt_page', 'staging',
                              'staging_page', 'dispatch_log', 'trail')
@@ -106,7 +106,7 @@ $do$
 DO $do$
 BEGIN
     IF EXISTS (SELECT FROM pg_catalog.pg_namespace
-                WHERE nspname = :state_name AND pg_get_userbyid(nspowner) = {literal})
+                WHERE nspname = {state_name} AND pg_get_userbyid(nspowner) = {literal})
        AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = current_user AND rolsuper)
        AND current_user <> {literal} THEN
         REVOKE {role} FROM CURRENT_USER;

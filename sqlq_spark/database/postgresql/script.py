@@ -53,7 +53,7 @@ def write_script(steps: Sequence[Step], *, state: str, owner: str) -> str:
             continue
         words = {"state": identifier(state), "version": str(VERSION), "faults": faults}
         words |= {"role": role, "literal": _literal(step.role), "done": done}
-        words |= {"state_name": values["state_name"], "wait": str(int(LOCK_WAIT * 1000))}
+        words |= {"state_name": values["state_name"], "milliseconds": str(int(LOCK_WAIT * 1000))}
         if step.state_table:
             words["table"] = f"{identifier(state)}.{identifier(step.state_table)}"
         for name, table in step.tables.items():

@@ -1,6 +1,6 @@
 -- name: script_begin
--- Waits for a lock no longer than {wait} ms, because streams wait behind this script.
-SET LOCK_TIMEOUT {wait}
+-- Waits for a lock no longer than {milliseconds} ms, because streams wait behind this script.
+SET LOCK_TIMEOUT {milliseconds}
 
 -- name: script_state_check
 -- {faults} is the statement state_faults.

@@ -264,6 +264,7 @@ END
 -- The audit trail: who purged, returned, dropped or retired what. A login only inserts.
 -- `session_login` is the one that connected.
 IF OBJECT_ID({state_text} + N'.trail', N'U') IS NULL
+BEGIN
     CREATE TABLE {state}.trail (
         entry         bigint         IDENTITY(1,1) NOT NULL PRIMARY KEY,
         at            datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
@@ -277,7 +278,9 @@ IF OBJECT_ID({state_text} + N'.trail', N'U') IS NULL
         stream        nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
         batch         bigint         NULL,
         task          int            NULL
-    )
+    );
+    ALTER TABLE {state}.trail SET (LOCK_ESCALATION = DISABLE);
+END
 
 -- name: install_row_security
 -- Does nothing: logins that may use a schema share its rows, and each domain has a schema.

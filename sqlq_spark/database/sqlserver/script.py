@@ -59,7 +59,7 @@ def write_script(steps: Sequence[Step], *, state: str, owner: str) -> str:
             "role": role,
             "role_name": calls.literal(step.role),
             "version": str(VERSION),
-            "wait": str(int(LOCK_WAIT * 1000)),
+            "milliseconds": str(int(LOCK_WAIT * 1000)),
         }
         if "queue" in step.tables:
             words["schema"] = bracketed(step.tables["queue"].schema or SQLSERVER.default_schema)
