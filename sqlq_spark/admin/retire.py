@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.subscribers import subscriptions_of
-from sqlq_spark.database import transaction
+from sqlq_spark.database import trail, transaction
 from sqlq_spark.database.destinations import RETURNED
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.sessions import check_state
@@ -187,13 +187,16 @@ class Retirement:
         if reasons := list(left.reasons(expected)):
             raise StillUsed(connection.printed(self.queue), "; ".join(reasons))
 
-    def drop(self, connection: Connection, expected: Remains) -> list[str]:
+    def drop(
+        self, connection: Connection, expected: Remains, *, recorded: bool = False
+    ) -> list[str]:
         """
         Drop the tables if nothing else than expected is in them; no transaction is open.
 
         Args:
             connection: of a login that owns the tables.
             expected: the messages that may be lost.
+            recorded: whether to write an entry into the audit trail.
 
         Returns:
             The tables that were dropped.
@@ -205,9 +208,12 @@ class Retirement:
             tables = self.tables(connection)
             for table in tables:
                 connection.rows("lock_queue", tables={"queue": table})
-            self.check(connection, self._look(connection), expected)
+            left = self._look(connection)
+            self.check(connection, left, expected)
             for table in tables:
                 connection.run("drop_queue", tables={"queue": table})
+            if recorded:
+                trail.record(connection, "retire", connection.printed(self.queue), left.total)
         return [connection.printed(table) for table in tables]
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sqlq_spark.database import dialect_named
 from sqlq_spark.database.names import DIALECTS
 from sqlq_spark.database.schema import (
+    LOCKING,
     ROW_SECURED,
     ROW_SECURITY,
     TABLES,
@@ -128,12 +129,8 @@ def _tables(endpoint: Endpoint, owner: str, *, body_string: bool, apart: bool) -
     if apart:
         yield Step(statement="script_join", role=owner)
     for name in TABLES:
-        # other statements here lock no table that is there
-        storage = name.endswith("_storage")
-        table = name.removeprefix("install_").removesuffix("_storage")
-        yield Step(
-            statement=name, state_table=table if storage else "", part=name if storage else ""
-        )
+        locked = LOCKING.get(name)
+        yield Step(statement=name, state_table=locked or "", part=name if locked else "")
     yield Step(statement="script_state_check")
     for name, table, part in ROW_SECURITY if apart else ():
         yield Step(statement=name, state_table=table, part=part)

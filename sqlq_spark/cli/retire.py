@@ -26,6 +26,7 @@ from sqlq_spark.cli.options import (
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.cli.subscriptions import show_subscriptions, sink_options
+from sqlq_spark.cli.trail import keeps_trail
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options.addresses import parse_table
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
@@ -76,14 +77,17 @@ def retire_(
         expected = left if discard_messages else retire.Remains()
         dropped: list[str] = []
         reason: str | None = None
+        recorded = False
         try:
             its.check(connection, left, expected)
             ask_to_drop(connection, its, left, yes=yes, as_json=as_json)
-            dropped = its.drop(connection, expected)
+            recorded = keeps_trail(connection)
+            dropped = its.drop(connection, expected, recorded=recorded)
         except retire.StillUsed as error:
             reason = str(error)
         name = connection.printed(address)
-    report_retirement(name, ended, left, dropped, as_json=as_json)
+    recorded = recorded and bool(dropped)
+    report_retirement(name, ended, left, dropped, recorded=recorded, as_json=as_json)
     if reason is not None:
         say_error(reason)
         raise typer.Exit(FOUND)
@@ -124,6 +128,7 @@ def report_retirement(
     left: Remains,
     dropped: Sequence[str],
     *,
+    recorded: bool,
     as_json: bool,
 ) -> None:
     """Print what was ended and dropped, and what is or was left."""
@@ -135,6 +140,7 @@ def report_retirement(
             "delayed": left.delayed,
             "receipts": len(left.receipts),
             "dropped": list(dropped),
+            "recorded": recorded,
         }
         screen.print_json(found)
         return

@@ -41,6 +41,15 @@ TABLES: tuple[StatementName, ...] = (
     "install_dispatch_log",
     "install_trail",
 )
+# statements that would lock a table that is there, and which table
+LOCKING: dict[StatementName, str] = {
+    "install_stream_query": "stream",
+    "install_receipt_query": "receipt",
+    "install_receipt_storage": "receipt",
+    "install_receipt_page_storage": "receipt_page",
+    "install_staging_storage": "staging",
+    "install_staging_page_storage": "staging_page",
+}
 # tables in which a login sees only the rows that it made
 ROW_SECURED = (
     "stream",
@@ -102,9 +111,9 @@ def _install(connection: Connection) -> None:
     """Run what is not in place yet, in the open transaction."""
     check_ours(connection)
     found = connection.rows("install_done", state_name=connection.state)
-    parts, done = {part for part, *_ in found}, {(part, table) for part, table, _ in found}
+    done = {(part, table) for part, table, _ in found}
     for statement in TABLES:
-        if statement not in parts:
+        if (statement, LOCKING.get(statement)) not in done:
             connection.run(statement)
     check_ours(connection)  # another login may have created a table in the schema meanwhile
     for statement, table, part in ROW_SECURITY:

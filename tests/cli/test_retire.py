@@ -75,7 +75,9 @@ def test_a_queue_with_messages_is_dropped_only_with_the_flag(
     refused = run("retire", subscribed, *words, "--yes")
     kept = tables(place)
     discarded = run("retire", subscribed, *words, "--yes", "--discard-messages", "--json")
+    (entry,) = run("trail", "--json", *words[:2]).objects
 
+    assert (entry["action"], entry["queue"], entry["messages"]) == ("retire", subscribed, 2)
     assert refused.code == 1
     assert f"{subscribed} has 1 message, 1 delayed message and 0 open receipts" in refused.out
     assert f"queue {subscribed} was not dropped: 2 messages would be lost; " in refused.err

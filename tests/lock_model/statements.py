@@ -79,7 +79,10 @@ ALIKE = {
     "retire_stream": "acknowledge",
 }
 # statements without a path, and why
-NO_PATH = {"new_stream": "no other session knows the new id"}
+NO_PATH = {
+    "new_stream": "no other session knows the new id",
+    "record_action": "a new row, which no other session reads before the commit",
+}
 
 
 class Ours(Tables):
