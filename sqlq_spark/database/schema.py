@@ -68,7 +68,7 @@ POLICIES: dict[str, StatementName] = {
 
 
 def _parts(policy: StatementName) -> Iterator[tuple[StatementName, StatementName]]:
-    """Each statement about a table's rows, and the part of `install_done` that makes it needless."""
+    """Statements about a table's rows, and the part of `install_done` that makes each needless."""
     yield "install_row_security", "install_row_security"
     yield "install_no_policy", policy
     yield policy, policy

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
 
 import psycopg
 import pytest
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
     from .commands import Run
 
+PAGE = Path(__file__).parents[2] / "docs" / "dba.md"
 ROLES = ("reader", "sender", "operator", "installer", "owner")
 # tables of ours on which a session holds more than readers and writers do
 STRONG = """
@@ -118,6 +122,32 @@ def test_an_operator_gets_rights_on_a_later_queue_by_the_script(bank: Bank, run:
         bank.execute('SELECT FROM "Payroll"', url=bank.as_role("operator"))
 
 
+def test_the_grants_of_the_page_give_an_operator_a_queue_of_an_installer(
+    bank: Bank, run: Run
+) -> None:
+    """As the installer, who owns the queue."""
+    bank.execute(bank.script(run, "Shop.Orders"))
+    installer = bank.as_role("installer")
+    assert run("create", "Shop.Later", "--url", as_url(installer)).code == 0
+    (grants,) = re.findall(r"```sql\n(GRANT [^`]+ TO sqlqueue_operator;\n)```", PAGE.read_text())
+
+    bank.execute(grants.replace("sqlqueue_operator", bank.roles["operator"]), url=installer)
+
+    operator = as_url(bank.as_role("operator"))
+    assert run("send", "Shop.Later", "--url", operator, stdin='{"body": "1"}').code == 0
+    assert run("purge", "Shop.Later", "--yes", "--url", operator).code == 0
+    assert bank.asked("SELECT messages, login::text FROM sqlqueue.trail") == [
+        (1, bank.roles["operator"])
+    ]
+
+
+def as_url(given: str) -> str:
+    """A connection string of keywords as a url."""
+    known = conninfo.conninfo_to_dict(given)
+    name = known.pop("dbname")
+    return f"postgresql:///{name}?{urlencode(known, quote_via=quote)}"
+
+
 def test_the_script_says_which_right_its_login_lacks(bank: Bank, run: Run, place: Place) -> None:
     """To create a role, and to join the owner of the tables; nothing is installed."""
     text = bank.script(run, "Shop.Orders")
@@ -149,7 +179,8 @@ def test_a_login_that_is_a_member_of_the_owner_is_an_error(bank: Bank, run: Run)
 def test_a_second_run_of_the_script_takes_no_lock_that_blocks_streams(bank: Bank, run: Run) -> None:
     """Neither on a state table nor on a queue."""
     words = ("--delayed", "--body-string", "--subscription-table", "SubscriptionRouting")
-    text = bank.script(run, 'O\'Brien "$do$" (1)', *words)
+    hostile = ("--state-schema", 'O\'Brien "%s" (1)')
+    text = bank.script(run, 'O\'Brien "$do$" (1)', *words, *hostile)
     bank.execute(text)
 
     with psycopg.connect(bank.url) as connection:

@@ -228,6 +228,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "receipts": "faults/test_leaks.py::test_nothing_grows_from_batch_to_batch",
         "staging": "faults/test_leaks.py::test_nothing_grows_from_batch_to_batch",
         "streams-and-log": "faults/test_leaks.py::test_nothing_grows_from_batch_to_batch",
+        "trail": "cli/test_trail.py::test_purge_return_and_drop_leave_entries",
         "wal": "pages/test_pages.py::test_figures_that_are_repeated_are_those_of_the_bench",
         "seq": f"{OPERATIONS}::test_seq_nearly_used_up",
     },

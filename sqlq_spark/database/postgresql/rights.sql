@@ -34,8 +34,8 @@ BEGIN
 EXCEPTION
     WHEN insufficient_privilege THEN
         RAISE EXCEPTION 'the state tables belong to role %, which % may not join', {literal}, current_user
-              USING HINT = 'Run this script as a superuser. Or let one run: GRANT {role} TO the login'
-                           ' WITH ADMIN OPTION. Before PostgreSQL 16 CREATEROLE is enough.';
+              USING HINT = 'Run this script as a superuser, or let one grant the role to this login WITH'
+                           ' ADMIN OPTION. Before PostgreSQL 16 CREATEROLE is enough.';
 END
 $do$
 
@@ -96,7 +96,7 @@ BEGIN
            AND c.relname IN ('version', 'stream', 'task', 'receipt', 'receipt_page', 'staging',
                              'staging_page', 'dispatch_log', 'trail')
     LOOP
-        EXECUTE format('ALTER TABLE {state}.%I OWNER TO {role}', adopted);
+        EXECUTE format('ALTER TABLE %I.%I OWNER TO %I', {state_name}, adopted, {literal});
     END LOOP;
 END
 $do$
