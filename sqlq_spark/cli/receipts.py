@@ -223,6 +223,8 @@ def return_all(
             )
             if recorded:
                 record(connection, "return", each, messages)
+                if messages < each.messages:  # --without
+                    record(connection, "drop", each, each.messages - messages)
         yield messages
 
 

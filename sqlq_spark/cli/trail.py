@@ -9,6 +9,7 @@ import typer
 
 from sqlq_spark.cli.options import (
     AsJson,
+    Credentials,
     MaybeQueue,
     Patience,
     State,
@@ -34,6 +35,7 @@ def trail_(
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
     state_schema: State = "sqlqueue",
 ) -> None:
     """
@@ -42,7 +44,9 @@ def trail_(
     An entry says who purged, returned, dropped or retired, when, and how many
     messages. Each transaction of a command has one.
     """
-    options = database_options(url, state_schema, queryTimeout=query_timeout)
+    options = database_options(
+        url, state_schema, queryTimeout=query_timeout, credentials=credentials
+    )
     address = None if queue is None else parse_queue("queue", queue, options.naming)
     with (
         Session(options, "trail") as session,
