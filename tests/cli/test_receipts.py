@@ -121,3 +121,5 @@ def test_return_without_a_message_deletes_it(
     assert returned.out.endswith("2 messages returned\n")
     assert [body for _, body in messages(place, orders)] == [b"0", b"2"]
     assert place.sql(f"SELECT 1 FROM {place.state}.receipt") == []
+    entries = place.sql(f"SELECT action, messages FROM {place.state}.trail ORDER BY entry")
+    assert entries == [("return", 2), ("drop", 1)]
