@@ -95,10 +95,13 @@ def show(
     as_json: AsJson = False,
     query_timeout: Patience = "30s",
     url: Url = None,
+    credentials: Credentials = None,
     state_schema: State = "sqlqueue",
 ) -> None:
     """Show headers and body of a message that a stream has received and not acknowledged."""
-    options = database_options(url, state_schema, queryTimeout=query_timeout)
+    options = database_options(
+        url, state_schema, queryTimeout=query_timeout, credentials=credentials
+    )
     timeout = options.query_timeout
     with Session(options, "receipts show") as session:
         connection = session.open()
