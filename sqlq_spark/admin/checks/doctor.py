@@ -1,0 +1,91 @@
+"""All checks, for `sqlqueue doctor` and the maintenance job."""
+
+from __future__ import annotations
+
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from sqlq_spark.admin import inspect
+from sqlq_spark.admin.checks.finding import of_error
+from sqlq_spark.admin.checks.queue import of_delayed, of_owner, of_queue, of_table
+from sqlq_spark.admin.checks.server import of_any_server, of_any_streams, of_state
+from sqlq_spark.database import transaction
+from sqlq_spark.errors import (
+    NotAQueue,
+    QueueNotFound,
+    RightMissing,
+    StateNotInstalled,
+    TimedOut,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlq_spark.admin.checks.finding import Finding
+    from sqlq_spark.database import Connection
+    from sqlq_spark.wire.address import QueueAddress
+
+
+def everything(
+    connection: Connection,
+    queues: Sequence[QueueAddress],
+    *,
+    timeout: float,
+    body_string: bool = False,
+    warn_if_shared: bool = True,
+) -> list[Finding]:
+    """
+    Check queues, the server, the state tables and the streams; no transaction is open.
+
+    Args:
+        connection: no transaction open.
+        queues: the queues.
+        timeout: seconds for each statement and wait.
+        body_string: whether the column BodyString is needed.
+        warn_if_shared: whether to look for the owners of queues that streams read.
+    """
+    found = of_state(connection)
+    if not found:
+        found += of_any_streams(connection, timeout=timeout)
+    found += of_any_server(connection, timeout=timeout)
+    for each in queues:
+        found += of_any_queue(connection, each, timeout=timeout, body_string=body_string)
+    return found + (of_owners(connection, queues, timeout=timeout) if warn_if_shared else [])
+
+
+def of_owners(
+    connection: Connection, queues: Sequence[QueueAddress], *, timeout: float
+) -> list[Finding]:
+    """Look for the owners of the queues that streams read; no transaction is open."""
+    try:
+        with transaction(connection, timeout=timeout):
+            names = {name for each in inspect.streams(connection) for name in each.queues}
+            read = [each for each in queues if connection.printed(each) in names]
+            return [found for each in read for found in of_owner(connection, each)]
+    except (RightMissing, StateNotInstalled):
+        return []  # reported by the other checks
+
+
+def of_any_queue(
+    connection: Connection, queue: QueueAddress, *, timeout: float, body_string: bool = False
+) -> list[Finding]:
+    """Check a queue that may be missing, locked or not permitted; no transaction is open."""
+    printed = connection.printed(queue)
+    try:
+        with transaction(connection, timeout=timeout):
+            found = of_queue(connection, queue, body_string=body_string)
+            return found + of_delayed(connection, queue)
+    except QueueNotFound as error:
+        return [of_error(printed, "absent", error, f"sqlqueue create {quote(printed)}")]
+    except TimedOut as error:
+        return [
+            of_error(
+                printed, "locked", error, "end the session that locks it, or raise --query-timeout"
+            )
+        ]
+    except (RightMissing, NotAQueue) as error:
+        # the catalogue shows everything that is missing, the error only the first
+        with transaction(connection, timeout=timeout):
+            found = of_table(connection, queue, body_string=body_string)
+            found += of_delayed(connection, queue) if found else []
+        return found or [of_error(printed, "unreadable", error, str(error.args[-1]))]

@@ -1,0 +1,38 @@
+"""What a check returns: a problem or a note, and the statement that fixes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from sqlq_spark.database import Row
+
+Severity: TypeAlias = Literal["error", "warning", "note"]  # a note needs no fix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A problem, or a note."""
+
+    where: str  # a queue's address, or the server
+    name: str
+    severity: Severity
+    found: str
+    fix: str  # statements, one per line; or a command, or what to set
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether it should be fixed."""
+        return self.severity != "note"
+
+
+def finding(where: str, row: Row) -> Finding:
+    """The finding in a row of `check_queue`, `check_delayed` or `check_server`."""
+    name, severity, found, fix = row
+    return Finding(where=where, name=name, severity=severity, found=found, fix=fix)
+
+
+def of_error(where: str, name: str, error: Exception, fix: str) -> Finding:
+    """Make a finding of an error."""
+    return Finding(where=where, name=name, severity="error", found=str(error), fix=fix)
