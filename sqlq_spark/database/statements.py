@@ -155,6 +155,8 @@ StatementName = Literal[
     "check_queue",
     "check_delayed",
     "check_server",
+    "check_state",
+    "blockers",
     # rights.sql
     "script_state_check",
     "script_role",

@@ -5,8 +5,15 @@ A stream checks its queues once, when it starts, and logs the findings. `sqlqueu
 everything.
 """
 
-from sqlq_spark.admin.checks.doctor import everything, of_any_queue, of_owners
-from sqlq_spark.admin.checks.finding import Finding, Severity, finding, of_error
+from sqlq_spark.admin.checks.doctor import everything, of_any_queue, of_owners, unreadable
+from sqlq_spark.admin.checks.finding import (
+    Finding,
+    Severity,
+    absent,
+    delayed_alone,
+    finding,
+    of_error,
+)
 from sqlq_spark.admin.checks.queue import (
     lifetime,
     of_delayed,
@@ -20,15 +27,19 @@ from sqlq_spark.admin.checks.server import (
     of_any_streams,
     of_server,
     of_state,
+    of_state_tables,
     of_streams,
 )
+from sqlq_spark.admin.checks.sight import of_look
 from sqlq_spark.admin.checks.start import at_start, check_spellings
 
 __all__ = [
     "Finding",
     "Severity",
+    "absent",
     "at_start",
     "check_spellings",
+    "delayed_alone",
     "everything",
     "finding",
     "lifetime",
@@ -37,12 +48,15 @@ __all__ = [
     "of_any_streams",
     "of_delayed",
     "of_error",
+    "of_look",
     "of_owner",
     "of_owners",
     "of_queue",
     "of_server",
     "of_state",
+    "of_state_tables",
     "of_streams",
     "of_table",
     "short_lifetimes",
+    "unreadable",
 ]

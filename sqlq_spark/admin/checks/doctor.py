@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin import find, inspect
 from sqlq_spark.admin.checks.finding import of_error
 from sqlq_spark.admin.checks.queue import of_delayed, of_owner, of_queue, of_table
-from sqlq_spark.admin.checks.server import of_any_server, of_any_streams, of_state
+from sqlq_spark.admin.checks.server import (
+    of_any_server,
+    of_any_streams,
+    of_state,
+    of_state_tables,
+)
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import (
+    ConnectionLost,
+    DatabaseFailure,
     NotAQueue,
     QueueNotFound,
     RightMissing,
@@ -19,7 +27,7 @@ from sqlq_spark.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from sqlq_spark.admin.checks.finding import Finding
     from sqlq_spark.database import Connection
@@ -33,6 +41,7 @@ def everything(
     timeout: float,
     body_string: bool = False,
     warn_if_shared: bool = True,
+    unnamed: Collection[QueueAddress] = (),
 ) -> list[Finding]:
     """
     Check queues, the server, the state tables and the streams; no transaction is open.
@@ -43,13 +52,19 @@ def everything(
         timeout: seconds for each statement and wait.
         body_string: whether the column BodyString is needed.
         warn_if_shared: whether to look for the owners of queues that streams read.
+        unnamed: those of the queues that nobody named; they are read only if that is safe.
     """
     found = of_state(connection)
     if not found:
         found += of_any_streams(connection, timeout=timeout)
+        found += of_state_tables(connection)
     found += of_any_server(connection, timeout=timeout)
     for each in queues:
-        found += of_any_queue(connection, each, timeout=timeout, body_string=body_string)
+        if each in unnamed:
+            found += of_unnamed_queue(connection, each, timeout=timeout)
+        else:
+            found += of_any_queue(connection, each, timeout=timeout, body_string=body_string)
+    queues = [each for each in queues if each not in unnamed or is_safe(connection, each)]
     return found + (of_owners(connection, queues, timeout=timeout) if warn_if_shared else [])
 
 
@@ -75,17 +90,55 @@ def of_any_queue(
         with transaction(connection, timeout=timeout):
             found = of_queue(connection, queue, body_string=body_string)
             return found + of_delayed(connection, queue)
-    except QueueNotFound as error:
-        return [of_error(printed, "absent", error, f"sqlqueue create {quote(printed)}")]
-    except TimedOut as error:
-        return [
-            of_error(
-                printed, "locked", error, "end the session that locks it, or raise --query-timeout"
-            )
-        ]
+    except (QueueNotFound, TimedOut) as error:
+        return [unreadable(printed, error)]
     except (RightMissing, NotAQueue) as error:
         # the catalogue shows everything that is missing, the error only the first
         with transaction(connection, timeout=timeout):
             found = of_table(connection, queue, body_string=body_string)
             found += of_delayed(connection, queue) if found else []
-        return found or [of_error(printed, "unreadable", error, str(error.args[-1]))]
+        return found or [unreadable(printed, error)]
+
+
+def of_unnamed_queue(
+    connection: Connection, queue: QueueAddress, *, timeout: float
+) -> list[Finding]:
+    """
+    Check a queue that nobody named; no transaction is open.
+
+    Its messages are read only if that runs no code of its owner. That a login lacks rights on it is
+    only a note, because it may have nothing to do with it. Others that lock it are not waited for.
+    """
+    printed = connection.printed(queue)
+    try:
+        with transaction(connection, timeout=timeout):
+            connection.patience(find.LOCK_WAIT)
+            danger = find.danger(connection, queue)
+            if danger is None:
+                found = of_queue(connection, queue)
+            else:
+                found = [*of_table(connection, queue), find.refusal(printed, danger)]
+            found += of_delayed(connection, queue)
+    except ConnectionLost:
+        raise
+    except DatabaseFailure as error:
+        return [unreadable(printed, error)]
+    return [
+        replace(each, severity="note") if each.name.endswith("_right") else each for each in found
+    ]
+
+
+def is_safe(connection: Connection, queue: QueueAddress) -> bool:
+    """Whether a queue can be read without running code of its owner."""
+    return find.danger(connection, queue) is None
+
+
+def unreadable(where: str, error: DatabaseFailure) -> Finding:
+    """Make a finding of the reason why a queue cannot be read."""
+    match error:
+        case QueueNotFound():
+            return of_error(where, "absent", error, f"sqlqueue create {quote(where)}")
+        case TimedOut():
+            fix = "end the session that locks it, or raise --query-timeout"
+            return of_error(where, "locked", error, fix)
+    return of_error(where, "unreadable", error, str(error.args[-1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from shlex import quote
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -31,6 +32,28 @@ def finding(where: str, row: Row) -> Finding:
     """The finding in a row of `check_queue`, `check_delayed` or `check_server`."""
     name, severity, found, fix = row
     return Finding(where=where, name=name, severity=severity, found=found, fix=fix)
+
+
+def absent(where: str) -> Finding:
+    """The finding for a queue of a stream that is not there."""
+    return Finding(
+        where=where,
+        name="absent",
+        severity="error",
+        found="a stream reads it, and this login sees no such table",
+        fix=f"sqlqueue create {quote(where)}",
+    )
+
+
+def delayed_alone(where: str) -> Finding:
+    """The finding for a table of delayed messages whose queue is not there."""
+    return Finding(
+        where=where,
+        name="delayed_alone",
+        severity="warning",
+        found="this login sees no queue to which these delayed messages belong",
+        fix="create the queue (`sqlqueue create`), or drop the table if it is not used any more",
+    )
 
 
 def of_error(where: str, name: str, error: Exception, fix: str) -> Finding:

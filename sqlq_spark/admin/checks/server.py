@@ -62,6 +62,12 @@ def of_state(connection: Connection) -> list[Finding]:
     return []
 
 
+def of_state_tables(connection: Connection) -> list[Finding]:
+    """Check the settings of the state tables in the catalogue, which any login may read."""
+    rows = connection.rows("check_state", state_name=connection.state)
+    return [finding(connection.server, row) for row in rows]
+
+
 def of_streams(connection: Connection, *, after: float = UNSEEN) -> list[Finding]:
     """Find streams that hold receipts and gave no sign for `after` seconds."""
     now = connection.rows("clock")[0][0].replace(tzinfo=UTC)

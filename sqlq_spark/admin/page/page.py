@@ -35,6 +35,21 @@ class Series:
     points: Sequence[tuple[float, float | None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A cell that has a style of page.css: `error`, `warning`, `ok` or `code`."""
+
+    style: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number that is text already."""
+
+    value: str
+
+
 def text(value: object) -> str:
     """An untrusted text as HTML: escaped, without control characters, cut if it is too long."""
     found = clean(str(value))
@@ -93,6 +108,10 @@ def cell(value: object) -> str:
     """One cell of a table."""
     if value is None:
         return '<td class="number">-</td>'
+    if isinstance(value, Mark):
+        return f'<td><span class="{text(value.style)}">{text(value.value)}</span></td>'
+    if isinstance(value, Number):
+        return f'<td class="number">{text(value.value)}</td>'
     if isinstance(value, int):
         return f'<td class="number">{value:,}</td>'
     return f"<td>{text(value)}</td>"

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin import watch
-from sqlq_spark.admin.formats import byte_size, part, quantity, span
+from sqlq_spark.admin.formats import byte_size, estimate, part, quantity, span
 from sqlq_spark.admin.page import page
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def write_page(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
         f"Queues of {found.server}, {at}",
         page.heading(1, "Queues"),
         page.paragraph(f"{found.server}, as of {at}."),
-        "" if found.queues else page.paragraph("No queue was named, and there is no stream."),
+        overview(found, history),
         *(queue(each, history.get(each.look.queue, ())) for each in found.queues),
         streams(found),
         "" if found.failures is None else failures(found.failures),
@@ -44,11 +44,62 @@ def write_page(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
     )
 
 
+# ---------------------------------------------------------------- all queues
+
+
+def overview(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
+    """What is wrong, and a table of all queues."""
+    if not found.queues:
+        return page.paragraph("This login may read no table that has the columns of a queue.")
+    names = ("queue", "state", "kind", "backlog", "oldest", "in/s", "out/s", "expired", "delayed")
+    rows = [row(each.look, history.get(each.look.queue, ())) for each in found.queues]
+    wrong = [
+        (
+            page.Mark(each.severity, each.severity),
+            each.where,
+            each.found,
+            page.Mark("code", " ".join(each.fix.splitlines())),
+        )
+        for each in found.look.problems
+    ]
+    parts = [page.table((*names, "size"), rows)]
+    if wrong:
+        parts += [
+            page.heading(2, f"What is wrong: {quantity(len(wrong), 'problem')}"),
+            page.table(("", "where", "what", "what to do"), wrong),
+        ]
+    return f'<section class="overview">{"".join(parts)}</section>'
+
+
+def row(look: watch.QueueLook, history: Sequence[Point]) -> list[object]:
+    """A queue's row in the table of all queues; rates only from the history."""
+    severity = min((each.severity for each in look.problems), default="ok")
+    delayed = look.delayed
+    flows = [[getattr(each, name) for each in history] for name in ("incoming", "outgoing")]
+    known = [[value for value in each if value is not None] for each in flows]
+    rates = [page.Number(f"{sum(each) / len(each):,.1f}") if each else None for each in known]
+    return [
+        look.queue,
+        page.Mark(severity, look.state),
+        look.kind,
+        page.Number(estimate(look.depth.messages, estimated=look.depth.estimated)),
+        ABSENT if look.oldest is None else span(look.oldest),
+        *rates,
+        look.depth.expired,
+        None
+        if delayed is None
+        else page.Number(estimate(delayed.messages, estimated=delayed.estimated)),
+        page.Number(byte_size(look.depth.bytes)),
+    ]
+
+
 # ---------------------------------------------------------------- a queue
 
 
 def queue(each: QueueReport, history: Sequence[Point]) -> str:
     """The section of one queue."""
+    if not each.look.is_read:
+        return ""
     charts = [*flow(history), *types(each), *ages(each.sample), *sent(each.sample)]
     if each.sizes is not None:
         charts.append(bloat(each.sizes))
@@ -61,11 +112,11 @@ def queue(each: QueueReport, history: Sequence[Point]) -> str:
 def figures(each: QueueReport) -> Iterable[tuple[str, str]]:
     """The main figures."""
     look = each.look
-    yield "backlog", f"{look.depth.messages:,}"
+    yield "backlog", estimate(look.depth.messages, estimated=look.depth.estimated)
     yield "oldest", ABSENT if look.oldest is None else span(look.oldest)
-    yield "expired", f"{look.depth.expired:,}"
+    yield "expired", ABSENT if look.depth.expired is None else f"{look.depth.expired:,}"
     if look.delayed is not None:
-        yield "delayed", f"{look.delayed.messages:,}"
+        yield "delayed", estimate(look.delayed.messages, estimated=look.delayed.estimated)
         yield "due", ABSENT if look.delayed.due is None else f"{look.delayed.due:,}"
     yield "held in receipts", f"{look.held:,}"
     yield "size", byte_size(look.depth.bytes)
