@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlq_spark.admin.checks.finding import Finding
+from sqlq_spark.admin.finding import Finding
 from sqlq_spark.wire.address import DELAYED, QueueAddress
 
 if TYPE_CHECKING:

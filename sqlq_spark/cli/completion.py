@@ -14,6 +14,7 @@ import re
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from sqlq_spark.admin import find
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SqlQueueError
@@ -33,8 +34,6 @@ def queues(incomplete: str) -> list[str]:
     url = os.environ.get("SQLQUEUE_URL")
     if not url:
         return []
-    from sqlq_spark.admin import find  # noqa: PLC0415 - it imports pyarrow
-
     credentials = os.environ.get("SQLQUEUE_CREDENTIALS")
     login = {"credentials": credentials} if credentials else {}
     if not credentials:

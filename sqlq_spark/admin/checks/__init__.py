@@ -6,14 +6,6 @@ everything.
 """
 
 from sqlq_spark.admin.checks.doctor import everything, of_any_queue, of_owners, unreadable
-from sqlq_spark.admin.checks.finding import (
-    Finding,
-    Severity,
-    absent,
-    delayed_alone,
-    finding,
-    of_error,
-)
 from sqlq_spark.admin.checks.queue import (
     lifetime,
     of_delayed,
@@ -32,6 +24,14 @@ from sqlq_spark.admin.checks.server import (
 )
 from sqlq_spark.admin.checks.sight import of_look
 from sqlq_spark.admin.checks.start import at_start, check_spellings
+from sqlq_spark.admin.finding import (
+    Finding,
+    Severity,
+    absent,
+    delayed_alone,
+    finding,
+    of_error,
+)
 
 __all__ = [
     "Finding",

@@ -7,7 +7,6 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin import find, inspect
-from sqlq_spark.admin.checks.finding import of_error
 from sqlq_spark.admin.checks.queue import of_delayed, of_owner, of_queue, of_table
 from sqlq_spark.admin.checks.server import (
     of_any_server,
@@ -15,6 +14,7 @@ from sqlq_spark.admin.checks.server import (
     of_state,
     of_state_tables,
 )
+from sqlq_spark.admin.finding import of_error
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import (
     ConnectionLost,
@@ -29,7 +29,7 @@ from sqlq_spark.errors import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from sqlq_spark.admin.checks.finding import Finding
+    from sqlq_spark.admin.finding import Finding
     from sqlq_spark.database import Connection
     from sqlq_spark.wire.address import QueueAddress
 

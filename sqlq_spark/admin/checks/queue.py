@@ -11,7 +11,7 @@ from datetime import UTC
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin import inspect, owner
-from sqlq_spark.admin.checks.finding import Finding, finding
+from sqlq_spark.admin.finding import Finding, finding
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.wire.headers import BadTimeSpan, BadWireTime, parse_span, parse_wire_time
 

@@ -12,7 +12,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin import inspect
-from sqlq_spark.admin.checks.finding import Finding, finding, of_error
+from sqlq_spark.admin.finding import Finding, finding, of_error
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import check_state

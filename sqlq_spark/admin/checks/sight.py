@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlq_spark.admin.checks.finding import Finding
 from sqlq_spark.admin.checks.queue import of_table
+from sqlq_spark.admin.finding import Finding
 from sqlq_spark.admin.formats import part
 from sqlq_spark.wire.header_columns import parse_headers
 from sqlq_spark.wire.headers import FAILED_Q, PROCESSING_ENDED
