@@ -154,7 +154,7 @@ def look_at_all(
         except ConnectionLost:
             raise
         except DatabaseFailure as error:
-            looks.append(unread(connection, name, table, [checks.unreadable(name, error)]))
+            looks.append(unread(connection, name, table, [checks.not_waited(name, error)]))
     missing = {name for each in streams for name in each.queues} - found.keys()
     looks += [unread(connection, name, None, [checks.absent(name)]) for name in sorted(missing)]
     for table in find.without_queue(tables):

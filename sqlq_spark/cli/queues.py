@@ -343,7 +343,6 @@ def doctor(
             warn_if_shared=warn_if_shared,
             unnamed=unnamed,
         )
-        found += find.blockers(connection)
         found += subscribers.check(connection, table, timeout=options.query_timeout)
     if as_json:
         for each in found:

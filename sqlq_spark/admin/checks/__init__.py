@@ -5,7 +5,7 @@ A stream checks its queues once, when it starts, and logs the findings. `sqlqueu
 everything.
 """
 
-from sqlq_spark.admin.checks.doctor import everything, of_any_queue, of_owners, unreadable
+from sqlq_spark.admin.checks.doctor import everything, not_waited, of_any_queue, of_owners
 from sqlq_spark.admin.checks.queue import (
     lifetime,
     of_delayed,
@@ -43,6 +43,7 @@ __all__ = [
     "everything",
     "finding",
     "lifetime",
+    "not_waited",
     "of_any_queue",
     "of_any_server",
     "of_any_streams",
@@ -58,5 +59,4 @@ __all__ = [
     "of_streams",
     "of_table",
     "short_lifetimes",
-    "unreadable",
 ]

@@ -14,6 +14,7 @@ from sqlq_spark.admin.checks.server import (
     of_state,
     of_state_tables,
 )
+from sqlq_spark.admin.checks.sight import of_head
 from sqlq_spark.admin.finding import of_error
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import (
@@ -59,6 +60,12 @@ def everything(
         found += of_any_streams(connection, timeout=timeout)
         found += of_state_tables(connection)
     found += of_any_server(connection, timeout=timeout)
+    locks = find.blockers(connection)
+    found += locks
+    locked = {each.where for each in locks if each.name == "locked_table"}
+    queues = [
+        each for each in queues if each not in unnamed or connection.printed(each) not in locked
+    ]
     for each in queues:
         if each in unnamed:
             found += of_unnamed_queue(connection, each, timeout=timeout)
@@ -89,6 +96,7 @@ def of_any_queue(
     try:
         with transaction(connection, timeout=timeout):
             found = of_queue(connection, queue, body_string=body_string)
+            found += of_head(connection, queue)
             return found + of_delayed(connection, queue)
     except (QueueNotFound, TimedOut) as error:
         return [unreadable(printed, error)]
@@ -115,14 +123,14 @@ def of_unnamed_queue(
             connection.patience(find.LOCK_WAIT)
             danger = find.danger(connection, queue)
             if danger is None:
-                found = of_queue(connection, queue)
+                found = [*of_queue(connection, queue), *of_head(connection, queue)]
             else:
                 found = [*of_table(connection, queue), find.refusal(printed, danger)]
             found += of_delayed(connection, queue)
     except ConnectionLost:
         raise
     except DatabaseFailure as error:
-        return [unreadable(printed, error)]
+        return [not_waited(printed, error)]
     return [
         replace(each, severity="note") if each.name.endswith("_right") else each for each in found
     ]
@@ -131,6 +139,14 @@ def of_unnamed_queue(
 def is_safe(connection: Connection, queue: QueueAddress) -> bool:
     """Whether a queue can be read without running code of its owner."""
     return find.danger(connection, queue) is None
+
+
+def not_waited(where: str, error: DatabaseFailure) -> Finding:
+    """As `unreadable`, for a queue that nobody named, which is not waited for as long."""
+    if isinstance(error, TimedOut):
+        fix = "name the queue in the command to wait for it"
+        return replace(unreadable(where, error), found=f"it is not read: {error.args[2]}", fix=fix)
+    return unreadable(where, error)
 
 
 def unreadable(where: str, error: DatabaseFailure) -> Finding:

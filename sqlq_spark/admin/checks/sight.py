@@ -31,25 +31,32 @@ def of_look(connection: Connection, queue: QueueAddress, depth: Depth) -> tuple[
     """The kind of a queue, and its problems, in the open transaction."""
     found = of_table(connection, queue, last=depth.last)
     found = [each for each in found if each.is_problem and not each.name.endswith("_right")]
-    headers, seqs = lowest_headers(connection, queue, depth)
+    headers, seqs = lowest_headers(connection, queue, depth.first, depth.last)
     return kind_of(queue, headers), [*found, *poison(depth.queue, headers, seqs)]
 
 
 def lowest_headers(
-    connection: Connection, queue: QueueAddress, depth: Depth
+    connection: Connection, queue: QueueAddress, first: int | None, last: int | None
 ) -> tuple[list[str | None], list[int]]:
     """The beginning of the headers of the lowest messages, and their seqs; None: not UTF-8."""
-    if depth.first is None or depth.last is None:
+    if first is None or last is None:
         return [], []
     page = connection.arrow(
         "browse_headers",
         tables={"queue": queue},
-        first=depth.first,
-        stop=depth.last + 1,
+        first=first,
+        stop=last + 1,
         messages=LOWEST,
     )
     texts = with_readable_texts(page, find_undecodable(page["headers"]))
     return texts["headers"].to_pylist(), page["seq"].to_pylist()
+
+
+def of_head(connection: Connection, queue: QueueAddress) -> list[Finding]:
+    """Find messages at the head of a queue that cannot be read, in the open transaction."""
+    first, last = connection.rows("top", tables={"queue": queue})[0]
+    headers, seqs = lowest_headers(connection, queue, first, last)
+    return poison(connection.printed(queue), headers, seqs)
 
 
 def poison(where: str, headers: Sequence[str | None], seqs: Sequence[int]) -> list[Finding]:

@@ -44,6 +44,14 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
+class Wide:
+    """A cell with enough room for a `name` or a `long` text."""
+
+    style: str
+    value: str | Mark
+
+
+@dataclass(frozen=True, slots=True)
 class Number:
     """A number that is text already."""
 
@@ -108,6 +116,8 @@ def cell(value: object) -> str:
     """One cell of a table."""
     if value is None:
         return '<td class="number">-</td>'
+    if isinstance(value, Wide):
+        return cell(value.value).replace("<td>", f'<td class="{text(value.style)}">', 1)
     if isinstance(value, Mark):
         return f'<td><span class="{text(value.style)}">{text(value.value)}</span></td>'
     if isinstance(value, Number):

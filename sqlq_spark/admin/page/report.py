@@ -51,18 +51,25 @@ def overview(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
     """What is wrong, and a table of all queues."""
     if not found.queues:
         return page.paragraph("This login may read no table that has the columns of a queue.")
-    names = ("queue", "state", "kind", "backlog", "oldest", "in/s", "out/s", "expired", "delayed")
-    rows = [row(each.look, history.get(each.look.queue, ())) for each in found.queues]
+    names = ("queue", "state", "kind", "backlog", "oldest", "in/s", "out/s", "errors", "expired")
+    rows = [
+        row(each.look, history.get(each.look.queue, ()), found.errors.get(each.look.queue))
+        for each in found.queues
+    ]
     wrong = [
         (
             page.Mark(each.severity, each.severity),
-            each.where,
-            each.found,
-            page.Mark("code", " ".join(each.fix.splitlines())),
+            page.Wide("name", each.where),
+            page.Wide("long", each.found),
+            page.Wide("long", page.Mark("code", " ".join(each.fix.splitlines()))),
         )
         for each in found.look.problems
     ]
-    parts = [page.table((*names, "size"), rows)]
+    note = (
+        "Errors: messages in the error queues, by the queue where they failed. Rates are those of "
+        "the history. ~ marks an estimate."
+    )
+    parts = [page.table((*names, "delayed", "size"), rows), page.paragraph(note)]
     if wrong:
         parts += [
             page.heading(2, f"What is wrong: {quantity(len(wrong), 'problem')}"),
@@ -71,7 +78,7 @@ def overview(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
     return f'<section class="overview">{"".join(parts)}</section>'
 
 
-def row(look: watch.QueueLook, history: Sequence[Point]) -> list[object]:
+def row(look: watch.QueueLook, history: Sequence[Point], errors: int | None) -> list[object]:
     """A queue's row in the table of all queues; rates only from the history."""
     severity = min((each.severity for each in look.problems), default="ok")
     delayed = look.delayed
@@ -79,12 +86,13 @@ def row(look: watch.QueueLook, history: Sequence[Point]) -> list[object]:
     known = [[value for value in each if value is not None] for each in flows]
     rates = [page.Number(f"{sum(each) / len(each):,.1f}") if each else None for each in known]
     return [
-        look.queue,
+        page.Wide("name", look.queue),
         page.Mark(severity, look.state),
         look.kind,
         page.Number(estimate(look.depth.messages, estimated=look.depth.estimated)),
         ABSENT if look.oldest is None else span(look.oldest),
         *rates,
+        errors,
         look.depth.expired,
         None
         if delayed is None

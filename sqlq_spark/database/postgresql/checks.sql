@@ -115,8 +115,28 @@ WITH queue AS (
                                     AND d.classid = 'pg_class'::regclass
                                     AND d.deptype IN ('a', 'i')
       JOIN pg_catalog.pg_sequence AS s ON s.seqrelid = d.objid
+), pins AS (
+    SELECT age(coalesce(backend_xmin, backend_xid)) AS age,
+           format('session %s (%s, application %s)', pid, coalesce(state, 'unknown'),
+                  quote_literal(application_name)) AS pin,
+           format('SELECT pg_terminate_backend(%s)', pid) AS unpin
+      FROM pg_catalog.pg_stat_activity
+     WHERE datname = current_database() AND pid <> pg_backend_pid()
+       AND xact_start < now() - interval '1 minute'
+     UNION ALL
+    SELECT age(transaction), format('prepared transaction %s', quote_literal(gid)),
+           format('ROLLBACK PREPARED %s', quote_literal(gid))
+      FROM pg_catalog.pg_prepared_xacts
+     WHERE database = current_database() AND prepared < now() - interval '1 minute'
+     UNION ALL
+    SELECT age(xmin), format('replication slot %s', quote_ident(slot_name)),
+           format('SELECT pg_drop_replication_slot(%s)', quote_literal(slot_name))
+      FROM pg_catalog.pg_replication_slots
+     WHERE xmin IS NOT NULL AND NOT active
 ), facts AS (
     SELECT q.*,
+           p.pin,
+           p.unpin,
            s.sequence,
            least(s.highest, s.seqmax) AS highest,
            greatest(:last::bigint, s.given) AS used,
@@ -130,6 +150,8 @@ WITH queue AS (
            has_table_privilege(q.oid, 'INSERT') AND coalesce(s.may_use, true) AS may_send
       FROM queue AS q
       LEFT JOIN seq AS s ON true
+      LEFT JOIN (SELECT pin, unpin FROM pins WHERE age IS NOT NULL ORDER BY age DESC LIMIT 1) AS p
+        ON q.dead >= 10000
 )
 SELECT 'column', 'error',
        format('column %s is missing: the transport and this source name it', wanted.name),
@@ -210,22 +232,11 @@ SELECT law.name, law.severity, law.found, law.fix
     -- a deep queue that is emptied leaves as many until the next autovacuum, at most a minute later
     ('dead_rows', 'warning',
      f.dead >= 10000 AND f.dead > 4 * f.live
-     AND (f.cleaned IS NULL OR f.cleaned < now() - interval '10 minutes' OR EXISTS (
-              SELECT
-                FROM pg_catalog.pg_stat_activity AS a
-               WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
-                 AND (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)
-                 AND a.xact_start < now() - interval '1 minute'
-              UNION ALL
-              SELECT
-                FROM pg_catalog.pg_prepared_xacts AS x
-               WHERE x.database = current_database() AND x.prepared < now() - interval '1 minute'
-              UNION ALL
-              SELECT FROM pg_catalog.pg_replication_slots AS s WHERE s.xmin IS NOT NULL)),
-     format('%s of %s rows are dead, last vacuum %s: each receive and each look reads them. First end '
-            'what pins them: old and prepared transactions, replication slots',
-            f.dead, f.dead + f.live, coalesce(date_trunc('second', f.cleaned)::text, 'never')),
-     format('VACUUM (ANALYZE) %s', f.named)),
+     AND (f.cleaned IS NULL OR f.cleaned < now() - interval '10 minutes' OR f.pin IS NOT NULL),
+     format('%s of %s rows are dead, last vacuum %s: each receive and each look reads them%s',
+            f.dead, f.dead + f.live, coalesce(date_trunc('second', f.cleaned)::text, 'never'),
+            '. Pinned by ' || f.pin),
+     concat_ws(E';\n', f.unpin, format('VACUUM (ANALYZE) %s', f.named))),
     ('unlogged', 'error',
      f.unlogged,
      'it is UNLOGGED: a crash of the server or a failover deletes all messages',
