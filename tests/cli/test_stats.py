@@ -61,7 +61,7 @@ def test_stats_counts_what_waits_and_what_streams_hold(
 def test_stats_lists_each_queue_of_a_stream(
     run: Run, orders: str, place: Place, state: tuple[str, str]
 ) -> None:
-    """A comma in a name does not split it; a stream is listed for each of its queues."""
+    """A comma in a name does not split it; a queue without a stream is listed too."""
     other = address(place, "Shop, Billing")
     run("create", other)
     received(place, messages=1)

@@ -37,7 +37,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A cell that has a style of page.css: `error`, `warning`, `ok` or `code`."""
+    """A cell that has a style of page.css: `error`, `warning`, `ok`, `kind`, `code`."""
 
     style: str
     value: str

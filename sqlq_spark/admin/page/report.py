@@ -88,7 +88,7 @@ def row(look: watch.QueueLook, history: Sequence[Point], errors: int | None) -> 
     return [
         page.Wide("name", look.queue),
         page.Mark(severity, look.state),
-        look.kind,
+        page.Mark("kind", look.kind),
         page.Number(estimate(look.depth.messages, estimated=look.depth.estimated)),
         ABSENT if look.oldest is None else span(look.oldest),
         *rates,
