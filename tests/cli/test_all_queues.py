@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -40,7 +41,7 @@ DANGERS = {
     ),
     "an index, a constraint or statistics": "CREATE INDEX ON {0} (({1}()))",
 }
-STATISTICS = "CREATE STATISTICS s ON ({1}()), seq FROM {0}"
+STATISTICS = "CREATE STATISTICS {2}.s ON ({1}()), seq FROM {0}"
 
 
 def looked_at(run: Run, place: Place, *words: str) -> dict[str, dict[str, object]]:
@@ -139,7 +140,7 @@ def test_looking_runs_no_code_of_another_owner(
     place.sql(f"CREATE TABLE {table} ({COLUMNS.format(kind)})")
     place.sql(f"INSERT INTO {table} (id, headers) VALUES (gen_random_uuid(), '{{}}')")
     if danger != "a type of a column":
-        text = DANGERS.get(danger, STATISTICS).format(table, attack)
+        text = DANGERS.get(danger, STATISTICS).format(table, attack, f'"{place.schema}"')
         for each in text.split(";"):
             place.sql(each)
         place.sql(f"GRANT EXECUTE ON FUNCTION {attack} TO PUBLIC")
@@ -167,7 +168,7 @@ def test_a_locked_queue_stops_no_other_and_says_who_locks_it(
     run("create", locked)
     run("create", poison)
     place.sql(f"INSERT INTO {poison} (id, headers) VALUES (gen_random_uuid(), 'no JSON')")
-    with psycopg.connect(place.url, application_name="psql of X") as other:
+    with closing(psycopg.connect(place.url, application_name="psql of X")) as other:
         other.execute(sql.SQL("LOCK TABLE {}").format(sql.Identifier(place.schema, "Shop.Locked")))
 
         found = looked_at(run, place)

@@ -445,7 +445,9 @@ SELECT law.name, law.severity, law.found, law.fix
 -- name: blockers
 -- Transactions that have locked a whole table of this database, or wait for that while all others wait
 -- behind them; and those that have had messages locked for more than :seconds. Locks nothing, waits for
--- nothing. A login without pg_read_all_stats does not see the age of other logins' transactions.
+-- nothing. A login without pg_read_all_stats does not see the age of other logins' transactions. The
+-- server shows a prepared transaction's locks without its name; two may look the same, and then neither
+-- is named.
 -- Returns: schema, table, name, severity, found, fix text
 SELECT n.nspname::text,
        c.relname::text,
@@ -453,7 +455,7 @@ SELECT n.nspname::text,
        CASE WHEN l.mode = 'AccessExclusiveLock' THEN 'error' ELSE 'warning' END,
        format('%s %s%s',
               CASE WHEN l.pid IS NULL
-                   THEN format('prepared transaction %s', quote_literal(x.gid))
+                   THEN concat_ws(' ', 'a prepared transaction', quote_literal(x.gid))
                    ELSE format('session %s (%s, application %s)', l.pid,
                                coalesce(a.state, 'unknown'),
                                quote_literal(coalesce(a.application_name, ''))) END,
@@ -461,14 +463,23 @@ SELECT n.nspname::text,
                    WHEN l.granted THEN 'has locked the whole table'
                    ELSE 'waits to lock the whole table, and all others wait behind it' END,
               ' for ' || date_trunc('second', now() - coalesce(a.xact_start, x.prepared))::text),
-       CASE WHEN l.pid IS NULL THEN format('ROLLBACK PREPARED %s', quote_literal(x.gid))
+       CASE WHEN l.pid IS NULL
+            THEN coalesce('ROLLBACK PREPARED ' || quote_literal(x.gid),
+                          'SELECT gid, prepared, owner FROM pg_prepared_xacts')
             ELSE format('SELECT pg_terminate_backend(%s)', l.pid) END
   FROM pg_catalog.pg_locks AS l
   JOIN pg_catalog.pg_class AS c ON c.oid = l.relation
   JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
   LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid
-  LEFT JOIN pg_catalog.pg_prepared_xacts AS x
-    ON l.pid IS NULL AND x.transaction::text = split_part(l.virtualtransaction, '/', 2)
+  LEFT JOIN LATERAL (
+        SELECT min(p.gid) AS gid, min(p.prepared) AS prepared
+          FROM pg_catalog.pg_locks AS t
+          JOIN pg_catalog.pg_prepared_xacts AS p ON p.transaction = t.transactionid
+         WHERE l.pid IS NULL
+           AND t.pid IS NULL
+           AND t.locktype = 'transactionid'
+           AND t.virtualtransaction = l.virtualtransaction
+        HAVING count(*) = 1) AS x ON true
  WHERE l.locktype = 'relation'
    AND l.database = (SELECT d.oid
                        FROM pg_catalog.pg_database AS d
