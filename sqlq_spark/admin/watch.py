@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 # the state of a queue with a problem, where the problem's name does not say it
-STATES = {"locked_table": "locked", "locked_messages": "held", "delayed_alone": "no queue"}
+STATES = {"locked_messages": "held", "delayed_alone": "no queue"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,7 @@ def look_at(
     """
     name = connection.printed(queue)
     blocked = locks.get(name, ())
-    if any(each.name == "locked_table" for each in blocked):
+    if any(each.name == "locked" for each in blocked):
         return unread(connection, name, unnamed, blocked)
     with transaction(connection, timeout=options.query_timeout):
         if unnamed is not None:

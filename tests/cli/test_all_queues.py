@@ -181,7 +181,7 @@ def test_a_locked_queue_stops_no_other_and_says_who_locks_it(
     assert states == {"Shop.Orders": "ok", "Shop.Locked": "locked", "Shop.Poison": "poison"}
     assert re.search(r"session \d+ .*'psql of X'\) has locked the whole table", lines[0])
     assert {each["queue"] for each in page["queues"]} >= {queue, locked, poison}
-    assert {"locked_table", "poison"} <= {each["name"] for each in page["problems"]}
+    assert {"locked", "poison"} <= {each["name"] for each in page["problems"]}
     assert looked_at(run, place)["Shop.Locked"]["state"] == "ok"
 
 

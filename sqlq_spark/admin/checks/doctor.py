@@ -61,12 +61,11 @@ def everything(
         found += of_state_tables(connection)
     found += of_any_server(connection, timeout=timeout)
     locks = find.blockers(connection)
-    found += locks
-    locked = {each.where for each in locks if each.name == "locked_table"}
-    queues = [
-        each for each in queues if each not in unnamed or connection.printed(each) not in locked
-    ]
     for each in queues:
+        own = [one for one in locks if one.where == connection.printed(each)]
+        found += own
+        if any(one.name == "locked" for one in own):
+            continue
         if each in unnamed:
             found += of_unnamed_queue(connection, each, timeout=timeout)
         else:

@@ -451,7 +451,7 @@ SELECT law.name, law.severity, law.found, law.fix
 -- Returns: schema, table, name, severity, found, fix text
 SELECT n.nspname::text,
        c.relname::text,
-       CASE WHEN l.mode = 'AccessExclusiveLock' THEN 'locked_table' ELSE 'locked_messages' END,
+       CASE WHEN l.mode = 'AccessExclusiveLock' THEN 'locked' ELSE 'locked_messages' END,
        CASE WHEN l.mode = 'AccessExclusiveLock' THEN 'error' ELSE 'warning' END,
        format('%s %s%s',
               CASE WHEN l.pid IS NULL

@@ -356,7 +356,7 @@ IF HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
            OBJECT_SCHEMA_NAME(l.resource_associated_entity_id) AS schema_name,
            OBJECT_NAME(l.resource_associated_entity_id) AS table_name,
            law.name,
-           CASE law.name WHEN N'locked_table' THEN N'error' ELSE N'warning' END AS severity,
+           CASE law.name WHEN N'locked' THEN N'error' ELSE N'warning' END AS severity,
            CONCAT(N'session ', s.session_id, N' (', s.status, N', application ', s.program_name, N') ',
                   CASE WHEN law.name = N'locked_messages' THEN N'has locked messages of it'
                        WHEN l.request_status = N'GRANT' THEN N'has locked the whole table'
@@ -368,12 +368,12 @@ IF HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
       JOIN sys.dm_exec_sessions AS s ON s.session_id = l.request_session_id
       LEFT JOIN sys.dm_tran_session_transactions AS x ON x.session_id = s.session_id
       LEFT JOIN sys.dm_tran_active_transactions AS t ON t.transaction_id = x.transaction_id
-     CROSS APPLY (SELECT CASE WHEN l.request_mode IN (N'X', N'Sch-M') THEN N'locked_table'
+     CROSS APPLY (SELECT CASE WHEN l.request_mode IN (N'X', N'Sch-M') THEN N'locked'
                               ELSE N'locked_messages' END AS name) AS law
      WHERE l.resource_type = N'OBJECT'
        AND l.resource_database_id = DB_ID()
        AND s.session_id <> @@SPID
-       AND (law.name = N'locked_table'
+       AND (law.name = N'locked'
             OR l.request_mode IN (N'IX', N'IU', N'SIX', N'UIX')
                AND t.transaction_begin_time < DATEADD(second, -CAST(@seconds AS float), GETDATE()))
 ELSE
