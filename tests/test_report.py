@@ -153,7 +153,7 @@ def test_a_page_says_what_is_absent() -> None:
 
     text = report.write_page(empty, {})
 
-    assert "No queue was named, and there is no stream." in text
+    assert "This login may read no table that has the columns of a queue." in text
     assert "Streams are unknown" in text
 
 

@@ -15,6 +15,11 @@ def quantity(how_many: int, what: str) -> str:
     return f"{how_many:,} {what}{'' if how_many == 1 else 's'}"
 
 
+def estimate(how_many: int, *, estimated: bool) -> str:
+    """`2,000`, or `~2,000` if it is an estimate."""
+    return f"~{how_many:,}" if estimated else f"{how_many:,}"
+
+
 def part(how_many: int, total: int, what: str) -> str:
     """`1 of 2,000 messages`, `1 of 1 message`."""
     return f"{how_many:,} of {quantity(total, what)}"

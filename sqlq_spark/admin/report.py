@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.admin import inspect, watch
+from sqlq_spark.admin import find, inspect, watch
 from sqlq_spark.database import transaction
-from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.errors import BadAddress
+from sqlq_spark.options.addresses import parse_table
 from sqlq_spark.receive.browse import cut
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.header_columns import quick_text
@@ -81,6 +82,7 @@ class QueueReport:
     look: watch.QueueLook
     sizes: Sizes | None
     sample: Sample
+    failed: Counter[str] = field(default_factory=Counter)  # FailedQ of an error queue's messages
 
 
 @dataclass(slots=True)
@@ -125,6 +127,7 @@ class Report:
     look: watch.Look
     queues: list[QueueReport]
     failures: Failures | None
+    errors: dict[str, int] = field(default_factory=dict)  # in error queues, by where they failed
 
 
 # ---------------------------------------------------------------- look
@@ -143,31 +146,56 @@ def report(
 
     Args:
         connection: no transaction open.
-        names: of the queues; if empty, those of all streams.
+        names: of the queues; if empty, all that are found.
         options: url, state schema and time limit.
         errors: an error queue.
         most: read the headers of at most so many messages per queue.
     """
     now = watch.look(connection, names, options)
-    queues = [one(connection, each, options, most=most) for each in now.queues]
+    named = bool(names)
+    queues = [one(connection, each, options, most=most, named=named) for each in now.queues]
     found = None if errors is None else failures(connection, errors, options, most=most)
-    return Report(connection.server, now, queues, found)
+    return Report(connection.server, now, queues, found, failed_in(connection, queues))
+
+
+def failed_in(connection: Connection, queues: Sequence[QueueReport]) -> dict[str, int]:
+    """How many messages of the error queues failed in each queue, as far as they were read."""
+    found: Counter[str] = Counter()
+    for text, count in sum((each.failed for each in queues), Counter()).items():
+        try:
+            found[connection.printed(connection.parsed(text))] += count
+        except BadAddress:
+            continue  # the header is untrusted
+    return dict(found)
 
 
 def one(
-    connection: Connection, look: watch.QueueLook, options: DatabaseOptions, *, most: int
+    connection: Connection,
+    look: watch.QueueLook,
+    options: DatabaseOptions,
+    *,
+    most: int,
+    named: bool,
 ) -> QueueReport:
-    """The figures of one queue."""
-    queue, timeout = parse_queue("queue", look.queue, options.naming), options.query_timeout
+    """The figures of one queue; one that the look did not read is not read here either."""
+    if not look.is_read:
+        return QueueReport(look, None, make_sample(Counter(), [], look.at))
+    queue, timeout = parse_table("queue", look.queue, options.naming), options.query_timeout
     with transaction(connection, timeout=timeout):
         rows = connection.rows("table_sizes", tables={"queue": queue}, table_name=look.queue)
     tally: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
     sent: list[datetime | None] = []
-    for page in pages(connection, queue, look.depth, most=most, timeout=timeout):
+    found = pages(connection, queue, look.depth, most=most, timeout=timeout, named=named)
+    for page in found:
         tally.update(map(derived_type, quick_text(page, wire.ENCLOSED_MESSAGE_TYPES).to_pylist()))
         tally = limit_names(tally)
         sent += map(moment, quick_text(page, wire.TIME_SENT).to_pylist())
-    return QueueReport(look, Sizes(*rows[0]) if rows else None, make_sample(tally, sent, look.at))
+        if look.kind == "error queue":
+            failed.update(filter(None, quick_text(page, wire.FAILED_Q).to_pylist()))
+            failed = limit_names(failed)
+    sizes = Sizes(*rows[0]) if rows else None
+    return QueueReport(look, sizes, make_sample(tally, sent, look.at), failed)
 
 
 def failures(
@@ -206,8 +234,13 @@ def pages(
     *,
     most: int,
     timeout: float,
+    named: bool = True,
 ) -> Iterator[list[str | None]]:
-    """Read the header texts of a queue, or of a sample of it, each page in its own transaction."""
+    """
+    Read the header texts of a queue, or of a sample of it, each page in its own transaction.
+
+    A queue that nobody named is read as long as that runs no code of its owner.
+    """
     if depth.first is None or depth.last is None:
         return
     parts = 1 if depth.messages <= most else min(SPREAD, most)
@@ -215,6 +248,8 @@ def pages(
         at, left = first, most // parts
         while left > 0 and at < stop:
             with transaction(connection, timeout=timeout):
+                if not named and find.danger(connection, queue) is not None:
+                    return
                 page = connection.arrow(
                     "browse_headers",
                     tables={"queue": queue},
@@ -296,5 +331,6 @@ def to_json(found: Report) -> dict[str, Any]:
     return look | {
         "server": found.server,
         "queues": queues,
+        "errors": found.errors,
         "failures": found.failures and asdict(found.failures),
     }

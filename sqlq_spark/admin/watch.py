@@ -14,24 +14,31 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import UTC
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin import checks, find, inspect
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import check_state
-from sqlq_spark.errors import RightMissing, StateNotInstalled
+from sqlq_spark.errors import ConnectionLost, DatabaseFailure, RightMissing, StateNotInstalled
 from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.receive.driver.progress import seconds_since
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
+    from sqlq_spark.admin.checks import Finding
     from sqlq_spark.database import Connection
     from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
 
+    Locks = Mapping[str, Sequence[Finding]]  # by the canonical address of a queue
+
 Json = dict[str, Any]
+
+# the state of a queue with a problem, where the problem's name does not say it
+STATES = {"locked_messages": "held", "delayed_alone": "no queue"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +52,15 @@ class QueueLook:
     delayed: inspect.Delayed | None
     receipts: int = 0
     held: int = 0  # messages in them
+    kind: str = "queue"
+    is_read: bool = True  # if not, the depth is an estimate of the catalogue
+    problems: Sequence[Finding] = ()
+
+    @property
+    def state(self) -> str:
+        """`ok`, or what its worst problem is."""
+        worst = min(self.problems, key=lambda each: each.severity, default=None)
+        return "ok" if worst is None else STATES.get(worst.name, worst.name.replace("_", " "))
 
     @property
     def queue(self) -> str:
@@ -72,6 +88,13 @@ class Look:
     at: datetime
     queues: list[QueueLook]
     streams: list[inspect.Stream] | None  # None if this login sees no state tables
+    server_problems: Sequence[Finding] = ()
+
+    @property
+    def problems(self) -> list[Finding]:
+        """Those of the queues, then those of the server; errors first."""
+        found = [*(one for each in self.queues for one in each.problems), *self.server_problems]
+        return sorted(found, key=lambda each: each.severity)
 
 
 UNKNOWN = Flow()
@@ -86,20 +109,75 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
 
     Args:
         connection: no transaction open.
-        names: of the queues; if empty, those of all streams.
+        names: of the queues; if empty, all that the database has and all that streams read.
         options: url, state schema and time limit.
 
     Raises:
-        QueueNotFound, RightMissing.
+        QueueNotFound, RightMissing: of a queue that was named.
     """
     streams, receipts = state(connection, options)
-    read = sorted({name for each in streams or () for name in each.queues})
-    addresses = [parse_queue("QUEUE", name, options.naming) for name in names or read]
-    queues = [look_at(connection, each, options, receipts) for each in dict.fromkeys(addresses)]
-    if streams is not None and names:
+    locks: dict[str, list[Finding]] = {}
+    for each in find.blockers(connection):
+        locks.setdefault(each.where, []).append(each)
+    if names:
+        addresses = dict.fromkeys(parse_queue("QUEUE", name, options.naming) for name in names)
+        queues = [look_at(connection, each, options, receipts, locks) for each in addresses]
         asked = {each.queue for each in queues}
-        streams = [each for each in streams if not asked.isdisjoint(each.queues)]
-    return Look(at=clock(connection), queues=queues, streams=streams)
+        streams = streams and [each for each in streams if not asked.isdisjoint(each.queues)]
+    else:
+        queues = look_at_all(connection, options, streams or (), receipts, locks)
+    server = checks.of_any_server(connection, timeout=options.query_timeout)
+    return Look(
+        at=clock(connection),
+        queues=queues,
+        streams=streams,
+        server_problems=[each for each in server if each.is_problem],
+    )
+
+
+def look_at_all(
+    connection: Connection,
+    options: DatabaseOptions,
+    streams: Sequence[inspect.Stream],
+    receipts: Sequence[inspect.Receipt],
+    locks: Locks,
+) -> list[QueueLook]:
+    """Look at all queues of the database; one that cannot be read does not stop the others."""
+    tables = find.tables(connection)
+    found = {connection.printed(each.address): each for each in find.queues(tables)}
+    looks = []
+    for name, table in found.items():
+        try:
+            looks.append(
+                look_at(connection, table.address, options, receipts, locks, unnamed=table)
+            )
+        except ConnectionLost:
+            raise
+        except DatabaseFailure as error:
+            looks.append(unread(connection, name, table, [checks.not_waited(name, error)]))
+    missing = {name for each in streams for name in each.queues} - found.keys()
+    looks += [unread(connection, name, None, [checks.absent(name)]) for name in sorted(missing)]
+    for table in find.without_queue(tables):
+        name = connection.printed(table.address)
+        looks.append(unread(connection, name, table, [checks.delayed_alone(name)]))
+    return looks
+
+
+def unread(
+    connection: Connection, name: str, table: find.Table | None, problems: Sequence[Finding]
+) -> QueueLook:
+    """What the catalogue says of a queue that is not read."""
+    messages, size = (0, 0) if table is None else (table.messages, table.bytes)
+    return QueueLook(
+        at=clock(connection),
+        depth=inspect.Depth(name, messages, None, size, None, None, estimated=True),
+        given=None,
+        oldest=None,
+        delayed=None,
+        kind="delayed messages" if table is not None and table.is_delayed else "queue",
+        is_read=False,
+        problems=problems,
+    )
 
 
 def state(
@@ -119,16 +197,34 @@ def look_at(
     queue: QueueAddress,
     options: DatabaseOptions,
     receipts: Sequence[inspect.Receipt] = (),
+    locks: Locks = MappingProxyType({}),
+    *,
+    unnamed: find.Table | None = None,
 ) -> QueueLook:
-    """Look at one queue; no transaction is open."""
+    """
+    Look at one queue; no transaction is open.
+
+    A queue that is locked is not read. One that nobody named is read only if that is safe.
+    """
+    name = connection.printed(queue)
+    blocked = locks.get(name, ())
+    if any(each.name == "locked" for each in blocked):
+        return unread(connection, name, unnamed, blocked)
     with transaction(connection, timeout=options.query_timeout):
-        depth = inspect.depth(connection, queue)
+        if unnamed is not None:
+            connection.patience(find.LOCK_WAIT)
+            danger = find.danger(connection, queue)
+            if danger is not None:
+                return unread(connection, name, unnamed, [find.refusal(name, danger)])
+        depth = inspect.depth(connection, queue, largest=inspect.LARGEST)
+        kind, problems = checks.of_look(connection, queue, depth)
         given = connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue)
         sent = None
         if depth.first is not None:
             lowest = {"tables": {"queue": queue}, "first": depth.first}
             sent = connection.rows("sample", **lowest)[0][1]  # type: ignore[arg-type]
-        delayed = inspect.delayed(connection, queue, options.endpoint_time_zone)
+        zone = options.endpoint_time_zone
+        delayed = inspect.delayed(connection, queue, zone, largest=inspect.LARGEST)
         now = clock(connection)
     own = [each for each in receipts if each.queue == depth.queue]
     return QueueLook(
@@ -139,6 +235,8 @@ def look_at(
         delayed=delayed,
         receipts=len(own),
         held=sum(each.messages for each in own),
+        kind=kind,
+        problems=[*blocked, *problems],
     )
 
 
@@ -158,7 +256,9 @@ def flow(before: QueueLook | None, now: QueueLook) -> Flow:
     Returns:
         UNKNOWN at the first look, and if the sequence was restarted.
     """
-    if before is None or before.highest is None or now.highest is None:
+    if before is None or not (before.is_read and now.is_read):
+        return UNKNOWN
+    if before.highest is None or now.highest is None:
         return UNKNOWN
     seconds = (now.at - before.at).total_seconds()
     came = now.highest - before.highest
@@ -202,6 +302,7 @@ def to_json(before: Look | None, now: Look) -> Json:
     return {
         "at": now.at,
         "queues": [queue_to_json(each, found[each.queue]) for each in now.queues],
+        "problems": [asdict(each) for each in now.problems],
         "streams": [
             asdict(each) | {"lag": lag(each, now), "perSecond": round_rate(speeds.get(each.stream))}
             for each in now.streams or ()
@@ -220,8 +321,12 @@ def queue_to_json(each: QueueLook, its: Flow) -> Json:
         "delayed": None if delayed is None else delayed.messages,
         "due": None if delayed is None else delayed.due,
         "delayedBytes": None if delayed is None else delayed.bytes,
+        "delayedEstimated": None if delayed is None else delayed.estimated,
         "receipts": each.receipts,
         "held": each.held,
+        "kind": each.kind,
+        "state": each.state,
+        "read": each.is_read,
     }
 
 

@@ -1,27 +1,36 @@
 """
 Names of queues for a shell that completes a word.
 
-The shell waits for them and shows everything that is printed. Completion is therefore quick and
-prints no errors: if the database cannot be read, it returns no names.
+Those of the default schema are plain. bash is given those of other schemas too, in quotes, if
+schema and table need none themselves. The shell waits for them and shows everything that is
+printed. Completion is therefore quick and prints no errors: if the database cannot be read, it
+returns no names.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from shlex import quote
+from typing import TYPE_CHECKING
 
+from sqlq_spark.admin import find
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.login import with_password
 
+if TYPE_CHECKING:
+    from sqlq_spark.database import Connection
+    from sqlq_spark.wire.address import QueueAddress
+
 PATIENCE = 1.0  # seconds for the statement; connecting to a server takes at most 2
 PLAIN = re.compile(r"[\w.-]+")  # names that need no quotes in any shell
 
 
 def queues(incomplete: str) -> list[str]:
-    """List the queues of the default schema that begin with `incomplete`; needs SQLQUEUE_URL."""
+    """List the queues whose names begin with `incomplete`; needs SQLQUEUE_URL."""
     url = os.environ.get("SQLQUEUE_URL")
     if not url:
         return []
@@ -35,8 +44,20 @@ def queues(incomplete: str) -> list[str]:
             Session(options, "completion", state=False) as session,
             transaction(session.open(), timeout=PATIENCE),
         ):
-            found = session.open().rows("queue_tables")
+            connection = session.open()
+            found = [each.address for each in find.queues(find.tables(connection))]
+            names = [(each, word(connection, each)) for each in found]
     except SqlQueueError:
         return []  # the command that is being typed reports the error
-    names = (name for (name,) in found)
-    return [name for name in names if name.startswith(incomplete) and PLAIN.fullmatch(name)]
+    return [name for each, name in names if name and each.table.startswith(incomplete)]
+
+
+def word(connection: Connection, queue: QueueAddress) -> str | None:
+    """The word for a queue on a command line; None if its name is not plain enough."""
+    schema = queue.schema or ""
+    if not (PLAIN.fullmatch(queue.table) and PLAIN.fullmatch(schema)):
+        return None
+    if schema == connection.names.default_schema:
+        return queue.table
+    in_bash = os.environ.get("_SQLQUEUE_COMPLETE") == "complete_bash"
+    return quote(connection.names.print_address(queue)) if in_bash else None

@@ -64,7 +64,7 @@ MaybeQueue = Annotated[
 ]
 Queues = Annotated[
     list[str] | None,
-    typer.Argument(help="Queues; by default those of all streams.", autocompletion=queues),
+    typer.Argument(help="Queues; by default all of the database.", autocompletion=queues),
 ]
 
 

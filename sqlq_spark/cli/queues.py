@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlq_spark.admin import checks, inspect, purge, subscribers
+from sqlq_spark.admin import checks, find, inspect, purge, subscribers
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.script import Domain, Roles, script
@@ -31,18 +31,20 @@ from sqlq_spark.cli.options import (
 )
 from sqlq_spark.cli.screens import progress
 from sqlq_spark.cli.screens import queues as screen_queues
-from sqlq_spark.cli.screens.screen import print_json, say
+from sqlq_spark.cli.screens.screen import NO_QUEUES, print_json, say
 from sqlq_spark.cli.trail import keeps_trail
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.names import DIALECTS
 from sqlq_spark.database.sessions import Session, check_state
-from sqlq_spark.errors import BadOption
+from sqlq_spark.errors import BadOption, RightMissing
 from sqlq_spark.options.addresses import parse_queue, parse_table
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
+    from sqlq_spark.options.connection import DatabaseOptions
+    from sqlq_spark.wire.address import QueueAddress
 
 app = typer.Typer()
 
@@ -299,7 +301,7 @@ def purge_expired(
         depth = measure(connection, options)
         batches = purge.purge_expired(connection, options.address, timeout=options.query_timeout)
         gone = progress.follow(
-            batches, "expired message", depth.expired, quiet=as_json, done="deleted"
+            batches, "expired message", depth.expired or 0, quiet=as_json, done="deleted"
         )
     if as_json:
         print_json({"queue": depth.queue, "deleted": gone})
@@ -327,6 +329,7 @@ def doctor(
     """
     Check queues, subscriptions, streams and the server, and print the fix of each problem.
 
+    Without a name it checks all queues that this login may read.
     Changes nothing. The exit code is 1 if there is an error or a warning.
     """
     options = database_options(
@@ -335,22 +338,23 @@ def doctor(
     table = parse_queue("--subscription-table", subscription_table, options.naming)
     with Session(options, "doctor", state=False) as session:
         connection = session.open()
-        names = queues or names_of_streams(connection, options.query_timeout)
-        asked = [parse_table("QUEUE", name, options.naming) for name in names]
+        asked = [parse_table("QUEUE", name, options.naming) for name in queues or ()]
+        unnamed = [] if queues else all_queues(connection, options)
         found = checks.everything(
             connection,
-            asked,
+            [*asked, *unnamed],
             timeout=options.query_timeout,
             body_string=body_string,
             warn_if_shared=warn_if_shared,
+            unnamed=unnamed,
         )
         found += subscribers.check(connection, table, timeout=options.query_timeout)
     if as_json:
         for each in found:
             print_json(asdict(each))
     else:
-        if not names:
-            say("no queue was checked: none was named, and there is no stream")
+        if not (asked or unnamed):
+            say(f"no queue was checked: {NO_QUEUES.partition(': ')[2]}")
         screen_queues.show_findings(found)
     if any(each.is_problem for each in found):
         raise typer.Exit(FOUND)
@@ -362,9 +366,21 @@ def measure(connection: Connection, options: SourceOptions) -> inspect.Depth:
         return inspect.depth(connection, options.address)
 
 
+def all_queues(connection: Connection, options: DatabaseOptions) -> list[QueueAddress]:
+    """The queues of the database, and those that streams read."""
+    found = [each.address for each in find.queues(find.tables(connection))]
+    known = {connection.printed(each) for each in found}
+    names = names_of_streams(connection, options.query_timeout)
+    more = [parse_table("QUEUE", name, options.naming) for name in names if name not in known]
+    return [*found, *more]
+
+
 def names_of_streams(connection: Connection, timeout: float) -> list[str]:
     """The queues that have streams."""
     if checks.of_state(connection):
         return []
-    with transaction(connection, timeout=timeout):
-        return sorted({name for each in inspect.streams(connection) for name in each.queues})
+    try:
+        with transaction(connection, timeout=timeout):
+            return sorted({name for each in inspect.streams(connection) for name in each.queues})
+    except RightMissing:
+        return []  # reported by the checks

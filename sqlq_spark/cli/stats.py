@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlq_spark.admin import checks, watch
+from sqlq_spark.admin import watch
 from sqlq_spark.cli.options import (
     CTRL_C,
     AsJson,
@@ -27,7 +27,6 @@ from sqlq_spark.cli.screens import queues as screen_queues
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens import watch as watch_screen
 from sqlq_spark.cli.screens.screen import say, say_error
-from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import (
     BadOption,
@@ -74,8 +73,10 @@ def stats(
     state_schema: State = "sqlqueue",
 ) -> None:
     """
-    Show the depth of queues, delayed messages and streams.
+    Show the depth of queues, delayed messages and streams, and what is wrong.
 
+    Without a name it shows all queues that this login may read.
+    A number with ~ is an estimate: tables of more than 256 MiB are not counted.
     --watch shows a live screen on a terminal, and prints lines elsewhere.
     With --json these lines are a history for `sqlqueue report --history`.
     in/s is the growth of the highest seq. out/s is in/s less the change of the
@@ -117,7 +118,7 @@ def live() -> bool:
 def once(
     connection: Connection, names: list[str], options: DatabaseOptions, *, as_json: bool
 ) -> None:
-    """Show one look, and warn about sequences that are nearly used up."""
+    """Show one look, and on standard error what is wrong and how to fix it."""
     now = watch.look(connection, names, options)
     if as_json:
         screen.print_json(watch.to_json(None, now))
@@ -130,16 +131,7 @@ def once(
         )
     else:
         screen.show_streams(now.streams)
-    with transaction(connection, timeout=options.query_timeout):
-        found = [
-            each
-            for queue in now.queues
-            for each in checks.of_table(
-                connection, options.naming.parse_queue(queue.queue), last=queue.depth.last
-            )
-            if each.name == "seq_end"
-        ]
-    for each in found:
+    for each in now.problems:
         say_error(f"{each.where}: {each.found}. Fix: {' '.join(each.fix.splitlines())}")
 
 

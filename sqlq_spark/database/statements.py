@@ -162,6 +162,8 @@ StatementName = Literal[
     "check_queue",
     "check_delayed",
     "check_server",
+    "check_state",
+    "blockers",
     # rights.sql
     "script_begin",
     "script_state_check",

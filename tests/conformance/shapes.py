@@ -160,6 +160,29 @@ POSTGRESQL = Shapes(
             make="ALTER TABLE {queue} SET (toast.autovacuum_enabled = 0)",
             found="autovacuum is off for this table",
         ),
+        "autovacuum far away": Wrong(
+            name="late_autovacuum",
+            severity="warning",
+            make="ALTER TABLE {queue} SET (autovacuum_vacuum_threshold = 100000000)",
+            found="autovacuum waits for 100000000 dead rows",
+        ),
+        "dead rows": Wrong(
+            name="dead_rows",
+            severity="warning",
+            make=(
+                "ALTER TABLE {queue} SET (autovacuum_vacuum_threshold = 90000);"
+                "INSERT INTO {queue} (id, headers) SELECT gen_random_uuid(), '{{}}'"
+                " FROM generate_series(1, 20000);"
+                "DELETE FROM {queue};SELECT pg_stat_force_next_flush()"
+            ),
+            found="20000 of 20000 rows are dead, last vacuum never",
+        ),
+        "unlogged": Wrong(
+            name="unlogged",
+            severity="error",
+            make="ALTER TABLE {queue} SET UNLOGGED",
+            found="it is UNLOGGED",
+        ),
         "no expires": Wrong(
             name="column",
             severity="error",

@@ -94,7 +94,8 @@ def test_a_look_at_streams_finds_their_lag_and_pace(bench: Bench) -> None:
     bench.ack(stream, 1)
     now = watch.look(bench.desk, [], bench.source())
 
-    (queue,), (its,) = before.queues, before.streams or []
+    (queue,) = [each for each in before.queues if each.queue == bench.printed]
+    (its,) = before.streams or []
     assert (queue.queue, queue.depth.messages, queue.receipts, queue.held) == (
         bench.printed,
         6,

@@ -35,6 +35,29 @@ class Series:
     points: Sequence[tuple[float, float | None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A cell that has a style of page.css: `error`, `warning`, `ok`, `kind`, `code`."""
+
+    style: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wide:
+    """A cell with enough room for a `name` or a `long` text."""
+
+    style: str
+    value: str | Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number that is text already."""
+
+    value: str
+
+
 def text(value: object) -> str:
     """An untrusted text as HTML: escaped, without control characters, cut if it is too long."""
     found = clean(str(value))
@@ -93,6 +116,12 @@ def cell(value: object) -> str:
     """One cell of a table."""
     if value is None:
         return '<td class="number">-</td>'
+    if isinstance(value, Wide):
+        return cell(value.value).replace("<td>", f'<td class="{text(value.style)}">', 1)
+    if isinstance(value, Mark):
+        return f'<td><span class="{text(value.style)}">{text(value.value)}</span></td>'
+    if isinstance(value, Number):
+        return f'<td class="number">{text(value.value)}</td>'
     if isinstance(value, int):
         return f'<td class="number">{value:,}</td>'
     return f"<td>{text(value)}</td>"

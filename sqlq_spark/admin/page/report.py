@@ -6,8 +6,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin import watch
-from sqlq_spark.admin.formats import byte_size, part, quantity, span
+from sqlq_spark.admin.formats import byte_size, estimate, part, quantity, span
 from sqlq_spark.admin.page import page
+from sqlq_spark.admin.page.overview import overview
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +37,7 @@ def write_page(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
         f"Queues of {found.server}, {at}",
         page.heading(1, "Queues"),
         page.paragraph(f"{found.server}, as of {at}."),
-        "" if found.queues else page.paragraph("No queue was named, and there is no stream."),
+        overview(found, history),
         *(queue(each, history.get(each.look.queue, ())) for each in found.queues),
         streams(found),
         "" if found.failures is None else failures(found.failures),
@@ -49,6 +50,8 @@ def write_page(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
 
 def queue(each: QueueReport, history: Sequence[Point]) -> str:
     """The section of one queue."""
+    if not each.look.is_read:
+        return ""
     charts = [*flow(history), *types(each), *ages(each.sample), *sent(each.sample)]
     if each.sizes is not None:
         charts.append(bloat(each.sizes))
@@ -61,11 +64,11 @@ def queue(each: QueueReport, history: Sequence[Point]) -> str:
 def figures(each: QueueReport) -> Iterable[tuple[str, str]]:
     """The main figures."""
     look = each.look
-    yield "backlog", f"{look.depth.messages:,}"
+    yield "backlog", estimate(look.depth.messages, estimated=look.depth.estimated)
     yield "oldest", ABSENT if look.oldest is None else span(look.oldest)
-    yield "expired", f"{look.depth.expired:,}"
+    yield "expired", ABSENT if look.depth.expired is None else f"{look.depth.expired:,}"
     if look.delayed is not None:
-        yield "delayed", f"{look.delayed.messages:,}"
+        yield "delayed", estimate(look.delayed.messages, estimated=look.delayed.estimated)
         yield "due", ABSENT if look.delayed.due is None else f"{look.delayed.due:,}"
     yield "held in receipts", f"{look.held:,}"
     yield "size", byte_size(look.depth.bytes)

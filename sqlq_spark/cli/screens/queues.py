@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from sqlq_spark.admin.formats import byte_size, clean, span
-from sqlq_spark.cli.screens.screen import BODY, NO_QUEUES, out, say, show, type_and_time
+from sqlq_spark.admin.formats import byte_size, clean, estimate, span
+from sqlq_spark.cli.screens.screen import BODY, NO_QUEUES, number, out, say, show, type_and_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,14 +39,18 @@ def show_queues(queues: Sequence[QueueLook]) -> None:
         return
     rows = (
         (
-            each.depth.messages,
+            number(estimate(each.depth.messages, estimated=each.depth.estimated)),
             None if each.oldest is None else span(each.oldest),
             each.depth.expired,
-            None if each.delayed is None else each.delayed.messages,
+            None
+            if each.delayed is None
+            else number(estimate(each.delayed.messages, estimated=each.delayed.estimated)),
             None if each.delayed is None else each.delayed.due,
             byte_size(each.depth.bytes),
             each.depth.first,
             each.depth.last,
+            each.kind,
+            state_of(each),
             each.queue,
         )
         for each in queues
@@ -60,9 +64,17 @@ def show_queues(queues: Sequence[QueueLook]) -> None:
         "size",
         "first seq",
         "last seq",
+        "kind",
+        "state",
         "queue",
     )
     show(names, rows, "queues")
+
+
+def state_of(each: QueueLook) -> Text:
+    """A queue's state, in the colour of its worst problem."""
+    severity = min((one.severity for one in each.problems), default=None)
+    return Text(clean(each.state), "green" if severity is None else STYLES[severity])
 
 
 def show_delayed(messages: Iterable[DelayedMessage]) -> None:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from sqlq_spark.admin.inspect import DelayedMessage, Message, Receipt, Stream
 
 NO_TERMINAL = 160  # columns, so that little is cut in what a program reads
-NO_QUEUES = "no queues: there is no stream; name queues, for example Shop.Orders"
+NO_QUEUES = (
+    "no queues: this login may read no table of this database that has the columns of a queue"
+)
 BODY = 200  # characters at most; the terminal's width cuts further
 
 
@@ -86,6 +88,8 @@ def show(names: Sequence[str], rows: Iterable[Sequence[object]], title: str) -> 
 def plain(value: object) -> Text:
     """The text of one cell."""
     match value:
+        case Text():
+            return value
         case None:
             return Text("-", "dim")
         case bool():
@@ -95,6 +99,11 @@ def plain(value: object) -> Text:
         case datetime():
             return Text(f"{value:%Y-%m-%d %H:%M:%S}")
     return Text(clean(str(value)))
+
+
+def number(text: str) -> Text:
+    """A number that is text already."""
+    return Text(text, justify="right")
 
 
 def show_streams(streams: Sequence[Stream]) -> None:

@@ -12,9 +12,18 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sqlq_spark.admin.formats import ago, byte_size, clean, span
+from sqlq_spark.admin.formats import ago, byte_size, clean, estimate, quantity, span
 from sqlq_spark.admin.watch import UNKNOWN, Flow, flows, lag, paces, to_json
-from sqlq_spark.cli.screens.screen import NO_QUEUES, out, plain, print_json, say, say_error
+from sqlq_spark.cli.screens.queues import STYLES, state_of
+from sqlq_spark.cli.screens.screen import (
+    NO_QUEUES,
+    number,
+    out,
+    plain,
+    print_json,
+    say,
+    say_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
     from sqlq_spark.admin.watch import Look, QueueLook
 
 BARS = "▁▂▃▄▅▆▇█"
+SHOWN = 6  # problems of a live screen
 SPARKS = 40  # looks in the sparkline of a queue
 LEGEND = (
     "in/s: growth of the highest seq. out/s: in/s less the change of the backlog. "
@@ -101,6 +111,7 @@ class Screen(AbstractContextManager["Screen"]):
             line.append(each.depth.messages)
         head = Text.assemble((f"{now.at:%H:%M:%S} UTC", "bold"), f"  every {self._interval:g} s")
         parts: list[RenderableType] = [head, Text(), self._queues(before, now), Text()]
+        parts += [*problems(now), Text()] if now.problems else []
         parts += [streams(before, now), Text(), Text(LEGEND, "dim")]
         self._live.update(Group(*parts), refresh=True)
 
@@ -115,12 +126,16 @@ class Screen(AbstractContextManager["Screen"]):
         )
         table.add_column("held", justify="right")
         table.add_column("size", justify="right")
+        table.add_column("kind", no_wrap=True)
+        table.add_column("state", no_wrap=True)
         table.add_column("queue", no_wrap=True, overflow="ellipsis", ratio=1)
         found = flows(before, now)
         for each in now.queues:
             line = Text(sparkline(self._backlogs[each.queue]), "cyan")
             name = Text.assemble(clean(each.queue), "  ", line)
-            table.add_row(*map(plain, cells(each, found[each.queue])), name)
+            table.add_row(
+                *map(plain, cells(each, found[each.queue])), each.kind, state_of(each), name
+            )
         return table if now.queues else Text(NO_QUEUES)
 
 
@@ -128,17 +143,32 @@ def cells(each: QueueLook, its: Flow = UNKNOWN) -> list[object]:
     """A queue's figures, in the order of the table's columns."""
     delayed = each.delayed
     return [
-        each.depth.messages,
+        number(estimate(each.depth.messages, estimated=each.depth.estimated)),
         None if each.oldest is None else span(each.oldest),
         rate(its.incoming),
         rate(its.outgoing),
         each.depth.expired,
-        None if delayed is None else delayed.messages,
+        None
+        if delayed is None
+        else number(estimate(delayed.messages, estimated=delayed.estimated)),
         None if delayed is None else delayed.due,
         each.receipts,
         each.held,
         byte_size(each.depth.bytes),
     ]
+
+
+def problems(now: Look) -> list[RenderableType]:
+    """What is wrong, errors first, each with what to do."""
+    found: list[RenderableType] = []
+    for each in now.problems[:SHOWN]:
+        line = f"  {clean(each.where)}: {clean(each.found)}"
+        found.append(Text.assemble((each.severity, STYLES[each.severity]), line))
+        found.append(Text(f"    {clean(' '.join(each.fix.splitlines()))}", "cyan"))
+    if rest := len(now.problems) - SHOWN:
+        more = f"{quantity(rest, 'more problem')}: run `sqlqueue doctor`"
+        found += [Text(more, "dim")] if rest > 0 else []
+    return found
 
 
 def streams(before: Look | None, now: Look) -> RenderableType:
@@ -189,5 +219,5 @@ def lines(before: Look | None, now: Look) -> list[str]:
             f"{name} {'-' if value is None else value}"
             for name, value in zip(names, values, strict=True)
         )
-        found_lines.append(f"{now.at:%Y-%m-%d %H:%M:%S} {each.queue}: {text}")
+        found_lines.append(f"{now.at:%Y-%m-%d %H:%M:%S} {each.queue}: {text}, {each.state}")
     return found_lines or [f"{now.at:%Y-%m-%d %H:%M:%S} {NO_QUEUES}"]

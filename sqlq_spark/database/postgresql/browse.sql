@@ -142,22 +142,52 @@ WITH gone AS (
 SELECT count(*) FROM gone
 
 -- name: stats
--- Returns: messages, expired, bytes of table and indexes, first and last seq; bigint
-SELECT count(*),
-       count(*) FILTER (WHERE expires <= clock_timestamp() AT TIME ZONE 'UTC'),
-       pg_total_relation_size(:table_name::text::regclass),
-       min(seq)::bigint,
-       max(seq)::bigint
-  FROM {queue}
+-- Counts the messages. In a table of more than :largest bytes it estimates them by the server's
+-- statistics, but never as more than the seqs allow; null always counts. Measured: a count reads the
+-- whole table, 13.8 s for 2.9 million messages. Locks nothing.
+-- Index:   the unique index on seq, for the first and the last.
+-- Returns: messages, expired (null where estimated), bytes of table and indexes, first and last seq,
+--          bigint; estimated boolean
+SELECT CASE WHEN NOT its.large THEN counted.messages
+            WHEN ends.first IS NULL THEN 0
+            ELSE least(its.estimate, ends.last - ends.first + 1) END,
+       CASE WHEN NOT its.large THEN counted.expired END,
+       pg_total_relation_size(its.oid),
+       ends.first,
+       ends.last,
+       its.large
+  FROM (SELECT c.oid,
+               coalesce(pg_relation_size(c.oid) > :largest::bigint, false) AS large,
+               coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0),
+                        greatest(c.reltuples, 0)::bigint) AS estimate
+          FROM pg_catalog.pg_class AS c
+         WHERE c.oid = :table_name::text::regclass) AS its
+ CROSS JOIN (SELECT min(seq)::bigint AS first, max(seq)::bigint AS last FROM {queue}) AS ends
+ CROSS JOIN LATERAL (SELECT count(*) AS messages,
+                            count(*) FILTER (WHERE expires <= clock_timestamp() AT TIME ZONE 'UTC')
+                                AS expired
+                       FROM {queue}
+                      WHERE NOT its.large) AS counted
 
 -- name: stats_delayed
--- How many messages wait until they are due, and how many are due; null without a zone.
--- Returns: messages, due, bytes of table and indexes; bigint
-SELECT count(*),
+-- How many messages wait until they are due, as stats, and how many are due; null without a zone.
+-- Locks nothing.
+-- Index:   the one on due, in a large table.
+-- Returns: messages, due, bytes of table and indexes, bigint; estimated boolean
+SELECT CASE WHEN its.large THEN its.estimate ELSE counted.messages END,
        CASE WHEN :zone::text IS NOT NULL
-            THEN count(*) FILTER (WHERE due <= now() AT TIME ZONE 'UTC' AT TIME ZONE :zone::text) END,
-       pg_total_relation_size(:table_name::text::regclass)
-  FROM {delayed}
+            THEN (SELECT count(*)
+                    FROM {delayed}
+                   WHERE due <= now() AT TIME ZONE 'UTC' AT TIME ZONE :zone::text) END,
+       pg_total_relation_size(its.oid),
+       its.large
+  FROM (SELECT c.oid,
+               coalesce(pg_relation_size(c.oid) > :largest::bigint, false) AS large,
+               coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0),
+                        greatest(c.reltuples, 0)::bigint) AS estimate
+          FROM pg_catalog.pg_class AS c
+         WHERE c.oid = :table_name::text::regclass) AS its
+ CROSS JOIN LATERAL (SELECT count(*) AS messages FROM {delayed} WHERE NOT its.large) AS counted
 
 -- name: seq_given
 -- The highest seq that was ever handed out, those of sends that were undone among them.
@@ -179,17 +209,72 @@ SELECT pg_table_size(oid) - toast, pg_indexes_size(oid), toast,
          WHERE c.oid = to_regclass(:table_name::text)) AS asked
 
 -- name: queue_tables
--- The tables of the default schema that have the columns of a queue, for a shell to complete.
--- Returns: name text
-SELECT c.relname::text
-  FROM pg_catalog.pg_class AS c
-  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
- WHERE n.nspname = 'public'
-   AND c.relkind IN ('r', 'p')
-   AND 5 = (SELECT count(*)
-              FROM pg_catalog.pg_attribute AS a
-             WHERE a.attrelid = c.oid
-               AND a.attname IN ('id', 'expires', 'headers', 'body', 'seq')
-               AND NOT a.attisdropped)
- ORDER BY c.relname
- LIMIT 1000
+-- The tables of this database that have the columns of a queue, or of delayed messages, and that this
+-- login may read. Plain tables only: a view runs code of its owner. Reads only the catalogue, and
+-- waits for no lock. :schema_name and :table_name limit it to one table, null to none.
+-- Returns: schema, name text; delayed boolean; danger text: the code of another owner that a SELECT
+--          could run, null where there is none; messages (an estimate), bytes bigint; by schema, name
+WITH found AS (
+    SELECT c.oid,
+           n.nspname,
+           c.relname,
+           c.relowner,
+           count(*) FILTER (WHERE a.attname IN ('id', 'expires', 'headers', 'body', 'seq')) = 5
+               AS is_queue,
+           count(*) FILTER (WHERE a.attname IN ('headers', 'body', 'due')) = 3 AS is_delayed,
+           bool_or(a.atttypid >= 16384) AS has_types,
+           bool_or(a.attgenerated NOT IN ('', 's')) AS has_generated
+      FROM pg_catalog.pg_class AS c
+      JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+      JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
+     WHERE c.relkind = 'r'
+       AND c.relpersistence <> 't'
+       AND NOT c.relispartition
+       AND a.attnum > 0
+       AND NOT a.attisdropped
+       AND a.attname IN ('id', 'expires', 'headers', 'body', 'seq', 'due')
+       AND (:schema_name::text IS NULL OR n.nspname = :schema_name::text)
+       AND (:table_name::text IS NULL OR c.relname = :table_name::text)
+     GROUP BY c.oid, n.nspname, c.relname, c.relowner
+)
+SELECT f.nspname::text,
+       f.relname::text,
+       NOT f.is_queue,
+       CASE WHEN o.oid = (SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user)
+                 OR o.rolsuper THEN NULL
+            WHEN row_security_active(f.oid) THEN 'a policy'
+            WHEN f.has_types THEN 'a type of a column'
+            WHEN f.has_generated THEN 'a generated column'
+            WHEN EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = f.oid)
+                 THEN 'a table that inherits from it'
+            WHEN EXISTS (
+                     SELECT
+                       FROM (SELECT 'pg_catalog.pg_class'::regclass AS class, i.indexrelid AS oid
+                               FROM pg_catalog.pg_index AS i
+                              WHERE i.indrelid = f.oid
+                              UNION ALL
+                             SELECT 'pg_catalog.pg_constraint'::regclass, k.oid
+                               FROM pg_catalog.pg_constraint AS k
+                              WHERE k.conrelid = f.oid
+                              UNION ALL
+                             SELECT 'pg_catalog.pg_statistic_ext'::regclass, x.oid
+                               FROM pg_catalog.pg_statistic_ext AS x
+                              WHERE x.stxrelid = f.oid) AS part
+                       JOIN pg_catalog.pg_depend AS d
+                         ON d.classid = part.class AND d.objid = part.oid
+                      WHERE d.refobjid >= 16384
+                        AND d.refclassid IN ('pg_catalog.pg_proc'::regclass,
+                                             'pg_catalog.pg_operator'::regclass,
+                                             'pg_catalog.pg_opclass'::regclass,
+                                             'pg_catalog.pg_type'::regclass))
+                 THEN 'an index, a constraint or statistics' END,
+       coalesce(nullif(pg_stat_get_live_tuples(f.oid), 0), greatest(c.reltuples, 0)::bigint),
+       c.relpages * current_setting('block_size')::bigint
+  FROM found AS f
+  JOIN pg_catalog.pg_class AS c ON c.oid = f.oid
+  JOIN pg_catalog.pg_roles AS o ON o.oid = f.relowner
+ WHERE (f.is_queue OR f.is_delayed)
+   AND has_schema_privilege(c.relnamespace, 'USAGE')
+   AND has_table_privilege(f.oid, 'SELECT')
+ ORDER BY f.nspname, f.relname
+ LIMIT 10000

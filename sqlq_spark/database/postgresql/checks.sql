@@ -62,6 +62,19 @@ WITH queue AS (
            c.relpages * current_setting('block_size')::bigint >> 20 AS mebibytes,
            c.relkind AS kind,
            c.reltoastrelid AS toast,
+           c.relpersistence = 'u' AS unlogged,
+           pg_stat_get_live_tuples(c.oid) AS live,
+           pg_stat_get_dead_tuples(c.oid) AS dead,
+           greatest(pg_stat_get_last_vacuum_time(c.oid),
+                    pg_stat_get_last_autovacuum_time(c.oid)) AS cleaned,
+           coalesce((SELECT o.option_value
+                       FROM pg_options_to_table(c.reloptions) AS o
+                      WHERE o.option_name = 'autovacuum_vacuum_threshold'),
+                    current_setting('autovacuum_vacuum_threshold'))::float8 AS threshold,
+           coalesce((SELECT o.option_value
+                       FROM pg_options_to_table(c.reloptions) AS o
+                      WHERE o.option_name = 'autovacuum_vacuum_scale_factor'),
+                    current_setting('autovacuum_vacuum_scale_factor'))::float8 AS scale,
            n.oid AS schema,
            quote_ident(n.nspname) AS schema_name,
            quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS named,
@@ -102,8 +115,28 @@ WITH queue AS (
                                     AND d.classid = 'pg_class'::regclass
                                     AND d.deptype IN ('a', 'i')
       JOIN pg_catalog.pg_sequence AS s ON s.seqrelid = d.objid
+), pins AS (
+    SELECT age(coalesce(backend_xmin, backend_xid)) AS age,
+           format('session %s (%s, application %s)', pid, coalesce(state, 'unknown'),
+                  quote_literal(application_name)) AS pin,
+           format('SELECT pg_terminate_backend(%s)', pid) AS unpin
+      FROM pg_catalog.pg_stat_activity
+     WHERE datname = current_database() AND pid <> pg_backend_pid()
+       AND xact_start < now() - interval '1 minute'
+     UNION ALL
+    SELECT age(transaction), format('prepared transaction %s', quote_literal(gid)),
+           format('ROLLBACK PREPARED %s', quote_literal(gid))
+      FROM pg_catalog.pg_prepared_xacts
+     WHERE database = current_database() AND prepared < now() - interval '1 minute'
+     UNION ALL
+    SELECT age(xmin), format('replication slot %s', quote_ident(slot_name)),
+           format('SELECT pg_drop_replication_slot(%s)', quote_literal(slot_name))
+      FROM pg_catalog.pg_replication_slots
+     WHERE xmin IS NOT NULL AND NOT active
 ), facts AS (
     SELECT q.*,
+           p.pin,
+           p.unpin,
            s.sequence,
            least(s.highest, s.seqmax) AS highest,
            greatest(:last::bigint, s.given) AS used,
@@ -117,6 +150,8 @@ WITH queue AS (
            has_table_privilege(q.oid, 'INSERT') AND coalesce(s.may_use, true) AS may_send
       FROM queue AS q
       LEFT JOIN seq AS s ON true
+      LEFT JOIN (SELECT pin, unpin FROM pins WHERE age IS NOT NULL ORDER BY age DESC LIMIT 1) AS p
+        ON q.dead >= 10000
 )
 SELECT 'column', 'error',
        format('column %s is missing: the transport and this source name it', wanted.name),
@@ -188,6 +223,24 @@ SELECT law.name, law.severity, law.found, law.fix
                 AND NOT o.option_value::boolean),
      'autovacuum is off for this table: what is received leaves dead rows that slow it down',
      format('ALTER TABLE %s RESET (autovacuum_enabled, toast.autovacuum_enabled)', f.named)),
+    ('late_autovacuum', 'warning',
+     f.threshold > 100000 OR f.scale > 1,
+     format('autovacuum waits for %s dead rows and %s times the live rows: until then they slow it '
+            'down', f.threshold, f.scale),
+     format('ALTER TABLE %s SET (autovacuum_vacuum_threshold = 1000, '
+            'autovacuum_vacuum_scale_factor = 0.01)', f.named)),
+    -- a deep queue that is emptied leaves as many until the next autovacuum, at most a minute later
+    ('dead_rows', 'warning',
+     f.dead >= 10000 AND f.dead > 4 * f.live
+     AND (f.cleaned IS NULL OR f.cleaned < now() - interval '10 minutes' OR f.pin IS NOT NULL),
+     format('%s of %s rows are dead, last vacuum %s: each receive and each look reads them%s',
+            f.dead, f.dead + f.live, coalesce(date_trunc('second', f.cleaned)::text, 'never'),
+            '. Pinned by ' || f.pin),
+     concat_ws(E';\n', f.unpin, format('VACUUM (ANALYZE) %s', f.named))),
+    ('unlogged', 'error',
+     f.unlogged,
+     'it is UNLOGGED: a crash of the server or a failover deletes all messages',
+     format('ALTER TABLE %s SET LOGGED', f.named)),
     ('body_string', 'error',
      :body_string::boolean AND NOT EXISTS (SELECT FROM columns WHERE name = 'bodystring'),
      'includeBodyString is asked for, and there is no column BodyString',
@@ -216,6 +269,7 @@ SELECT law.name, law.severity, law.found, law.fix
 -- Returns: as check_queue
 WITH delayed AS (
     SELECT c.oid, c.relname, c.reloptions,
+           c.relpersistence = 'u' AS unlogged,
            quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS named,
            quote_ident(n.nspname) || '.' || quote_ident(left(c.relname, -8)) AS queue_named,
            (SELECT max(left(c.relname, size)::text)
@@ -272,6 +326,10 @@ SELECT law.name, law.severity, law.found, law.fix
               WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean),
      'autovacuum is off for this table: what is moved leaves dead rows that slow it down',
      format('ALTER TABLE %s RESET (autovacuum_enabled)', d.named)),
+    ('delayed_unlogged', 'error',
+     d.unlogged,
+     'it is UNLOGGED: a crash of the server or a failover deletes all delayed messages',
+     format('ALTER TABLE %s SET LOGGED', d.named)),
     ('move_right', CASE WHEN d.may_delete THEN 'error' ELSE 'note' END,
      NOT d.may_move,
      format('login %s may not move what is due', d.login),
@@ -284,8 +342,10 @@ SELECT law.name, law.severity, law.found, law.fix
  WHERE law.broken
 
 -- name: check_server
--- What keeps dead rows in all queues of this database: no autovacuum, old transactions elsewhere.
--- One that has neither a snapshot nor a transaction id pins nothing.
+-- What keeps dead rows in all queues of this database: no autovacuum, old transactions elsewhere,
+-- prepared ones among them, and replication slots that no client uses.
+-- A transaction that has neither a snapshot nor a transaction id pins nothing. Before version 17 the
+-- server does not say since when a slot is not used.
 -- Returns: as check_queue
 SELECT 'server_autovacuum', 'error',
        'autovacuum is off on this server: what is received leaves dead rows that slow queues down',
@@ -305,8 +365,129 @@ SELECT 'old_transaction', 'warning',
    AND xact_start < now() - make_interval(secs => :seconds::float8)
    AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
 UNION ALL
+SELECT 'prepared_transaction', 'warning',
+       format('transaction %s of login %s was prepared %s ago and is not finished: it keeps its locks, '
+              'and pins the rows received since. If its transaction manager has committed it, run '
+              'COMMIT PREPARED instead',
+              quote_literal(gid), quote_ident(owner), date_trunc('second', now() - prepared)),
+       format('ROLLBACK PREPARED %s', quote_literal(gid))
+  FROM pg_catalog.pg_prepared_xacts
+ WHERE database = current_database()
+   AND prepared < now() - make_interval(secs => :seconds::float8)
+UNION ALL
+SELECT 'replication_slot', 'warning',
+       format('no client uses replication slot %s%s: it %s. If its client comes back, start that '
+              'instead',
+              quote_ident(slot_name),
+              (SELECT format(', since %s UTC', date_trunc('second', since AT TIME ZONE 'UTC'))
+                 FROM (SELECT (to_jsonb(s) ->> 'inactive_since')::timestamptz AS since) AS its
+                WHERE since IS NOT NULL),
+              concat_ws(' and ',
+                        CASE WHEN xmin IS NOT NULL THEN 'pins the rows received since' END,
+                        CASE WHEN catalog_xmin IS NOT NULL THEN 'pins rows of the catalogue' END,
+                        CASE WHEN restart_lsn IS NOT NULL THEN 'keeps the WAL since' END)),
+       format('SELECT pg_drop_replication_slot(%s)', quote_literal(slot_name))
+  FROM pg_catalog.pg_replication_slots AS s
+ WHERE NOT active
+   AND NOT temporary
+   AND (xmin IS NOT NULL OR catalog_xmin IS NOT NULL OR restart_lsn IS NOT NULL)
+   AND coalesce((to_jsonb(s) ->> 'inactive_since')::timestamptz, '-infinity')
+       < now() - make_interval(secs => :seconds::float8)
+UNION ALL
 SELECT 'sessions_right', 'note',
        format('login %s may not see how old the transactions of other logins are',
               quote_ident(current_user)),
        format('GRANT pg_read_all_stats TO %I', current_user)
  WHERE NOT pg_has_role('pg_read_all_stats', 'USAGE')
+
+-- name: check_state
+-- What is wrong with the settings of the state tables, from the catalogue alone.
+-- Returns: as check_queue
+SELECT law.name, law.severity, law.found, law.fix
+  FROM (SELECT format('%I.%I', n.nspname, c.relname) AS named,
+               c.relpersistence = 'u' AS unlogged,
+               options.off,
+               options.threshold
+          FROM pg_catalog.pg_class AS c
+          JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+         CROSS JOIN LATERAL (
+                SELECT bool_or(o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean)
+                           AS off,
+                       max(CASE WHEN o.option_name = 'autovacuum_vacuum_threshold'
+                                THEN o.option_value::bigint END) AS threshold
+                  FROM pg_catalog.pg_class AS t
+                 CROSS JOIN LATERAL pg_options_to_table(t.reloptions) AS o
+                 WHERE t.oid IN (c.oid, c.reltoastrelid)) AS options
+         WHERE n.nspname = :state_name::text
+           AND c.relkind = 'r'
+           AND c.relname IN ('stream', 'task', 'receipt', 'receipt_page', 'staging', 'staging_page',
+                             'dispatch_log')) AS t
+ CROSS JOIN LATERAL (VALUES
+    ('state_autovacuum', 'error',
+     t.off,
+     format('autovacuum is off for state table %s: each batch leaves dead rows that slow streams '
+            'down', t.named),
+     format('ALTER TABLE %s RESET (autovacuum_enabled, toast.autovacuum_enabled)', t.named)),
+    ('state_late_autovacuum', 'warning',
+     t.threshold > 100000,
+     format('autovacuum of state table %s waits for %s dead rows: until then they slow streams down',
+            t.named, t.threshold),
+     format('ALTER TABLE %s SET (autovacuum_vacuum_threshold = 200, '
+            'autovacuum_vacuum_scale_factor = 0)', t.named)),
+    ('state_unlogged', 'error',
+     t.unlogged,
+     format('state table %s is UNLOGGED: a crash of the server or a failover loses messages in '
+            'receipts', t.named),
+     format('ALTER TABLE %s SET LOGGED', t.named))
+    ) AS law (name, severity, broken, found, fix)
+ WHERE law.broken
+
+-- name: blockers
+-- Transactions that have locked a whole table of this database, or wait for that while all others wait
+-- behind them; and those that have had messages locked for more than :seconds. Locks nothing, waits for
+-- nothing. A login without pg_read_all_stats does not see the age of other logins' transactions. The
+-- server shows a prepared transaction's locks without its name; two may look the same, and then neither
+-- is named.
+-- Returns: schema, table, name, severity, found, fix text
+SELECT n.nspname::text,
+       c.relname::text,
+       CASE WHEN l.mode = 'AccessExclusiveLock' THEN 'locked' ELSE 'locked_messages' END,
+       CASE WHEN l.mode = 'AccessExclusiveLock' THEN 'error' ELSE 'warning' END,
+       format('%s %s%s',
+              CASE WHEN l.pid IS NULL
+                   THEN concat_ws(' ', 'a prepared transaction', quote_literal(x.gid))
+                   ELSE format('session %s (%s, application %s)', l.pid,
+                               coalesce(a.state, 'unknown'),
+                               quote_literal(coalesce(a.application_name, ''))) END,
+              CASE WHEN l.mode <> 'AccessExclusiveLock' THEN 'has locked messages of it'
+                   WHEN l.granted THEN 'has locked the whole table'
+                   ELSE 'waits to lock the whole table, and all others wait behind it' END,
+              ' for ' || date_trunc('second', now() - coalesce(a.xact_start, x.prepared))::text),
+       CASE WHEN l.pid IS NULL
+            THEN coalesce('ROLLBACK PREPARED ' || quote_literal(x.gid),
+                          'SELECT gid, prepared, owner FROM pg_prepared_xacts')
+            ELSE format('SELECT pg_terminate_backend(%s)', l.pid) END
+  FROM pg_catalog.pg_locks AS l
+  JOIN pg_catalog.pg_class AS c ON c.oid = l.relation
+  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+  LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid
+  LEFT JOIN LATERAL (
+        SELECT min(p.gid) AS gid, min(p.prepared) AS prepared
+          FROM pg_catalog.pg_locks AS t
+          JOIN pg_catalog.pg_prepared_xacts AS p ON p.transaction = t.transactionid
+         WHERE l.pid IS NULL
+           AND t.pid IS NULL
+           AND t.locktype = 'transactionid'
+           AND t.virtualtransaction = l.virtualtransaction
+        HAVING count(*) = 1) AS x ON true
+ WHERE l.locktype = 'relation'
+   AND l.database = (SELECT d.oid
+                       FROM pg_catalog.pg_database AS d
+                      WHERE d.datname = current_database())
+   AND c.relkind = 'r'
+   AND l.pid IS DISTINCT FROM pg_backend_pid()
+   AND (l.mode = 'AccessExclusiveLock'
+        OR l.mode IN ('RowShareLock', 'RowExclusiveLock')
+           AND coalesce(a.xact_start, x.prepared) < now() - make_interval(secs => :seconds::float8))
+ ORDER BY l.granted DESC
+ LIMIT 1000

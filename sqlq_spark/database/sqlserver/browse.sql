@@ -135,15 +135,27 @@ SELECT @gone AS messages
 
 -- name: stats
 -- Each figure is a query of its own, so that an index answers it. No index is named, because a table
--- may lack it. No query reads headers or bodies.
+-- may lack it. No query reads headers or bodies. In a table of more than @largest bytes the messages
+-- are an estimate, the rows that the catalogue counts; null always counts.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion and Index_Expires.
--- Returns: messages, expired, bytes of table and indexes, first and last seq; bigint
-SELECT (SELECT COUNT_BIG(*)
-          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS messages,
-       (SELECT COUNT_BIG(*)
-          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
-         WHERE Expires <= GETUTCDATE()) AS expired,
+-- Returns: messages, expired (null where estimated), bytes of table and indexes, first and last seq,
+--          bigint; estimated bit
+DECLARE @rows bigint, @stored bigint;
+SELECT @stored = SUM(CASE WHEN a.type = 1 THEN a.data_pages END) * 8192,
+       @rows = SUM(CASE WHEN a.type = 1 THEN p.rows END)
+  FROM {queue_catalog}sys.partitions AS p
+  JOIN {queue_catalog}sys.allocation_units AS a
+    ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
+ WHERE p.object_id = OBJECT_ID({queue_text}, N'U') AND p.index_id < 2;
+DECLARE @large bit = CASE WHEN @stored > @largest THEN 1 ELSE 0 END;
+SELECT CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
+            ELSE (SELECT COUNT_BIG(*)
+                    FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) END AS messages,
+       CASE WHEN @large = 0
+            THEN (SELECT COUNT_BIG(*)
+                    FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+                   WHERE Expires <= GETUTCDATE()) END AS expired,
        (SELECT ISNULL(SUM(a.total_pages), 0) * 8192
           FROM {queue_catalog}sys.partitions AS p
           JOIN {queue_catalog}sys.allocation_units AS a
@@ -152,15 +164,25 @@ SELECT (SELECT COUNT_BIG(*)
        (SELECT MIN(RowVersion)
           FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS first,
        (SELECT MAX(RowVersion)
-          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS last
+          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS last,
+       @large AS estimated
 
 -- name: stats_delayed
 -- How many messages wait until they are due, and how many are due; see stats.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_Due.
--- Returns: messages, due, bytes of table and indexes; bigint
-SELECT (SELECT COUNT_BIG(*)
-          FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS messages,
+-- Returns: messages, due, bytes of table and indexes, bigint; estimated bit
+DECLARE @rows bigint, @stored bigint;
+SELECT @stored = SUM(CASE WHEN a.type = 1 THEN a.data_pages END) * 8192,
+       @rows = SUM(CASE WHEN a.type = 1 THEN p.rows END)
+  FROM {delayed_catalog}sys.partitions AS p
+  JOIN {delayed_catalog}sys.allocation_units AS a
+    ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
+ WHERE p.object_id = OBJECT_ID({delayed_text}, N'U') AND p.index_id < 2;
+DECLARE @large bit = CASE WHEN @stored > @largest THEN 1 ELSE 0 END;
+SELECT CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
+            ELSE (SELECT COUNT_BIG(*)
+                    FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) END AS messages,
        (SELECT COUNT_BIG(*)
           FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
          WHERE Due <= GETUTCDATE()) AS due,
@@ -168,7 +190,8 @@ SELECT (SELECT COUNT_BIG(*)
           FROM {delayed_catalog}sys.partitions AS p
           JOIN {delayed_catalog}sys.allocation_units AS a
             ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
-         WHERE p.object_id = OBJECT_ID({delayed_text}, N'U')) AS bytes
+         WHERE p.object_id = OBJECT_ID({delayed_text}, N'U')) AS bytes,
+       @large AS estimated
 
 -- name: seq_given
 -- The highest RowVersion that was ever assigned, also to sends that were undone.
@@ -195,13 +218,50 @@ SELECT ISNULL(SUM(CASE WHEN p.index_id < 2 AND a.type <> 2 THEN a.total_pages EN
  WHERE p.object_id = OBJECT_ID({queue_text}, N'U')
 
 -- name: queue_tables
--- The tables of the default schema that have the columns of a queue, for a shell to complete.
--- Returns: name
-SELECT TOP (1000) t.name
-  FROM sys.tables AS t
- WHERE t.schema_id = SCHEMA_ID(N'dbo')
-   AND 5 = (SELECT COUNT(*)
-              FROM sys.columns AS c
-             WHERE c.object_id = t.object_id
-               AND c.name IN (N'Id', N'Expires', N'Headers', N'Body', N'RowVersion'))
- ORDER BY t.name
+-- The tables of this database that have the columns of a queue, or of delayed messages, and that this
+-- login may read. Reads only the catalogue. @schema_name and @table_name limit it to one table, null
+-- to none.
+-- Locks:   keeps none, waits for no row.
+-- Returns: schema, name; delayed bit; danger: the code of another owner that a SELECT could run, null
+--          where there is none; messages (an estimate), bytes bigint; by schema, name
+WITH found AS (
+    SELECT t.object_id, t.schema_id, t.name, t.is_external,
+           COALESCE(t.principal_id, s.principal_id) AS owner_id,
+           s.name AS schema_name,
+           COUNT(CASE WHEN c.name IN (N'Id', N'Expires', N'Headers', N'Body', N'RowVersion') THEN 1 END)
+               AS queue_columns,
+           COUNT(CASE WHEN c.name IN (N'Headers', N'Body', N'Due') THEN 1 END) AS delayed_columns,
+           MAX(CASE WHEN c.is_computed = 1 OR y.is_user_defined = 1 THEN 1 ELSE 0 END) AS has_code
+      FROM sys.tables AS t
+      JOIN sys.schemas AS s ON s.schema_id = t.schema_id
+      JOIN sys.columns AS c ON c.object_id = t.object_id
+      JOIN sys.types AS y ON y.user_type_id = c.user_type_id
+     WHERE c.name IN (N'Id', N'Expires', N'Headers', N'Body', N'RowVersion', N'Due')
+       AND (@schema_name IS NULL OR s.name = @schema_name)
+       AND (@table_name IS NULL OR t.name = @table_name)
+     GROUP BY t.object_id, t.schema_id, t.name, t.is_external, t.principal_id, s.principal_id, s.name
+)
+SELECT TOP (10000)
+       f.schema_name,
+       f.name,
+       CAST(CASE WHEN f.queue_columns = 5 THEN 0 ELSE 1 END AS bit) AS delayed,
+       CASE WHEN f.owner_id IN (1, DATABASE_PRINCIPAL_ID()) THEN NULL
+            WHEN f.is_external = 1 THEN N'an external table'
+            WHEN f.has_code = 1 THEN N'a computed column or the type of a column'
+            WHEN EXISTS (SELECT 1
+                           FROM sys.security_predicates AS p
+                          WHERE p.target_object_id = f.object_id)
+                 THEN N'a policy' END AS danger,
+       (SELECT ISNULL(SUM(p.rows), 0)
+          FROM sys.partitions AS p
+         WHERE p.object_id = f.object_id AND p.index_id < 2) AS messages,
+       (SELECT ISNULL(SUM(a.total_pages), 0) * 8192
+          FROM sys.partitions AS p
+          JOIN sys.allocation_units AS a
+            ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
+         WHERE p.object_id = f.object_id) AS bytes
+  FROM found AS f
+ WHERE (f.queue_columns = 5 OR f.delayed_columns = 3)
+   AND HAS_PERMS_BY_NAME(CONCAT(QUOTENAME(f.schema_name), N'.', QUOTENAME(f.name)),
+                         N'OBJECT', N'SELECT') = 1
+ ORDER BY f.schema_name, f.name

@@ -332,3 +332,50 @@ ELSE
            CASE WHEN @azure = 1
                 THEN CONCAT(N'GRANT VIEW DATABASE STATE TO ', QUOTENAME(USER_NAME()))
                 ELSE CONCAT(N'GRANT VIEW SERVER STATE TO ', QUOTENAME(SUSER_SNAME())) END AS fix
+
+-- name: check_state
+-- What is wrong with the settings of the state tables, from the catalogue alone.
+-- Returns: as check_queue
+SELECT N'state_unlogged' AS name, N'error' AS severity,
+       CONCAT(N'state table ', QUOTENAME(s.name), N'.', QUOTENAME(t.name),
+              N' is SCHEMA_ONLY: a restart of the server loses messages in receipts') AS found,
+       CONCAT(N'stop the streams and sinks, return the receipts, drop ', QUOTENAME(s.name), N'.',
+              QUOTENAME(t.name), N', and run `sqlqueue install`') AS fix
+  FROM sys.tables AS t
+  JOIN sys.schemas AS s ON s.schema_id = t.schema_id
+ WHERE s.name = @state_name
+   AND t.durability_desc = N'SCHEMA_ONLY'
+
+-- name: blockers
+-- Transactions that have locked a whole table of this database, or wait for that. A login that may not
+-- see the sessions of others gets none. @seconds: those that have had messages locked for longer.
+-- Locks:   keeps none, waits for no row.
+-- Returns: schema, table, name, severity, found, fix
+IF HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
+    SELECT TOP (1000)
+           OBJECT_SCHEMA_NAME(l.resource_associated_entity_id) AS schema_name,
+           OBJECT_NAME(l.resource_associated_entity_id) AS table_name,
+           law.name,
+           CASE law.name WHEN N'locked' THEN N'error' ELSE N'warning' END AS severity,
+           CONCAT(N'session ', s.session_id, N' (', s.status, N', application ', s.program_name, N') ',
+                  CASE WHEN law.name = N'locked_messages' THEN N'has locked messages of it'
+                       WHEN l.request_status = N'GRANT' THEN N'has locked the whole table'
+                       ELSE N'waits to lock the whole table, and all others wait behind it' END,
+                  N' for ' + CAST(DATEDIFF(second, t.transaction_begin_time, GETDATE()) AS nvarchar(20))
+                  + N' s') AS found,
+           CONCAT(N'KILL ', s.session_id) AS fix
+      FROM sys.dm_tran_locks AS l
+      JOIN sys.dm_exec_sessions AS s ON s.session_id = l.request_session_id
+      LEFT JOIN sys.dm_tran_session_transactions AS x ON x.session_id = s.session_id
+      LEFT JOIN sys.dm_tran_active_transactions AS t ON t.transaction_id = x.transaction_id
+     CROSS APPLY (SELECT CASE WHEN l.request_mode IN (N'X', N'Sch-M') THEN N'locked'
+                              ELSE N'locked_messages' END AS name) AS law
+     WHERE l.resource_type = N'OBJECT'
+       AND l.resource_database_id = DB_ID()
+       AND s.session_id <> @@SPID
+       AND (law.name = N'locked'
+            OR l.request_mode IN (N'IX', N'IU', N'SIX', N'UIX')
+               AND t.transaction_begin_time < DATEADD(second, -CAST(@seconds AS float), GETDATE()))
+ELSE
+    SELECT TOP (0)
+           N'' AS schema_name, N'' AS table_name, N'' AS name, N'' AS severity, N'' AS found, N'' AS fix

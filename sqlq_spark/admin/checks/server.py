@@ -1,0 +1,111 @@
+"""
+Checks of the server, the state tables and the streams.
+
+The rules for the server are in each dialect's checks.sql: each row of `check_server` is a finding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from sqlq_spark.admin import inspect
+from sqlq_spark.admin.finding import Finding, finding, of_error
+from sqlq_spark.admin.formats import quantity
+from sqlq_spark.database import transaction
+from sqlq_spark.database.sessions import check_state
+from sqlq_spark.errors import RightMissing, StateNotInstalled, StateTooNew
+
+if TYPE_CHECKING:
+    from sqlq_spark.database import Connection
+
+OLD_TRANSACTION = 600.0  # seconds
+UNSEEN = 86_400.0  # seconds without a sign of a stream that holds receipts
+
+
+def of_server(connection: Connection, *, older: float | None = OLD_TRANSACTION) -> list[Finding]:
+    """Check the server and its transactions of more than `older` seconds; None: of no age."""
+    rows = connection.rows("check_server", seconds=older)
+    return [finding(connection.server, row) for row in rows]
+
+
+def of_any_server(connection: Connection, *, timeout: float) -> list[Finding]:
+    """
+    Check the server, in a transaction of its own; no transaction is open.
+
+    A login that may not see the sessions gets a note: in Azure's small tiers a right of the
+    database is not enough for that.
+    """
+    try:
+        with transaction(connection, timeout=timeout):
+            return of_server(connection)
+    except RightMissing as error:
+        note = of_error(connection.server, "sessions_right", error, str(error.args[2]))
+    with transaction(connection, timeout=timeout):
+        found = of_server(connection, older=None)
+    return [*found, replace(note, severity="note")]
+
+
+def of_state(connection: Connection) -> list[Finding]:
+    """Check the state tables' version; no transaction may be open."""
+    try:
+        check_state(connection, connection.state)
+    except StateNotInstalled as error:
+        fix = f"sqlqueue install --state-schema {quote(connection.state)}"
+        return [of_error(connection.server, "state", error, fix)]
+    except StateTooNew as error:
+        return [of_error(connection.server, "state", error, "pip install --upgrade sqlq-spark")]
+    except RightMissing as error:
+        return [of_error(connection.server, "state_right", error, str(error.args[2]))]
+    return []
+
+
+def of_state_tables(connection: Connection) -> list[Finding]:
+    """Check the settings of the state tables in the catalogue, which any login may read."""
+    rows = connection.rows("check_state", state_name=connection.state)
+    return [finding(connection.server, row) for row in rows]
+
+
+def of_streams(connection: Connection, *, after: float = UNSEEN) -> list[Finding]:
+    """Find streams that hold receipts and gave no sign for `after` seconds."""
+    now = connection.rows("clock")[0][0].replace(tzinfo=UTC)
+    return [
+        Finding(
+            where=each.queue,
+            name="unseen_stream",
+            severity="warning",
+            found=f"stream {each.stream} was last seen {each.seen:%Y-%m-%d %H:%M} and holds "
+            f"{quantity(each.held, 'message')} in {quantity(each.receipts, 'receipt')}",
+            fix=fix_unseen(each.stream, connection.state),
+        )
+        for each in inspect.streams(connection)
+        if each.receipts and (now - each.seen).total_seconds() > after
+    ]
+
+
+def fix_unseen(stream: str, state: str) -> str:
+    """
+    Say what to do with the receipts of a stream that was not seen for long.
+
+    A query that runs once a week looks like one whose checkpoint is lost. Its sink may hold the
+    messages already: only the query itself can find that out.
+    """
+    words = f"--stream {quote(stream)} --state-schema {quote(state)}"
+    return (
+        "start the query once with its checkpoint: it finishes the batch\n"
+        "only if the checkpoint is lost, find out whether the sink has these messages\n"
+        f"if it has none of them: sqlqueue receipts return {words}\n"
+        f"if it has all of them: sqlqueue receipts drop {words}"
+    )
+
+
+def of_any_streams(connection: Connection, *, timeout: float) -> list[Finding]:
+    """Check streams, which only logins that receive may see; no transaction is open."""
+    try:
+        with transaction(connection, timeout=timeout):
+            return of_streams(connection)
+    except RightMissing as error:
+        found = of_error(connection.server, "streams_right", error, str(error.args[2]))
+        return [replace(found, severity="note")]

@@ -1,0 +1,98 @@
+"""
+Finds the queues of a database by the columns of its tables, and what has them locked.
+
+A name in the catalogue is untrusted, and so is a table: its owner decides what code a SELECT runs.
+A table that was found, and that nobody named, is read only if it is a plain one without such code.
+Both statements read the catalogue only and wait for no lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlq_spark.admin.finding import Finding
+from sqlq_spark.wire.address import DELAYED, QueueAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sqlq_spark.database import Connection
+
+HELD = 60.0  # seconds for which a transaction may have messages locked
+LOCK_WAIT = 2.0  # seconds that a queue that nobody named is waited for
+ABSENT = "a view, or a table that this login may not read,"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table with the columns of a queue, or of delayed messages."""
+
+    address: QueueAddress
+    is_delayed: bool
+    danger: str | None  # the code of another owner that a SELECT could run
+    messages: int  # an estimate
+    bytes: int
+
+
+def tables(connection: Connection, only: QueueAddress | None = None) -> list[Table]:
+    """The tables of queues and of delayed messages that this login may read, by schema and name."""
+    schema = None if only is None else connection.names.qualify(only).schema
+    table = None if only is None else only.table
+    rows = connection.rows("queue_tables", schema_name=schema, table_name=table)
+    return [
+        Table(QueueAddress(name, place), bool(delayed), danger, int(messages), int(size))
+        for place, name, delayed, danger, messages, size in rows
+    ]
+
+
+def queues(found: Iterable[Table]) -> list[Table]:
+    """The queues among tables."""
+    return [each for each in found if not each.is_delayed]
+
+
+def without_queue(found: Iterable[Table]) -> list[Table]:
+    """The tables of delayed messages that have no queue."""
+    found = list(found)
+    names = {(each.address.schema, each.address.table) for each in queues(found)}
+    delayed = [each for each in found if each.is_delayed and each.address.table.endswith(DELAYED)]
+    return [
+        each
+        for each in delayed
+        if (each.address.schema, each.address.table.removesuffix(DELAYED)) not in names
+    ]
+
+
+def danger(connection: Connection, queue: QueueAddress) -> str | None:
+    """
+    The code of another owner that reading a queue could run; None if there is none.
+
+    To be called in the transaction that reads it.
+    """
+    found = queues(tables(connection, queue))
+    return found[0].danger if found else ABSENT
+
+
+def refusal(where: str, danger: str) -> Finding:
+    """The finding for a queue that is not read, because nobody named it."""
+    return Finding(
+        where=where,
+        name="not_read",
+        severity="warning",
+        found=f"it is not read, because {danger} could run code of its owner",
+        fix="name the queue in the command, if you trust its owner",
+    )
+
+
+def blockers(connection: Connection, *, held: float = HELD) -> list[Finding]:
+    """Find transactions that have locked tables of this database, or messages for long."""
+    return [
+        Finding(
+            where=connection.printed(QueueAddress(table, schema)),
+            name=name,
+            severity=severity,
+            found=found,
+            fix=fix,
+        )
+        for schema, table, name, severity, found, fix in connection.rows("blockers", seconds=held)
+    ]

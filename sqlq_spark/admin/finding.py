@@ -1,0 +1,61 @@
+"""What a check returns: a problem or a note, and the statement that fixes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from shlex import quote
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from sqlq_spark.database import Row
+
+Severity: TypeAlias = Literal["error", "warning", "note"]  # a note needs no fix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A problem, or a note."""
+
+    where: str  # a queue's address, or the server
+    name: str
+    severity: Severity
+    found: str
+    fix: str  # statements, one per line; or a command, or what to set
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether it should be fixed."""
+        return self.severity != "note"
+
+
+def finding(where: str, row: Row) -> Finding:
+    """The finding in a row of `check_queue`, `check_delayed` or `check_server`."""
+    name, severity, found, fix = row
+    return Finding(where=where, name=name, severity=severity, found=found, fix=fix)
+
+
+def absent(where: str) -> Finding:
+    """The finding for a queue of a stream that is not there."""
+    return Finding(
+        where=where,
+        name="absent",
+        severity="error",
+        found="a stream reads it, and this login sees no such table",
+        fix=f"sqlqueue create {quote(where)}",
+    )
+
+
+def delayed_alone(where: str) -> Finding:
+    """The finding for a table of delayed messages whose queue is not there."""
+    return Finding(
+        where=where,
+        name="delayed_alone",
+        severity="warning",
+        found="this login sees no queue to which these delayed messages belong",
+        fix="create the queue (`sqlqueue create`), or drop the table if it is not used any more",
+    )
+
+
+def of_error(where: str, name: str, error: Exception, fix: str) -> Finding:
+    """Make a finding of an error."""
+    return Finding(where=where, name=name, severity="error", found=str(error), fix=fix)

@@ -1,0 +1,71 @@
+"""The begin of the page: a table of all queues, and what is wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlq_spark.admin.formats import byte_size, estimate, quantity, span
+from sqlq_spark.admin.page import page
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sqlq_spark.admin import watch
+    from sqlq_spark.admin.history import Point
+    from sqlq_spark.admin.report import Report
+
+ABSENT = "-"
+
+
+def overview(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
+    """What is wrong, and a table of all queues."""
+    if not found.queues:
+        return page.paragraph("This login may read no table that has the columns of a queue.")
+    names = ("queue", "state", "kind", "backlog", "oldest", "in/s", "out/s", "errors", "expired")
+    rows = [
+        row(each.look, history.get(each.look.queue, ()), found.errors.get(each.look.queue))
+        for each in found.queues
+    ]
+    wrong = [
+        (
+            page.Mark(each.severity, each.severity),
+            page.Wide("name", each.where),
+            page.Wide("long", each.found),
+            page.Wide("long", page.Mark("code", " ".join(each.fix.splitlines()))),
+        )
+        for each in found.look.problems
+    ]
+    note = (
+        "Errors: messages in the error queues, by the queue where they failed. Rates are those of "
+        "the history. ~ marks an estimate."
+    )
+    parts = [page.table((*names, "delayed", "size"), rows), page.paragraph(note)]
+    if wrong:
+        parts += [
+            page.heading(2, f"What is wrong: {quantity(len(wrong), 'problem')}"),
+            page.table(("", "where", "what", "what to do"), wrong),
+        ]
+    return f'<section class="overview">{"".join(parts)}</section>'
+
+
+def row(look: watch.QueueLook, history: Sequence[Point], errors: int | None) -> list[object]:
+    """A queue's row in the table of all queues; rates only from the history."""
+    severity = min((each.severity for each in look.problems), default="ok")
+    delayed = look.delayed
+    flows = [[getattr(each, name) for each in history] for name in ("incoming", "outgoing")]
+    known = [[value for value in each if value is not None] for each in flows]
+    rates = [page.Number(f"{sum(each) / len(each):,.1f}") if each else None for each in known]
+    return [
+        page.Wide("name", look.queue),
+        page.Mark(severity, look.state),
+        page.Mark("kind", look.kind),
+        page.Number(estimate(look.depth.messages, estimated=look.depth.estimated)),
+        ABSENT if look.oldest is None else span(look.oldest),
+        *rates,
+        errors,
+        look.depth.expired,
+        None
+        if delayed is None
+        else page.Number(estimate(delayed.messages, estimated=delayed.estimated)),
+        page.Number(byte_size(look.depth.bytes)),
+    ]
