@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource
 
-from sqlq_spark.datasource.read import BrowseReader
+from sqlq_spark.datasource.read import BrowseReader, FilteringBrowseReader
 from sqlq_spark.datasource.stream import StreamReader
 from sqlq_spark.datasource.write import (
     BatchWriter,
@@ -24,6 +24,7 @@ from sqlq_spark.datasource.write import (
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.columns import columns
 from sqlq_spark.send.write import look_ahead
+from sqlq_spark.spark_api import pushes_filters
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +59,8 @@ class DefaultSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Browse: deletes nothing."""
         options = SourceOptions.parse(self.options, cores=self.cores)
-        return BrowseReader(options, schema)
+        kind = FilteringBrowseReader if pushes_filters() else BrowseReader
+        return kind(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Receive."""

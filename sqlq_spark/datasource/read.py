@@ -9,8 +9,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.datasource.column_types import column_types
+from sqlq_spark.datasource.filters import narrow
 from sqlq_spark.receive import browse
 from sqlq_spark.receive.columns import HEAVY, check_columns
+from sqlq_spark.receive.selection import ALL
 from sqlq_spark.spark_api import to_arrow_schema
 from sqlq_spark.wire.header_columns import to_read_columns
 from sqlq_spark.wire.rows import record_batches
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
+    from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
     from sqlq_spark.options import SourceOptions
@@ -42,6 +45,7 @@ class BrowseReader(DataSourceReader):
         check_columns(column_types(schema), options)
         self.options = options
         self.columns = schema
+        self.wanted = ALL
 
     def partitions(self) -> Sequence[RangePartition]:
         """Even ranges of the seqs there are now; what comes later is not read."""
@@ -52,6 +56,7 @@ class BrowseReader(DataSourceReader):
                     self.options.addresses,
                     parts=self.options.concurrency,
                     timeout=self.options.query_timeout,
+                    wanted=self.wanted,
                 )
             )
         # Spark makes of no partition at all one that is not ours.
@@ -76,3 +81,14 @@ class BrowseReader(DataSourceReader):
             for page in pages:
                 for chunk in record_batches(page):
                     yield to_read_columns(chunk, schema, queue=session.open().canonical(queue))
+
+
+class FilteringBrowseReader(BrowseReader):
+    """A browse in a process where Spark pushes filters; anywhere else Spark refuses this class."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        """Take over the filters that narrow what is read, and give back those left to Spark."""
+        for each in filters:
+            self.wanted, done = narrow(self.wanted, each)
+            if not done:
+                yield each
