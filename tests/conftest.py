@@ -29,7 +29,7 @@ from faults.model.steps import FIGURES
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 
-from sqlq_spark.demo import embedded
+from sqlq_spark.testing.postgresql import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from conformance.dotnet import DotNet
     from pyspark.sql import SparkSession
     from xdist.workermanage import WorkerController
+
+pytest_plugins = ("pytester", "sqlq_spark.testing.plugin")
 
 # Spark's workers otherwise run the first python3 of PATH; both are read when the JVM starts.
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -74,15 +76,11 @@ class Place:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[str]:
+def server(sqlqueue_server: str) -> str:
     """Give the url of a PostgreSQL database, over TCP, for JDBC needs it."""
-    if named := os.environ.get("SQLQ_TEST_POSTGRES"):
-        servers.ran["postgresql"] = f"{version(named)}, named by SQLQ_TEST_POSTGRES"
-        yield named
-        return
-    with embedded.server(tcp=True) as running:
-        servers.ran["postgresql"] = f"{version(running.url)}, embedded"
-        yield running.url
+    kind = f"named by {VARIABLE}" if os.environ.get(VARIABLE) else "embedded"
+    servers.ran["postgresql"] = f"{version(sqlqueue_server)}, {kind}"
+    return sqlqueue_server
 
 
 def version(url: str) -> str:
