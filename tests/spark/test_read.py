@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chispa import assert_df_equality
+from pyspark.sql import datasource
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from waiting import until
 
 from spark.stand import message_ids, numbered
 
@@ -21,6 +23,7 @@ COLUMNS = (
     "id string, correlationId string, replyToAddress string, expires timestamp, "
     "headers map<string,string>, corruptHeaders string, body binary, seq bigint, queue string"
 )
+PUSHDOWN = hasattr(datasource, "Filter")  # from Spark 4.1
 FINEST = {"postgresql": 123_456, "sqlserver": 120_000}  # microseconds that `expires` can hold
 
 
@@ -104,6 +107,64 @@ def test_a_schema_of_fewer_columns_is_read(queue: SparkQueue) -> None:
             queue.reader().schema(schema).load().collect()
         wrong = schema.rpartition(", ")[2]
         assert f"a read has no column {wrong}; choose from {COLUMNS}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("condition", "seqs", "left"),
+    [
+        ("seq > 90 AND seq <= 93", [91, 92, 93], False),
+        ("seq BETWEEN 5 AND 7 AND queue = '{queue}'", [5, 6, 7], False),
+        ("queue IN ('{queue}', 'absent') AND seq < 3", [1, 2], False),
+        ("queue = 'absent'", [], False),
+        ("seq IN (2, 4)", [2, 4], True),
+        ("seq >= 99 AND corruptHeaders IS NULL", [99, 100], True),
+    ],
+)
+def test_a_browse_applies_filters_of_seq_and_queue(
+    queue: SparkQueue,
+    capsys: pytest.CaptureFixture[str],
+    condition: str,
+    seqs: list[int],
+    left: bool,  # noqa: FBT001 - whether Spark filters too
+) -> None:
+    """Where Spark pushes them; with and without that the rows are the same."""
+    queue.fill(0, 100)
+    condition = condition.format(queue=queue.name)
+    pushed = "spark.sql.python.filterPushdown.enabled"
+    browsed = queue.reader(maxConcurrency=4).load().where(condition).orderBy("seq")
+    assert [row.seq for row in browsed.collect()] == seqs
+    try:
+        queue.spark.conf.set(pushed, "true")
+        browsed = queue.reader(maxConcurrency=4).load().where(condition).orderBy("seq")
+        capsys.readouterr()
+        browsed.explain()
+        plan = capsys.readouterr().out
+
+        assert [row.seq for row in browsed.collect()] == seqs
+        assert ("Filter" in plan.replace("RuntimeFilters", "")) == (left or not PUSHDOWN)
+    finally:
+        queue.spark.conf.unset(pushed)
+
+
+def test_a_limit_reads_a_few_pages_however_much_waits(queue: SparkQueue) -> None:
+    """Spark asks one task, whose generator ends when Spark has its rows."""
+    if queue.dotnet.dialect != "postgresql":
+        pytest.skip("the other server does not count the rows that it reads")
+    queue.place.sql(
+        f"INSERT INTO {queue.name} (id, headers, body) SELECT gen_random_uuid(), '{{}}', '' "
+        "FROM generate_series(1, 200000)"
+    )
+
+    found = queue.reader(maxConcurrency=2).load().limit(10).collect()
+
+    assert [row.seq for row in found] == list(range(1, 11))
+    # a session writes its figures at its end at the latest
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+    until(lambda: queue.place.sql(sessions, f"sqlqueue browse {queue.table}") == [(0,)])
+    sql = "SELECT idx_tup_fetch FROM pg_stat_user_tables WHERE relid = %s::regclass"
+    ((fetched,),) = queue.place.sql(sql, queue.name)
+    # a page reads a row twice, once to weigh it
+    assert 10 < fetched <= 2 * 30_000
 
 
 def test_poison_is_shown_with_its_text(queue: SparkQueue) -> None:
