@@ -37,8 +37,11 @@ def frame(
     """
     read = SourceOptions.parse({"url": NOWHERE, "queue": queue, **options})
     ddl = ", ".join(f"{name} {kind}" for name, kind in columns(read).items())
-    schema = spark.createDataFrame([], ddl).schema
+    empty = spark.createDataFrame([], ddl)
+    schema = empty.schema
     arrow = to_arrow_schema(schema)
     rows = table_rows(map(as_message, messages), body_string=read.include_body_string)
     found = [to_read_columns(each, arrow, queue=read.names[0]) for each in rows.to_batches()]
+    if not found:
+        return empty  # Spark takes no Arrow table without a batch
     return spark.createDataFrame(pa.Table.from_batches(found, schema=arrow), schema=schema)

@@ -85,7 +85,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         **dict.fromkeys(
             ["filter", "other-filter"], f"{READ}::test_a_browse_applies_filters_of_seq_and_queue"
         ),
-        "limit": f"{READ}::test_a_limit_reads_a_few_pages_however_much_waits",
+        "limit": f"{READ}::test_a_limit_reads_pages_of_one_task_until_spark_has_its_rows",
         "columns": f"{READ}::test_a_schema_of_fewer_columns_is_read",
     },
     ("docs/sqlqueue.md", "promises"): {
