@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from xdist.workermanage import WorkerController
 
-pytest_plugins = ("pytester", "sqlq_spark.testing.plugin")
-
 # Spark's workers otherwise run the first python3 of PATH; both are read when the JVM starts.
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

@@ -9,12 +9,12 @@ from datetime import UTC
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
-from adbc_driver_postgresql import dbapi
-
 from sqlq_spark import database
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.names import names_of
+from sqlq_spark.database.postgresql import drivers
+from sqlq_spark.database.postgresql.url import redact
 from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.testing.messages import Message, as_message, table_rows
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES
@@ -114,7 +114,10 @@ def new_database(server: str) -> Iterator[Database]:
 
 def execute(url: str, statement: str) -> None:
     """Run a statement that must be alone in its transaction."""
-    with dbapi.connect(url, autocommit=True) as connection, connection.cursor() as cursor:
+    with (
+        drivers.connect(url, redact(url), "sqlqueue test", TIMEOUT) as connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute(statement)
 
 
