@@ -9,6 +9,7 @@ is ReadLimit, `latestOffset(start, limit)` and more than one micro-batch for Tri
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import datasource
@@ -71,6 +72,7 @@ __all__ = [
     "ReadMaxRows",
     "SupportsTriggerAvailableNow",
     "drains_at_once",
+    "pushes_filters",
     "to_arrow_schema",
 ]
 
@@ -95,3 +97,18 @@ def drains_at_once() -> bool:
     run has no micro-batch. The version of a Spark Connect server is not checked.
     """
     return ADMISSION_CONTROL
+
+
+# the program in which Spark 4.1 and later plan a read with filters
+_PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+def pushes_filters() -> bool:
+    """
+    Whether Spark plans a read with filters in this process.
+
+    It starts that program only with `spark.sql.python.filterPushdown.enabled`. Without the setting
+    it refuses any reader that has `pushFilters`, so only this program may see such a one.
+    """
+    program = getattr(sys.modules["__main__"], "__spec__", None)
+    return _PUSHDOWN in sys.modules or getattr(program, "name", None) == _PUSHDOWN

@@ -29,7 +29,7 @@ from faults.model.steps import FIGURES
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 
-from sqlq_spark.demo import embedded
+from sqlq_spark.testing.postgresql import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,15 +74,11 @@ class Place:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[str]:
+def server(sqlqueue_server: str) -> str:
     """Give the url of a PostgreSQL database, over TCP, for JDBC needs it."""
-    if named := os.environ.get("SQLQ_TEST_POSTGRES"):
-        servers.ran["postgresql"] = f"{version(named)}, named by SQLQ_TEST_POSTGRES"
-        yield named
-        return
-    with embedded.server(tcp=True) as running:
-        servers.ran["postgresql"] = f"{version(running.url)}, embedded"
-        yield running.url
+    kind = f"named by {VARIABLE}" if os.environ.get(VARIABLE) else "embedded"
+    servers.ran["postgresql"] = f"{version(sqlqueue_server)}, {kind}"
+    return sqlqueue_server
 
 
 def version(url: str) -> str:

@@ -101,3 +101,5 @@ def test_the_metadata_are_the_projects(built: Path) -> None:
     needed = [each for each in found.get_all("Requires-Dist", []) if "extra ==" not in each]
     assert needed == project["dependencies"]
     assert "sqlqueue = sqlq_spark.cli.main:main" in texts["entry_points.txt"]
+    plugin = "sqlq_spark.testing.plugin"
+    assert f"[pytest11]\n{plugin} = {plugin}\n" in texts["entry_points.txt"]

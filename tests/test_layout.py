@@ -18,6 +18,7 @@ FLOORS = (
     {"admin"},
     {"datasource"},
     {"cli", "jobs", "demo"},
+    {"testing"},
 )
 FLOOR = {name: at for at, names in enumerate(FLOORS) for name in names}
 ENTRIES = {"__init__", "__main__"}  # what a user imports or runs: they see everything

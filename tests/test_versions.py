@@ -120,7 +120,7 @@ def test_spark_4_0_gets_classes_for_those_that_it_lacks() -> None:
         "from pyspark.sql import datasource\n"
         "sys.modules['pyspark.sql.streaming.datasource'] = None\n"
         "del datasource.DataSourceStreamArrowWriter\n"
-        "from sqlq_spark.datasource import StreamReader, StreamWriter\n"
+        "from sqlq_spark.datasource.write import StreamWriter\n"
         "from sqlq_spark.spark_api import drains_at_once\n"
         "kinds = datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter\n"
         "print([issubclass(StreamWriter, kind) for kind in kinds], drains_at_once())\n"

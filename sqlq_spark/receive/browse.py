@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
 from sqlq_spark.receive.driver.pace import apportion
+from sqlq_spark.receive.selection import ALL
 from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW
 from sqlq_spark.wire.texts import find_undecodable, with_readable_texts
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.database.statements import StatementName
+    from sqlq_spark.receive.selection import Selection
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -34,24 +36,33 @@ NAMED = 20  # seqs in a warning
 
 
 def parts(
-    connection: Connection, queues: Sequence[QueueAddress], *, parts: int, timeout: float
+    connection: Connection,
+    queues: Sequence[QueueAddress],
+    *,
+    parts: int,
+    timeout: float,
+    wanted: Selection = ALL,
 ) -> list[tuple[QueueAddress, int, int]]:
     """
     Cut the seqs of queues into ranges of about even width.
 
     Returns:
         About `parts` of them, at least one for each queue that is not empty: the queue, and a
-        half-open range; by queue, ascending.
+        half-open range; by queue, ascending. Only what is wanted.
     """
+    queues = [queue for queue in queues if wanted.includes(connection.canonical(queue))]
     with transaction(connection, timeout=timeout):
         ends = [connection.rows("top", tables={"queue": queue})[0] for queue in queues]
-    widths = [0 if first is None else last + 1 - first for first, last in ends]
+    found = [
+        wanted.within(*((0, 0) if first is None else (first, last + 1))) for first, last in ends
+    ]
+    widths = [max(0, each.stop - each.first) for each in found]
     shares = apportion(widths, widths, tasks=parts)
     return [
-        (queue, *each)
-        for queue, (first, last), share in zip(queues, ends, shares, strict=True)
+        (queue, *part)
+        for queue, each, share in zip(queues, found, shares, strict=True)
         if share
-        for each in cut(first, last + 1, parts=share)
+        for part in cut(each.first, each.stop, parts=share)
     ]
 
 

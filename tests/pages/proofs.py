@@ -23,6 +23,7 @@ TOPICS = "conformance/test_subscriptions.py"
 STREAM = "spark/test_stream.py"
 WRITE = "spark/test_write.py"
 OPTIONS = "spark/test_options.py"
+READ = "spark/test_read.py"
 OPERATIONS = "pages/test_operations.py"
 DBA = "pages/test_dba.py"
 SPARK = "pages/test_spark_pages.py"
@@ -79,6 +80,13 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "killed": f"{KILL}::test_killed_around_a_write",
         "shared": BESIDE,
         "rate": "pages/test_pages.py::test_figures_that_are_repeated_are_those_of_the_bench",
+    },
+    ("docs/sqlqueue.md", "browse-reads"): {
+        **dict.fromkeys(
+            ["filter", "other-filter"], f"{READ}::test_a_browse_applies_filters_of_seq_and_queue"
+        ),
+        "limit": f"{READ}::test_a_limit_reads_pages_of_one_task_until_spark_has_its_rows",
+        "columns": f"{READ}::test_a_schema_of_fewer_columns_is_read",
     },
     ("docs/sqlqueue.md", "promises"): {
         "task-dies": GAP,
@@ -366,6 +374,10 @@ PARTS: dict[str, dict[str, str]] = {
         "rights": "test_sqlserver.py::test_the_script_gives_the_rights_that_the_wire_lists",
         "errors": "tds/test_drivers.py::test_an_error_is_classified_wherever_it_comes",
         "checked": f"{PAGES}_the_list_of_what_was_checked_names_each_check_of_first_contact",
+    },
+    "docs/testing.md": {
+        "fixtures": "test_testing.py::test_the_page_lists_the_fixtures_and_functions",
+        "testing-functions": "test_testing.py::test_the_page_lists_the_fixtures_and_functions",
     },
     "docs/transactions.md": {"modes": PROSE},
     "docs/versions.md": {

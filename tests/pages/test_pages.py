@@ -46,11 +46,14 @@ RUN = {
     "docs/restore.md": "pages/test_runbooks.py",
     "docs/retention.md": "pages/test_runbooks.py",
     "docs/sqlqueue.md": "pages/test_spark_pages.py",
+    "docs/testing.md": "test_testing.py",
     "docs/transactions.md": "pages/test_spark_pages.py",
     "docs/upgrade.md": "pages/test_runbooks.py",
 }
 # their commands start other programs, or a server of their own: they are parsed here
-PARSED = ["README.md", "CONTRIBUTING.md", "docs/commandline.md", "docs/jobs.md"]
+PARSED = [
+    *("README.md", "CONTRIBUTING.md", "docs/commandline.md", "docs/jobs.md", "docs/testing.md")
+]
 
 
 def source(path: str) -> str:

@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, StructType, TimestampType
 from spark.stand import Queue
 from wire import cases
 
-from sqlq_spark.datasource import BatchWriter
+from sqlq_spark.datasource.write import BatchWriter
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send.message import columns, frame

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
-from sqlq_spark.datasource import BatchWriter
+from sqlq_spark.datasource.write import BatchWriter
 from sqlq_spark.errors import BadOption
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send.message.delays import CHUNK_DELAYS

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from pyspark.sql.types import LongType, StringType, StructType
 
-from sqlq_spark.datasource import DefaultSource, StreamReader
+from sqlq_spark.datasource import DefaultSource
 from sqlq_spark.errors import CheckpointRolledBack
 
 if TYPE_CHECKING:
     from spark.stand import Queue
+    from sqlq_spark.datasource.stream import StreamReader
 
 SCHEMA = StructType().add("id", StringType()).add("seq", LongType())
 

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chispa import assert_df_equality
+from pyspark.sql import datasource
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark.stand import message_ids, numbered
+from sqlq_spark.datasource.read import BrowseReader
+from sqlq_spark.options import SourceOptions
 
 if TYPE_CHECKING:
     from spark.stand import SparkQueue
@@ -21,6 +24,7 @@ COLUMNS = (
     "id string, correlationId string, replyToAddress string, expires timestamp, "
     "headers map<string,string>, corruptHeaders string, body binary, seq bigint, queue string"
 )
+PUSHDOWN = hasattr(datasource, "Filter")  # from Spark 4.1
 FINEST = {"postgresql": 123_456, "sqlserver": 120_000}  # microseconds that `expires` can hold
 
 
@@ -104,6 +108,61 @@ def test_a_schema_of_fewer_columns_is_read(queue: SparkQueue) -> None:
             queue.reader().schema(schema).load().collect()
         wrong = schema.rpartition(", ")[2]
         assert f"a read has no column {wrong}; choose from {COLUMNS}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("condition", "seqs", "left"),
+    [
+        ("seq > 90 AND seq <= 93", [91, 92, 93], False),
+        ("seq BETWEEN 5 AND 7 AND queue = '{queue}'", [5, 6, 7], False),
+        ("queue IN ('{queue}', 'absent') AND seq < 3", [1, 2], False),
+        ("queue = 'absent'", [], False),
+        ("seq IN (2, 4)", [2, 4], True),
+        ("seq >= 99 AND corruptHeaders IS NULL", [99, 100], True),
+    ],
+)
+def test_a_browse_applies_filters_of_seq_and_queue(
+    queue: SparkQueue,
+    capsys: pytest.CaptureFixture[str],
+    condition: str,
+    seqs: list[int],
+    left: bool,  # noqa: FBT001 - whether Spark filters too
+) -> None:
+    """Where Spark pushes them; with and without that the rows are the same."""
+    queue.fill(0, 100)
+    condition = condition.format(queue=queue.name)
+    pushed = "spark.sql.python.filterPushdown.enabled"
+    browsed = queue.reader(maxConcurrency=4).load().where(condition).orderBy("seq")
+    assert [row.seq for row in browsed.collect()] == seqs
+    try:
+        queue.spark.conf.set(pushed, "true")
+        browsed = queue.reader(maxConcurrency=4).load().where(condition).orderBy("seq")
+        capsys.readouterr()
+        browsed.explain()
+        plan = capsys.readouterr().out
+
+        assert [row.seq for row in browsed.collect()] == seqs
+        assert ("Filter" in plan.replace("RuntimeFilters", "")) == (left or not PUSHDOWN)
+    finally:
+        queue.spark.conf.unset(pushed)
+
+
+def test_a_limit_reads_pages_of_one_task_until_spark_has_its_rows(queue: SparkQueue) -> None:
+    """The lowest seqs; a page is read only when Spark asks for more."""
+    queue.fill(0, 200)
+    options = SourceOptions.parse(queue.options | {"maxConcurrency": "2"})
+    reader = BrowseReader(options, queue.reader().load().schema)
+    first, second = reader.partitions()
+    assert (first.first, first.stop, second.stop) == (1, 101, 201)
+
+    asked = reader.read(first)
+    pages = [next(asked).column("seq").to_pylist()]
+    queue.dba.empty(queue.address)
+
+    assert pages + [each.column("seq").to_pylist() for each in asked] == [list(range(1, 51))]
+    queue.fill(0, 200)
+    found = queue.reader(maxConcurrency=2).load().limit(10).collect()
+    assert message_ids(found) == numbered(0, 10)
 
 
 def test_poison_is_shown_with_its_text(queue: SparkQueue) -> None:

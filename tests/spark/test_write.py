@@ -21,7 +21,7 @@ from waiting import until
 
 from spark.stand import finish, numbered
 from sqlq_spark import register
-from sqlq_spark.datasource import StreamWriter, warn_of_legacy_columns
+from sqlq_spark.datasource.write import StreamWriter, warn_of_legacy_columns
 from sqlq_spark.errors import BadOption
 from sqlq_spark.functions import reply
 from sqlq_spark.options import SinkOptions

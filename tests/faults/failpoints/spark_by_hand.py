@@ -2,7 +2,7 @@
 What Spark does with the package, by hand, so that it can die anywhere and is cheap to repeat.
 
 `Desk` is what one process holds: a stream and sessions. The deeds below it are the package's calls,
-made as datasource.py and cli.py make them; they travel to a process that is to be killed.
+made as datasource and cli make them; they travel to a process that is to be killed.
 `Stream` is a query of two or more micro-batches from a queue into two others, `write` a job that
 writes frames, `operate` an operator who brings back what a lost checkpoint has left. Each does what
 died again, as Spark or a user would, until all is done.

@@ -1,0 +1,117 @@
+"""
+The classes that Spark calls.
+
+camelCase names and parameter names are Spark's.
+What Spark pickles between its processes (a reader, a writer, a partition) holds options and plans,
+never a connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
+from pyspark.sql.datasource import DataSource
+
+from sqlq_spark.datasource.read import BrowseReader, FilteringBrowseReader
+from sqlq_spark.datasource.stream import StreamReader
+from sqlq_spark.datasource.write import (
+    BatchWriter,
+    StreamWriter,
+    look_ahead_once,
+)
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.receive.columns import columns
+from sqlq_spark.send.write import look_ahead
+from sqlq_spark.spark_api import pushes_filters
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import (
+        DataSourceArrowWriter,
+        DataSourceReader,
+        DataSourceStreamReader,
+    )
+    from pyspark.sql.types import StructType
+
+    from sqlq_spark.spark_api import DataSourceStreamArrowWriter
+
+log = logging.getLogger("sqlq_spark")
+
+
+class DefaultSource(DataSource):
+    """The format `sqlqueue`."""
+
+    cores: int | None = None  # of the cluster, where `register` saw it
+    application: str | None = None  # its name, where `register` saw it
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `.format(…)`."""
+        return "sqlqueue"
+
+    def schema(self) -> str:
+        """The columns of a read."""
+        options = SourceOptions.parse(self.options)
+        return ", ".join(f"{name} {kind}" for name, kind in columns(options).items())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Browse: deletes nothing."""
+        options = SourceOptions.parse(self.options, cores=self.cores)
+        kind = FilteringBrowseReader if pushes_filters() else BrowseReader
+        return kind(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Receive."""
+        options = SourceOptions.parse(self.options, cores=self.cores)
+        return StreamReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
+        """Send a frame."""
+        options = SinkOptions.parse(self.options)
+        made = BatchWriter(options, schema, overwrite=overwrite, sender=self.sender())
+        look_ahead(made.options)
+        return made
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001
+        """Send the micro-batches of a stream."""
+        options = SinkOptions.parse(self.options)
+        made = StreamWriter(options, schema, overwrite=overwrite, sender=self.sender())
+        look_ahead_once(made.options)
+        return made
+
+    def sender(self) -> str | None:
+        """Return the name of the query, or else of the application, as far as it is known."""
+        return self.options.get("queryName") or self.application
+
+
+def register(spark: SparkSession) -> None:
+    """Register the format, with the number of the cluster's cores where the session says it."""
+    found = getattr(spark, "_sc", None)  # no property: that of Spark Connect raises
+    known = None if found is None else max(1, found.defaultParallelism)
+    try:
+        spark.dataSource.register(sized(known, application_name(spark)))
+    except PySparkException as error:
+        # Spark 4.0.0 finds the format and then takes no other; what it found is this package
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
+        log.info("the format sqlqueue is registered already")
+
+
+def application_name(spark: SparkSession) -> str | None:
+    """Return the application's name; None where the session does not say it."""
+    try:
+        return spark.conf.get("spark.app.name", None)
+    except PySparkException:
+        return None
+
+
+def sized(cores: int | None, application: str | None = None) -> type[DefaultSource]:
+    """
+    Give the format, knowing the cluster's cores and the application's name.
+
+    Spark pickles a class that no module holds by value, and with it these values.
+    """
+    known = {"cores": cores, "application": application}
+    return type(DefaultSource.__name__, (DefaultSource,), known)

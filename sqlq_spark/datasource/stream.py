@@ -1,0 +1,142 @@
+"""`spark.readStream`: receive."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pyspark
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from sqlq_spark.admin import checks
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.datasource.column_types import column_types
+from sqlq_spark.datasource.origin import origin
+from sqlq_spark.receive.columns import check_columns
+from sqlq_spark.receive.driver.loop import PeekLoop
+from sqlq_spark.receive.offset import INITIAL, Offset
+from sqlq_spark.receive.poison import warn_of_poison
+from sqlq_spark.receive.task import Task, receive
+from sqlq_spark.spark_api import (
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    to_arrow_schema,
+)
+from sqlq_spark.wire.header_columns import to_read_columns
+from sqlq_spark.wire.rows import record_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from sqlq_spark.options import SourceOptions
+
+log = logging.getLogger("sqlq_spark")
+
+
+@dataclass
+class TaskPartition(InputPartition):
+    """A receive task on its way to an executor."""
+
+    task: Task
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """`spark.readStream`: receives, by receive/driver on the driver and receive/task.py."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        """Start; Spark builds several of these, only one of them speaks to the database."""
+        check_columns(column_types(schema), options)
+        self.options = options
+        self.columns = schema
+        self._loop: PeekLoop | None = None
+        self._planned = INITIAL  # end of the last batch whose tasks Spark asked for
+
+    @property
+    def loop(self) -> PeekLoop:
+        """The peek loop, made when the driver first needs it."""
+        if self._loop is None:
+            self._loop = PeekLoop(self.options, time.monotonic, checks.at_start)
+        return self._loop
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Give a constant, as Spark asks for it more than once."""
+        return INITIAL.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Give what Spark hands back to latestOffset."""
+        return ReadMaxRows(self.options.max_messages)
+
+    def latestOffset(
+        self,
+        start: dict[str, Any] | None = None,
+        limit: ReadLimit | None = None,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        """
+        Acknowledge `start`, and plan the batch after it.
+
+        Spark 4.0 and 4.1 do not name it. They ask for the tasks of the last batch in the offset
+        log at every start, and call this only if that batch is in the commit log.
+        """
+        if start is None:
+            warn_of_single_batches()
+        end = self._planned if start is None else Offset.parse(start)
+        return self.loop.latest(end).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """Report what the progress shows."""
+        return self.loop.report()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Freeze the end of this run."""
+        self.loop.freeze()
+
+    def partitions(
+        self,
+        start: dict[str, Any],  # noqa: ARG002
+        end: dict[str, Any],
+    ) -> Sequence[TaskPartition]:
+        """Make the tasks of a batch, from its offset alone: a replay has nothing else."""
+        self._planned = Offset.parse(end)
+        return [TaskPartition(task) for task in self.loop.tasks(self._planned)]
+
+    def read(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """Receive on an executor, or hand out again what an earlier attempt received."""
+        task, options = partition.task, self.options
+        with Session(options, task.name, state=False, worker=True, reached=True) as session:
+            rows = session.do(
+                lambda connection: receive(
+                    connection, task, timeout=options.query_timeout, origin=origin()
+                )
+            )
+            queue = session.open().canonical(task.queue)
+        schema = to_arrow_schema(self.columns)
+        for chunk in record_batches(rows):
+            batch = to_read_columns(chunk, schema, queue=queue)
+            warn_of_poison(batch, queue)
+            yield batch
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Acknowledge `end`."""
+        self.loop.acknowledge(Offset.parse(end))
+
+    def stop(self) -> None:
+        """End the driver's session; Spark does not always call this."""
+        if self._loop is not None:
+            self._loop.close()
+
+
+@cache
+def warn_of_single_batches() -> None:
+    """Say, once in a process, what Trigger.AvailableNow does on Spark 4.0 and 4.1."""
+    log.warning(
+        "Spark %s runs one micro-batch for each Trigger.AvailableNow of this format: start the "
+        "query again until it receives nothing, or use Spark 4.2",
+        pyspark.__version__,
+    )

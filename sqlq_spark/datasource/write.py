@@ -1,0 +1,190 @@
+"""`df.write` and `df.writeStream`: send."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from sqlq_spark.datasource.column_types import column_types
+from sqlq_spark.datasource.origin import origin
+from sqlq_spark.errors import BadOption, SqlQueueError
+from sqlq_spark.send.message.columns import check_frame
+from sqlq_spark.send.message.sent_by import SentBy
+from sqlq_spark.send.staging import nameless_sink
+from sqlq_spark.send.write import (
+    WriteTask,
+    discard_staged,
+    dispatch_staged,
+    look_ahead,
+    write,
+)
+from sqlq_spark.spark_api import DataSourceStreamArrowWriter
+from sqlq_spark.wire.message_types import begins_with_interface
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from sqlq_spark.options import SinkOptions
+    from sqlq_spark.send.staging import Staged
+
+log = logging.getLogger("sqlq_spark")
+
+
+@cache
+def warn_of_legacy_columns() -> None:
+    """Log, once in a process, that the option has no effect here."""
+    log.warning(
+        "legacyColumns=true has no effect. Queues of PostgreSQL have no columns CorrelationId and "
+        "ReplyToAddress, because no endpoint of version 1 reads them. Both are in the headers"
+    )
+
+
+@cache
+def warn_of_order(types: str) -> None:
+    """Log, once in a process, that an endpoint may handle each message twice."""
+    log.warning(
+        "messageType=%s begins with what seems to be an interface. If a class that implements it "
+        "follows, an endpoint handles each message twice: put the most derived type first",
+        types,
+    )
+
+
+@cache
+def look_ahead_once(options: SinkOptions) -> None:
+    """Look ahead for a stream, once: Spark makes a new writer for each micro-batch."""
+    look_ahead(options)
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What one task wrote; `staged` is None with delivery=atLeastOnce."""
+
+    staged: Staged | None
+    messages: int
+
+
+class Writing:
+    """The common part of the writers of frames and streams."""
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        schema: StructType,
+        *,
+        overwrite: bool,
+        sender: str | None = None,
+    ) -> None:
+        """
+        Check the frame before anything is computed.
+
+        Args:
+            options: of the write.
+            schema: of the frame.
+            overwrite: whether Spark was asked to replace what is there.
+            sender: OriginatingEndpoint, where the options do not have it.
+
+        Raises:
+            BadFrame, BadOption.
+        """
+        if overwrite:
+            complete = isinstance(self, StreamWriter)
+            mode = ("outputMode", "complete") if complete else ("mode", "overwrite")
+            raise BadOption(*mode, "append: sending adds to a queue")
+        check_frame(
+            column_types(schema),
+            queue=options.address is not None,
+            topics=options.topics is not None,
+            as_received=options.as_received,
+        )
+        if options.legacy_columns and not options.fills_legacy_columns:
+            warn_of_legacy_columns()
+        if options.message_type is not None and begins_with_interface(options.message_type):
+            warn_of_order(options.message_type)
+        self.options = options
+        self.sent_by = SentBy.here(options.originating_endpoint or sender)
+
+    def send(self, batches: Iterator[pa.RecordBatch], sink: str, batch: int) -> Written:
+        """Stage or send the rows of one task."""
+        context = TaskContext.get()
+        partition = 0 if context is None else context.partitionId()
+        task = WriteTask(
+            sink=sink, batch=batch, partition=partition, origin=origin(), sent_by=self.sent_by
+        )
+        return Written(*write(self.options, batches, task))
+
+
+def staged_in(messages: list[WriterCommitMessage | None]) -> list[Staged]:
+    """What the tasks staged, of what Spark carried to the driver."""
+    return [
+        each.staged for each in messages if isinstance(each, Written) and each.staged is not None
+    ]
+
+
+RATED = (
+    "a stream, or a write with txnAppId and txnVersion: one write is one transaction, so there is "
+    "nothing between its messages to wait"
+)
+
+
+class BatchWriter(Writing, DataSourceArrowWriter):
+    """`df.write`: one batch. With txnAppId and txnVersion a repeated batch is sent once."""
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        schema: StructType,
+        *,
+        overwrite: bool,
+        sender: str | None = None,
+    ) -> None:
+        """Begin. Spark pickles this object to the executors and back to the driver."""
+        super().__init__(options, schema, overwrite=overwrite, sender=sender)
+        named = options.txn_app_id is not None
+        if options.max_rate is not None and not named:
+            raise BadOption("maxMessagesPerSecond", str(options.max_rate), RATED)
+        self.sink = f"app:{options.txn_app_id}" if named else nameless_sink()
+        self.batch = options.txn_version or 0
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage or send one task's rows."""
+        return self.send(iterator, self.sink, self.batch)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Send what was staged."""
+        dispatch_staged(self.options, staged_in(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+        """Drop what was staged. Some tasks may still run."""
+        discard_staged(self.options, self.sink, self.batch, final=self.options.txn_app_id is None)
+
+
+class StreamWriter(Writing, DataSourceStreamArrowWriter):
+    """`df.writeStream`: the sink is the query's id, the batch is Spark's batch number."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage or send one task's rows of a micro-batch."""
+        batch = origin()
+        if batch.query_id is None or batch.query_batch is None:
+            # without them two queries would share a row of the dispatch log and lose messages
+            raise SqlQueueError(
+                "Spark did not give this task its query and batch, so a stream cannot send once. "
+                "Use foreachBatch with txnAppId and txnVersion"
+            )
+        return self.send(iterator, f"query:{batch.query_id}", batch.query_batch)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
+        """Send what was staged, unless the dispatch log has the batch."""
+        dispatch_staged(self.options, staged_in(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
+        """Drop what was staged. The next batch drops what this process does not know of."""
+        for sink, batch in {(each.sink, each.batch) for each in staged_in(messages)}:
+            discard_staged(self.options, sink, batch, final=False)

@@ -1,0 +1,36 @@
+"""
+Tests of pipelines: a private PostgreSQL, queues, messages, and frames as a read gives them.
+
+The fixtures are in plugin.py, a plugin of pytest. Nothing here is imported before it is used,
+because every run of pytest loads the plugin.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sqlq_spark.testing.database import Database, Queue, new_database
+    from sqlq_spark.testing.frames import frame
+    from sqlq_spark.testing.messages import Message
+    from sqlq_spark.testing.postgresql import server
+
+__all__ = ["Database", "Message", "Queue", "frame", "new_database", "server"]
+
+HOMES = {
+    "Database": "database",
+    "Message": "messages",
+    "Queue": "database",
+    "frame": "frames",
+    "new_database": "database",
+    "server": "postgresql",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - classes and functions
+    """Import what is asked for."""
+    if name not in HOMES:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)

@@ -1,0 +1,95 @@
+"""Filters that a browse applies: for every row the same as Spark's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+filters = pytest.importorskip("pyspark.sql.datasource")
+if not hasattr(filters, "Filter"):
+    pytest.skip("Spark 4.0 pushes no filters", allow_module_level=True)
+
+from sqlq_spark.datasource.filters import narrow  # noqa: E402
+from sqlq_spark.receive.selection import ALL, HIGHEST, LOWEST  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SEQ, QUEUE = ("seq",), ("queue",)
+SEQS = st.integers(LOWEST, HIGHEST - 1) | st.integers(-3, 3)
+QUEUES = st.sampled_from(["a", "A", "b"])
+MEANING: dict[str, Callable[[Any, Any], bool]] = {
+    "EqualTo": lambda found, value: found == value,
+    "EqualNullSafe": lambda found, value: found == value,
+    "GreaterThan": lambda found, value: found > value,
+    "GreaterThanOrEqual": lambda found, value: found >= value,
+    "LessThan": lambda found, value: found < value,
+    "LessThanOrEqual": lambda found, value: found <= value,
+    "In": lambda found, value: found in value,
+}
+
+
+def conditions(column: tuple[str], values: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    """Each kind of filter of a column."""
+    single = st.sampled_from([name for name in MEANING if name != "In"])
+    many = st.lists(values | st.none(), max_size=3).map(tuple)
+    return st.builds(
+        lambda name, value: getattr(filters, name)(column, value), single, values
+    ) | st.builds(lambda value: filters.In(column, value), many)
+
+
+@given(
+    st.lists(conditions(SEQ, SEQS) | conditions(QUEUE, QUEUES), max_size=4),
+    st.lists(st.tuples(SEQS, QUEUES), max_size=8),
+)
+def test_what_is_selected_and_left_to_spark_is_what_was_asked(
+    asked: list[object], rows: list[tuple[int, str]]
+) -> None:
+    """For every row: selected, and passed by the filters that are left."""
+    wanted, left = ALL, []
+    for each in asked:
+        wanted, done = narrow(wanted, each)  # type: ignore[arg-type]
+        left += [] if done else [each]
+
+    for row in rows:
+        seq, queue = row
+        selected = wanted.first <= seq < wanted.stop and wanted.includes(queue)
+        assert (selected and passes(row, left)) == passes(row, asked)
+
+
+def passes(row: tuple[int, str], conditions: list[object]) -> bool:
+    """Whether a row passes, as Spark decides it."""
+    return all(
+        MEANING[type(each).__name__](row[each.attribute == QUEUE], each.value)  # type: ignore[attr-defined]
+        for each in conditions
+    )
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        filters.EqualTo(("id",), "x"),
+        filters.EqualTo(("headers", "seq"), 1),
+        filters.EqualTo(SEQ, True),  # noqa: FBT003
+        filters.EqualNullSafe(SEQ, None),
+        filters.EqualNullSafe(QUEUE, None),
+        filters.Not(filters.EqualTo(QUEUE, "a")),
+        filters.StringStartsWith(QUEUE, "a"),
+        filters.IsNull(SEQ),
+        filters.IsNotNull(("id",)),
+        filters.GreaterThan(QUEUE, "a"),
+    ],
+    ids=repr,
+)
+def test_any_other_filter_is_left_to_spark(condition: object) -> None:
+    """And selects everything."""
+    assert narrow(ALL, condition) == (ALL, False)  # type: ignore[arg-type]
+
+
+def test_neither_column_is_ever_null() -> None:
+    """Spark adds this filter to each comparison."""
+    assert narrow(ALL, filters.IsNotNull(SEQ)) == (ALL, True)
+    assert narrow(ALL, filters.IsNotNull(QUEUE)) == (ALL, True)

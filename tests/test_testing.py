@@ -1,0 +1,168 @@
+"""The plugin of pytest: the code of its page, its fixtures, and what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pages.page import blocks, table
+
+from sqlq_spark import testing
+from sqlq_spark.testing import Database, Message, Queue, frame, plugin
+from sqlq_spark.testing.postgresql import VARIABLE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parent.parent
+PAGE = "docs/testing.md"
+
+
+@pytest.fixture
+def users(pytester: pytest.Pytester, server: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a folder of a user whose environment has this package installed; a run's own process."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    metadata = pytester.mkdir("site") / "as_installed-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: as-installed\nVersion: 1\n")
+    points = (f"{k} = {v}\n" for k, v in project["entry-points"]["pytest11"].items())
+    (metadata / "entry_points.txt").write_text("".join(["[pytest11]\n", *points]))
+    path = [str(pytester.path), str(metadata.parent), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    monkeypatch.setenv(VARIABLE, server)
+    pytester.makeini("[pytest]")  # else a file above this folder counts
+    return pytester.path
+
+
+@pytest.mark.spark
+def test_the_tests_of_the_page_pass(users: Path, pytester: pytest.Pytester) -> None:
+    """In a process of their own, with the fixtures that pytest finds by the entry point."""
+    code = {each.id: each.text for each in blocks(PAGE) if each.id}
+    (users / "pipeline.py").write_text(code["testing/pipeline"])
+    (users / "test_pipeline.py").write_text(code["testing/tests"])
+
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+
+    done.assert_outcomes(passed=2)
+
+
+def test_the_plugin_imports_nothing_heavy(users: Path, pytester: pytest.Pytester) -> None:
+    """Neither in a run without its fixtures, nor where pytest-xdist is switched off."""
+    heavy = ["pyspark", "pyarrow", "numpy", "adbc_driver_manager", "sqlq_spark.demo"]
+    (users / "test_imports.py").write_text(
+        "import sys\n"
+        "def test_imports():\n"
+        "    assert 'sqlq_spark.testing.plugin' in sys.modules\n"
+        f"    assert [each for each in {heavy!r} if each in sys.modules] == []\n"
+    )
+
+    done = pytester.runpytest_subprocess("-p", "no:xdist")
+
+    done.assert_outcomes(passed=1)
+
+
+def test_two_processes_of_xdist_share_nothing(users: Path, pytester: pytest.Pytester) -> None:
+    """Each test has a database of its own on the server that is named; none is left."""
+    (users / "test_queues.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('number', range(4))\n"
+        "def test_queue(number, sqlqueue_queue):\n"
+        "    sqlqueue_queue.send({'number': number})\n"
+        "    assert [each.json for each in sqlqueue_queue.messages()] == [{'number': number}]\n"
+    )
+
+    done = pytester.runpytest_subprocess("-n", "2")
+
+    done.assert_outcomes(passed=4)
+    assert left(os.environ[VARIABLE]) == 0
+
+
+def left(server: str) -> int:
+    """How many databases of tests there are."""
+    import psycopg  # noqa: PLC0415
+
+    with psycopg.connect(server) as connection:
+        found = connection.execute(
+            "SELECT count(*) FROM pg_database WHERE datname LIKE 'sqlqueue_test_%'"
+        ).fetchone()
+    return -1 if found is None else int(found[0])
+
+
+def test_what_was_sent_waits_in_its_order(sqlqueue_queue: Queue) -> None:
+    """Bodies and headers as given, poison too; reading deletes nothing."""
+    expires = datetime(2030, 6, 30, 17, 5, tzinfo=UTC)
+    sqlqueue_queue.send(
+        b"\x00bytes",
+        "text",
+        {"OrderId": 7},
+        Message(None, corrupt_headers="[]", expires=expires),
+        Message({}, message_type="Shop.PlaceOrder", headers={"NServiceBus.MessageId": "m-1"}),
+    )
+
+    found = sqlqueue_queue.messages()
+
+    assert found == sqlqueue_queue.messages()
+    assert [each.body for each in found] == [b"\x00bytes", b"text", b'{"OrderId": 7}', None, b"{}"]
+    assert [each.seq for each in found] == [1, 2, 3, 4, 5]
+    assert (found[3].headers, found[3].corrupt_headers, found[3].expires) == (None, "[]", expires)
+    assert found[4].message_type == "Shop.PlaceOrder"
+    own = found[4].headers or {}
+    assert (own["NServiceBus.MessageId"], own["NServiceBus.CorrelationId"]) == ("m-1", "m-1")
+
+
+def test_a_time_without_a_zone_is_refused(sqlqueue_queue: Queue) -> None:
+    """It would be read as another time on another machine."""
+    with pytest.raises(ValueError, match="has no time zone: add tzinfo=UTC"):
+        sqlqueue_queue.send(Message(expires=datetime(2030, 1, 1)))  # noqa: DTZ001
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("headers", ["map", "json"])
+@pytest.mark.parametrize("text", ["false", "true"])
+def test_a_frame_is_what_a_read_of_the_same_messages_gives(
+    spark: SparkSession, sqlqueue_database: Database, headers: str, text: str
+) -> None:
+    """The same columns and types in the same order, and the same values but for the row's id."""
+    queue = sqlqueue_database.queue("Shop.Orders")
+    own: dict[str, str | None] = {"NServiceBus.ReplyToAddress": "Shop.Web", "none": None}
+    later = datetime.now(UTC) + timedelta(days=1)
+    queue.send(Message({"OrderId": 7}, headers=own, expires=later), Message(None))
+    queue.send(Message(b"x", corrupt_headers="not JSON"))
+    options = {"headersFormat": headers}
+
+    read = spark.read.format("sqlqueue").options(**queue.options | options).load()
+    made = frame(spark, queue.messages(), **options, includeBodyString=text)
+
+    if text == "true":
+        assert [row.bodyString for row in made.collect()] == ['{"OrderId": 7}', None, "x"]
+        made = made.drop("bodyString")
+    assert made.schema == read.schema
+    assert made.drop("id").collect() == read.drop("id").orderBy("seq").collect()
+    assert frame(spark, []).count() == 0
+
+
+def test_the_page_lists_the_fixtures_and_functions() -> None:
+    """All of them, and none that is not there."""
+    fixtures = {row[0].strip("`") for row in table(PAGE, "fixtures").rows}
+    functions = {
+        name.split("(")[0]
+        for row in table(PAGE, "testing-functions").rows
+        for name in row[0].replace("`", "").split(", ")
+        if "(" in name
+    }
+
+    assert fixtures == {name for name in vars(plugin) if name.startswith("sqlqueue_")}
+    assert functions <= set(testing.__all__)
+    assert set(testing.__all__) - functions == {"Database", "Queue"}
+    assert set(testing.__all__) == set(testing.HOMES)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """As of any module, so that `hasattr` works."""
+    assert not hasattr(testing, "absent")
+    assert sys.modules["sqlq_spark.testing"] is testing
