@@ -15,6 +15,7 @@ from importlib import util
 LATER = (
     *(f"sqlq_spark.admin.{name}" for name in ("checks", "failed_messages", "find", "inspect")),
     "sqlq_spark.admin.purge",
+    "sqlq_spark.admin.receipt_messages",
     *(f"sqlq_spark.admin.{name}" for name in ("report", "retire", "return_to_source")),
     *(f"sqlq_spark.admin.{name}" for name in ("subscribers", "watch")),
     "sqlq_spark.admin.page.report",
