@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.errors import (
     CheckpointFailure,
+    DatabaseRolledBack,
     StreamNotFound,
     StreamOfOtherQueue,
     StreamTakenOver,
@@ -88,17 +89,23 @@ def store_plan(
     Two plans of one batch would share its receipts. Messages that only one of them receives would
     be lost.
 
+    The caller has acknowledged the batch before. If the row has not, the database has lost commits
+    since: a standby that was behind took over from under a query that runs.
+
     Returns:
         The plan to use: an earlier one, if the answer of its commit was lost.
 
     Raises:
         StreamNotFound: the stream's row is gone.
+        DatabaseRolledBack: the row has not acknowledged the batch before.
         StreamTakenOver: another driver speaks for the stream.
         BadPlan: the earlier plan cannot be read.
     """
     row = lock_stream(connection, stream)
     if row is None:
         raise StreamNotFound(stream, who.state_schema, connection.server)
+    if row.acked < batch - 1:  # before the driver: a claim may be among what was lost
+        accept_or_raise(DatabaseRolledBack(stream, batch - 1, row.acked, connection.server), who)
     if row.driver != who.driver:
         raise StreamTakenOver(stream)
     stored = row.plan_of(batch)

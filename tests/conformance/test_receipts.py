@@ -159,6 +159,25 @@ def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
     assert "the stream goes on after data loss" in caplog.text
 
 
+@pytest.mark.parametrize("driver", ["the driver", "one before"])
+def test_a_plan_ahead_of_the_stream_is_a_database_that_went_back(bench: Bench, driver: str) -> None:
+    """A query that runs through a failover receives nothing again; its claim may be lost too."""
+    stream = bench.new_stream(acked=2)
+    who = replace(bench.who, driver=driver)
+
+    with (
+        pytest.raises(DatabaseRolledBack, match=r"is at batch 4, but .* only up to batch 2"),
+        transaction(bench.desk, timeout=TIMEOUT),
+    ):
+        streams.store_plan(bench.desk, stream, 5, (), who)
+
+    assert bench.dotnet.state_rows("stream", "acked_batch, plan_batch") == [(2, None)]
+    accepting = replace(bench.who, fail_on_data_loss=False)
+    with transaction(bench.desk, timeout=TIMEOUT):
+        streams.store_plan(bench.desk, stream, 5, (), accepting)
+    assert bench.dotnet.state_rows("stream", "plan_batch") == [(5,)]
+
+
 def test_what_a_takeover_lost_of_a_batch_that_is_there_is_no_error(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:

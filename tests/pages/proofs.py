@@ -225,6 +225,13 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "row-security": f"{KINDS}::test_row_security_is_found_and_no_grant_is_asked_for",
     },
     ("docs/load.md", "waits"): dict.fromkeys(["blocks", "waits", "free"], WAITS),
+    ("docs/standby.md", "reports"): {
+        "stream": f"{RECEIPTS}::test_a_plan_ahead_of_the_stream_is_a_database_that_went_back",
+        "in-flight": f"{RECEIPTS}::test_what_a_takeover_lost_of_a_batch_that_is_there_is_no_error",
+        "new": f"{RECEIPTS}::test_an_ack_by_a_driver_that_was_taken_over_is_refused",
+        "sink": TRIED,
+        "sender": TRIED,
+    },
     ("docs/dba.md", "row-security"): {
         "own": f"{STATE}::test_a_tenant_sees_nothing_of_another",
         "role": f"{STATE}::test_a_stream_goes_on_under_another_login_of_its_role",
@@ -327,6 +334,7 @@ PARTS: dict[str, dict[str, str]] = {
         "reports": f"{RUNBOOKS}_after_a_restore_a_stream_raises_and_continues",
         "tried": TRIED,
     },
+    "docs/standby.md": {"window": TRIED, "commits": TRIED, "tried": TRIED},
     "docs/functions.md": {"header-functions": FUNCTIONS, "outgoing": FUNCTIONS, "cost": FIGURES},
     "docs/growth.md": {"speed": FIGURES, "limits": FIGURES},
     "docs/jobs.md": {
