@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 # A test's query runs a few times: the second compiler and a parallel collector cost a fifth of the
 # processor time of tests/spark and give nothing back.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# A shell ignores Ctrl-C for what it starts in the background, and all its children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # A machine's own name need not have an address.
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 # A machine that stands still for 0.2 s in an example, or for 1 s in drawing it, proves nothing.
