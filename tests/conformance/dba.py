@@ -306,6 +306,18 @@ class PostgreSQL(CommonDBA):
             yield
             other.rollback()
 
+    def locks_on_state(self) -> set[str]:
+        """The modes in which our sessions have state tables locked now."""
+        text = """
+        SELECT DISTINCT l.mode
+          FROM pg_locks AS l
+          JOIN pg_class AS c ON c.oid = l.relation
+          JOIN pg_namespace AS n ON n.oid = c.relnamespace
+          JOIN pg_stat_activity AS a ON a.pid = l.pid
+         WHERE n.nspname = %s AND c.relkind = 'r' AND a.application_name LIKE 'sqlqueue%%'
+        """
+        return {str(mode) for (mode,) in self.connection.execute(text.encode(), [self.state])}
+
     def age(self, table: str, column: str, *, hours: int) -> None:
         """Let what a state table records have been so much earlier."""
         earlier = f"{column} - interval '{hours} hours'"

@@ -355,7 +355,7 @@ def test_receipts_of_other_streams_are_warned_of_for_each_queue(
     several.loop(0, 1).latest(INITIAL)
 
     assert f"{several.names[1]}: 3 messages lie in receipts of other streams" in caplog.text
-    assert "sqlqueue receipts list" in caplog.text
+    assert "Start those queries once" in caplog.text
     assert "2 messages lie" not in caplog.text
 
 
