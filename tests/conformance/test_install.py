@@ -85,13 +85,14 @@ def test_a_second_install_locks_no_table_that_streams_use(bench: Bench) -> None:
     held: set[str] = set()
     dba = bench.dotnet.dba
     assert isinstance(dba, PostgreSQL)
+    ask = dba.locks_on_state
 
     class Watched(RecordedConnection):
         """Reads the locks before the commit."""
 
         def around(self, statement: str, call: Callable[[], Any]) -> Any:
             if statement == "commit":
-                held.update(dba.locks_on_state())
+                held.update(ask())
             return call()
 
     schema.install(Watched(bench.open("installer")), timeout=TIMEOUT)
