@@ -190,8 +190,9 @@ def reply(
 
     The destination is the ReplyToAddress of the received message. It is untrusted, and the sink
     rejects an invalid address. Do not set the option `queue` of the sink: it would be the
-    destination of all rows. Without ReplyToAddress `queue` is null, and the batch fails. The saga
-    id is copied, so that a saga gets its reply.
+    destination of all rows. Without ReplyToAddress `queue` is null. The batch then fails, unless
+    the option `undeliverable` names an error queue. The saga id is copied, so that a saga gets its
+    reply.
 
     Args:
         body: of the answer, a binary or string column, or a column's name.
@@ -330,8 +331,8 @@ def return_to_source(*, received: str | None = None, json: bool = False) -> list
 
     Headers that begin with NServiceBus.Retries, .FailedQ, .TimeOfFailure and .ExceptionInfo are
     left out. Do not set the option `queue` of the sink: it would be the destination of all rows.
-    Without FailedQ `queue` is null, and the batch fails. Corrupt headers raise an error as in
-    `forward`.
+    Without FailedQ `queue` is null. The batch then fails, unless the option `undeliverable` names
+    an error queue. Corrupt headers raise an error as in `forward`.
 
     Returns:
         `body`, `headers`, `id`, `queue`.
