@@ -10,11 +10,12 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sqlq_spark.wire.flat_json import FlatObjects
 from sqlq_spark.wire.headers import CORRELATION_ID, NEVER_FIRST, REPLY_TO_ADDRESS
 from sqlq_spark.wire.ids import id_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import numpy.typing as npt
 
 # columns of a read that are headers; the table's columns of these names are empty today
 HEADER_COLUMNS = {"correlationId": CORRELATION_ID, "replyToAddress": REPLY_TO_ADDRESS}
@@ -26,58 +27,91 @@ TEXTS = frozenset({str, type(None)})  # allowed types of header values
 # a letter or a dot as a hex escape in a header's name, which no transport writes
 NAMED_IN_HEX = r"\\u00(?:2[Ee]|[4-7])"
 
-# a quote with white space behind it, which no transport writes outside of values
-SPACED = r'"[ \t\r\n]'
-
 
 class Headers:
-    """The parsed headers of some rows: each a flat JSON object of strings or nulls."""
+    """
+    The headers of some rows: each a flat JSON object of texts or nulls.
+
+    Rows in the form of FlatObjects are read in columns, others are parsed one by one.
+    """
 
     def __init__(self, texts: pa.Array) -> None:
-        """Read header texts; `''` is `{}`."""
-        self._found = [parse_object(text) for text in texts.to_pylist()]
-        self._values: pa.Array | None = None
+        """Read header texts, of pa.string(); null and `''` are `{}`."""
+        self._texts = pc.fill_null(texts, "") if texts.null_count else texts
+        self._flat = FlatObjects(self._texts)
+        self._parsed: dict[int, dict[str, str | None] | None] = {}  # row → its headers, or poison
+        self._parse(np.flatnonzero(~self._flat.is_read).tolist())
 
-    def check(self) -> pa.Array:
-        """Check every value: a row with a value that is not text becomes poison."""
-        if self._values is None:
-            try:
-                self._values = self._flat_values()
-            except (pa.ArrowException, TypeError):
-                self._found = [
-                    None if each is None or not is_flat(each) else each for each in self._found
-                ]
-                self._values = self._flat_values()
-        return self._values
-
-    def _flat_values(self) -> pa.Array:
-        values = [value for each in self._found if each for value in each.values()]
-        return pa.array(values, pa.string())
-
-    def rows(self) -> list[dict[str, str | None]]:
-        """The headers of each row; none for poison."""
-        self.check()
-        return [each or {} for each in self._found]
+    def _parse(self, rows: list[int]) -> None:
+        texts = self._texts.take(pa.array(rows, pa.int64())).to_pylist()
+        self._parsed |= zip(rows, map(parse_headers, texts), strict=True)
 
     def poison(self) -> pa.Array:
         """Which rows are poison, as booleans."""
-        self.check()
-        return pa.array([each is None for each in self._found], pa.bool_())
+        found = np.zeros(len(self._texts), bool)
+        found[[row for row, headers in self._parsed.items() if headers is None]] = True
+        return pa.array(found)
 
-    def map(self, kind: pa.MapType) -> pa.MapArray:
-        """The headers as a map column; null for poison."""
-        values = self.check().cast(kind.item_type)
-        filled = self.rows()
-        offsets = np.zeros(len(filled) + 1, np.int32)
-        np.cumsum(np.fromiter(map(len, filled), np.int32, len(filled)), out=offsets[1:])
-        keys = pa.array([key for each in filled for key in each], kind.key_type)
-        offset_array = pa.array(offsets)
-        return pa.MapArray.from_arrays(offset_array, keys, values, type=kind, mask=self.poison())
+    def lacking(self, name: str) -> pa.Array:
+        """Which rows do not have a header, as booleans."""
+        lacking = np.ones(len(self._texts), bool)
+        lacking[self._flat.parents[self._flat.places(name)]] = False
+        lacking[[row for row, headers in self._parsed.items() if name in (headers or {})]] = False
+        return pa.array(lacking)
 
     def text(self, name: str) -> pa.Array:
         """One header of every row; null if it is missing, or if the row is poison."""
-        self.check()
-        return pa.array([each.get(name) if each else None for each in self._found], pa.string())
+        found = self._flat.values_of(name)
+        if not self._parsed:
+            return found
+        parsed = [(self._parsed[row] or {}).get(name) for row in sorted(self._parsed)]
+        others = pa.array(~self._flat.is_read)
+        return pc.replace_with_mask(found, others, pa.array(parsed, pa.string()))
+
+    def without_any(self) -> pa.Array:
+        """Which rows have no header at all, as booleans."""
+        counts = self._flat.counts.copy()
+        for row, headers in self._parsed.items():
+            counts[row] = len(headers or {})
+        return pa.array(counts == 0)
+
+    def unfit(self) -> list[int]:
+        """Find rows that endpoints up to 9.0 cannot read: a name twice, or NEVER_FIRST first."""
+        flat = self._flat
+        first = flat.places(NEVER_FIRST)
+        first = first[(first == 0) | (flat.parents[first] != flat.parents[first - 1])]
+        texts = self._texts.take(pa.array(list(self._parsed), pa.int64())).to_pylist()
+        parsed = zip(texts, self._parsed.items(), strict=True)
+        others = [row for text, (row, found) in parsed if found and is_unfit(text)]
+        return [*flat.repeated(), *flat.parents[first].tolist(), *others]
+
+    def map(self, kind: pa.MapType) -> pa.MapArray:
+        """The headers as a map column; null for poison."""
+        flat = self._flat
+        if repeated := flat.repeated():
+            flat.leave_out(repeated)
+            self._parse(repeated)
+        names, values, parents = flat.names.dictionary_decode(), flat.values(), flat.parents
+        if self._parsed:
+            more_names, more_values, rows = self._members_parsed()
+            parents = np.append(parents, rows)
+            order = np.argsort(parents, kind="stable")
+            names = pa.concat_arrays([names, more_names]).take(order)
+            values = pa.concat_arrays([values, more_values]).take(order)
+        offsets = np.zeros(len(self._texts) + 1, np.int32)
+        np.cumsum(np.bincount(parents, minlength=len(self._texts)), out=offsets[1:])
+        names, values = names.cast(kind.key_type), values.cast(kind.item_type)
+        mask = self.poison()
+        return pa.MapArray.from_arrays(pa.array(offsets), names, values, type=kind, mask=mask)
+
+    def _members_parsed(self) -> tuple[pa.Array, pa.Array, npt.NDArray[np.intp]]:
+        """Return names, values and rows of the headers that were parsed one by one."""
+        found = {row: headers or {} for row, headers in self._parsed.items()}
+        names = [name for headers in found.values() for name in headers]
+        values = [value for headers in found.values() for value in headers.values()]
+        counts = [len(headers) for headers in found.values()]
+        rows = np.repeat(np.fromiter(found, np.intp, len(found)), counts)
+        return pa.array(names, pa.string()), pa.array(values, pa.string()), rows
 
 
 def parse_object(text: str | None) -> dict[str, str | None] | None:
@@ -102,41 +136,20 @@ def parse_headers(text: str | None) -> dict[str, str | None] | None:
     return found if found is not None and is_flat(found) else None
 
 
-def find_unfit(texts: pa.Array, found: Sequence[dict[str, str | None]]) -> list[int]:
-    """
-    Find the rows that endpoints up to 9.0 cannot read: a name is there twice, or NEVER_FIRST first.
-
-    The first look counts `":`, which each name ends with, unless white space follows a quote. What
-    has more of them than names is parsed. Measured: 1.2 us for headers of 860 bytes, where parsing
-    takes 2.5 us.
-
-    Args:
-        texts: headers as JSON; null is no headers.
-        found: what `parse_headers` read from each; poison is empty.
-    """
-    spaced = pc.match_substring_regex(texts, SPACED).to_pylist()
-    rows = zip(texts.to_pylist(), spaced, found, strict=True)
-    return [at for at, (text, wide, names) in enumerate(rows) if _is_unfit(text, names, wide=wide)]
-
-
-def _is_unfit(text: str, names: dict[str, str | None], *, wide: bool) -> bool:
-    if not names:
-        return False
-    if wide or text.count('":') != len(names):
-        members = json.loads(text, object_pairs_hook=list)
-        return len(members) != len(names) or members[0][0] == NEVER_FIRST
-    return next(iter(names)) == NEVER_FIRST
+def is_unfit(text: str) -> bool:
+    """Whether endpoints up to 9.0 cannot read an object: a name twice, or NEVER_FIRST first."""
+    names = [name for name, _ in json.loads(text, object_pairs_hook=list)]
+    return len(names) != len({*names}) or names[0] == NEVER_FIRST
 
 
 def quick_text(texts: list[str | None], name: str) -> pa.Array:
     """
-    Find one header of every row by a text search, without parsing; null if it is missing.
+    Find one header of texts that may be cut, by a search; null if it is missing.
 
     The search assumes the form that the transports write. In JSON a quote inside a string is
     escaped, so `"name":"` without a backslash before it is a key. If the value has an escape, or if
     the name is there twice or in another form, the row is parsed. A name with a hex escape
     (`NAMED_IN_HEX`) is not found.
-    Measured: 0.4 us per message; parsing takes 2 us.
     """
     key, on = f'"{name}":"', len(name) + 3
 
@@ -165,18 +178,13 @@ def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> p
         schema: any columns of a read, with Spark's types.
         queue: the address from which they came.
 
-    Headers are parsed only if a column needs all of them, or if a name may have a hex escape.
+    Headers are read only if a column needs them.
     """
-    headers = texts = None
-    found = rows.column("headers")
-    if any(pa.types.is_map(field.type) or field.name == "corruptHeaders" for field in schema):
-        headers = Headers(found)
-    elif HEADER_COLUMNS.keys() & {*schema.names}:
-        if pc.any(pc.match_substring_regex(found, NAMED_IN_HEX)).as_py():
-            headers = Headers(found)
-        else:
-            texts = found.to_pylist()
-    columns = [column(field, rows, headers, texts, queue) for field in schema]
+    asked = {*schema.names}
+    as_map = any(pa.types.is_map(field.type) for field in schema)
+    needed = as_map or asked & (HEADER_COLUMNS.keys() | {"corruptHeaders"})
+    headers = Headers(rows.column("headers")) if needed else None
+    columns = [column(field, rows, headers, queue) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -184,16 +192,14 @@ def column(
     field: pa.Field,
     rows: pa.RecordBatch,
     headers: Headers | None,
-    texts: list[str | None] | None,
     queue: str,
 ) -> pa.Array:
-    """One column of a read, from parsed `headers`, or from `texts` if no parsing is needed."""
+    """One column of a read; `headers` are those of the rows, if the columns need any of them."""
     name, kind = field.name, field.type
     if name == "id":
         return id_texts(rows.column("id"))
-    if name in HEADER_COLUMNS:
-        header = HEADER_COLUMNS[name]
-        return headers.text(header) if headers else quick_text(texts or [], header)
+    if headers and name in HEADER_COLUMNS:
+        return headers.text(HEADER_COLUMNS[name])
     if headers and name == "corruptHeaders":
         # not None, for which Arrow up to 21 makes an invalid array of a slice without poison
         nothing = pa.nulls(rows.num_rows, kind)
@@ -213,9 +219,9 @@ def with_legacy_columns(rows: pa.Table) -> pa.Table:
     Args:
         rows: with `headers`.
     """
-    texts = rows["headers"].to_pylist()
+    headers = Headers(rows["headers"].combine_chunks())
     for name, header in HEADER_COLUMNS.items():
-        found = quick_text(texts, header)
+        found = headers.text(header)
         # a varchar, in which the server would replace other characters by question marks
         short = pc.less_equal(pc.binary_length(found), LEGACY_LENGTH)
         fits = pc.and_(short, pc.string_is_ascii(found))

@@ -1,0 +1,108 @@
+"""Header texts that are read in columns: which of them, and what is found in them."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sqlq_spark.wire.flat_json import FlatObjects
+from sqlq_spark.wire.header_columns import Headers, parse_headers
+from sqlq_spark.wire.headers import dumps
+
+MAP = pa.map_(pa.string(), pa.string())
+
+# text that needs the escapes of one letter at most
+PLAIN = st.text('abäß漢 :,{}[]"\\/\b\f\n\r\t', max_size=6)
+OBJECTS = st.dictionaries(PLAIN, PLAIN, max_size=4)
+# pieces that make texts that are nearly in the form
+PIECES = st.lists(
+    st.sampled_from(
+        [
+            *('{"', '"}', '":"', '","', '"', "{", "}", ":", ",", "{}", '{"a":"b"}'),
+            *("\\", '\\"', "\\\\", "\\/", "\\u0041", "a", "é", " ", "\n", "null", '":null,"'),
+        ]
+    ),
+    max_size=8,
+).map("".join)
+
+
+def write(headers: dict[str, str]) -> str:
+    """Write as json does, which escapes a slash never, and other letters as the transports do."""
+    return json.dumps(headers, ensure_ascii=False, separators=(",", ":"))
+
+
+def members(found: FlatObjects) -> list[list[tuple[str, str]]]:
+    """Return the names and values of each row."""
+    rows: list[list[tuple[str, str]]] = [[] for _ in range(found.rows)]
+    names = found.names.dictionary_decode().to_pylist()
+    for parent, name, value in zip(found.parents, names, found.values().to_pylist(), strict=True):
+        rows[parent].append((name, value))
+    return rows
+
+
+@given(st.lists(OBJECTS, max_size=6), st.sampled_from([write, dumps]), st.integers(0, 2))
+def test_objects_of_texts_are_read_without_parsing_a_row(
+    objects: list[dict[str, str]], writer: object, skipped: int
+) -> None:
+    """Names and values in their order, also from a slice of a longer column."""
+    assert callable(writer)
+    texts = pa.array(["x" * skipped] * skipped + [writer(each) for each in objects], pa.string())
+
+    found = FlatObjects(texts[skipped:])
+
+    assert found.is_read.all()
+    assert members(found) == [list(each.items()) for each in objects]
+
+
+@given(st.lists(st.one_of(PIECES, OBJECTS.map(write)), max_size=6))
+@settings(max_examples=400)
+def test_a_text_is_read_only_if_it_is_an_object_of_texts(texts: list[str]) -> None:
+    """Whatever it resembles, and whatever stands before and behind it."""
+    found = FlatObjects(pa.array(texts, pa.string()))
+
+    for text, is_read, row in zip(texts, found.is_read, members(found), strict=True):
+        read = parse_headers(text)
+        if is_read:
+            assert read == dict(row)
+        else:
+            assert row == []
+
+
+@given(st.lists(st.one_of(PIECES, OBJECTS.map(write), st.none()), max_size=6))
+@settings(max_examples=400)
+def test_headers_are_the_same_in_columns_and_row_by_row(texts: list[str | None]) -> None:
+    """As a map, one header alone, and what a row lacks."""
+    headers = Headers(pa.array(texts, pa.string()))
+    rows = [parse_headers(text) for text in texts]
+
+    assert headers.text("a").to_pylist() == [(row or {}).get("a") for row in rows]
+    assert headers.lacking("a").to_pylist() == ["a" not in (row or {}) for row in rows]
+    assert headers.without_any().to_pylist() == [not row for row in rows]
+    assert headers.poison().to_pylist() == [row is None for row in rows]
+    expected = [None if row is None else list(row.items()) for row in rows]
+    assert headers.map(MAP).to_pylist() == expected
+    assert headers.text("a").to_pylist() == [(row or {}).get("a") for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_unfit"),
+    [
+        ('{"a":"1","b":"2"}', False),
+        ('{"a":"1","__type":"2"}', False),
+        ('{"__type":"1","a":"2"}', True),
+        ('{"a":"1","b":"2","a":"3"}', True),
+        ('{"a":null,"a":"3"}', True),
+        ('{ "__type" : null }', True),
+        ("{}", False),
+        ("[]", False),
+    ],
+)
+def test_texts_that_old_endpoints_cannot_read_are_found(text: str, is_unfit: bool) -> None:  # noqa: FBT001
+    """A name twice, or `__type` first; between other rows."""
+    headers = Headers(pa.array(['{"x":"y"}', text, '{"__type2":"y"}'], pa.string()))
+
+    assert headers.unfit() == [1] * is_unfit
