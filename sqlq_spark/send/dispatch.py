@@ -12,6 +12,7 @@ no longer be returned to their queue, so receive and sends commit together.
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,14 @@ from sqlq_spark.database.receipt_moves import check_stored
 from sqlq_spark.errors import ChunksMissing, NothingToSettle
 from sqlq_spark.send import dispatch_log
 from sqlq_spark.send.queue_writer import QueueWriter
-from sqlq_spark.send.staging import read_chunk
+from sqlq_spark.send.staging import fetch_chunk
 from sqlq_spark.send.undeliverable import send_or_set_aside
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from concurrent.futures import Executor, Future
+
+    import pyarrow as pa
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SinkOptions
@@ -153,10 +157,21 @@ class Dispatch:
         return wanted
 
     def copy_chunks(self) -> None:
-        """Copy the chunks into the queues."""
-        for key, seal in self.check_chunks().items():
-            self.writer.insert(read_chunk(self.connection, key, seal, self.login))
+        """Copy the chunks into the queues; while one is sent, a thread unpacks the next one."""
+        with ThreadPoolExecutor(1) as pool:
+            for chunk in self._unpacked(pool):
+                self.writer.insert(chunk)
         self.writer.confirm()
+
+    def _unpacked(self, pool: Executor) -> Iterator[pa.Table]:
+        ahead: Future[pa.Table] | None = None
+        for key, seal in self.check_chunks().items():
+            chunk, unpack = ahead, fetch_chunk(self.connection, key, seal, self.login)
+            ahead = pool.submit(unpack)
+            if chunk is not None:
+                yield chunk.result()
+        if ahead is not None:
+            yield ahead.result()
 
     def delete_chunks(self) -> None:
         """Delete the batch's chunks, also of attempts that lost, and what nameless writes left."""

@@ -23,7 +23,7 @@ from sqlq_spark.wire.rows import NO_STREAM, Origin
 from sqlq_spark.wire.unpack import Expected, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import pyarrow as pa
 
@@ -107,9 +107,11 @@ def _stage_chunk(
             connection.store("staging_page", pages(payload.bytes, CHUNK_KEY, (*key, login)))
 
 
-def read_chunk(connection: Connection, key: ChunkKey, seal: Seal, login: str) -> pa.Table:
+def fetch_chunk(
+    connection: Connection, key: ChunkKey, seal: Seal, login: str
+) -> Callable[[], pa.Table]:
     """
-    Read one chunk.
+    Read one chunk from the database.
 
     Args:
         connection: in the transaction that dispatches.
@@ -117,8 +119,9 @@ def read_chunk(connection: Connection, key: ChunkKey, seal: Seal, login: str) ->
         seal: what the task reported of it.
         login: that the sink belongs to.
 
-    Raises:
-        PayloadRefused: it is not the chunk that the task wrote.
+    Returns:
+        What unpacks it, in any thread. It raises PayloadRefused if it is not the chunk that the
+        task wrote.
     """
     values: dict[str, Any] = {**key._asdict(), "login": login}
     ((payload,),) = connection.rows("chunk", **values)
@@ -132,7 +135,7 @@ def read_chunk(connection: Connection, key: ChunkKey, seal: Seal, login: str) ->
         size=seal.size,
         seal=seal,
     )
-    return unpack(payload, stored, expected)
+    return partial(unpack, payload, stored, expected)
 
 
 def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeout: float) -> None:

@@ -8,6 +8,7 @@ server's processors is that of its backends, by the system's scheduler; WAL is w
 from __future__ import annotations
 
 import time
+import uuid
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,6 +124,7 @@ def receive_batches(bench: Bench) -> Costs:
     bench.database.fill("orders", bench.batch * _BATCHES)
     raw = {"url": bench.url, "queue": "orders", "maxMessagesPerTrigger": str(bench.batch)}
     options = SourceOptions.parse(raw | {"maxConcurrency": "2"})
+    query = str(uuid.uuid4())  # Spark gives each query another name
     loop, offset, taken = PeekLoop(options, time.monotonic, checks.at_start), INITIAL, 0
     with Session(options, "limits") as session:
         peek = _peek(options, session.open())
@@ -131,7 +133,7 @@ def receive_batches(bench: Bench) -> Costs:
         while (following := loop.latest(offset)) != offset:
             offset = following
             for task in loop.tasks(offset):
-                origin = Origin(query_id="limits", query_batch=offset.batch)
+                origin = Origin(query_id=query, query_batch=offset.batch)
                 taken += receive(session.open(), task, timeout=_TIMEOUT, origin=origin).num_rows
         costs = bench.cost(before, taken)
     loop.close()
