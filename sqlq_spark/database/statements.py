@@ -88,6 +88,7 @@ StatementName = Literal[
     "receipt_pages",
     "weigh",
     "weigh_body_string",
+    "receive_range",
     "receive",
     "receive_body_string",
     "take",

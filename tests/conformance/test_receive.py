@@ -16,6 +16,7 @@ from servers import only
 from waiting import until
 
 from sqlq_spark.database import transaction
+from sqlq_spark.database.postgresql import ranges
 from sqlq_spark.errors import (
     ConnectionLost,
     QueueNotFound,
@@ -471,3 +472,72 @@ def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -
 
     assert bench.dotnet.state_rows("receipt", "batch") == []
     assert {"receive", "commit"} <= set(bench.struck)
+
+
+# ----- a whole range at once, on PostgreSQL ------------------------------------------------------
+
+
+@only("postgresql", "another database deletes in one pass anyway")
+@ON_DATABASE
+@given(
+    sizes=st.lists(st.integers(0, 3000), max_size=25),
+    gone=st.sets(st.integers(0, 24), max_size=8),
+    held=st.sets(st.integers(0, 24), max_size=2),
+    messages=st.integers(1, 26),
+    ceiling=st.integers(1, 30_000),
+)
+def test_a_range_that_is_deleted_at_once_holds_the_lowest_messages_of_the_queue(
+    bench: Bench,
+    *,
+    sizes: list[int],
+    gone: set[int],
+    held: set[int],
+    messages: int,
+    ceiling: int,
+) -> None:
+    """Whatever is missing or held; up to the count, and about up to the ceiling."""
+    stream = bench.new_stream()
+    bench.dotnet.dba.empty(bench.queue)
+    bench.dotnet.send_many(bench.queue, [b"x" * size for size in sizes])
+    sent = bench.dotnet.rows(bench.queue)
+    base = sent[0].seq if sent else 0
+    table = f'"{bench.queue.schema}"."{bench.queue.table}"'
+    bench.dotnet.execute(f"DELETE FROM {table} WHERE seq = ANY(%s)", [base + at for at in gone])
+    there = [row for row in sent if row.seq - base not in gone]
+    locked = [row.seq for row in there if row.seq - base in held]
+    weights = {row.seq: len(row.body or b"") + len(row.headers or "") for row in there}
+    free = [at for at in weights if at not in locked]
+    task = bench.task(stream, first=base, stop=base + 25, messages=messages, bytes=ceiling)
+
+    with bench.dotnet.hold(bench.queue, locked), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranges, "FEWEST", 0)
+        patch.setattr(ranges, "HELD", {})
+        taken = bench.receive(task)["seq"].to_pylist()
+
+    assert taken == free[: len(taken)]
+    assert bench.seqs() == sorted(weights.keys() - {*taken})
+    weight = sum(weights[at] for at in taken)
+    assert len(taken) == min(messages, len(free)) or weight >= ceiling
+    assert not taken or weight - weights[taken[-1]] < ranges.SLACK * ceiling
+
+
+@only("postgresql", "another database deletes in one pass anyway")
+def test_a_queue_with_another_consumer_is_not_received_from_by_ranges(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One statement waits for its row, and is undone; the next task does not try it."""
+    monkeypatch.setattr(ranges, "FEWEST", 0)
+    monkeypatch.setattr(ranges, "HELD", {})
+    stream = bench.new_stream()
+    bench.dotnet.send_many(bench.queue, [b"a", b"b", b"c", b"d"])
+    ours = partial(bench.task, stream, first=1, stop=10, messages=2)
+
+    with bench.dotnet.hold(bench.queue, [2]):
+        first = bench.receive(ours(task=0))
+        tried = dict(ranges.HELD)
+        second = bench.receive(ours(task=1))
+
+    assert (bodies(first), bodies(second)) == ([b"a", b"c"], [b"d"])
+    assert len(tried) == 1
+    assert tried == ranges.HELD
+    assert bodies(bench.receive(ours(task=2))) == [b"b"]

@@ -14,7 +14,7 @@ begins or ends a transaction is sent in one message.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 from adbc_driver_manager import Error
@@ -30,6 +30,7 @@ from sqlq_spark.database.postgresql.calls import (
 )
 from sqlq_spark.database.postgresql.destinations import find_destinations, find_locks
 from sqlq_spark.database.postgresql.errors import Place, find_table, read_error, statement_error
+from sqlq_spark.database.postgresql.ranges import receive_range
 from sqlq_spark.database.postgresql.rows import bind, insert_pages, plain_columns, read_rows
 from sqlq_spark.database.postgresql.url import redact
 from sqlq_spark.wire.address import parse_postgresql, print_postgresql, quote_postgresql
@@ -132,9 +133,15 @@ class Connection:
         """
         Execute a statement and return its rows in columns; a uuid is 16 bytes.
 
+        Before a `receive` the faster `receive_range` is tried, see ranges.py.
+
         Whole numbers are written into the text: without parameters the driver streams by COPY.
         Measured: 2.4 us a message, 3.0 with parameters, and no second copy of the result.
         """
+        if statement == "receive":
+            found = receive_range(self, tables["queue"], cast("dict[str, int]", numbers))
+            if found is not None:
+                return found
         text = fill_names(write_numbers(statement, numbers), self.state, tables)
         return plain_columns(self._execute(statement, text, (), tables))
 

@@ -91,6 +91,11 @@ SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
  ORDER BY RowVersion
 OPTION (MAXDOP 1)
 
+-- name: receive_range
+-- Does nothing: `receive` has one pass, which locks a row as it deletes it.
+-- Locks:   nothing.
+SELECT 0 AS received
+
 -- name: receive
 -- Deletes the lowest messages of a range that no other session holds, up to a count; none larger than
 -- @largest. The statement is in the form that the transport and other queues use: a delete through a
