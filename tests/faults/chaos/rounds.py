@@ -135,7 +135,8 @@ class Round:
         for event in self.driving.news():
             if event["event"] == "failed":
                 error = _NAMED.search(event["error"])
-                name = error[1] if error else event["error"].strip().partition("\n")[0][:80]
+                line = event["error"].strip().partition("\n")[0].partition(" [id = ")[0]
+                name = error[1] if error else line[:80]
                 self.result.failed[name] += 1
                 self.note("query failed", error=error[0] if error else event["error"][:300])
         if not self.driving.alive and not self._finished():
