@@ -78,14 +78,15 @@ LINES = (
         {"by-hand": 0.45, "jdbc-read": 0.4, "transport-loop": 25},
     ),
     Line("jdbc-read-tuned", "JDBC, 2 partitions, fetchsize 10,000", _shelf, yardsticks.read_tuned),
-    Line("browse", "spark.read to noop, json", _shelf, ours.browse, {"jdbc-read": 1.0}),
+    Line("browse-json", "spark.read to noop, json", _shelf, ours.browse_json, {"jdbc-read": 1.0}),
+    Line("browse-map", "spark.read to noop, map", _shelf, ours.browse_map, {"jdbc-read": 0.8}),
     Line("transport-loop", "without Spark, one row a transaction", _one_batch, yardsticks.loop),
     Line(
         "write-exactly-once",
         "df.write, exactlyOnce",
         _warm,
         ours.write_exactly_once,
-        {"jdbc-append": 1.5},
+        {"jdbc-append": 1.0},
     ),
     Line("jdbc-append", "JDBC append, plain", _sent, yardsticks.append_plain),
     Line(
@@ -93,7 +94,7 @@ LINES = (
         "df.write, atLeastOnce",
         _warm,
         ours.write_at_least_once,
-        {"jdbc-append": 2.5, "jdbc-append-rewrite": 1.2},
+        {"jdbc-append": 1.7, "jdbc-append-rewrite": 1.3},
     ),
     Line(
         "jdbc-append-rewrite",
@@ -106,14 +107,14 @@ LINES = (
         "stream from queue to queue, exactlyOnce",
         _both,
         ours.queue_to_queue,
-        {"receive-json": 0.4},
+        {"receive-json": 0.45},
     ),
     Line(
         "small-batch",
         "micro-batch of one message",
         _a_few,
         ours.small_batch,
-        {"rate-batch": 1.3},
+        {"rate-batch": 1.25},
         "ms",
     ),
     Line(

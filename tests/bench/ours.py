@@ -71,13 +71,22 @@ def write_at_least_once(stand: Stand) -> list[float]:
     return [_write(stand, "atLeastOnce")]
 
 
-def browse(stand: Stand) -> list[float]:
-    """Read a queue without receiving. Messages/s."""
+def browse_json(stand: Stand) -> list[float]:
+    """Read a queue without receiving, headers as text. Messages/s."""
+    return [_browse(stand, "json")]
+
+
+def browse_map(stand: Stand) -> list[float]:
+    """Read a queue without receiving, headers as a map. Messages/s."""
+    return [_browse(stand, "map")]
+
+
+def _browse(stand: Stand, headers: str) -> float:
     source = stand.spark.read.format(stand.ours).option("url", stand.url)
-    rows = source.option("headersFormat", "json").load("shelf")
+    rows = source.option("headersFormat", headers).load("shelf")
     start = time.perf_counter()
     rows.write.format("noop").mode("overwrite").save()
-    return [stand.messages / (time.perf_counter() - start)]
+    return stand.messages / (time.perf_counter() - start)
 
 
 def small_batch(stand: Stand) -> list[float]:
