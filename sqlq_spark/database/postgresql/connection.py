@@ -44,7 +44,10 @@ if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
-STORED = 500  # pages of a payload, 4 MB, that are sent at a time
+STORED = 500  # pages of a payload, 4 MB, in one INSERT
+# bytes of a batch of a COPY: the server reads one while the driver encodes the next
+# Measured, 1.2 kB rows: 4.6 us of the connection a row; 5.9 with batches of 10,000 rows
+COPIED = 256 << 10
 
 # statement → what a failure after it undoes: 1 the transaction, 2 the work since the savepoint,
 # 0 nothing; each is sent in one message
@@ -158,15 +161,12 @@ class Connection:
         """
         if not rows.num_rows:
             return
-        # the driver copies a batch before it sends it: small ones, or all is in memory twice
-        batches = rows.to_batches(max_chunksize=STORED)
         if self._has_row_security(table):
-            for batch in batches:
+            for batch in rows.to_batches(max_chunksize=STORED):
                 text, values = insert_pages(self.state, table, batch)
                 self._execute(f"store {table}", text, values, {})
         else:
-            whole = pa.Table.from_batches(batches)
-            self._ingest(f"store {table}", self.state, self.state, table, whole)
+            self._ingest(f"store {table}", self.state, self.state, table, rows)
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         """Return a queue's columns in lower case → type; empty where the table is absent."""
@@ -221,10 +221,13 @@ class Connection:
         return self._secured[table]
 
     def _ingest(self, statement: str, target: str, schema: str, table: str, rows: pa.Table) -> None:
+        # the driver copies a batch before it sends it: small ones, or all is in memory twice
+        step = max(1, COPIED * rows.num_rows // max(1, rows.nbytes))
+        batches = pa.Table.from_batches(rows.to_batches(max_chunksize=step), rows.schema)
         self._began = time.monotonic()
         try:
             with self._raw.cursor() as cursor:
-                cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema)
+                cursor.adbc_ingest(table, batches, mode="append", db_schema_name=schema)
         except Error as error:
             raise self._failure(statement, target, error) from None
 
