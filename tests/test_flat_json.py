@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pyarrow as pa
 import pytest
@@ -106,3 +107,19 @@ def test_texts_that_old_endpoints_cannot_read_are_found(text: str, is_unfit: boo
     headers = Headers(pa.array(['{"x":"y"}', text, '{"__type2":"y"}'], pa.string()))
 
     assert headers.unfit() == [1] * is_unfit
+
+
+@pytest.mark.parametrize("byte", ['"', "\\", "\n"])
+def test_a_text_of_marks_alone_takes_little_memory(byte: str) -> None:
+    """Each of 20 million places would take 8 bytes, several times; the rows beside it are read."""
+    texts = pa.array(['{"a":"b"}', byte * 20_000_000], pa.string())
+
+    tracemalloc.start()
+    FlatObjects(texts)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    headers = Headers(texts)
+    assert headers.poison().to_pylist() == [False, True]
+    assert headers.text("a").to_pylist() == ["b", None]
+    assert peak < 50_000_000

@@ -82,7 +82,8 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
     rows = with_readable_texts(live, unread)
     if errors is None:
         return rows
-    poison = pc.or_(Headers(rows["headers"].combine_chunks()).poison(), unread)
+    unfit = [Headers(chunk).poison() for chunk in rows["headers"].chunks]
+    poison = pc.or_(pa.chunked_array(unfit, pa.bool_()), unread)
     if not pc.any(poison).as_py():
         return rows
     bad = live.filter(poison).select(["id", "headers", "body"])  # an expiry may be beyond Python

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 QUOTE, COLON, COMMA, OPEN, CLOSE, BACKSLASH = b'":,{}\\'
 SPACE = 0x20  # JSON has no byte below it inside of a text
+# quotes, backslashes or control characters in all texts: a place takes 8 bytes, and some copies.
+# 16 MB of usual headers have a million.
+MOST_MARKS = 4_000_000
 QUOTES = 4  # of a member
 SIMPLE = b'/"'  # an escape is its letter
 ESCAPES = np.isin(np.arange(256), list(SIMPLE + b"\\bfnrt"))
@@ -50,6 +53,7 @@ class FlatObjects:
 
         Args:
             texts: of pa.string(), valid UTF-8, without nulls; `''` is an object without members.
+                None is read if they have more than MOST_MARKS of a kind.
         """
         self.rows = len(texts)
         data = texts.buffers()[2] or pa.py_buffer(b"")
@@ -57,14 +61,15 @@ class FlatObjects:
         self._data = data.slice(int(ends[0]))
         ends = ends - ends[0]
         text = np.frombuffer(self._data, np.uint8)[: ends[-1]]
-        self._escapes = _find_escapes(text)
+        marks = _find_marks(text)
+        self.is_read = np.full(self.rows, marks is not None)
+        quotes, slashes, control = marks or [np.zeros(0, np.intp)] * 3
+        self._escapes = _find_escapes(slashes)
         letters = text[np.minimum(self._escapes + 1, len(text) - 1)]
         self._hard = self._escapes[NOT_SIMPLE[letters]]
-        quotes = np.flatnonzero(text == QUOTE)
         escaped = self._escapes[letters == QUOTE] + 1
         quotes = np.delete(quotes, np.searchsorted(quotes, escaped))
-        wrong = np.append(self._escapes[~ESCAPES[letters]], np.flatnonzero(text < SPACE))
-        self.is_read = np.ones(self.rows, bool)
+        wrong = np.append(self._escapes[~ESCAPES[letters]], control)
         self.is_read[np.searchsorted(ends, wrong, side="right") - 1] = False
         self._set_members(text, ends, quotes)
 
@@ -193,9 +198,19 @@ def _ends(texts: pa.Array) -> Places:
     return offsets[texts.offset : texts.offset + len(texts) + 1].astype(np.intp)
 
 
-def _find_escapes(text: Bytes) -> Places:
-    """Return the places of the backslashes that are not escaped by the one before."""
-    found = np.flatnonzero(text == BACKSLASH)
+def _find_marks(text: Bytes) -> list[Places] | None:
+    """Return the places of quotes, of backslashes and of control characters; None: too many."""
+    found: list[Places] = []
+    for compare, mark in ((np.equal, QUOTE), (np.equal, BACKSLASH), (np.less, SPACE)):
+        there = compare(text, mark)
+        if np.count_nonzero(there) > MOST_MARKS:
+            return None
+        found.append(np.flatnonzero(there))
+    return found
+
+
+def _find_escapes(found: Places) -> Places:
+    """Return the places, of all backslashes, of those that are not escaped by the one before."""
     number = np.arange(len(found))
     begins_run = np.ones(len(found), bool)
     begins_run[1:] = np.diff(found) > 1
