@@ -149,7 +149,8 @@ def pytest_(words: list[str]) -> None:
             assert (ROOT / word.partition("::")[0]).exists(), word
 
 
-OTHERS = ("git", "ruff", "mypy", "databricks", "venv-pack", "twine", "uv")  # nothing to check
+# nothing to check
+OTHERS = ("git", "ruff", "mypy", "databricks", "venv-pack", "twine", "uv", "sphinx-build")
 KNOWN: dict[str, Callable[[list[str]], object]] = {
     "spark-submit": submit,
     "python": python,
