@@ -36,24 +36,26 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "html"
 
 
+def text(page: Path) -> str:
+    """What a page of the site shows."""
+    return html.unescape(re.sub(r"<[^>]*>", "", page.read_text(encoding="utf-8")))
+
+
 def test_the_site_has_every_page(site: Path) -> None:
     """Pages, the notebook with its outputs, the API, and the files that pages link to."""
-    api = (site / "docs" / "api.html").read_text(encoding="utf-8")
-    notebook = (site / "docs" / "notebooks" / "ten_minutes.html").read_text(encoding="utf-8")
-    shown = html.unescape(re.sub(r"<[^>]*>", "", notebook))
-    linked = (site / "docs" / "jobs.html").read_text(encoding="utf-8")
+    docs, state = site / "docs", site / "sqlq_spark" / "database" / "postgresql"
+    api = (docs / "api.html").read_text(encoding="utf-8")
     pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
-
     built = [(site / each.relative_to(ROOT)).with_suffix(".html") for each in pages]
+
     assert [each for each in built if not each.exists()] == []
     assert "docs/index.html" in (site / "index.html").read_text(encoding="utf-8")
     assert 'id="sqlq_spark.functions.reply"' in api
-    assert "Shop.Contracts.BillOrder {'OrderId': 7" in shown
-    assert 'href="../conf/index.html"' in linked
-    assert (site / "conf" / "relay.toml.html").exists()
-    assert "SKIP LOCKED" in (
-        site / "sqlq_spark" / "database" / "postgresql" / "receive.sql.html"
-    ).read_text(encoding="utf-8")
+    assert 'id="sqlq_spark.testing.Message"' in api
+    assert "BillOrder {'OrderId': 7" in text(docs / "notebooks" / "ten_minutes.html")
+    assert 'href="../conf/index.html"' in (docs / "jobs.html").read_text(encoding="utf-8")
+    assert "queues = " in text(site / "conf" / "relay.toml.html")
+    assert "SKIP LOCKED" in text(state / "receive.sql.html")
 
 
 @pytest.mark.parametrize("width", [400, 1400])
