@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import nbformat
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 from .page import ROOT
 
@@ -36,6 +37,7 @@ def executed(folder: Path) -> Any:
         timeout=PATIENCE,
         resources={"metadata": {"path": str(folder)}},
         record_timing=False,
+        config=Config({"KernelManager": {"transport": "ipc"}}),  # no port that others could use
     ).execute()
     for each in cells(notebook):
         # the JVM's warnings differ from machine to machine
