@@ -1,5 +1,6 @@
 // Draws the diagrams in the colours of the page, and again when they change.
 (() => {
+  if (!window.mermaid) return;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const blocks = [...document.querySelectorAll("pre.mermaid")];
   const texts = blocks.map((each) => each.textContent);

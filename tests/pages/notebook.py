@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOTEBOOK = ROOT / "docs" / "notebooks" / "ten_minutes.ipynb"
-PATIENCE = 600  # seconds for a cell
+PATIENCE = 600  # seconds for the start, and for a cell
 
 
 def stored() -> Any:
@@ -35,6 +35,7 @@ def executed(folder: Path) -> Any:
     NotebookClient(
         notebook,
         timeout=PATIENCE,
+        startup_timeout=PATIENCE,
         resources={"metadata": {"path": str(folder)}},
         record_timing=False,
         config=Config({"KernelManager": {"transport": "ipc"}}),  # no port that others could use
