@@ -50,7 +50,7 @@ add_module_names = False
 python_maximum_signature_line_length = 80
 autodoc_typehints = "signature"
 default_role = "code"  # `text` in a docstring is code, as in Markdown
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True}
 
 # ---------------------------------------------------------------- HTML
 

@@ -173,8 +173,8 @@ def report(sample: Sample, folder: Path) -> bytes:
     """The upper part of the report's page, as WebP."""
     page, past = folder / "report.html", folder / "history.jsonl"
     past.write_text(history(ORDERS), encoding="utf-8")
-    words = ["report", "Shop.Orders", "--html", page, "--history", past, "--error-queue", "error"]
-    words += ["--url", sample.database.url]
+    words = ["report", "Shop.Orders", "--html", str(page), "--history", str(past)]
+    words += ["--error-queue", "error", "--url", sample.database.url]
     subprocess.run([sys.executable, "-m", "sqlq_spark", *words], check=True)
     program = browser.program()
     if program is None:
