@@ -9,6 +9,7 @@ writes the outputs into the notebook again. They are the same in each run: no id
 from __future__ import annotations
 
 import sys
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import nbformat
@@ -32,14 +33,16 @@ def stored() -> Any:
 def executed(folder: Path) -> Any:
     """The notebook with the outputs of a run in a folder."""
     notebook = stored()
-    NotebookClient(
-        notebook,
-        timeout=PATIENCE,
-        startup_timeout=PATIENCE,
-        resources={"metadata": {"path": str(folder)}},
-        record_timing=False,
-        config=Config({"KernelManager": {"transport": "ipc"}}),  # no port that others could use
-    ).execute()
+    with tempfile.TemporaryDirectory() as sockets:  # a short path, and no port
+        manager = {"transport": "ipc", "ip": f"{sockets}/kernel"}
+        NotebookClient(
+            notebook,
+            timeout=PATIENCE,
+            startup_timeout=PATIENCE,
+            resources={"metadata": {"path": str(folder)}},
+            record_timing=False,
+            config=Config({"KernelManager": manager}),
+        ).execute()
     for each in cells(notebook):
         # the JVM's warnings differ from machine to machine
         each.outputs = [one for one in each.outputs if one.get("name") != "stderr"]
@@ -62,7 +65,6 @@ def text(output: Any) -> str:
 
 
 if __name__ == "__main__":
-    import tempfile
     from pathlib import Path
 
     with tempfile.TemporaryDirectory() as place:
