@@ -126,20 +126,6 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         ),
         "poison-and-expired": f"{STREAM}::test_available_now_gets_past_expired_and_poisoned_rows",
     },
-    ("docs/diagrams.md", "kills-of-a-read"): {
-        "plan-stored": f"{REPLAY}::test_lost_offset_gets_the_stored_plan",
-        **dict.fromkeys(["not-committed", "committed"], GAP),
-        "files": f"{REPLAY}::test_a_failed_batch_comes_again_word_for_word",
-        "sink-has-it": f"{KILL}::test_killed_around_a_write",
-        "spark-has-it": (
-            f"{RECEIPTS}::test_an_ack_deletes_the_receipts_and_adds_up_what_they_held"
-        ),
-        "acknowledged": GAP,
-    },
-    ("docs/diagrams.md", "kills-of-a-write"): {
-        **dict.fromkeys(["staging", "not-dispatched"], GAP),
-        "dispatched": f"{WRITE}::test_a_replayed_batch",
-    },
     ("docs/sqlqueue.md", "triggers"): {
         "available-now": f"{STREAM}::test_available_now_ends_at_what_waited_at_the_start",
         "processing-time": f"{STREAM}::test_a_running_stream_takes_what_comes",
@@ -156,6 +142,20 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "at-least-once": (
             "send/test_messages.py::test_a_seed_gives_a_retried_task_the_same_messages"
         ),
+    },
+    ("docs/diagrams.md", "kills-of-a-read"): {
+        "plan-stored": f"{REPLAY}::test_lost_offset_gets_the_stored_plan",
+        **dict.fromkeys(["not-committed", "committed"], GAP),
+        "files": f"{REPLAY}::test_a_failed_batch_comes_again_word_for_word",
+        "sink-has-it": f"{KILL}::test_killed_around_a_write",
+        "spark-has-it": (
+            f"{RECEIPTS}::test_an_ack_deletes_the_receipts_and_adds_up_what_they_held"
+        ),
+        "acknowledged": GAP,
+    },
+    ("docs/diagrams.md", "kills-of-a-write"): {
+        **dict.fromkeys(["staging", "not-dispatched"], GAP),
+        "dispatched": f"{WRITE}::test_a_replayed_batch",
     },
     ("docs/bodies.md", "json"): dict.fromkeys(
         [
