@@ -17,27 +17,56 @@ if TYPE_CHECKING:
     from sqlq_spark.options.connection import DatabaseOptions
 
 
-def defaults(table_id: str) -> dict[str, str]:
-    """Option → default, from a table of options."""
-    rows = table("docs/sqlqueue.md", table_id).rows
-    return {name: default for names, default, _ in rows for name in re.findall(r"`(\w+)`", names)}
+SIDES = [("read-options", SourceOptions), ("write-options", SinkOptions)]
 
 
-@pytest.mark.parametrize(
-    ("table_id", "options"), [("read-options", SourceOptions), ("write-options", SinkOptions)]
-)
+def rows(table_id: str) -> dict[str, tuple[str, str]]:
+    """Option → default and meaning, from a table of options."""
+    found = table("docs/sqlqueue.md", table_id).rows
+    return {
+        name: (default, meaning)
+        for names, default, meaning in found
+        for name in re.findall(r"`(\w+)`", names)
+    }
+
+
+@pytest.mark.parametrize(("table_id", "options"), SIDES)
 def test_the_tables_name_every_option(table_id: str, options: type[DatabaseOptions]) -> None:
     """With its default; none is made up, and checkpointLocation is Spark's own."""
-    found = defaults(table_id)
+    found = rows(table_id)
 
     names = set(option_names(options).values()) - {"checkpointLocation"}
     assert set(found) == names | {"user", "password"}
     for each in option_fields(options):
-        default = found.get(each.metadata["option"], "")
+        default, _ = found.get(each.metadata["option"], ("", ""))
         if default.startswith("`"):
             assert read_option(each, default.strip("`"), POSTGRESQL) == each.default
         else:
             assert each.default in {None, MISSING, ()}
+            assert (default == "required") == (each.default is MISSING)
+
+
+@pytest.mark.parametrize(("table_id", "options"), SIDES)
+def test_the_tables_name_every_choice_and_bound(
+    table_id: str, options: type[DatabaseOptions]
+) -> None:
+    """What an error says an option expects is in its row: words to choose from, and limits."""
+    found = rows(table_id)
+    lost = []
+    for each in option_fields(options):
+        name, expected = each.metadata["option"], each.metadata["expected"]
+        if name == "checkpointLocation":
+            continue
+        default, meaning = found[name]
+        if "as in a read" in meaning:
+            meaning += rows("read-options")[name][1]
+        bounds = re.findall(r"(?:at most|of at least|from|to) (\d[\w.:]+)", expected)
+        choice = re.fullmatch(r"(?:[\w.:]+, )*[\w.:]+ or [\w.:]+", expected)
+        offered = re.split(r", | or ", expected) if choice else []
+        texts = re.findall(r"`([^`]+)`", f"{default} {meaning}")
+        lost += [(name, word) for word in bounds + offered if word not in texts]
+
+    assert lost == []
 
 
 def test_each_set_up_command_stands_alone() -> None:

@@ -1,6 +1,8 @@
 """
 The errors of this package, by what they are about.
 
+::
+
     SqlQueueError
     ├── BadInput             inputs: options, addresses, DataFrames; nothing was changed
     │   ├── BadOption · UnknownOption · MisplacedOption · MissingOption

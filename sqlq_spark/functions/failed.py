@@ -135,7 +135,7 @@ def retry_later(
 
     Raises:
         BadFrame: `most` is negative.
-        BadTimeSpan: `delay` is text that cannot be read.
+        ValueError: `delay` is text that cannot be read.
     """
     if most < 0:
         raise BadFrame(f"most is {most}: expected a whole number of at least 0")

@@ -33,7 +33,8 @@ def frame(
         options: of a read; `headersFormat` and `includeBodyString` change the columns.
 
     Raises:
-        BadOption, UnknownOption.
+        BadOption: an option's value cannot be used.
+        UnknownOption: an option's name is a likely typo.
     """
     read = SourceOptions.parse({"url": NOWHERE, "queue": queue, **options})
     ddl = ", ".join(f"{name} {kind}" for name, kind in columns(read).items())

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 
 BLOCK = re.compile(
     r"(?:^<!-- block: (?P<id>[\w/-]+) -->\n)?"
     r"(?:^<!-- not run: (?P<unrun>.+?) -->\n)?"
-    r"^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    r"^```(?P<language>[\w{}-]*)\n(?P<text>.*?)^```$",
     flags=re.MULTILINE | re.DOTALL,
 )
 TABLE = re.compile(

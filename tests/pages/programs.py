@@ -156,6 +156,7 @@ KNOWN: dict[str, Callable[[list[str]], object]] = {
     "python3": python,
     "pip": pip,
     "pytest": pytest_,
+    "sphinx-build": len,
     "sqlqueue": known_words,
     **dict.fromkeys(OTHERS, len),
     **{

@@ -65,6 +65,7 @@ BODIES = "pages/test_bodies.py::test"
 OUTGOING = "spark/test_functions.py::test"
 PAGES = "pages/test_pages.py::test"
 JOBS = "pages/test_jobs_page.py::test"
+SITE = "pages/test_site.py::test"
 OLD_BATCHES = f"{REPLAY}::test_a_file_sink_skips_batches"
 FUNCTIONS = "spark/test_functions.py::test_the_page_of_functions_lists_each_with_its_arguments"
 COMMANDS = "cli/test_every_command.py::test_the_page_has_a_row_for_each_command_and_exit_code"
@@ -141,6 +142,20 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "at-least-once": (
             "send/test_messages.py::test_a_seed_gives_a_retried_task_the_same_messages"
         ),
+    },
+    ("docs/diagrams.md", "kills-of-a-read"): {
+        "plan-stored": f"{REPLAY}::test_lost_offset_gets_the_stored_plan",
+        **dict.fromkeys(["not-committed", "committed"], GAP),
+        "files": f"{REPLAY}::test_a_failed_batch_comes_again_word_for_word",
+        "sink-has-it": f"{KILL}::test_killed_around_a_write",
+        "spark-has-it": (
+            f"{RECEIPTS}::test_an_ack_deletes_the_receipts_and_adds_up_what_they_held"
+        ),
+        "acknowledged": GAP,
+    },
+    ("docs/diagrams.md", "kills-of-a-write"): {
+        **dict.fromkeys(["staging", "not-dispatched"], GAP),
+        "dispatched": f"{WRITE}::test_a_replayed_batch",
     },
     ("docs/bodies.md", "json"): dict.fromkeys(
         [
@@ -326,6 +341,7 @@ PARTS: dict[str, dict[str, str]] = {
         "failure-headers": FAILED_PAGE,
         "acknowledging-jobs": f"{JOBS}_the_jobs_that_acknowledge_have_the_setting",
     },
+    "docs/diagrams.md": {"receipt-moves": f"{SITE}_the_moves_of_a_receipt_are_explained"},
     "docs/emergency.md": {"by-hand": f"{RUNBOOKS}_what_may_be_deleted_by_hand"},
     "docs/isolation.md": {"dp": f"{RUNBOOKS}_isolation_is_seen_and_checked"},
     "docs/retention.md": {"places": PROSE},
