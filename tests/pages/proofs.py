@@ -32,6 +32,9 @@ ROWS_AS_SENT = "conformance/test_wire.py"
 KINDS = "conformance/test_table_kinds.py"
 STATE = "hostile/test_state.py"
 RUNBOOKS = "pages/test_runbooks.py::test"
+RUNNING = "pages/test_running.py::test"
+ERRORS = "pages/test_troubleshooting.py::test"
+SAYS = f"{ERRORS}_spark_says_what_the_page_says"
 
 WENT_BACK = f"{RECEIPTS}::test_an_ack_ahead_of_the_stream_is_a_database_that_went_back"
 READ_ONLY = f"{SETTINGS}::test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed"
@@ -70,7 +73,7 @@ FUNCTIONS = "spark/test_functions.py::test_the_page_of_functions_lists_each_with
 COMMANDS = "cli/test_every_command.py::test_the_page_has_a_row_for_each_command_and_exit_code"
 CODES = COMMANDS
 FIGURES = "figures of a run of tests.bench, which no test repeats"
-TRIED = "what ran once on a server that no test has"
+TRIED = "what ran once on a server, or in a set-up, that no test has"
 PROSE = "prose: each row says what another table or page proves"
 
 # page, table → row → tests
@@ -224,6 +227,25 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "foreign-table": f"{KINDS}::test_a_queue_that_is_no_plain_table_is_found",
         "row-security": f"{KINDS}::test_row_security_is_found_and_no_grant_is_asked_for",
     },
+    ("docs/guide/checkpoints.md", "checkpoints"): {
+        "move": f"{RUNNING}_a_checkpoint_is_moved_and_shows_its_stream",
+        "spark": TRIED,
+        "copy": f"{REPLAY}::test_checkpoint_copied_to_a_second_query",
+        "old": ROLLED_BACK,
+        "lost": f"{OPERATIONS}::test_checkpoint_lost",
+        "files": LOST_FIRST,
+        "commit": f"{REPLAY}::test_commit_removed_after_its_ack_is_refused",
+        "other-queue": (
+            "conformance/test_queues.py::test_a_checkpoint_that_shares_no_queue_is_refused"
+        ),
+        "database": WENT_BACK,
+    },
+    ("docs/guide/troubleshooting.md", "spark"): {
+        **dict.fromkeys(["save-mode", "direct-query", "stream-action", "no-checkpoint"], SAYS),
+        **dict.fromkeys(["continuous", "sources"], SAYS),
+        **dict.fromkeys(["not-found", "worker-import", "no-python", "mismatch", "delta"], TRIED),
+        **dict.fromkeys(["connect-packages", "connect-jvm", "worker-slow"], TRIED),
+    },
     ("docs/load.md", "waits"): dict.fromkeys(["blocks", "waits", "free"], WAITS),
     ("docs/standby.md", "reports"): {
         "stream": f"{RECEIPTS}::test_a_plan_ahead_of_the_stream_is_a_database_that_went_back",
@@ -327,6 +349,18 @@ PARTS: dict[str, dict[str, str]] = {
         "acknowledging-jobs": f"{JOBS}_the_jobs_that_acknowledge_have_the_setting",
     },
     "docs/emergency.md": {"by-hand": f"{RUNBOOKS}_what_may_be_deleted_by_hand"},
+    "docs/guide/databricks.md": dict.fromkeys(["compute", "principal", "schedules"], PROSE),
+    "docs/guide/monitoring.md": {
+        "alerts": f"{RUNNING}_a_listener_sends_what_the_table_of_alerts_names",
+        "database-alerts": PROSE,
+    },
+    "docs/guide/troubleshooting.md": {
+        "symptoms": PROSE,
+        **dict.fromkeys(
+            ["installation", "inputs", "server", "queues", "checkpoint", "dispatch", "state"],
+            f"{ERRORS}_each_error_has_a_row_with_the_text_that_it_prints",
+        ),
+    },
     "docs/isolation.md": {"dp": f"{RUNBOOKS}_isolation_is_seen_and_checked"},
     "docs/retention.md": {"places": PROSE},
     "docs/restore.md": {

@@ -38,6 +38,10 @@ RUN = {
     "docs/failed.md": "pages/test_spark_pages.py",
     "docs/emergency.md": "pages/test_runbooks.py",
     "docs/functions.md": "pages/test_spark_pages.py",
+    "docs/guide/checkpoints.md": "pages/test_running.py",
+    "docs/guide/databricks.md": "pages/test_running.py",
+    "docs/guide/monitoring.md": "pages/test_running.py",
+    "docs/guide/troubleshooting.md": "pages/test_troubleshooting.py",
     "docs/isolation.md": "pages/test_runbooks.py",
     "docs/jobs.md": "pages/test_jobs_page.py",
     "docs/load.md": "pages/test_load.py",
@@ -52,7 +56,8 @@ RUN = {
 }
 # their commands start other programs, or a server of their own: they are parsed here
 PARSED = [
-    *("README.md", "CONTRIBUTING.md", "docs/commandline.md", "docs/jobs.md", "docs/testing.md")
+    *("README.md", "CONTRIBUTING.md", "docs/commandline.md", "docs/jobs.md", "docs/testing.md"),
+    "docs/guide/databricks.md",
 ]
 
 
