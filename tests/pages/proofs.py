@@ -361,6 +361,11 @@ PARTS: dict[str, dict[str, str]] = {
             f"{ERRORS}_each_error_has_a_row_with_the_text_that_it_prints",
         ),
     },
+    "docs/for-the-dba.md": dict.fromkeys(["approve", "run", "happens"], PROSE),
+    "docs/for-the-dotnet-team.md": dict.fromkeys(
+        ["changes", "owners", "to-spark", "from-spark", "together"], PROSE
+    ),
+    "docs/guide/versions.md": dict.fromkeys(["environments", "compatibility"], PROSE),
     "docs/isolation.md": {"dp": f"{RUNBOOKS}_isolation_is_seen_and_checked"},
     "docs/retention.md": {"places": PROSE},
     "docs/restore.md": {
@@ -391,7 +396,7 @@ PARTS: dict[str, dict[str, str]] = {
         "backlog": f"{OPERATIONS}::test_backlog_grows",
     },
     "docs/security.md": {
-        **dict.fromkeys(["who", "rules", "destination-answers", "limits", "rows"], PROSE),
+        **dict.fromkeys(["trust", "who", "rules", "destination-answers", "limits", "rows"], PROSE),
         "cost": FIGURES,
         "credentials": f"{PAGES}_the_services_of_credentials_have_extras",
         "tls": f"{PAGES}_the_modes_of_tls_are_libpqs",

@@ -95,6 +95,9 @@ def test_the_format_is_found_and_browsed(
     capsys.readouterr()
 
     shop.run(*blocks(PAGE, "check"))
+    shown = capsys.readouterr().out
+    shop.run(*blocks("docs/guide/versions.md", "options"))
 
-    assert capsys.readouterr().out.split() == ["5"]
+    assert shown.split() == ["5"]
+    assert shop.names["orders"].isStreaming
     assert shop.count('"Shop.Orders"') == 5
