@@ -73,7 +73,7 @@ FUNCTIONS = "spark/test_functions.py::test_the_page_of_functions_lists_each_with
 COMMANDS = "cli/test_every_command.py::test_the_page_has_a_row_for_each_command_and_exit_code"
 CODES = COMMANDS
 FIGURES = "figures of a run of tests.bench, which no test repeats"
-TRIED = "what ran once on a server, or in a set-up, that no test has"
+TRIED = "what ran once on a server that no test has"
 PROSE = "prose: each row says what another table or page proves"
 
 # page, table → row → tests

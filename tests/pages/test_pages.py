@@ -36,14 +36,14 @@ RUN = {
     "docs/dba.md": "pages/test_dba.py",
     "docs/dotnet.md": "pages/test_spark_pages.py",
     "docs/failed.md": "pages/test_spark_pages.py",
-    "docs/emergency.md": "pages/test_runbooks.py",
-    "docs/functions.md": "pages/test_spark_pages.py",
     "docs/for-the-dba.md": "pages/test_runbooks.py",
     "docs/guide/checkpoints.md": "pages/test_running.py",
     "docs/guide/databricks.md": "pages/test_running.py",
     "docs/guide/monitoring.md": "pages/test_running.py",
     "docs/guide/troubleshooting.md": "pages/test_troubleshooting.py",
     "docs/guide/versions.md": "pages/test_running.py",
+    "docs/emergency.md": "pages/test_runbooks.py",
+    "docs/functions.md": "pages/test_spark_pages.py",
     "docs/isolation.md": "pages/test_runbooks.py",
     "docs/jobs.md": "pages/test_jobs_page.py",
     "docs/load.md": "pages/test_load.py",
@@ -58,8 +58,7 @@ RUN = {
 }
 # their commands start other programs, or a server of their own: they are parsed here
 PARSED = [
-    *("README.md", "CONTRIBUTING.md", "docs/commandline.md", "docs/jobs.md", "docs/testing.md"),
-    "docs/guide/databricks.md",
+    *("README.md", "CONTRIBUTING.md", "docs/commandline.md", "docs/jobs.md", "docs/testing.md")
 ]
 
 
