@@ -17,7 +17,13 @@ from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.script import Roles, script
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.errors import BadPlan, DispatchLogAhead, DispatchLogOfOther, StateOfOther
+from sqlq_spark.errors import (
+    BadPlan,
+    DispatchLogAhead,
+    DispatchLogOfOther,
+    StateOfOther,
+    StreamNotFound,
+)
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive import task as receive
@@ -310,13 +316,19 @@ def test_no_lock_that_a_login_without_rights_can_take_delays_anyone(
 
 
 def test_a_stream_goes_on_under_another_login_of_its_role(
-    place: Place, shop: Tenant, login: Login, stream: Stream, streams: Streams
+    place: Place, shop: Tenant, mallory: Tenant, login: Login, stream: Stream, streams: Streams
 ) -> None:
-    """Each batch is received once, whoever runs its tasks or acknowledges it."""
+    """Each batch is received once, whoever runs its tasks; a login of another role gets none."""
     colleague = login(shop.reader, shop.sender)
     large = secrets.token_bytes(1 << 20)  # its receipt is in pages
     place.sql(PUT.format(shop.queue), large)
     assert stream.batch() == [b"order", large]
+
+    place.sql(f"GRANT SELECT, DELETE, UPDATE ON {shop.queue} TO {mallory.login}")
+    other = streams(mallory.url, shop.queue, end=stream.end)
+    for work in (other.receive, other.plan):
+        with pytest.raises(StreamNotFound):
+            work()
 
     second = streams(colleague, shop.queue, end=stream.end)
     assert second.receive() == [b"order", large]
