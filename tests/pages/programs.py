@@ -66,16 +66,17 @@ def known_words(words: list[str]) -> None:
 
 def check(words: list[str]) -> None:
     """
-    Check the words of one command, or of several with `&&` between them.
+    Check the words of one command, or of several with `&&` or `|` between them.
 
     Raises:
         AssertionError: something that it names is not there.
     """
-    if "&&" in words:
-        at = words.index("&&")
-        check(words[:at])
-        check(words[at + 1 :])
-        return
+    for mark in ("&&", "|"):
+        if mark in words:
+            at = words.index(mark)
+            check(words[:at])
+            check(words[at + 1 :])
+            return
     program, *rest = words
     program = re.sub(r"^[\w.-]+/bin/", "", program)
     assert program in KNOWN, f"nothing checks {program!r}"
@@ -149,7 +150,16 @@ def pytest_(words: list[str]) -> None:
             assert (ROOT / word.partition("::")[0]).exists(), word
 
 
-OTHERS = ("git", "ruff", "mypy", "databricks", "venv-pack", "twine", "uv")  # nothing to check
+OTHERS = (
+    "echo",
+    "git",
+    "ruff",
+    "mypy",
+    "databricks",
+    "venv-pack",
+    "twine",
+    "uv",
+)  # nothing to check
 KNOWN: dict[str, Callable[[list[str]], object]] = {
     "spark-submit": submit,
     "python": python,

@@ -61,6 +61,9 @@ FAILED = "spark/test_functions_failed.py"
 FAILED_PAGE = f"{SPARK}::test_the_code_of_the_page_of_failed_messages"
 NET = f"{SPARK}::test_the_code_of_the_page_for_the_net_team"
 
+CHANGES = "pages/test_changing_options.py::test"
+GUIDE = "pages/test_guide_data.py::test"
+QUEUES = "conformance/test_queues.py::test"
 BODIES = "pages/test_bodies.py::test"
 OUTGOING = "spark/test_functions.py::test"
 PAGES = "pages/test_pages.py::test"
@@ -291,6 +294,49 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "expired": EXPIRED,
         "headers": "spark/test_read.py::test_messages_of_net_endpoints_become_columns",
     },
+    ("docs/guide/changing-options.md", "read-changes"): {
+        "same-database": f"{CHANGES}_another_name_of_the_server_continues",
+        **dict.fromkeys(
+            ["other-database", "state-schema"],
+            f"{CHANGES}_another_database_or_state_schema_is_refused",
+        ),
+        "login": f"{STATE}::test_a_stream_goes_on_under_another_login_of_its_role",
+        "queue-added": f"{QUEUES}_a_queue_that_was_added_is_read_from_the_next_batch_on",
+        "queue-removed": (
+            f"{QUEUES}_of_a_queue_that_was_removed_only_what_was_received_is_handed_out"
+        ),
+        "queue-replaced": f"{QUEUES}_a_checkpoint_that_shares_no_queue_is_refused",
+        "mode-none": f"{CHANGES}_without_receipts_the_open_batch_is_still_handed_out",
+        "mode-receipts": f"{LOOP}::test_a_checkpoint_of_transaction_mode_none_begins_receipts",
+        "columns": f"{CHANGES}_columns_may_change_and_the_open_batch_has_the_new_ones",
+        "error-queue": f"{CHANGES}_an_error_queue_takes_what_comes_later",
+        "larger": f"{CHANGES}_a_lower_limit_of_one_message_refuses_a_receipt",
+        "purge": f"{LOOP}::test_purge_on_startup_leaves_what_was_received_before",
+        **dict.fromkeys(
+            ["limits", "others"],
+            f"{CHANGES}_limits_and_other_options_hold_from_the_next_batch_on",
+        ),
+    },
+    ("docs/guide/changing-options.md", "write-changes"): {
+        "sink-login": f"{STATE}::test_a_sink_goes_on_under_another_login_of_its_role",
+        **dict.fromkeys(
+            ["sink-log", "sink-delivery", "sink-names", "sink-queue", "sink-others"],
+            f"{CHANGES}_what_a_sink_does_with_a_batch_that_it_has_sent_before",
+        ),
+    },
+    ("docs/guide/sinks.md", "sinks"): {
+        **dict.fromkeys(
+            ["delta", "append", "merge", "kafka", "jdbc", "other"],
+            f"{GUIDE}_which_sinks_write_a_repeated_batch_twice",
+        ),
+        "parquet": f"{OLD_BATCHES}_of_a_new_checkpoint_in_an_old_folder",
+        "this": f"{WRITE}::test_a_replayed_batch",
+        "this-in-batch": f"{WRITE}::test_txn_version_inside_foreach_batch",
+    },
+    ("docs/guide/bodies.md", "schema-changes"): dict.fromkeys(
+        ["added", "removed", "renamed", "wider", "type"],
+        f"{GUIDE}_bodies_of_older_and_newer_types_are_parsed_as_the_page_says",
+    ),
     ("docs/transactions.md", "kills"): {
         "before-commit": GAP,
         "after-commit": GAP,
@@ -336,6 +382,14 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "docs/standby.md": {"window": TRIED, "commits": TRIED, "tried": TRIED},
     "docs/functions.md": {"header-functions": FUNCTIONS, "outgoing": FUNCTIONS, "cost": FIGURES},
+    "docs/guide/kafka.md": {
+        "kafka-columns": PROSE,
+        "kafka-options": f"{PAGES}_options_have_their_names",
+    },
+    "docs/guide/read-and-write.md": {
+        "common-options": f"{GUIDE}_the_defaults_of_the_common_options_are_those_of_the_reference",
+    },
+    "docs/guide/sizing.md": {"symptoms": PROSE, "latency": PROSE},
     "docs/growth.md": {"speed": FIGURES, "limits": FIGURES},
     "docs/jobs.md": {
         "jobs": f"{JOBS}_the_page_lists_the_jobs_that_are_there",

@@ -38,6 +38,15 @@ RUN = {
     "docs/failed.md": "pages/test_spark_pages.py",
     "docs/emergency.md": "pages/test_runbooks.py",
     "docs/functions.md": "pages/test_spark_pages.py",
+    "docs/guide/bodies.md": "pages/test_guide_data.py",
+    "docs/guide/changing-options.md": "pages/test_changing_options.py",
+    "docs/guide/kafka.md": "pages/test_guide_data.py",
+    "docs/guide/raw-table.md": "pages/test_guide_data.py",
+    "docs/guide/read-and-write.md": "pages/test_guide_data.py",
+    "docs/guide/send.md": "pages/test_guide_data.py",
+    "docs/guide/sinks.md": "pages/test_guide_data.py",
+    "docs/guide/sizing.md": "pages/test_guide_data.py",
+    "docs/guide/trial.md": "pages/test_guide_data.py",
     "docs/isolation.md": "pages/test_runbooks.py",
     "docs/jobs.md": "pages/test_jobs_page.py",
     "docs/load.md": "pages/test_load.py",
@@ -52,7 +61,8 @@ RUN = {
 }
 # their commands start other programs, or a server of their own: they are parsed here
 PARSED = [
-    *("README.md", "CONTRIBUTING.md", "docs/commandline.md", "docs/jobs.md", "docs/testing.md")
+    *("README.md", "CONTRIBUTING.md", "docs/commandline.md", "docs/guide/trial.md", "docs/jobs.md"),
+    "docs/testing.md",
 ]
 
 
