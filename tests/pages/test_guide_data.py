@@ -68,10 +68,14 @@ def test_the_code_for_those_who_know_kafka_and_of_reading_and_writing(
     consumed = shop.count('"Shop.Orders"')
     shop.fill('"Shop.Orders"', 4)
     shop.run(*blocks("docs/guide/read-and-write.md"), *blocks("docs/guide/sizing.md", "collect"))
+    before = shop.names["typed"].count()  # planned before the send
+    shop.run(*blocks("docs/guide/read-and-write.md", "browse"))
+    shop.run(*blocks("docs/guide/read-and-write.md", "columns"))
 
     assert [looked, consumed, spark.table("looked").count()] == [5, 0, 5]
     assert '{"number":2}' in capsys.readouterr().out
     assert spark.read.parquet(str(shop.folder / "received")).count() == 4
+    assert before == 2
     types = [row.type for row in shop.names["typed"].collect()]
     assert types == ["Shop.PlaceOrder"] * 2 + ["Shop.BillOrder"] * 3
     assert "seq" in shop.names["orders"].columns
@@ -83,6 +87,7 @@ def test_the_trial(spark: SparkSession, shop: Shop, capsys: pytest.CaptureFixtur
     page = "docs/guide/trial.md"
     steps = {each.id: each for each in blocks(page) if each.id != "install"}
     shop.names |= {"spark": spark, "input": lambda _: None}
+    shop.words["/tmp/sqlqueue_trial"] = str(shop.folder)  # noqa: S108 - as the page has it
 
     with mock.patch.dict("os.environ", {"SQLQ_TEST_POSTGRES": shop.url}):
         shop.run(steps["server"])
@@ -93,14 +98,16 @@ def test_the_trial(spark: SparkSession, shop: Shop, capsys: pytest.CaptureFixtur
     answers = [spark.sql(text).collect() for text in steps["sql"].text.split(";") if text.strip()]
     for step in ("stream", "stream", "send"):
         shop.run(steps[step])
+    old = spark.table("trial_orders").count()
+    shop.run(steps["view"])
     waiting = spark.table("trial_orders").count()
     shop.run(steps["clean"])
 
     assert shop.url in printed
-    assert '"OrderId": 3' in browsed
+    assert '"OrderId":3' in browsed
     assert [len(answers[0]), answers[1][0].waiting] == [3, 3]
     assert answers[0][0].type == "Shop.OrderPlaced"
-    assert [shop.names["received"].count(), waiting] == [3, 3]
+    assert [shop.names["received"].count(), old, waiting] == [3, 0, 3]
     assert shop.sql("SELECT to_regclass('\"Trial.Orders\"')") == [(None,)]
 
 
@@ -197,7 +204,7 @@ def test_the_code_of_the_raw_table(spark: SparkSession, shop: Shop) -> None:
     shop.names["spark"] = spark
     shop.fill('"Shop.Orders"', 5)
 
-    shop.run(*blocks("docs/guide/raw-table.md"))
+    shop.run(*blocks("docs/guide/raw-table.md")[1:])  # without the drawing
     shop.run(*blocks("docs/guide/raw-table.md", "backfill"))  # as after an error
 
     tables = ("raw", "numbers", "sizes", "numbers_again")
