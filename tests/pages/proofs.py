@@ -301,6 +301,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
             f"{CHANGES}_another_database_or_state_schema_is_refused",
         ),
         "login": f"{STATE}::test_a_stream_goes_on_under_another_login_of_its_role",
+        "other-login": f"{STATE}::test_a_stream_does_not_go_on_under_a_login_of_another_role",
         "queue-added": f"{QUEUES}_a_queue_that_was_added_is_read_from_the_next_batch_on",
         "queue-removed": (
             f"{QUEUES}_of_a_queue_that_was_removed_only_what_was_received_is_handed_out"
