@@ -15,7 +15,8 @@ from waiting import until
 
 from sqlq_spark.testing import Message, frame
 
-from .page import blocks, table
+from .page import blocks, read, table
+from .test_pages import figures
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,6 +61,15 @@ def test_the_defaults_of_the_common_options_are_those_of_the_reference() -> None
 
     for _, name, default in table("docs/guide/read-and-write.md", "common-options").rows:
         assert known[name.strip("`")].startswith(default), name
+
+
+def test_the_figures_of_sizing_are_those_of_the_bench() -> None:
+    """Each line that links to growth.md has no other number than that page."""
+    lines = re.findall(r"^.*\.\./growth\.md#.*$", read("docs/guide/sizing.md"), flags=re.MULTILINE)
+    measured = figures(read("docs/growth.md"))
+
+    assert len(lines) > 2
+    assert [each for each in lines if not figures(each) <= measured] == []
 
 
 @pytest.mark.spark
