@@ -66,17 +66,16 @@ def known_words(words: list[str]) -> None:
 
 def check(words: list[str]) -> None:
     """
-    Check the words of one command, or of several with `&&` or `|` between them.
+    Check the words of one command, or of several with `&&` between them.
 
     Raises:
         AssertionError: something that it names is not there.
     """
-    for mark in ("&&", "|"):
-        if mark in words:
-            at = words.index(mark)
-            check(words[:at])
-            check(words[at + 1 :])
-            return
+    if "&&" in words:
+        at = words.index("&&")
+        check(words[:at])
+        check(words[at + 1 :])
+        return
     program, *rest = words
     program = re.sub(r"^[\w.-]+/bin/", "", program)
     assert program in KNOWN, f"nothing checks {program!r}"
@@ -150,16 +149,7 @@ def pytest_(words: list[str]) -> None:
             assert (ROOT / word.partition("::")[0]).exists(), word
 
 
-OTHERS = (
-    "echo",
-    "git",
-    "ruff",
-    "mypy",
-    "databricks",
-    "venv-pack",
-    "twine",
-    "uv",
-)  # nothing to check
+OTHERS = ("git", "ruff", "mypy", "databricks", "venv-pack", "twine", "uv")  # nothing to check
 KNOWN: dict[str, Callable[[list[str]], object]] = {
     "spark-submit": submit,
     "python": python,
