@@ -210,6 +210,19 @@ def test_transaction_mode_none_needs_no_state_tables(bare: Bench, *, frozen: boo
 # ----- checkpoints -----------------------------------------------------------------------------
 
 
+def test_a_checkpoint_of_transaction_mode_none_begins_receipts(bench: Bench) -> None:
+    """The stream that it makes counts its own batches from the first, and loses nothing."""
+    sent = send(bench, 9)
+    end, _ = bench.batch(bench.loop(transactionMode="none", maxMessagesPerTrigger="3"))
+
+    loop = bench.loop(maxMessagesPerTrigger="3")
+    end, first = bench.batch(loop, through_spark(end))
+    _, second = bench.batch(loop, through_spark(end))
+
+    assert bodies(*first, *second) == sent[3:]
+    assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(1, 3)]
+
+
 def test_two_drivers_on_one_checkpoint_the_first_ends(bench: Bench) -> None:
     """The later one goes on; never are there two plans of one batch."""
     sent = send(bench, 40)

@@ -17,7 +17,13 @@ from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.script import Roles, script
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.errors import BadPlan, DispatchLogAhead, DispatchLogOfOther, StateOfOther
+from sqlq_spark.errors import (
+    BadPlan,
+    DispatchLogAhead,
+    DispatchLogOfOther,
+    StateOfOther,
+    StreamNotFound,
+)
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive import task as receive
@@ -329,6 +335,22 @@ def test_a_stream_goes_on_under_another_login_of_its_role(
     assert place.sql(f'SELECT count(*) FROM "{place.state}".receipt') == [(0,)]
     rows = f'SELECT count(*), max(login) FROM "{place.state}".stream'
     assert place.sql(rows) == [(1, shop.login)]
+
+
+def test_a_stream_does_not_go_on_under_a_login_of_another_role(
+    place: Place, shop: Tenant, mallory: Tenant, stream: Stream, streams: Streams
+) -> None:
+    """Although it may receive from the queue: it gets no receipt, and nothing that waits."""
+    stream.batch()
+    place.sql(PUT.format(shop.queue), b"second")
+    place.sql(f"GRANT SELECT, DELETE, UPDATE ON {shop.queue} TO {mallory.login}")
+
+    other = streams(mallory.url, shop.queue, end=stream.end)
+    for work in (other.receive, other.plan):
+        with pytest.raises(StreamNotFound):
+            work()
+
+    assert bodies(place, shop.queue) == [b"second"]
 
 
 def test_a_sink_goes_on_under_another_login_of_its_role(

@@ -22,6 +22,9 @@ FORWARD = "conformance/test_forward.py"
 TOPICS = "conformance/test_subscriptions.py"
 STREAM = "spark/test_stream.py"
 WRITE = "spark/test_write.py"
+CHANGES = "pages/test_changing_options.py::test"
+GUIDE = "pages/test_guide_data.py::test"
+QUEUES = "conformance/test_queues.py::test"
 OPTIONS = "spark/test_options.py"
 READ = "spark/test_read.py"
 OPERATIONS = "pages/test_operations.py"
@@ -32,6 +35,9 @@ ROWS_AS_SENT = "conformance/test_wire.py"
 KINDS = "conformance/test_table_kinds.py"
 STATE = "hostile/test_state.py"
 RUNBOOKS = "pages/test_runbooks.py::test"
+RUNNING = "pages/test_running.py::test"
+ERRORS = "pages/test_troubleshooting.py::test"
+SAYS = f"{ERRORS}_spark_says_what_the_page_says"
 
 WENT_BACK = f"{RECEIPTS}::test_an_ack_ahead_of_the_stream_is_a_database_that_went_back"
 READ_ONLY = f"{SETTINGS}::test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed"
@@ -239,6 +245,25 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "foreign-table": f"{KINDS}::test_a_queue_that_is_no_plain_table_is_found",
         "row-security": f"{KINDS}::test_row_security_is_found_and_no_grant_is_asked_for",
     },
+    ("docs/guide/checkpoints.md", "checkpoints"): {
+        "move": f"{RUNNING}_a_checkpoint_is_moved_and_shows_its_stream",
+        "spark": TRIED,
+        "copy": f"{REPLAY}::test_checkpoint_copied_to_a_second_query",
+        "old": ROLLED_BACK,
+        "lost": f"{OPERATIONS}::test_checkpoint_lost",
+        "files": LOST_FIRST,
+        "commit": f"{REPLAY}::test_commit_removed_after_its_ack_is_refused",
+        "other-queue": (
+            "conformance/test_queues.py::test_a_checkpoint_that_shares_no_queue_is_refused"
+        ),
+        "database": WENT_BACK,
+    },
+    ("docs/guide/troubleshooting.md", "spark"): {
+        **dict.fromkeys(["save-mode", "direct-query", "stream-action", "no-checkpoint"], SAYS),
+        **dict.fromkeys(["continuous", "sources"], SAYS),
+        **dict.fromkeys(["not-found", "worker-import", "no-python", "mismatch", "delta"], TRIED),
+        **dict.fromkeys(["connect-packages", "connect-jvm", "worker-slow"], TRIED),
+    },
     ("docs/load.md", "waits"): dict.fromkeys(["blocks", "waits", "free"], WAITS),
     ("docs/standby.md", "reports"): {
         "stream": f"{RECEIPTS}::test_a_plan_ahead_of_the_stream_is_a_database_that_went_back",
@@ -306,6 +331,50 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "expired": EXPIRED,
         "headers": "spark/test_read.py::test_messages_of_net_endpoints_become_columns",
     },
+    ("docs/guide/changing-options.md", "read-changes"): {
+        "same-database": f"{CHANGES}_another_name_of_the_server_continues",
+        **dict.fromkeys(
+            ["other-database", "state-schema"],
+            f"{CHANGES}_another_database_or_state_schema_is_refused",
+        ),
+        "login": f"{STATE}::test_a_stream_goes_on_under_another_login_of_its_role",
+        "other-login": f"{STATE}::test_a_stream_does_not_go_on_under_a_login_of_another_role",
+        "queue-added": f"{QUEUES}_a_queue_that_was_added_is_read_from_the_next_batch_on",
+        "queue-removed": (
+            f"{QUEUES}_of_a_queue_that_was_removed_only_what_was_received_is_handed_out"
+        ),
+        "queue-replaced": f"{QUEUES}_a_checkpoint_that_shares_no_queue_is_refused",
+        "mode-none": f"{CHANGES}_without_receipts_the_open_batch_is_still_handed_out",
+        "mode-receipts": f"{LOOP}::test_a_checkpoint_of_transaction_mode_none_begins_receipts",
+        "columns": f"{CHANGES}_columns_may_change_and_the_open_batch_has_the_new_ones",
+        "error-queue": f"{CHANGES}_an_error_queue_takes_what_comes_later",
+        "larger": f"{CHANGES}_a_lower_limit_of_one_message_refuses_a_receipt",
+        "purge": f"{LOOP}::test_purge_on_startup_leaves_what_was_received_before",
+        **dict.fromkeys(
+            ["limits", "others"],
+            f"{CHANGES}_limits_and_other_options_hold_from_the_next_batch_on",
+        ),
+    },
+    ("docs/guide/changing-options.md", "write-changes"): {
+        "sink-login": f"{STATE}::test_a_sink_goes_on_under_another_login_of_its_role",
+        **dict.fromkeys(
+            ["sink-log", "sink-delivery", "sink-names", "sink-queue", "sink-others"],
+            f"{CHANGES}_what_a_sink_does_with_a_batch_that_it_has_sent_before",
+        ),
+    },
+    ("docs/guide/sinks.md", "sinks"): {
+        **dict.fromkeys(
+            ["delta", "append", "merge", "kafka", "jdbc", "other"],
+            f"{GUIDE}_which_sinks_write_a_repeated_batch_twice",
+        ),
+        "parquet": f"{OLD_BATCHES}_of_a_new_checkpoint_in_an_old_folder",
+        "this": f"{WRITE}::test_a_replayed_batch",
+        "this-in-batch": f"{WRITE}::test_txn_version_inside_foreach_batch",
+    },
+    ("docs/guide/bodies.md", "schema-changes"): dict.fromkeys(
+        ["added", "removed", "renamed", "wider", "type"],
+        f"{GUIDE}_bodies_of_older_and_newer_types_are_parsed_as_the_page_says",
+    ),
     ("docs/transactions.md", "kills"): {
         "before-commit": GAP,
         "after-commit": GAP,
@@ -343,6 +412,23 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "docs/diagrams.md": {"receipt-moves": f"{SITE}_the_moves_of_a_receipt_are_explained"},
     "docs/emergency.md": {"by-hand": f"{RUNBOOKS}_what_may_be_deleted_by_hand"},
+    "docs/guide/databricks.md": dict.fromkeys(["compute", "principal", "schedules"], PROSE),
+    "docs/guide/monitoring.md": {
+        "alerts": f"{RUNNING}_a_listener_sends_what_the_table_of_alerts_names",
+        "database-alerts": PROSE,
+    },
+    "docs/guide/troubleshooting.md": {
+        "symptoms": PROSE,
+        **dict.fromkeys(
+            ["installation", "inputs", "server", "queues", "checkpoint", "dispatch", "state"],
+            f"{ERRORS}_each_error_has_a_row_with_the_text_that_it_prints",
+        ),
+    },
+    "docs/for-the-dba.md": dict.fromkeys(["approve", "run", "happens"], PROSE),
+    "docs/for-the-dotnet-team.md": dict.fromkeys(
+        ["changes", "owners", "to-spark", "from-spark", "together"], PROSE
+    ),
+    "docs/guide/versions.md": dict.fromkeys(["environments", "compatibility"], PROSE),
     "docs/isolation.md": {"dp": f"{RUNBOOKS}_isolation_is_seen_and_checked"},
     "docs/retention.md": {"places": PROSE},
     "docs/restore.md": {
@@ -352,6 +438,14 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "docs/standby.md": {"window": TRIED, "commits": TRIED, "tried": TRIED},
     "docs/functions.md": {"header-functions": FUNCTIONS, "outgoing": FUNCTIONS, "cost": FIGURES},
+    "docs/guide/kafka.md": {
+        "kafka-columns": PROSE,
+        "kafka-options": f"{PAGES}_options_have_their_names",
+    },
+    "docs/guide/read-and-write.md": {
+        "common-options": f"{GUIDE}_the_defaults_of_the_common_options_are_those_of_the_reference",
+    },
+    "docs/guide/sizing.md": {"symptoms": PROSE, "latency": PROSE},
     "docs/growth.md": {"speed": FIGURES, "limits": FIGURES},
     "docs/jobs.md": {
         "jobs": f"{JOBS}_the_page_lists_the_jobs_that_are_there",
@@ -373,7 +467,7 @@ PARTS: dict[str, dict[str, str]] = {
         "backlog": f"{OPERATIONS}::test_backlog_grows",
     },
     "docs/security.md": {
-        **dict.fromkeys(["who", "rules", "destination-answers", "limits", "rows"], PROSE),
+        **dict.fromkeys(["trust", "who", "rules", "destination-answers", "limits", "rows"], PROSE),
         "cost": FIGURES,
         "credentials": f"{PAGES}_the_services_of_credentials_have_extras",
         "tls": f"{PAGES}_the_modes_of_tls_are_libpqs",

@@ -1,4 +1,4 @@
-"""docs/isolation.md, retention.md, restore.md, emergency.md and upgrade.md on a real database."""
+"""The DBA's pages on a real database: set up, isolation, retention, restore, stop, upgrade."""
 
 from __future__ import annotations
 
@@ -48,6 +48,35 @@ def tenant(shop: Shop) -> Iterator[str]:
 def only(page: str, group: str) -> list[Block]:
     """The blocks of one group, in their order."""
     return blocks(f"docs/{page}.md", group)
+
+
+# ---------------------------------------------------------------- set up
+
+
+def test_a_login_of_the_dba_receives_with_the_printed_script(shop: Shop) -> None:
+    """The statements of the page give it all that a stream needs, and doctor finds nothing."""
+    PAGE = "docs/for-the-dba.md"  # noqa: N806
+    script, login = blocks(PAGE, "setup")
+    names = ("orders_reader", "orders_sender", "spark_orders")
+    shop.words = {name: f"{name}_{secrets.token_hex(4)}" for name in names}
+    user = shop.words["spark_orders"]
+    shop.fill('"Shop.Orders"', 3)
+
+    shop.run(script)
+    shop.sql(shop.printed)
+    shop.run(login)
+    try:
+        shop.sql(f"ALTER ROLE {user} PASSWORD 'x'")
+        parts = urlsplit(shop.url)
+        host = parts.netloc.rpartition("@")[2]
+        url = urlunsplit(parts._replace(netloc=f"{user}:x@{host}"))
+        with closing(shop.stream(url=url, errorQueue="error")) as stream:
+            assert len(stream.bodies()) == 3
+        assert "no problems found" in shop.sqlqueue("doctor", "Shop.Orders", "--url", url)
+    finally:
+        made = ", ".join(shop.words.values())
+        shop.sql(f"DROP OWNED BY {made}")
+        shop.sql(f"DROP ROLE {made}")
 
 
 # ---------------------------------------------------------------- isolation

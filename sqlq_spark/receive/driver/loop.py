@@ -228,8 +228,8 @@ class PeekLoop:
     def _close(self, connection: Connection, end: Offset) -> Acknowledged:
         """Close `end`'s batch, in the transaction that is open."""
         stream, batch = end.stream, end.batch
-        if stream is None:
-            return replace(NOTHING, batch=batch)
+        if stream is None:  # a stream that receipts begin counts its own batches, also after none
+            return replace(NOTHING, batch=0 if self._receipts else batch)
         claim = self._claimed != stream
         closed = receipts.acknowledge(
             connection, stream, batch, self.who, claim=claim, tasks=end.tasks
