@@ -39,7 +39,7 @@ CONTENTS = {
         "docs/guide/monitoring",
         "docs/guide/troubleshooting",
         "docs/guide/checkpoints",
-        "docs/guide/testing",
+        "docs/testing",
         "docs/guide/versions",
     ],
     "Reference": [
