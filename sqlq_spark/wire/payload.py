@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # lz4 1.4 us and 298.
 ZSTD = pa.Codec("zstd", compression_level=-3)
 THREADS = 2  # headers and bodies are compressed in parallel, as in Arrow's stream
+ALONE = 1 << 20  # bytes; less takes longer to share among threads, which take 2 ms to start
 
 ROOM = 64 << 10  # bytes for a batch in the list, and for the list's ends
 LARGE = 256 << 10  # bytes; a longer payload is cut into pages
@@ -90,10 +91,11 @@ def pack(rows: pa.Table) -> Packed:
     room = pa.allocate_buffer(2 * rows.nbytes + (len(batches) + 1) * ROOM)
     sink, listed, size = pa.FixedSizeBufferWriter(room), [], 0
     with ThreadPoolExecutor(THREADS) as pool:
+        spread = pool.map if rows.nbytes > ALONE else map
         for batch in batches:
             plain = [buffer for column in batch.columns for buffer in buffers(column)]
             sizes: list[tuple[int, int] | None] = []
-            for buffer, small in zip(plain, pool.map(compress, plain), strict=True):
+            for buffer, small in zip(plain, spread(compress, plain), strict=True):
                 sizes.append(None if buffer is None or small is None else (buffer.size, small.size))
                 size += 0 if buffer is None else buffer.size
                 if small is not None:

@@ -19,7 +19,7 @@ import orjson
 import pyarrow as pa
 
 from sqlq_spark.errors import PayloadRefused
-from sqlq_spark.wire.payload import THREADS, ZSTD, digest
+from sqlq_spark.wire.payload import ALONE, THREADS, ZSTD, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -74,10 +74,11 @@ def table(whole: pa.Buffer, expected: Expected) -> pa.Table:
     check(sum(each for _, each in sizes) == end, "its buffers do not fill it")
     at, found = 0, []
     with ThreadPoolExecutor(THREADS) as pool:
+        spread = pool.map if size > ALONE else map
         for count, pairs in batches:
             starts = [*accumulate((0 if pair is None else pair[1] for pair in pairs), initial=at)]
             at = starts.pop()
-            reading = Reading(pool.map(partial(decompress, whole), starts, pairs))
+            reading = Reading(spread(partial(decompress, whole), starts, pairs))
             arrays = [reading.column(field.type, count) for field in schema]
             reading.finish()
             found.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
