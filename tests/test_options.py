@@ -10,6 +10,7 @@ import pytest
 from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.source import WRITE
 from sqlq_spark.wire.address import QueueAddress
 
 
@@ -142,7 +143,7 @@ def test_an_option_of_the_other_side_is_refused() -> None:
         SinkOptions.parse({**url, "headersFormat": "json"})
 
     text = "option {} has no effect on a {}: set it on {}"
-    assert str(read.value) == text.format("messageType", "read", "df.write or df.writeStream")
+    assert str(read.value) == text.format("messageType", "read", WRITE)
     assert str(write.value) == text.format(
         "headersFormat", "write", "spark.read or spark.readStream"
     )

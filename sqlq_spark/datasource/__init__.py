@@ -21,12 +21,15 @@ from sqlq_spark.datasource.write import (
     StreamWriter,
     look_ahead_once,
 )
+from sqlq_spark.errors import OptionsOfTable
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.columns import columns
 from sqlq_spark.send.write import look_ahead
 from sqlq_spark.spark_api import pushes_filters
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import (
         DataSourceArrowWriter,
@@ -53,6 +56,7 @@ class DefaultSource(DataSource):
 
     def schema(self) -> str:
         """The columns of a read."""
+        refuse_table(self.options)
         options = SourceOptions.parse(self.options)
         return ", ".join(f"{name} {kind}" for name, kind in columns(options).items())
 
@@ -84,6 +88,21 @@ class DefaultSource(DataSource):
     def sender(self) -> str | None:
         """Return the name of the query, or else of the application, as far as it is known."""
         return self.options.get("queryName") or self.application
+
+
+def refuse_table(options: Mapping[str, str]) -> None:
+    """
+    Refuse CREATE TABLE with OPTIONS or TBLPROPERTIES, for which Spark asks for the columns.
+
+    Spark adds the table's properties to the options then, `provider` and `owner` among them. It
+    hands neither to what reads or writes the table later (Spark 4.0 to 4.3).
+
+    Raises:
+        OptionsOfTable.
+    """
+    if {"provider", "owner"} <= options.keys():
+        given = {key for key in options if not key.startswith("option.")}
+        raise OptionsOfTable(", ".join(sorted(given - {"provider", "owner"})) or "none")
 
 
 def register(spark: SparkSession) -> None:

@@ -5,7 +5,7 @@ The errors of this package, by what they are about.
 
     SqlQueueError
     ├── BadInput             inputs: options, addresses, DataFrames; nothing was changed
-    │   ├── BadOption · UnknownOption · MisplacedOption · MissingOption
+    │   ├── BadOption · UnknownOption · MisplacedOption · MissingOption · OptionsOfTable
     │   ├── BadAddress
     │   ├── BadFrame         a DataFrame's columns do not fit
     │   └── BadMessage       one row of a DataFrame does not fit
@@ -65,6 +65,7 @@ from sqlq_spark.errors.inputs import (
     BadOption,
     MisplacedOption,
     MissingOption,
+    OptionsOfTable,
     UnknownOption,
 )
 from sqlq_spark.errors.installation import (
@@ -176,6 +177,7 @@ __all__ = [
     "NotAQueue",
     "NotReachable",
     "NothingToSettle",
+    "OptionsOfTable",
     "PayloadRefused",
     "QueueElsewhere",
     "QueueNotFound",

@@ -45,6 +45,20 @@ class MissingOption(BadInput):
         super().__init__(option, example)
 
 
+class OptionsOfTable(BadInput):
+    """CREATE TABLE has OPTIONS, which Spark stores, passwords too, and never passes on."""
+
+    template = (
+        "a table in a catalog cannot have the options {0}: Spark stores them, and passes them to "
+        "no read or write. Use CREATE TEMPORARY VIEW. Or name the columns and give no OPTIONS, as "
+        "in CREATE TABLE t (seq BIGINT, body BINARY) USING sqlqueue, and write WITH (url '…', …) "
+        "after the name of the table in each statement"
+    )
+
+    def __init__(self, options: str) -> None:
+        super().__init__(options)
+
+
 class BadAddress(BadInput):
     """A queue's name or address cannot be read."""
 

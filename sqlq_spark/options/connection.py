@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
     from sqlq_spark.wire.address import QueueAddress
 
+# said where the url is missing: who wrote OPTIONS in CREATE TABLE has given one
+OF_A_TABLE = (
+    "In SQL, Spark does not pass on the OPTIONS of CREATE TABLE: use CREATE TEMPORARY VIEW, or "
+    "write WITH (url '…') after the name of the table"
+)
 CHECKPOINT = "checkpointlocation"  # Spark's own option, allowed on both sides of a stream
 
 
@@ -83,7 +88,7 @@ class DatabaseOptions:
                 raise BadOption("queue", queue, expected)
         cls._refuse_strays(given)
         if "url" not in given:
-            raise MissingOption("url", EXAMPLES)
+            raise MissingOption("url", f"{EXAMPLES}. {OF_A_TABLE}")
         naming = names_of(given["url"])
         values = read_options(cls, given, naming)
         url = with_login(values["url"], given.get("user"), given.get("password"))

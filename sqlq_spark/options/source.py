@@ -12,6 +12,11 @@ from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.fields import address_option, computed, option
 from sqlq_spark.options.parse import count, duration, flag, message_size, one_of, size
 
+WRITE = (  # where the options of a write belong
+    "df.write or df.writeStream. In SQL, name the columns to send: "
+    "CREATE TEMPORARY VIEW … (body STRING) USING sqlqueue"
+)
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
 class SourceOptions(DatabaseOptions):
     """Options of a read, parsed once. Only this package sees a raw option."""
 
-    side: ClassVar[tuple[str, str]] = ("read", "df.write or df.writeStream")
+    side: ClassVar[tuple[str, str]] = ("read", WRITE)
 
     queue: QueueAddress | None = address_option(
         "queue", parse_queue, "a queue's name, also as .load(name)"

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -222,6 +223,57 @@ def a_job_drains_a_queue(stage: Stage) -> None:
     assert stage.count(source) == 0
 
 
+def sql_browses_and_sends(stage: Stage) -> None:
+    """Temporary views, tables with `WITH`, a view of a stream; the options of a table are refused."""
+    spark = stage.session()
+    waiting, sent = stage.queue("sql_in", 20), stage.queue("sql_out")
+    given, out = (
+        ", ".join(f"{name} '{text}'" for name, text in stage.options(each).items())
+        for each in (waiting, sent)
+    )
+    with_type = f"{out}, messageType 'Shop.BillOrder'"
+
+    spark.sql(f"CREATE TEMPORARY VIEW waiting USING sqlqueue OPTIONS ({given})")
+    spark.sql(f"CREATE TEMPORARY VIEW sent (body STRING) USING sqlqueue OPTIONS ({with_type})")
+    spark.sql("CREATE TABLE read (seq BIGINT, body BINARY) USING sqlqueue")
+    spark.sql("CREATE TABLE write (body STRING) USING sqlqueue")
+    found = spark.sql(f"SELECT seq, body FROM read WITH ({given}) WHERE seq > 0").count()
+    spark.sql("INSERT INTO sent SELECT CAST(body AS STRING) FROM waiting")
+    spark.sql(f"INSERT INTO write WITH ({out}) VALUES ('one more')")
+    raised(lambda: spark.sql(f"CREATE TABLE t USING sqlqueue OPTIONS ({given})"), "OptionsOfTable")
+    raised(lambda: spark.sql("SELECT * FROM read").collect(), "WITH (url")
+    stage.stream(waiting).createOrReplaceTempView("received")
+    query = spark.sql("SELECT CAST(seq AS STRING) AS body FROM received WHERE seq > 0")
+    writer = query.writeStream.format("sqlqueue").options(**stage.options(sent))
+    stage.finish(writer, stage.folder / "sql")
+
+    assert (found, stage.count(waiting), stage.count(sent)) == (20, 0, 41)
+    for each in ("read", "write"):
+        spark.sql(f"DROP TABLE {each}")
+
+
+def a_pipeline_goes_on(stage: Stage) -> None:
+    """
+    The pipeline of conf/pipelines is killed, run, and fully refreshed.
+
+    It has a server of Spark Connect of its own, so one of the two kinds of session is enough. Spark
+    4.0 has no pipelines.
+    """
+    if not stage.connect or find_spec("pyspark.pipelines") is None:
+        return
+    from compat.pipeline import Pipeline, killed_twice, refreshed  # noqa: PLC0415 - not on 4.0
+
+    with stage.database() as url:
+        program = Path(sys.executable).with_name("sqlqueue")
+        for words in (["install"], ["create", "Shop.Orders"], ["create", "Shop.Billing"]):
+            subprocess.run([program, *words, "--url", url], check=True)
+        pipeline = Pipeline(stage.folder / "pipeline", url)
+        pipeline.copy()
+
+        killed_twice(pipeline)
+        refreshed(pipeline)
+
+
 def raised(work: Callable[[], object], words: str) -> None:
     """Do what must fail with these words."""
     found = ""
@@ -262,4 +314,6 @@ CASES = (
     functions_read_and_answer,
     passwords_are_hidden,
     a_job_drains_a_queue,
+    sql_browses_and_sends,
+    a_pipeline_goes_on,
 )

@@ -44,7 +44,8 @@ class Environment:
         return self.folder / "bin" / "sqlqueue"
 
 
-# pandas comes with Spark Connect; Spark 4.0 and 4.1 were released before pandas 3
+# pandas comes with Spark Connect, which the extra pipelines contains; Spark 4.0 and 4.1 were
+# released before pandas 3
 MATRIX = (
     Environment(
         name="oldest",
@@ -61,19 +62,19 @@ MATRIX = (
     Environment(
         name="spark-4.1",
         python="3.12",
-        pins=("pyspark[connect]==4.1.*", "pyarrow==21.*", "numpy==2.1.*", "pandas==2.2.*"),
+        pins=("pyspark[pipelines]==4.1.*", "pyarrow==21.*", "numpy==2.1.*", "pandas==2.2.*"),
         like="libraries about as in Databricks Runtime 18",
     ),
     Environment(
         name="spark-4.2",
         python="3.12",
-        pins=("pyspark[connect]==4.2.*", "pyarrow==21.*", "numpy==2.1.*", "pandas==2.2.*"),
+        pins=("pyspark[pipelines]==4.2.*", "pyarrow==21.*", "numpy==2.1.*", "pandas==2.2.*"),
         like="libraries about as in Databricks Runtime 18",
     ),
     Environment(
         name="newest",
         python=_LATEST,
-        pins=("pyspark[connect]>=4.3",),
+        pins=("pyspark[pipelines]>=4.3",),
         like="the newest release of everything",
     ),
 )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
 from adbc_driver_postgresql import dbapi
 from pyspark.errors import PySparkException
@@ -16,6 +19,7 @@ from pyspark.sql import SparkSession
 from sqlq_spark.spark_api import drains_at_once
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame
@@ -79,6 +83,17 @@ class Stage:
             found: list[tuple[Any, ...]] = cursor.fetchall() if rows else []
             connection.commit()
             return found
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """Make a database of its own, and drop it; gives its url."""
+        name = f"{self.schema}_{secrets.token_hex(4)}"
+        with dbapi.connect(self.url, autocommit=True) as connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE {name}")
+            try:
+                yield urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
+            finally:
+                cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
     def queue(self, name: str, messages: int = 0) -> str:
         """Make a queue with so many messages, `m-0` and on."""

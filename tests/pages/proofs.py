@@ -78,10 +78,27 @@ COMMANDS = "cli/test_every_command.py::test_the_page_has_a_row_for_each_command_
 CODES = COMMANDS
 FIGURES = "figures of a run of tests.bench, which no test repeats"
 TRIED = "what ran once on a server that no test has"
+VENDOR = "what the pages of a vendor say, with the date of the look-up"
 PROSE = "prose: each row says what another table or page proves"
 
 # page, table → row → tests
 ROWS: dict[tuple[str, str], dict[str, str]] = {
+    ("docs/pipelines.md", "refresh"): dict.fromkeys(
+        ["refused", "all", "allowed", "receipts"], "compat/pipeline.py::refreshed"
+    ),
+    ("docs/sql.md", "sql-errors"): {
+        "columns-options": (
+            "pages/test_sql_page.py::"
+            "test_spark_stores_the_options_of_a_table_and_passes_them_to_nobody"
+        ),
+        **dict.fromkeys(
+            [
+                *("table-options", "create-as", "write-options", "overwrite", "delete"),
+                *("function", "path", "stream"),
+            ],
+            "pages/test_sql_page.py::test_what_does_not_work_has_the_error_of_the_page",
+        ),
+    },
     ("README.md", "comparison"): {
         "deletes": MIGRATED,
         "killed": f"{KILL}::test_killed_around_a_write",
@@ -431,6 +448,8 @@ PARTS: dict[str, dict[str, str]] = {
     "docs/guide/versions.md": dict.fromkeys(["environments", "compatibility"], PROSE),
     "docs/isolation.md": {"dp": f"{RUNBOOKS}_isolation_is_seen_and_checked"},
     "docs/retention.md": {"places": PROSE},
+    "docs/pipelines.md": {"ran": TRIED},
+    "docs/sql.md": {"sql-passwords": PROSE},
     "docs/restore.md": {
         "where": PROSE,
         "reports": f"{RUNBOOKS}_after_a_restore_a_stream_raises_and_continues",
@@ -504,6 +523,7 @@ PARTS: dict[str, dict[str, str]] = {
         ),
         "differences": PROSE,
         "runtimes": PROSE,
+        "databricks-networks": VENDOR,
         "speed": FIGURES,
     },
 }
