@@ -224,7 +224,7 @@ def a_job_drains_a_queue(stage: Stage) -> None:
 
 
 def sql_browses_and_sends(stage: Stage) -> None:
-    """Temporary views, tables with `WITH`, a view of a stream; the options of a table are refused."""
+    """Temporary views, tables with `WITH`, a view of a stream; options of a table are refused."""
     spark = stage.session()
     waiting, sent = stage.queue("sql_in", 20), stage.queue("sql_out")
     given, out = (

@@ -91,6 +91,9 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
             "pages/test_sql_page.py::"
             "test_spark_stores_the_options_of_a_table_and_passes_them_to_nobody"
         ),
+        "delta": (
+            "pages/test_sql_page.py::test_a_table_cannot_be_read_through_the_catalog_of_delta"
+        ),
         **dict.fromkeys(
             [
                 *("table-options", "create-as", "write-options", "overwrite", "delete"),
