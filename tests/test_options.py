@@ -7,7 +7,8 @@ import pickle
 
 import pytest
 
-from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption
+from sqlq_spark.datasource import DefaultSource
+from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption, OptionsOfTable
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.source import WRITE
@@ -185,3 +186,21 @@ def test_options_travel_to_executors(
     assert vars(copy) == vars(options)
     assert "hush" not in repr(copy)
     assert copy.allowed == (QueueAddress("orders", schema), QueueAddress("Shop.*", schema))
+
+
+def test_the_options_of_a_table_are_refused_by_their_names() -> None:
+    """Spark adds `provider` and `owner`; no value is in the error, for one may be a password."""
+    given = {"url": "postgresql://host/shop", "password": "hush", "queue": "orders"}
+    table = given | {f"option.{name}": text for name, text in given.items()}
+    with pytest.raises(OptionsOfTable) as refused:
+        DefaultSource({**table, "provider": "sqlqueue", "owner": "lake"}).schema()
+
+    assert "the options password, queue, url:" in str(refused.value)
+    assert "hush" not in str(refused.value)
+    assert "body binary" in DefaultSource({**given, "owner": "lake"}).schema()
+
+
+def test_a_url_that_is_missing_is_explained_for_sql_too() -> None:
+    """Who wrote it in CREATE TABLE has given one, and Spark did not pass it on."""
+    with pytest.raises(MissingOption, match=r"option url is missing: .*WITH \(url '…'\)"):
+        SourceOptions.parse({"queue": "orders"})

@@ -133,6 +133,11 @@ class Pipeline:
         """What the last run printed."""
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
 
+    def holds(self, secret: str) -> bool:
+        """Whether the log, a checkpoint or the catalog has a text in it."""
+        files = (path for path in self.folder.rglob("*") if path.is_file())
+        return any(secret.encode() in path.read_bytes() for path in files)
+
     @contextmanager
     def _started(self, url: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         """Run it as long as the block lasts; none of its processes is left after."""
@@ -184,6 +189,7 @@ def killed_twice(pipeline: Pipeline) -> None:
     assert pipeline.received() == list(range(400))
     assert pipeline.sent() == list(range(400))
     assert pipeline.count(ORDERS) == 0
+    assert not pipeline.holds(str(urlsplit(pipeline.url).password))
 
 
 def refreshed(pipeline: Pipeline) -> None:
