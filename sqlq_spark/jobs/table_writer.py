@@ -123,7 +123,7 @@ class Splitter(Appender):
         """Write the rows of a batch into their tables."""
         tables = self.shares(frame)
         for name, types in tables.items():
-            self.append(frame.where(F.col("messageType").isin(types)), name, number, types[0])
+            self.append(frame.where(F.col("messageType").isin(types)), name, number)
         chosen = [each for types in tables.values() for each in types]
         rest = frame.where(~F.coalesce(F.col("messageType").isin(chosen), F.lit(False)))  # noqa: FBT003
         if not rest.isEmpty():
@@ -143,13 +143,12 @@ class Splitter(Appender):
         )
         return type_tables.routes(((row[0], row[1]) for row in found), named, most=most)
 
-    def append(
-        self, rows: DataFrame, name: str, number: int, message_type: str | None = None
-    ) -> None:
+    def append(self, rows: DataFrame, name: str, number: int) -> None:
         """Write the rows of one table, unless Delta has this write; its types have one schema."""
-        schema = next((each for each in self.schemas if message_type in each.types), None)
+        named = self.settings.named
+        mine = (each for each in self.schemas if name in {named[one] for one in each.types})
         table = type_tables.place(self.settings.table, name)
-        self.append_once(rows, table, self.application(name), number, schema)
+        self.append_once(rows, table, self.application(name), number, next(mine, None))
 
 
 @contextmanager

@@ -213,7 +213,7 @@ def test_each_type_has_its_schema(queue: SparkQueue) -> None:
         ({"schema": "Id STRING"}, "setting schema has the column Id, which the table has already"),
         ({"schema": "body STRING"}, "has the column body, which the table has already"),
         ({"schema": "date DATE"}, "has the column date, which the table has already"),
-        ({"schema": "a INT, A INT"}, "setting schema has the column A twice"),
+        ({"schema": "a INT, A INT"}, "setting schema has the column a twice"),
         (
             {"split": True, "schemas": {"Shop.A": "a INT", "Shop.B": "b BAD"}},
             "setting Shop.B in [schemas] is 'b BAD'",

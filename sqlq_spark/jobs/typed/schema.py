@@ -74,24 +74,27 @@ class Schema:
         """Why a body does not fit."""
         parsed = F.col(self.name)
         body = parsed[BODY]
-        wrong = [
-            F.when(
-                from_json(StructType([each]))[CORRUPT].isNotNull(),
-                F.lit(f"{each.name} is not {each.dataType.simpleString()}"),
-            )
-            for each in self.columns
-        ]
+        wrong = F.array_compact(F.array(*(_wrong(each) for each in self.columns)))
         missing = [
             F.when(is_missing(body), F.lit(f"{name} is missing or null"))
             for name, is_missing in required(self.columns)
         ]
-        fields = F.slice(F.array_compact(F.array(*wrong, *missing)), 1, SHOWN)
+        names = F.when(F.size(wrong) > 0, wrong)
+        if missing:
+            names = names.otherwise(F.array_compact(F.array(*missing)))
+        fields = F.array_join(F.slice(names, 1, SHOWN), ", ")
         return (
             F.when(F.coalesce(F.octet_length("body"), F.lit(0)) == 0, F.lit("the body is empty"))
             .when(~F.is_valid_utf8(F.col("body").cast("string")), F.lit("the body is not UTF-8"))
             .when(body.isNull(), F.lit("the body is not one JSON object"))
-            .otherwise(F.concat(F.lit("the body does not fit: "), F.array_join(fields, ", ")))
+            .otherwise(F.concat_ws(": ", F.lit("the body does not fit"), fields))
         )
+
+
+def _wrong(field: StructField) -> Column:
+    """The name of a field that has not the type of its column; null if it has."""
+    reason = F.lit(f"{field.name} is not {field.dataType.simpleString()}")
+    return F.when(from_json(StructType([field]))[CORRUPT].isNotNull(), reason)
 
 
 def text() -> Column:
