@@ -1,5 +1,5 @@
 """
-Receive queues into a Delta table, exactly once.
+Receive queues into a Delta or Iceberg table, exactly once.
 
     spark-submit jobs/queue_to_delta.py --settings conf/queue_to_delta.toml
     sqlqueue-queue-to-delta --settings conf/queue_to_delta.toml
@@ -46,7 +46,13 @@ class Settings(job.DatabaseSettings):
     """What this job takes."""
 
     queues: str = job.setting("The queues, separated by commas.")
-    table: str = job.setting("The Delta table: a name, or a path, with a slash in it.")
+    table: str = job.setting("The table: a name, or for Delta a path, with a slash in it.")
+    format: str = job.setting(
+        "The format of the tables.",
+        default="delta",
+        read=one_of("delta", "iceberg"),
+        expected="delta or iceberg",
+    )
     checkpoint: str = job.checkpoint()
     trigger: str = job.trigger()
     form: str = job.setting(
@@ -103,6 +109,11 @@ class Settings(job.DatabaseSettings):
                 )
         if self.names and not self.split:
             raise job.BadSettings("setting names needs split = true")
+        if self.format == "iceberg" and job.is_path(self.table):
+            raise job.BadSettings(
+                f"setting table is {self.table!r}: expected a name of an Iceberg catalog, for "
+                "example lake.shop.orders"
+            )
         typed_settings.check(self)
 
     @property
@@ -161,8 +172,8 @@ class Settings(job.DatabaseSettings):
         return {} if self.split else {self.table: False}
 
     def needs_delta(self) -> bool:
-        """The job always writes Delta tables."""
-        return True
+        """Iceberg must come with the session."""
+        return self.format == "delta"
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The rows to write; with split without the columns of bodies."""
@@ -179,7 +190,8 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
         writer = read_rows(spark, settings, read, schemas).writeStream
         writer = writer.option("checkpointLocation", settings.checkpoint)
         writer = job.with_trigger(writer, settings.trigger)
-        if settings.split or settings.acknowledge_retries or schemas:
+        own = settings.split or settings.acknowledge_retries or schemas
+        if own or settings.format == "iceberg":
             kind = Splitter if settings.split else Appender
             return writer.foreachBatch(kind(settings, schemas).write).start()
         writer = writer.option("mergeSchema", "true").partitionBy(*settings.partitions)

@@ -1,8 +1,8 @@
 """
 Writes micro-batches into tables, exactly once, and what does not fit them into the error queue.
 
-Delta recognises a repeated write by its txnAppId and txnVersion, and the sink of this package by
-its dispatch log. So a job that is killed between these writes repeats the batch, and each of them
+The table recognises a repeated write by a name and a number, and the sink of this package by its
+dispatch log. So a job that is killed between these writes repeats the batch, and each of them
 is done once. The names of the writes contain the rules that share a batch among them.
 """
 
@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark.jobs import acknowledgement, type_tables
 from sqlq_spark.jobs.frame import files
-from sqlq_spark.jobs.frame.spark import is_path
+from sqlq_spark.jobs.table_formats import FORMATS, Write
 from sqlq_spark.jobs.typed.schema import UNFIT, Schema, failures, fitting
 
 if TYPE_CHECKING:
@@ -92,20 +92,14 @@ class Appender:
         number: int,
         schema: Schema | None = None,
     ) -> None:
-        """Append rows to a table, unless Delta has this write."""
-        writer = (
-            self.columns(rows, schema)
-            .write.format("delta")
-            .mode("append")
-            .partitionBy(*self.settings.partitions)
-            .option("mergeSchema", "true")
-            .option("txnAppId", application)
-            .option("txnVersion", str(number))
+        """Append rows to a table, unless it has this write."""
+        write = Write(
+            table=table,
+            partitions=self.settings.partitions,
+            application=application,
+            number=number,
         )
-        if is_path(table):
-            writer.save(table)
-        else:
-            writer.saveAsTable(table)
+        FORMATS[self.settings.format](self.columns(rows, schema), write)
 
     def columns(self, rows: DataFrame, schema: Schema | None) -> DataFrame:
         """The columns of a table: those of a message, and those of its body."""
@@ -144,7 +138,7 @@ class Splitter(Appender):
         return type_tables.routes(((row[0], row[1]) for row in found), named, most=most)
 
     def append(self, rows: DataFrame, name: str, number: int) -> None:
-        """Write the rows of one table, unless Delta has this write; its types have one schema."""
+        """Write the rows of one table, unless it has this write; its types have one schema."""
         named = self.settings.named
         mine = (each for each in self.schemas if name in {named[one] for one in each.types})
         table = type_tables.place(self.settings.table, name)

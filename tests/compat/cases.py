@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 import sqlq_spark
+from compat import iceberg
 from compat.stage import Record, numbered
 from sqlq_spark import functions as sqlq
 
@@ -222,6 +223,12 @@ def a_job_drains_a_queue(stage: Stage) -> None:
     assert stage.count(source) == 0
 
 
+def iceberg_has_each_message_once(stage: Stage) -> None:
+    """Over faults; Iceberg has no release for Spark 4.2 and later."""
+    if iceberg.jar() is not None and not stage.connect:
+        iceberg.prove(stage)
+
+
 def raised(work: Callable[[], object], words: str) -> None:
     """Do what must fail with these words."""
     found = ""
@@ -262,4 +269,5 @@ CASES = (
     functions_read_and_answer,
     passwords_are_hidden,
     a_job_drains_a_queue,
+    iceberg_has_each_message_once,
 )

@@ -123,8 +123,8 @@ def test_bodies_become_columns_or_go_to_the_error_queue(queue: SparkQueue, form:
     assert not {"unfitBody", "typedBody0", "acknowledgement"} & rows[0].keys()
     failed = reasons(error)
     assert sorted(failed) == sorted(f"m-{len(GOOD) + at}" for at in range(len(BAD)))
-    for at, (body, expected) in enumerate(BAD):
-        assert expected in failed[f"m-{len(GOOD) + at}"], body
+    for at, (body, words) in enumerate(BAD):
+        assert words in failed[f"m-{len(GOOD) + at}"], body
     headers = error.rows()[0][0]
     assert headers["NServiceBus.FailedQ"] == queue.name
     assert headers[ENCLOSED_MESSAGE_TYPES] == "Shop.Placed"
