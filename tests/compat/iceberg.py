@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from compat.stage import Stage, numbered
+from pyspark.errors import PySparkException
+
+from compat.stage import BUSY, RUNS, Stage, numbered
 from sqlq_spark.demo.process import members
 from sqlq_spark.functions import header
 from sqlq_spark.jobs import queue_to_delta, table_formats
@@ -125,7 +127,7 @@ class Lake:
     stage: Stage
     spark: SparkSession
 
-    def job(self, queue: str, **more: Any) -> dict[str, Any]:
+    def job(self, queue: str, **more: Any) -> None:
         """Run the job from a queue into the table of its name."""
         settings = queue_to_delta.Settings(
             url=self.stage.url,
@@ -137,7 +139,7 @@ class Lake:
             source={"stateSchema": self.stage.schema, "maxMessagesPerTrigger": "100"},
             **more,
         )
-        return queue_to_delta.run(self.spark, settings)
+        patient(lambda: queue_to_delta.run(self.spark, settings))
 
     def job_that_ends_after(self, batch: int, queue: str, **more: Any) -> None:
         """Run the job up to an error after the write of a batch."""
@@ -151,14 +153,18 @@ class Lake:
 
     def stream(self, queue: str, write: Any = None) -> None:
         """Run one micro-batch into Iceberg's own sink, or by a function."""
-        rows = self.stage.stream(queue).select("headers", "body")
-        writer = rows.writeStream.option("checkpointLocation", str(self.checkpoint(queue)))
-        writer = writer.trigger(availableNow=True)
-        if write is None:
-            query = writer.format("iceberg").outputMode("append").toTable(f"lake.shop.{queue}")
-        else:
-            query = writer.foreachBatch(write).start()
-        assert query.awaitTermination(PATIENCE)
+
+        def run() -> None:
+            rows = self.stage.stream(queue).select("headers", "body")
+            writer = rows.writeStream.option("checkpointLocation", str(self.checkpoint(queue)))
+            writer = writer.trigger(availableNow=True)
+            if write is None:
+                query = writer.format("iceberg").outputMode("append").toTable(f"lake.shop.{queue}")
+            else:
+                query = writer.foreachBatch(write).start()
+            assert query.awaitTermination(PATIENCE)
+
+        patient(run)
 
     def ids(self, table: str) -> list[str]:
         """The message ids of a table, in the order of their numbers."""
@@ -183,6 +189,19 @@ class Lake:
     def call(self, procedure: str) -> None:
         """Call a procedure of the catalog."""
         self.spark.sql(f"CALL lake.system.{procedure}").collect()
+
+
+def patient(work: Callable[[], object]) -> None:
+    """Do something again if the machine was too busy to start a worker; it is recognised."""
+    for _ in range(RUNS):
+        try:
+            work()
+        except PySparkException as error:
+            if BUSY not in str(error):
+                raise
+        else:
+            return
+    raise AssertionError(f"the machine was too busy {RUNS} times")
 
 
 def then(batch: int, work: Callable[[], object]) -> table_formats.Append:
