@@ -2,8 +2,8 @@
 Appends the rows of a micro-batch to a table, once: Delta or Iceberg.
 
 Delta compares txnAppId and txnVersion when it commits. Iceberg has no such check for a batch write.
-So the name and the number are written into the properties of the snapshot, as by Iceberg's own
-streaming sink, and are looked up before the next write. The look finds the write as long as its
+So the name and the number are written into the properties of the snapshot, and are looked up before
+the next write, as by Iceberg's own streaming sink. The look finds the write as long as its
 snapshot is in the table's history, and two drivers may both look before one writes.
 """
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-# properties of a snapshot, as Iceberg's streaming sink names them
-QUERY, EPOCH = "spark.sql.streaming.queryId", "spark.sql.streaming.epochId"
+# properties of a snapshot; Spark makes options lower case
+APPLICATION, BATCH = "sqlqueue.application", "sqlqueue.batch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +62,14 @@ def append_iceberg(rows: DataFrame, write: Write) -> None:
     if not spark.catalog.tableExists(table):
         create_iceberg(rows, write)
     spark.sql(f"REFRESH TABLE {table}")  # another session's cache may be older
-    if last_epoch(rows, write) >= write.number:
+    if last_batch(rows, write) >= write.number:
         return
     (
         rows.writeTo(table)
         .option("merge-schema", "true")
         .option("check-ordering", "false")
-        .option(f"snapshot-property.{QUERY}", write.application)
-        .option(f"snapshot-property.{EPOCH}", str(write.number))
+        .option(f"snapshot-property.{APPLICATION}", write.application)
+        .option(f"snapshot-property.{BATCH}", str(write.number))
         .append()
     )
 
@@ -84,13 +84,13 @@ def create_iceberg(rows: DataFrame, write: Write) -> None:
     (writer.partitionedBy(*columns) if columns else writer).create()
 
 
-def last_epoch(rows: DataFrame, write: Write) -> int:
+def last_batch(rows: DataFrame, write: Write) -> int:
     """The number of the last write of this name in the table's history; -1 if there is none."""
     table = write.table
     found = rows.sparkSession.sql(
-        f"SELECT max(CAST(s.summary['{EPOCH}'] AS BIGINT)) FROM {table}.snapshots AS s "  # noqa: S608 - the table is the operator's
+        f"SELECT max(CAST(s.summary['{BATCH}'] AS BIGINT)) FROM {table}.snapshots AS s "  # noqa: S608 - the table is the operator's
         f"JOIN {table}.history AS h ON h.snapshot_id = s.snapshot_id "
-        f"WHERE h.is_current_ancestor AND s.summary['{QUERY}'] = :application",
+        f"WHERE h.is_current_ancestor AND s.summary['{APPLICATION}'] = :application",
         args={"application": write.application},
     ).collect()[0][0]
     return -1 if found is None else int(found)
