@@ -28,7 +28,7 @@ class Write:
     """A write of one micro-batch into one table."""
 
     table: str  # a name, or for Delta a path with a slash in it
-    partitions: Sequence[str]  # columns
+    partitions: Sequence[str] = ()  # columns of a new table
     application: str
     number: int
 
