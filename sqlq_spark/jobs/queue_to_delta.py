@@ -1,45 +1,44 @@
 """
-Receive queues into a Delta table, exactly once.
+Receive queues into a Delta or Iceberg table, exactly once.
 
     spark-submit jobs/queue_to_delta.py --settings conf/queue_to_delta.toml
     sqlqueue-queue-to-delta --settings conf/queue_to_delta.toml
 
 The table has the columns of a read, and messageType (the first type of the header), sentAt and
-receivedAt. After a kill, start the job again on its checkpoint: no message is lost or repeated.
+receivedAt. With `schema` it also has the columns of the body, and messages whose body does not fit
+go to the error queue. After a kill, start the job again on its checkpoint: no message is lost or
+repeated.
 With `split` each message type gets its own table, whose path or name begins with `table`.
 The job reports to ServiceControl that messages that it returned are in the table.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import re
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark.functions import message_type, time_sent
 from sqlq_spark.jobs import acknowledgement, type_tables
-from sqlq_spark.jobs.frame import files
 from sqlq_spark.jobs.frame import main as job
+from sqlq_spark.jobs.table_writer import Appender, Splitter
+from sqlq_spark.jobs.typed import schema as typed
+from sqlq_spark.jobs.typed import settings as typed_settings
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.parse import count, one_of
+from sqlq_spark.receive.columns import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-log = logging.getLogger("sqlq_spark")
-
 PARTITIONS = {"date": "date", "type": "typePartition"}
 BODY_ONLY = ["id", "seq", "queue", "messageType", "sentAt", "receivedAt", "body"]
-LONGEST_TYPE = 1000  # characters; a longer type gets no table of its own
+ADDED = ("messageType", "sentAt", "receivedAt", *PARTITIONS.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,13 @@ class Settings(job.DatabaseSettings):
     """What this job takes."""
 
     queues: str = job.setting("The queues, separated by commas.")
-    table: str = job.setting("The Delta table: a name, or a path, with a slash in it.")
+    table: str = job.setting("The table: a name, or for Delta a path, with a slash in it.")
+    format: str = job.setting(
+        "The format of the tables.",
+        default="delta",
+        read=one_of("delta", "iceberg"),
+        expected="delta or iceberg",
+    )
     checkpoint: str = job.checkpoint()
     trigger: str = job.trigger()
     form: str = job.setting(
@@ -60,7 +65,19 @@ class Settings(job.DatabaseSettings):
         "Partition columns: date (of receivedAt) and type (a shortened name).", default=()
     )
     error_queue: str | None = job.setting(
-        "The queue for poison messages; by default they are written to the table.", default=None
+        "The queue for poison messages, and for bodies that do not fit the schema. Default: poison "
+        "messages are written to the table.",
+        default=None,
+    )
+    schema: str | None = job.setting(
+        "The columns of a JSON body: Spark's DDL, or a file .ddl that has it. Without split.",
+        default=None,
+    )
+    schemas: dict[str, str] = job.setting(
+        "With split: full type name = its schema, as in the setting schema.", default={}
+    )
+    schema_prefix: str = job.setting(
+        "The beginning of the names of these columns in the table.", default=""
     )
     split: bool = job.setting("Write a table for each message type.", default=False)
     most_types: int = job.setting(
@@ -92,6 +109,27 @@ class Settings(job.DatabaseSettings):
                 )
         if self.names and not self.split:
             raise job.BadSettings("setting names needs split = true")
+        if self.format == "iceberg" and job.is_path(self.table):
+            raise job.BadSettings(
+                f"setting table is {self.table!r}: expected a name of an Iceberg catalog, for "
+                "example lake.shop.orders"
+            )
+        typed_settings.check(self)
+
+    @property
+    def ddl(self) -> dict[str, str]:
+        """The schemas: full name of a message type, or "" for all messages → DDL."""
+        return {**self.schemas} if self.schema is None else {"": self.schema}
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Full name of a message type → table name, for types that always get a table."""
+        return {each: type_tables.table_name(each) for each in self.schemas} | self.names
+
+    @property
+    def partitions(self) -> list[str]:
+        """The columns by which tables are partitioned."""
+        return [PARTITIONS[each] for each in self.partition_by]
 
     def read(self) -> dict[str, str]:
         """Options of the data source."""
@@ -106,53 +144,77 @@ class Settings(job.DatabaseSettings):
 
     def answers(self) -> SinkOptions:
         """Options of the sink of acknowledgements, which needs no state tables."""
+        return SinkOptions.parse(self._write(delivery="atLeastOnce"))
+
+    def failures(self, application: str, number: int) -> dict[str, str]:
+        """Options of the sink of failures."""
+        state = self.read().get("stateSchema")
+        return self._write(
+            queue=self.error_queue, stateSchema=state, txnAppId=application, txnVersion=str(number)
+        )
+
+    def _write(self, **own: str | None) -> dict[str, str]:
         shared = {"allowedDestinations", "queryTimeout"}
         known = {name: text for name, text in self.read().items() if name in shared}
-        own = {"delivery": "atLeastOnce"}
-        return SinkOptions.parse(job.raw_options(SinkOptions, known, **self.login, **own))
+        return job.raw_options(SinkOptions, known, **self.login, **own)
 
     def options(self) -> list[SourceOptions | SinkOptions]:
         """What is opened."""
-        source = SourceOptions.parse(self.read())
-        return [source, self.answers()] if self.acknowledge_retries else [source]
+        opened: list[SourceOptions | SinkOptions] = [SourceOptions.parse(self.read())]
+        if self.ddl:
+            opened.append(SinkOptions.parse(self.failures("check", 0)))
+        if self.acknowledge_retries:
+            opened.append(self.answers())
+        return opened
 
     def tables(self) -> dict[str, bool]:
         """The table that is written; it need not exist."""
         return {} if self.split else {self.table: False}
 
     def needs_delta(self) -> bool:
-        """The job always writes Delta tables."""
-        return True
+        """Iceberg must come with the session."""
+        return self.format == "delta"
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The rows to write."""
-        return read_rows(spark, self, self.read()).drop(acknowledgement.COLUMN)
+        """The rows to write; with split without the columns of bodies."""
+        schemas = parse_schemas(spark, self)
+        rows = read_rows(spark, self, self.read(), schemas)
+        return Appender(self, schemas).columns(rows, next(iter(schemas), None))
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     """Receive into the table or the tables."""
+    schemas = parse_schemas(spark, settings)
 
     def start(read: dict[str, str]) -> StreamingQuery:
-        writer = read_rows(spark, settings, read).writeStream
+        writer = read_rows(spark, settings, read, schemas).writeStream
         writer = writer.option("checkpointLocation", settings.checkpoint)
         writer = job.with_trigger(writer, settings.trigger)
-        if settings.split or settings.acknowledge_retries:
+        own = settings.split or settings.acknowledge_retries or schemas
+        if own or settings.format == "iceberg":
             kind = Splitter if settings.split else Appender
-            return writer.foreachBatch(kind(settings).write).start()
-        writer = writer.option("mergeSchema", "true").partitionBy(*partitions(settings))
+            return writer.foreachBatch(kind(settings, schemas).write).start()
+        writer = writer.option("mergeSchema", "true").partitionBy(*settings.partitions)
         return job.start_into(writer, settings.table)
 
     return job.receive(start, job.spread(spark, settings.read()), settings.trigger)
 
 
-def read_rows(spark: SparkSession, settings: Settings, read: dict[str, str]) -> DataFrame:
+def parse_schemas(spark: SparkSession, settings: Settings) -> list[typed.Schema]:
+    """Parse the schemas of bodies, whose columns must be no others of the table."""
+    taken = [*columns(SourceOptions.parse(settings.read())), *ADDED]
+    return typed_settings.parse(spark, settings.ddl, settings.schema_prefix, taken)
+
+
+def read_rows(
+    spark: SparkSession,
+    settings: Settings,
+    read: dict[str, str],
+    schemas: Sequence[typed.Schema] = (),
+) -> DataFrame:
     """The rows to write, from a read."""
-    return add_columns(spark.readStream.format("sqlqueue").options(**read).load(), settings)
-
-
-def partitions(settings: Settings) -> list[str]:
-    """The columns by which tables are partitioned."""
-    return [PARTITIONS[each] for each in settings.partition_by]
+    received = spark.readStream.format("sqlqueue").options(**read).load()
+    return typed.add_columns(add_columns(received, settings), schemas)
 
 
 def add_columns(received: DataFrame, settings: Settings) -> DataFrame:
@@ -166,122 +228,18 @@ def add_columns(received: DataFrame, settings: Settings) -> DataFrame:
     )
     answers = [acknowledgement.acknowledgement(json=text)] if settings.acknowledge_retries else []
     if settings.form == "body":
-        frame = frame.select(*BODY_ONLY, *answers)
+        kept = [*BODY_ONLY, "headers"] if settings.ddl else BODY_ONLY
+        frame = frame.select(*kept, *answers)
     elif answers:
         frame = frame.select("*", *answers)
     made = {"date": F.to_date("receivedAt"), "typePartition": type_partition()}
-    return frame.select("*", *(made[each].alias(each) for each in partitions(settings)))
+    return frame.select("*", *(made[each].alias(each) for each in settings.partitions))
 
 
 def type_partition() -> Column:
     """A folder name of bounded length, made from the untrusted type name."""
     plain = F.regexp_replace("messageType", r"[^A-Za-z0-9._-]+", "_")
     return F.coalesce(F.right(plain, F.lit(type_tables.STEM)), F.lit(type_tables.OTHER))
-
-
-class Appender:
-    """
-    Writes a micro-batch into the table, then acknowledges; Delta recognises a repeated write.
-
-    The name of the write is that of Delta's own sink, so a checkpoint can be used with both. With
-    Spark Connect the object is pickled, and runs in a process of the server.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        """Begin; `query` is the stream's id, which is read from the checkpoint later."""
-        self.settings = settings
-        self.query = ""
-
-    def write(self, batch: DataFrame, number: int) -> None:
-        """Write a batch. A replay has the same rows, and writes them to the same tables."""
-        if not self.query:
-            self.query = query_id(batch.sparkSession, self.settings.checkpoint)
-        with persist(batch) as frame:
-            self.write_rows(frame, number)
-            if self.settings.acknowledge_retries:
-                acknowledgement.acknowledge(frame, self.settings.answers())
-
-    def write_rows(self, frame: DataFrame, number: int) -> None:
-        """Write the rows of a batch."""
-        self.append_once(frame, self.settings.table, self.query, number)
-
-    def append_once(self, rows: DataFrame, table: str, application: str, number: int) -> None:
-        """Append rows to a table, unless Delta has this write."""
-        writer = (
-            rows.drop(acknowledgement.COLUMN)
-            .write.format("delta")
-            .mode("append")
-            .partitionBy(*partitions(self.settings))
-            .option("mergeSchema", "true")
-            .option("txnAppId", application)
-            .option("txnVersion", str(number))
-        )
-        if job.is_path(table):
-            writer.save(table)
-        else:
-            writer.saveAsTable(table)
-
-
-class Splitter(Appender):
-    """Writes a micro-batch into the tables of its types."""
-
-    def write_rows(self, frame: DataFrame, number: int) -> None:
-        """Write the rows of a batch into their tables."""
-        tables = self.shares(frame)
-        for name, types in tables.items():
-            self.append(frame.where(F.col("messageType").isin(types)), name, number)
-        chosen = [each for types in tables.values() for each in types]
-        rest = frame.where(~F.coalesce(F.col("messageType").isin(chosen), F.lit(False)))  # noqa: FBT003
-        if not rest.isEmpty():
-            self.append(rest, type_tables.OTHER, number)
-
-    def shares(self, frame: DataFrame) -> dict[str, list[str]]:
-        """The types of a batch by their tables; all others go to `other`."""
-        named, most = self.settings.names, self.settings.most_types
-        mine = F.col("messageType").isin(list(named))
-        found = (
-            frame.where(F.length("messageType") <= LONGEST_TYPE)
-            .groupBy("messageType")
-            .count()
-            .orderBy(mine.desc(), F.desc("count"), "messageType")
-            .limit(most + len(named))
-            .collect()
-        )
-        return type_tables.routes(((row[0], row[1]) for row in found), named, most=most)
-
-    def append(self, rows: DataFrame, name: str, number: int) -> None:
-        """Write the rows of one table, unless Delta has this write."""
-        settings = self.settings
-        table = type_tables.place(settings.table, name)
-        application = type_tables.application(
-            self.query,
-            name,
-            settings.names,
-            most=settings.most_types,
-            form=settings.form,
-        )
-        self.append_once(rows, table, application, number)
-
-
-@contextmanager
-def persist(batch: DataFrame) -> Iterator[DataFrame]:
-    """Keep a batch in memory. If that is not allowed, as on serverless, each use reads it again."""
-    try:
-        batch = batch.persist()
-        persisted = True
-    except PySparkException as error:
-        log.info("a micro-batch cannot be persisted and is read for each table: %s", error)
-        persisted = False
-    try:
-        yield batch
-    finally:
-        if persisted:
-            batch.unpersist()
-
-
-def query_id(spark: SparkSession, checkpoint: str) -> str:
-    """The stream's id, which is the same for the life of its checkpoint."""
-    return str(json.loads(files.text(spark, f"{checkpoint.rstrip('/')}/metadata"))["id"])
 
 
 def main() -> None:

@@ -62,13 +62,23 @@ def routes(
     return tables
 
 
-def application(query: str, name: str, named: Mapping[str, str], *, most: int, form: str) -> str:
+def application(
+    query: str,
+    name: str,
+    named: Mapping[str, str],
+    *,
+    most: int,
+    form: str,
+    schemas: Mapping[str, str] | None = None,
+) -> str:
     """
     The txnAppId by which Delta recognises a write: the query, the table, and the rules of sharing.
 
     It contains the rules, because they may change between a kill and the replay of a batch. Then
     messages may be repeated in another table, but none is lost. `form` is one of the rules: with
-    headers as text, poison messages can have a type too.
+    headers as text, poison messages can have a type too. So are the schemas, by which a body is
+    written or fails.
     """
-    rules = json.dumps([sorted(named.items()), most, form]).encode()
+    typed = [sorted(schemas.items())] if schemas else []
+    rules = json.dumps([sorted(named.items()), most, form, *typed]).encode()
     return f"{query}:{name}:{hashlib.sha256(rules).hexdigest()[:16]}"

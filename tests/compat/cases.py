@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 import sqlq_spark
+from compat import iceberg
 from compat.stage import Record, numbered
 from sqlq_spark import functions as sqlq
 
@@ -272,6 +273,10 @@ def a_pipeline_goes_on(stage: Stage) -> None:
 
         killed_twice(pipeline)
         refreshed(pipeline)
+def iceberg_has_each_message_once(stage: Stage) -> None:
+    """Over faults; Iceberg has no release for Spark 4.2 and later."""
+    if iceberg.jar() is not None and not stage.connect:
+        iceberg.prove(stage)
 
 
 def raised(work: Callable[[], object], words: str) -> None:
@@ -316,4 +321,5 @@ CASES = (
     a_job_drains_a_queue,
     sql_browses_and_sends,
     a_pipeline_goes_on,
+    iceberg_has_each_message_once,
 )

@@ -37,7 +37,7 @@ SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.ui.enabled": "false",
 }
 # Spark gives a worker ten seconds to start, which cannot be set, and a busy machine needs more.
-_BUSY = "connect back"
+BUSY = "connect back"
 _FILL = """
 INSERT INTO {} (Id, Expires, Headers, Body)
 SELECT gen_random_uuid(), NULL,
@@ -133,7 +133,7 @@ class Stage:
                 query = writer.trigger(availableNow=True).start()
                 assert query.awaitTermination(TIMEOUT)
             except PySparkException as error:
-                if _BUSY in str(error):
+                if BUSY in str(error):
                     continue
                 raise
             ran = any("addBatch" in each.durationMs for each in query.recentProgress)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sqlq_spark.wire.headers import FAILED_Q, MESSAGE_ID, dumps
+from sqlq_spark.jobs.type_tables import table_name
+from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, FAILED_Q, MESSAGE_ID, dumps
 
 from .submit import ROOT, TIMEOUT, delta_rows, environ
 
@@ -65,15 +66,18 @@ def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) 
     Every job but maintenance, and queue_to_delta also with a table for each type.
 
     A second run of a job finds nothing to do: the server reads the checkpoint and its dispatch log.
-    The tables for types are written by a process of the server, which also acknowledges a retry.
+    The tables for types are written by a process of the server, which also acknowledges a retry,
+    and sends a body that does not fit its schema to an error queue.
     """
-    sent, relayed, split = (queue.another(name) for name in ("sent", "relayed", "split"))
+    names = ("sent", "relayed", "split", "unfit")
+    sent, relayed, split, unfit = (queue.another(name) for name in names)
     for each in (queue, split):
         each.fill(0, MESSAGES)
     control = queue.another("control")
     retry = {"UniqueMessageId": "u-1", "AcknowledgementQueue": control.name}
     retried = dumps({f"ServiceControl.Retry.{name}": text for name, text in retry.items()})
     place.dotnet.send(split.address, retried, b'{"number":%d}' % MESSAGES)
+    place.dotnet.send(split.address, dumps({ENCLOSED_MESSAGE_TYPES: "Shop.PlaceOrder"}))
     state = {"stateSchema": place.state}
     source = state | {"maxMessagesPerTrigger": "100"}
     table, tables = tmp_path / "table", tmp_path / "tables"
@@ -96,6 +100,9 @@ def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) 
         checkpoint=tmp_path / "4",
         split="true",
         most_types=1,
+        schemas={"Shop.PlaceOrder": "number INT NOT NULL"},
+        schema_prefix="order_",
+        error_queue=unfit.name,
         acknowledge_retries="true",
         source=state,
     )
@@ -124,12 +131,14 @@ def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) 
         ["error_triage", *give_back],
     )
 
-    counts = [MESSAGES, 0, MESSAGES, 0, MESSAGES, MESSAGES + 1, MESSAGES, 2]
+    counts = [MESSAGES, 0, MESSAGES, 0, MESSAGES, MESSAGES + 2, MESSAGES, 2]
     assert [each["messages"] for each in totals[:-1]] == counts
     assert totals[0]["batches"] == 3
     assert numbers(table) == [*range(MESSAGES)]
     assert sorted(chain(*map(numbers, tables.iterdir()))) == [*range(MESSAGES + 1)]
-    assert control.count() == 1
+    typed = delta_rows(tables / table_name("Shop.PlaceOrder"))
+    assert sorted(row["order_number"] for row in typed) == [*range(MESSAGES)]
+    assert [control.count(), unfit.count()] == [1, 1]
     assert sent.count() == split.count() == relayed.count() == error.count() == 0
     assert len(delta_rows(tmp_path / "audit")) == MESSAGES
     assert totals[-1]["returned"] == 1

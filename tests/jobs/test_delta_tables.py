@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from spark.stand import numbered
 
 from jobs.submit import delta_rows, module
 from sqlq_spark.jobs.frame.main import BadSettings
+from sqlq_spark.wire.headers import MESSAGE_ID, dumps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,26 +24,41 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
 
 
-def test_queue_to_delta_killed_between_two_batches(queue: Queue, desk: Desk) -> None:
-    """One table, by date and type; its columns have the values of the headers."""
+def test_queue_to_delta_killed_between_table_and_error_queue(queue: Queue, desk: Desk) -> None:
+    """
+    One table, by date and type; its columns have the values of the headers and of the body.
+
+    The second batch is in the table, and its body that does not fit is not yet in the error queue.
+    """
+    error = queue.another("error")
     settings = {
         "queues": queue.name,
         "table": str(desk.folder / "table"),
         "checkpoint": str(desk.folder / "checkpoint"),
         "partition_by": ["date", "type"],
+        "error_queue": error.name,
+        "schema": "number INT NOT NULL",
         "source": {"stateSchema": queue.place.state, "maxMessagesPerTrigger": 200},
     }
-    queue.fill(0, 500)
+    queue.fill(0, 399)
+    queue.put(dumps({MESSAGE_ID: "unfit"}), b'{"number":"x"}')
+    queue.fill(399, 500)
     queue.put("no json")
     queue.dotnet.send(queue.address, lives=-3_600_000)
+    second = desk.folder / "table" / "_delta_log" / f"{1:020}.json"
 
-    desk.killed_when(lambda: queue.received(2), "queue_to_delta", settings)
+    desk.killed_when(second.exists, "queue_to_delta", settings)
+    before = error.count()
     ended = desk.submit("queue_to_delta", settings)
 
     rows = delta_rows(desk.folder / "table")
     first = next(row for row in rows if row["seq"] == 1)
-    assert (ended.code, ended.totals["expired"], ended.totals["diverted"]) == (0, 1, 0), ended
-    assert sorted(row["seq"] for row in rows) == list(range(1, 502))
+    assert (ended.code, ended.totals["expired"], ended.totals["diverted"]) == (0, 1, 1), ended
+    assert sorted(row["number"] for row in rows) == [*range(500)]
+    assert before == 0
+    poison, unfit = sorted((str(row.headers) for row in error.dotnet.rows(error.address)), key=len)
+    assert poison == "no json"
+    assert json.loads(unfit)[MESSAGE_ID] == "unfit"
     assert [queue.count(), queue.state("receipt")] == [0, 0]
     assert (first["messageType"], first["typePartition"]) == ("Shop.PlaceOrder",) * 2
     assert first["sentAt"] == datetime(2026, 6, 30, 17, 5, 9, 123456)  # noqa: DTZ001 - as stored

@@ -67,6 +67,9 @@ FAILED = "spark/test_functions_failed.py"
 FAILED_PAGE = f"{SPARK}::test_the_code_of_the_page_of_failed_messages"
 NET = f"{SPARK}::test_the_code_of_the_page_for_the_net_team"
 
+TYPED = "spark/test_typed.py::test"
+ICEBERG = "compat/iceberg.py::"
+
 BODIES = "pages/test_bodies.py::test"
 OUTGOING = "spark/test_functions.py::test"
 PAGES = "pages/test_pages.py::test"
@@ -134,6 +137,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "late-attempt": (
             f"{RECEIVE}::test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone"
         ),
+        "iceberg": f"{ICEBERG}replays_are_recognised",
         "checkpoint-loses-last": f"{REPLAY}::test_lost_offset_gets_the_stored_plan",
         "checkpoint-loses-first": LOST_FIRST,
         "sources-lose-entries": f"{REPLAY}::test_a_lost_last_entry_of_two_sources_is_refused",
@@ -151,6 +155,20 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
             f"{LARGE}::test_large_messages_go_to_the_error_queue_and_the_others_are_received"
         ),
         "poison-and-expired": f"{STREAM}::test_available_now_gets_past_expired_and_poisoned_rows",
+    },
+    ("docs/iceberg.md", "ways"): {
+        "job": f"{ICEBERG}killed_job_goes_on",
+        "sink": f"{ICEBERG}own_sink_recognises_a_batch",
+        "look": f"{ICEBERG}code_of_the_page_runs",
+        "bare": f"{ICEBERG}bare_function_repeats_a_batch",
+    },
+    ("docs/iceberg.md", "faults"): {
+        "killed": f"{ICEBERG}killed_job_goes_on",
+        "replayed": f"{ICEBERG}replays_are_recognised",
+        "rolled-back": f"{ICEBERG}replays_are_recognised",
+        "table-rolled-back": f"{ICEBERG}replays_are_recognised",
+        "snapshot-expired": f"{ICEBERG}expired_snapshot_repeats_a_batch",
+        "bare-function": f"{ICEBERG}bare_function_repeats_a_batch",
     },
     ("docs/sqlqueue.md", "triggers"): {
         "available-now": f"{STREAM}::test_available_now_ends_at_what_waited_at_the_start",
@@ -469,7 +487,9 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "docs/guide/sizing.md": {"symptoms": PROSE, "latency": PROSE},
     "docs/growth.md": {"speed": FIGURES, "limits": FIGURES},
+    "docs/iceberg.md": {"limits": PROSE},
     "docs/jobs.md": {
+        "typed": f"{TYPED}_bodies_become_columns_or_go_to_the_error_queue",
         "jobs": f"{JOBS}_the_page_lists_the_jobs_that_are_there",
         "exit-codes": f"{JOBS}_the_exit_codes_are_those_of_the_frame",
         "sizes": f"{JOBS}_the_rule_of_sizes_is_that_of_the_code",

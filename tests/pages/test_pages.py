@@ -69,7 +69,8 @@ RUN = {
 }
 # their commands start other programs, or a server of their own: they are parsed here
 PARSED = [
-    *("README.md", "CONTRIBUTING.md", "docs/commandline.md", "docs/jobs.md", "docs/testing.md")
+    *("README.md", "CONTRIBUTING.md", "docs/commandline.md", "docs/iceberg.md", "docs/jobs.md"),
+    "docs/testing.md",
 ]
 
 

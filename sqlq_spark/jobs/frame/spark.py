@@ -65,8 +65,8 @@ def session(name: str, log_level: str, *, delta: bool = False) -> Iterator[Spark
     """
     Give the active session, or a new one for the block.
 
-    A new session has Delta if delta-spark is installed, or under spark-submit if the jar was given.
-    A Spark Connect server has what it was configured with.
+    A new session has Delta if `delta` is true, from delta-spark, or under spark-submit from the jar
+    that was given. A Spark Connect server has what it was configured with.
 
     Raises:
         NoJava: a new session cannot start.
@@ -81,14 +81,14 @@ def session(name: str, log_level: str, *, delta: bool = False) -> Iterator[Spark
             register(found)
         yield found
         return
-    made = connect(name) if connects() else start(name, log_level, delta=delta)
+    made = connect(name, delta=delta) if connects() else start(name, log_level, delta=delta)
     try:
         yield made
     finally:
         made.stop()
 
 
-def connect(name: str) -> SparkSession:
+def connect(name: str, *, delta: bool) -> SparkSession:
     """Open a Spark Connect session, and register the data source in it."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
@@ -98,7 +98,7 @@ def connect(name: str) -> SparkSession:
     ):  # this process starts the server
         check_java()
         builder = builder.config(map={**SETTINGS})
-        if has_delta():
+        if delta and has_delta():
             builder = with_delta(builder)
     made = builder.getOrCreate()
     made.conf.set("spark.sql.session.timeZone", SETTINGS["spark.sql.session.timeZone"])
@@ -113,10 +113,10 @@ def start(name: str, log_level: str, *, delta: bool) -> SparkSession:
     if not by_spark_submit():
         check_java()
     builder = SparkSession.builder.appName(f"sqlqueue {name}").config(map=unless_given(SETTINGS))
-    if has_delta():
+    if delta:
+        if not has_delta():
+            raise MissingDelta
         builder = with_delta(builder)
-    elif delta:
-        raise MissingDelta
     made = builder.getOrCreate()
     made.sparkContext.setLogLevel(log_level)
     register(made)  # so that messages name the application as their sender

@@ -1,0 +1,1 @@
+"""Typed columns from JSON bodies, for jobs that write tables."""

@@ -1,0 +1,143 @@
+"""
+Typed columns from JSON bodies, by schemas in Spark's DDL.
+
+A body fits its schema if it is one JSON object, each field has the type of its column, and each
+column that is NOT NULL has a value. A field without a column is ignored. A leading byte order mark
+is skipped. For a body that does not fit, `failures` makes a message for the error queue.
+
+`from_json` alone ignores what follows the object. So a body is parsed inside another object, and
+its values are counted inside an array. Only one JSON value is valid in both places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+from pyspark.sql.types import StringType, StructField, StructType
+
+from sqlq_spark.functions import fail
+from sqlq_spark.jobs.typed.required import required
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column
+
+UNFIT = "unfitBody"  # a column of the stream: the number of the schema that a body does not fit
+EXCEPTION = "sqlq_spark.UnfitBody"
+BODY, CORRUPT = "body", "corrupt"  # fields of the object around a body
+SHOWN = 20  # fields that a reason names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """The columns of a body."""
+
+    types: tuple[str, ...]  # the message types that have it; none: all messages
+    columns: StructType
+    prefix: str = ""  # of the names of the table's columns
+    at: int = 0  # its number
+
+    @property
+    def name(self) -> str:
+        """The column of the stream that holds its parsed bodies."""
+        return f"typedBody{self.at}"
+
+    @property
+    def applies(self) -> Column:
+        """Whether a message has the schema."""
+        return F.col("messageType").isin(list(self.types)) if self.types else F.lit(True)  # noqa: FBT003
+
+    def parsed(self) -> Column:
+        """The body in its object; null for a message of another type, or if it is not one value."""
+        return F.when(self.applies & is_one_value(), from_json(self.columns))
+
+    def unfit(self) -> Column:
+        """Whether the schema applies, and the parsed body does not fit it; never null."""
+        parsed = F.col(self.name)
+        body = parsed[BODY]
+        fits = body.isNotNull() & parsed[CORRUPT].isNull()
+        for _, is_missing in required(self.columns):
+            fits &= ~F.coalesce(is_missing(body), F.lit(False))  # noqa: FBT003
+        return F.coalesce(self.applies & ~F.coalesce(fits, F.lit(False)), F.lit(False))  # noqa: FBT003
+
+    def into_columns(self) -> list[Column]:
+        """The columns for the table."""
+        body = F.col(self.name)[BODY]
+        return [body[each.name].alias(f"{self.prefix}{each.name}") for each in self.columns]
+
+    def reason(self) -> Column:
+        """Why a body does not fit."""
+        parsed = F.col(self.name)
+        body = parsed[BODY]
+        wrong = F.array_compact(F.array(*(_wrong(each) for each in self.columns)))
+        missing = [
+            F.when(is_missing(body), F.lit(f"{name} is missing or null"))
+            for name, is_missing in required(self.columns)
+        ]
+        names = F.when(F.size(wrong) > 0, wrong)
+        if missing:
+            names = names.otherwise(F.array_compact(F.array(*missing)))
+        fields = F.array_join(F.slice(names, 1, SHOWN), ", ")
+        return (
+            F.when(F.coalesce(F.octet_length("body"), F.lit(0)) == 0, F.lit("the body is empty"))
+            .when(~F.is_valid_utf8(F.col("body").cast("string")), F.lit("the body is not UTF-8"))
+            .when(body.isNull(), F.lit("the body is not one JSON object"))
+            .otherwise(F.concat_ws(": ", F.lit("the body does not fit"), fields))
+        )
+
+
+def _wrong(field: StructField) -> Column:
+    """The name of a field that has not the type of its column; null if it has."""
+    reason = F.lit(f"{field.name} is not {field.dataType.simpleString()}")
+    return F.when(from_json(StructType([field]))[CORRUPT].isNotNull(), reason)
+
+
+def text() -> Column:
+    """The body as text, without a byte order mark."""
+    return F.ltrim(F.col("body").cast("string"), F.lit("\ufeff"))
+
+
+def is_one_value() -> Column:
+    """Whether the body is UTF-8, and at most one JSON value if nothing follows its first value."""
+    values = F.json_array_length(F.concat(F.lit("["), text(), F.lit("]")))
+    return F.is_valid_utf8(F.col("body").cast("string")) & (values == 1)
+
+
+def from_json(columns: StructType) -> Column:
+    """The body in an object: the struct `body`, and `corrupt`, which is null if all was parsed."""
+    around = StructType([StructField(BODY, columns), StructField(CORRUPT, StringType())])
+    wrapped = F.concat(F.lit(f'{{"{BODY}":'), text(), F.lit("}"))
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT, "timeZone": "UTC"}
+    return F.from_json(wrapped, around, options)
+
+
+# ---------------------------------------------------------------- rows
+
+
+def add_columns(frame: DataFrame, schemas: Sequence[Schema]) -> DataFrame:
+    """Add the parsed bodies and UNFIT to the rows of a stream."""
+    if not schemas:
+        return frame
+    parsed = frame.select("*", *(each.parsed().alias(each.name) for each in schemas))
+    unfit = [F.when(each.unfit(), F.lit(each.at)) for each in schemas]
+    return parsed.select("*", F.coalesce(*unfit).alias(UNFIT))
+
+
+def fitting(frame: DataFrame, schemas: Sequence[Schema]) -> DataFrame:
+    """The rows whose bodies fit."""
+    return frame.where(F.col(UNFIT).isNull()) if schemas else frame
+
+
+def failures(frame: DataFrame, schemas: Sequence[Schema], *, json: bool) -> DataFrame | None:
+    """The messages whose bodies do not fit, for the error queue; None if there are none."""
+    found = frame.agg(F.collect_set(UNFIT)).collect()[0][0] if schemas else []
+    frames = [
+        frame.where(F.col(UNFIT) == at).select(*fail(EXCEPTION, schemas[at].reason(), json=json))
+        for at in sorted(found)
+    ]
+    return reduce(DataFrame.unionByName, frames) if frames else None
