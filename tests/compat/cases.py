@@ -273,6 +273,8 @@ def a_pipeline_goes_on(stage: Stage) -> None:
 
         killed_twice(pipeline)
         refreshed(pipeline)
+
+
 def iceberg_has_each_message_once(stage: Stage) -> None:
     """Over faults; Iceberg has no release for Spark 4.2 and later."""
     if iceberg.jar() is not None and not stage.connect:

@@ -405,6 +405,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
             ["delta", "append", "merge", "kafka", "jdbc", "other"],
             f"{GUIDE}_which_sinks_write_a_repeated_batch_twice",
         ),
+        "iceberg": f"{ICEBERG}own_sink_recognises_a_batch",
         "parquet": f"{OLD_BATCHES}_of_a_new_checkpoint_in_an_old_folder",
         "this": f"{WRITE}::test_a_replayed_batch",
         "this-in-batch": f"{WRITE}::test_txn_version_inside_foreach_batch",
