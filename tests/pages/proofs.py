@@ -290,6 +290,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "old": ROLLED_BACK,
         "lost": f"{OPERATIONS}::test_checkpoint_lost",
         "files": LOST_FIRST,
+        "offset": f"{REPLAY}::test_lost_offset_gets_the_stored_plan",
         "commit": f"{REPLAY}::test_commit_removed_after_its_ack_is_refused",
         "other-queue": (
             "conformance/test_queues.py::test_a_checkpoint_that_shares_no_queue_is_refused"
