@@ -240,7 +240,7 @@ def test_a_stream_is_stopped_and_continues(shop: Shop, tenant: str) -> None:
     """Without its right it fails; without its login it cannot connect; then it has all."""
     PAGE = "docs/emergency.md"  # noqa: N806
     revoke, no_send = blocks(PAGE, "stop")
-    no_login, end, find = blocks(PAGE, "all")
+    find, no_login, end = blocks(PAGE, "all")
     [allowed] = blocks(PAGE, "continue")
     shop.fill('"Shop.Orders"', 4)
     stream = shop.stream(url=tenant, maxMessagesPerTrigger="2")
