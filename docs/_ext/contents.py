@@ -50,7 +50,6 @@ CONTENTS = {
         "docs/iceberg",
         "docs/jobs",
         "docs/commandline",
-        "docs/testing",
         "docs/api",
         "docs/versions",
         "docs/diagrams",
