@@ -18,6 +18,7 @@ PACKAGES = {
     *("rich", "markdown_it", "mdurl", "pygments"),  # of typer's help
     *("pydantic", "pydantic_core", "annotated_types", "typing_inspection"),  # of typer's options
     *("stamina", "tenacity"),
+    *("attr", "colorama", "tornado"),  # by these, where something else has installed them
 }
 PROGRAM = f"""
 import atexit, sys

@@ -300,7 +300,7 @@ def test_a_table_keeps_the_type_of_its_headers(spark: SparkSession, tmp_path: Pa
 
     with pytest.raises(AnalysisException, match="headers"):
         as_text.write.format("delta").mode("append").save(delta)
-    with pytest.raises(Exception, match=r"Parquet column \[headers\]"):
+    with pytest.raises(Exception, match="headers"):
         spark.read.parquet(files).collect()
     back = as_text.select(F.from_json("headers", "map<string,string>").alias("headers"))
     assert back.collect() == as_map.collect()
