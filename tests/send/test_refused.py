@@ -17,6 +17,9 @@ from .frames import frame, maps, moments, sender
 
 TOO_LATE = 253_370_764_800_000_000  # the year 9999
 HEADERS = "headers is no JSON object of texts"
+NOT_UTF8 = pa.Array.from_buffers(  # as Spark casts bytes: unchecked
+    pa.string(), 2, pa.array([b"{}", b'{"a":"\xff"}'], pa.binary()).buffers()
+)
 NO_QUEUE = "queue is null, topics too, and the sink has no option for either"
 NOWHERE: dict[str, Any] = {"queue": None}  # a sink without the option queue
 
@@ -42,6 +45,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         ({"headers": pa.array(["{}", text])}, HEADERS)
         for text in ("[]", "null", "{", '{"a":1}', '{"a":{}}', '"x"', '{"a":"\\ud800"}', "not JSON")
     ),
+    ({"headers": NOT_UTF8}, "headers is not UTF-8"),
     (
         {"body": pa.array([b"x", None], pa.binary())},
         "body is null: send zero bytes instead, coalesce(body, '')",

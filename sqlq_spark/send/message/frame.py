@@ -12,6 +12,7 @@ from sqlq_spark.options.addresses import parse_destination, parse_reply_column
 from sqlq_spark.send.message import delays
 from sqlq_spark.send.message.own_headers import Own, OwnMaps, OwnTexts, default
 from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.texts import find_undecodable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,6 +155,10 @@ class Frame:
             return OwnTexts(pa.nulls(self.rows, pa.string()))
         if pa.types.is_map(found.type):
             return OwnMaps(found)
-        own = OwnTexts(found.cast(pa.string()))
+        texts = found.cast(pa.string())
+        # Spark makes such a text by casting bytes to a string
+        undecodable = find_undecodable(pa.chunked_array([texts])).combine_chunks()
+        self.refuse(undecodable, "headers is not UTF-8")
+        own = OwnTexts(texts)
         self.refuse(own.poison(), "headers is no JSON object of texts")
         return own
