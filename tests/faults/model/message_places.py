@@ -13,6 +13,7 @@ that was in flight. A receipt moves as MOVES says, and there is always someone w
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from payloads import of_receipt
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
     from .queries import Checkpoint, Job, Key, Kind, Sink
+
+
+@lru_cache(maxsize=10_000)
+def bodies_in(payload: bytes) -> list[bytes]:
+    """The messages of a receipt, which is looked at after every commit."""
+    return of_receipt(payload)["body"].to_pylist()
 
 
 class Lost(AssertionError):
@@ -177,7 +184,7 @@ class Places:
         return {
             (stream, batch, task): Receipt(
                 "settled" if settled else "held",
-                of_receipt(payload)["body"].to_pylist(),
+                bodies_in(payload),
                 expired,
                 closed,
             )

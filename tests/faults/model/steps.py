@@ -36,7 +36,7 @@ UNGATED = {
     *("chunks", "chunk", "chunk_pages", "discard_abandoned", "delete_old_sinks"),
 }
 LONGEST = 60.0  # seconds that one statement may take
-GLANCE = 0.004  # seconds before a statement that has not answered is looked at
+GLANCE = 0.01  # seconds before a statement that has not answered is looked at
 
 _HERE = threading.local()
 
@@ -82,7 +82,7 @@ class Work:
 
     def step(self, order: Order = "go") -> None:
         """Let it through one gate, and wait until it stands at the next, ends, or is blocked."""
-        if self.blocked:
+        if self.blocked and self.pid not in self.stage.waiting():
             self.look()
         stays = self.blocked and order == "go"
         if self.done or stays:
@@ -106,7 +106,7 @@ class Work:
         until = time.monotonic() + LONGEST
         while not self.here.acquire(timeout=GLANCE):
             assert time.monotonic() < until, f"{self.name} hangs at {self.at}"
-            if self.stage.waits(self.pid):
+            if self.pid in self.stage.waiting():
                 FIGURES["waits for a lock"] += not self.blocked
                 self.blocked = True
                 return
@@ -133,9 +133,11 @@ class Stage:
 
     def stir(self) -> None:
         """See who has got the lock that it waited for, and drop who is done."""
-        for work in self.works:
-            if work.blocked:
-                work.look()
+        if any(work.blocked for work in self.works):
+            waiting = self.waiting()
+            for work in self.works:
+                if work.blocked and work.pid not in waiting:
+                    work.look()
         self.works = [work for work in self.works if not work.done]
 
     def terminate(self, pid: int) -> None:
@@ -146,10 +148,9 @@ class Stage:
             time.sleep(0.001)
         FIGURES["sessions ended by the server"] += 1
 
-    def waits(self, pid: int) -> bool:
-        """Whether a session waits for a lock that it has not got."""
-        text = "SELECT FROM pg_locks WHERE pid = %s AND NOT granted LIMIT 1"
-        return bool(self.desk.execute(text, [pid]).rowcount)
+    def waiting(self) -> set[int]:
+        """The sessions that wait for a lock that they have not got."""
+        return {pid for (pid,) in self.desk.execute("SELECT pid FROM pg_locks WHERE NOT granted")}
 
     def open(self, url: str, *, application: str, timeout: float, state: str) -> Gated:
         """Stand in for the dialect's `connect`: a session that another process has left, or new."""
@@ -207,8 +208,7 @@ class Gated(RecordedConnection):
             work.committed = True
             if order == "late":
                 raise Killed
-            if order == "mute":
-                self.lost = True
+            if order == "mute":  # the session itself is sound, and another process may use it
                 reason = "the answer was lost"
                 raise ConnectionLost(statement, reason)
         return found
