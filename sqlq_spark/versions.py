@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from importlib import import_module
+from importlib import metadata
 
 from sqlq_spark.errors import UnsupportedVersion
 
@@ -39,6 +39,8 @@ def check(*packages: str) -> None:
             ".".join(map(str, OLDEST_PYTHON)),
         )
     for package in packages:
-        found = str(import_module(package).__version__)
+        # pyarrow takes 0.2 s to import, and Spark imports this package in processes without it
+        loaded = sys.modules.get(package)
+        found = str(loaded.__version__) if loaded else metadata.version(package)
         if numbers(found) < numbers(OLDEST[package]):
             raise UnsupportedVersion(package, found, OLDEST[package])

@@ -108,6 +108,23 @@ def test_each_entry_names_the_version_that_is_too_old() -> None:
     assert said.splitlines() == ["sqlqueue", *SENTENCES]
 
 
+def test_spark_finds_the_format_without_what_only_readers_and_writers_need() -> None:
+    """Each query starts a process to find the format, and one that asks for its columns."""
+    said = run(
+        "import sys\n"
+        "from pyspark.sql.datasource import DataSource\n"
+        "from pyspark_sqlqueue import DefaultSource\n"
+        "DefaultSource({'url': 'postgresql://u@h:1/d', 'queue': 'q'}).schema()\n"
+        "print(*{'pyarrow', 'numpy', 'stamina', 'sqlq_spark.receive.task'} & {*sys.modules})\n"
+        "from pyspark.sql.types import LongType, StructType\n"
+        "from sqlq_spark.datasource.stream import StreamReader\n"
+        "from sqlq_spark.datasource.write import StreamWriter\n"
+        "print('pandas' in sys.modules)\n"
+    )
+
+    assert said.splitlines() == ["", "False"]
+
+
 def test_the_package_is_imported_without_pyspark() -> None:
     """For the command line."""
     assert run("import sys; sys.modules['pyspark'] = None; import sqlq_spark.cli.main") == ""

@@ -15,8 +15,6 @@ import os
 import threading
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
-import stamina
-
 from sqlq_spark import database
 from sqlq_spark.database.credentials import log_in
 from sqlq_spark.database.schema import VERSION
@@ -176,6 +174,8 @@ class Session:
         A server or a database that was never reached is not waited for, because the url is
         probably wrong.
         """
+        import stamina  # noqa: PLC0415 - brings asyncio, for which `--help` need not wait
+
         attempts = stamina.retry_context(
             on=self._worth_another, attempts=ATTEMPTS, timeout=None, wait_max=LONGEST_PAUSE
         )

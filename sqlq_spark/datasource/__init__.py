@@ -4,6 +4,10 @@ The classes that Spark calls.
 camelCase names and parameter names are Spark's.
 What Spark pickles between its processes (a reader, a writer, a partition) holds options and plans,
 never a connection.
+
+Spark starts a new Python process to find the format, and another to ask it for its columns. So this
+module imports only what they need, and a method what its reader or writer needs: pyarrow and pandas
+with it would take each process half a second more.
 """
 
 from __future__ import annotations
@@ -14,18 +18,9 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource
 
-from sqlq_spark.datasource.read import BrowseReader, FilteringBrowseReader
-from sqlq_spark.datasource.stream import StreamReader
-from sqlq_spark.datasource.write import (
-    BatchWriter,
-    StreamWriter,
-    look_ahead_once,
-)
 from sqlq_spark.errors import OptionsOfTable
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.columns import columns
-from sqlq_spark.send.write import look_ahead
-from sqlq_spark.spark_api import pushes_filters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,28 +57,29 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Browse: deletes nothing."""
-        options = SourceOptions.parse(self.options, cores=self.cores)
-        kind = FilteringBrowseReader if pushes_filters() else BrowseReader
-        return kind(options, schema)
+        from sqlq_spark.datasource.read import browse_reader  # noqa: PLC0415
+
+        return browse_reader(SourceOptions.parse(self.options, cores=self.cores), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Receive."""
-        options = SourceOptions.parse(self.options, cores=self.cores)
-        return StreamReader(options, schema)
+        from sqlq_spark.datasource.stream import StreamReader  # noqa: PLC0415
+
+        return StreamReader(SourceOptions.parse(self.options, cores=self.cores), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
         """Send a frame."""
+        from sqlq_spark.datasource.write import batch_writer  # noqa: PLC0415
+
         options = SinkOptions.parse(self.options)
-        made = BatchWriter(options, schema, overwrite=overwrite, sender=self.sender())
-        look_ahead(made.options)
-        return made
+        return batch_writer(options, schema, overwrite=overwrite, sender=self.sender())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001
         """Send the micro-batches of a stream."""
+        from sqlq_spark.datasource.write import stream_writer  # noqa: PLC0415
+
         options = SinkOptions.parse(self.options)
-        made = StreamWriter(options, schema, overwrite=overwrite, sender=self.sender())
-        look_ahead_once(made.options)
-        return made
+        return stream_writer(options, schema, overwrite=overwrite, sender=self.sender())
 
     def sender(self) -> str | None:
         """Return the name of the query, or else of the application, as far as it is known."""

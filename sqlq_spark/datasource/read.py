@@ -13,7 +13,7 @@ from sqlq_spark.datasource.filters import narrow
 from sqlq_spark.receive import browse
 from sqlq_spark.receive.columns import HEAVY, check_columns
 from sqlq_spark.receive.selection import ALL
-from sqlq_spark.spark_api import to_arrow_schema
+from sqlq_spark.spark_api import pushes_filters, to_arrow_schema
 from sqlq_spark.wire.header_columns import to_read_columns
 from sqlq_spark.wire.rows import record_batches
 
@@ -92,3 +92,8 @@ class FilteringBrowseReader(BrowseReader):
             self.wanted, done = narrow(self.wanted, each)
             if not done:
                 yield each
+
+
+def browse_reader(options: SourceOptions, schema: StructType) -> BrowseReader:
+    """Return the reader that Spark takes in this process."""
+    return (FilteringBrowseReader if pushes_filters() else BrowseReader)(options, schema)

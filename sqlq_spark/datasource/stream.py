@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pyspark
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from sqlq_spark.admin import checks
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.datasource.column_types import column_types
 from sqlq_spark.datasource.origin import origin
@@ -62,6 +61,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def loop(self) -> PeekLoop:
         """The peek loop, made when the driver first needs it."""
         if self._loop is None:
+            from sqlq_spark.admin import checks  # noqa: PLC0415 - a task needs none
+
             self._loop = PeekLoop(self.options, time.monotonic, checks.at_start)
         return self._loop
 

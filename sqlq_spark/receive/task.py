@@ -116,7 +116,9 @@ class Fence:
     high_water: int | None = None  # the last batch of Spark's query that others received for
 
 
-NOTHING = Kept(QUEUE_ROW.empty_table())
+def nothing() -> Kept:
+    """Return what a task keeps that receives nothing; made at its use, for pyarrow loads pandas."""
+    return Kept(QUEUE_ROW.empty_table())
 
 
 def receive(connection: Connection, task: Task, *, timeout: float, origin: Origin) -> pa.Table:
@@ -148,7 +150,7 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
             return replay(connection, task, stored, found.login)
         if not found.is_open:
             return QUEUE_ROW.empty_table()
-        kept = NOTHING
+        kept = nothing()
         if is_new(task, found.high_water, origin):
             kept = take_allowed(connection, task)
         save(connection, task, kept, login=found.login, origin=origin)
@@ -305,7 +307,7 @@ def expected_receipt(receipt: ReceiptKey, *, messages: int, size: int, most: int
 def take_allowed(connection: Connection, task: Task) -> Kept:
     """Receive, unless the options do not name the task's queue."""
     if not task.receives:
-        return NOTHING
+        return nothing()
     return divert(connection, task, take(connection, task))
 
 

@@ -8,6 +8,7 @@ the commit, and only those that Spark reads: see header_columns.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,10 +33,8 @@ QUEUE_ROW = pa.schema(
 # an additional column with includeBodyString; older receipts may lack it
 BODY_STRING = pa.field("bodystring", pa.string())
 
-# range of expiries that Python can represent
-FIRST, LAST = (
-    pa.scalar(text, pa.string()).cast(pa.timestamp("us")) for text in ("0001-01-02", "9999-12-31")
-)
+# expiries that Python can represent lie between these
+FIRST, LAST = datetime(1, 1, 2), datetime(9999, 12, 31)  # noqa: DTZ001 - UTC without a zone
 
 BATCH_BYTES = 8 << 20  # of one record batch on its way to Spark
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 @lru_cache(maxsize=10_000)
 def bodies_in(payload: bytes) -> list[bytes]:
     """The messages of a receipt, which is looked at after every commit."""
-    return of_receipt(payload)["body"].to_pylist()
+    bodies: list[bytes] = of_receipt(payload)["body"].to_pylist()
+    return bodies
 
 
 class Lost(AssertionError):
