@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    import signal
+from sqlq_spark.demo.process import members
 
 MIB = 1 << 20
 GONE = (FileNotFoundError, ProcessLookupError)
@@ -68,6 +68,14 @@ def send(pid: int, sign: signal.Signals) -> bool:
         os.kill(pid, sign)
         return True
     return False
+
+
+def kill_session(process: subprocess.Popen[Any]) -> None:
+    """End all processes of a session at once; stopped first, so that none sees another die."""
+    for sign in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in members(process.pid):
+            send(pid, sign)
+    process.wait()
 
 
 def inheriting(variable: str) -> dict[int, str]:

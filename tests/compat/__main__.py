@@ -12,18 +12,18 @@ import argparse
 import json
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from processes import kill_session
+
 from sqlq_spark.demo import embedded
-from sqlq_spark.demo.process import members
 
 from .environments import MATRIX, ROOT, Environment, build_wheel, make
 
@@ -170,11 +170,7 @@ class Run:
                         raise RuntimeError(f"the first case ended: {self._log('first')}")
                     time.sleep(0.1)
             finally:
-                for sign in (signal.SIGSTOP, signal.SIGKILL):  # none must see another die
-                    for pid in members(process.pid):
-                        with suppress(ProcessLookupError):
-                            os.kill(pid, sign)
-                process.wait()
+                kill_session(process)
 
     def _suite(self, cases: list[str]) -> None:
         with self._start(self.second, first=False, only=cases) as process:

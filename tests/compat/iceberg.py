@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from processes import kill_session
 from pyspark.errors import PySparkException
 
 from compat.stage import BUSY, RUNS, Stage, numbered
-from sqlq_spark.demo.process import members
 from sqlq_spark.functions import header
 from sqlq_spark.jobs import queue_to_delta, table_formats
 from sqlq_spark.jobs.frame import spark as job_spark
@@ -85,7 +83,7 @@ def prove(stage: Stage) -> None:
                 assert time.monotonic() < end, log(stage)
                 time.sleep(0.1)
         finally:
-            kill(process)
+            kill_session(process)
     with start(stage, "rest") as process:
         assert process.wait(PATIENCE) == 0, log(stage)
 
@@ -101,15 +99,6 @@ def start(stage: Stage, step: str) -> subprocess.Popen[bytes]:
             stderr=output,
             start_new_session=True,
         )
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """End all processes of a step at once."""
-    for sign in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in members(process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, sign)
-    process.wait()
 
 
 def log(stage: Stage) -> str:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +21,10 @@ from urllib.parse import unquote, urlsplit
 import pyarrow.parquet as pq
 import pyspark
 from adbc_driver_postgresql import dbapi
+from processes import kill_session
 from waiting import until
 
 from jobs import gate
-from sqlq_spark.demo.process import members
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -155,11 +154,7 @@ class Pipeline:
         try:
             yield process
         finally:
-            for sign in (signal.SIGSTOP, signal.SIGKILL):  # none must see another die
-                for pid in members(process.pid):
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, sign)
-            process.wait()
+            kill_session(process)
 
 
 def environment() -> dict[str, str]:
@@ -177,12 +172,17 @@ def environment() -> dict[str, str]:
 
 
 def killed_twice(pipeline: Pipeline) -> None:
-    """Kill it with a batch received, kill it with a batch sent, and run it to its end."""
+    """Kill it with a batch received, then with a batch sent."""
     pipeline.fill(0, 300)
     pipeline.killed_when(lambda: pipeline.count(RECEIPTS))
     assert (pipeline.count(ORDERS), pipeline.received()) == (0, [])
 
-    pipeline.fill(300, 400)
+    killed_when_sent(pipeline, 300)
+
+
+def killed_when_sent(pipeline: Pipeline, first: int = 0) -> None:
+    """Send the orders from `first` on, kill it with a batch sent, and run it to its end."""
+    pipeline.fill(first, 400)
     pipeline.killed_when(lambda: pipeline.count(BILLING))
     pipeline.run()
 

@@ -21,7 +21,6 @@ from contextlib import (
     contextmanager,
     redirect_stderr,
     redirect_stdout,
-    suppress,
 )
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -32,10 +31,10 @@ from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 import pyspark
+from processes import kill_session
 from spark.driver import SHORT_LIVED, delta_jars
 from waiting import until
 
-from sqlq_spark.demo.process import members
 from sqlq_spark.jobs.frame import main
 
 from . import gate
@@ -83,12 +82,8 @@ class Running:
     folder: Path
 
     def kill(self) -> None:
-        """End all its processes at once; stopped first, so that none sees another die."""
-        for sign in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in members(self.process.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, sign)
-        self.process.wait()
+        """End all its processes at once."""
+        kill_session(self.process)
 
     def read(self, name: str) -> str:
         """The text of `out` or `log`."""
