@@ -32,12 +32,14 @@ def number_parameters(statement: str) -> tuple[str, tuple[str, ...]]:
     return PARAMETER.sub(number, STATEMENTS[statement]), tuple(names)
 
 
-def write_numbers(statement: str, numbers: Mapping[str, int | list[int]]) -> str:
-    """Return a statement with whole numbers written into its text."""
-    return PARAMETER.sub(lambda match: _number(numbers[match[1]]), STATEMENTS[statement])
+def write_values(statement: str, values: Mapping[str, int | list[int] | str]) -> str:
+    """Return a statement with whole numbers and texts written into its text."""
+    return PARAMETER.sub(lambda match: _literal(values[match[1]]), STATEMENTS[statement])
 
 
-def _number(value: int | list[int]) -> str:
+def _literal(value: int | list[int] | str) -> str:
+    if isinstance(value, str):  # in hex, so that nothing in it ends it
+        return f"convert_from(decode('{value.encode().hex()}', 'hex'), 'UTF8')"
     if isinstance(value, list):
         return "'{" + ",".join(str(int(each)) for each in value) + "}'"
     return f"({int(value)})"

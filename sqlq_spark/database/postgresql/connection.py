@@ -26,7 +26,7 @@ from sqlq_spark.database.postgresql.calls import (
     STATEMENTS,
     fill_names,
     number_parameters,
-    write_numbers,
+    write_values,
 )
 from sqlq_spark.database.postgresql.destinations import find_destinations, find_locks
 from sqlq_spark.database.postgresql.errors import Place, find_table, read_error, statement_error
@@ -51,7 +51,7 @@ COPIED = 256 << 10
 
 # statement → what a failure after it undoes: 1 the transaction, 2 the work since the savepoint,
 # 0 nothing; each is sent in one message
-OPEN = {"begin": 1, "savepoint": 2, "release": 1, "commit": 0, "rollback": 0}
+OPEN = {"begin": 1, "timeouts": 1, "savepoint": 2, "release": 1, "commit": 0, "rollback": 0}
 UNDO = (
     ("ROLLBACK",),  # which shows whether the session is alive
     ("ROLLBACK",),
@@ -119,11 +119,11 @@ class Connection:
     ) -> list[Row]:
         """Execute a statement and return its rows; none where it has no result."""
         tables = tables or {}
+        if statement == "timeouts":
+            return self._set_timeouts(int(str(values["milliseconds"])), str(values["application"]))
         text, names = number_parameters(statement)
         bound = tuple(values[name] for name in names)
         table = self._execute(statement, fill_names(text, self.state, tables), bound, tables)
-        if statement == "timeouts":
-            self._limit = int(str(values["milliseconds"])) / 1000
         return read_rows(table)
 
     def arrow(
@@ -145,7 +145,7 @@ class Connection:
             found = receive_range(self, tables["queue"], cast("dict[str, int]", numbers))
             if found is not None:
                 return found
-        text = fill_names(write_numbers(statement, numbers), self.state, tables)
+        text = fill_names(write_values(statement, numbers), self.state, tables)
         return plain_columns(self._execute(statement, text, (), tables))
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
@@ -212,6 +212,12 @@ class Connection:
         self._raw.close()
 
     # ------------------------------------------------------------ inside
+
+    def _set_timeouts(self, milliseconds: int, application: str) -> list[Row]:
+        values: dict[str, int | str] = {"milliseconds": milliseconds, "application": application}
+        self._execute("timeouts", write_values("timeouts", values), (), {})
+        self._limit = milliseconds / 1000
+        return []
 
     def _has_row_security(self, table: str) -> bool:
         """Whether row security is on for this login; asked once in a session."""

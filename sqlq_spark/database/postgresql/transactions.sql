@@ -16,10 +16,10 @@ BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_tem
 -- Sets the client encoding of a SQL_ASCII database, which holds any bytes as text: with the same
 -- encoding it passes them unchanged, and with another it fails.
 -- All hold for this transaction only, because a pooler may share the session.
--- Returns: one row
-SELECT set_config('statement_timeout', :milliseconds, true),
-       set_config('lock_timeout', :milliseconds, true),
-       set_config('idle_in_transaction_session_timeout', :milliseconds, true),
+-- Values are written into the text, so that it is one message: with parameters there are three.
+SELECT set_config('statement_timeout', CAST(:milliseconds AS text), true),
+       set_config('lock_timeout', CAST(:milliseconds AS text), true),
+       set_config('idle_in_transaction_session_timeout', CAST(:milliseconds AS text), true),
        set_config('synchronous_commit',
                   CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on'
                        ELSE current_setting('synchronous_commit') END, true),
