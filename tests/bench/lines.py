@@ -114,8 +114,15 @@ LINES = (
         "micro-batch of one message",
         _a_few,
         ours.small_batch,
-        {"rate-batch": 1.25},
+        {"rate-batch": 1.25, "python-batch": 1.25},
         "ms",
+    ),
+    Line(
+        "python-batch",
+        "micro-batch of a Python source that does nothing",
+        _nothing,
+        yardsticks.python_batch,
+        unit="ms",
     ),
     Line(
         "rate-batch",

@@ -5,11 +5,23 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
 from .database import expect
 from .figures import durations
 from .stand import CORES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql.types import StructType
+
     from .stand import Stand
 
 _IDLE_BATCHES = 25
@@ -73,6 +85,56 @@ def rate_batch(stand: Stand) -> list[float]:
     finally:
         query.stop()
     return durations(query.recentProgress)
+
+
+def python_batch(stand: Stand) -> list[float]:
+    """
+    One row a micro-batch from a Python source that does nothing, to noop. Milliseconds each.
+
+    What Spark needs for any source in Python. Its offsets end, as those of a queue that is drained.
+    """
+    stand.spark.dataSource.register(_source_of_nothing())
+    rows = stand.spark.readStream.format("nothing").load()
+    writer = rows.writeStream.format("noop").option("checkpointLocation", stand.checkpoint())
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return durations(query.recentProgress)
+
+
+def _source_of_nothing() -> type[DataSource]:
+    """Give the source; Spark pickles a class that no module holds by value."""
+
+    class Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+        def initialOffset(self) -> dict[str, int]:  # noqa: N802 Spark's name
+            return {"batch": 0}
+
+        def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+            return ReadMaxRows(1)
+
+        def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: ARG002, N802
+            return {"batch": min(start["batch"] + 1, _IDLE_BATCHES)}
+
+        def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+            """Need nothing."""
+
+        def partitions(self, *_: dict[str, int]) -> list[InputPartition]:
+            return [InputPartition(0)]
+
+        def read(self, _: InputPartition) -> Iterator[pa.RecordBatch]:
+            yield pa.record_batch({"one": pa.array([1], pa.int64())})
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "nothing"
+
+        def schema(self) -> str:
+            return "one bigint"
+
+        def streamReader(self, schema: StructType) -> Reader:  # noqa: ARG002, N802
+            return Reader()
+
+    return Source
 
 
 def _tuned(stand: Stand, bounds: tuple[int, int]) -> dict[str, str]:
