@@ -90,7 +90,7 @@ class Work:
         FIGURES["steps"] += 1
         self.dead = self.dead or order in {"die", "late"}
         self.order = order
-        if self.blocked or order == "cut":
+        if self.blocked:
             self.stage.terminate(self.pid)
         if not self.blocked:
             self.go.release()
@@ -194,6 +194,10 @@ class Gated(RecordedConnection):
         work: Work | None = getattr(_HERE, "work", None)
         gated = work is not None and statement not in UNGATED
         order = work.gate(statement, self.pid) if work is not None and gated else "go"
+        if order == "cut":  # the server undoes what was begun; another process may use the session
+            self.undo()
+            reason = "the connection was cut"
+            raise ConnectionLost(statement, reason)
         try:
             found = call()
         except ConnectionLost:
@@ -218,7 +222,11 @@ class Gated(RecordedConnection):
         if self.lost:
             self.inner.close()
         else:
-            if self.begun:
-                self.inner.run("rollback")
-                self.begun = False
+            self.undo()
             self.stage.keep(self)
+
+    def undo(self) -> None:
+        """Undo what was begun."""
+        if self.begun:
+            self.inner.run("rollback")
+            self.begun = False
