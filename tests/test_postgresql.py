@@ -7,6 +7,7 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from sqlq_spark import errors
@@ -113,6 +114,22 @@ def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
 def test_an_error_shows_where_a_url_leads(url: str, place: str) -> None:
     """Without login and parameters."""
     assert redact(url) == place
+
+
+@pytest.mark.parametrize("state", ["53100", "53200"])
+def test_a_server_without_room_or_memory_is_worth_another_try(place: Place, state: str) -> None:
+    """As one without a connection; the trigger raises what the server would raise."""
+    queue = QueueAddress("short", place.schema)
+    place.sql(f"""
+        CREATE TABLE {place.schema}.short (body bytea);
+        CREATE FUNCTION {place.schema}.raise() RETURNS trigger LANGUAGE plpgsql AS
+            $$BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END$$;
+        CREATE TRIGGER t BEFORE INSERT ON {place.schema}.short
+            EXECUTE FUNCTION {place.schema}.raise()""")
+    with closing(connect(place.url, application="test", timeout=30, state=place.state)) as found:
+        with pytest.raises(errors.ServerShort, match=state), transaction(found, timeout=30):
+            found.load(queue, pa.table({"body": [b"x"]}))
+        assert found.rows("clock")  # the session can be used again
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
