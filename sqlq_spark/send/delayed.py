@@ -186,6 +186,7 @@ def set_forward_destination(headers: pa.ChunkedArray, destination: str) -> pa.Ch
     """Return header texts with ForwardDestination at their end, and nowhere else."""
     headers = _without_forward_destination(headers)
     entry = f'"{FORWARD_DESTINATION}":"{escape(destination)}"}}'
-    open_ = pc.utf8_slice_codeunits(headers, 0, -1)
+    whole = pc.ascii_trim_whitespace(headers)
+    open_ = pc.ascii_rtrim_whitespace(pc.utf8_slice_codeunits(whole, 0, -1))
     comma = pc.if_else(pc.equal(open_, "{"), "", ",")
     return pc.binary_join_element_wise(open_, comma, entry, "")

@@ -138,7 +138,10 @@ def parse_headers(text: str | None) -> dict[str, str | None] | None:
 
 def is_unfit(text: str) -> bool:
     """Whether endpoints up to 9.0 cannot read an object: a name twice, or NEVER_FIRST first."""
-    names = [name for name, _ in json.loads(text, object_pairs_hook=list)]
+    try:
+        names = [name for name, _ in json.loads(text, object_pairs_hook=list)]
+    except RecursionError:  # in a value that a later one of its name replaces, or this were poison
+        return True
     return len(names) != len({*names}) or names[0] == NEVER_FIRST
 
 

@@ -49,6 +49,16 @@ def test_headers_stay_byte_for_byte() -> None:
     assert [row["headers"] for row in sent({"headers": texts})] == texts
 
 
+def test_a_replaced_value_that_is_nested_deeply_is_left_out() -> None:
+    """The parser that finds a name twice ends at a depth that the one of the headers allows."""
+    nested = "[" * 1000 + "]" * 1000
+    texts = [f'{{"a":{nested},"a":"x","{MESSAGE_ID}":"m"}}']
+
+    assert [row["headers"] for row in sent({"headers": texts})] == [
+        f'{{"a":"x","{MESSAGE_ID}":"m"}}'
+    ]
+
+
 def test_a_message_without_an_id_gets_its_rows() -> None:
     """By which it went, before all that it has."""
     texts = ["{}", '{"a":"b\\/c"}', "", None, f'{{"{MESSAGE_ID}":null}}']

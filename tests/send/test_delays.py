@@ -96,6 +96,8 @@ def test_a_stored_message_has_one_destination() -> None:
         f'{{"{wire.FORWARD_DESTINATION}":"old"}}',
         f'{{"a":"1","{wire.FORWARD_DESTINATION}":"old","b":"\\u00e9"}}',
         '{"NServiceBus.SqlServer.Forward\\u0044estination":null,"a":"1"}',
+        '\t{"a":"1" } \n',
+        " { } ",
     ]
     entry = f'"{wire.FORWARD_DESTINATION}":"\\"public\\".\\"a\\""'
 
@@ -107,4 +109,6 @@ def test_a_stored_message_has_one_destination() -> None:
         f"{{{entry}}}",
         f'{{"a":"1","b":"é",{entry}}}',
         f'{{"a":"1",{entry}}}',
+        f'{{"a":"1",{entry}}}',
+        f"{{{entry}}}",
     ]
