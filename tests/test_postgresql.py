@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from contextlib import closing
@@ -14,7 +15,7 @@ from sqlq_spark import errors
 from sqlq_spark.database import transaction
 from sqlq_spark.database.postgresql.calls import STATEMENTS
 from sqlq_spark.database.postgresql.connection import connect
-from sqlq_spark.database.postgresql.errors import connection_error
+from sqlq_spark.database.postgresql.errors import RIGHTS, connection_error
 from sqlq_spark.database.postgresql.url import redact
 from sqlq_spark.wire.address import QueueAddress
 
@@ -60,6 +61,17 @@ def test_only_a_server_that_is_there_is_worth_another_try(
 ) -> None:
     """A connection lost while it was made is tried again; a wrong url fails at once."""
     assert type(connection_error("postgresql://db/shop", said)) is kind
+
+
+CHANGES_A_TABLE = r"(?:DELETE FROM|INSERT INTO)\s+\{(?:queue|delayed|errors|subscriptions)\}"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, text in STATEMENTS.items() if re.search(CHANGES_A_TABLE, text)]
+)
+def test_a_statement_that_changes_a_table_has_its_grant(name: str) -> None:
+    """The error of a missing right would otherwise say that SELECT is enough."""
+    assert name in RIGHTS
 
 
 @pytest.mark.parametrize("name", ["receive", "browse"])

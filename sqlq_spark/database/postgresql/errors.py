@@ -57,13 +57,23 @@ LASTING = ("0A", "22", "23", "42", "44", "P0")
 # share of the time limit; a statement that ends sooner was cancelled, with the same SQLSTATE
 LIMIT_REACHED = 0.95
 
+# what locks rows of a queue and deletes them
+RECEIVES = (
+    "receive",
+    "receive_body_string",
+    "receive_range",
+    "take",
+    "find_large",
+    "find_large_body_string",
+    "divert_large",
+    "purge_expired",
+)
+
 # statement, or statement and role of the table → the rights that it needs there
 RIGHTS = {
-    "receive": "SELECT, DELETE, UPDATE (seq)",
-    "take": "SELECT, DELETE, UPDATE (seq)",
+    **dict.fromkeys(RECEIVES, "SELECT, DELETE, UPDATE (seq)"),
     "purge": "SELECT, DELETE",
-    "find_large": "SELECT, DELETE, UPDATE (seq)",
-    "divert_large": "SELECT, DELETE, UPDATE (seq)",
+    "purge_range": "SELECT, DELETE",
     "divert_large errors": "INSERT",
     "subscribe": "SELECT, INSERT, UPDATE",
     "unsubscribe": "SELECT, DELETE",

@@ -81,6 +81,7 @@ RIGHTS = {
     "receive_body_string": "SELECT, DELETE",
     "take": "SELECT, DELETE",
     "purge": "SELECT, DELETE",
+    "purge_range": "SELECT, DELETE",
     "purge_expired": "SELECT, DELETE",
     "find_large": "SELECT",
     "find_large_body_string": "SELECT",
