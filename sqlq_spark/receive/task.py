@@ -330,6 +330,7 @@ def take(connection: Connection, task: Task) -> pa.Table:
             stop=task.stop,
             messages=min(messages, int(room / each) + 1),
             bytes=room,
+            ceiling=ceiling,
             largest=task.rules.largest,
         )
         if not step.num_rows:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy.typing as npt
 
 # a row of a queue, and of a receipt
 QUEUE_ROW = pa.schema(
@@ -50,11 +51,31 @@ def sort_by_seq(rows: pa.Table) -> pa.Table:
 
 
 def record_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Slices of at most BATCH_ROWS rows and about BATCH_BYTES bytes, at least one row each."""
-    each = max(1, rows.nbytes // max(1, rows.num_rows))
-    for chunk in rows.to_batches(max_chunksize=max(1, min(BATCH_ROWS, BATCH_BYTES // each))):
-        if chunk.num_rows:
-            yield chunk
+    """Yield batches of at most BATCH_ROWS rows and about BATCH_BYTES; one row may weigh more."""
+    for part in split_by_size(rows, BATCH_BYTES):
+        yield from part.to_batches(max_chunksize=BATCH_ROWS)
+
+
+def split_by_size(rows: pa.Table, most: int) -> Iterator[pa.Table]:
+    """Yield slices of about so many bytes at most; one row may weigh more."""
+    weights = text_weights(rows)
+    weights += -(-(rows.nbytes - weights.sum()) // max(1, rows.num_rows))  # the rest of each row
+    ends = np.cumsum(weights)
+    first = 0
+    while first < rows.num_rows:
+        before = ends[first - 1] if first else 0
+        stop = max(first + 1, int(np.searchsorted(ends, before + most, side="right")))
+        yield rows.slice(first, stop - first)
+        first = stop
+
+
+def text_weights(rows: pa.Table) -> npt.NDArray[np.int64]:
+    """Count the bytes of each row's headers and body, and of its body as text, if it is there."""
+    found = np.zeros(rows.num_rows, np.int64)
+    for name in ("headers", "body", BODY_STRING.name):
+        if name in rows.column_names:
+            found += pc.fill_null(pc.binary_length(rows[name]), 0).to_numpy()
+    return found
 
 
 def without_odd_expiries(rows: pa.Table) -> pa.Table:

@@ -65,7 +65,7 @@ def receive_range(
                 first=first,
                 stop=min(limits["stop"], first + messages),
                 messages=messages,
-                bytes=int(limits["bytes"] * SLACK),
+                bytes=min(int(limits["bytes"] * SLACK), limits["ceiling"]),
                 largest=limits["largest"],
             )
     except (TimedOut, Deadlock):

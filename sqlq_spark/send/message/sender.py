@@ -16,6 +16,7 @@ from sqlq_spark.send.message.empty_bodies import refuse_empty_bodies
 from sqlq_spark.send.message.frame import Frame
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.ids import id_texts, random_ids
+from sqlq_spark.wire.rows import split_by_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -65,7 +66,7 @@ class Sender:
         for batch in batches:
             messages = self.messages(batch, row)
             row += batch.num_rows
-            for part in split_by_size(messages):
+            for part in split_by_size(messages, CHUNK_BYTES):
                 if held and weight + part.nbytes > CHUNK_BYTES:
                     yield pa.concat_tables(held)
                     held, weight = [], 0
@@ -143,11 +144,3 @@ class Sender:
         )
         refuse_empty_bodies(frame, own, defaults.types_of_sink)
         return defaults.joined_with_own()
-
-
-def split_by_size(messages: pa.Table) -> Iterator[pa.Table]:
-    """Yield slices of about CHUNK_BYTES at most; one row may weigh more."""
-    each = max(1, messages.nbytes // max(1, messages.num_rows))
-    step = max(1, CHUNK_BYTES // each)
-    for first in range(0, messages.num_rows, step):
-        yield messages.slice(first, step)
