@@ -17,14 +17,13 @@ from sqlq_spark.cli.options import (
     Queue,
     QueueToSend,
     Url,
-    location,
+    sink_options,
     source_options,
 )
 from sqlq_spark.cli.screens import queues, screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
-from sqlq_spark.options import SinkOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,18 +82,17 @@ def send_(
     queue, source = queue_and_file(queue, source, topic, file)
     if source is not None and file is not None:
         raise BadOption("--file", str(file), "a file of JSON lines or --file, not both")
-    raw = {
-        "url": location(url, credentials),
-        "credentials": credentials,
-        "queue": queue,
-        "topics": ",".join(topic) if topic else None,
-        "subscriptionTable": subscription_table,
-        "messageType": message_type,
-        "contentType": content_type,
-        "timeToBeReceived": time_to_be_received,
-        "queryTimeout": query_timeout,
-    }
-    options = SinkOptions.parse({name: text for name, text in raw.items() if text is not None})
+    options = sink_options(
+        url,
+        queue=queue,
+        topics=",".join(topic) if topic else None,
+        subscriptionTable=subscription_table,
+        messageType=message_type,
+        contentType=content_type,
+        timeToBeReceived=time_to_be_received,
+        queryTimeout=query_timeout,
+        credentials=credentials,
+    )
     headers = dict(pair(text) for text in header or ())
     with Session(options, "send", state=False) as session:
         sender = sending.make_sender(session, options)

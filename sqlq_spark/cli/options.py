@@ -13,7 +13,7 @@ from sqlq_spark.cli.completion import queues
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.database.names import EXAMPLES
 from sqlq_spark.errors import BadOption, Cancelled, MissingOption
-from sqlq_spark.options import SourceOptions
+from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.login import with_password
 
@@ -107,6 +107,11 @@ def source_options(
 ) -> SourceOptions:
     """Parse and validate the options of a command on one queue, as the data source does."""
     return SourceOptions.parse({**_texts(url, state_schema, raw), "queue": queue})
+
+
+def sink_options(url: str | None, state_schema: str = "sqlqueue", **raw: str | None) -> SinkOptions:
+    """Parse and validate the options of a command, as a write of the data source does."""
+    return SinkOptions.parse(_texts(url, state_schema, raw))
 
 
 def _texts(url: str | None, state_schema: str, raw: dict[str, str | None]) -> dict[str, str]:

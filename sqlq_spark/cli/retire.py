@@ -22,10 +22,11 @@ from sqlq_spark.cli.options import (
     Yes,
     answerable,
     confirm,
+    sink_options,
 )
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
-from sqlq_spark.cli.subscriptions import show_subscriptions, sink_options
+from sqlq_spark.cli.subscriptions import show_subscriptions
 from sqlq_spark.cli.trail import keeps_trail
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options.addresses import parse_table
@@ -65,7 +66,13 @@ def retire_(
     are left. Stop the endpoint first. Use a login that owns the tables.
     """
     answerable(yes=yes, as_json=as_json)
-    options = sink_options(url, credentials, subscription_table, query_timeout, state_schema)
+    options = sink_options(
+        url,
+        state_schema,
+        subscriptionTable=subscription_table,
+        queryTimeout=query_timeout,
+        credentials=credentials,
+    )
     address = parse_table("QUEUE", queue, options.naming)
     with Session(options, "retire", state=False) as session:
         connection = session.open()
