@@ -84,7 +84,7 @@ def use_flags(text: str) -> str:
     return re.sub(rf"(?<=option )(?:{SHARED})\b", dashed, text)
 
 
-def location(url: str | None, credentials: str | None = None) -> str:
+def location(url: str | None, credentials: str | None) -> str:
     """
     Read the url from the option or the environment, and add the environment's password.
 
