@@ -10,6 +10,7 @@ import typer
 from sqlq_spark.admin import inspect
 from sqlq_spark.cli import sending
 from sqlq_spark.cli.options import (
+    TIMEOUT,
     AsJson,
     Credentials,
     EndpointTimeZone,
@@ -59,7 +60,7 @@ def send_(
         str | None, typer.Option(help='The subscription table: a table, or "schema"."table".')
     ] = None,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
 ) -> None:
@@ -117,7 +118,7 @@ def browse(
     ] = False,
     endpoint_time_zone: EndpointTimeZone = None,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
 ) -> None:

@@ -14,6 +14,7 @@ from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.script import Domain, Roles, script
 from sqlq_spark.cli.options import (
     FOUND,
+    TIMEOUT,
     AsJson,
     Credentials,
     Patience,
@@ -38,12 +39,12 @@ from sqlq_spark.database.names import DIALECTS
 from sqlq_spark.database.sessions import Session, check_state
 from sqlq_spark.errors import BadOption, RightMissing
 from sqlq_spark.options.addresses import parse_queue, parse_table
+from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
-    from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
 
 app = typer.Typer()
@@ -84,7 +85,7 @@ def install_(
     *,
     domain: DomainName = None,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
     state_schema: State = Domain.state,
@@ -116,7 +117,7 @@ def create(
     delayed: Delayed = False,
     body_string: BodyString = False,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
 ) -> None:
@@ -253,10 +254,10 @@ def purge_(
     *,
     yes: Yes = False,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
-    state_schema: State = Domain.state,
+    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """
     Delete every message that waits in a queue, in batches, the lowest seq first. Asks first.
@@ -290,7 +291,7 @@ def purge_expired(
     queue: Queue,
     *,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
 ) -> None:
@@ -321,10 +322,10 @@ def doctor(
     ] = True,
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
-    state_schema: State = "sqlqueue",
+    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """
     Check queues, subscriptions, streams and the server, and print the fix of each problem.

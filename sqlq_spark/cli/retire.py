@@ -12,6 +12,7 @@ from sqlq_spark.admin import retire
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
+    TIMEOUT,
     AsJson,
     Credentials,
     Patience,
@@ -30,6 +31,7 @@ from sqlq_spark.cli.subscriptions import show_subscriptions
 from sqlq_spark.cli.trail import keeps_trail
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options.addresses import parse_table
+from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 
 if TYPE_CHECKING:
@@ -52,10 +54,10 @@ def retire_(
     yes: Yes = False,
     as_json: AsJson = False,
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
-    state_schema: State = "sqlqueue",
+    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """
     Unsubscribe a queue from all topics, then drop it with its table of delayed messages.

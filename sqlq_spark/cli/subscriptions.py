@@ -11,6 +11,7 @@ from sqlq_spark.admin import retire
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
+    TIMEOUT,
     AsJson,
     Credentials,
     Patience,
@@ -49,7 +50,7 @@ def subscribe(
     queue: Annotated[str, typer.Option(help="The endpoint's queue, which must exist.")],
     as_json: AsJson = False,
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
 ) -> None:
@@ -85,7 +86,7 @@ def unsubscribe(
     yes: Yes = False,
     as_json: AsJson = False,
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
 ) -> None:
@@ -137,7 +138,7 @@ def subscribers(
     *,
     as_json: AsJson = False,
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
 ) -> None:
