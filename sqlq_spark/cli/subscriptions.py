@@ -63,7 +63,7 @@ def subscribe(
     )
     address = parse_queue("--queue", queue, options.naming)
     with Session(options, "subscribe", state=False) as session:
-        made = subscriptions.subscribe_all(
+        made = subscriptions.subscribe(
             session.open(),
             options.subscription_address,
             topics=topics,

@@ -70,7 +70,7 @@ ELSEWHERE = {
     "admin.report": "reads only",
     "send.queue_writer.database_clock": "reads only",
     "send.subscriptions.check_table": "reads only",
-    "send.subscriptions.subscribe_all": "touches no message",
+    "send.subscriptions.subscribe": "touches no message",
     "admin.watch": "reads only",
 }
 
