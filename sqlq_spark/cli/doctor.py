@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlq_spark.admin import checks, find, inspect, subscribers
+from sqlq_spark.admin import checks, inspect, queue_tables, subscribers
 from sqlq_spark.cli.options import (
     FOUND,
     TIMEOUT,
@@ -89,7 +89,7 @@ def doctor(
 
 def all_queues(connection: Connection, options: DatabaseOptions) -> list[QueueAddress]:
     """The queues of the database, and those that streams read."""
-    found = [each.address for each in find.queues(find.tables(connection))]
+    found = [each.address for each in queue_tables.queues(queue_tables.tables(connection))]
     known = {connection.printed(each) for each in found}
     names = names_of_streams(connection, options.query_timeout)
     more = [parse_table("QUEUE", name, options.naming) for name in names if name not in known]

@@ -47,7 +47,7 @@ ELSEWHERE = {
     "admin.checks.queue": "reads only",
     "admin.checks.server": "reads only",
     "admin.checks.sight": "reads only",
-    "admin.find": "reads only",
+    "admin.queue_tables": "reads only",
     "database.destinations._mark": "reads only, where a schema's owner is not trusted",
     "database.destinations.check_writable": "reads only",
     "database.destinations.confirm": "reads only, where a schema's owner is not trusted",
