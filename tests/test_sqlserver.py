@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.script import Roles, script
-from sqlq_spark.cli import queues as cli_queues
+from sqlq_spark.cli import create
 from sqlq_spark.database.sqlserver import calls, connection
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress
@@ -408,7 +408,7 @@ def test_the_command_prints_it_and_connects_to_nothing() -> None:
     """Names are read in the notation of that database."""
     words = ["script", "Shop.Orders@[sales]", "--dialect", "sqlserver", "--error", "error"]
 
-    found = CliRunner().invoke(cli_queues.app, words)
+    found = CliRunner().invoke(create.app, words)
 
     assert found.exit_code == 0
     assert "CREATE TABLE [sales].[Shop.Orders] (" in found.stdout

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from shlex import quote
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Row
 
-Severity: TypeAlias = Literal["error", "warning", "note"]  # a note needs no fix
+Severity: TypeAlias = Literal["error", "warning", "note"]  # worst first; a note needs no fix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,11 @@ class Finding:
     def is_problem(self) -> bool:
         """Whether it should be fixed."""
         return self.severity != "note"
+
+    @property
+    def rank(self) -> int:
+        """Its place among severities, 0 for the worst."""
+        return get_args(Severity).index(self.severity)
 
 
 def finding(where: str, row: Row) -> Finding:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.admin import find, inspect, watch
+from sqlq_spark.admin import inspect, queue_tables, watch
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import BadAddress
 from sqlq_spark.options.addresses import parse_table
@@ -248,7 +248,7 @@ def pages(
         at, left = first, most // parts
         while left > 0 and at < stop:
             with transaction(connection, timeout=timeout):
-                if not named and find.danger(connection, queue) is not None:
+                if not named and queue_tables.danger(connection, queue) is not None:
                     return
                 page = connection.arrow(
                     "browse_headers",

@@ -22,6 +22,7 @@ from sqlq_spark.database.schema import (
 )
 from sqlq_spark.database.script import Step
 from sqlq_spark.errors import BadOption
+from sqlq_spark.options.connection import DatabaseOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +57,7 @@ class Roles:
 class Domain:
     """A group of logins that trust one another: they share a state schema and two roles."""
 
-    state: str = "sqlqueue"  # schema of the state tables
+    state: str = DatabaseOptions.state_schema  # schema of the state tables
     reader: str = Roles.reader
     sender: str = Roles.sender
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from sqlq_spark.admin.checks import Finding, of_error
+from sqlq_spark.admin.finding import Finding, of_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.database.spellings import find_same

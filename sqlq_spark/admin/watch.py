@@ -17,7 +17,8 @@ from datetime import UTC
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.admin import checks, find, inspect
+from sqlq_spark.admin import checks, inspect, queue_tables
+from sqlq_spark.admin.finding import absent, delayed_alone
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import check_state
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, RightMissing, StateNotInstalled
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from sqlq_spark.admin.checks import Finding
+    from sqlq_spark.admin.finding import Finding
     from sqlq_spark.database import Connection
     from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
@@ -117,7 +118,7 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
     """
     streams, receipts = state(connection, options)
     locks: dict[str, list[Finding]] = {}
-    for each in find.blockers(connection):
+    for each in queue_tables.blockers(connection):
         locks.setdefault(each.where, []).append(each)
     if names:
         addresses = dict.fromkeys(parse_queue("QUEUE", name, options.naming) for name in names)
@@ -143,8 +144,8 @@ def look_at_all(
     locks: Locks,
 ) -> list[QueueLook]:
     """Look at all queues of the database; one that cannot be read does not stop the others."""
-    tables = find.tables(connection)
-    found = {connection.printed(each.address): each for each in find.queues(tables)}
+    tables = queue_tables.tables(connection)
+    found = {connection.printed(each.address): each for each in queue_tables.queues(tables)}
     looks = []
     for name, table in found.items():
         try:
@@ -156,15 +157,15 @@ def look_at_all(
         except DatabaseFailure as error:
             looks.append(unread(connection, name, table, [checks.not_waited(name, error)]))
     missing = {name for each in streams for name in each.queues} - found.keys()
-    looks += [unread(connection, name, None, [checks.absent(name)]) for name in sorted(missing)]
-    for table in find.without_queue(tables):
+    looks += [unread(connection, name, None, [absent(name)]) for name in sorted(missing)]
+    for table in queue_tables.without_queue(tables):
         name = connection.printed(table.address)
-        looks.append(unread(connection, name, table, [checks.delayed_alone(name)]))
+        looks.append(unread(connection, name, table, [delayed_alone(name)]))
     return looks
 
 
 def unread(
-    connection: Connection, name: str, table: find.Table | None, problems: Sequence[Finding]
+    connection: Connection, name: str, table: queue_tables.Table | None, problems: Sequence[Finding]
 ) -> QueueLook:
     """What the catalogue says of a queue that is not read."""
     messages, size = (0, 0) if table is None else (table.messages, table.bytes)
@@ -199,7 +200,7 @@ def look_at(
     receipts: Sequence[inspect.Receipt] = (),
     locks: Locks = MappingProxyType({}),
     *,
-    unnamed: find.Table | None = None,
+    unnamed: queue_tables.Table | None = None,
 ) -> QueueLook:
     """
     Look at one queue; no transaction is open.
@@ -212,10 +213,10 @@ def look_at(
         return unread(connection, name, unnamed, blocked)
     with transaction(connection, timeout=options.query_timeout):
         if unnamed is not None:
-            connection.patience(find.LOCK_WAIT)
-            danger = find.danger(connection, queue)
+            connection.patience(queue_tables.LOCK_WAIT)
+            danger = queue_tables.danger(connection, queue)
             if danger is not None:
-                return unread(connection, name, unnamed, [find.refusal(name, danger)])
+                return unread(connection, name, unnamed, [queue_tables.refusal(name, danger)])
         depth = inspect.depth(connection, queue, largest=inspect.LARGEST)
         kind, problems = checks.of_look(connection, queue, depth)
         given = connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue)

@@ -14,7 +14,7 @@ import re
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from sqlq_spark.admin import find
+from sqlq_spark.admin import queue_tables
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SqlQueueError
@@ -45,7 +45,7 @@ def queues(incomplete: str) -> list[str]:
             transaction(session.open(), timeout=PATIENCE),
         ):
             connection = session.open()
-            found = [each.address for each in find.queues(find.tables(connection))]
+            found = [each.address for each in queue_tables.queues(queue_tables.tables(connection))]
             names = [(each, word(connection, each)) for each in found]
     except SqlQueueError:
         return []  # the command that is being typed reports the error

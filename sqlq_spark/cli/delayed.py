@@ -13,6 +13,7 @@ from sqlq_spark.admin.formats import quantity, span
 from sqlq_spark.cli.options import (
     CTRL_C,
     STOPPED,
+    TIMEOUT,
     AsJson,
     Credentials,
     EndpointTimeZone,
@@ -40,7 +41,7 @@ def move_due(
     batch: Annotated[int, typer.Option(min=1, help="Messages per transaction.")] = BATCH,
     endpoint_time_zone: EndpointTimeZone = None,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
 ) -> None:

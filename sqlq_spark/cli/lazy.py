@@ -13,9 +13,8 @@ from importlib import util
 # what the commands use, and `--help` does not; modules only, because a submodule of a package that
 # is executed late would be executed twice
 LATER = (
-    *(f"sqlq_spark.admin.{name}" for name in ("checks", "failed_messages", "find", "inspect")),
-    "sqlq_spark.admin.purge",
-    "sqlq_spark.admin.receipt_messages",
+    *(f"sqlq_spark.admin.{name}" for name in ("checks", "failed_messages", "inspect", "purge")),
+    *(f"sqlq_spark.admin.{name}" for name in ("queue_tables", "receipt_messages")),
     *(f"sqlq_spark.admin.{name}" for name in ("report", "retire", "return_to_source")),
     *(f"sqlq_spark.admin.{name}" for name in ("subscribers", "watch")),
     "sqlq_spark.admin.page.report",

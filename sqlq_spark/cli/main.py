@@ -28,8 +28,10 @@ import typer
 
 from sqlq_spark import __version__
 from sqlq_spark.cli import (
+    create,
     delayed,
-    queues,
+    doctor,
+    purge,
     receipts,
     report,
     retire,
@@ -56,7 +58,9 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # it would print local variables
 )
-app.add_typer(queues.app)
+app.add_typer(create.app)
+app.add_typer(purge.app)
+app.add_typer(doctor.app)
 app.add_typer(cli_messages.app)
 app.add_typer(stats.app)
 app.add_typer(report.app)

@@ -10,6 +10,7 @@ import typer
 from sqlq_spark.admin import inspect
 from sqlq_spark.cli import sending
 from sqlq_spark.cli.options import (
+    TIMEOUT,
     AsJson,
     Credentials,
     EndpointTimeZone,
@@ -17,14 +18,13 @@ from sqlq_spark.cli.options import (
     Queue,
     QueueToSend,
     Url,
-    location,
+    sink_options,
     source_options,
 )
 from sqlq_spark.cli.screens import queues, screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
-from sqlq_spark.options import SinkOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,7 +60,7 @@ def send_(
         str | None, typer.Option(help='The subscription table: a table, or "schema"."table".')
     ] = None,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
 ) -> None:
@@ -83,18 +83,17 @@ def send_(
     queue, source = queue_and_file(queue, source, topic, file)
     if source is not None and file is not None:
         raise BadOption("--file", str(file), "a file of JSON lines or --file, not both")
-    raw = {
-        "url": location(url, credentials),
-        "credentials": credentials,
-        "queue": queue,
-        "topics": ",".join(topic) if topic else None,
-        "subscriptionTable": subscription_table,
-        "messageType": message_type,
-        "contentType": content_type,
-        "timeToBeReceived": time_to_be_received,
-        "queryTimeout": query_timeout,
-    }
-    options = SinkOptions.parse({name: text for name, text in raw.items() if text is not None})
+    options = sink_options(
+        url,
+        queue=queue,
+        topics=",".join(topic) if topic else None,
+        subscriptionTable=subscription_table,
+        messageType=message_type,
+        contentType=content_type,
+        timeToBeReceived=time_to_be_received,
+        queryTimeout=query_timeout,
+        credentials=credentials,
+    )
     headers = dict(pair(text) for text in header or ())
     with Session(options, "send", state=False) as session:
         sender = sending.make_sender(session, options)
@@ -119,7 +118,7 @@ def browse(
     ] = False,
     endpoint_time_zone: EndpointTimeZone = None,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
 ) -> None:

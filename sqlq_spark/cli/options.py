@@ -13,11 +13,12 @@ from sqlq_spark.cli.completion import queues
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.database.names import EXAMPLES
 from sqlq_spark.errors import BadOption, Cancelled, MissingOption
-from sqlq_spark.options import SourceOptions
+from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.login import with_password
 
 FOUND, USAGE, DATABASE, STOPPED = 1, 2, 3, 130  # exit codes
+TIMEOUT = "30s"  # default of --query-timeout
 
 # Ctrl-C raises one of these: while a statement runs, the database driver cancels the statement
 CTRL_C = (KeyboardInterrupt, Cancelled)
@@ -84,7 +85,7 @@ def use_flags(text: str) -> str:
     return re.sub(rf"(?<=option )(?:{SHARED})\b", dashed, text)
 
 
-def location(url: str | None, credentials: str | None = None) -> str:
+def location(url: str | None, credentials: str | None) -> str:
     """
     Read the url from the option or the environment, and add the environment's password.
 
@@ -96,17 +97,24 @@ def location(url: str | None, credentials: str | None = None) -> str:
 
 
 def database_options(
-    url: str | None, state_schema: str = "sqlqueue", **raw: str | None
+    url: str | None, state_schema: str = DatabaseOptions.state_schema, **raw: str | None
 ) -> DatabaseOptions:
     """Parse and validate the options of a command, as the data source does."""
     return DatabaseOptions.parse(_texts(url, state_schema, raw))
 
 
 def source_options(
-    url: str | None, queue: str, state_schema: str = "sqlqueue", **raw: str | None
+    url: str | None, queue: str, state_schema: str = DatabaseOptions.state_schema, **raw: str | None
 ) -> SourceOptions:
     """Parse and validate the options of a command on one queue, as the data source does."""
     return SourceOptions.parse({**_texts(url, state_schema, raw), "queue": queue})
+
+
+def sink_options(
+    url: str | None, state_schema: str = DatabaseOptions.state_schema, **raw: str | None
+) -> SinkOptions:
+    """Parse and validate the options of a command, as a write of the data source does."""
+    return SinkOptions.parse(_texts(url, state_schema, raw))
 
 
 def _texts(url: str | None, state_schema: str, raw: dict[str, str | None]) -> dict[str, str]:

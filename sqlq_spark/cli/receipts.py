@@ -11,6 +11,7 @@ from sqlq_spark.admin import inspect, receipt_messages
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
+    TIMEOUT,
     AsJson,
     Credentials,
     MaybeQueue,
@@ -29,13 +30,13 @@ from sqlq_spark.database import trail, transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ReceiptSettled
 from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.receive import receipts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.options.connection import DatabaseOptions
 
 app = typer.Typer(
     help="List, show, return or drop what streams received and have not acknowledged.",
@@ -63,10 +64,10 @@ def list_(
     *,
     stream: StreamOption = None,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
-    state_schema: State = "sqlqueue",
+    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """List receipts, the oldest first."""
     options = database_options(
@@ -93,10 +94,10 @@ def show(
     batch: Batch = None,
     task: Task = None,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
-    state_schema: State = "sqlqueue",
+    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """Show headers and body of a message that a stream has received and not acknowledged."""
     options = database_options(
@@ -127,10 +128,10 @@ def return_(
     without: Without = None,
     yes: Yes = False,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
-    state_schema: State = "sqlqueue",
+    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """Return the messages of receipts to their queue, if the stream's checkpoint is lost."""
     answerable(yes=yes, as_json=as_json)
@@ -175,10 +176,10 @@ def drop(
     task: Task = None,
     yes: Yes = False,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
-    state_schema: State = "sqlqueue",
+    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """Delete receipts with their messages. They cannot be restored."""
     answerable(yes=yes, as_json=as_json)

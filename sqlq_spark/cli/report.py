@@ -12,6 +12,7 @@ from sqlq_spark.admin import history, report
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.page import report as report_page
 from sqlq_spark.cli.options import (
+    TIMEOUT,
     AsJson,
     Credentials,
     EndpointTimeZone,
@@ -25,6 +26,7 @@ from sqlq_spark.cli.screens.screen import print_json, say
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.connection import DatabaseOptions
 
 if TYPE_CHECKING:
     from sqlq_spark.admin.history import Point
@@ -49,10 +51,10 @@ def report_(
     ] = 20_000,
     endpoint_time_zone: EndpointTimeZone = None,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
-    state_schema: State = "sqlqueue",
+    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """
     Write one page with charts: backlog and flow, message types, ages, failures, bloat.

@@ -12,6 +12,7 @@ from sqlq_spark.admin import retire
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
+    TIMEOUT,
     AsJson,
     Credentials,
     Patience,
@@ -22,13 +23,15 @@ from sqlq_spark.cli.options import (
     Yes,
     answerable,
     confirm,
+    sink_options,
 )
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
-from sqlq_spark.cli.subscriptions import show_subscriptions, sink_options
+from sqlq_spark.cli.subscriptions import show_subscriptions
 from sqlq_spark.cli.trail import keeps_trail
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options.addresses import parse_table
+from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 
 if TYPE_CHECKING:
@@ -51,10 +54,10 @@ def retire_(
     yes: Yes = False,
     as_json: AsJson = False,
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
-    state_schema: State = "sqlqueue",
+    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """
     Unsubscribe a queue from all topics, then drop it with its table of delayed messages.
@@ -65,7 +68,13 @@ def retire_(
     are left. Stop the endpoint first. Use a login that owns the tables.
     """
     answerable(yes=yes, as_json=as_json)
-    options = sink_options(url, credentials, subscription_table, query_timeout, state_schema)
+    options = sink_options(
+        url,
+        state_schema,
+        subscriptionTable=subscription_table,
+        queryTimeout=query_timeout,
+        credentials=credentials,
+    )
     address = parse_table("QUEUE", queue, options.naming)
     with Session(options, "retire", state=False) as session:
         connection = session.open()

@@ -11,6 +11,7 @@ from sqlq_spark.admin import failed_messages, return_to_source
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
+    TIMEOUT,
     AsJson,
     Credentials,
     Patience,
@@ -71,7 +72,7 @@ def retry_(
     ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
 ) -> None:

@@ -13,6 +13,7 @@ import typer
 from sqlq_spark.admin import watch
 from sqlq_spark.cli.options import (
     CTRL_C,
+    TIMEOUT,
     AsJson,
     Credentials,
     EndpointTimeZone,
@@ -38,6 +39,7 @@ from sqlq_spark.errors import (
     TimedOut,
 )
 from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.connection import DatabaseOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from sqlq_spark.admin.watch import Look
     from sqlq_spark.cli.screens.watch import Shower
     from sqlq_spark.database import Connection
-    from sqlq_spark.options.connection import DatabaseOptions
 
 app = typer.Typer()
 
@@ -67,10 +68,10 @@ def stats(
     ] = None,
     endpoint_time_zone: EndpointTimeZone = None,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
-    state_schema: State = "sqlqueue",
+    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """
     Show the depth of queues, delayed messages and streams, and what is wrong.

@@ -11,6 +11,7 @@ from sqlq_spark.admin import retire
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
+    TIMEOUT,
     AsJson,
     Credentials,
     Patience,
@@ -19,13 +20,12 @@ from sqlq_spark.cli.options import (
     Yes,
     answerable,
     confirm,
-    location,
+    sink_options,
 )
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.options import SinkOptions
 from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 from sqlq_spark.send import subscriptions
@@ -42,24 +42,6 @@ Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...", help=TOPIC)]
 Endpoint = Annotated[str, typer.Option(help="The endpoint's name.")]
 
 
-def sink_options(
-    url: str | None,
-    credentials: str | None,
-    table: str,
-    query_timeout: str,
-    state_schema: str = "sqlqueue",
-) -> SinkOptions:
-    """Parse and validate options as the data source does."""
-    raw = {
-        "url": location(url, credentials),
-        "credentials": credentials,
-        "subscriptionTable": table,
-        "queryTimeout": query_timeout,
-        "stateSchema": state_schema,
-    }
-    return SinkOptions.parse({name: text for name, text in raw.items() if text is not None})
-
-
 @app.command()
 def subscribe(
     topics: Topics,
@@ -68,15 +50,20 @@ def subscribe(
     queue: Annotated[str, typer.Option(help="The endpoint's queue, which must exist.")],
     as_json: AsJson = False,
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
 ) -> None:
     """Subscribe an endpoint to topics. Creates the subscription table if it is missing."""
-    options = sink_options(url, credentials, subscription_table, query_timeout)
+    options = sink_options(
+        url,
+        subscriptionTable=subscription_table,
+        queryTimeout=query_timeout,
+        credentials=credentials,
+    )
     address = parse_queue("--queue", queue, options.naming)
     with Session(options, "subscribe", state=False) as session:
-        made = subscriptions.subscribe_all(
+        made = subscriptions.subscribe(
             session.open(),
             options.subscription_address,
             topics=topics,
@@ -99,13 +86,18 @@ def unsubscribe(
     yes: Yes = False,
     as_json: AsJson = False,
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
 ) -> None:
     """End an endpoint's subscriptions to topics. Asks first."""
     answerable(yes=yes, as_json=as_json)
-    options = sink_options(url, credentials, subscription_table, query_timeout)
+    options = sink_options(
+        url,
+        subscriptionTable=subscription_table,
+        queryTimeout=query_timeout,
+        credentials=credentials,
+    )
     table, timeout = options.subscription_address, options.query_timeout
     with Session(options, "unsubscribe", state=False) as session:
         connection = session.open()
@@ -146,12 +138,17 @@ def subscribers(
     *,
     as_json: AsJson = False,
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
 ) -> None:
     """List who is subscribed, to one topic or to any."""
-    options = sink_options(url, credentials, subscription_table, query_timeout)
+    options = sink_options(
+        url,
+        subscriptionTable=subscription_table,
+        queryTimeout=query_timeout,
+        credentials=credentials,
+    )
     table = options.subscription_address
     with (
         Session(options, "subscribers", state=False) as session,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark.cli.options import (
+    TIMEOUT,
     AsJson,
     Credentials,
     MaybeQueue,
@@ -20,6 +21,7 @@ from sqlq_spark.cli.screens import screen
 from sqlq_spark.database import trail, transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.connection import DatabaseOptions
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
@@ -33,10 +35,10 @@ def trail_(
     *,
     last: Annotated[int, typer.Option(min=1, help="How many entries.")] = 100,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
-    state_schema: State = "sqlqueue",
+    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """
     Show the audit trail, the latest entry first.

@@ -61,36 +61,20 @@ def subscribe(
     connection: Connection,
     table: QueueAddress,
     *,
-    topic: str,
-    endpoint: str,
-    queue: QueueAddress,
-    timeout: float,
-) -> Subscription:
-    """
-    Subscribe an endpoint to a topic, with its queue; a later call replaces the queue.
-
-    The table is created where it is absent. A repeated call changes nothing.
-
-    Raises:
-        BadOption: the table cannot hold it, or the topic is no full name.
-        QueueNotFound: the queue is not there; with it in the table, each publisher would fail.
-    """
-    (made,) = subscribe_all(
-        connection, table, topics=[topic], endpoint=endpoint, queue=queue, timeout=timeout
-    )
-    return made
-
-
-def subscribe_all(
-    connection: Connection,
-    table: QueueAddress,
-    *,
     topics: Sequence[str],
     endpoint: str,
     queue: QueueAddress,
     timeout: float,
 ) -> list[Subscription]:
-    """Subscribe an endpoint to several topics, all or none, as `subscribe`."""
+    """
+    Subscribe an endpoint to topics with its queue, all or none; a later call replaces the queue.
+
+    The table is created where it is absent. A repeated call changes nothing.
+
+    Raises:
+        BadOption: the table cannot hold it, or a topic is no full name.
+        QueueNotFound: the queue is not there; with it in the table, each publisher would fail.
+    """
     address = connection.canonical(queue)
     made = [Subscription(topic, endpoint, address) for topic in dict.fromkeys(topics)]
     for each in made:

@@ -16,6 +16,7 @@ from sqlq_spark.database.names import names_of
 from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.url import redact
 from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.testing.messages import Message, as_message, table_rows
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 TIMEOUT = 60.0  # seconds, for every statement
-STATE = "sqlqueue"  # the default of the option stateSchema
 MOST = 1 << 40  # messages of a queue
 
 
@@ -86,7 +86,10 @@ class Database:
     def connection(self) -> Iterator[Connection]:
         """Give a connection of this package."""
         made = database.of(self.url).connect(
-            self.url, application="sqlqueue test", timeout=TIMEOUT, state=STATE
+            self.url,
+            application="sqlqueue test",
+            timeout=TIMEOUT,
+            state=DatabaseOptions.state_schema,
         )
         with closing(made):
             yield made

@@ -110,15 +110,14 @@ def ready(shared: Place) -> dict[str, str]:
             schema.create_queue(connection, connection.parsed(words[name]), timeout=10)
             put = f"INSERT INTO {words[name]} (id, headers, body)"
             shared.sql(f"{put} SELECT gen_random_uuid(), '{{}}', '1' FROM generate_series(1, 4)")
-        for topic in ("Shop.Old", "Shop.Heard"):
-            subscriptions.subscribe(
-                connection,
-                connection.parsed(words["TABLE"]),
-                topic=topic,
-                endpoint="Lake",
-                queue=options.address,
-                timeout=10,
-            )
+        subscriptions.subscribe(
+            connection,
+            connection.parsed(words["TABLE"]),
+            topics=("Shop.Old", "Shop.Heard"),
+            endpoint="Lake",
+            queue=options.address,
+            timeout=10,
+        )
     ids = shared.sql(f"SELECT id::text FROM {words['QUEUE']} ORDER BY seq")
     message = ids[2][0]  # of the receipt that no other call returns or drops
     columns = "(action, queue, messages)"

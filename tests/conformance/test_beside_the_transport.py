@@ -142,10 +142,11 @@ def test_our_request_is_answered_by_an_endpoint(bench: Bench, web: Endpoint) -> 
 def test_we_get_one_copy_of_what_an_endpoint_publishes(bench: Bench, web: Endpoint) -> None:
     """Our subscription stands in its table; when we end it, the events end."""
     table = QueueAddress("SubscriptionRouting", bench.dotnet.schema)
-    join = partial(subscriptions.subscribe, bench.desk, table, queue=bench.queue)
     leave = partial(subscriptions.unsubscribe, bench.desk, table)
-    for topic in (PLACED, EVENT):
-        join(topic=topic, endpoint="ours", timeout=TIMEOUT)
+    topics = (PLACED, EVENT)
+    subscriptions.subscribe(
+        bench.desk, table, topics=topics, endpoint="ours", queue=bench.queue, timeout=TIMEOUT
+    )
 
     assert web.publish([PLACED, EVENT], b"event") == [bench.printed]
 
@@ -153,7 +154,7 @@ def test_we_get_one_copy_of_what_an_endpoint_publishes(bench: Bench, web: Endpoi
     assert row["body"] == b"event"
     assert row["headers"]["NServiceBus.MessageIntent"] == "Publish"
     assert row["headers"]["NServiceBus.EnclosedMessageTypes"] == f"{PLACED};{EVENT}"
-    for topic in (PLACED, EVENT):
+    for topic in topics:
         assert leave(topic=topic, endpoint="ours", timeout=TIMEOUT)
     assert web.publish([PLACED, EVENT], b"unheard") == []
 

@@ -27,7 +27,7 @@ from .shapes import cases
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sqlq_spark.admin.checks import Finding
+    from sqlq_spark.admin.finding import Finding
     from sqlq_spark.database import Connection
 
 

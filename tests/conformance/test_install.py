@@ -137,7 +137,7 @@ def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
 
     schema.create_queue(bench.desk, queue, timeout=TIMEOUT)
     schema.create_delayed(bench.desk, queue, timeout=TIMEOUT)
-    names: dict[str, Any] = {"topic": topic, "endpoint": name, "queue": queue}
+    names: dict[str, Any] = {"topics": [topic], "endpoint": name, "queue": queue}
     subscriptions.subscribe(bench.desk, table, timeout=TIMEOUT, **names)
     frame = {
         "body": [b"sent", b"published", b"delayed"],

@@ -34,7 +34,7 @@ def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> No
         schema.install(pooled, timeout=timeout)
         schema.create_queue(pooled, bench.queue, timeout=timeout, body_string=True)
         schema.create_delayed(pooled, bench.queue, timeout=timeout)
-        names = {"topic": "Shop.Placed", "endpoint": "Lake", "queue": bench.queue}
+        names = {"topics": ["Shop.Placed"], "endpoint": "Lake", "queue": bench.queue}
         subscriptions.subscribe(pooled, topics, timeout=timeout, **names)  # type: ignore[arg-type]
         got = bench.drain(bench.loop(url=url, delayedDelivery="true"))
         sent = dispatch(bench, stage(bench, chunk(b"4"), batch=1), connection=pooled)

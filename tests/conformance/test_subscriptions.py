@@ -122,10 +122,13 @@ def events(*bodies: bytes, topics: Sequence[str] | None = (PLACED,)) -> pa.Table
     return chunk(*bodies, lives=10**7).append_column(CHUNK_TOPICS, lists)
 
 
-def subscribe(bench: Bench, table: QueueAddress, **parts: Any) -> Subscription:
+def subscribe(
+    bench: Bench, table: QueueAddress, *, topic: str = PLACED, **parts: Any
+) -> Subscription:
     """Subscribe by our own statements."""
-    whole = {"topic": PLACED, "endpoint": "web", "queue": bench.queue, **parts}
-    return subscriptions.subscribe(bench.desk, table, timeout=TIMEOUT, **whole)
+    whole = {"endpoint": "web", "queue": bench.queue, **parts}
+    (made,) = subscriptions.subscribe(bench.desk, table, topics=[topic], timeout=TIMEOUT, **whole)
+    return made
 
 
 # ----- the table -------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from .conftest import TIMEOUT, Bench
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlq_spark.admin.checks import Finding
+    from sqlq_spark.admin.finding import Finding
 
 MESSAGE = {"headers": pa.string(), "body": pa.binary(), "due": pa.timestamp("us", "UTC")}
 DELAYED = pa.schema(list(MESSAGE.items()))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from sqlq_spark.admin import find, inspect
+from sqlq_spark.admin import inspect, queue_tables
 from sqlq_spark.admin.checks.queue import of_delayed, of_owner, of_queue, of_table
 from sqlq_spark.admin.checks.server import (
     of_any_server,
@@ -60,7 +60,7 @@ def everything(
         found += of_any_streams(connection, timeout=timeout)
         found += of_state_tables(connection)
     found += of_any_server(connection, timeout=timeout)
-    locks = find.blockers(connection)
+    locks = queue_tables.blockers(connection)
     for each in queues:
         own = [one for one in locks if one.where == connection.printed(each)]
         found += own
@@ -119,12 +119,12 @@ def of_unnamed_queue(
     printed = connection.printed(queue)
     try:
         with transaction(connection, timeout=timeout):
-            connection.patience(find.LOCK_WAIT)
-            danger = find.danger(connection, queue)
+            connection.patience(queue_tables.LOCK_WAIT)
+            danger = queue_tables.danger(connection, queue)
             if danger is None:
                 found = [*of_queue(connection, queue), *of_head(connection, queue)]
             else:
-                found = [*of_table(connection, queue), find.refusal(printed, danger)]
+                found = [*of_table(connection, queue), queue_tables.refusal(printed, danger)]
             found += of_delayed(connection, queue)
     except ConnectionLost:
         raise
@@ -137,7 +137,7 @@ def of_unnamed_queue(
 
 def is_safe(connection: Connection, queue: QueueAddress) -> bool:
     """Whether a queue can be read without running code of its owner."""
-    return find.danger(connection, queue) is None
+    return queue_tables.danger(connection, queue) is None
 
 
 def not_waited(where: str, error: DatabaseFailure) -> Finding:

@@ -50,14 +50,14 @@ def overview(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
 
 def row(look: watch.QueueLook, history: Sequence[Point], errors: int | None) -> list[object]:
     """A queue's row in the table of all queues; rates only from the history."""
-    severity = min((each.severity for each in look.problems), default="ok")
+    worst = min(look.problems, key=lambda each: each.rank, default=None)
     delayed = look.delayed
     flows = [[getattr(each, name) for each in history] for name in ("incoming", "outgoing")]
     known = [[value for value in each if value is not None] for each in flows]
     rates = [page.Number(f"{sum(each) / len(each):,.1f}") if each else None for each in known]
     return [
         page.Wide("name", look.queue),
-        page.Mark(severity, look.state),
+        page.Mark("ok" if worst is None else worst.severity, look.state),
         page.Mark("kind", look.kind),
         page.Number(estimate(look.depth.messages, estimated=look.depth.estimated)),
         ABSENT if look.oldest is None else span(look.oldest),

@@ -12,7 +12,7 @@ from sqlq_spark.cli.screens.screen import BODY, NO_QUEUES, number, out, say, sho
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sqlq_spark.admin.checks import Finding, Severity
+    from sqlq_spark.admin.finding import Finding, Severity
     from sqlq_spark.admin.inspect import DelayedMessage
     from sqlq_spark.admin.watch import QueueLook
 
@@ -22,7 +22,7 @@ STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "n
 def show_findings(findings: Sequence[Finding]) -> None:
     """Show findings, errors first, each with the statements that fix it, one per line."""
     console = out()
-    for each in sorted(findings, key=lambda each: [*STYLES].index(each.severity)):
+    for each in sorted(findings, key=lambda each: each.rank):
         style = STYLES[each.severity]
         line = Text.assemble((each.severity, style), f"  {clean(each.where)}: {clean(each.found)}")
         console.print(line, soft_wrap=True)
@@ -73,8 +73,8 @@ def show_queues(queues: Sequence[QueueLook]) -> None:
 
 def state_of(each: QueueLook) -> Text:
     """A queue's state, in the colour of its worst problem."""
-    severity = min((one.severity for one in each.problems), default=None)
-    return Text(clean(each.state), "green" if severity is None else STYLES[severity])
+    worst = min(each.problems, key=lambda one: one.rank, default=None)
+    return Text(clean(each.state), "green" if worst is None else STYLES[worst.severity])
 
 
 def show_delayed(messages: Iterable[DelayedMessage]) -> None:

@@ -47,7 +47,7 @@ ELSEWHERE = {
     "admin.checks.queue": "reads only",
     "admin.checks.server": "reads only",
     "admin.checks.sight": "reads only",
-    "admin.find": "reads only",
+    "admin.queue_tables": "reads only",
     "database.destinations._mark": "reads only, where a schema's owner is not trusted",
     "database.destinations.check_writable": "reads only",
     "database.destinations.confirm": "reads only, where a schema's owner is not trusted",
@@ -70,7 +70,7 @@ ELSEWHERE = {
     "admin.report": "reads only",
     "send.queue_writer.database_clock": "reads only",
     "send.subscriptions.check_table": "reads only",
-    "send.subscriptions.subscribe_all": "touches no message",
+    "send.subscriptions.subscribe": "touches no message",
     "admin.watch": "reads only",
 }
 

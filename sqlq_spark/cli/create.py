@@ -1,50 +1,32 @@
-"""The commands `install`, `create`, `script`, `purge`, `purge-expired` and `doctor`."""
+"""The commands `install`, `create` and `script`."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from sqlq_spark.admin import checks, find, inspect, purge, subscribers
 from sqlq_spark.admin.endpoint import endpoint
-from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.script import Domain, Roles, script
 from sqlq_spark.cli.options import (
-    FOUND,
+    TIMEOUT,
     AsJson,
     Credentials,
     Patience,
     Queue,
-    Queues,
     State,
-    SubscriptionTable,
     Url,
-    Yes,
-    answerable,
-    confirm,
     database_options,
     location,
     source_options,
 )
-from sqlq_spark.cli.screens import progress
-from sqlq_spark.cli.screens import queues as screen_queues
-from sqlq_spark.cli.screens.screen import NO_QUEUES, print_json, say
-from sqlq_spark.cli.trail import keeps_trail
-from sqlq_spark.database import schema, transaction
+from sqlq_spark.cli.screens.screen import print_json, say
+from sqlq_spark.database import schema
 from sqlq_spark.database.names import DIALECTS
 from sqlq_spark.database.sessions import Session, check_state
-from sqlq_spark.errors import BadOption, RightMissing
-from sqlq_spark.options.addresses import parse_queue, parse_table
-from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
-
-if TYPE_CHECKING:
-    from sqlq_spark.database import Connection
-    from sqlq_spark.options import SourceOptions
-    from sqlq_spark.options.connection import DatabaseOptions
-    from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.errors import BadOption
+from sqlq_spark.options.addresses import parse_queue
 
 app = typer.Typer()
 
@@ -84,7 +66,7 @@ def install_(
     *,
     domain: DomainName = None,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
     state_schema: State = Domain.state,
@@ -116,7 +98,7 @@ def create(
     delayed: Delayed = False,
     body_string: BodyString = False,
     as_json: AsJson = False,
-    query_timeout: Patience = "30s",
+    query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
 ) -> None:
@@ -245,142 +227,3 @@ def one_endpoint(context: typer.Context) -> None:
             "--qualifier, and run the command again for another endpoint"
         )
         raise BadOption("QUEUE", " ".join(context.args), expected)
-
-
-@app.command("purge")
-def purge_(
-    queue: Queue,
-    *,
-    yes: Yes = False,
-    as_json: AsJson = False,
-    query_timeout: Patience = "30s",
-    url: Url = None,
-    credentials: Credentials = None,
-    state_schema: State = Domain.state,
-) -> None:
-    """
-    Delete every message that waits in a queue, in batches, the lowest seq first. Asks first.
-
-    Waits for messages that a consumer has locked. Messages sent meanwhile
-    stay. A deleted message cannot be restored.
-    """
-    answerable(yes=yes, as_json=as_json)
-    options = source_options(
-        url, queue, state_schema, queryTimeout=query_timeout, credentials=credentials
-    )
-    with Session(options, "purge", state=False) as session:
-        connection = session.open()
-        depth = measure(connection, options)
-        what = f"delete {quantity(depth.messages, 'message')} of {depth.queue} permanently"
-        if depth.messages:
-            confirm(what, yes=yes, as_json=as_json)
-        recorded = depth.messages > 0 and keeps_trail(connection)
-        batches = purge.purge_parts(
-            connection, options.address, depth, timeout=options.query_timeout, recorded=recorded
-        )
-        gone = progress.follow(batches, "message", depth.messages, quiet=as_json, done="deleted")
-    if as_json:
-        print_json({"queue": depth.queue, "deleted": gone, "recorded": recorded})
-    else:
-        say(f"{quantity(gone, 'message')} deleted")
-
-
-@app.command("purge-expired")
-def purge_expired(
-    queue: Queue,
-    *,
-    as_json: AsJson = False,
-    query_timeout: Patience = "30s",
-    url: Url = None,
-    credentials: Credentials = None,
-) -> None:
-    """Delete expired messages, in batches. Skips messages that others have locked."""
-    options = source_options(url, queue, queryTimeout=query_timeout, credentials=credentials)
-    with Session(options, "purge", state=False) as session:
-        connection = session.open()
-        depth = measure(connection, options)
-        batches = purge.purge_expired(connection, options.address, timeout=options.query_timeout)
-        gone = progress.follow(
-            batches, "expired message", depth.expired or 0, quiet=as_json, done="deleted"
-        )
-    if as_json:
-        print_json({"queue": depth.queue, "deleted": gone})
-    else:
-        say(f"{quantity(gone, 'expired message')} deleted from {depth.queue}")
-
-
-@app.command()
-def doctor(
-    queues: Queues = None,
-    *,
-    body_string: Annotated[
-        bool, typer.Option("--body-string", help="Also require the column BodyString.")
-    ] = False,
-    warn_if_shared: Annotated[
-        bool, typer.Option(help="Warn if an endpoint seems to own the queue of a stream.")
-    ] = True,
-    subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
-    as_json: AsJson = False,
-    query_timeout: Patience = "30s",
-    url: Url = None,
-    credentials: Credentials = None,
-    state_schema: State = "sqlqueue",
-) -> None:
-    """
-    Check queues, subscriptions, streams and the server, and print the fix of each problem.
-
-    Without a name it checks all queues that this login may read.
-    Changes nothing. The exit code is 1 if there is an error or a warning.
-    """
-    options = database_options(
-        url, state_schema, queryTimeout=query_timeout, credentials=credentials
-    )
-    table = parse_queue("--subscription-table", subscription_table, options.naming)
-    with Session(options, "doctor", state=False) as session:
-        connection = session.open()
-        asked = [parse_table("QUEUE", name, options.naming) for name in queues or ()]
-        unnamed = [] if queues else all_queues(connection, options)
-        found = checks.everything(
-            connection,
-            [*asked, *unnamed],
-            timeout=options.query_timeout,
-            body_string=body_string,
-            warn_if_shared=warn_if_shared,
-            unnamed=unnamed,
-        )
-        found += subscribers.check(connection, table, timeout=options.query_timeout)
-    if as_json:
-        for each in found:
-            print_json(asdict(each))
-    else:
-        if not (asked or unnamed):
-            say(f"no queue was checked: {NO_QUEUES.partition(': ')[2]}")
-        screen_queues.show_findings(found)
-    if any(each.is_problem for each in found):
-        raise typer.Exit(FOUND)
-
-
-def measure(connection: Connection, options: SourceOptions) -> inspect.Depth:
-    """Measure the depth of the queue."""
-    with transaction(connection, timeout=options.query_timeout):
-        return inspect.depth(connection, options.address)
-
-
-def all_queues(connection: Connection, options: DatabaseOptions) -> list[QueueAddress]:
-    """The queues of the database, and those that streams read."""
-    found = [each.address for each in find.queues(find.tables(connection))]
-    known = {connection.printed(each) for each in found}
-    names = names_of_streams(connection, options.query_timeout)
-    more = [parse_table("QUEUE", name, options.naming) for name in names if name not in known]
-    return [*found, *more]
-
-
-def names_of_streams(connection: Connection, timeout: float) -> list[str]:
-    """The queues that have streams."""
-    if checks.of_state(connection):
-        return []
-    try:
-        with transaction(connection, timeout=timeout):
-            return sorted({name for each in inspect.streams(connection) for name in each.queues})
-    except RightMissing:
-        return []  # reported by the checks

@@ -1,0 +1,107 @@
+"""The command `doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sqlq_spark.admin import checks, inspect, queue_tables, subscribers
+from sqlq_spark.cli.options import (
+    FOUND,
+    TIMEOUT,
+    AsJson,
+    Credentials,
+    Patience,
+    Queues,
+    State,
+    SubscriptionTable,
+    Url,
+    database_options,
+)
+from sqlq_spark.cli.screens import queues as screen_queues
+from sqlq_spark.cli.screens.screen import NO_QUEUES, print_json, say
+from sqlq_spark.database import transaction
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.errors import RightMissing
+from sqlq_spark.options.addresses import parse_queue, parse_table
+from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
+
+if TYPE_CHECKING:
+    from sqlq_spark.database import Connection
+    from sqlq_spark.wire.address import QueueAddress
+
+app = typer.Typer()
+
+
+@app.command()
+def doctor(
+    queues: Queues = None,
+    *,
+    body_string: Annotated[
+        bool, typer.Option("--body-string", help="Also require the column BodyString.")
+    ] = False,
+    warn_if_shared: Annotated[
+        bool, typer.Option(help="Warn if an endpoint seems to own the queue of a stream.")
+    ] = True,
+    subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
+    as_json: AsJson = False,
+    query_timeout: Patience = TIMEOUT,
+    url: Url = None,
+    credentials: Credentials = None,
+    state_schema: State = DatabaseOptions.state_schema,
+) -> None:
+    """
+    Check queues, subscriptions, streams and the server, and print the fix of each problem.
+
+    Without a name it checks all queues that this login may read.
+    Changes nothing. The exit code is 1 if there is an error or a warning.
+    """
+    options = database_options(
+        url, state_schema, queryTimeout=query_timeout, credentials=credentials
+    )
+    table = parse_queue("--subscription-table", subscription_table, options.naming)
+    with Session(options, "doctor", state=False) as session:
+        connection = session.open()
+        asked = [parse_table("QUEUE", name, options.naming) for name in queues or ()]
+        unnamed = [] if queues else all_queues(connection, options)
+        found = checks.everything(
+            connection,
+            [*asked, *unnamed],
+            timeout=options.query_timeout,
+            body_string=body_string,
+            warn_if_shared=warn_if_shared,
+            unnamed=unnamed,
+        )
+        found += subscribers.check(connection, table, timeout=options.query_timeout)
+    if as_json:
+        for each in found:
+            print_json(asdict(each))
+    else:
+        if not (asked or unnamed):
+            say(f"no queue was checked: {NO_QUEUES.partition(': ')[2]}")
+        screen_queues.show_findings(found)
+    if any(each.is_problem for each in found):
+        raise typer.Exit(FOUND)
+
+
+def all_queues(connection: Connection, options: DatabaseOptions) -> list[QueueAddress]:
+    """The queues of the database, and those that streams read."""
+    found = [each.address for each in queue_tables.queues(queue_tables.tables(connection))]
+    known = {connection.printed(each) for each in found}
+    names = names_of_streams(connection, options.query_timeout)
+    more = [parse_table("QUEUE", name, options.naming) for name in names if name not in known]
+    return [*found, *more]
+
+
+def names_of_streams(connection: Connection, timeout: float) -> list[str]:
+    """The queues that have streams."""
+    if checks.of_state(connection):
+        return []
+    try:
+        with transaction(connection, timeout=timeout):
+            return sorted({name for each in inspect.streams(connection) for name in each.queues})
+    except RightMissing:
+        return []  # reported by the checks
