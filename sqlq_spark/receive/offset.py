@@ -19,7 +19,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from sqlq_spark.errors import BadOffset, BadPlan
-from sqlq_spark.receive.task import CEILING, Task, TaskRules
+from sqlq_spark.receive.stored_receipt import CEILING
+from sqlq_spark.receive.task import Task, TaskRules
 
 if TYPE_CHECKING:
     from sqlq_spark.options import SourceOptions

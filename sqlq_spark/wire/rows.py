@@ -49,6 +49,12 @@ def sort_by_seq(rows: pa.Table) -> pa.Table:
     return rows.take(pa.array(np.argsort(seqs)))
 
 
+def weigh(rows: pa.Table) -> int:
+    """Count the bytes of headers and bodies, and of the bodies' texts, if they are there."""
+    heavy = {"headers", "body", BODY_STRING.name}.intersection(rows.column_names)
+    return sum(pc.sum(pc.binary_length(rows[name])).as_py() or 0 for name in heavy)
+
+
 def record_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
     """Slices of at most BATCH_ROWS rows and about BATCH_BYTES bytes, at least one row each."""
     each = max(1, rows.nbytes // max(1, rows.num_rows))

@@ -64,7 +64,6 @@ ELSEWHERE = {
     "admin.purge": "what it takes is meant to be lost",
     "receive.driver.loop._check_owner": "reads only",
     "database.trail": "touches no message",
-    "receive.receipts.fetch": "reads only",
     "receive.receipts.is_passed_over": "reads only",
     "receive.purge": "what it takes is meant to be lost",
     "admin.report": "reads only",
