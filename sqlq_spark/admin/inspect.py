@@ -7,6 +7,7 @@ Locks nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import attempt, transaction
@@ -194,6 +195,16 @@ def streams(connection: Connection, queue: str | None = None) -> list[Stream]:
         for each in (Stream(*row) for row in connection.rows("streams"))
     ]
     return [each for each in found if queue is None or queue in each.queues]
+
+
+def unseen_streams(connection: Connection, older: float) -> list[Stream]:
+    """Streams that hold receipts and gave no sign for more than `older` seconds."""
+    now = connection.rows("clock")[0][0].replace(tzinfo=UTC)
+    return [
+        each
+        for each in streams(connection)
+        if each.receipts and (now - each.seen).total_seconds() > older
+    ]
 
 
 def receipts(
