@@ -7,10 +7,9 @@ Locks nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.database import attempt, transaction
+from sqlq_spark.database import attempt, read_clock, transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.zone import endpoint_zone
 from sqlq_spark.errors import BadAddress, DelayedQueueNotFound, MissingOption, RightMissing
@@ -199,7 +198,7 @@ def streams(connection: Connection, queue: str | None = None) -> list[Stream]:
 
 def unseen_streams(connection: Connection, older: float) -> list[Stream]:
     """Streams that hold receipts and gave no sign for more than `older` seconds."""
-    now = connection.rows("clock")[0][0].replace(tzinfo=UTC)
+    now = read_clock(connection)
     return [
         each
         for each in streams(connection)

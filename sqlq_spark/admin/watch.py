@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass
-from datetime import UTC
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.admin import checks, find, inspect
-from sqlq_spark.database import transaction
+from sqlq_spark.database import read_clock, transaction
 from sqlq_spark.database.sessions import check_state
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, RightMissing, StateNotInstalled
 from sqlq_spark.options.addresses import parse_queue
@@ -128,7 +127,7 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
         queues = look_at_all(connection, options, streams or (), receipts, locks)
     server = checks.of_any_server(connection, timeout=options.query_timeout)
     return Look(
-        at=clock(connection),
+        at=read_clock(connection),
         queues=queues,
         streams=streams,
         server_problems=[each for each in server if each.is_problem],
@@ -169,7 +168,7 @@ def unread(
     """What the catalogue says of a queue that is not read."""
     messages, size = (0, 0) if table is None else (table.messages, table.bytes)
     return QueueLook(
-        at=clock(connection),
+        at=read_clock(connection),
         depth=inspect.Depth(name, messages, None, size, None, None, estimated=True),
         given=None,
         oldest=None,
@@ -225,7 +224,7 @@ def look_at(
             sent = connection.rows("sample", **lowest)[0][1]  # type: ignore[arg-type]
         zone = options.endpoint_time_zone
         delayed = inspect.delayed(connection, queue, zone, largest=inspect.LARGEST)
-        now = clock(connection)
+        now = read_clock(connection)
     own = [each for each in receipts if each.queue == depth.queue]
     return QueueLook(
         at=now,
@@ -238,12 +237,6 @@ def look_at(
         kind=kind,
         problems=[*blocked, *problems],
     )
-
-
-def clock(connection: Connection) -> datetime:
-    """The database's time."""
-    moment: datetime = connection.rows("clock")[0][0]
-    return moment.replace(tzinfo=UTC)
 
 
 # ---------------------------------------------------------------- between two looks
