@@ -33,6 +33,8 @@ QUEUE_ROW = pa.schema(
 # an additional column with includeBodyString; older receipts may lack it
 BODY_STRING = pa.field("bodystring", pa.string())
 
+LOWEST_SEQ, HIGHEST_SEQ = -(2**63), 2**63 - 1  # a seq is a bigint
+
 # expiries that Python can represent lie between these
 FIRST, LAST = datetime(1, 1, 2), datetime(9999, 12, 31)  # noqa: DTZ001 - UTC without a zone
 
