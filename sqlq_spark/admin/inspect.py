@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 # bytes of a table whose rows a look counts; it took 13.8 s for a table of 3.5 GB
-LARGEST = 256 << 20
+LARGEST_COUNTED_TABLE = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)

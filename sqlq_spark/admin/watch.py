@@ -215,7 +215,7 @@ def look_at(
             danger = find.danger(connection, queue)
             if danger is not None:
                 return unread(connection, name, unnamed, [find.refusal(name, danger)])
-        depth = inspect.depth(connection, queue, largest=inspect.LARGEST)
+        depth = inspect.depth(connection, queue, largest=inspect.LARGEST_COUNTED_TABLE)
         kind, problems = checks.of_look(connection, queue, depth)
         given = connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue)
         sent = None
@@ -223,7 +223,7 @@ def look_at(
             lowest = {"tables": {"queue": queue}, "first": depth.first}
             sent = connection.rows("sample", **lowest)[0][1]  # type: ignore[arg-type]
         zone = options.endpoint_time_zone
-        delayed = inspect.delayed(connection, queue, zone, largest=inspect.LARGEST)
+        delayed = inspect.delayed(connection, queue, zone, largest=inspect.LARGEST_COUNTED_TABLE)
         now = read_clock(connection)
     own = [each for each in receipts if each.queue == depth.queue]
     return QueueLook(

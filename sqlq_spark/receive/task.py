@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 from sqlq_spark.database import transaction
 from sqlq_spark.database.receipt_moves import check_stored, name_receipt
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask, StreamNotFound
+from sqlq_spark.options.parse import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
 from sqlq_spark.receive.stored_receipt import CEILING, STEP, find_receipt, save
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-LARGEST = 256 << 20  # bytes of a message that a task fetches, if the option does not say
-
 TAKEN = QUEUE_ROW.append(pa.field("expired", pa.bool_()))
 
 
@@ -51,7 +50,7 @@ TAKEN = QUEUE_ROW.append(pa.field("expired", pa.bool_()))
 class TaskRules:
     """What all tasks of a stream do with messages; parsed from the options once for a batch."""
 
-    largest: int = LARGEST  # bytes of a message; a larger one is not fetched
+    largest: int = DEFAULT_MESSAGE_SIZE  # bytes of a message; a larger one is not fetched
     errors: QueueAddress | None = None  # the error queue
     allowed: tuple[QueueAddress, ...] = ()  # the option allowedDestinations
     body_string: bool = False  # also the column BodyString
