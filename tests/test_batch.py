@@ -10,7 +10,7 @@ import pytest
 from sqlq_spark.errors import BadAddress, BadOffset, BadPlan
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.offset import INITIAL, LONGEST, MOST_TASKS, Offset, read_plan, tasks_of
-from sqlq_spark.receive.task import CEILING, receipt_key
+from sqlq_spark.receive.stored_receipt import CEILING
 from sqlq_spark.wire.address import QueueAddress
 
 MIB = 1 << 20
@@ -39,7 +39,7 @@ def test_tasks_are_numbered_over_all_queues() -> None:
 
     found = tasks_of(end, options())
 
-    assert [receipt_key(each) for each in found] == [("r", 3, at) for at in range(5)]
+    assert [each.key for each in found] == [("r", 3, at) for at in range(5)]
     assert [(each.queue, each.first, each.stop, each.messages) for each in found] == [
         (QueueAddress("a", "public"), 1, 6, 5),
         (QueueAddress("a", "public"), 6, 11, 5),

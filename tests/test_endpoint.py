@@ -6,25 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.admin.endpoint import Endpoint, endpoint, table_name
+from sqlq_spark.admin.endpoint import Endpoint, endpoint
 from sqlq_spark.errors import BadOption
 from sqlq_spark.wire.address import QueueAddress, parse_postgresql, print_postgresql
 
 URL = "postgresql://"
-
-
-@pytest.mark.parametrize(
-    ("parts", "name"),
-    [
-        (("shop",), "shop"),
-        (("shop", "Retries"), "shop.Retries"),
-        (("shop", "", "web1"), "shop.web1"),
-        (("Shop.Sales", "Retries", "web1"), "Shop.Sales.Retries.web1"),
-    ],
-)
-def test_a_table_is_endpoint_qualifier_discriminator(parts: tuple[str, ...], name: str) -> None:
-    """Joined by dots, what is not there left out."""
-    assert table_name(*parts) == name
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,14 @@ if not hasattr(filters, "Filter"):
     pytest.skip("Spark 4.0 pushes no filters", allow_module_level=True)
 
 from sqlq_spark.datasource.filters import narrow  # noqa: E402
-from sqlq_spark.receive.selection import ALL, HIGHEST, LOWEST  # noqa: E402
+from sqlq_spark.receive.selection import ALL  # noqa: E402
+from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 SEQ, QUEUE = ("seq",), ("queue",)
-SEQS = st.integers(LOWEST, HIGHEST - 1) | st.integers(-3, 3)
+SEQS = st.integers(LOWEST_SEQ, HIGHEST_SEQ) | st.integers(-3, 3)
 QUEUES = st.sampled_from(["a", "A", "b"])
 MEANING: dict[str, Callable[[Any, Any], bool]] = {
     "EqualTo": lambda found, value: found == value,

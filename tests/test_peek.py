@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from sqlq_spark.receive.driver import peek
 from sqlq_spark.receive.driver.pace import Outcome, Plan
-from sqlq_spark.receive.driver.peek import LOWEST, Answer, Found, PeekState, Query, cut
+from sqlq_spark.receive.driver.peek import Answer, Found, PeekState, Query, cut
+from sqlq_spark.wire.rows import LOWEST_SEQ
 
 
 @st.composite
@@ -84,10 +85,10 @@ def test_a_look_starts_where_the_queue_started() -> None:
     """The first one, and one each 30 s, at the very beginning; dead rows are passed over."""
     state, asked = look(PeekState(), WAITING)
 
-    assert asked == [Query("start", LOWEST)]
+    assert asked == [Query("start", LOWEST_SEQ)]
     assert (state.found, state.anchor) == (WAITING, 5)
     assert look(state, WAITING, now=29.0)[1] == [Query("anchor", 5)]
-    assert look(state, WAITING, now=30.0)[1] == [Query("start", LOWEST)]
+    assert look(state, WAITING, now=30.0)[1] == [Query("start", LOWEST_SEQ)]
     # what was asked for was received, so only dead rows are before its end
     assert peek.learn(plan(state), NONE_EMPTY).anchor == 8
 
@@ -97,7 +98,7 @@ def test_a_slow_look_from_the_very_beginning_comes_seldom() -> None:
     state, _ = look(PeekState(), WAITING, took=2.0)
 
     assert look(state, WAITING, now=99.0)[1] == [Query("anchor", 5)]
-    assert look(state, WAITING, now=100.0)[1] == [Query("start", LOWEST)]
+    assert look(state, WAITING, now=100.0)[1] == [Query("start", LOWEST_SEQ)]
 
 
 def test_a_look_that_finds_nothing_looks_at_the_very_beginning_and_rests() -> None:
@@ -106,7 +107,7 @@ def test_a_look_that_finds_nothing_looks_at_the_very_beginning_and_rests() -> No
 
     state, asked = look(state, Found(), Found(), now=1.0)
 
-    assert asked == [Query("anchor", 5), Query("start", LOWEST)]
+    assert asked == [Query("anchor", 5), Query("start", LOWEST_SEQ)]
     assert (state.is_awake(1.9), state.is_awake(2.0)) == (False, True)
 
 
@@ -142,5 +143,5 @@ def test_without_receipts_an_unchanged_queue_shows_that_a_batch_received_nothing
 def test_the_end_of_a_run_is_frozen_below_the_highest_seq() -> None:
     """An empty queue has an end, too."""
     assert not PeekState().frozen
-    assert (peek.freeze(PeekState(), 7).end, peek.freeze(PeekState(), None).end) == (7, LOWEST)
+    assert (peek.freeze(PeekState(), 7).end, peek.freeze(PeekState(), None).end) == (7, LOWEST_SEQ)
     assert peek.freeze(PeekState(), 2**63 - 1).frozen

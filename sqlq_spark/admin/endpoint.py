@@ -87,17 +87,12 @@ def endpoint(
     return made
 
 
-def table_name(endpoint: str, qualifier: str = "", discriminator: str = "") -> str:
-    """The table name of a queue of an endpoint, a satellite or an instance."""
-    return ".".join(part for part in (endpoint, qualifier, discriminator) if part)
-
-
 def _derive(flag: str, naming: Names, primary: QueueAddress, text: str) -> QueueAddress:
     """The queue whose name follows the endpoint's, unless `text` is a whole address."""
     given = parse_queue(flag, text, naming)
     if given != QueueAddress(text):
         return given
-    made = replace(primary, table=table_name(primary.table, text))
+    made = replace(primary, table=f"{primary.table}.{text}")
     try:
         naming.parse_queue(naming.print_address(made))
     except BadAddress as error:

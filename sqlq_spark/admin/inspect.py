@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.database import attempt, transaction
+from sqlq_spark.database import attempt, read_clock, transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.zone import endpoint_zone
 from sqlq_spark.errors import BadAddress, DelayedQueueNotFound, MissingOption, RightMissing
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 # bytes of a table whose rows a look counts; it took 13.8 s for a table of 3.5 GB
-LARGEST = 256 << 20
+LARGEST_COUNTED_TABLE = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +194,16 @@ def streams(connection: Connection, queue: str | None = None) -> list[Stream]:
         for each in (Stream(*row) for row in connection.rows("streams"))
     ]
     return [each for each in found if queue is None or queue in each.queues]
+
+
+def unseen_streams(connection: Connection, older: float) -> list[Stream]:
+    """Streams that hold receipts and gave no sign for more than `older` seconds."""
+    now = read_clock(connection)
+    return [
+        each
+        for each in streams(connection)
+        if each.receipts and (now - each.seen).total_seconds() > older
+    ]
 
 
 def receipts(

@@ -84,7 +84,7 @@ def refusal(where: str, danger: str) -> Finding:
     )
 
 
-def blockers(connection: Connection, *, held: float = HELD) -> list[Finding]:
+def blockers(connection: Connection) -> list[Finding]:
     """Find transactions that have locked tables of this database, or messages for long."""
     return [
         Finding(
@@ -94,5 +94,5 @@ def blockers(connection: Connection, *, held: float = HELD) -> list[Finding]:
             found=found,
             fix=fix,
         )
-        for schema, table, name, severity, found, fix in connection.rows("blockers", seconds=held)
+        for schema, table, name, severity, found, fix in connection.rows("blockers", seconds=HELD)
     ]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import transaction
-from sqlq_spark.receive import receipts
+from sqlq_spark.receive.receipts import rows_of
+from sqlq_spark.receive.stored_receipt import find_receipt
 from sqlq_spark.wire.chosen import has_id
 from sqlq_spark.wire.rows import without_odd_expiries
 
@@ -45,8 +46,8 @@ def find(
     """
     for each in found:
         with transaction(connection, timeout=timeout):
-            stored = receipts.fetch(connection, each.key, each.login)
+            stored = find_receipt(connection, each.key, each.login)
         if stored is not None:
-            rows = receipts.rows_of(stored, each.key)
+            rows = rows_of(stored, each.key)
             for row in without_odd_expiries(rows.filter(has_id(rows, [name]))).to_pylist():
                 yield ReceivedMessage(each, inspect.message(row))

@@ -151,7 +151,7 @@ def return_batch(
     destination: QueueAddress,
     chosen: Sequence[Failed],
     timeout: float,
-    allowed: Sequence[QueueAddress] = (),
+    allowed: Sequence[QueueAddress],
 ) -> int:
     """
     Move messages from the error queue to where they failed, in one transaction.

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass
-from datetime import UTC
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.admin import checks, inspect, queue_tables
 from sqlq_spark.admin.finding import absent, delayed_alone
-from sqlq_spark.database import transaction
+from sqlq_spark.database import read_clock, transaction
 from sqlq_spark.database.sessions import check_state
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, RightMissing, StateNotInstalled
 from sqlq_spark.options.addresses import parse_queue
@@ -60,7 +59,7 @@ class QueueLook:
     @property
     def state(self) -> str:
         """`ok`, or what its worst problem is."""
-        worst = min(self.problems, key=lambda each: each.severity, default=None)
+        worst = min(self.problems, key=lambda each: each.rank, default=None)
         return "ok" if worst is None else STATES.get(worst.name, worst.name.replace("_", " "))
 
     @property
@@ -95,7 +94,7 @@ class Look:
     def problems(self) -> list[Finding]:
         """Those of the queues, then those of the server; errors first."""
         found = [*(one for each in self.queues for one in each.problems), *self.server_problems]
-        return sorted(found, key=lambda each: each.severity)
+        return sorted(found, key=lambda each: each.rank)
 
 
 UNKNOWN = Flow()
@@ -129,7 +128,7 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
         queues = look_at_all(connection, options, streams or (), receipts, locks)
     server = checks.of_any_server(connection, timeout=options.query_timeout)
     return Look(
-        at=clock(connection),
+        at=read_clock(connection),
         queues=queues,
         streams=streams,
         server_problems=[each for each in server if each.is_problem],
@@ -170,7 +169,7 @@ def unread(
     """What the catalogue says of a queue that is not read."""
     messages, size = (0, 0) if table is None else (table.messages, table.bytes)
     return QueueLook(
-        at=clock(connection),
+        at=read_clock(connection),
         depth=inspect.Depth(name, messages, None, size, None, None, estimated=True),
         given=None,
         oldest=None,
@@ -217,7 +216,7 @@ def look_at(
             danger = queue_tables.danger(connection, queue)
             if danger is not None:
                 return unread(connection, name, unnamed, [queue_tables.refusal(name, danger)])
-        depth = inspect.depth(connection, queue, largest=inspect.LARGEST)
+        depth = inspect.depth(connection, queue, largest=inspect.LARGEST_COUNTED_TABLE)
         kind, problems = checks.of_look(connection, queue, depth)
         given = connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue)
         sent = None
@@ -225,8 +224,8 @@ def look_at(
             lowest = {"tables": {"queue": queue}, "first": depth.first}
             sent = connection.rows("sample", **lowest)[0][1]  # type: ignore[arg-type]
         zone = options.endpoint_time_zone
-        delayed = inspect.delayed(connection, queue, zone, largest=inspect.LARGEST)
-        now = clock(connection)
+        delayed = inspect.delayed(connection, queue, zone, largest=inspect.LARGEST_COUNTED_TABLE)
+        now = read_clock(connection)
     own = [each for each in receipts if each.queue == depth.queue]
     return QueueLook(
         at=now,
@@ -239,12 +238,6 @@ def look_at(
         kind=kind,
         problems=[*blocked, *problems],
     )
-
-
-def clock(connection: Connection) -> datetime:
-    """The database's time."""
-    moment: datetime = connection.rows("clock")[0][0]
-    return moment.replace(tzinfo=UTC)
 
 
 # ---------------------------------------------------------------- between two looks

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
@@ -18,6 +19,7 @@ from sqlq_spark.database.names import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
     import pyarrow as pa
 
@@ -196,3 +198,9 @@ def rollback(connection: Connection) -> None:
         connection.run("rollback")
     except Exception:  # noqa: BLE001 - the caller's error is the one to raise
         connection.close()
+
+
+def read_clock(connection: Connection) -> datetime:
+    """Return the database's time, in UTC."""
+    found: datetime = connection.rows("clock")[0][0]
+    return found.replace(tzinfo=UTC)

@@ -101,7 +101,7 @@ class Destinations:
             raise NotAQueue(self.connection.printed(queue), error.args[2]) from None
 
     def check_locked(
-        self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
+        self, queues: Iterable[QueueAddress], columns: Sequence[str]
     ) -> dict[QueueAddress, SqlQueueError]:
         """
         Check locked tables, once; `confirm` checks them again.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.receive.selection import HIGHEST, LOWEST
+from sqlq_spark.receive.selection import STOP
+from sqlq_spark.wire.rows import LOWEST_SEQ
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,10 +25,10 @@ SEQ, QUEUE = ("seq",), ("queue",)
 RANGES: dict[str, Callable[[int], tuple[int, int]]] = {
     "EqualTo": lambda seq: (seq, seq + 1),
     "EqualNullSafe": lambda seq: (seq, seq + 1),
-    "GreaterThan": lambda seq: (seq + 1, HIGHEST),
-    "GreaterThanOrEqual": lambda seq: (seq, HIGHEST),
-    "LessThan": lambda seq: (LOWEST, seq),
-    "LessThanOrEqual": lambda seq: (LOWEST, seq + 1),
+    "GreaterThan": lambda seq: (seq + 1, STOP),
+    "GreaterThanOrEqual": lambda seq: (seq, STOP),
+    "LessThan": lambda seq: (LOWEST_SEQ, seq),
+    "LessThanOrEqual": lambda seq: (LOWEST_SEQ, seq + 1),
 }
 
 

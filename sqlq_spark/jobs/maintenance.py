@@ -12,7 +12,6 @@ switched off, and repeated safely. The exit code is 1 if there is an error or su
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.admin import checks, inspect, purge
@@ -178,8 +177,7 @@ def old_receipts(
     if checks.of_state(connection):
         return []
     with transaction(connection, timeout=options.query_timeout):
-        now = connection.rows("clock")[0][0].replace(tzinfo=UTC)
-        streams = inspect.streams(connection)
+        streams = inspect.unseen_streams(connection, older)
     return [
         {
             "stream": each.stream,
@@ -189,7 +187,6 @@ def old_receipts(
             "seen": each.seen.isoformat(),
         }
         for each in streams
-        if each.receipts and (now - each.seen).total_seconds() > older
     ]
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 INT64 = 2**63 - 1
+DEFAULT_MESSAGE_SIZE = 256 << 20  # of maxMessageBytes; a larger message is not fetched
 LARGEST_MESSAGE = 1000 << 20  # PostgreSQL sends no row of 1 GB
 LONGEST_NAME = 63  # bytes
 

@@ -10,7 +10,15 @@ from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.options.addresses import parse_queue, parse_queues
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.fields import address_option, computed, option
-from sqlq_spark.options.parse import count, duration, flag, message_size, one_of, size
+from sqlq_spark.options.parse import (
+    DEFAULT_MESSAGE_SIZE,
+    count,
+    duration,
+    flag,
+    message_size,
+    one_of,
+    size,
+)
 
 WRITE = (  # where the options of a write belong
     "df.write or df.writeStream. In SQL, name the columns to send: "
@@ -51,7 +59,7 @@ class SourceOptions(DatabaseOptions):
         "maxMessageBytes",
         message_size,
         "bytes, at least 1 and at most 1000m, as 268435456 or 256m",
-        default=256 << 20,
+        default=DEFAULT_MESSAGE_SIZE,
     )
     min_messages: int | None = option(
         "minMessagesPerTrigger", count, "a whole number of at least 1", default=None

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
+from sqlq_spark.options.parse import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.driver.pace import apportion
 from sqlq_spark.receive.selection import ALL
 from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 
 PAGE_BYTES = 8 << 20  # of a page; one message at least
-LARGEST = 256 << 20  # bytes of a message that is shown, if the caller does not say
 FIRST_PAGE = 50  # rows; later ones grow to PAGE_BYTES by what the rows before weighed
 LARGEST_PAGE = 20_000
 NAMED = 20  # seqs in a warning
@@ -96,7 +96,7 @@ def pages(
     *,
     narrow: bool,
     body_string: bool = False,
-    largest: int = LARGEST,
+    largest: int = DEFAULT_MESSAGE_SIZE,
     timeout: float,
 ) -> Iterator[pa.Table]:
     """

@@ -19,7 +19,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from sqlq_spark.errors import BadOffset, BadPlan
-from sqlq_spark.receive.task import CEILING, Task, TaskRules
+from sqlq_spark.options.parse import INT64
+from sqlq_spark.receive.stored_receipt import CEILING
+from sqlq_spark.receive.task import Task, TaskRules
+from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ
 
 if TYPE_CHECKING:
     from sqlq_spark.options import SourceOptions
@@ -30,7 +33,6 @@ KEYS = ("v", "stream", "batch", "plan")  # of an offset, in order
 KINDS = {"queue": str, "messages": int, "share": int, "bytes": int, "bounds": list}
 LONGEST = 4 << 20  # characters of a stored plan
 MOST_TASKS = 10_000  # of a batch
-LOWEST, HIGHEST = -(2**63), 2**63 - 1  # of a bigint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +158,7 @@ def find_fault(part: Any) -> str | None:  # noqa: ANN401 - of JSON
     for name, kind in KINDS.items():
         if type(part[name]) is not kind:
             return f"has a wrong {name}"
-    if not all(0 < part[name] <= HIGHEST for name in ("messages", "share", "bytes")):
+    if not all(0 < part[name] <= INT64 for name in ("messages", "share", "bytes")):
         return "has numbers out of range"
     return None if are_bounds(part["bounds"]) else "has wrong bounds"
 
@@ -166,7 +168,7 @@ def are_bounds(bounds: list[Any]) -> bool:
     if len(bounds) < 2 or any(type(each) is not int for each in bounds):  # noqa: PLR2004
         return False
     rising = all(first < stop for first, stop in pairwise(bounds))
-    return rising and bounds[0] >= LOWEST and bounds[-1] <= HIGHEST
+    return rising and bounds[0] >= LOWEST_SEQ and bounds[-1] <= HIGHEST_SEQ
 
 
 # ---------------------------------------------------------------- tasks

@@ -28,11 +28,10 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.options.parse import LARGEST_MESSAGE
 from sqlq_spark.receive.driver.pace import Outcome
+from sqlq_spark.receive.stored_receipt import StoredReceipt, join_pages, receipt_values
 from sqlq_spark.receive.streams import accept_or_raise, lacks_commits, lock_stream
-from sqlq_spark.receive.task import expected_receipt, most_bytes
 from sqlq_spark.wire.chosen import has_id
 from sqlq_spark.wire.rows import Origin, without_odd_expiries
-from sqlq_spark.wire.unpack import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,37 +189,15 @@ def count_batch(batch: int, rows: Sequence[Sequence[int]]) -> Acknowledged:
 # ---------------------------------------------------------------- by an operator
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """What a receipt holds, or held until it was deleted."""
-
-    messages: int
-    payload: bytes
-    size: int  # bytes of the payload, unpacked
-
-
-def fetch(connection: Connection, receipt: ReceiptKey, login: str) -> Stored | None:
-    """Read a receipt, in the transaction that is open; None if it is gone. Changes nothing."""
-    stream, batch, task = receipt
-    key: dict[str, Any] = {"stream": stream, "login": login, "batch": batch, "task": task}
-    found = connection.rows("find_receipt", **key)
-    if not found:
-        return None
-    payload, messages, size, *_ = found[0]
-    pages = [] if payload else connection.rows("receipt_pages", **key)
-    return Stored(messages, payload or b"".join(page for (page,) in pages), size)
-
-
-def rows_of(stored: Stored, receipt: ReceiptKey) -> pa.Table:
+def rows_of(stored: StoredReceipt, receipt: ReceiptKey) -> pa.Table:
     """
-    Unpack the messages of a receipt, in rows of QUEUE_ROW.
+    Unpack the messages of a receipt, whatever the options that it was received with.
 
     Raises:
         PayloadRefused: someone has changed the receipt.
     """
-    most = most_bytes(min(stored.messages, MOST_MESSAGES), LARGEST_MESSAGE)
-    expected = expected_receipt(receipt, messages=stored.messages, size=stored.size, most=most)
-    return unpack(stored.payload, (), expected)
+    messages = min(stored.messages, MOST_MESSAGES)
+    return stored.unpack(receipt, messages=messages, largest=LARGEST_MESSAGE)
 
 
 def return_(
@@ -276,19 +253,24 @@ def drop(
 
 def delete_receipt(
     connection: Connection, move: Move, receipt: ReceiptKey, login: str | None
-) -> Stored | None:
+) -> StoredReceipt | None:
     """Delete a receipt and close its batch; the stream's lock waits for running tasks."""
-    stream, batch, task = receipt
+    stream, batch, _ = receipt
     row = lock_stream(connection, stream, login)
-    owner: dict[str, Any] = {"stream": stream, "login": login if row is None else row.login}
-    pages = connection.rows("receipt_pages", **owner, batch=batch, task=task)
-    found = connection.rows("drop_receipt", **owner, batch=batch, task=task)
+    values = receipt_values(receipt, login if row is None else row.login)
+    paged = join_pages(connection, values)
+    found = connection.rows("drop_receipt", **values)
     if not found:
         return None
     _, messages, settled, payload, size, query_id, query_batch = found[0]
     next_state(stored_state(settled=settled), move, receipt)
     query_id = None if query_batch is None else query_id
     connection.run(
-        "retire_stream", **owner, batch=batch, query_id=query_id, query_batch=query_batch
+        "retire_stream",
+        stream=stream,
+        login=values["login"],
+        batch=batch,
+        query_id=query_id,
+        query_batch=query_batch,
     )
-    return Stored(messages, payload or b"".join(page for (page,) in pages), size)
+    return StoredReceipt(payload or paged, messages, size, query_id, query_batch)

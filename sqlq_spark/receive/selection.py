@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
+from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-LOWEST, HIGHEST = -(1 << 63), 1 << 63  # seqs are bigint; the second is behind them
+STOP = HIGHEST_SEQ + 1  # behind all seqs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
     """A half-open range of seqs, and the canonical addresses of queues; None: all queues."""
 
-    first: int = LOWEST
-    stop: int = HIGHEST
+    first: int = LOWEST_SEQ
+    stop: int = STOP
     queues: frozenset[str] | None = None
 
     def within(self, first: int, stop: int) -> Self:

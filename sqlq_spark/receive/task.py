@@ -26,29 +26,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.receipt_moves import check_stored, name_receipt, next_state
+from sqlq_spark.database.receipt_moves import check_stored, name_receipt
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask, StreamNotFound
+from sqlq_spark.options.parse import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
-from sqlq_spark.wire.payload import RECEIPT_KEY, in_row, pack, pages
-from sqlq_spark.wire.rows import BODY_STRING, NO_STREAM, QUEUE_ROW, Origin, sort_by_seq
-from sqlq_spark.wire.unpack import Expected, unpack
+from sqlq_spark.receive.stored_receipt import CEILING, STEP, find_receipt, save
+from sqlq_spark.wire.rows import BODY_STRING, NO_STREAM, QUEUE_ROW, Origin, sort_by_seq, weigh
 
 if TYPE_CHECKING:
-    from sqlq_spark.database import Connection, Row
+    from sqlq_spark.database import Connection
     from sqlq_spark.database.receipt_moves import ReceiptKey
     from sqlq_spark.errors import CheckpointFailure
+    from sqlq_spark.receive.stored_receipt import StoredReceipt
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
-
-# A task holds about this much of headers and bodies; the rest waits for the next batch.
-CEILING = 64 << 20
-STEP = 16 << 20
-
-LARGEST = 256 << 20  # bytes of a message that a task fetches, if the option does not say
-# in a receipt: bytes of a row beside headers and body; a text may grow so many times as UTF-8
-ROW, GROWTH = 64, 3
 
 TAKEN = QUEUE_ROW.append(pa.field("expired", pa.bool_()))
 
@@ -57,7 +50,7 @@ TAKEN = QUEUE_ROW.append(pa.field("expired", pa.bool_()))
 class TaskRules:
     """What all tasks of a stream do with messages; parsed from the options once for a batch."""
 
-    largest: int = LARGEST  # bytes of a message; a larger one is not fetched
+    largest: int = DEFAULT_MESSAGE_SIZE  # bytes of a message; a larger one is not fetched
     errors: QueueAddress | None = None  # the error queue
     allowed: tuple[QueueAddress, ...] = ()  # the option allowedDestinations
     body_string: bool = False  # also the column BodyString
@@ -85,6 +78,14 @@ class Task:
         """What the DBA and the errors call it."""
         return f"{self.stream or 'without receipts'} {self.batch}/{self.task}"
 
+    @property
+    def key(self) -> ReceiptKey:
+        """The stream, batch and task of its receipt."""
+        if self.stream is None:
+            message = "a task of transactionMode=none has no receipt"
+            raise ValueError(message)
+        return self.stream, self.batch, self.task
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -94,17 +95,6 @@ class Kept:
     expired: int = 0
     diverted: int = 0  # to the error queue
     forwarded: int = 0  # to other queues
-
-
-@dataclass(frozen=True, slots=True)
-class StoredReceipt:
-    """The receipt of an earlier attempt, as its row has it."""
-
-    payload: bytes  # empty: it is in pages
-    messages: int
-    size: int  # bytes of the payload, unpacked
-    query_id: str | None  # Spark's names for the batch that it was received for
-    query_batch: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +134,10 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
         if task.stream is None:
             return take_allowed(connection, task).rows
         found = fence(connection, task, origin)
-        stored = find_receipt(connection, task, found.login)
+        stored = find_receipt(connection, task.key, found.login)
         if stored is not None:
             check_number(task, stored, origin)
-            return replay(connection, task, stored, found.login)
+            return replay(task, stored)
         if not found.is_open:
             return QUEUE_ROW.empty_table()
         kept = nothing()
@@ -155,14 +145,6 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
             kept = take_allowed(connection, task)
         save(connection, task, kept, login=found.login, origin=origin)
         return kept.rows
-
-
-def receipt_key(task: Task) -> ReceiptKey:
-    """Give the stream, batch and task of a task's receipt."""
-    if task.stream is None:
-        message = "a task of transactionMode=none has no receipt"
-        raise ValueError(message)
-    return task.stream, task.batch, task.task
 
 
 def fence(connection: Connection, task: Task, origin: Origin = NO_STREAM) -> Fence:
@@ -175,7 +157,7 @@ def fence(connection: Connection, task: Task, origin: Origin = NO_STREAM) -> Fen
     Raises:
         StreamNotFound, StaleTask.
     """
-    stream, batch, number = receipt_key(task)
+    stream, batch, number = task.key
     row = connection.rows("fence", stream=stream, query_id=origin.query_id)
     if not row:
         raise StreamNotFound(stream, connection.state, connection.server)
@@ -236,69 +218,10 @@ def lock(connection: Connection, task: Task, login: str) -> None:
         connection.rows("task_lock", **key)
 
 
-# ---------------------------------------------------------------- the receipt
-
-
-def find_receipt(connection: Connection, task: Task, login: str) -> StoredReceipt | None:
-    """Read the receipt that an earlier attempt has left, without its pages."""
-    found = connection.rows("find_receipt", **receipt_values(task, login))
-    return StoredReceipt(*found[0]) if found else None
-
-
-def receipt_values(task: Task, login: str) -> dict[str, Any]:
-    """Give the parameters of statements on the task's receipt."""
-    return {"stream": task.stream, "login": login, "batch": task.batch, "task": task.task}
-
-
-def replay(connection: Connection, task: Task, stored: StoredReceipt, login: str) -> pa.Table:
+def replay(task: Task, stored: StoredReceipt) -> pa.Table:
     """Hand out what an earlier attempt received. The receipt stays as it is."""
-    key = receipt_key(task)
-    check_stored("replay", name_receipt(key))
-    stored_pages: list[Row] = []
-    if not stored.payload:
-        stored_pages = connection.rows("receipt_pages", **receipt_values(task, login))
-    most = most_bytes(task.messages, task.rules.largest)
-    expected = expected_receipt(key, messages=stored.messages, size=stored.size, most=most)
-    return unpack(stored.payload, stored_pages, expected)
-
-
-def save(connection: Connection, task: Task, kept: Kept, *, login: str, origin: Origin) -> None:
-    """Write the receipt, also if nothing was received: a replay must then receive nothing again."""
-    key = receipt_key(task)
-    next_state("none", "save", key)
-    payload = pack(kept.rows)
-    connection.run(
-        "save_receipt",
-        **receipt_values(task, login),
-        queue_name=connection.names.print_address(task.queue),
-        messages=kept.rows.num_rows,
-        expired=kept.expired,
-        diverted=kept.diverted,
-        forwarded=kept.forwarded,
-        bytes=weigh(kept.rows),
-        query_id=origin.query_id,
-        query_batch=origin.query_batch,
-        unpacked=payload.size,
-        payload=in_row(payload.bytes),
-    )
-    connection.store("receipt_page", pages(payload.bytes, RECEIPT_KEY, (*key, login)))
-
-
-def most_bytes(messages: int, largest: int) -> int:
-    """Limit what a receipt may hold unpacked: the ceiling, one more step and message, and rows."""
-    return CEILING + GROWTH * (STEP + largest) + ROW * messages
-
-
-def expected_receipt(receipt: ReceiptKey, *, messages: int, size: int, most: int) -> Expected:
-    """Describe what the payload of a receipt must be; `messages` and `size` are stored with it."""
-    return Expected(
-        where=name_receipt(receipt),
-        schema=QUEUE_ROW,
-        optional=(BODY_STRING,),
-        most=most,
-        size=size,
-        rows=messages,
-    )
+    check_stored("replay", name_receipt(task.key))
+    return stored.unpack(task.key, messages=task.messages, largest=task.rules.largest)
 
 
 # ---------------------------------------------------------------- the messages
@@ -343,12 +266,6 @@ def take(connection: Connection, task: Task) -> pa.Table:
         ceiling -= weight
         each = max(1.0, weight / step.num_rows)
     return pa.concat_tables(steps) if steps else wanted.empty_table()
-
-
-def weigh(rows: pa.Table) -> int:
-    """Count the bytes of headers and bodies, and of the bodies' texts, if they are there."""
-    heavy = {"headers", "body", BODY_STRING.name}.intersection(rows.column_names)
-    return sum(pc.sum(pc.binary_length(rows[name])).as_py() or 0 for name in heavy)
 
 
 def divert(connection: Connection, task: Task, taken: pa.Table) -> Kept:

@@ -120,7 +120,7 @@ class Dispatch:
 
     def advance(self) -> bool:
         """Enter the batch into the dispatch log; False where it was sent before."""
-        return bool(self.connection.rows("advance", **self._key, messages=self.messages))
+        return dispatch_log.advance(self.connection, **self._key, messages=self.messages)
 
     def settle(self) -> None:
         """

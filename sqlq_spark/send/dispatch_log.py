@@ -76,14 +76,19 @@ def last_sent(connection: Connection, sink: str) -> Sent | None:
     return Sent(*found[0][1:]) if found and found[0][1] is not None else None
 
 
-def enter(connection: Connection, sink: str, batch: int, messages: int = 0) -> bool:
+def enter(connection: Connection, sink: str, batch: int) -> bool:
     """
-    Enter a batch, in the transaction that is open; False where it, or a later one, is there.
+    Lock a sink and enter a batch; returns what `advance` returns.
 
     Raises:
         DispatchLogOfOther.
     """
     login, _ = lock(connection, sink)
+    return advance(connection, sink, login, batch)
+
+
+def advance(connection: Connection, sink: str, login: str, batch: int, messages: int = 0) -> bool:
+    """Enter a batch of a locked sink; False where it, or a later one, is there."""
     values: dict[str, Any] = {"sink": sink, "login": login, "batch": batch, "messages": messages}
     return bool(connection.rows("advance", **values))
 

@@ -11,7 +11,7 @@ Each state is a batch number of the same sink. It only increases. Each function 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlq_spark.database import transaction
 from sqlq_spark.send import dispatch_log
@@ -41,7 +41,6 @@ def close(sink: str, timeout: float, connection: Connection) -> int:
     with transaction(connection, timeout=timeout):
         login, last = dispatch_log.lock(connection, sink)
         if last is None or last < SENT:
-            values: dict[str, Any] = {"sink": sink, "login": login, "batch": GIVEN_UP}
-            connection.rows("advance", **values, messages=0)
-            connection.run("discard", **values)
+            dispatch_log.advance(connection, sink, login, GIVEN_UP)
+            connection.run("discard", sink=sink, login=login, batch=GIVEN_UP)
     return GIVEN_UP

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -234,12 +233,6 @@ def add_ids(rows: pa.Table) -> pa.Table:
     ids = pa.py_buffer(rising_ids(rows.num_rows, time.time()))
     column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows.num_rows, [None, ids])
     return rows.append_column("id", column)
-
-
-def database_clock(session: Session) -> datetime:
-    """Return the database's time, which decides when messages expire."""
-    found: datetime = session.do(lambda connection: connection.rows("clock")[0][0])
-    return found.replace(tzinfo=UTC)
 
 
 def own_address(session: Session, address: QueueAddress) -> str:

@@ -151,7 +151,6 @@ def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeo
     """
     with transaction(connection, timeout=timeout):
         login, _ = dispatch_log.lock(connection, sink)
-        values: dict[str, Any] = {"sink": sink, "login": login, "batch": batch}
         if final:
-            connection.rows("advance", **values, messages=0)
-        connection.run("discard", **values)
+            dispatch_log.advance(connection, sink, login, batch)
+        connection.run("discard", sink=sink, login=login, batch=batch)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sqlq_spark.database import read_clock
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.send import at_least_once, queue_writer, staging
@@ -80,7 +81,7 @@ def write(
             options=options,
             partition=task.partition,
             seed=seed,
-            clock=partial(queue_writer.database_clock, session),
+            clock=partial(session.do, read_clock),  # it decides when messages expire
             own_address=partial(queue_writer.own_address, session),
             sent_by=task.sent_by,
         )

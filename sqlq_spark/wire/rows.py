@@ -34,6 +34,8 @@ QUEUE_ROW = pa.schema(
 # an additional column with includeBodyString; older receipts may lack it
 BODY_STRING = pa.field("bodystring", pa.string())
 
+LOWEST_SEQ, HIGHEST_SEQ = -(2**63), 2**63 - 1  # a seq is a bigint
+
 # expiries that Python can represent lie between these
 FIRST, LAST = datetime(1, 1, 2), datetime(9999, 12, 31)  # noqa: DTZ001 - UTC without a zone
 
@@ -50,6 +52,11 @@ def sort_by_seq(rows: pa.Table) -> pa.Table:
     return rows.take(pa.array(np.argsort(seqs)))
 
 
+def weigh(rows: pa.Table) -> int:
+    """Count the bytes of headers and bodies, and of the bodies' texts, if they are there."""
+    return int(row_weights(rows).sum())
+
+
 def record_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
     """Yield batches of at most BATCH_ROWS rows and about BATCH_BYTES; one row may weigh more."""
     for part in split_by_size(rows, BATCH_BYTES):
@@ -58,7 +65,7 @@ def record_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
 
 def split_by_size(rows: pa.Table, most: int) -> Iterator[pa.Table]:
     """Yield slices of about so many bytes at most; one row may weigh more."""
-    weights = text_weights(rows)
+    weights = row_weights(rows)
     weights += -(-(rows.nbytes - weights.sum()) // max(1, rows.num_rows))  # the rest of each row
     ends = np.cumsum(weights)
     first = 0
@@ -69,7 +76,7 @@ def split_by_size(rows: pa.Table, most: int) -> Iterator[pa.Table]:
         first = stop
 
 
-def text_weights(rows: pa.Table) -> npt.NDArray[np.int64]:
+def row_weights(rows: pa.Table) -> npt.NDArray[np.int64]:
     """Count the bytes of each row's headers and body, and of its body as text, if it is there."""
     found = np.zeros(rows.num_rows, np.int64)
     for name in ("headers", "body", BODY_STRING.name):

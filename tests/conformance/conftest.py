@@ -30,8 +30,9 @@ from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.driver.loop import PeekLoop
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.receive.receipts import Acknowledged, acknowledge
+from sqlq_spark.receive.stored_receipt import save
 from sqlq_spark.receive.streams import Claim, create, store_plan
-from sqlq_spark.receive.task import Task, TaskRules, divert, fence, receive, save, take
+from sqlq_spark.receive.task import Task, TaskRules, divert, fence, receive, take
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import NO_STREAM, Origin
 

@@ -24,6 +24,7 @@ from conformance.dotnet import PostgreSQL
 from sqlq_spark import database
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import ChunksMissing
+from sqlq_spark.receive import stored_receipt
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import dispatch_log, staging
@@ -219,7 +220,7 @@ def new(connection: Connection, name: str) -> None:
 
 def empty_receipt(patch: Patch) -> None:
     """A receipt without the messages: they are with the attempt that died."""
-    save = receiving.save
+    save = stored_receipt.save
 
     def empty(at: Connection, task: Task, kept: Kept, **more: Any) -> Any:
         return save(at, task, replace(kept, rows=kept.rows[:0]), **more)

@@ -7,7 +7,6 @@ The rules for the server are in each dialect's checks.sql: each row of `check_se
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -68,9 +67,8 @@ def of_state_tables(connection: Connection) -> list[Finding]:
     return [finding(connection.server, row) for row in rows]
 
 
-def of_streams(connection: Connection, *, after: float = UNSEEN) -> list[Finding]:
-    """Find streams that hold receipts and gave no sign for `after` seconds."""
-    now = connection.rows("clock")[0][0].replace(tzinfo=UTC)
+def of_streams(connection: Connection) -> list[Finding]:
+    """Find streams that hold receipts and gave no sign for UNSEEN seconds."""
     return [
         Finding(
             where=each.queue,
@@ -80,8 +78,7 @@ def of_streams(connection: Connection, *, after: float = UNSEEN) -> list[Finding
             f"{quantity(each.held, 'message')} in {quantity(each.receipts, 'receipt')}",
             fix=fix_unseen(each.stream, connection.state),
         )
-        for each in inspect.streams(connection)
-        if each.receipts and (now - each.seen).total_seconds() > after
+        for each in inspect.unseen_streams(connection, UNSEEN)
     ]
 
 

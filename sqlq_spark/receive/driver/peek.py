@@ -15,11 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ
+
 if TYPE_CHECKING:
     from sqlq_spark.receive.driver.pace import Outcome, Plan
 
-# of seqs; what is one higher still must be a number of the database
-LOWEST, HIGHEST = -(2**63), 2**63 - 2
+LAST_LOOKED_AT = HIGHEST_SEQ - 1  # what is one higher still must be a number of the database
 # A query from the very beginning walks over the dead rows that an old snapshot keeps. It comes so
 # many seconds after the one before, and so many times what that one took.
 FROM_THE_START = 30.0
@@ -60,8 +61,8 @@ class PeekState:
 
     found: Found = Found()  # by the last look
     rests_until: float = -1e9
-    end: int = HIGHEST  # the highest seq to look at
-    anchor: int = LOWEST  # where the queue started last time
+    end: int = LAST_LOOKED_AT  # the highest seq to look at
+    anchor: int = LOWEST_SEQ  # where the queue started last time
     from_start: float = -1e9  # when a look may start at the very beginning again
     behind: int | None = None  # the seq behind messages that others hold
     planned: Planned | None = None
@@ -69,7 +70,7 @@ class PeekState:
     @property
     def frozen(self) -> bool:
         """Whether the end is fixed (AvailableNow)."""
-        return self.end != HIGHEST
+        return self.end != LAST_LOOKED_AT
 
     def is_awake(self, now: float) -> bool:
         """Whether its rest is over."""
@@ -126,7 +127,7 @@ def answer_look(
     found = answer.found
     state = note_place(state, query, answer)
     if query.place == "anchor" and not found.messages:
-        return state, replace(query, place="start", first=LOWEST)
+        return state, replace(query, place="start", first=LOWEST_SEQ)
     if not query.ends:
         planned, state = state.planned, replace(state, planned=None)
         if planned is not None and not receipts and planned.found.place == found.place:
@@ -144,7 +145,7 @@ def choose_query(state: PeekState, now: float) -> Query:
         return Query("behind", state.behind)
     if now < state.from_start:
         return Query("anchor", state.anchor)
-    return Query("start", LOWEST)
+    return Query("start", LOWEST_SEQ)
 
 
 def look_behind(state: PeekState, planned: Planned) -> tuple[PeekState, Query]:
@@ -163,7 +164,7 @@ def note_place(state: PeekState, query: Query, answer: Answer) -> PeekState:
     if query.place == "anchor":
         return state
     pause = max(FROM_THE_START, FROM_THE_START_SHARE * answer.took)
-    anchor = state.anchor if found.messages else LOWEST
+    anchor = state.anchor if found.messages else LOWEST_SEQ
     return replace(state, anchor=anchor, from_start=answer.now + pause)
 
 
@@ -172,7 +173,7 @@ def note_place(state: PeekState, query: Query, answer: Answer) -> PeekState:
 
 def freeze(state: PeekState, last: int | None) -> PeekState:
     """Take the highest seq as it is now for the end of all looks."""
-    return replace(state, end=LOWEST if last is None else min(last, HIGHEST - 1))
+    return replace(state, end=LOWEST_SEQ if last is None else min(last, LAST_LOOKED_AT - 1))
 
 
 def plan(state: PeekState, asked: Plan) -> tuple[PeekState, int, tuple[int, ...]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import RETURNED, Destinations
 from sqlq_spark.errors import DestinationRefused, NotAQueue, QueueNotFound, RightMissing
+from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from sqlq_spark.send.pace.named import Named
     from sqlq_spark.wire.address import QueueAddress
 
-LOWEST, HIGHEST = -(2**63), 2**63 - 1  # of seqs
 COUNTED = 100_000  # messages that a log line counts at least; they take 12 ms
 
 
@@ -103,6 +103,11 @@ def _may_insert(connection: Connection, queue: QueueAddress, options: SinkOption
 
 def _peek(connection: Connection, queue: QueueAddress, most: int) -> int:
     (row,) = connection.rows(
-        "peek", tables={"queue": queue}, first=LOWEST, last=HIGHEST, messages=most, grain=most
+        "peek",
+        tables={"queue": queue},
+        first=LOWEST_SEQ,
+        last=HIGHEST_SEQ,
+        messages=most,
+        grain=most,
     )
     return row[0] or 0

@@ -198,7 +198,7 @@ class Driver:
                 )
             bodies = rows["body"].to_pylist()
             staged = None if sink.options is None else world.stage_rows(sink, bodies, origin)
-            return Result(receiving.receipt_key(task), bodies, staged)
+            return Result(task.key, bodies, staged)
 
         def end() -> None:
             waiting = self.alive and self.batch == batch and self.phase == "tasks"
