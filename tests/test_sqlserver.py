@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.script import Roles, script
-from sqlq_spark.cli import create
+from sqlq_spark.cli.queues import create
 from sqlq_spark.database.sqlserver import calls, connection
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress

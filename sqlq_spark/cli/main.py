@@ -27,21 +27,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark import __version__
-from sqlq_spark.cli import (
-    create,
-    delayed,
-    doctor,
-    purge,
-    receipts,
-    report,
-    retire,
-    retry,
-    stats,
-    subscriptions,
-    trail,
-)
+from sqlq_spark.cli import delayed, receipts, retry, subscriptions, trail
 from sqlq_spark.cli import messages as cli_messages
 from sqlq_spark.cli.options import CTRL_C, DATABASE, FOUND, STOPPED, USAGE, AsJson, use_flags
+from sqlq_spark.cli.queues import create, doctor, purge, report, retire, stats
 from sqlq_spark.cli.screens import demo as demo_screen
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error

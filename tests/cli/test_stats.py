@@ -20,7 +20,7 @@ from waiting import PATIENCE
 
 from sqlq_spark.admin import history
 from sqlq_spark.admin.watch import Look
-from sqlq_spark.cli import stats
+from sqlq_spark.cli.queues import stats
 from sqlq_spark.cli.screens.screen import NO_QUEUES
 from sqlq_spark.cli.screens.watch import Lines, lines, sparkline
 from sqlq_spark.database.sessions import Session

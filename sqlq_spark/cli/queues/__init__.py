@@ -1,0 +1,1 @@
+"""Commands that make, look at, empty and remove queues."""
