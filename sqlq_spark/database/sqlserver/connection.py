@@ -106,8 +106,6 @@ CONTEXT = 128  # bytes of context_info
 # of one INSERT: the server may replace more than 5,000 locks by one on the table
 MOST_ROWS, MOST_BYTES = 2000, 8 << 20
 
-printed = print_sqlserver
-
 
 def connect(url: str, *, application: str, timeout: float, state: str) -> Connection:
     """
@@ -335,7 +333,7 @@ class Connection:
 
     def printed(self, address: QueueAddress) -> str:
         """Return the address with its schema and database, as users read and write it."""
-        return printed(self._whole(address))
+        return print_sqlserver(self._whole(address))
 
     def canonical(self, address: QueueAddress) -> str:
         """Return the address with its schema and database, as messages contain it."""
