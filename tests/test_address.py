@@ -226,8 +226,8 @@ def test_any_address_is_read_back_as_it_was(
     """Printed, it names its schema, the default one if it had none."""
     expected = replace(sqlserver, schema=sqlserver.schema or "dbo")
 
-    assert name_sqlserver(print_sqlserver(sqlserver, "dbo")) == expected
-    assert parse_postgresql(print_postgresql(postgresql, "public")) == replace(
+    assert name_sqlserver(print_sqlserver(sqlserver)) == expected
+    assert parse_postgresql(print_postgresql(postgresql)) == replace(
         postgresql, schema=postgresql.schema or "public"
     )
     if not postgresql.table.startswith('"'):  # a dotted, hostile or odd name needs no quotes

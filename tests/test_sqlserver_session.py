@@ -583,9 +583,8 @@ def test_of_two_tables_that_are_amiss_the_delayed_one_is_told(
     """Its mover is asked for by those who delay; and nothing is moved."""
     raw.ready["queue_columns"] = []
     other = QueueAddress("orders.Delayed")
-    connection._columns[other] = {name.lower(): kind for name, kind in delayed}  # noqa: SLF001
-    if not delayed:
-        del connection._columns[other]  # noqa: SLF001
+    if delayed:
+        connection._shapes._known[other] = {name.lower(): kind for name, kind in delayed}  # noqa: SLF001
 
     with pytest.raises(type(told)) as found:
         connection.rows("move_due", tables={"delayed": other, "queue": QUEUE}, messages=1)

@@ -144,9 +144,6 @@ class Dialect(Protocol):
     def connect(self, url: str, *, application: str, timeout: float, state: str) -> Connection:
         """Open a session; `timeout` limits each statement and wait of a transaction, in seconds."""
 
-    def printed(self, address: QueueAddress) -> str:
-        """The address for people, without what only a connection knows."""
-
     def write_script(self, steps: Sequence[Step], *, state: str, owner: str) -> str:
         """Write a script for a DBA; connects to nothing."""
 

@@ -46,7 +46,6 @@ class Names:
 
     dialect: str  # the folder beside this module
     notation: Notation  # with the limits of names
-    default_schema: str  # of a name without a schema
     has_catalogs: bool  # an address in a message names the database too
     has_legacy_columns: bool  # its queues have columns for endpoints of version 1
     has_row_security: bool  # the server hides state rows from other logins
@@ -63,6 +62,11 @@ class Names:
     split_list: Callable[[str], list[str]]  # names that commas separate
     is_of_other_database: Callable[[str], bool]  # an address in another notation, or with a host
     guess_table: Callable[[str], QueueAddress | None]  # what an address without quotes may mean
+
+    @property
+    def default_schema(self) -> str:
+        """The schema of a name without one."""
+        return self.notation.default_schema
 
     def qualify(self, address: QueueAddress) -> QueueAddress:
         """Return the address with its schema, the default one if it names none."""
@@ -90,7 +94,6 @@ def _guess_sqlserver(_: str) -> QueueAddress | None:
 POSTGRESQL = Names(
     dialect="postgresql",
     notation=POSTGRESQL_NOTATION,
-    default_schema="public",
     has_catalogs=False,
     has_legacy_columns=False,
     has_row_security=True,
@@ -111,7 +114,6 @@ POSTGRESQL = Names(
 SQLSERVER = Names(
     dialect="sqlserver",
     notation=SQLSERVER_NOTATION,
-    default_schema="dbo",
     has_catalogs=True,
     has_legacy_columns=True,
     has_row_security=False,

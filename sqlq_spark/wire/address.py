@@ -40,6 +40,7 @@ class Notation:
     unit: str  # what `size` counts
     longest_table: int  # of a queue
     longest: int  # of every other name
+    default_schema: str  # of a name without a schema
 
     @property
     def longest_with_delayed(self) -> int:
@@ -77,6 +78,7 @@ POSTGRESQL = Notation(
     unit="UTF-8 bytes",
     longest_table=55,  # the transport needs 8 of PostgreSQL's 63 bytes for the suffix `_seq_seq`
     longest=63,
+    default_schema="public",
 )
 
 SQLSERVER = Notation(
@@ -93,6 +95,7 @@ SQLSERVER = Notation(
     unit="UTF-16 code units",
     longest_table=128,
     longest=128,
+    default_schema="dbo",
 )
 
 
@@ -191,17 +194,7 @@ def _check_length(text: str) -> None:
         raise BadAddress(text[:SHOWN] + "…", most)
 
 
-def print_postgresql(address: QueueAddress, default_schema: str = "public") -> str:
-    """
-    Write the canonical address, `"schema"."table"`, as in an endpoint's ReplyToAddress.
-
-    Raises:
-        BadAddress: a name PostgreSQL cannot hold, or a catalog.
-    """
-    return quote_postgresql(address, default_schema)
-
-
-def print_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
+def print_sqlserver(address: QueueAddress) -> str:
     """
     Write an address for people and state tables: `table@[schema]`, with `@[catalog]` if any.
 
@@ -210,13 +203,13 @@ def print_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
     Raises:
         BadAddress: a name SQL Server cannot hold.
     """
-    names = _names(address, default_schema, SQLSERVER)
+    names = _names(address, SQLSERVER)
     table, *rest = (_quote(name, SQLSERVER) for name in names)
     plain = "@" not in address.table and not address.table.startswith("[")
     return "@".join([address.table if plain else table, *rest])
 
 
-def message_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
+def message_sqlserver(address: QueueAddress) -> str:
     """
     Write an address for a message, as the transport does; `parse_sqlserver` reads it.
 
@@ -225,30 +218,34 @@ def message_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str
     Raises:
         BadAddress: a name SQL Server cannot hold.
     """
-    names = _names(address, default_schema, SQLSERVER)
+    names = _names(address, SQLSERVER)
     table, *rest = (_quote(name, SQLSERVER) for name in names)
     return "@".join([table if "@" in address.table else address.table, *rest])
 
 
-def quote_postgresql(address: QueueAddress, default_schema: str = "public") -> str:
+def quote_postgresql(address: QueueAddress) -> str:
     """
     Write the SQL identifier, `"schema"."table"`; no name can end its quotes early.
 
     Raises:
         BadAddress: a name PostgreSQL cannot hold, or a catalog.
     """
-    names = _names(address, default_schema, POSTGRESQL)
+    names = _names(address, POSTGRESQL)
     return ".".join(_quote(name, POSTGRESQL) for name in reversed(names))
 
 
-def quote_sqlserver(address: QueueAddress, default_schema: str = "dbo") -> str:
+# the canonical address, as in an endpoint's ReplyToAddress, is the SQL identifier
+print_postgresql = quote_postgresql
+
+
+def quote_sqlserver(address: QueueAddress) -> str:
     """
     Write the SQL identifier, `[schema].[table]`, the catalog before it if there is one.
 
     Raises:
         BadAddress: a name SQL Server cannot hold.
     """
-    names = _names(address, default_schema, SQLSERVER)
+    names = _names(address, SQLSERVER)
     return ".".join(_quote(name, SQLSERVER) for name in reversed(names))
 
 
@@ -274,10 +271,10 @@ def _quote(name: str, notation: Notation) -> str:
     return notation.opening + name.replace(closing, closing * 2) + closing
 
 
-def _names(address: QueueAddress, default_schema: str, notation: Notation) -> list[str]:
+def _names(address: QueueAddress, notation: Notation) -> list[str]:
     """Check an address, and return its names, table first."""
     table, catalog = address.table, address.catalog
-    schema = default_schema if address.schema is None else address.schema
+    schema = notation.default_schema if address.schema is None else address.schema
     if catalog is not None and notation.most < len(LABELS):
         raise BadAddress(table, f"it names a catalog, which {notation.database} does not have")
     names = [table, schema] if catalog is None else [table, schema, catalog]

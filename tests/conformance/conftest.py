@@ -24,6 +24,7 @@ from waiting import until
 from sqlq_spark import database
 from sqlq_spark.admin import checks
 from sqlq_spark.database import schema, transaction
+from sqlq_spark.database.names import names_of
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost
 from sqlq_spark.options import SinkOptions, SourceOptions
@@ -155,7 +156,7 @@ class Bench:
     @property
     def stated(self) -> str:
         """How options and state tables name the queue; on SQL Server without its database."""
-        return database.of(self.dotnet.url).printed(self.queue)
+        return names_of(self.dotnet.url).print_address(self.queue)
 
     def address(self, table: str) -> str:
         """The canonical address of a table beside the queue."""

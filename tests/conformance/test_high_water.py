@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sqlq_spark import database
 from sqlq_spark.database import transaction
+from sqlq_spark.database.names import names_of
 from sqlq_spark.errors import CheckpointIncomplete
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive.driver import pace
@@ -38,9 +38,10 @@ class Query:
     def start(self, **raw: str) -> None:
         """Be a new driver."""
         self.raw |= raw
-        printed = database.of(self.bench.dotnet.url).printed
+        print_address = names_of(self.bench.dotnet.url).print_address
         self.loops = [
-            self.bench.loop(self.clock, queue=printed(queue), **self.raw) for queue in self.queues
+            self.bench.loop(self.clock, queue=print_address(queue), **self.raw)
+            for queue in self.queues
         ]
 
     def plan(self) -> None:

@@ -11,6 +11,7 @@ from conftest import Place
 
 from sqlq_spark import database
 from sqlq_spark.database import schema
+from sqlq_spark.database.names import names_of
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Queue:
     @property
     def name(self) -> str:
         """The canonical address; on PostgreSQL it is what SQL needs too."""
-        return database.of(self.place.url).printed(self.address)
+        return names_of(self.place.url).print_address(self.address)
 
     @property
     def dotnet(self) -> DotNet:

@@ -58,8 +58,6 @@ UNDO = (
     ("ROLLBACK TO SAVEPOINT attempt", "RELEASE SAVEPOINT attempt"),
 )
 
-printed = print_postgresql
-
 
 def connect(url: str, *, application: str, timeout: float, state: str) -> Connection:
     """
@@ -150,7 +148,7 @@ class Connection:
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
         """Insert rows in bulk, in the transaction that is open; columns go by name."""
-        self._ingest("load", printed(queue), queue.schema or "public", queue.table, rows)
+        self._ingest("load", print_postgresql(queue), queue.schema or "public", queue.table, rows)
 
     def store(self, table: str, rows: pa.Table) -> None:
         """
@@ -193,11 +191,11 @@ class Connection:
 
     def printed(self, address: QueueAddress) -> str:
         """Return the canonical address."""
-        return printed(address)
+        return print_postgresql(address)
 
     def canonical(self, address: QueueAddress) -> str:
         """Return the canonical address, as messages contain it."""
-        return printed(address)
+        return print_postgresql(address)
 
     def parsed(self, text: str) -> QueueAddress:
         """Read an address from a message, which is untrusted."""

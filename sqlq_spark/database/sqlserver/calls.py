@@ -143,26 +143,25 @@ def type_of(name: str, value: Value) -> str:
     return "nvarchar(4000)" if units <= SHORT_TEXT else "nvarchar(max)"
 
 
-def unfit_condition(headers: str, shape: dict[str, str]) -> str:
+def unfit_condition(shape: dict[str, str]) -> str:
     """
     Return a condition for headers that a queue's varchar cannot hold; empty where it holds all.
 
     SQL Server writes question marks to a varchar, without an error.
 
     Args:
-        headers: in SQL.
         shape: the queue's columns and their types.
     """
     found = NARROW.fullmatch(shape.get("headers", ""))
     if found is None:
         return ""
-    kept = f"CAST(CAST({headers} COLLATE {found[1]} AS varchar(max)) AS nvarchar(max))"
-    return f"{kept} COLLATE {BINARY_ORDER} <> {headers}"
+    kept = f"CAST(CAST(Headers COLLATE {found[1]} AS varchar(max)) AS nvarchar(max))"
+    return f"{kept} COLLATE {BINARY_ORDER} <> Headers"
 
 
 def check_fit(shape: dict[str, str]) -> str:
     """Return a check of @gone for headers that a queue cannot hold; empty where it holds all."""
-    condition = unfit_condition("Headers", shape)
+    condition = unfit_condition(shape)
     return f"IF EXISTS (SELECT 1 FROM @gone WHERE {condition}) {UNFIT}\n" if condition else ""  # noqa: S608
 
 
@@ -189,7 +188,7 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
     ]
     values = ", ".join([*given, "1"] if recoverable else given)
     read = ", ".join(f"{column} {kind} '$[{at}]'" for at, column, kind in known)
-    condition = unfit_condition("Headers", shape)
+    condition = unfit_condition(shape)
     source = f"OPENJSON(@rows) WITH (Headers nvarchar(max) '$[{names.index('headers') + 1}]')"
     guard = f"IF EXISTS (SELECT 1 FROM {source} WHERE {condition}) {UNFIT} " if condition else ""  # noqa: S608
     return guard + (

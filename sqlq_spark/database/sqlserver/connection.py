@@ -18,14 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from sqlq_spark import errors
 from sqlq_spark.database.names import SQLSERVER
 from sqlq_spark.database.sqlserver import drivers
-from sqlq_spark.database.sqlserver.calls import (
-    STATEMENTS,
-    build_call,
-    build_insert,
-    check_fit,
-    fill_names,
-    find_table,
-)
+from sqlq_spark.database.sqlserver.calls import STATEMENTS, build_call, build_insert, find_table
 from sqlq_spark.database.sqlserver.destinations import (
     find_destinations,
     find_identities,
@@ -45,6 +38,7 @@ from sqlq_spark.database.sqlserver.rows import (
     plain_columns,
     read_row,
 )
+from sqlq_spark.database.sqlserver.shapes import Shapes
 from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.database.sqlserver.watchdog import Watchdog
 from sqlq_spark.database.sqlserver.weigh import WEIGHED_BY, cut_step
@@ -92,21 +86,11 @@ BEGIN;
 END"""
 LEVEL = """/* sqlqueue:level */
 SELECT compatibility_level FROM sys.databases WHERE name = DB_NAME()"""
-# An old table of delayed messages may lack the index; FORCESEEK is then an error, 8622.
-DUE_INDEX = """SELECT 1 AS found
-  FROM {delayed_catalog}sys.indexes AS i
-  JOIN {delayed_catalog}sys.index_columns AS k
-    ON k.object_id = i.object_id AND k.index_id = i.index_id AND k.key_ordinal = 1
-  JOIN {delayed_catalog}sys.columns AS c ON c.object_id = k.object_id AND c.column_id = k.column_id
- WHERE i.object_id = OBJECT_ID({delayed_text}, N'U')
-   AND i.type IN (1, 2) AND i.is_disabled = 0 AND i.has_filter = 0 AND c.name = N'Due'"""
 IDLE = "the transaction was idle for {:g} s (queryTimeout), so this process ended the session"
 CONTEXT = 128  # bytes of context_info
 
 # of one INSERT: the server may replace more than 5,000 locks by one on the table
 MOST_ROWS, MOST_BYTES = 2000, 8 << 20
-
-printed = print_sqlserver
 
 
 def connect(url: str, *, application: str, timeout: float, state: str) -> Connection:
@@ -176,7 +160,7 @@ class Connection:
         self._open = False  # a transaction
         self._savepoint = False  # whether a failure undoes only what came since
         self._watchdog = Watchdog(self._end)
-        self._columns: dict[QueueAddress, dict[str, str]] = {}
+        self._shapes = Shapes(self)
         self.secrets: tuple[str, ...] = ()
         self.server = server
         self.state = state
@@ -209,9 +193,19 @@ class Connection:
     ) -> list[Row]:
         """Execute a statement and return the rows of all its results; none where it has none."""
         tables = tables or {}
-        text = self._fill_names(STATEMENTS[statement], tables)
+        text = self._shapes.fill_names(STATEMENTS[statement], tables)
         if statement in DIRECT:
             return self._direct(statement, text, values)
+        return self.call(statement, text, values, tables)
+
+    def call(
+        self,
+        statement: str,
+        text: str,
+        values: Mapping[str, Value],
+        tables: dict[str, QueueAddress],
+    ) -> list[Row]:
+        """Execute a text whose names are put in, and return the rows of all its results."""
         sql, bound = build_call(statement, text, values, guarded=self._open)
         return self._do(statement, sql, bound, tables)
 
@@ -254,7 +248,7 @@ class Connection:
         numbers: Mapping[str, int | list[int]],
     ) -> pa.Table:
         """Execute one statement and return its rows in columns."""
-        text = self._fill_names(STATEMENTS[statement], tables)
+        text = self._shapes.fill_names(STATEMENTS[statement], tables)
         values: dict[str, Value] = {
             name: json.dumps(value) if isinstance(value, list) else int(value)
             for name, value in numbers.items()
@@ -283,14 +277,13 @@ class Connection:
         """
         tables = {"queue": queue}
         null_bodies = "body" in rows.column_names and rows["body"].null_count > 0
-        insert = build_insert(rows.column_names, self._shape(queue), null_bodies=null_bodies)
-        text = self._fill_names(insert, tables)
+        insert = build_insert(rows.column_names, self._shapes.of(queue), null_bodies=null_bodies)
+        text = self._shapes.fill_names(insert, tables)
         each = max(1, rows.nbytes // max(1, rows.num_rows))
         size = max(1, min(MOST_ROWS, MOST_BYTES // each))
         for first in range(0, rows.num_rows, size):
             values = {"rows": json_rows(rows.slice(first, size))}
-            sql, bound = build_call("load", text, values, guarded=self._open)
-            self._do("load", sql, bound, tables)
+            self.call("load", text, values, tables)
 
     def store(self, table: str, rows: pa.Table) -> None:
         """
@@ -306,8 +299,7 @@ class Connection:
         parameters = ", ".join(f"@{name}" for name in values)
         target = f"{bracketed(self.state)}.{bracketed(table)}"
         text = f"INSERT INTO {target} ({names}) VALUES ({parameters})"  # noqa: S608 - quoted
-        sql, bound = build_call(f"store {table}", text, values, guarded=self._open)
-        self._do(f"store {table}", sql, bound, {})
+        self.call(f"store {table}", text, values, {})
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         """Return a queue's columns in lower case → type; empty where the table is absent."""
@@ -335,7 +327,7 @@ class Connection:
 
     def printed(self, address: QueueAddress) -> str:
         """Return the address with its schema and database, as users read and write it."""
-        return printed(self._whole(address))
+        return print_sqlserver(self._whole(address))
 
     def canonical(self, address: QueueAddress) -> str:
         """Return the address with its schema and database, as messages contain it."""
@@ -379,45 +371,6 @@ class Connection:
         whole = self.names.qualify(address)
         return whole if whole.catalog is not None else replace(whole, catalog=self.catalog)
 
-    def _fill_names(self, text: str, tables: dict[str, QueueAddress]) -> str:
-        """Return a statement with its names, for the columns that the table has."""
-        if "{recoverable}" not in text:
-            return fill_names(text, self.state, tables)
-        shape = self._shape(tables["errors"]) if "errors" in tables else self._moved_into(tables)
-        return fill_names(
-            text,
-            self.state,
-            tables,
-            recoverable="recoverable" in shape,
-            fits=check_fit(shape),
-            seek="{seek}" in text and self._has_due_index(tables),
-        )
-
-    def _has_due_index(self, tables: dict[str, QueueAddress]) -> bool:
-        """Whether the table of delayed messages has an index that begins with Due."""
-        text = fill_names(DUE_INDEX, self.state, tables)
-        sql, bound = build_call("due_index", text, {}, guarded=self._open)
-        return bool(self._do("due_index", sql, bound, tables))
-
-    def _moved_into(self, tables: dict[str, QueueAddress]) -> dict[str, str]:
-        """Return the queue's columns; an error names the delayed table if both are wrong."""
-        try:
-            return self._shape(tables["queue"])
-        except errors.QueueNotFound:
-            if "due" not in self._shape(tables["delayed"]):
-                name = self.printed(tables["delayed"])
-                raise errors.NotAQueue(name, "it has no column Due") from None
-            raise
-
-    def _shape(self, queue: QueueAddress) -> dict[str, str]:
-        """Return a queue's columns, read once in a transaction."""
-        if queue not in self._columns:
-            found = self.columns(queue)
-            if not found:
-                raise errors.QueueNotFound(self.printed(queue), self.server)
-            self._columns[queue] = found
-        return self._columns[queue]
-
     def _direct(self, statement: str, text: str, values: dict[str, Value]) -> list[Row]:
         if statement == "timeouts":
             milliseconds = int(str(values["milliseconds"]))
@@ -428,7 +381,7 @@ class Connection:
         if statement == "patience":
             text = text.replace("{milliseconds}", str(int(str(values["milliseconds"]))))
         if statement == "begin":
-            self._columns.clear()  # tables may have been created again
+            self._shapes.clear()  # tables may have been created again
         found = self._do(statement, f"/* sqlqueue:{statement} */ {text}", (), {})
         self._open = DIRECT[statement]
         self._savepoint = statement == "savepoint"
@@ -466,7 +419,7 @@ class Connection:
         undo = UNDO if self._savepoint else STATEMENTS["rollback"]
         self._open = self._savepoint
         self._savepoint = False
-        self._columns.clear()
+        self._shapes.clear()
         if not self._open:
             self._watchdog.watch(None)
         if (limit := self._watchdog.ended) is not None:

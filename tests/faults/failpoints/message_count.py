@@ -19,7 +19,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from sqlq_spark import database
+from sqlq_spark.database.names import names_of
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.send.message.delays import CHUNK_DELAYS
 from sqlq_spark.send.message.sender import CHUNK_ROW
@@ -82,7 +82,7 @@ class Shop:
 
     def printed(self, table: str) -> str:
         """Its name for an option."""
-        return database.of(self.url).printed(self.address(table))
+        return names_of(self.url).print_address(self.address(table))
 
     def raw(self) -> dict[str, str]:
         """What all options have in common."""
