@@ -90,6 +90,7 @@ class Receipt:
     created: datetime
     seen: datetime | None  # when the stream last wrote to its row
     login: str  # that created the stream
+    entitled: bool  # whether that login may receive from the queue
 
     @property
     def key(self) -> tuple[str, int, int]:

@@ -27,8 +27,9 @@ from sqlq_spark.cli.screens import progress, screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.cli.trail import keeps_trail
 from sqlq_spark.database import trail, transaction
+from sqlq_spark.database.destinations import SENT, is_allowed
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.errors import ReceiptSettled
+from sqlq_spark.errors import ReceiptRefused, ReceiptSettled
 from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.receive import receipts
@@ -52,6 +53,10 @@ StreamId = Annotated[
 Batch = Annotated[int | None, typer.Option(help="Only this batch.")]
 Task = Annotated[int | None, typer.Option(help="Only this task.")]
 MESSAGE = "A row's id, or the header NServiceBus.MessageId."
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(help="Also return to this table of another owner; * and ? are wildcards."),
+]
 Without = Annotated[
     list[str] | None,
     typer.Option(help="Delete this message instead of returning it: a row's id, or the header."),
@@ -126,6 +131,7 @@ def return_(
     batch: Batch = None,
     task: Task = None,
     without: Without = None,
+    allow: Allow = None,
     yes: Yes = False,
     as_json: AsJson = False,
     query_timeout: Patience = TIMEOUT,
@@ -136,11 +142,16 @@ def return_(
     """Return the messages of receipts to their queue, if the stream's checkpoint is lost."""
     answerable(yes=yes, as_json=as_json)
     options = database_options(
-        url, state_schema, queryTimeout=query_timeout, credentials=credentials
+        url,
+        state_schema,
+        queryTimeout=query_timeout,
+        allowedDestinations=", ".join(allow) if allow else None,
+        credentials=credentials,
     )
     with Session(options, "receipts return") as session:
         with transaction(session.open(), timeout=options.query_timeout):
             found = choose(session.open(), stream, batch, task, quiet=as_json)
+            check_logins(session.open(), found, options)
         settled = [each for each in found if each.settled]
         open_ = [each for each in found if not each.settled]
         for each in settled:
@@ -204,6 +215,24 @@ def held(found: Sequence[inspect.Receipt]) -> int:
     return sum(each.messages for each in found)
 
 
+def check_logins(
+    connection: Connection, found: Sequence[inspect.Receipt], options: DatabaseOptions
+) -> None:
+    """
+    Refuse receipts whose login may not receive from their queue, unless the options allow it.
+
+    Raises:
+        ReceiptRefused.
+    """
+    for each in found:
+        if each.entitled:
+            continue
+        queue = parse_queue("queue", each.queue, options.naming)
+        table = connection.destinations([queue], SENT, None).get(queue)
+        if table is not None and not is_allowed(table, options.allowed):
+            raise ReceiptRefused(each.name, each.login, each.queue)
+
+
 def return_all(
     connection: Connection,
     found: Sequence[inspect.Receipt],
@@ -224,6 +253,7 @@ def return_all(
                 queue,
                 login=each.login,
                 without=without,
+                allowed=options.allowed,
             )
             if recorded:
                 record(connection, "return", each, messages)

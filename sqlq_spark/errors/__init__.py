@@ -24,7 +24,7 @@ The errors of this package, by what they are about.
     │   │                    DelayedQueueNotFound · SubscriptionsNotFound
     │   │                    SubscriberUnreachable (and SubscriberLost)
     │   └── state            StateNotInstalled · StateTooNew · StateOfOther · InstallBlocked
-    ├── PayloadRefused · ReceiptSettled · ReceiptMoveRefused                  state
+    ├── PayloadRefused · ReceiptSettled · ReceiptRefused · ReceiptMoveRefused  state
     ├── CheckpointFailure    checkpoint: it does not match the stream's row
     │   ├── CheckpointRolledBack · DatabaseRolledBack · ReceiptsMissing
     │   ├── StreamNotFound · StreamOfOtherQueue · StreamTakenOver
@@ -126,6 +126,7 @@ from sqlq_spark.errors.state import (
     InstallBlocked,
     PayloadRefused,
     ReceiptMoveRefused,
+    ReceiptRefused,
     ReceiptSettled,
     StateNotInstalled,
     StateOfOther,
@@ -185,6 +186,7 @@ __all__ = [
     "QueueUnquoted",
     "ReadOnly",
     "ReceiptMoveRefused",
+    "ReceiptRefused",
     "ReceiptSettled",
     "ReceiptsMissing",
     "RightMissing",

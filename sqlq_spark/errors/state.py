@@ -83,6 +83,18 @@ class ReceiptSettled(SqlQueueError):
         super().__init__(stream, batch, task)
 
 
+class ReceiptRefused(SqlQueueError):
+    """A receipt names a queue from which its login may not receive. Nothing was returned."""
+
+    template = (
+        "receipt {0} of login {1} names queue {2}, from which that login may not receive, so the "
+        "receipt may be forged. If you trust it, name the queue in --allow."
+    )
+
+    def __init__(self, receipt: str, login: str, queue: str) -> None:
+        super().__init__(receipt, login, queue)
+
+
 class ReceiptMoveRefused(SqlQueueError):
     """A move of a receipt is not in the table of moves. This is a defect of the package."""
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
+from sqlq_spark.database.destinations import SENT, Destinations
 from sqlq_spark.database.receipt_moves import check_stored, next_state, stored_state
 from sqlq_spark.errors import (
     CheckpointRolledBack,
@@ -209,6 +210,7 @@ def return_(
     *,
     login: str | None = None,
     without: Sequence[str] = (),
+    allowed: Sequence[QueueAddress] = (),
 ) -> int:
     """
     Put the messages of a receipt back into their queue, in the transaction that is open.
@@ -224,12 +226,14 @@ def return_(
         queue: of the receipt.
         login: who made the stream; None: the one whose row a stream of this login would take.
         without: ids of messages that are deleted instead, see `has_id`.
+        allowed: the option allowedDestinations.
 
     Returns:
         How many.
 
     Raises:
         ReceiptSettled: they were already sent on.
+        QueueNotFound, NotAQueue, DestinationRefused: the queue would not take them.
     """
     receipt = stream, batch, task
     removed = delete_receipt(connection, "return_", receipt, login)
@@ -239,7 +243,10 @@ def return_(
     if without:
         rows = rows.filter(pc.invert(has_id(rows, without)))
     if rows.num_rows:
-        connection.load(queue, rows.select(["id", "expires", "headers", "body"]))
+        destinations = Destinations(connection, allowed)
+        destinations.lock_and_check([queue])
+        connection.load(queue, rows.select(SENT))
+        destinations.confirm()
     return int(rows.num_rows)
 
 

@@ -8,6 +8,7 @@ import pytest
 from servers import only
 
 from sqlq_spark.admin import checks
+from sqlq_spark.database import schema
 from sqlq_spark.errors import NotAQueue, StatementRefused
 from sqlq_spark.wire.address import QueueAddress
 
@@ -64,6 +65,22 @@ def test_a_stream_on_what_is_no_plain_table_ends_at_once(bench: Bench, kind: str
 
     with pytest.raises(NotAQueue, match=f"it is {kind}"):
         bench.batch(loop)
+
+
+@only("postgresql", "kinds of tables that the other has not")
+@pytest.mark.parametrize("kind", ["of partitions", "with a child"])
+def test_a_stream_moves_nothing_from_what_is_no_plain_table(bench: Bench, kind: str) -> None:
+    """A row is found by its place in one table: another could be moved before it is due."""
+    name = bench.dotnet.dba.quoted(schema.delayed_of(bench.queue))
+    made = f"CREATE TABLE {name} (id uuid, headers text, body bytea, due timestamptz NOT NULL)"
+    child = f"CREATE TABLE {bench.dotnet.schema}.child () INHERITS ({name})"
+    bench.dotnet.dba.run(f"DROP TABLE IF EXISTS {name}")
+    bench.dotnet.dba.run(
+        f"{made} PARTITION BY HASH (due)" if kind == "of partitions" else f"{made}; {child}"
+    )
+
+    with pytest.raises(NotAQueue, match="several partitions or descendants"):
+        bench.batch(bench.loop(delayedDelivery="true"))
 
 
 @only("postgresql", "policies that COPY is refused under")

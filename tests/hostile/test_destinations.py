@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
@@ -20,7 +21,12 @@ from sqlq_spark.admin import failed_messages, return_to_source
 from sqlq_spark.cli import main
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.errors import DestinationChanged, DestinationRefused, SubscriberUnreachable
+from sqlq_spark.errors import (
+    DestinationChanged,
+    DestinationRefused,
+    ReceiptRefused,
+    SubscriberUnreachable,
+)
 from sqlq_spark.jobs import acknowledgement
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.due import Mover
@@ -32,7 +38,8 @@ from sqlq_spark.send.pace.named import Named
 from sqlq_spark.send.topics import CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress, parse_postgresql
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps
-from sqlq_spark.wire.rows import Origin
+from sqlq_spark.wire.payload import pack
+from sqlq_spark.wire.rows import QUEUE_ROW, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -528,6 +535,50 @@ def test_a_return_is_refused_again_when_it_is_done(scene: Scene) -> None:
     assert scene.loot() == []
 
 
+def forge(scene: Scene, queue: str) -> list[str]:
+    """Let the attacker write a receipt that names a queue; give the words that return it."""
+    row = {"id": bytes(16), "expires": None, "headers": "{}", "body": b"forged", "seq": 1}
+    payload = pack(pa.Table.from_pylist([row], schema=QUEUE_ROW))
+    state, stream = scene.place.state, str(uuid4())
+    scene.mallory.sql(
+        f"INSERT INTO {state}.stream (stream, queue, driver) VALUES ('{stream}', '{queue}', 'd')"
+    )
+    scene.mallory.connection.execute(
+        f"""INSERT INTO {state}.receipt (stream, batch, task, queue, messages, expired, diverted,
+                                         forwarded, bytes, unpacked, payload)
+            VALUES (%s, 1, 0, %s, 1, 0, 0, 0, 8, %s, %s)""".encode(),
+        (stream, queue, payload.size, payload.bytes.to_pybytes()),
+    )
+    words = ["receipts", "return", "--stream", stream, "--yes"]
+    return [*words, "--url", scene.place.url, "--state-schema", state]
+
+
+def test_a_forged_receipt_runs_no_code(scene: Scene) -> None:
+    """A superuser returns it to the attacker's own table."""
+    scene.arm()
+
+    refused = CliRunner().invoke(main.app, forge(scene, scene.trap))
+
+    assert isinstance(refused.exception, DestinationRefused)
+    assert scene.loot() == []
+    assert scene.place.sql(f"SELECT count(*) FROM {scene.place.state}.receipt") == [(1,)]
+
+
+def test_a_forged_receipt_gets_no_message_into_a_queue(scene: Scene) -> None:
+    """Its login may not receive from that queue; --allow is for an operator who trusts it."""
+    words = forge(scene, scene.shop.queue)
+
+    refused = CliRunner().invoke(main.app, words)
+
+    assert isinstance(refused.exception, ReceiptRefused)
+    assert scene.mallory.login in str(refused.exception)
+    assert scene.rows(scene.shop.queue) == []
+
+    allowed = CliRunner().invoke(main.app, [*words, "--allow", scene.shop.queue])
+    assert allowed.exit_code == 0, allowed.output
+    assert scene.rows(scene.shop.queue) == [b"forged"]
+
+
 # ---------------------------------------------------------------- publish, delay
 
 
@@ -559,15 +610,19 @@ def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
     assert "trigger t calls" in headers[f"{EXCEPTION_INFO}Message"]
 
 
-def test_a_delayed_table_of_an_attacker_runs_nothing(scene: Scene) -> None:
+@pytest.mark.parametrize("child", [False, True], ids=["its own trigger", "that of a child"])
+def test_a_delayed_table_of_an_attacker_runs_nothing(scene: Scene, *, child: bool) -> None:
     """Who may create tables beside a queue can make the one that its mover empties."""
     scene.arm(None)
     name = f'"{scene.place.schema}"."audit.Delayed"'
     scene.place.sql(f"GRANT USAGE, CREATE ON SCHEMA {scene.place.schema} TO {scene.mallory.login}")
     scene.mallory.sql(f"CREATE TABLE {name} (id uuid, headers text, body bytea, due timestamptz)")
-    scene.mallory.sql(f"INSERT INTO {name} VALUES (gen_random_uuid(), '{{}}', '', now())")
+    trap = f"{scene.mallory.login}.child" if child else name
+    if child:
+        scene.mallory.sql(f"CREATE TABLE {trap} () INHERITS ({name})")
+    scene.mallory.sql(f"INSERT INTO {trap} VALUES (gen_random_uuid(), '{{}}', '', now())")
     scene.mallory.sql(
-        f"CREATE TRIGGER t BEFORE DELETE ON {name} FOR EACH ROW "
+        f"CREATE TRIGGER t BEFORE DELETE ON {trap} FOR EACH ROW "
         f"EXECUTE FUNCTION {scene.mallory.login}.spy()"
     )
     mover = Mover(QueueAddress("audit", scene.place.schema), zone="UTC", timeout=TIMEOUT)

@@ -268,7 +268,7 @@ SELECT law.name, law.severity, law.found, law.fix
 -- A login that may delete from it is to move what is due; who has no right there may do without.
 -- Returns: as check_queue
 WITH delayed AS (
-    SELECT c.oid, c.relname, c.reloptions,
+    SELECT c.oid, c.relname, c.relkind, c.reloptions,
            c.relpersistence = 'u' AS unlogged,
            quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS named,
            quote_ident(n.nspname) || '.' || quote_ident(left(c.relname, -8)) AS queue_named,
@@ -303,6 +303,10 @@ UNION ALL
 SELECT law.name, law.severity, law.found, law.fix
   FROM delayed AS d
  CROSS JOIN LATERAL (VALUES
+    ('table_kind', 'error',
+     d.relkind <> 'r' OR EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = d.oid),
+     'it is a table of several partitions or descendants: their messages are never moved',
+     'make it one plain table'),
     ('due_index', 'warning',
      EXISTS (SELECT FROM columns WHERE name = 'due')
      AND NOT EXISTS (SELECT

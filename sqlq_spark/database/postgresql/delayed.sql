@@ -39,10 +39,10 @@ SELECT ARRAY (SELECT (now() AT TIME ZONE 'UTC' + wait::bigint * interval '1 mill
 -- Index:   the one on due; then by ctid.
 -- Returns: one row: moved bigint, and how many of them got a new id, bigint
 WITH due AS (
-    DELETE FROM {delayed}
+    DELETE FROM ONLY {delayed}
      WHERE ctid = ANY (ARRAY (
             SELECT ctid
-              FROM {delayed}
+              FROM ONLY {delayed}
              WHERE due <= now() AT TIME ZONE 'UTC' AT TIME ZONE :zone::text
              ORDER BY due
              LIMIT :messages::bigint
@@ -68,5 +68,5 @@ SELECT (SELECT count(*) FROM due), (SELECT count(*) FROM renamed)
 --          where it is due, and another mover holds it or a full batch left it. A message due at
 --          infinity never is; before version 17 infinity cannot be subtracted from.
 SELECT extract(epoch FROM min(due) - (now() AT TIME ZONE 'UTC' AT TIME ZONE :zone::text))::float8
-  FROM {delayed}
+  FROM ONLY {delayed}
  WHERE isfinite(due)

@@ -104,12 +104,21 @@ UPDATE {state}.stream AS o
  WHERE o.stream = :stream::text AND o.login = :login::text
 
 -- name: receipts
--- Lists receipts without their payloads, oldest first.
--- Returns: stream, queue, batch, task, messages, bytes, settled, created, seen, login
+-- Lists receipts without their payloads, oldest first. Who may write a receipt can name any queue in
+-- it, so its login is asked for.
+-- Returns: stream, queue, batch, task, messages, bytes, settled, created, seen, login; entitled bool:
+--          it is of this login, or its login may delete from that queue
 SELECT r.stream, r.queue, r.batch, r.task::bigint, r.messages, r.bytes, r.settled, r.created, o.seen,
-       r.login::text
+       r.login::text,
+       r.login = current_user OR coalesce(has_table_privilege(a.oid, q.oid, 'DELETE'), false)
   FROM {state}.receipt AS r
   LEFT JOIN {state}.stream AS o ON o.stream = r.stream AND o.login = r.login
+  LEFT JOIN pg_catalog.pg_roles AS a ON a.rolname = r.login
+  LEFT JOIN (SELECT c.oid, format('"%s"."%s"', replace(n.nspname, '"', '""'),
+                                  replace(c.relname, '"', '""')) AS printed
+               FROM pg_catalog.pg_class AS c
+               JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace) AS q
+    ON q.printed = r.queue
  WHERE (:stream::text IS NULL OR r.stream = :stream::text)
    AND (:queue_name::text IS NULL OR r.queue = :queue_name::text)
  ORDER BY r.created, r.stream, r.login, r.batch, r.task

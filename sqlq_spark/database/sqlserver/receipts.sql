@@ -92,9 +92,10 @@ UPDATE o
 
 -- name: receipts
 -- Lists receipts without their payloads, oldest first; skips those that a task is writing now.
--- Returns: stream, queue, batch, task, messages, bytes, settled, created, seen, login
+-- Returns: stream, queue, batch, task, messages, bytes, settled, created, seen, login; entitled bit:
+--          always 1, because a login cannot ask the server what another one may do
 SELECT r.stream, r.queue, r.batch, CAST(r.task AS bigint) AS task, r.messages, r.bytes, r.settled,
-       r.created AS created_utc, o.seen AS seen_utc, r.login
+       r.created AS created_utc, o.seen AS seen_utc, r.login, CAST(1 AS bit) AS entitled
   FROM {state}.receipt AS r WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
   LEFT JOIN {state}.stream AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK) ON o.stream = r.stream
  WHERE (@stream IS NULL OR r.stream = @stream)

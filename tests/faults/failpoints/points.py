@@ -48,6 +48,7 @@ ELSEWHERE = {
     "admin.checks.server": "reads only",
     "admin.checks.sight": "reads only",
     "admin.queue_tables": "reads only",
+    "cli.receipts.check_logins": "reads only",
     "database.destinations._mark": "reads only, where a schema's owner is not trusted",
     "database.destinations.check_writable": "reads only",
     "database.destinations.confirm": "reads only, where a schema's owner is not trusted",
