@@ -24,12 +24,14 @@ from adbc_driver_postgresql import dbapi
 from processes import kill_session
 from waiting import until
 
+from compat.stage import BUSY
 from jobs import gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
+RUNS = 3  # of which a busy machine may end some
 TIMEOUT = 600.0  # seconds for a run on a busy machine
 LAKE = "/lake/"  # where the example keeps its tables, its catalog and its checkpoints
 RECEIPTS, ORDERS, BILLING = "sqlqueue.receipt", '"Shop.Orders"', '"Shop.Billing"'
@@ -104,9 +106,12 @@ class Pipeline:
         path.write_text(text.replace(old, new), encoding="utf-8")
 
     def run(self, *words: str) -> str:
-        """Run the pipeline to its end, with more words; gives what it printed."""
-        with self._started(self.url, *words) as process:
-            code = process.wait(TIMEOUT)
+        """Run the pipeline to its end, again if the machine was too busy; gives what it printed."""
+        for _ in range(RUNS):
+            with self._started(self.url, *words) as process:
+                code = process.wait(TIMEOUT)
+            if code == 0 or BUSY not in self.log:
+                break
         assert code == 0, self.log[-5000:]
         return self.log
 
