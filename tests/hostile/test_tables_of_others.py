@@ -106,3 +106,19 @@ def test_delayed_messages_of_another_owner_without_code_are_counted(
 
     (found,) = [each for each in look["queues"] if each["queue"] == good]
     assert (found["delayed"], found["state"]) == (1, "ok")
+
+
+# ---------------------------------------------------------------- rows of streams
+
+
+def test_a_stream_row_that_names_no_address_is_a_finding(
+    place: Place, mallory: Tenant, good: str
+) -> None:
+    """`doctor` checks everything else as without the row."""
+    add_stream(mallory, place, '"a')
+    mallory.sql(f"DROP TABLE {good}")
+
+    found = {each["where"]: each for each in run(place, "doctor", code=1)}
+
+    assert found['"a']["name"] == "no_address"
+    assert good in found
