@@ -22,6 +22,7 @@ from sqlq_spark.errors import (
     QueueNotFound,
     RightMissing,
     SubscriptionsNotFound,
+    SubscriptionsRefused,
     TimedOut,
 )
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
@@ -126,11 +127,11 @@ def subscription_tables(connection: Connection, queue: QueueAddress) -> list[Que
 
 
 def list_readable(connection: Connection, table: QueueAddress) -> list[Subscription]:
-    """Return the subscriptions of a table; none if this login may not read it."""
+    """Return the subscriptions of a table; none if this login may not read it, or must not."""
     try:
         with attempt(connection):
             return list_subscriptions(connection, table)
-    except (SubscriptionsNotFound, *UNREADABLE):
+    except (SubscriptionsNotFound, SubscriptionsRefused, *UNREADABLE):
         return []
 
 

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
+from sqlq_spark.admin import checks, owner
 from sqlq_spark.cli import main
+from sqlq_spark.database import transaction
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.errors import SubscriptionsRefused
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.send import subscriptions
+from sqlq_spark.wire.address import parse_postgresql
 
 if TYPE_CHECKING:
     from conftest import Place
@@ -122,3 +129,116 @@ def test_a_stream_row_that_names_no_address_is_a_finding(
 
     assert found['"a']["name"] == "no_address"
     assert good in found
+
+
+# ---------------------------------------------------------------- subscriptions
+
+# what an owner can put in place of the transport's table, {0} is its schema and {1} the table
+SUBSCRIPTIONS = {
+    "view": "CREATE VIEW {1} AS SELECT 'q'::text AS queueaddress, 'e'::text AS endpoint, "
+    "'Shop.Placed'::text AS topic WHERE {0}.steal()",
+    "policy": "CREATE TABLE {1} (queueaddress text, endpoint text, topic text);"
+    "INSERT INTO {1} VALUES ('q', 'e', 'Shop.Placed');"
+    "ALTER TABLE {1} ENABLE ROW LEVEL SECURITY;"
+    "CREATE POLICY p ON {1} USING ({0}.steal())",
+}
+GRANTS = {
+    "table": "GRANT ALL ON {1} TO PUBLIC",
+    "columns": "GRANT SELECT (topic, endpoint, queueaddress) ON {1} TO PUBLIC",
+}
+PLAIN = (
+    "CREATE TABLE {1} (queueaddress varchar(200) NOT NULL, endpoint varchar(200) NOT NULL, "
+    "topic varchar(200) NOT NULL, PRIMARY KEY (endpoint, topic));"
+    "INSERT INTO {1} VALUES ('\"nowhere\"', 'e', 'Shop.Placed'); GRANT SELECT ON {1} TO PUBLIC"
+)
+
+
+def add_subscriptions(mallory: Tenant, place: Place, *texts: str) -> str:
+    """Let the attacker make the table of subscriptions beside the shop's queue; its address."""
+    table = f'"{place.schema}"."SubscriptionRouting"'
+    place.sql(f'GRANT USAGE, CREATE ON SCHEMA "{place.schema}" TO {mallory.login}')
+    for text in texts:
+        mallory.sql(text.format(mallory.login, table))
+    return table
+
+
+def publish(place: Place, url: str, table: str) -> list[subscriptions.Subscription]:
+    """Read the subscriptions as a publisher does."""
+    given = {"url": url, "queue": "x", "stateSchema": place.state, "subscriptionTable": table}
+    options = SinkOptions.parse(given)
+    with Session(options, "test", state=False) as session, transaction(session.open(), timeout=30):
+        return subscriptions.list_subscriptions(session.open(), options.subscription_address)
+
+
+def start(place: Place, tenant: Tenant) -> list[str]:
+    """Check a stream's queue as at its start; the signs of an owner."""
+    options = SourceOptions.parse(
+        {"url": tenant.url, "queue": tenant.queue, "stateSchema": place.state}
+    )
+    with Session(options, "test", state=False) as session:
+        checks.at_start(session.open(), options)
+        with transaction(session.open(), timeout=30):
+            return owner.find_signs(session.open(), parse_postgresql(tenant.queue))
+
+
+@pytest.mark.parametrize("grant", GRANTS)
+@pytest.mark.parametrize("kind", SUBSCRIPTIONS)
+def test_subscriptions_that_run_code_are_not_read(
+    place: Place, tenants: Tenants, mallory: Tenant, kind: str, grant: str
+) -> None:
+    """Neither by a stream's start, which goes on, nor by a publisher or a command, which fail."""
+    shop = tenants.tenant("Shop")
+    add_stream(shop, place, shop.queue)
+    table = add_subscriptions(mallory, place, SUBSCRIPTIONS[kind], GRANTS[grant])
+    text = f"SELECT topic, endpoint, queueaddress FROM {table}"
+    shop.sql(text)
+    assert loot(mallory) == [shop.login]
+    place.sql(f"TRUNCATE {mallory.login}.loot")
+
+    assert start(place, shop) == []
+    with pytest.raises(SubscriptionsRefused):
+        publish(place, shop.url, table)
+    with Session(SinkOptions.parse({"url": shop.url}), "test", state=False) as session:
+        with pytest.raises(SubscriptionsRefused):
+            subscriptions.check_table(session.open(), parse_postgresql(table))
+        with pytest.raises(SubscriptionsRefused):
+            subscriptions.unsubscribe(
+                session.open(), parse_postgresql(table), "Shop.Placed", "e", timeout=30
+            )
+    named = [run(place, "doctor", *more) for more in ([shop.queue], [])]
+
+    assert loot(mallory) == []
+    if kind == "view":  # a superuser has no policies
+        for found in named:
+            (refused,) = [each for each in found if each["name"] == "subscribers_refused"]
+            assert refused["where"] == table
+
+
+def test_a_view_that_is_the_subscription_table_is_reported_once(
+    place: Place, tenants: Tenants, mallory: Tenant
+) -> None:
+    """Also if the command names it; the view is not read."""
+    shop = tenants.tenant("Shop")
+    add_stream(shop, place, shop.queue)
+    table = add_subscriptions(mallory, place, SUBSCRIPTIONS["view"], GRANTS["table"])
+
+    found = run(place, "doctor", shop.queue, "--subscription-table", table, code=1)
+
+    assert [each["where"] for each in found if each["name"] == "subscribers_refused"] == [table]
+    assert loot(mallory) == []
+
+
+def test_subscriptions_of_another_owner_without_code_are_read(
+    place: Place, tenants: Tenants, mallory: Tenant
+) -> None:
+    """As of a .NET endpoint's own login; and a view that a superuser made."""
+    shop = tenants.tenant("Shop")
+    table = add_subscriptions(mallory, place, PLAIN)
+    view = f'"{place.schema}".all_subscriptions'
+    place.sql(f"CREATE VIEW {view} AS SELECT * FROM {table}")
+    place.sql(f"GRANT SELECT ON {view} TO PUBLIC")
+
+    expected = [subscriptions.Subscription("Shop.Placed", "e", '"nowhere"')]
+    assert publish(place, shop.url, table) == publish(place, shop.url, view) == expected
+    place.sql(f"UPDATE {table} SET queueaddress = %s", shop.queue)
+    assert start(place, shop) == ["subscribed endpoints: 'e'"]

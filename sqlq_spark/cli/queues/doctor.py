@@ -76,7 +76,8 @@ def doctor(
             warn_if_shared=warn_if_shared,
             unnamed=unnamed,
         )
-        found += subscribers.check(connection, table, timeout=options.query_timeout)
+        more = subscribers.check(connection, table, timeout=options.query_timeout)
+        found += [each for each in more if each not in found]
     if as_json:
         for each in found:
             print_json(asdict(each))
