@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sqlq_spark.admin import queue_tables
 from sqlq_spark.database import attempt
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.errors import (
@@ -21,6 +22,7 @@ from sqlq_spark.errors import (
     QueueNotFound,
     RightMissing,
     SubscriptionsNotFound,
+    SubscriptionsRefused,
     TimedOut,
 )
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
@@ -67,7 +69,7 @@ def signs_of_messages(connection: Connection, queue: QueueAddress) -> Iterator[s
 
 def signs_of_delayed(connection: Connection, table: QueueAddress | None) -> Iterator[str]:
     """Count delayed messages that an endpoint stored, because it stores them in its own table."""
-    if table is None:
+    if table is None or runs_code(connection, table):
         return
     for (messages,) in read(connection, "check_owner_delayed", {"delayed": table}):
         if messages:
@@ -125,12 +127,20 @@ def subscription_tables(connection: Connection, queue: QueueAddress) -> list[Que
 
 
 def list_readable(connection: Connection, table: QueueAddress) -> list[Subscription]:
-    """Return the subscriptions of a table; none if this login may not read it."""
+    """Return the subscriptions of a table; none if this login may not read it, or must not."""
     try:
         with attempt(connection):
             return list_subscriptions(connection, table)
-    except (SubscriptionsNotFound, *UNREADABLE):
+    except (SubscriptionsNotFound, SubscriptionsRefused, *UNREADABLE):
         return []
+
+
+def runs_code(connection: Connection, table: QueueAddress) -> bool:
+    """Whether to read delayed messages could run code of another owner."""
+    if table.catalog is not None:
+        return False  # of SQL Server, whose catalogue shows only this database
+    found = queue_tables.delayed(connection, table)
+    return found is None or found.danger is not None
 
 
 def find_delayed(connection: Connection, queue: QueueAddress) -> QueueAddress | None:

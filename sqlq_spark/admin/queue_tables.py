@@ -73,11 +73,16 @@ def danger(connection: Connection, queue: QueueAddress) -> str | None:
     return found[0].danger if found else ABSENT
 
 
-def refusal(where: str, danger: str) -> Finding:
-    """The finding for a queue that is not read, because nobody named it."""
+def delayed(connection: Connection, table: QueueAddress) -> Table | None:
+    """A table of delayed messages; None if there is none that this login may read."""
+    return next(iter(tables(connection, table)), None)
+
+
+def refusal(where: str, danger: str, *, name: str = "not_read") -> Finding:
+    """The finding for a table that is not read, because nobody named its queue."""
     return Finding(
         where=where,
-        name="not_read",
+        name=name,
         severity="warning",
         found=f"it is not read, because {danger} could run code of its owner",
         fix="name the queue in the command, if you trust its owner",

@@ -14,13 +14,19 @@ from sqlq_spark.admin.finding import Finding, of_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.database.spellings import find_same
-from sqlq_spark.errors import BadAddress, NotAQueue, QueueNotFound, RightMissing
+from sqlq_spark.errors import (
+    BadAddress,
+    NotAQueue,
+    QueueNotFound,
+    RightMissing,
+    SubscriptionsRefused,
+)
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
-from sqlq_spark.send.subscriptions import list_subscriptions
+from sqlq_spark.send.subscriptions import list_subscriptions, refuse_code
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from sqlq_spark.database import Connection
     from sqlq_spark.send.subscriptions import Subscription
@@ -105,6 +111,26 @@ def check(connection: Connection, table: QueueAddress, *, timeout: float) -> lis
     except RightMissing as error:
         found = of_error(connection.printed(table), "subscribers_right", error, str(error.args[2]))
         return [replace(found, severity="note")]
+    except SubscriptionsRefused as error:
+        return [refused(connection, table, error)]
+
+
+def of_refused(connection: Connection, tables: Iterable[QueueAddress]) -> list[Finding]:
+    """Find tables of subscriptions that are not read; in the open transaction."""
+    found = []
+    for table in tables:
+        try:
+            refuse_code(connection, table)
+        except SubscriptionsRefused as error:
+            found.append(refused(connection, table, error))
+    return found
+
+
+def refused(connection: Connection, table: QueueAddress, error: SubscriptionsRefused) -> Finding:
+    """The finding for a table of subscriptions that is not read."""
+    fix = "drop it; or make a superuser its owner, if you trust it"
+    found = of_error(connection.printed(table), "subscribers_refused", error, fix)
+    return replace(found, severity="warning")
 
 
 def of_subscriptions(connection: Connection, table: QueueAddress) -> list[Finding]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sqlq_spark.admin import checks, inspect, queue_tables
 from sqlq_spark.admin.finding import absent, delayed_alone
 from sqlq_spark.database import read_clock, transaction
+from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.sessions import check_state
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, RightMissing, StateNotInstalled
 from sqlq_spark.options.addresses import parse_queue
@@ -224,7 +225,7 @@ def look_at(
             lowest = {"tables": {"queue": queue}, "first": depth.first}
             sent = connection.rows("sample", **lowest)[0][1]  # type: ignore[arg-type]
         zone = options.endpoint_time_zone
-        delayed = inspect.delayed(connection, queue, zone, largest=inspect.LARGEST_COUNTED_TABLE)
+        delayed, refused = look_at_delayed(connection, queue, zone, is_named=unnamed is None)
         now = read_clock(connection)
     own = [each for each in receipts if each.queue == depth.queue]
     return QueueLook(
@@ -236,8 +237,23 @@ def look_at(
         receipts=len(own),
         held=sum(each.messages for each in own),
         kind=kind,
-        problems=[*blocked, *problems],
+        problems=[*blocked, *problems, *refused],
     )
+
+
+def look_at_delayed(
+    connection: Connection, queue: QueueAddress, zone: str | None, *, is_named: bool
+) -> tuple[inspect.Delayed | None, list[Finding]]:
+    """Measure a queue's delayed messages; if nobody named it, only if that is safe."""
+    name = inspect.delayed_name(connection, queue)
+    if name is not None and not is_named:
+        found = queue_tables.delayed(connection, delayed_of(queue))
+        if found is None:
+            return None, []
+        if found.danger is not None:
+            return None, [queue_tables.refusal(name, found.danger, name="delayed_not_read")]
+    measured = inspect.delayed(connection, queue, zone, largest=inspect.LARGEST_COUNTED_TABLE)
+    return measured, []
 
 
 # ---------------------------------------------------------------- between two looks

@@ -21,7 +21,7 @@ The errors of this package, by what they are about.
     │   │                    QueueNotWritable · QueueElsewhere · QueueUnquoted · MessageChanged
     │   │                    DestinationRefused (and DestinationOfOther)
     │   │                    DestinationLocked · DestinationChanged · MessageTooLarge · MoveRefused
-    │   │                    DelayedQueueNotFound · SubscriptionsNotFound
+    │   │                    DelayedQueueNotFound · SubscriptionsNotFound · SubscriptionsRefused
     │   │                    SubscriberUnreachable (and SubscriberLost)
     │   └── state            StateNotInstalled · StateTooNew · StateOfOther · InstallBlocked
     ├── PayloadRefused · ReceiptSettled · ReceiptRefused · ReceiptMoveRefused  state
@@ -93,6 +93,7 @@ from sqlq_spark.errors.queues import (
     SubscriberLost,
     SubscriberUnreachable,
     SubscriptionsNotFound,
+    SubscriptionsRefused,
 )
 from sqlq_spark.errors.root import (
     DatabaseFailure,
@@ -208,6 +209,7 @@ __all__ = [
     "SubscriberLost",
     "SubscriberUnreachable",
     "SubscriptionsNotFound",
+    "SubscriptionsRefused",
     "TimeZoneNotFound",
     "TimedOut",
     "UnknownOption",

@@ -80,6 +80,19 @@ class SubscriptionsNotFound(DatabaseFailure):
         super().__init__(table, server)
 
 
+class SubscriptionsRefused(DatabaseFailure):
+    """The subscription table could run code of an owner that is not trusted. It was not read."""
+
+    template = (
+        "the subscription table {0} is refused, because {1} could run code of its owner with the "
+        "permissions of this login. Find out who made the table. If you trust it, make a "
+        "superuser or this login its owner. Or name another table in the option subscriptionTable."
+    )
+
+    def __init__(self, table: str, danger: str) -> None:
+        super().__init__(table, danger)
+
+
 class SubscriberUnreachable(DatabaseFailure):
     """A message cannot be copied to one of its subscribers. Nothing of its batch was sent."""
 

@@ -4,7 +4,8 @@ The table of subscriptions, which all endpoints of a system share.
 An endpoint subscribes to a topic, the full name of a type, with the address of its queue. The table
 is the transport's own: its endpoints read our rows, and we read theirs.
 
-Addresses in the table are untrusted. They are parsed before use, and quoted.
+Addresses in the table are untrusted. They are parsed before use, and quoted. So is the table. It is
+used only if a SELECT runs no code of an owner who is not trusted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import create_subscriptions
-from sqlq_spark.errors import BadOption, QueueNotFound, SubscriptionsNotFound
+from sqlq_spark.errors import (
+    BadOption,
+    QueueNotFound,
+    SubscriptionsNotFound,
+    SubscriptionsRefused,
+)
 from sqlq_spark.wire.message_types import full_name, unfit
 
 if TYPE_CHECKING:
@@ -74,6 +80,7 @@ def subscribe(
     Raises:
         BadOption: the table cannot hold it, or a topic is no full name.
         QueueNotFound: the queue is not there; with it in the table, each publisher would fail.
+        SubscriptionsRefused.
     """
     address = connection.canonical(queue)
     made = [Subscription(topic, endpoint, address) for topic in dict.fromkeys(topics)]
@@ -84,6 +91,7 @@ def subscribe(
     if not connection.columns(table):
         create_subscriptions(connection, table, timeout=timeout)
     with transaction(connection, timeout=timeout):
+        refuse_code(connection, table)
         for each in made:
             connection.run(
                 "subscribe",
@@ -116,6 +124,7 @@ def list_subscriptions(
 
     Raises:
         SubscriptionsNotFound: there is no such table.
+        SubscriptionsRefused: it could run code of an owner that is not trusted.
     """
     rows = _rows(connection, "subscribers", table, {"topic": topic})
     return [Subscription(*row) for row in rows]
@@ -123,13 +132,32 @@ def list_subscriptions(
 
 def check_table(connection: Connection, table: QueueAddress) -> None:
     """
-    Make sure that the table is there.
+    Make sure that the table is there, and can be trusted.
 
     Raises:
-        SubscriptionsNotFound.
+        SubscriptionsNotFound, SubscriptionsRefused.
     """
     if not connection.columns(table):
         raise SubscriptionsNotFound(connection.printed(table), connection.server)
+    refuse_code(connection, table)
+
+
+def refuse_code(connection: Connection, table: QueueAddress) -> None:
+    """
+    Make sure that a SELECT of the table, which may be absent, runs no code of another owner.
+
+    Only a superuser, and this login, may make a view of it or give it policies.
+
+    Raises:
+        SubscriptionsRefused.
+    """
+    if table.catalog is not None:
+        return  # of SQL Server, whose catalogue shows only this database
+    place = connection.names.qualify(table)
+    rows = connection.rows("queue_tables", schema_name=place.schema, table_name=place.table)
+    for _, _, _, danger, *_ in rows:
+        if danger is not None:
+            raise SubscriptionsRefused(connection.printed(table), danger)
 
 
 def _rows(
@@ -138,6 +166,7 @@ def _rows(
     table: QueueAddress,
     values: dict[str, str | None],
 ) -> list[Row]:
+    refuse_code(connection, table)
     try:
         return connection.rows(statement, tables={"subscriptions": table}, **values)
     except QueueNotFound as error:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from sqlq_spark.admin import inspect, queue_tables
+from sqlq_spark.admin import inspect, owner, queue_tables, subscribers
 from sqlq_spark.admin.checks.queue import of_delayed, of_owner, of_queue, of_table
 from sqlq_spark.admin.checks.server import (
     of_any_server,
@@ -82,7 +82,13 @@ def of_owners(
         with transaction(connection, timeout=timeout):
             names = {name for each in inspect.streams(connection) for name in each.queues}
             read = [each for each in queues if connection.printed(each) in names]
-            return [found for each in read for found in of_owner(connection, each)]
+            found = [one for each in read for one in of_owner(connection, each)]
+            tables = {
+                connection.printed(table): table
+                for each in read
+                for table in owner.subscription_tables(connection, each)
+            }
+            return found + subscribers.of_refused(connection, tables.values())
     except (RightMissing, StateNotInstalled):
         return []  # reported by the other checks
 

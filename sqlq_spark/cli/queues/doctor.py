@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark.admin import checks, inspect, queue_tables, subscribers
+from sqlq_spark.admin.finding import Finding
 from sqlq_spark.cli.options import (
     FOUND,
     TIMEOUT,
@@ -24,7 +25,7 @@ from sqlq_spark.cli.screens import queues as screen_queues
 from sqlq_spark.cli.screens.screen import NO_QUEUES, print_json, say
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.errors import RightMissing
+from sqlq_spark.errors import BadOption, RightMissing
 from sqlq_spark.options.addresses import parse_queue, parse_table
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
@@ -66,8 +67,8 @@ def doctor(
     with Session(options, "doctor", state=False) as session:
         connection = session.open()
         asked = [parse_table("QUEUE", name, options.naming) for name in queues or ()]
-        unnamed = [] if queues else all_queues(connection, options)
-        found = checks.everything(
+        unnamed, unfit = ([], []) if queues else all_queues(connection, options)
+        found = unfit + checks.everything(
             connection,
             [*asked, *unnamed],
             timeout=options.query_timeout,
@@ -75,7 +76,8 @@ def doctor(
             warn_if_shared=warn_if_shared,
             unnamed=unnamed,
         )
-        found += subscribers.check(connection, table, timeout=options.query_timeout)
+        more = subscribers.check(connection, table, timeout=options.query_timeout)
+        found += [each for each in more if each not in found]
     if as_json:
         for each in found:
             print_json(asdict(each))
@@ -87,13 +89,34 @@ def doctor(
         raise typer.Exit(FOUND)
 
 
-def all_queues(connection: Connection, options: DatabaseOptions) -> list[QueueAddress]:
-    """The queues of the database, and those that streams read."""
+def all_queues(
+    connection: Connection, options: DatabaseOptions
+) -> tuple[list[QueueAddress], list[Finding]]:
+    """The queues of the database, and those that streams read; and a finding for no address."""
     found = [each.address for each in queue_tables.queues(queue_tables.tables(connection))]
     known = {connection.printed(each) for each in found}
     names = names_of_streams(connection, options.query_timeout)
-    more = [parse_table("QUEUE", name, options.naming) for name in names if name not in known]
-    return [*found, *more]
+    unfit = []
+    for name in names:
+        if name in known:
+            continue
+        try:
+            found.append(parse_table("QUEUE", name, options.naming))
+        except BadOption as error:
+            unfit.append(no_address(error, options.state_schema))
+    return found, unfit
+
+
+def no_address(error: BadOption, state: str) -> Finding:
+    """The finding for a stream whose queue is no address; a tenant can write such a row."""
+    _, name, expected = error.args
+    return Finding(
+        where=name,
+        name="no_address",
+        severity="warning",
+        found=f"a row of {state}.stream names this queue, expected {expected}",
+        fix="find out which login wrote the row, and delete the row",
+    )
 
 
 def names_of_streams(connection: Connection, timeout: float) -> list[str]:

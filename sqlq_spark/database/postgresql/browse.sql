@@ -211,7 +211,8 @@ SELECT pg_table_size(oid) - toast, pg_indexes_size(oid), toast,
 -- name: queue_tables
 -- The tables of this database that have the columns of a queue, or of delayed messages, and that this
 -- login may read. Plain tables only: a view runs code of its owner. Reads only the catalogue, and
--- waits for no lock. :schema_name and :table_name limit it to one table, null to none.
+-- waits for no lock. :schema_name and :table_name limit it to one table, null to none. One that is
+-- named may also be a view, or the table of subscriptions, readable or not.
 -- Returns: schema, name text; delayed boolean; danger text: the code of another owner that a SELECT
 --          could run, null where there is none; messages (an estimate), bytes bigint; by schema, name
 WITH found AS (
@@ -219,29 +220,34 @@ WITH found AS (
            n.nspname,
            c.relname,
            c.relowner,
+           c.relkind,
            count(*) FILTER (WHERE a.attname IN ('id', 'expires', 'headers', 'body', 'seq')) = 5
                AS is_queue,
            count(*) FILTER (WHERE a.attname IN ('headers', 'body', 'due')) = 3 AS is_delayed,
+           count(*) FILTER (WHERE a.attname IN ('topic', 'endpoint', 'queueaddress')) = 3
+               AND :table_name::text IS NOT NULL AS is_subscriptions,
            bool_or(a.atttypid >= 16384) AS has_types,
            bool_or(a.attgenerated NOT IN ('', 's')) AS has_generated
       FROM pg_catalog.pg_class AS c
       JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
       JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
-     WHERE c.relkind = 'r'
+     WHERE (c.relkind = 'r' AND NOT c.relispartition
+            OR c.relkind IN ('r', 'p', 'f', 'v', 'm') AND :table_name::text IS NOT NULL)
        AND c.relpersistence <> 't'
-       AND NOT c.relispartition
        AND a.attnum > 0
        AND NOT a.attisdropped
-       AND a.attname IN ('id', 'expires', 'headers', 'body', 'seq', 'due')
+       AND a.attname IN ('id', 'expires', 'headers', 'body', 'seq', 'due',
+                         'topic', 'endpoint', 'queueaddress')
        AND (:schema_name::text IS NULL OR n.nspname = :schema_name::text)
        AND (:table_name::text IS NULL OR c.relname = :table_name::text)
-     GROUP BY c.oid, n.nspname, c.relname, c.relowner
+     GROUP BY c.oid, n.nspname, c.relname, c.relowner, c.relkind
 )
 SELECT f.nspname::text,
        f.relname::text,
        NOT f.is_queue,
        CASE WHEN o.oid = (SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user)
                  OR o.rolsuper THEN NULL
+            WHEN f.relkind <> 'r' THEN 'a view or another kind of table'
             WHEN row_security_active(f.oid) THEN 'a policy'
             WHEN f.has_types THEN 'a type of a column'
             WHEN f.has_generated THEN 'a generated column'
@@ -273,8 +279,9 @@ SELECT f.nspname::text,
   FROM found AS f
   JOIN pg_catalog.pg_class AS c ON c.oid = f.oid
   JOIN pg_catalog.pg_roles AS o ON o.oid = f.relowner
- WHERE (f.is_queue OR f.is_delayed)
-   AND has_schema_privilege(c.relnamespace, 'USAGE')
-   AND has_table_privilege(f.oid, 'SELECT')
+ WHERE f.is_subscriptions
+    OR (f.is_queue OR f.is_delayed)
+       AND has_schema_privilege(c.relnamespace, 'USAGE')
+       AND has_table_privilege(f.oid, 'SELECT')
  ORDER BY f.nspname, f.relname
  LIMIT 10000

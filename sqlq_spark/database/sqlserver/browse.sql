@@ -220,7 +220,7 @@ SELECT ISNULL(SUM(CASE WHEN p.index_id < 2 AND a.type <> 2 THEN a.total_pages EN
 -- name: queue_tables
 -- The tables of this database that have the columns of a queue, or of delayed messages, and that this
 -- login may read. Reads only the catalogue. @schema_name and @table_name limit it to one table, null
--- to none.
+-- to none. One that is named may also be the table of subscriptions.
 -- Locks:   keeps none, waits for no row.
 -- Returns: schema, name; delayed bit; danger: the code of another owner that a SELECT could run, null
 --          where there is none; messages (an estimate), bytes bigint; by schema, name
@@ -231,12 +231,15 @@ WITH found AS (
            COUNT(CASE WHEN c.name IN (N'Id', N'Expires', N'Headers', N'Body', N'RowVersion') THEN 1 END)
                AS queue_columns,
            COUNT(CASE WHEN c.name IN (N'Headers', N'Body', N'Due') THEN 1 END) AS delayed_columns,
+           COUNT(CASE WHEN c.name IN (N'Topic', N'Endpoint', N'QueueAddress') THEN 1 END)
+               AS subscription_columns,
            MAX(CASE WHEN c.is_computed = 1 OR y.is_user_defined = 1 THEN 1 ELSE 0 END) AS has_code
       FROM sys.tables AS t
       JOIN sys.schemas AS s ON s.schema_id = t.schema_id
       JOIN sys.columns AS c ON c.object_id = t.object_id
       JOIN sys.types AS y ON y.user_type_id = c.user_type_id
-     WHERE c.name IN (N'Id', N'Expires', N'Headers', N'Body', N'RowVersion', N'Due')
+     WHERE c.name IN (N'Id', N'Expires', N'Headers', N'Body', N'RowVersion', N'Due',
+                      N'Topic', N'Endpoint', N'QueueAddress')
        AND (@schema_name IS NULL OR s.name = @schema_name)
        AND (@table_name IS NULL OR t.name = @table_name)
      GROUP BY t.object_id, t.schema_id, t.name, t.is_external, t.principal_id, s.principal_id, s.name
@@ -261,7 +264,8 @@ SELECT TOP (10000)
             ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
          WHERE p.object_id = f.object_id) AS bytes
   FROM found AS f
- WHERE (f.queue_columns = 5 OR f.delayed_columns = 3)
+ WHERE (f.queue_columns = 5 OR f.delayed_columns = 3
+        OR f.subscription_columns = 3 AND @table_name IS NOT NULL)
    AND HAS_PERMS_BY_NAME(CONCAT(QUOTENAME(f.schema_name), N'.', QUOTENAME(f.name)),
                          N'OBJECT', N'SELECT') = 1
  ORDER BY f.schema_name, f.name

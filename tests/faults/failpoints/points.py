@@ -70,6 +70,7 @@ ELSEWHERE = {
     "receive.purge": "what it takes is meant to be lost",
     "admin.report": "reads only",
     "send.subscriptions.check_table": "reads only",
+    "send.subscriptions.refuse_code": "reads only",
     "send.subscriptions.subscribe": "touches no message",
     "admin.watch": "reads only",
 }
