@@ -109,6 +109,28 @@ def test_texts_that_old_endpoints_cannot_read_are_found(text: str, is_unfit: boo
     assert headers.unfit() == [1] * is_unfit
 
 
+@pytest.mark.parametrize("letter", ["n", "漢", r"\n", r"\u0041"])
+def test_a_name_of_50_000_characters_is_read_and_a_longer_one_is_poison(letter: str) -> None:
+    """In columns and row by row, as Spark's JSON parser counts; a value has no such limit."""
+    longest, longer = letter * 50_000, letter * 50_001
+    names = [*("a", longest, longer), *("🚀" * 25_000, "🚀" * 25_001)]
+    texts = [*(f'{{"{name}":"b"}}' for name in names), f'{{"a":"b","x":"{longer}"}}']
+
+    headers = Headers(pa.array(texts, pa.string()))
+
+    expected = [False, False, True, False, True, False]
+    assert headers.poison().to_pylist() == expected
+    assert [parse_headers(text) is None for text in texts] == expected
+    assert [row is None for row in headers.map(MAP).to_pylist()] == expected
+
+
+def test_a_deep_value_that_another_replaces_is_poison() -> None:
+    """Spark's JSON parser reads 1000 levels, also of what is not used."""
+    texts = [f'{{"a":{"[" * levels}{"]" * levels},"a":"b"}}' for levels in (1, 999, 1000)]
+
+    assert Headers(pa.array(texts, pa.string())).poison().to_pylist() == [False, False, True]
+
+
 @pytest.mark.parametrize("byte", ['"', "\\", "\n"])
 def test_a_text_of_marks_alone_takes_little_memory(byte: str) -> None:
     """Each of 20 million places would take 8 bytes, several times; the rows beside it are read."""

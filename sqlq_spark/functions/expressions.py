@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 # The strictest mode of Spark. With any option Spark parses the text once for all fields of a
-# struct, and without options once for each field.
-STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
+# struct, and without options once for each field. Spark's own limits are 20 million characters of a
+# value and 1000 digits of a number. A read has neither, so here the headers would be corrupt.
+LIMITS = dict.fromkeys(("maxStringLen", "maxNumLen"), str(2**31 - 1))
+STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"} | LIMITS
 
 # The full name of a type, up to the first comma outside brackets, as in message_types.py, but
 # without backslashes. The quantifiers are possessive: a megabyte takes one pass and no stack.

@@ -7,16 +7,25 @@ Maintain queues on a schedule. Starts no Spark.
 The job deletes expired messages, moves due messages into their queue, checks queues and server as
 `sqlqueue doctor` does, and lists receipts of streams that gave no sign for days. Each step can be
 switched off, and repeated safely. The exit code is 1 if there is an error or such receipts.
+
+A stream's row is untrusted: whoever holds a role writes it. A queue that only such a row names is
+skipped, with a finding, if its table could run code of its owner.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.admin import checks, inspect, purge
+from sqlq_spark.admin import checks, inspect, purge, queue_tables
+from sqlq_spark.admin.checks.doctor import unreadable
+from sqlq_spark.admin.finding import Finding, of_error
 from sqlq_spark.database import transaction
+from sqlq_spark.database.destinations import DELAYED, RETURNED, Destinations
+from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.sessions import Session
+from sqlq_spark.errors import BadInput, ConnectionLost, DatabaseFailure, QueueNotFound
 from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.jobs.frame.main import print_line
 from sqlq_spark.options import SinkOptions, SourceOptions
@@ -25,7 +34,7 @@ from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.receive.due import BATCH, Mover
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 DAY = 86_400.0  # seconds
+TRUST = "name the queue in the setting queues, if you trust its owner"
 
 
 def not_negative(text: str) -> float:
@@ -87,15 +97,19 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
     """
     options, totals = settings.database, dict[str, Any]()
     with Session(options, "maintenance", state=False) as session:
-        queues = session.do(lambda connection: choose_queues(connection, options))
-        there = session.do(lambda connection: existing(connection, settings, queues))
+        found: list[Finding] = []
+        queues = session.do(lambda connection: choose_queues(connection, options, found))
+        there = session.do(lambda connection: existing(connection, queues, options, found))
         totals["queues"] = len(queues)
         if settings.purge_expired:
-            totals["expired"] = sum(delete_expired(session, each, options) for each in there)
+            totals["expired"] = in_each(delete_expired, session, there, options, found)
         if settings.move_due:
-            totals["moved"] = sum(move_due(session, each, options) for each in there)
+            totals["moved"] = in_each(move_due, session, there, options, found)
         if settings.doctor:
-            totals["findings"] = session.do(lambda connection: check(connection, queues, options))
+            found += session.do(lambda connection: check(connection, queues, options))
+        if settings.doctor or found:
+            # once each: a lost connection repeats what found them
+            totals["findings"] = [asdict(each) for each in dict.fromkeys(found)]
         if settings.receipts_days is not None:
             older = settings.receipts_days * DAY
             totals["receipts"] = session.do(
@@ -117,25 +131,99 @@ def report(totals: dict[str, Any]) -> bool:
 # ---------------------------------------------------------------- queues
 
 
-def choose_queues(connection: Connection, options: DatabaseOptions) -> list[QueueAddress]:
-    """The named queues, or those of all streams; none without state tables."""
+def choose_queues(
+    connection: Connection, options: DatabaseOptions, found: list[Finding]
+) -> list[QueueAddress]:
+    """The named queues, or those of all streams; none without state tables. Adds findings."""
     if isinstance(options, SourceOptions):
         return list(options.addresses)
     if checks.of_state(connection):
         return []
     with transaction(connection, timeout=options.query_timeout):
         names = {name for each in inspect.streams(connection) for name in each.queues}
-    return [parse_table("queues", name, options.naming) for name in sorted(names)]
+    queues: list[QueueAddress] = []
+    for name in sorted(names):
+        try:
+            queues.append(parse_table("queues", name, options.naming))
+        except BadInput as error:
+            fix = "delete the stream with this queue, with `sqlqueue retire`, if it is not needed"
+            found.append(of_error(name, "bad_address", error, fix))
+    return queues
 
 
 def existing(
-    connection: Connection, settings: Settings, queues: Sequence[QueueAddress]
+    connection: Connection,
+    queues: Sequence[QueueAddress],
+    options: DatabaseOptions,
+    found: list[Finding],
 ) -> list[QueueAddress]:
-    """The queues without those of streams that no longer exist, which the check reports."""
-    return [each for each in queues if settings.queues or connection.columns(each)]
+    """
+    The queues without those of streams that cannot be maintained.
+
+    The check reports those that no longer exist. A finding is added for those that are not trusted.
+    """
+    if isinstance(options, SourceOptions):
+        return list(queues)
+    there: list[QueueAddress] = []
+    for queue in queues:
+        if not connection.columns(queue):
+            continue
+        with transaction(connection, timeout=options.query_timeout):
+            reason = distrust(connection, queue)
+        if reason is None:
+            there.append(queue)
+        else:
+            found.append(skipped(connection.printed(queue), reason))
+    return there
+
+
+def distrust(connection: Connection, queue: QueueAddress) -> str | None:
+    """Why code of an owner could run in a step on a queue that nobody named; None: none could."""
+    danger = queue_tables.danger(connection, queue)
+    if danger is not None:
+        return f"{danger} could run code of its owner"
+    delayed, known = delayed_of(queue), Destinations(connection)
+    reasons = known.find_refused([queue], RETURNED)
+    if connection.columns(delayed):
+        reasons |= known.find_refused([delayed], DELAYED)
+    return next((str(reason) for reason in reasons.values()), None)
+
+
+def skipped(where: str, reason: str) -> Finding:
+    """The finding for a queue whose messages are not deleted or moved."""
+    return Finding(
+        where=where,
+        name="not_maintained",
+        severity="warning",
+        found=f"the job skips it: {reason.rstrip('.')}",
+        fix=TRUST,
+    )
 
 
 # ---------------------------------------------------------------- steps
+
+
+def in_each(
+    step: Callable[[Session, QueueAddress, DatabaseOptions], int],
+    session: Session,
+    queues: Sequence[QueueAddress],
+    options: DatabaseOptions,
+    found: list[Finding],
+) -> int:
+    """Do a step in each queue; an error in one that nobody named is a finding. Returns the sum."""
+    total = 0
+    for queue in queues:
+        try:
+            total += step(session, queue, options)
+        except ConnectionLost:
+            raise
+        except DatabaseFailure as error:
+            if isinstance(options, SourceOptions):
+                raise
+            where = session.do(methodcaller("printed", queue))
+            fix = "fix the queue, or list the queues to maintain in the setting queues"
+            found.append(of_error(where, "not_maintained", error, fix))
+    return total
 
 
 def delete_expired(session: Session, queue: QueueAddress, options: DatabaseOptions) -> int:
@@ -151,7 +239,10 @@ def delete_expired(session: Session, queue: QueueAddress, options: DatabaseOptio
 
 def move_due(session: Session, queue: QueueAddress, options: DatabaseOptions) -> int:
     """Move all due messages; see `Mover.move` for a lost answer."""
-    mover = Mover(queue, zone=options.endpoint_time_zone, timeout=options.query_timeout)
+    allowed = options.allowed if isinstance(options, SourceOptions) else ()
+    mover = Mover(
+        queue, zone=options.endpoint_time_zone, timeout=options.query_timeout, allowed=allowed
+    )
     if not session.do(lambda connection: connection.columns(mover.delayed)):
         return 0
     messages = 0
@@ -164,10 +255,16 @@ def move_due(session: Session, queue: QueueAddress, options: DatabaseOptions) ->
 
 def check(
     connection: Connection, queues: Sequence[QueueAddress], options: DatabaseOptions
-) -> list[dict[str, Any]]:
-    """The findings, as JSON objects."""
-    found = checks.everything(connection, queues, timeout=options.query_timeout)
-    return [asdict(each) for each in found]
+) -> list[Finding]:
+    """Check queues and server; queues that nobody named are read only if that is safe."""
+    timeout = options.query_timeout
+    if isinstance(options, SourceOptions):
+        return checks.everything(connection, queues, timeout=timeout)
+    there = [each for each in queues if connection.columns(each)]
+    absent = [connection.printed(each) for each in queues if each not in there]
+    return checks.everything(connection, there, timeout=timeout, unnamed=there) + [
+        unreadable(each, QueueNotFound(each, connection.server)) for each in absent
+    ]
 
 
 def old_receipts(

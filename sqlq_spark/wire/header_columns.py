@@ -10,7 +10,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.wire.flat_json import FlatObjects
+from sqlq_spark.wire.flat_json import LONGEST_NAME, FlatObjects
 from sqlq_spark.wire.headers import CORRELATION_ID, NEVER_FIRST, REPLY_TO_ADDRESS
 from sqlq_spark.wire.ids import id_texts
 
@@ -23,6 +23,8 @@ HEADER_COLUMNS = {"correlationId": CORRELATION_ID, "replyToAddress": REPLY_TO_AD
 LEGACY_LENGTH = 255  # bytes of such a column, if a table has them
 
 TEXTS = frozenset({str, type(None)})  # allowed types of header values
+
+DEEPEST = 1000  # levels of an object that Spark's JSON parser reads
 
 # a letter or a dot as a hex escape in a header's name, which no transport writes
 NAMED_IN_HEX = r"\\u00(?:2[Ee]|[4-7])"
@@ -133,7 +135,34 @@ def is_flat(headers: dict[str, str | None]) -> bool:
 def parse_headers(text: str | None) -> dict[str, str | None] | None:
     """Parse one header text, and check its values; None if it is poison."""
     found = parse_object(text)
-    return found if found is not None and is_flat(found) else None
+    if found is None or not is_flat(found) or is_beyond_spark(text or ""):
+        return None
+    return found
+
+
+def is_beyond_spark(text: str) -> bool:
+    """
+    Whether Spark may not read an object of texts that orjson reads.
+
+    Its names have a limit, and so has the depth of a value that a later one of its name replaces.
+    """
+    if len(text) <= 2 * DEEPEST:  # a level has two brackets
+        return False
+    # a character outside of the first plane counts twice
+    if 2 * len(text) <= LONGEST_NAME and text.count("[") + text.count("{") <= DEEPEST:
+        return False
+    try:
+        members = json.loads(text, object_pairs_hook=list)
+    except RecursionError:
+        return True
+    return any(
+        type(value) not in TEXTS or utf16_length(name) > LONGEST_NAME for name, value in members
+    )
+
+
+def utf16_length(text: str) -> int:
+    """Count characters as Java does."""
+    return len(text.encode("utf-16-le")) // 2
 
 
 def is_unfit(text: str) -> bool:

@@ -83,6 +83,17 @@ def test_headers_of_270_million_characters_stop_nothing(place: Place, bench: Ben
     ]
 
 
+def test_a_header_name_that_spark_cannot_read_goes_to_the_error_queue(
+    place: Place, bench: Bench
+) -> None:
+    """Else a job could not send the message on, and failed again after each restart."""
+    for name, body in (("n" * 50_001, "long"), ("n" * 50_000, "fine")):
+        put(place, f"""'{TYPED},"{name}":"x"}}'""", f"'{body}'")
+
+    assert drain(bench) == [b"fine"]
+    assert place.sql(f'SELECT body FROM "{place.schema}".error') == [(b"long",)]
+
+
 # ----- large rows ------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import pytest
 from sqlq_spark.database import schema
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from spark.stand import Queue
 
     from jobs.submit import Desk
@@ -51,6 +54,17 @@ def run(queue: Queue, desk: Desk) -> Any:
         return done.code, done.totals if done.out else {}, done.out + done.log
 
     return run
+
+
+@pytest.fixture
+def tenant(queue: Queue) -> Iterator[str]:
+    """Give an ordinary role with a schema of the same name."""
+    name = f"tenant_{secrets.token_hex(4)}"
+    queue.place.sql(f"CREATE ROLE {name}")
+    queue.place.sql(f"CREATE SCHEMA {name} AUTHORIZATION {name}")
+    yield name
+    queue.place.sql(f"DROP OWNED BY {name} CASCADE")
+    queue.place.sql(f"DROP ROLE {name}")
 
 
 @pytest.mark.faults
@@ -125,6 +139,64 @@ def test_the_findings_of_the_doctor_are_reported(queue: Queue, run: Any) -> None
         assert name in {each["name"] for each in found["findings"]}
     assert (bare[1]["expired"], bare[1]["receipts"]) == (1, [])
     assert f"sqlqueue create '{queue.name}'" in gone[2]
+
+
+def test_a_stream_names_no_queue_that_runs_code_of_its_owner(
+    queue: Queue, tenant: str, run: Any
+) -> None:
+    """Each is skipped with a finding, and the job does the others; one that is named is trusted."""
+    for table in ("victim", "good", "slow"):
+        queue.place.sql(f'CREATE TABLE {tenant}."{table}" (LIKE {queue.name} INCLUDING ALL)')
+        queue.place.sql(f"""INSERT INTO {tenant}."{table}" (id, expires, headers)
+            VALUES (gen_random_uuid(), '2001-01-01', '{{}}')""")
+        queue.place.sql(f'ALTER TABLE {tenant}."{table}" OWNER TO {tenant}')
+    queue.place.sql(f"""
+        SET ROLE {tenant};
+        CREATE FUNCTION {tenant}.evil() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN RAISE 'run as %', current_user; END $$;
+        CREATE TRIGGER t BEFORE DELETE ON {tenant}.victim
+            FOR EACH ROW EXECUTE FUNCTION {tenant}.evil();
+        CREATE VIEW {tenant}."slow.Delayed" AS
+            SELECT '' AS headers, ''::bytea AS body, now() AS due;
+        CREATE VIEW {tenant}.seen AS TABLE {tenant}.good;
+        RESET ROLE""")
+    queue.put("{}", expires=PAST)
+    seen = datetime.now(UTC)
+    names = [f'"{tenant}"."{table}"' for table in ("victim", "good", "slow", "seen")]
+    for at, name in enumerate([queue.name, *names, '"a']):
+        queue.dba.insert("stream", stream=f"{STREAM[:-1]}{at}", queue=name, driver="d", seen=seen)
+
+    code, found, text = run()
+    named, _, _ = run(queues=names[0])
+
+    assert (code, found["expired"], queue.count()) == (1, 2, 0), text
+    skipped = {each["where"] for each in found["findings"] if each["name"] == "not_maintained"}
+    assert skipped == {names[0], *names[2:]}
+    assert [each["where"] for each in found["findings"] if each["name"] == "bad_address"] == ['"a']
+    assert named == 3
+    assert queue.place.sql(f"SELECT count(*) FROM {tenant}.good") == [(0,)]
+
+
+def test_an_error_in_the_queue_of_one_stream_does_not_stop_the_others(
+    queue: Queue, tenant: str, run: Any
+) -> None:
+    """Here a queue that another session has locked; it is a finding."""
+    table = f'"{tenant}"."locked"'
+    queue.place.sql(f"CREATE TABLE {table} (LIKE {queue.name} INCLUDING ALL)")
+    queue.put("{}", expires=PAST)
+    for at, name in enumerate([table, queue.name]):
+        given = {"stream": f"{STREAM[:-1]}{at}", "queue": name, "driver": "d"}
+        queue.dba.insert("stream", **given, seen=datetime.now(UTC))
+    source = {"stateSchema": queue.place.state, "queryTimeout": "1s"}
+
+    with psycopg.connect(queue.place.url) as other:
+        other.execute(f"LOCK TABLE {table}".encode())
+        code, found, text = run(source=source, doctor=False, move_due=False)
+
+    assert (code, found["expired"], queue.count()) == (1, 1, 0), text
+    assert [(each["where"], each["name"]) for each in found["findings"]] == [
+        (table, "not_maintained")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,9 @@ from sqlq_spark.functions import (
     time_sent,
     wire_time,
 )
+from sqlq_spark.functions.expressions import as_map
 from sqlq_spark.send.message.columns import check_frame
+from sqlq_spark.wire.header_columns import parse_headers
 from sqlq_spark.wire.headers import BadWireTime, parse_wire_time
 from sqlq_spark.wire.message_types import full_name
 
@@ -165,6 +167,25 @@ def test_text_without_headers_is_null(spark: SparkSession) -> None:
             found = frame.select(header("headers", "a", json=True)).collect()
 
         assert [value for (value,) in found] == [*texts.values(), None]
+
+
+def test_spark_reads_the_headers_that_are_no_poison(spark: SparkSession) -> None:
+    """As long and as deep as they may be: else a message that fails could not be sent on."""
+    texts = [f'{{"{letter * 50_000}":"1","a":"b"}}' for letter in ("n", "漢", r"\n", r"\u0041")]
+    texts += ['{"%s":"1","a":"b"}' % ("🚀" * 25_000), '{"x":"%s","a":"b"}' % ("v" * 20_000_001)]
+    texts += [f'{{"x":{"[" * 999}{"]" * 999},"x":"1","a":"b"}}']
+    texts += ['{"x":0.%s,"x":"1","a":"b"}' % ("1" * 1001)]
+    poison = ['{"%s":"1","a":"b"}' % ("n" * 50_001), '{"%s":"1","a":"b"}' % ("🚀" * 25_001)]
+    poison += [f'{{"x":{"[" * 1000}{"]" * 1000},"x":"1","a":"b"}}']
+    frame = spark.createDataFrame([(text,) for text in [*texts, *poison]], "headers string")
+
+    whole = as_map(F.col("headers"), json=True)
+    found = frame.select(whole.isNotNull(), header("headers", "a", json=True)).collect()
+
+    assert [parse_headers(text) is not None for text in [*texts, *poison]] == [
+        is_read for is_read, _ in found
+    ]
+    assert [tuple(row) for row in found] == [(True, "b")] * len(texts) + [(False, None)] * 3
 
 
 def test_full_names_of_types(spark: SparkSession) -> None:

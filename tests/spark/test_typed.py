@@ -44,6 +44,8 @@ GOOD: list[tuple[bytes, dict[str, Any]]] = [
         {"customer": {"id": 9, "tags": ["x"]}, "items": [], "prices": [("a", 1)]},
     ),
     (b'{"number":1,"number":9}', {"number": 9}),
+    (b'{"number":9,"name":"7e123456","total":1e2}', {"name": "7e123456", "total": Decimal(100)}),
+    (b'{"number":10,"other":"7e123456"}', {"number": 10}),
 ]
 EMPTY, UTF8, OBJECT = "empty", "not UTF-8", "not one JSON object"
 BAD: list[tuple[bytes | None, str]] = [
@@ -67,6 +69,10 @@ BAD: list[tuple[bytes | None, str]] = [
     (b'{"number":"1"}', "number is not int"),
     (b'{"number":99999999999}', "number is not int"),
     (b'{"number":1,"total":123456789012.5}', "total is not decimal(10,2)"),
+    (b'{"number":1,"total":1e100000000}', "an exponent of four digits or more"),
+    (b'{"number":1,"total":1e-100000000}', "an exponent of four digits or more"),
+    (b'{"number":1,"total":1e100000000,"total":1}', "an exponent of four digits or more"),
+    (b'{"number":1,"total":"1e100000000"}', "total is not decimal(10,2)"),
     (b'{"number":1,"day":"soon","due":"later"}', "due is not timestamp, day is not date"),
     (b'{"number":1,"customer":{"id":"x"}}', "customer is not struct<"),
     (b'{"number":1,"prices":{"a":"b"}}', "prices is not map<string,int>"),

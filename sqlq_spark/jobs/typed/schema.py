@@ -31,6 +31,9 @@ UNFIT = "unfitBody"  # a column of the stream: the number of the schema that a b
 EXCEPTION = "sqlq_spark.UnfitBody"
 BODY, CORRUPT = "body", "corrupt"  # fields of the object around a body
 SHOWN = 20  # fields that a reason names
+# An exponent that no double has. For a DECIMAL Spark writes out such a number before it checks the
+# precision: 30 s for 1e3000000, and for 1e100000000 more than anyone waited.
+HUGE = "([0-9.][eE])([+-]?[0-9]{4})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,7 @@ class Schema:
 
     def parsed(self) -> Column:
         """The body in its object; null for a message of another type, or if it is not one value."""
-        return F.when(self.applies & is_one_value(), from_json(self.columns))
+        return F.when(self.applies & is_one_value(), parse_safely(self.columns))
 
     def unfit(self) -> Column:
         """Whether the schema applies, and the parsed body does not fit it; never null."""
@@ -86,6 +89,10 @@ class Schema:
         return (
             F.when(F.coalesce(F.octet_length("body"), F.lit(0)) == 0, F.lit("the body is empty"))
             .when(~F.is_valid_utf8(F.col("body").cast("string")), F.lit("the body is not UTF-8"))
+            .when(
+                body.isNull() & text().rlike(HUGE) & is_one_value(),
+                F.lit("a number in the body has an exponent of four digits or more"),
+            )
             .when(body.isNull(), F.lit("the body is not one JSON object"))
             .otherwise(F.concat_ws(": ", F.lit("the body does not fit"), fields))
         )
@@ -94,7 +101,7 @@ class Schema:
 def _wrong(field: StructField) -> Column:
     """The name of a field that has not the type of its column; null if it has."""
     reason = F.lit(f"{field.name} is not {field.dataType.simpleString()}")
-    return F.when(from_json(StructType([field]))[CORRUPT].isNotNull(), reason)
+    return F.when(parse_safely(StructType([field]))[CORRUPT].isNotNull(), reason)
 
 
 def text() -> Column:
@@ -108,10 +115,27 @@ def is_one_value() -> Column:
     return F.is_valid_utf8(F.col("body").cast("string")) & (values == 1)
 
 
-def from_json(columns: StructType) -> Column:
+def parse_safely(columns: StructType) -> Column:
+    """
+    As from_json, but no number of a DECIMAL keeps Spark busy.
+
+    Without HUGE numbers a body is parsed first. If it fits, they are in texts only, none of which
+    is for a DECIMAL. So the body as it was is parsed then.
+    """
+    if "decimal(" not in columns.simpleString():
+        return from_json(columns)
+    without = from_json(columns, F.regexp_replace(text(), HUGE, "$1x$2"))
+    return (
+        F.when(~text().rlike(HUGE), from_json(columns))
+        .when(without[CORRUPT].isNull(), from_json(columns))
+        .otherwise(without)
+    )
+
+
+def from_json(columns: StructType, body: Column | None = None) -> Column:
     """The body in an object: the struct `body`, and `corrupt`, which is null if all was parsed."""
     around = StructType([StructField(BODY, columns), StructField(CORRUPT, StringType())])
-    wrapped = F.concat(F.lit(f'{{"{BODY}":'), text(), F.lit("}"))
+    wrapped = F.concat(F.lit(f'{{"{BODY}":'), text() if body is None else body, F.lit("}"))
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT, "timeZone": "UTC"}
     return F.from_json(wrapped, around, options)
 
