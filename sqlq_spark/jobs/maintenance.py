@@ -146,7 +146,7 @@ def choose_queues(
         try:
             queues.append(parse_table("queues", name, options.naming))
         except BadInput as error:
-            fix = "delete the stream with this queue, with `sqlqueue retire`, if it is not needed"
+            fix = "find out which login wrote the row of the stream, and delete the row"
             found.append(of_error(name, "bad_address", error, fix))
     return queues
 
