@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Row
+    from sqlq_spark.errors import BadOption
 
 Severity: TypeAlias = Literal["error", "warning", "note"]  # worst first; a note needs no fix
 
@@ -47,6 +48,18 @@ def absent(where: str) -> Finding:
         severity="error",
         found="a stream reads it, and this login sees no such table",
         fix=f"sqlqueue create {quote(where)}",
+    )
+
+
+def no_address(error: BadOption, state: str) -> Finding:
+    """The finding for a stream whose queue is no address; a tenant can write such a row."""
+    _, name, expected = error.args
+    return Finding(
+        where=name,
+        name="no_address",
+        severity="warning",
+        found=f"a row of {state}.stream names this queue, expected {expected}",
+        fix="find out which login wrote the row, and delete the row",
     )
 
 

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.admin import checks, inspect, purge, queue_tables
 from sqlq_spark.admin.checks.doctor import unreadable
-from sqlq_spark.admin.finding import Finding, of_error
+from sqlq_spark.admin.finding import Finding, no_address, of_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import DELAYED, RETURNED, Destinations
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.errors import BadInput, ConnectionLost, DatabaseFailure, QueueNotFound
+from sqlq_spark.errors import BadOption, ConnectionLost, DatabaseFailure, QueueNotFound
 from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.jobs.frame.main import print_line
 from sqlq_spark.options import SinkOptions, SourceOptions
@@ -145,9 +145,8 @@ def choose_queues(
     for name in sorted(names):
         try:
             queues.append(parse_table("queues", name, options.naming))
-        except BadInput as error:
-            fix = "find out which login wrote the row of the stream, and delete the row"
-            found.append(of_error(name, "bad_address", error, fix))
+        except BadOption as error:
+            found.append(no_address(error, options.state_schema))
     return queues
 
 

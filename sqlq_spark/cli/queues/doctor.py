@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark.admin import checks, inspect, queue_tables, subscribers
-from sqlq_spark.admin.finding import Finding
+from sqlq_spark.admin.finding import no_address
 from sqlq_spark.cli.options import (
     FOUND,
     TIMEOUT,
@@ -31,6 +31,7 @@ from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 
 if TYPE_CHECKING:
+    from sqlq_spark.admin.finding import Finding
     from sqlq_spark.database import Connection
     from sqlq_spark.wire.address import QueueAddress
 
@@ -105,18 +106,6 @@ def all_queues(
         except BadOption as error:
             unfit.append(no_address(error, options.state_schema))
     return found, unfit
-
-
-def no_address(error: BadOption, state: str) -> Finding:
-    """The finding for a stream whose queue is no address; a tenant can write such a row."""
-    _, name, expected = error.args
-    return Finding(
-        where=name,
-        name="no_address",
-        severity="warning",
-        found=f"a row of {state}.stream names this queue, expected {expected}",
-        fix="find out which login wrote the row, and delete the row",
-    )
 
 
 def names_of_streams(connection: Connection, timeout: float) -> list[str]:
