@@ -14,13 +14,9 @@ from pages.page import table
 
 from sqlq_spark import __version__, demo
 from sqlq_spark.cli import options as cli_options
-from sqlq_spark.database import schema
-from sqlq_spark.database.sessions import Session
-from sqlq_spark.options import SourceOptions
-from sqlq_spark.send import subscriptions
 
+from .calls import CALLS, STATE, TABLE, filled, prepare
 from .commands import COMMANDS, options
-from .database import STREAM, address, received
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,49 +25,6 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parents[2] / "docs" / "commandline.md"
 NOWHERE = "postgresql://127.0.0.1:1/shop"
-STATE = ("--state-schema", "STATE")  # words in capitals stand for the place's own names
-TABLE = ("--subscription-table", "TABLE")
-OWN = ("--stream", STREAM, "--yes", *STATE)
-
-# a call of each command, and keys that its first object has; the demo has a test of its own
-CALLS: dict[str, tuple[tuple[str, ...], set[str]]] = {
-    "install": (STATE, {"stateSchema", "server"}),
-    "create": (("QUEUE", "--delayed"), {"queues", "delayed", "server"}),
-    "script": (("QUEUE", *STATE), {"dialect", "script"}),
-    "send": (("QUEUE",), {"sent", "queues", "published", "unheard", "delayed"}),
-    "browse": (("QUEUE",), {"id", "seq", "expires", "headers", "body"}),
-    "stats": (("QUEUE", *STATE), {"at", "queues", "streams"}),
-    "purge": (("OTHER", "--yes"), {"queue", "deleted"}),
-    "purge-expired": (("QUEUE",), {"queue", "deleted"}),
-    "move-due": (("QUEUE",), {"queue", "moved", "nextDueSeconds", "total"}),
-    "doctor": (("QUEUE", *STATE), {"where", "name", "severity", "found", "fix"}),
-    "report": (("QUEUE", *STATE), {"at", "server", "queues", "streams", "failures"}),
-    "receipts list": (STATE, {"stream", "queue", "batch", "task", "messages", "settled", "login"}),
-    "receipts show": (
-        (STREAM, "--message", "MESSAGE", *STATE),
-        {"receipt", "id", "seq", "headers", "body"},
-    ),
-    "receipts return": ((*OWN, "--batch", "1"), {"returned", "receipts", "settled"}),
-    "receipts drop": ((*OWN, "--batch", "2"), {"dropped", "receipts"}),
-    "trail": (STATE, {"at", "login", "action", "queue", "messages", "stream"}),
-    "subscribe": (
-        ("Shop.New", "--endpoint", "Lake", "--queue", "QUEUE", *TABLE),
-        {"topic", "endpoint", "address"},
-    ),
-    "unsubscribe": (
-        ("Shop.Old", "--endpoint", "Lake", "--yes", *TABLE),
-        {"topic", "endpoint", "unsubscribed"},
-    ),
-    "retire": (
-        ("GONE", "--yes", *TABLE, *STATE),
-        {"queue", "unsubscribed", "messages", "delayed", "receipts", "dropped"},
-    ),
-    "subscribers": (TABLE, {"topic", "endpoint", "address"}),
-    "retry": (
-        ("QUEUE", "--all", "--yes"),
-        {"queue", "returned", "skipped", "chosen", "staying", "missing"},
-    ),
-}
 CONNECTING = [name for name in sorted(COMMANDS) if "--url" in options(name)]
 
 
@@ -90,48 +43,8 @@ def place(shared: Place) -> Place:
 
 @pytest.fixture(scope="module")
 def ready(shared: Place) -> dict[str, str]:
-    """Make queues with messages, delayed ones, receipts, subscribers and something to fix."""
-    names = {
-        "QUEUE": "Shop.Orders",
-        "OTHER": "Shop.Billing",
-        "GONE": "Shop.Old",
-        "TABLE": "Subscriptions",
-    }
-    words = {word: address(shared, name) for word, name in names.items()}
-    words["STATE"] = shared.state
-    raw = {"url": shared.url, "queue": words["QUEUE"], "stateSchema": shared.state}
-    options = SourceOptions.parse(raw)
-    with Session(options, "test", state=False) as session:
-        connection = session.open()
-        schema.install(connection, timeout=10)
-        schema.create_delayed(connection, options.address, timeout=10)
-        schema.create_queue(connection, connection.parsed(words["GONE"]), timeout=10)
-        for name in ("QUEUE", "OTHER"):
-            schema.create_queue(connection, connection.parsed(words[name]), timeout=10)
-            put = f"INSERT INTO {words[name]} (id, headers, body)"
-            shared.sql(f"{put} SELECT gen_random_uuid(), '{{}}', '1' FROM generate_series(1, 4)")
-        subscriptions.subscribe(
-            connection,
-            connection.parsed(words["TABLE"]),
-            topics=("Shop.Old", "Shop.Heard"),
-            endpoint="Lake",
-            queue=options.address,
-            timeout=10,
-        )
-    ids = shared.sql(f"SELECT id::text FROM {words['QUEUE']} ORDER BY seq")
-    message = ids[2][0]  # of the receipt that no other call returns or drops
-    columns = "(action, queue, messages)"
-    shared.sql(f"INSERT INTO {shared.state}.trail {columns} VALUES ('purge', 'gone', 1)")
-    for batch in (1, 2, 3):
-        received(shared, messages=1, batch=batch)
-    words["MESSAGE"] = message
-    shared.sql(f"ALTER TABLE {words['QUEUE']} SET (autovacuum_enabled = off)")
-    return words
-
-
-def filled(call: tuple[str, ...], words: dict[str, str]) -> list[str]:
-    """Put a test's own names into a call."""
-    return [words.get(word, word) for word in call]
+    """Make what the calls work on."""
+    return prepare(shared)
 
 
 # ---------------------------------------------------------------- options and help
@@ -180,26 +93,13 @@ def test_a_command_waits_no_longer_than_its_timeout(
 # ---------------------------------------------------------------- JSON and exit codes
 
 
-@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"demo"}))
-def test_a_command_prints_json_and_nothing_else(run: Run, ready: dict[str, str], name: str) -> None:
-    """So that a program can read it line by line."""
-    call, keys = CALLS[name]
-
-    printed = run(*name.split(), *filled(call, ready), "--json", stdin='{"body": "4"}')
-
-    # what doctor finds is to be fixed, what retry was to return never failed
-    assert printed.code == (1 if name in {"doctor", "retry"} else 0), printed.err
-    assert printed.objects
-    assert keys <= printed.objects[0].keys()
-
-
 ASKING = ["purge", "receipts return", "receipts drop", "retire", "retry", "unsubscribe"]
 
 
 @pytest.mark.parametrize("name", ASKING)
 def test_a_program_must_say_yes(run: Run, ready: dict[str, str], name: str) -> None:
     """Without --yes nothing is done."""
-    call = [word for word in filled(CALLS[name][0], ready) if word != "--yes"]
+    call = [word for word in filled(CALLS[name], ready) if word != "--yes"]
 
     refused = run(*name.split(), *call, "--json", stdin="y\n")
 
@@ -210,7 +110,7 @@ def test_a_program_must_say_yes(run: Run, ready: dict[str, str], name: str) -> N
 @pytest.mark.parametrize("name", CONNECTING)
 def test_an_unreachable_database_is_exit_code_3(run: Run, name: str) -> None:
     """One sentence says where it was looked for."""
-    words = filled(CALLS[name][0], {"QUEUE": "q", "STATE": "s", "TABLE": "t"})
+    words = filled(CALLS[name], {"QUEUE": "q", "STATE": "s", "TABLE": "t"})
     report = ["--json"] if name == "report" else []  # it must be asked for a form
 
     failed = run(*name.split(), *words, *report, "--url", NOWHERE)

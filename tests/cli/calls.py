@@ -1,0 +1,98 @@
+"""A call of each command that succeeds, and the queues that the calls work on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlq_spark.database import schema
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.options import SourceOptions
+from sqlq_spark.send import subscriptions
+from sqlq_spark.wire import headers as wire
+
+from .database import STREAM, address, received
+
+if TYPE_CHECKING:
+    from conftest import Place
+
+STATE = ("--state-schema", "STATE")  # words in capitals stand for the place's own names
+TABLE = ("--subscription-table", "TABLE")
+OWN = ("--stream", STREAM, "--yes", *STATE)
+NAMES = {
+    "QUEUE": "Shop.Orders",
+    "OTHER": "Shop.Billing",
+    "GONE": "Shop.Old",
+    "ERROR": "error",
+    "TABLE": "Subscriptions",
+}
+
+# in an order in which each finds what it needs; the demo has a test of its own
+CALLS: dict[str, tuple[str, ...]] = {
+    "install": STATE,
+    "create": ("QUEUE", "--delayed"),
+    "script": ("QUEUE", *STATE),
+    "send": ("QUEUE",),
+    "browse": ("QUEUE",),
+    "browse --delayed": ("QUEUE",),
+    "stats": ("QUEUE", "OTHER", *STATE),
+    "move-due": ("QUEUE",),
+    "doctor": ("QUEUE", *STATE),
+    "report": ("QUEUE", "OTHER", "--error-queue", "ERROR", *STATE),
+    "purge": ("OTHER", "--yes"),
+    "purge-expired": ("QUEUE",),
+    "receipts list": STATE,
+    "receipts show": (STREAM, "--message", "MESSAGE", *STATE),
+    "receipts return": (*OWN, "--batch", "1"),
+    "receipts drop": (*OWN, "--batch", "2"),
+    "trail": STATE,
+    "subscribe": ("Shop.New", "--endpoint", "Lake", "--queue", "QUEUE", *TABLE),
+    "unsubscribe": ("Shop.Old", "--endpoint", "Lake", "--yes", *TABLE),
+    "retire": ("GONE", "--yes", *TABLE, *STATE),
+    "subscribers": TABLE,
+    "retry": ("ERROR", "--all", "--yes"),
+}
+
+
+def filled(call: tuple[str, ...], words: dict[str, str]) -> list[str]:
+    """Put a test's own names into a call."""
+    return [words.get(word, word) for word in call]
+
+
+def prepare(place: Place) -> dict[str, str]:
+    """Make queues with messages, receipts, subscribers and something to fix; the place's names."""
+    words = {word: address(place, name) for word, name in NAMES.items()} | {"STATE": place.state}
+    raw = {"url": place.url, "queue": words["QUEUE"], "stateSchema": place.state}
+    options = SourceOptions.parse(raw)
+    with Session(options, "test", state=False) as session:
+        connection = session.open()
+        schema.install(connection, timeout=10)
+        schema.create_delayed(connection, options.address, timeout=10)
+        for name in ("QUEUE", "OTHER", "GONE", "ERROR"):
+            schema.create_queue(connection, connection.parsed(words[name]), timeout=10)
+        subscriptions.subscribe(
+            connection,
+            connection.parsed(words["TABLE"]),
+            topics=("Shop.Old", "Shop.Heard"),
+            endpoint="Lake",
+            queue=options.address,
+            timeout=10,
+        )
+    failed = wire.dumps({wire.FAILED_Q: words["QUEUE"]})
+    for name, headers, body, messages in (
+        ("QUEUE", "{}", b"1", 4),
+        ("QUEUE", "corrupt", b"\xff", 1),
+        ("OTHER", "{}", b"1", 4),
+        ("ERROR", failed, b"1", 1),
+    ):
+        row = "SELECT gen_random_uuid(), %s, %s FROM generate_series(1, %s)"
+        insert = f"INSERT INTO {words[name]} (id, headers, body) {row}"
+        place.sql(insert, headers, body, messages)
+    ids = place.sql(f"SELECT id::text FROM {words['QUEUE']} ORDER BY seq")
+    words["MESSAGE"] = ids[2][0]  # of the receipt that no other call returns or drops
+    columns = "(action, queue, messages)"
+    place.sql(f"INSERT INTO {place.state}.trail {columns} VALUES ('purge', 'gone', 1)")
+    for batch in (1, 2, 3):
+        received(place, messages=1, batch=batch)
+    place.sql(f"ALTER TABLE {words['QUEUE']} SET (autovacuum_enabled = off)")
+    place.sql(f"UPDATE {words['OTHER']} SET seq = 2000000000 + seq")
+    return words

@@ -1,0 +1,225 @@
+"""
+What users see, each line a fact and what it is true of.
+
+    python tests/surface.py > tests/golden/surface.txt
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import os
+import pkgutil
+import sys
+import tomllib
+from collections import defaultdict
+from contextlib import redirect_stdout
+from dataclasses import MISSING, fields, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
+from unittest.mock import patch
+
+import typer.main
+from cli.calls import CALLS, filled, prepare
+from cli.commands import COMMANDS
+from conftest import placed
+
+import sqlq_spark
+from sqlq_spark import demo, errors, functions, testing
+from sqlq_spark.cli import main, options
+from sqlq_spark.errors import BadFrame, SqlQueueError
+from sqlq_spark.jobs.frame import main as jobs
+from sqlq_spark.jobs.frame import settings_reader
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.fields import option_fields
+from sqlq_spark.receive.columns import columns
+from sqlq_spark.receive.driver.pace import Outcome, Ramp
+from sqlq_spark.receive.driver.peek import Found
+from sqlq_spark.receive.driver.progress import report_stream
+from sqlq_spark.receive.receipts import Acknowledged
+from sqlq_spark.send.message.columns import IGNORED, WRITTEN, check_frame
+from sqlq_spark.testing import plugin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Facts: TypeAlias = "Iterator[tuple[str, str]]"
+KINDS = (
+    *("string", "binary", "boolean", "int", "bigint", "double", "date", "timestamp"),
+    *("interval day to second", "interval year to month", "timestamp_ntz"),
+    *("array<string>", "map<string,string>"),
+)
+OPEN = {"headers", "staying", "queues"}  # objects, not lists of them, whose keys are data
+LINES = '{"body": "4"}\n{"body": "5", "delay": "01:00:00"}\n'
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
+
+
+def facts(server: str) -> list[str]:
+    """All facts, each with what it is true of; the commands run on a PostgreSQL server."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    parts = of_options(), of_columns(), of_metrics(), of_commands(), of_jobs(), of_errors()
+    for some in (*parts, of_exports(), of_json(server)):
+        for fact, owner in some:
+            found[fact].add(owner)
+    return sorted(": ".join(filter(None, (key, ", ".join(sorted(found[key]))))) for key in found)
+
+
+def default(value: object) -> str:
+    """The default of an option or parameter."""
+    return "required" if value is MISSING else f"default {value!r}"
+
+
+def of_options() -> Facts:
+    """Options of the data source."""
+    for cls in (SourceOptions, SinkOptions):
+        for each in option_fields(cls):
+            yield f"option {each.metadata['option']}, {default(each.default)}", cls.side[0]
+
+
+def of_columns() -> Facts:
+    """Columns of a read in each format of headers, and the types that a write takes."""
+    read = SourceOptions.parse({"url": "postgresql://u@h/d", "queue": "q"})
+    for name in ("map", "json"):
+        for column, kind in columns(replace(read, headers_format=name)).items():
+            yield f"column of a read, {column} {kind}", f"headersFormat={name}"
+    for column in (*WRITTEN, *IGNORED):
+        kinds = list(filter(fits(column), KINDS))
+        some = ["any type"] if len(kinds) == len(KINDS) else kinds
+        yield from ((f"column of a write, {column}", kind) for kind in some)
+
+
+def fits(column: str) -> Any:
+    """Say whether a frame may have a column of a type."""
+
+    def check(kind: str) -> bool:
+        try:
+            check_frame({"body": "binary", column: kind}, queue=True, as_received=True)
+        except BadFrame:
+            return False
+        return True
+
+    return check
+
+
+def of_metrics() -> Facts:
+    """Names in `sources[].latestOffset` of a stream's progress."""
+    its = Acknowledged(batch=1, outcome=Outcome(tasks=1, empty=0, got=0))
+    last = replace(its, queues={"a": its})
+    report = report_stream("s", {"a": Found(), "b": Found()}, Ramp(tasks=1), last, most=1)
+    yield from keys("metrics", report)
+
+
+def keys(place: str, value: object) -> Facts:
+    """The keys of a JSON value and of all in it, by where they are."""
+    if isinstance(value, list):
+        for each in value:
+            yield from keys(f"{place}[]", each)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield place, key
+            if key not in OPEN or isinstance(each, list):
+                yield from keys(f"{place} {key}", each)
+
+
+def of_commands() -> Facts:
+    """Arguments and options of each command, and the exit codes."""
+    groups = {"sqlqueue": typer.main.get_command(main.app)}
+    for name, command in (groups | COMMANDS).items():
+        hints = get_type_hints(command.callback)
+        for each in command.params:
+            words = [each.param_type_name, *each.opts, *each.secondary_opts]
+            words += [inspect.formatannotation(hints[each.name])] if each.name in hints else []
+            words += ["required"] if each.required else [default(each.default)]
+            words += [f"or {each.envvar}"] if each.envvar else []
+            yield f"command's {' '.join(words)}", name
+    for name in ("FOUND", "USAGE", "DATABASE", "STOPPED"):
+        yield "exit code of a command", f"{getattr(options, name)} {name}"
+
+
+def of_json(server: str) -> Facts:
+    """Keys that each command prints with --json, and how it ends."""
+    with placed(server) as place:
+        words = prepare(place)
+        for name, call in CALLS.items():
+            code, printed = run(place.url, *name.split(), *filled(call, words), "--json")
+            yield f"json of {name}", f"exit code {code}"
+            for each in printed:
+                yield from keys(f"json of {name}", each)
+    figures: dict[str, Any] = {each.name: 0 for each in fields(demo.Result)} | {"rows": []}
+    with patch.object(demo, "run", lambda **_: (each for each in [demo.Result(**figures)])):
+        _, printed = run("", "demo", "--json")
+    yield from keys("json of demo", printed[0])
+
+
+def run(url: str, *words: str) -> tuple[object, list[Any]]:
+    """Run one command in this process; its exit code and what it printed."""
+    stdin = io.TextIOWrapper(io.BytesIO(LINES.encode()))
+    surroundings = patch.dict(os.environ, SQLQUEUE_URL=url), patch("signal.signal")
+    with surroundings[0], surroundings[1], patch("sys.stdin", stdin):
+        with redirect_stdout(io.StringIO()) as out:
+            try:
+                main.main(words)
+            except SystemExit as ended:
+                code = ended.code or 0
+        return code, [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def of_jobs() -> Facts:
+    """Entry points and extras, and the settings of each job."""
+    project = PROJECT["project"]
+    for group, names in (("scripts", project["scripts"]), *project["entry-points"].items()):
+        yield from ((f"entry point of {group}, {name} = {at}", "") for name, at in names.items())
+    yield from (("extras", name) for name in project["optional-dependencies"])
+    for name in ("GOOD", "FOUND", "USAGE", "FAILED"):
+        yield "exit code of a job", f"{getattr(jobs, name)} {name}"
+    for job, at in project["scripts"].items():
+        kind: Any = getattr(import_module(at.partition(":")[0]), "Settings", None)
+        for each in fields(kind) if kind else ():
+            factory = each.default_factory
+            value = each.default if factory is MISSING else factory()
+            words = [each.name, settings_reader.type_of(kind, each).__name__, default(value)]
+            words += ["secret"] if each.metadata["secret"] else []
+            words += [f"or {variable}" for variable in each.metadata["environment"]]
+            yield f"setting {' '.join(words)}", job.removeprefix("sqlqueue-")
+
+
+def of_errors() -> Facts:
+    """Classes of errors by their parents; a star marks what users import from elsewhere."""
+    for module in pkgutil.walk_packages(sqlq_spark.__path__, "sqlq_spark."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
+    classes = [SqlQueueError]
+    for cls in classes:  # it grows
+        classes += cls.__subclasses__()
+        if cls.__module__.startswith("sqlq_spark."):
+            star = "" if cls.__name__ in errors.__all__ else "*"
+            yield (
+                f"error, {', '.join(each.__name__ for each in cls.__bases__)}",
+                cls.__name__ + star,
+            )
+
+
+def of_exports() -> Facts:
+    """What modules export, with signatures, and the fixtures of the plugin of pytest."""
+    for module in (sqlq_spark, functions, testing):
+        for name in module.__all__:
+            yield from of_export(f"{module.__name__}.{name}", getattr(module, name))
+    yield from (("fixtures", name) for name in vars(plugin) if name.startswith("sqlqueue_"))
+
+
+def of_export(name: str, value: Any) -> Facts:
+    """A value, function or class with its public members."""
+    error = isinstance(value, type) and issubclass(value, Exception)
+    signature = str(inspect.signature(value)) if callable(value) and not error else ""
+    yield f"export {name}{signature}", ""
+    if isinstance(value, type) and not error:
+        for key, member in vars(value).items():
+            if not key.startswith("_") and (callable(member) or isinstance(member, property)):
+                yield from of_export(f"{name}.{key}", member)
+
+
+if __name__ == "__main__":
+    with testing.server() as running:
+        sys.stdout.write("\n".join([*facts(running), ""]))
