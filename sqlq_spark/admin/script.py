@@ -11,15 +11,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database import dialect_named
-from sqlq_spark.database.names import DIALECTS
-from sqlq_spark.database.schema import (
-    LOCKING,
-    ROW_SECURED,
-    ROW_SECURITY,
-    TABLES,
-    VERSIONS,
-    delayed_of,
-)
+from sqlq_spark.database.schema import LOCKING, TABLES, VERSIONS, delayed_of
 from sqlq_spark.database.script import Step
 from sqlq_spark.errors import BadOption
 from sqlq_spark.options.connection import DatabaseOptions
@@ -94,19 +86,18 @@ def script(
         dialect: the name of the dialect.
     """
     roles = roles or Roles()
-    # SQL Server keeps rows apart by a schema for each domain
-    apart = DIALECTS[dialect].has_row_security
+    joins = dialect == "postgresql"  # SQL Server: the owner of a schema owns its tables
     steps = [Step(statement="script_begin")]
-    steps += _tables(endpoint, roles.owner, body_string=body_string, apart=apart)
-    steps += _rights(endpoint, roles, apart=apart)
+    steps += _tables(endpoint, roles.owner, body_string=body_string, joins=joins)
+    steps += _rights(endpoint, roles)
     steps += _topics(subscriptions, roles)
     if delayed:
         steps += _delayed(endpoint.primary, roles)
     if roles.operator is not None:
-        steps += _operator(endpoint, roles.operator, subscriptions, delayed=delayed, apart=apart)
+        steps += _operator(endpoint, roles.operator, subscriptions, delayed=delayed)
     if roles.installer is not None:
         steps += _installer(endpoint, roles.installer, roles.owner)
-    steps += [Step(statement=name, role=roles.owner) for name in LAST] if apart else []
+    steps += [Step(statement=name, role=roles.owner) for name in LAST] if joins else []
     return dialect_named(dialect).write_script(steps, state=state, owner=roles.owner)
 
 
@@ -117,36 +108,31 @@ OPERATOR_STATE: tuple[StatementName, ...] = (
     "script_sender_state",
     "script_operator_state",
 )
-READER_TABLES, SENDER_TABLES = ROW_SECURED[:4], ROW_SECURED[4:]
 
 
-def _tables(endpoint: Endpoint, owner: str, *, body_string: bool, apart: bool) -> Iterator[Step]:
+def _tables(endpoint: Endpoint, owner: str, *, body_string: bool, joins: bool) -> Iterator[Step]:
     yield Step(comment="Tables. The login that runs this owns them.")
     for each in endpoint.queues:
         yield Step(statement="create_queue", tables={"queue": each})
         if body_string:
             yield Step(statement="add_body_string", tables={"queue": each})
     yield Step(statement="script_state_check")
-    if apart:
+    if joins:
         yield Step(statement="script_join", role=owner)
     for name in TABLES:
         locked = LOCKING.get(name)
         yield Step(statement=name, state_table=locked or "", part=name if locked else "")
     yield Step(statement="script_state_check")
-    for name, table, part in ROW_SECURITY if apart else ():
-        yield Step(statement=name, state_table=table, part=part)
     for name in VERSIONS:
         yield Step(statement=name)
 
 
-def _rights(endpoint: Endpoint, roles: Roles, *, apart: bool) -> Iterator[Step]:
-    uses = ((roles.reader, "reader", READER_TABLES), (roles.sender, "sender", SENDER_TABLES))
-    for role, use, tables in uses:
+def _rights(endpoint: Endpoint, roles: Roles) -> Iterator[Step]:
+    uses = ((roles.reader, "reader"), (roles.sender, "sender"))
+    for role, use in uses:
         yield Step(comment=f"Rights of a {use}: {{grant}} the login of its Spark job.", role=role)
         yield Step(statement="script_role", role=role)
         yield Step(statement=f"script_{use}_state", role=role)
-        for table in tables if apart else ():
-            yield Step(statement="script_share", role=role, state_table=table, part="script_share")
         for each in endpoint.own:
             yield Step(statement=f"script_{use}", tables={"queue": each}, role=role)
         for each in endpoint.shared if use == "reader" else ():
@@ -177,15 +163,11 @@ def _operator(
     subscriptions: QueueAddress | None,
     *,
     delayed: bool,
-    apart: bool,
 ) -> Iterator[Step]:
     """The permissions for every command that creates no tables."""
     yield Step(comment="Rights of an operator: {grant} whoever runs `sqlqueue`.", role=role)
     for name in ("script_role", *OPERATOR_STATE):
         yield Step(statement=name, role=role)
-    part = "script_all_rows"
-    for table in (*ROW_SECURED, "trail") if apart else ():
-        yield Step(statement=part, role=role, state_table=table, part=part)
     for each in endpoint.queues:
         for name in ("script_reader", "script_sender"):
             yield Step(statement=name, tables={"queue": each}, role=role)

@@ -48,7 +48,6 @@ class Names:
     notation: Notation  # with the limits of names
     has_catalogs: bool  # an address in a message names the database too
     has_legacy_columns: bool  # its queues have columns for endpoints of version 1
-    has_row_security: bool  # the server hides state rows from other logins
     password_variable: str | None  # the environment variable that only this database's tools read
     # what replaces the option `credentials`; None: the option may be set
     own_credentials: str | None
@@ -96,7 +95,6 @@ POSTGRESQL = Names(
     notation=POSTGRESQL_NOTATION,
     has_catalogs=False,
     has_legacy_columns=False,
-    has_row_security=True,
     password_variable="PGPASSWORD",  # noqa: S106 - the variable's name
     own_credentials=None,
     parse_address=parse_postgresql,
@@ -116,7 +114,6 @@ SQLSERVER = Names(
     notation=SQLSERVER_NOTATION,
     has_catalogs=True,
     has_legacy_columns=True,
-    has_row_security=False,
     password_variable=None,
     own_credentials="authentication=ActiveDirectoryDefault (or another value) in the url",
     parse_address=parse_sqlserver,

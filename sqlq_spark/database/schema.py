@@ -16,7 +16,7 @@ from sqlq_spark.errors import InstallBlocked, StatementFailed, StateOfOther, Tim
 from sqlq_spark.wire.address import DELAYED, QueueAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from sqlq_spark.database import Connection
     from sqlq_spark.database.statements import StatementName
@@ -50,36 +50,6 @@ LOCKING: dict[StatementName, str] = {
     "install_staging_storage": "staging",
     "install_staging_page_storage": "staging_page",
 }
-# tables in which a login sees only the rows that it made
-ROW_SECURED = (
-    "stream",
-    "task",
-    "receipt",
-    "receipt_page",
-    "staging",
-    "staging_page",
-    "dispatch_log",
-)
-POLICIES: dict[str, StatementName] = {
-    "version": "install_version_policy",
-    **dict.fromkeys(ROW_SECURED, "install_policy"),
-    "trail": "install_policy",
-}
-
-
-def _parts(policy: StatementName) -> Iterator[tuple[StatementName, StatementName]]:
-    """Statements about a table's rows, and the part of `install_done` that makes each needless."""
-    yield "install_row_security", "install_row_security"
-    yield "install_no_policy", policy
-    yield policy, policy
-
-
-# statement, table, and the part of `install_done` that makes it needless
-ROW_SECURITY: tuple[tuple[StatementName, str, str], ...] = tuple(
-    (statement, table, part)
-    for table, policy in POLICIES.items()
-    for statement, part in _parts(policy)
-)
 # rows, written once the owner of the tables is checked
 VERSIONS: tuple[StatementName, ...] = ("install_version_row", "install_version_only")
 # seconds that an install waits for a table: streams that come after it wait as long
@@ -116,9 +86,6 @@ def _install(connection: Connection) -> None:
         if (statement, LOCKING.get(statement)) not in done:
             connection.run(statement)
     check_ours(connection)  # another login may have created a table in the schema meanwhile
-    for statement, table, part in ROW_SECURITY:
-        if (part, table) not in done:
-            connection.run(statement, tables={"table": QueueAddress(table, connection.state)})
     for statement in VERSIONS:
         connection.run(statement, version=VERSION)
 

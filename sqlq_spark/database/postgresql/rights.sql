@@ -147,26 +147,6 @@ GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched) ON {state}.di
 -- An operator reads the audit trail. No role may change or delete an entry, or write another login.
 GRANT SELECT ON {state}.trail TO {role}
 
--- name: script_share
--- The members of a role share their rows, so a stream may go on under another login of its role. Rows
--- of a superuser are not shared, because a superuser counts as a member of every role. Membership is
--- checked only for another login's row.
--- {literal} is the role's name as text, {role} quoted.
--- Locks:   the whole table, for a moment; a second run leaves it out.
-DROP POLICY IF EXISTS {role} ON {table};
-CREATE POLICY {role} ON {table} TO {role}
- USING (login = current_user
-        OR login = ANY (ARRAY (
-            SELECT r.rolname
-              FROM pg_catalog.pg_roles AS r
-             WHERE NOT r.rolsuper AND pg_has_role(r.oid, {literal}, 'USAGE'))))
-
--- name: script_all_rows
--- An operator sees and writes all rows.
--- Locks:   the whole table, for a moment; a second run leaves it out.
-DROP POLICY IF EXISTS {role} ON {table};
-CREATE POLICY {role} ON {table} TO {role} USING (true)
-
 -- name: script_mover
 -- For a reader that also moves due messages into its queue.
 GRANT SELECT, DELETE, UPDATE (due) ON {delayed} TO {role};

@@ -1,13 +1,11 @@
-"""Rows to and from PostgreSQL: parameters and pages as Arrow, results as Python values."""
+"""Rows to and from PostgreSQL: parameters as Arrow, results as Python values."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
-from sqlq_spark.wire.address import identifier
 from sqlq_spark.wire.texts import replace_undecodable
 
 if TYPE_CHECKING:
@@ -41,36 +39,6 @@ def bind(values: Sequence[Value | pa.Array]) -> pa.RecordBatch | None:
         for value in values
     ]
     return pa.record_batch(columns, names=[str(at) for at in range(len(columns))])
-
-
-def insert_pages(state: str, table: str, pages: pa.RecordBatch) -> tuple[str, list[pa.Array]]:
-    """
-    Return an INSERT of the pages of one payload, and its values.
-
-    The pages follow one another in memory. They are sent as one value, which the server cuts.
-
-    Args:
-        state: the schema of the state tables.
-        table: a state table.
-        pages: of one payload, all of the same size but the last.
-    """
-    payload = pages.column("payload")
-    offsets = np.frombuffer(payload.buffers()[1], np.int32)[payload.offset :]
-    whole = payload.buffers()[2].slice(offsets[0], offsets[len(payload)] - offsets[0])
-    names = [name for name in pages.schema.names if name != "payload"]
-    size = int(offsets[1] - offsets[0])
-    selected = [f"${at} + at" if name == "page" else f"${at}" for at, name in enumerate(names, 1)]
-    value = f"${len(names) + 1}::bytea"
-    text = (
-        f"INSERT INTO {identifier(state)}.{identifier(table)} "  # noqa: S608 - quoted
-        f"({', '.join(map(identifier, names))}, payload) "
-        f"SELECT {', '.join(selected)}, substring({value} FROM at * {size} + 1 FOR {size}) "
-        f"FROM generate_series(0, (octet_length({value}) - 1) / {size}) AS at"
-    )
-    bounds = pa.py_buffer(np.array([0, whole.size], np.int32))
-    values = [pages.column(name).slice(0, 1) for name in names]
-    values.append(pa.BinaryArray.from_buffers(pa.binary(), 1, [None, bounds, whole]))
-    return text, values
 
 
 # ---------------------------------------------------------------- from the server

@@ -62,41 +62,16 @@ SELECT format('table %s has a column of the type %s', t.named, d.refobjid::regty
 
 -- name: install_done
 -- Finds what is in place already. A second run leaves it out, because a statement that changes nothing
--- would lock its table too. A policy is compared by its text without spaces and brackets.
+-- would lock its table too.
 -- Locks nothing but the catalogue.
--- Returns: part text (the name of a statement), of_table text, role text (of a policy, else empty)
+-- Returns: part text (the name of a statement), of_table text, role text (empty)
 WITH tables AS (
-    SELECT c.oid, c.relname::text AS name, c.relrowsecurity
+    SELECT c.oid, c.relname::text AS name
       FROM pg_catalog.pg_class AS c
       JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
      WHERE n.nspname = :state_name::text AND c.relkind = 'r'
-), policies AS (
-    SELECT t.name, p.polname::text AS policy, p.polcmd::text AS command,
-           coalesce(r.rolname::text, '') AS role,
-           translate(pg_get_expr(p.polqual, p.polrelid), ' ()' || chr(9) || chr(10), '') AS found,
-           translate('login=CURRENT_USERORlogin=ANYARRAYSELECTr.rolnameFROMpg_rolesr'
-                     'WHERENOTr.rolsuperANDpg_has_roler.oid,' || quote_literal(r.rolname)
-                     || '::name,''USAGE''::text', ' ()' || chr(9) || chr(10), '') AS shared
-      FROM tables AS t
-      JOIN pg_catalog.pg_policy AS p ON p.polrelid = t.oid
-      LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = p.polroles[1]
-     WHERE p.polpermissive AND p.polwithcheck IS NULL AND cardinality(p.polroles) = 1
 )
-SELECT 'install_row_security' AS part, name AS of_table, '' AS role FROM tables WHERE relrowsecurity
-UNION ALL
-SELECT 'install_policy', name, '' FROM policies
- WHERE policy = 'own rows' AND command = '*' AND role = '' AND found = 'login=CURRENT_USER'
-UNION ALL
-SELECT 'install_version_policy', name, '' FROM policies
- WHERE policy = 'own rows' AND command = 'r' AND role = '' AND found = 'true'
-UNION ALL
-SELECT 'script_share', name, role FROM policies
- WHERE policy = role AND command = '*' AND found = shared
-UNION ALL
-SELECT 'script_all_rows', name, role FROM policies
- WHERE policy = role AND command = '*' AND found = 'true'
-UNION ALL
-SELECT 'install_' || t.name || '_storage', t.name, ''
+SELECT 'install_' || t.name || '_storage' AS part, t.name AS of_table, '' AS role
   FROM tables AS t
   JOIN pg_catalog.pg_attribute AS a ON a.attrelid = t.oid AND a.attname = 'payload'
  WHERE a.attstorage = CASE WHEN t.name LIKE '%page' THEN 'p' ELSE 'e' END
@@ -125,12 +100,10 @@ DELETE FROM {state}.version WHERE version < :version::integer
 
 -- name: install_stream
 -- One row for each checkpoint. A row is updated twice in a batch; free space in its page keeps these
--- updates HOT. `login` made the row and is part of each key, so that another login's row neither
--- conflicts nor becomes visible. Rows of a stream or a sink have the login of its row here or in
--- `dispatch_log`. `query_id` and `query_batch` are Spark's names for the last acknowledged batch. The plan
--- may only be used for batches above those in `plan_after`.
+-- updates HOT. `login` made the row. `query_id` and `query_batch` are Spark's names for the last
+-- acknowledged batch. The plan may only be used for batches above those in `plan_after`.
 CREATE TABLE IF NOT EXISTS {state}.stream (
-    stream      varchar(36) NOT NULL,
+    stream      varchar(36) NOT NULL PRIMARY KEY,
     login       name        NOT NULL DEFAULT current_user,
     queue       text        NOT NULL,
     driver      varchar(36) NOT NULL,
@@ -145,8 +118,7 @@ CREATE TABLE IF NOT EXISTS {state}.stream (
     diverted    bigint      NOT NULL DEFAULT 0,
     forwarded   bigint      NOT NULL DEFAULT 0,
     created     timestamptz NOT NULL DEFAULT now(),
-    seen        timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (stream, login)
+    seen        timestamptz NOT NULL DEFAULT now()
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
 -- name: install_stream_query
@@ -157,9 +129,8 @@ CREATE INDEX IF NOT EXISTS stream_query ON {state}.stream (query_id)
 -- A row for each task number of a stream. An attempt of the task locks it.
 CREATE TABLE IF NOT EXISTS {state}.task (
     stream varchar(36) NOT NULL,
-    login  name        NOT NULL DEFAULT current_user,
     task   integer     NOT NULL CHECK (task >= 0),
-    PRIMARY KEY (stream, login, task)
+    PRIMARY KEY (stream, task)
 )
 
 -- name: install_receipt
@@ -182,7 +153,7 @@ CREATE TABLE IF NOT EXISTS {state}.receipt (
     unpacked    bigint      NOT NULL CHECK (unpacked >= 0),
     payload     bytea       NOT NULL,
     created     timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (stream, batch, task, login)
+    PRIMARY KEY (stream, batch, task)
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
 -- name: install_receipt_query
@@ -196,12 +167,11 @@ ALTER TABLE {state}.receipt ALTER COLUMN payload SET STORAGE EXTERNAL
 -- The payload of a large receipt, cut so that a row fills a page.
 CREATE TABLE IF NOT EXISTS {state}.receipt_page (
     stream  varchar(36) NOT NULL,
-    login   name        NOT NULL DEFAULT current_user,
     batch   bigint      NOT NULL,
     task    integer     NOT NULL,
     page    integer     NOT NULL,
     payload bytea       NOT NULL,
-    PRIMARY KEY (stream, batch, task, page, login)
+    PRIMARY KEY (stream, batch, task, page)
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
 -- name: install_receipt_page_storage
@@ -211,14 +181,13 @@ ALTER TABLE {state}.receipt_page ALTER COLUMN payload SET STORAGE PLAIN
 -- Messages staged by the tasks of a sink, until the driver dispatches or discards them.
 CREATE TABLE IF NOT EXISTS {state}.staging (
     sink     varchar(200) NOT NULL,
-    login    name         NOT NULL DEFAULT current_user,
     batch    bigint       NOT NULL,
     attempt  varchar(36)  NOT NULL,
     chunk   integer      NOT NULL,
     messages bigint       NOT NULL CHECK (messages > 0),
     payload  bytea        NOT NULL,
     created  timestamptz  NOT NULL DEFAULT now(),
-    PRIMARY KEY (sink, batch, attempt, chunk, login)
+    PRIMARY KEY (sink, batch, attempt, chunk)
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
 -- name: install_staging_storage
@@ -228,13 +197,12 @@ ALTER TABLE {state}.staging ALTER COLUMN payload SET STORAGE EXTERNAL
 -- The payload of a large chunk, cut so that a row fills a page.
 CREATE TABLE IF NOT EXISTS {state}.staging_page (
     sink    varchar(200) NOT NULL,
-    login   name         NOT NULL DEFAULT current_user,
     batch   bigint       NOT NULL,
     attempt varchar(36)  NOT NULL,
     chunk  integer      NOT NULL,
     page    integer      NOT NULL,
     payload bytea        NOT NULL,
-    PRIMARY KEY (sink, batch, attempt, chunk, page, login)
+    PRIMARY KEY (sink, batch, attempt, chunk, page)
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
 -- name: install_staging_page_storage
@@ -243,12 +211,11 @@ ALTER TABLE {state}.staging_page ALTER COLUMN payload SET STORAGE PLAIN
 -- name: install_dispatch_log
 -- The dispatch log: the last batch that each sink has sent; null where it has sent none.
 CREATE TABLE IF NOT EXISTS {state}.dispatch_log (
-    sink       varchar(200) NOT NULL,
+    sink       varchar(200) NOT NULL PRIMARY KEY,
     login      name         NOT NULL DEFAULT current_user,
     batch      bigint,
     messages   bigint       NOT NULL DEFAULT 0,
-    dispatched timestamptz  NOT NULL DEFAULT now(),
-    PRIMARY KEY (sink, login)
+    dispatched timestamptz  NOT NULL DEFAULT now()
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
 
 -- name: install_trail
@@ -267,34 +234,9 @@ CREATE TABLE IF NOT EXISTS {state}.trail (
     task          integer
 )
 
--- name: install_row_security
--- The table's owner is exempt.
--- Locks:   the whole table, for a moment; a second run leaves it out.
-ALTER TABLE {table} ENABLE ROW LEVEL SECURITY
-
--- name: install_no_policy
-DROP POLICY IF EXISTS "own rows" ON {table}
-
--- name: install_policy
--- A login sees and writes its own rows; `sqlqueue script` lets the members of a role share theirs.
-CREATE POLICY "own rows" ON {table} USING (login = current_user)
-
--- name: install_version_policy
--- Every login that may use the schema may read the version. Only the owner may change it, whatever was
--- granted.
-CREATE POLICY "own rows" ON {table} FOR SELECT USING (true)
-
 -- name: version
 -- Returns: version integer
 SELECT version FROM {state}.version
-
--- name: row_security
--- Whether row security is on for this login, which may then not COPY into the table.
--- Returns: active bool; no row where the table is absent
-SELECT row_security_active(c.oid)
-  FROM pg_catalog.pg_class AS c
-  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
- WHERE n.nspname = :state_name::text AND c.relname = :table_name::text
 
 -- name: create_queue
 -- As the transport creates it.

@@ -65,14 +65,6 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.dispatch_log TO {role}
 -- An operator reads the audit trail. No role may change or delete an entry.
 GRANT SELECT ON {state}.trail TO {role}
 
--- name: script_share
--- Does nothing: logins that may use the schema share its rows.
-SELECT 0 AS row_security
-
--- name: script_all_rows
--- Does nothing, as script_share.
-SELECT 0 AS row_security
-
 -- name: script_mover
 -- For a reader that also moves due messages into its queue.
 GRANT SELECT, DELETE ON {delayed} TO {role};

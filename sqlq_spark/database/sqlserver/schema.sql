@@ -74,10 +74,9 @@ SELECT @version
 DELETE FROM {state}.version WHERE version < @version
 
 -- name: install_stream
--- One row for each checkpoint. Names are compared byte by byte, as in Python. `login` records who made
--- it. It restricts no one: each domain has a schema of its own. `query_id` and `query_batch` are Spark's
--- names for the last acknowledged batch. The plan may only be used for batches above those in
--- `plan_after`.
+-- One row for each checkpoint. Names are compared byte by byte, as in Python. `login` made the row.
+-- `query_id` and `query_batch` are Spark's names for the last acknowledged batch. The plan may only be
+-- used for batches above those in `plan_after`.
 IF OBJECT_ID({state_text} + N'.stream', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.stream (
@@ -118,7 +117,6 @@ IF OBJECT_ID({state_text} + N'.task', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.task (
         stream nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
-        login  nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         task   int           NOT NULL CHECK (task >= 0),
         PRIMARY KEY (stream, task)
     );
@@ -174,7 +172,6 @@ IF OBJECT_ID({state_text} + N'.receipt_page', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.receipt_page (
         stream  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
-        login   nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch   bigint         NOT NULL,
         task    int            NOT NULL,
         page    int            NOT NULL,
@@ -199,7 +196,6 @@ IF OBJECT_ID({state_text} + N'.staging', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.staging (
         sink     nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
-        login    nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch    bigint         NOT NULL,
         attempt  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
         chunk   int            NOT NULL,
@@ -226,7 +222,6 @@ IF OBJECT_ID({state_text} + N'.staging_page', N'U') IS NULL
 BEGIN
     CREATE TABLE {state}.staging_page (
         sink    nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
-        login   nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         batch   bigint         NOT NULL,
         attempt nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
         chunk  int            NOT NULL,
@@ -282,31 +277,9 @@ BEGIN
     ALTER TABLE {state}.trail SET (LOCK_ESCALATION = DISABLE);
 END
 
--- name: install_row_security
--- Does nothing: logins that may use a schema share its rows, and each domain has a schema.
-SELECT 0 AS row_security
-
--- name: install_no_policy
--- Does nothing, as install_row_security.
-SELECT 0 AS row_security
-
--- name: install_policy
--- Does nothing, as install_row_security.
-SELECT 0 AS row_security
-
--- name: install_version_policy
--- Does nothing, as install_row_security.
-SELECT 0 AS row_security
-
 -- name: version
 -- Returns: version int
 SELECT version FROM {state}.version
-
--- name: row_security
--- Whether row security is on for this login: never.
--- Returns: active bit
-SELECT CAST(0 AS bit) AS active
- WHERE @state_name <> @table_name OR @state_name = @table_name
 
 -- name: create_queue
 -- As the transport creates it, under the transport's own lock, so that its installer and this one wait

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from payloads import of_receipt
 
 from sqlq_spark.database.receipt_moves import MOVES
-from sqlq_spark.database.schema import ROW_SECURED
 
 from .queries import Receipt
 from .steps import FIGURES
@@ -32,6 +31,18 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
     from .queries import Checkpoint, Job, Key, Kind, Sink
+
+
+# state tables that hold what a run leaves
+EMPTIED = (
+    "stream",
+    "task",
+    "receipt",
+    "receipt_page",
+    "staging",
+    "staging_page",
+    "dispatch_log",
+)
 
 
 @lru_cache(maxsize=10_000)
@@ -62,7 +73,7 @@ class Places:
         """Begin a new example with nothing."""
         targets = [each.address for each in self.targets.values()]
         queues = [self.source.address, self.errors, *targets]
-        named = [f'"{self.dotnet.state}"."{table}"' for table in ROW_SECURED]
+        named = [f'"{self.dotnet.state}"."{table}"' for table in EMPTIED]
         named += [f'"{queue.schema}"."{queue.table}"' for queue in queues if queue]
         self.dotnet.connection.execute("; ".join(f"DELETE FROM {name}" for name in named).encode())
         self.sent: dict[bytes, str] = {}
