@@ -24,7 +24,7 @@ from sqlq_spark.wire.unpack import Expected, unpack
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-KEY = ("stream", 7, 1, "login")
+KEY = ("stream", 7, 1)
 ONE = pa.schema([pa.field("body", pa.binary())])
 
 # two rows of QUEUE_ROW, buffer by buffer
@@ -67,7 +67,7 @@ def test_a_page_is_a_row_of_its_own_under_the_key() -> None:
     found = pages(pack(noise(LARGE + 2 * PAGE)).bytes, RECEIPT_KEY, KEY).to_pylist()
 
     assert [row["page"] for row in found] == list(range(len(found)))
-    assert {(row["stream"], row["batch"], row["task"], row["login"]) for row in found} == {KEY}
+    assert {(row["stream"], row["batch"], row["task"]) for row in found} == {KEY}
     assert {len(row["payload"]) for row in found[:-1]} == {PAGE}
     assert 0 < len(found[-1]["payload"]) <= PAGE
     small = pages(pack(noise(10)).bytes, RECEIPT_KEY, KEY)

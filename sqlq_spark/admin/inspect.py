@@ -89,7 +89,7 @@ class Receipt:
     settled: bool
     created: datetime
     seen: datetime | None  # when the stream last wrote to its row
-    login: str  # that created the stream
+    login: str  # that wrote it
     entitled: bool  # whether that login may receive from the queue
 
     @property

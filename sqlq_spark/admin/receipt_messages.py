@@ -46,7 +46,7 @@ def find(
     """
     for each in found:
         with transaction(connection, timeout=timeout):
-            stored = find_receipt(connection, each.key, each.login)
+            stored = find_receipt(connection, each.key)
         if stored is not None:
             rows = rows_of(stored, each.key)
             for row in without_odd_expiries(rows.filter(has_id(rows, [name]))).to_pylist():

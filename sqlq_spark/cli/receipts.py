@@ -246,14 +246,7 @@ def return_all(
         queue = parse_queue("queue", each.queue, options.naming)
         with transaction(connection, timeout=options.query_timeout):
             messages = receipts.return_(
-                connection,
-                each.stream,
-                each.batch,
-                each.task,
-                queue,
-                login=each.login,
-                without=without,
-                allowed=options.allowed,
+                connection, *each.key, queue, without=without, allowed=options.allowed
             )
             if recorded:
                 record(connection, "return", each, messages)
@@ -272,9 +265,7 @@ def drop_all(
     """Drop receipts, each in its own transaction. Yields the number of messages of each."""
     for each in found:
         with transaction(connection, timeout=options.query_timeout):
-            messages = receipts.drop(
-                connection, each.stream, each.batch, each.task, login=each.login
-            )
+            messages = receipts.drop(connection, *each.key)
             if recorded:
                 record(connection, "drop", each, messages)
         yield messages

@@ -112,8 +112,6 @@ StatementName = Literal[
     # staging.sql
     "sink_open",
     "sink_close",
-    "sinks_lock",
-    "sink_elsewhere",
     "new_sink",
     "stage",
     "advance",

@@ -29,7 +29,7 @@ The errors of this package, by what they are about.
     │   ├── CheckpointRolledBack · DatabaseRolledBack · ReceiptsMissing
     │   ├── StreamNotFound · StreamOfOtherQueue · StreamTakenOver
     │   └── BadOffset · BadPlan · StaleTask · CheckpointIncomplete
-    └── ChunksMissing · NothingToSettle · DispatchLogAhead · DispatchLogOfOther    dispatch
+    └── ChunksMissing · NothingToSettle · DispatchLogAhead    dispatch
 
 Every message says what failed, where, what was found, and how to fix it.
 The arguments stay in `args`, so that an error survives pickling between Spark's processes.
@@ -54,7 +54,6 @@ from sqlq_spark.errors.checkpoint import (
 from sqlq_spark.errors.dispatch import (
     ChunksMissing,
     DispatchLogAhead,
-    DispatchLogOfOther,
     NothingToSettle,
 )
 from sqlq_spark.errors.inputs import (
@@ -162,7 +161,6 @@ __all__ = [
     "DestinationOfOther",
     "DestinationRefused",
     "DispatchLogAhead",
-    "DispatchLogOfOther",
     "InstallBlocked",
     "LockTimedOut",
     "LogFull",

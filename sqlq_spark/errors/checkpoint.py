@@ -58,9 +58,8 @@ class StreamNotFound(CheckpointFailure):
 
     template = (
         "stream {0} of this checkpoint is not in schema {1} of {2}. Either this is another "
-        "database, or the state tables were created again, or another login created the stream. "
-        "Set url and stateSchema to where this checkpoint began. If the login has changed, ask a "
-        "DBA to grant both logins the role of `sqlqueue script`. Or start with a new checkpoint."
+        "database, or the state tables were created again. Set url and stateSchema to where this "
+        "checkpoint began. Or start with a new checkpoint."
     )
 
     def __init__(self, stream: str, schema: str, server: str) -> None:

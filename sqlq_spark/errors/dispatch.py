@@ -47,17 +47,3 @@ class DispatchLogAhead(SqlQueueError):
 
     def __init__(self, sink: str, batch: int, found: int, schema: str, server: str) -> None:
         super().__init__(sink, batch, found, schema, server)
-
-
-class DispatchLogOfOther(SqlQueueError):
-    """A login that sees all rows continues a sink that another login began."""
-
-    template = (
-        "sink {0} belongs to login {1} in the table dispatch_log of schema {2} of {3}. This login "
-        "sees the row only because it sees all rows. Nothing was sent, because a batch might be "
-        "sent twice. Run this as {1}. To continue as this login, ask a DBA to set the column login "
-        "of the sink's rows in dispatch_log, staging and staging_page."
-    )
-
-    def __init__(self, sink: str, login: str, schema: str, server: str) -> None:
-        super().__init__(sink, login, schema, server)

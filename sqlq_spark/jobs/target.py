@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.jobs.frame import files
 from sqlq_spark.jobs.frame.settings import BadSettings
-from sqlq_spark.send.log_entries import OPEN, UNKNOWN, enter, last
+from sqlq_spark.send.dispatch_log import OPEN, UNKNOWN, enter, last
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

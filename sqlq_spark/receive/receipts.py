@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
@@ -98,15 +98,14 @@ def acknowledge(
     if row is None:
         raise StreamNotFound(stream, who.state_schema, connection.server)
     who.check(row.queue)
-    key: dict[str, Any] = {"stream": stream, "login": row.login}
     if claim:
-        connection.run("claim", **key, driver=who.driver, queue_name=who.queue)
+        connection.run("claim", stream=stream, driver=who.driver, queue_name=who.queue)
     elif row.driver != who.driver:
         raise StreamTakenOver(stream)
     if row.acked > batch:
         accept_or_raise(CheckpointRolledBack(stream, batch, row.acked), who)
         return Acknowledged(batch=row.acked, outcome=Outcome(0, 0, 0), plan=row.plan)
-    counts = connection.rows("outcome", **key, batch=batch, acked=row.acked)
+    counts = connection.rows("outcome", stream=stream, batch=batch, acked=row.acked)
     if lacks_commits(row, batch, found=bool(counts)):
         accept_or_raise(DatabaseRolledBack(stream, batch, row.acked, connection.server), who)
     total = count_batch(batch, [each[:6] for _, *each in counts])
@@ -116,7 +115,7 @@ def acknowledge(
     passed = not (who.fail_on_data_loss or total.outcome.got)
     passed = passed and is_passed_over(connection, stream, origin)
     if counts or row.acked < batch:
-        close_batch(connection, key, row.acked, total, origin)
+        close_batch(connection, stream, row.acked, total, origin)
     queues = {queue: count_batch(batch, [each[:6]]) for queue, *each in counts}
     plan = row.plan_of(batch + 1)
     return replace(total, plan=plan, queues=queues, is_passed_over=passed)
@@ -136,13 +135,13 @@ def miss_receipts(stream: str, batch: int, tasks: int, found: int, who: Claim) -
 
 
 def close_batch(
-    connection: Connection, key: dict[str, Any], acked: int, total: Acknowledged, origin: Origin
+    connection: Connection, stream: str, acked: int, total: Acknowledged, origin: Origin
 ) -> None:
     """Raise the stream's acknowledged batch and its query's, and delete the receipts up to it."""
-    check_stored("acknowledge", f"the receipts of batch {total.batch} of stream {key['stream']}")
+    check_stored("acknowledge", f"the receipts of batch {total.batch} of stream {stream}")
     connection.run(
         "acknowledge",
-        **key,
+        stream=stream,
         batch=total.batch,
         messages=total.messages,
         expired=total.expired,
@@ -151,7 +150,7 @@ def close_batch(
         query_id=origin.query_id,
         query_batch=origin.query_batch,
     )
-    connection.run("delete_receipts", **key, batch=total.batch, acked=acked)
+    connection.run("delete_receipts", stream=stream, batch=total.batch, acked=acked)
 
 
 def name_in_spark(counts: Sequence[Row]) -> Origin:
@@ -168,7 +167,7 @@ def is_passed_over(connection: Connection, stream: str, origin: Origin) -> bool:
     """Whether Spark's batch is not above the high-water mark, before it is acknowledged."""
     if origin.query_batch is None:
         return False
-    (_, _, high_water), *_ = connection.rows("fence", stream=stream, query_id=origin.query_id)
+    (_, high_water), *_ = connection.rows("fence", stream=stream, query_id=origin.query_id)
     return high_water is not None and origin.query_batch <= high_water
 
 
@@ -208,7 +207,6 @@ def return_(
     task: int,
     queue: QueueAddress,
     *,
-    login: str | None = None,
     without: Sequence[str] = (),
     allowed: Sequence[QueueAddress] = (),
 ) -> int:
@@ -224,7 +222,6 @@ def return_(
         batch: its batch,
         task: and its task.
         queue: of the receipt.
-        login: who made the stream; None: the one whose row a stream of this login would take.
         without: ids of messages that are deleted instead, see `has_id`.
         allowed: the option allowedDestinations.
 
@@ -236,7 +233,7 @@ def return_(
         QueueNotFound, NotAQueue, DestinationRefused: the queue would not take them.
     """
     receipt = stream, batch, task
-    removed = delete_receipt(connection, "return_", receipt, login)
+    removed = delete_receipt(connection, "return_", receipt)
     if removed is None or not removed.messages:
         return 0
     rows = without_odd_expiries(rows_of(removed, receipt))
@@ -250,21 +247,17 @@ def return_(
     return int(rows.num_rows)
 
 
-def drop(
-    connection: Connection, stream: str, batch: int, task: int, *, login: str | None = None
-) -> int:
+def drop(connection: Connection, stream: str, batch: int, task: int) -> int:
     """Delete a receipt and its messages; the arguments and the result are those of `return_`."""
-    removed = delete_receipt(connection, "drop", (stream, batch, task), login)
+    removed = delete_receipt(connection, "drop", (stream, batch, task))
     return 0 if removed is None else removed.messages
 
 
-def delete_receipt(
-    connection: Connection, move: Move, receipt: ReceiptKey, login: str | None
-) -> StoredReceipt | None:
+def delete_receipt(connection: Connection, move: Move, receipt: ReceiptKey) -> StoredReceipt | None:
     """Delete a receipt and close its batch; the stream's lock waits for running tasks."""
     stream, batch, _ = receipt
-    row = lock_stream(connection, stream, login)
-    values = receipt_values(receipt, login if row is None else row.login)
+    lock_stream(connection, stream)
+    values = receipt_values(receipt)
     paged = join_pages(connection, values)
     found = connection.rows("drop_receipt", **values)
     if not found:
@@ -275,7 +268,6 @@ def delete_receipt(
     connection.run(
         "retire_stream",
         stream=stream,
-        login=values["login"],
         batch=batch,
         query_id=query_id,
         query_batch=query_batch,

@@ -62,15 +62,14 @@ class StoredReceipt:
         return unpack(self.payload, (), expected)
 
 
-def receipt_values(receipt: ReceiptKey, login: str | None) -> dict[str, Any]:
-    """Give the parameters of statements on a receipt; `login` made the stream."""
-    stream, batch, task = receipt
-    return {"stream": stream, "login": login, "batch": batch, "task": task}
+def receipt_values(receipt: ReceiptKey) -> dict[str, Any]:
+    """Give the parameters of statements on a receipt."""
+    return dict(zip(RECEIPT_KEY, receipt, strict=True))
 
 
-def find_receipt(connection: Connection, receipt: ReceiptKey, login: str) -> StoredReceipt | None:
+def find_receipt(connection: Connection, receipt: ReceiptKey) -> StoredReceipt | None:
     """Read a receipt; None if there is none. Changes nothing."""
-    values = receipt_values(receipt, login)
+    values = receipt_values(receipt)
     found = connection.rows("find_receipt", **values)
     if not found:
         return None
@@ -83,13 +82,13 @@ def join_pages(connection: Connection, values: dict[str, Any]) -> bytes:
     return b"".join(page for (page,) in connection.rows("receipt_pages", **values))
 
 
-def save(connection: Connection, task: Task, kept: Kept, *, login: str, origin: Origin) -> None:
+def save(connection: Connection, task: Task, kept: Kept, origin: Origin) -> None:
     """Write the receipt, also if nothing was received: a replay must then receive nothing again."""
     next_state("none", "save", task.key)
     payload = pack(kept.rows)
     connection.run(
         "save_receipt",
-        **receipt_values(task.key, login),
+        **receipt_values(task.key),
         queue_name=connection.names.print_address(task.queue),
         messages=kept.rows.num_rows,
         expired=kept.expired,
@@ -101,4 +100,4 @@ def save(connection: Connection, task: Task, kept: Kept, *, login: str, origin: 
         unpacked=payload.size,
         payload=in_row(payload.bytes),
     )
-    connection.store("receipt_page", pages(payload.bytes, RECEIPT_KEY, (*task.key, login)))
+    connection.store("receipt_page", pages(payload.bytes, RECEIPT_KEY, task.key))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlq_spark.errors import (
     CheckpointFailure,
@@ -62,16 +62,15 @@ class StreamRow:
     acked: int
     plan_batch: int | None
     plan: str | None
-    login: str  # who made the stream
 
     def plan_of(self, batch: int) -> str | None:
         """Give the stored plan, if it is that of a batch."""
         return self.plan if self.plan_batch == batch else None
 
 
-def lock_stream(connection: Connection, stream: str, login: str | None = None) -> StreamRow | None:
+def lock_stream(connection: Connection, stream: str) -> StreamRow | None:
     """Lock a stream's row until commit; that waits for running tasks."""
-    found = connection.rows("lock_stream", stream=stream, login=login)
+    found = connection.rows("lock_stream", stream=stream)
     return StreamRow(*found[0]) if found else None
 
 
@@ -111,8 +110,7 @@ def store_plan(
     stored = row.plan_of(batch)
     if stored is not None:
         return read_plan(stored, stream, batch)
-    values: dict[str, Any] = {"stream": stream, "login": row.login, "batch": batch}
-    connection.run("store_plan", **values, plan=write_plan(plan))
+    connection.run("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
     return plan
 
 

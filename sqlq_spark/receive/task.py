@@ -97,15 +97,6 @@ class Kept:
     forwarded: int = 0  # to other queues
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """What holds for a task until its transaction ends."""
-
-    login: str  # who made the stream, and owns its receipts
-    is_open: bool = True  # whether its batch is not acknowledged
-    high_water: int | None = None  # the last batch of Spark's query that others received for
-
-
 def nothing() -> Kept:
     """Return what a task keeps that receives nothing; made at its use, for pyarrow loads pandas."""
     return Kept(QUEUE_ROW.empty_table())
@@ -133,26 +124,32 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
     with transaction(connection, timeout=timeout):
         if task.stream is None:
             return take_allowed(connection, task).rows
-        found = fence(connection, task, origin)
-        stored = find_receipt(connection, task.key, found.login)
+        is_open, high_water = fence(connection, task, origin)
+        stored = find_receipt(connection, task.key)
         if stored is not None:
             check_number(task, stored, origin)
             return replay(task, stored)
-        if not found.is_open:
+        if not is_open:
             return QUEUE_ROW.empty_table()
         kept = nothing()
-        if is_new(task, found.high_water, origin):
+        if is_new(task, high_water, origin):
             kept = take_allowed(connection, task)
-        save(connection, task, kept, login=found.login, origin=origin)
+        save(connection, task, kept, origin)
         return kept.rows
 
 
-def fence(connection: Connection, task: Task, origin: Origin = NO_STREAM) -> Fence:
+def fence(
+    connection: Connection, task: Task, origin: Origin = NO_STREAM
+) -> tuple[bool, int | None]:
     """
     Make sure that the batch is open, and that no other attempt of the task runs.
 
     With failOnDataLoss=false a closed batch raises no error: the task hands out its receipt if it
     still has one, and receives nothing.
+
+    Returns:
+        Whether the batch is open, and the last batch that Spark's query has received for by
+        another plan; None: by none. Both hold until the transaction ends.
 
     Raises:
         StreamNotFound, StaleTask.
@@ -161,12 +158,12 @@ def fence(connection: Connection, task: Task, origin: Origin = NO_STREAM) -> Fen
     row = connection.rows("fence", stream=stream, query_id=origin.query_id)
     if not row:
         raise StreamNotFound(stream, connection.state, connection.server)
-    acked, login, high_water = row[0]
+    acked, high_water = row[0]
     if batch > acked:
-        lock(connection, task, login)
-        return Fence(login, high_water=high_water)
+        lock(connection, task)
+        return True, high_water
     accept_or_raise(StaleTask(stream, batch, number, acked), task)
-    return Fence(login, is_open=False)
+    return False, high_water
 
 
 def accept_or_raise(error: CheckpointFailure, task: Task) -> None:
@@ -210,9 +207,9 @@ def check_number(task: Task, stored: StoredReceipt, origin: Origin) -> None:
     log.warning("this task hands out its receipt because failOnDataLoss=false: %s", error)
 
 
-def lock(connection: Connection, task: Task, login: str) -> None:
+def lock(connection: Connection, task: Task) -> None:
     """Wait for another attempt of the task, and let others wait for this one."""
-    key: dict[str, Any] = {"stream": task.stream, "login": login, "task": task.task}
+    key: dict[str, Any] = {"stream": task.stream, "task": task.task}
     if not connection.rows("task_lock", **key):
         connection.run("new_task", **key)
         connection.rows("task_lock", **key)

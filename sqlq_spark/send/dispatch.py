@@ -55,18 +55,19 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
 
     Raises:
         ChunksMissing, QueueNotFound, DestinationRefused, SubscriberUnreachable,
-        SubscriptionsNotFound, NothingToSettle, DispatchLogAhead, DispatchLogOfOther: nothing was
-        sent.
+        SubscriptionsNotFound, NothingToSettle, DispatchLogAhead: nothing was sent.
     """
     if not staged:
         return 0
-    one, new = send_or_set_aside(options, partial(_commit, connection, staged, options))
+    one, before = send_or_set_aside(options, partial(_commit, connection, staged, options))
     where = f"{staged[0].sink}: batch {staged[0].batch}"
-    sent = one.messages if new else 0
-    log.info("%s: %s", where, one.describe() if new else "was sent before")
+    if before is not None:
+        log.info("%s: was sent before; login %s began this sink", where, before)
+        return 0
+    log.info("%s: %s", where, one.describe())
     one.writer.log_unheard(where)
     one.writer.undeliverable.log(where)
-    return sent
+    return one.messages
 
 
 def _commit(
@@ -74,19 +75,19 @@ def _commit(
     staged: Sequence[Staged],
     options: SinkOptions,
     careful: bool,  # noqa: FBT001
-) -> tuple[Dispatch, bool]:
-    """Run the transaction; return it, and whether it sent the batch."""
+) -> tuple[Dispatch, str | None]:
+    """Run the transaction; return it, and who began the sink if the batch was sent before."""
     sink, batch = staged[0].sink, staged[0].batch
     with transaction(connection, timeout=options.query_timeout):
         login, last = dispatch_log.lock(connection, sink)
         dispatch_log.check(connection, sink, batch, last)
-        one = Dispatch(connection, staged, options, login, careful=careful)
+        one = Dispatch(connection, staged, options, careful=careful)
         new = one.advance()
         if new:
             one.settle()
             one.copy_chunks()
         one.delete_chunks()
-    return one, new
+    return one, None if new else login
 
 
 @dataclass(slots=True)
@@ -96,7 +97,6 @@ class Dispatch:
     connection: Connection
     staged: Sequence[Staged]  # one for each task
     options: SinkOptions
-    login: str  # that the sink belongs to
     careful: bool = field(default=False, kw_only=True)  # see undeliverable.py
     writer: QueueWriter = field(init=False)
 
@@ -116,7 +116,7 @@ class Dispatch:
     @property
     def _key(self) -> dict[str, Any]:
         first = self.staged[0]
-        return {"sink": first.sink, "login": self.login, "batch": first.batch}
+        return {"sink": first.sink, "batch": first.batch}
 
     def advance(self) -> bool:
         """Enter the batch into the dispatch log; False where it was sent before."""
@@ -166,7 +166,7 @@ class Dispatch:
     def _unpacked(self, pool: Executor) -> Iterator[pa.Table]:
         ahead: Future[pa.Table] | None = None
         for key, seal in self.check_chunks().items():
-            chunk, unpack = ahead, fetch_chunk(self.connection, key, seal, self.login)
+            chunk, unpack = ahead, fetch_chunk(self.connection, key, seal)
             ahead = pool.submit(unpack)
             if chunk is not None:
                 yield chunk.result()

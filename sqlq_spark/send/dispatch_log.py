@@ -2,21 +2,33 @@
 The dispatch log: the last batch that each sink has sent.
 
 A task that stages for a sink locks the sink's row shared. A driver that dispatches or discards
-locks it exclusively. The row belongs to the login that made it, and so do the sink's chunks. The
-members of a role share both. A login that cannot see a row cannot lock it either.
+locks it exclusively.
+
+A job also enters how far a request has come. Each state is a batch of the request's sink, and only
+increases:
+
+    OPEN       entered before the job decides what to send. A dispatch log without it belongs to
+               another database or stateSchema, and does not show what was sent.
+    SENT       entered by the transaction of the write
+    GIVEN_UP   entered for an operator; a write that is still running can no longer send the request
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlq_spark.errors import DispatchLogAhead, DispatchLogOfOther
+from sqlq_spark.database import transaction
+from sqlq_spark.errors import DispatchLogAhead
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.database.statements import StatementName
 
 AHEAD = 1  # batches that the log may be ahead of a replay: the one after it was sent by then
+UNKNOWN, OPEN, SENT, GIVEN_UP = -2, -1, 0, 1  # batches; SENT is the txnVersion of the write
+
+
+# ---------------------------------------------------------------- in the transaction that is open
 
 
 class Sent(NamedTuple):
@@ -27,18 +39,9 @@ class Sent(NamedTuple):
     seconds: float  # since it began, by the database's clock
 
 
-def share(connection: Connection, sink: str) -> str:
-    """
-    Keep a sink's drivers waiting until the commit, in the transaction that is open.
-
-    Returns:
-        The login that the sink belongs to.
-
-    Raises:
-        DispatchLogOfOther.
-    """
-    login: str = _row(connection, "sink_open", sink)[0]
-    return login
+def share(connection: Connection, sink: str) -> None:
+    """Keep a sink's drivers waiting until the commit."""
+    _row(connection, "sink_open", sink)
 
 
 def lock(connection: Connection, sink: str) -> tuple[str, int | None]:
@@ -46,51 +49,21 @@ def lock(connection: Connection, sink: str) -> tuple[str, int | None]:
     Wait for a sink's tasks and drivers, and keep others waiting until the commit.
 
     Returns:
-        The login that the sink belongs to, and the last batch that was sent; None: none was.
-
-    Raises:
-        DispatchLogOfOther.
+        The login that began the sink, and the last batch that was sent; None: none was.
     """
     login, batch = _row(connection, "sink_close", sink)
     return login, batch
 
 
-def read(connection: Connection, sink: str) -> int | None:
-    """
-    Return the last batch of a sink, or None; wait for a driver that dispatches, change nothing.
-
-    Raises:
-        DispatchLogOfOther.
-    """
-    found = connection.rows("sink_open", sink=sink)
-    if not found:
-        _refuse_other(connection, sink)
-        return None
-    batch: int | None = found[0][1]
-    return batch
-
-
 def last_sent(connection: Connection, sink: str) -> Sent | None:
-    """Return the last dispatch of a sink, or None; wait for a driver that dispatches."""
+    """Return the last dispatch, or None; wait for a driver that dispatches, change nothing."""
     found = connection.rows("sink_open", sink=sink)
-    return Sent(*found[0][1:]) if found and found[0][1] is not None else None
+    return Sent(*found[0]) if found and found[0][0] is not None else None
 
 
-def enter(connection: Connection, sink: str, batch: int) -> bool:
-    """
-    Lock a sink and enter a batch; returns what `advance` returns.
-
-    Raises:
-        DispatchLogOfOther.
-    """
-    login, _ = lock(connection, sink)
-    return advance(connection, sink, login, batch)
-
-
-def advance(connection: Connection, sink: str, login: str, batch: int, messages: int = 0) -> bool:
+def advance(connection: Connection, sink: str, batch: int, messages: int = 0) -> bool:
     """Enter a batch of a locked sink; False where it, or a later one, is there."""
-    values: dict[str, Any] = {"sink": sink, "login": login, "batch": batch, "messages": messages}
-    return bool(connection.rows("advance", **values))
+    return bool(connection.rows("advance", sink=sink, batch=batch, messages=messages))
 
 
 def check(connection: Connection, sink: str, batch: int, last: int | None) -> None:
@@ -108,13 +81,34 @@ def _row(connection: Connection, statement: StatementName, sink: str) -> tuple[A
     """Return the sink's row, locked; insert it for a new sink."""
     found = connection.rows(statement, sink=sink)
     if not found:
-        connection.run("sinks_lock")
-        _refuse_other(connection, sink)
         connection.run("new_sink", sink=sink)
         found = connection.rows(statement, sink=sink)
     return found[0]
 
 
-def _refuse_other(connection: Connection, sink: str) -> None:
-    for (login,) in connection.rows("sink_elsewhere", sink=sink):
-        raise DispatchLogOfOther(sink, login, connection.state, connection.server)
+# ---------------------------------------------------------------- in a transaction of its own
+
+
+def enter(sink: str, timeout: float, batch: int, connection: Connection) -> int:
+    """Enter a batch, unless the dispatch log has it or a later one."""
+    with transaction(connection, timeout=timeout):
+        lock(connection, sink)
+        advance(connection, sink, batch)
+    return batch
+
+
+def last(sink: str, timeout: float, connection: Connection) -> int:
+    """Read the last batch of a sink; changes nothing."""
+    with transaction(connection, timeout=timeout):
+        sent = last_sent(connection, sink)
+    return UNKNOWN if sent is None else sent.batch
+
+
+def close(sink: str, timeout: float, connection: Connection) -> int:
+    """Give up a request, if it is open, and delete what it staged."""
+    with transaction(connection, timeout=timeout):
+        _, batch = lock(connection, sink)
+        if batch is None or batch < SENT:
+            advance(connection, sink, GIVEN_UP)
+            connection.run("discard", sink=sink, batch=GIVEN_UP)
+    return GIVEN_UP

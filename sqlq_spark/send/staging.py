@@ -51,7 +51,7 @@ class Staged:
 
 
 class ChunkKey(NamedTuple):
-    """What identifies a chunk among those of one login."""
+    """What identifies a chunk."""
 
     sink: str
     batch: int
@@ -98,18 +98,14 @@ def _stage_chunk(
     key: ChunkKey, payload: Packed, messages: int, timeout: float, connection: Connection
 ) -> None:
     with transaction(connection, timeout=timeout):
-        login = dispatch_log.share(connection, key.sink)
+        dispatch_log.share(connection, key.sink)
         values: dict[str, Any] = key._asdict()
-        stored = connection.rows(
-            "stage", **values, login=login, messages=messages, payload=in_row(payload.bytes)
-        )
-        if stored:
-            connection.store("staging_page", pages(payload.bytes, CHUNK_KEY, (*key, login)))
+        payload_in_row = in_row(payload.bytes)
+        if connection.rows("stage", **values, messages=messages, payload=payload_in_row):
+            connection.store("staging_page", pages(payload.bytes, CHUNK_KEY, key))
 
 
-def fetch_chunk(
-    connection: Connection, key: ChunkKey, seal: Seal, login: str
-) -> Callable[[], pa.Table]:
+def fetch_chunk(connection: Connection, key: ChunkKey, seal: Seal) -> Callable[[], pa.Table]:
     """
     Read one chunk from the database.
 
@@ -117,13 +113,12 @@ def fetch_chunk(
         connection: in the transaction that dispatches.
         key: of the chunk.
         seal: what the task reported of it.
-        login: that the sink belongs to.
 
     Returns:
         What unpacks it, in any thread. It raises PayloadRefused if it is not the chunk that the
         task wrote.
     """
-    values: dict[str, Any] = {**key._asdict(), "login": login}
+    values: dict[str, Any] = key._asdict()
     ((payload,),) = connection.rows("chunk", **values)
     stored = [] if payload else connection.rows("chunk_pages", **values)
     expected = Expected(
@@ -150,7 +145,7 @@ def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeo
         timeout: seconds for each statement and wait.
     """
     with transaction(connection, timeout=timeout):
-        login, _ = dispatch_log.lock(connection, sink)
+        dispatch_log.lock(connection, sink)
         if final:
-            dispatch_log.advance(connection, sink, login, batch)
-        connection.run("discard", sink=sink, login=login, batch=batch)
+            dispatch_log.advance(connection, sink, batch)
+        connection.run("discard", sink=sink, batch=batch)

@@ -39,18 +39,12 @@ ROOM = 64 << 10  # bytes for a batch in the list, and for the list's ends
 LARGE = 256 << 10  # bytes; a longer payload is cut into pages
 PAGE = 7_900  # bytes; with its key it fills a page of the table
 
-RECEIPT_KEY = {
-    "stream": pa.string(),
-    "batch": pa.int64(),
-    "task": pa.int32(),
-    "login": pa.string(),
-}
+RECEIPT_KEY = {"stream": pa.string(), "batch": pa.int64(), "task": pa.int32()}
 CHUNK_KEY = {
     "sink": pa.string(),
     "batch": pa.int64(),
     "attempt": pa.string(),
     "chunk": pa.int32(),
-    "login": pa.string(),
 }
 
 

@@ -284,9 +284,9 @@ class Bench:
         """Run a task in a session of its own, and commit only at the end of the block."""
         connection = self.open(application)
         connection.run("begin")
-        login = fence(connection, task).login
+        fence(connection, task)
         kept = divert(connection, task, take(connection, task))
-        save(connection, task, kept, login=login, origin=Origin())
+        save(connection, task, kept, Origin())
         yield kept.rows
         connection.run("commit")
 

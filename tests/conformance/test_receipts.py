@@ -67,7 +67,7 @@ def test_a_move_that_the_table_does_not_list_is_not_done(
     received(bench, stream)
     staged = Staged("sink", 0, "attempt", 0, origin=Origin(query_id="q", query_batch=0))
     options = bench.sink(transactionMode="sendsAtomicWithReceive")
-    sending = dispatch.Dispatch(bench.desk, [staged], options, "login")
+    sending = dispatch.Dispatch(bench.desk, [staged], options)
     monkeypatch.delitem(MOVES, ("none" if move == "save" else "held", move))
     before = bench.dotnet.state_rows("receipt", f"{ROWS}, settled"), bench.seqs()
     moves: dict[Move, Callable[[], object]] = {

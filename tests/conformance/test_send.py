@@ -145,11 +145,11 @@ def test_two_drivers_at_once_send_a_batch_once(bench: Bench) -> None:
     staged = stage(bench, chunk(b"once"))
     first, second = bench.open("first"), bench.open("second")
     first.run("begin")
-    assert dispatch_log.enter(first, "sink", 0)
+    dispatch_log.lock(first, "sink")
+    assert dispatch_log.advance(first, "sink", 0)
     other = bench.thread(lambda: dispatch(bench, staged, connection=second))
     bench.blocked("second")
-    ((login,),) = bench.dotnet.state_rows("dispatch_log", "login")
-    send.Dispatch(first, [staged], bench.sink(), login).copy_chunks()
+    send.Dispatch(first, [staged], bench.sink()).copy_chunks()
     first.run("commit")
 
     assert other.result(timeout=TIMEOUT) == 0

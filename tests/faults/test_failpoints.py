@@ -233,8 +233,8 @@ def two_commits(patch: Patch) -> None:
 
     def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> None:
         with suppress(ChunksMissing), transaction(connection, timeout=TIMEOUT):
-            login, _ = dispatch_log.lock(connection, staged[0].sink)
-            one = send.Dispatch(connection, staged, options, login, careful=True)
+            dispatch_log.lock(connection, staged[0].sink)
+            one = send.Dispatch(connection, staged, options, careful=True)
             one.copy_chunks()
         staging.discard(connection, staged[0].sink, staged[0].batch, final=True, timeout=TIMEOUT)
 

@@ -110,10 +110,10 @@ def test_without_the_fence_the_model_finds_a_lost_message(
 
     def open_always(
         connection: Connection, task: receiving.Task, origin: Origin
-    ) -> receiving.Fence:
-        _, *found = connection.rows("fence", stream=task.stream, query_id=origin.query_id)[0]
-        receiving.lock(connection, task, found[0])
-        return receiving.Fence(found[0])  # the high-water mark is a second fence
+    ) -> tuple[bool, None]:
+        connection.run("fence", stream=task.stream, query_id=origin.query_id)
+        receiving.lock(connection, task)
+        return True, None  # the high-water mark is a second fence
 
     monkeypatch.setattr(receiving, "fence", open_always)
 

@@ -1,5 +1,5 @@
 -- fence
-SELECT o.acked_batch, o.login, h.query_batch
+SELECT o.acked_batch, h.query_batch
   FROM [sqlqueue].stream AS o WITH (REPEATABLEREAD, ROWLOCK)
  CROSS APPLY (SELECT MAX(u.query_batch) AS query_batch
                 FROM (SELECT q.query_batch
@@ -17,7 +17,7 @@ GO
 UPDATE [sqlqueue].task WITH (REPEATABLEREAD, ROWLOCK)
    SET task = task
 OUTPUT CAST(1 AS bit)
- WHERE stream = @stream AND login = @login AND task = @task;
+ WHERE stream = @stream AND task = @task;
 GO
 
 -- receive
@@ -82,18 +82,17 @@ GO
 
 -- save_receipt
 INSERT INTO [sqlqueue].receipt
-       (stream, login, batch, task, queue, messages, expired, diverted, forwarded, bytes,
+       (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)
-VALUES (@stream, @login, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
+VALUES (@stream, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
         @bytes, @query_id, @query_batch, @unpacked, @payload);
 GO
 
 -- lock_stream
 UPDATE [sqlqueue].stream WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
-OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan],
-       inserted.login
- WHERE stream = @stream AND login = ISNULL(@login, login);
+OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan]
+ WHERE stream = @stream;
 GO
 
 -- acknowledge
@@ -111,14 +110,14 @@ UPDATE [sqlqueue].stream
        diverted    = diverted + @diverted,
        forwarded   = forwarded + @forwarded,
        seen        = SYSUTCDATETIME()
- WHERE stream = @stream AND login = @login;
+ WHERE stream = @stream;
 GO
 
 -- delete_receipts
 DELETE FROM [sqlqueue].receipt_page
- WHERE stream = @stream AND login = @login AND batch BETWEEN @acked AND @batch;
+ WHERE stream = @stream AND batch BETWEEN @acked AND @batch;
 DELETE FROM [sqlqueue].receipt
- WHERE stream = @stream AND login = @login AND batch BETWEEN @acked AND @batch;
+ WHERE stream = @stream AND batch BETWEEN @acked AND @batch;
 GO
 
 -- sink_close
@@ -132,7 +131,7 @@ GO
 UPDATE [sqlqueue].dispatch_log
    SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME()
 OUTPUT inserted.batch
- WHERE sink = @sink AND login = @login AND (batch IS NULL OR batch < @batch);
+ WHERE sink = @sink AND (batch IS NULL OR batch < @batch);
 GO
 
 -- settle

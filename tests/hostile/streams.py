@@ -1,4 +1,4 @@
-"""What a tenant does with its queue, without Spark: streams, writes; and a forged receipt."""
+"""What a tenant does with its queue, without Spark: streams and writes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import staging
 from sqlq_spark.send.message.sender import Sender
-from sqlq_spark.wire import payload
-from sqlq_spark.wire.rows import NO_STREAM, QUEUE_ROW, Origin
+from sqlq_spark.wire.rows import NO_STREAM, Origin
 
 if TYPE_CHECKING:
     from conftest import Place
@@ -104,13 +103,6 @@ class Writer:
     def send(self, body: bytes, batch: int, **columns: object) -> int:
         """Stage and send a message."""
         return self.dispatch(self.stage(body, batch, **columns))
-
-
-def forged(body: bytes) -> tuple[int, bytes]:
-    """The payload of a receipt with one message, as the package would write it, and its size."""
-    row = {"id": b"\0" * 16, "headers": "{}", "body": body, "seq": 1}
-    made = payload.pack(pa.Table.from_pylist([row], QUEUE_ROW))
-    return made.size, made.bytes.to_pybytes()
 
 
 def bodies(place: Place, queue: str) -> list[bytes]:

@@ -3,33 +3,23 @@ INSERT INTO {state}.stream (stream, queue, driver)
 VALUES (:stream::text, :queue_name::text, :driver::text)
 
 -- name: lock_stream
--- The row of a login; where :login is null, the row that `fence` finds.
 -- Locks:   the stream's row, until commit; waits for running tasks.
--- Returns: queue text, driver text, acked_batch bigint, plan_batch bigint, plan text, login text
-SELECT queue, driver, acked_batch, plan_batch, plan, login::text
+-- Returns: queue text, driver text, acked_batch bigint, plan_batch bigint, plan text
+SELECT queue, driver, acked_batch, plan_batch, plan
   FROM {state}.stream
  WHERE stream = :stream::text
-   AND CASE WHEN :login::text IS NULL THEN login = current_user OR row_security_active(tableoid)
-            ELSE login = :login::text END
- ORDER BY login <> current_user
- LIMIT 1
    FOR UPDATE
 
 -- name: claim
 -- From now on this driver owns the stream; the queues are those that it reads.
 UPDATE {state}.stream
    SET driver = :driver::text, queue = :queue_name::text, seen = now()
- WHERE stream = :stream::text AND login = :login::text
+ WHERE stream = :stream::text
 
 -- name: stream_queue
--- Of the row that `fence` finds. Locks nothing.
+-- Locks nothing.
 -- Returns: queue text
-SELECT queue
-  FROM {state}.stream
- WHERE stream = :stream::text
-   AND (login = current_user OR row_security_active(tableoid))
- ORDER BY login <> current_user
- LIMIT 1
+SELECT queue FROM {state}.stream WHERE stream = :stream::text
 
 -- name: outcome
 -- What the tasks of the batches up to this one received, a row for each queue. The scan of the index
@@ -47,8 +37,7 @@ SELECT queue,
        CASE WHEN min(query_id) = max(query_id) THEN max(query_id) END,
        CASE WHEN min(query_id) = max(query_id) THEN max(query_batch) END
   FROM {state}.receipt
- WHERE stream = :stream::text AND login = :login::text
-   AND batch BETWEEN :acked::bigint AND :batch::bigint
+ WHERE stream = :stream::text AND batch BETWEEN :acked::bigint AND :batch::bigint
  GROUP BY queue
 
 -- name: acknowledge
@@ -68,16 +57,14 @@ UPDATE {state}.stream
        diverted    = diverted + :diverted::bigint,
        forwarded   = forwarded + :forwarded::bigint,
        seen        = now()
- WHERE stream = :stream::text AND login = :login::text
+ WHERE stream = :stream::text
 
 -- name: delete_receipts
 WITH pages AS (
     DELETE FROM {state}.receipt_page
-     WHERE stream = :stream::text AND login = :login::text
-       AND batch BETWEEN :acked::bigint AND :batch::bigint)
+     WHERE stream = :stream::text AND batch BETWEEN :acked::bigint AND :batch::bigint)
 DELETE FROM {state}.receipt
- WHERE stream = :stream::text AND login = :login::text
-   AND batch BETWEEN :acked::bigint AND :batch::bigint
+ WHERE stream = :stream::text AND batch BETWEEN :acked::bigint AND :batch::bigint
 
 -- name: store_plan
 -- Keeps, as JSON, for which batches of Spark's query other plans have receipts already: the sink may hold
@@ -92,16 +79,14 @@ UPDATE {state}.stream AS o
                             FROM (SELECT r.query_id, max(r.query_batch) AS query_batch
                                     FROM {state}.receipt AS r
                                    WHERE r.query_id IS NOT NULL
-                                     AND (r.login = current_user OR row_security_active(r.tableoid))
                                    GROUP BY r.query_id) AS h)
                     ELSE (SELECT json_build_object(o.query_id, max(r.query_batch))::text
                             FROM {state}.receipt AS r
                            WHERE r.query_id = o.query_id
                              AND r.query_batch > o.query_batch
-                             AND (r.login = current_user OR row_security_active(r.tableoid))
                           HAVING count(*) > 0) END,
        seen       = now()
- WHERE o.stream = :stream::text AND o.login = :login::text
+ WHERE o.stream = :stream::text
 
 -- name: receipts
 -- Lists receipts without their payloads, oldest first. Who may write a receipt can name any queue in
@@ -112,7 +97,7 @@ SELECT r.stream, r.queue, r.batch, r.task::bigint, r.messages, r.bytes, r.settle
        r.login::text,
        r.login = current_user OR coalesce(has_table_privilege(a.oid, q.oid, 'DELETE'), false)
   FROM {state}.receipt AS r
-  LEFT JOIN {state}.stream AS o ON o.stream = r.stream AND o.login = r.login
+  LEFT JOIN {state}.stream AS o ON o.stream = r.stream
   LEFT JOIN pg_catalog.pg_roles AS a ON a.rolname = r.login
   LEFT JOIN (SELECT c.oid, format('"%s"."%s"', replace(n.nspname, '"', '""'),
                                   replace(c.relname, '"', '""')) AS printed
@@ -121,17 +106,15 @@ SELECT r.stream, r.queue, r.batch, r.task::bigint, r.messages, r.bytes, r.settle
     ON q.printed = r.queue
  WHERE (:stream::text IS NULL OR r.stream = :stream::text)
    AND (:queue_name::text IS NULL OR r.queue = :queue_name::text)
- ORDER BY r.created, r.stream, r.login, r.batch, r.task
+ ORDER BY r.created, r.stream, r.batch, r.task
 
 -- name: drop_receipt
 -- Returns: queue, messages, settled, payload, unpacked, query_id, query_batch of the receipt dropped
 WITH pages AS (
     DELETE FROM {state}.receipt_page
-     WHERE stream = :stream::text AND login = :login::text
-       AND batch = :batch::bigint AND task = :task::bigint)
+     WHERE stream = :stream::text AND batch = :batch::bigint AND task = :task::bigint)
 DELETE FROM {state}.receipt
- WHERE stream = :stream::text AND login = :login::text
-   AND batch = :batch::bigint AND task = :task::bigint
+ WHERE stream = :stream::text AND batch = :batch::bigint AND task = :task::bigint
 RETURNING queue, messages, settled, payload, unpacked, query_id, query_batch
 
 -- name: retire_stream
@@ -147,18 +130,15 @@ UPDATE {state}.stream
                           WHEN query_id = :query_id::text
                           THEN greatest(query_batch, :query_batch::bigint)
                           ELSE :query_batch::bigint END
- WHERE stream = :stream::text AND login = :login::text
+ WHERE stream = :stream::text
 
 -- name: streams
 -- Returns: stream, queue, acked_batch, messages, expired, diverted, forwarded, created, seen,
 --          receipts, held
 SELECT o.stream, o.queue, o.acked_batch, o.messages, o.expired, o.diverted, o.forwarded,
-       o.created, o.seen,
-       (SELECT count(*)
-          FROM {state}.receipt AS r
-         WHERE r.stream = o.stream AND r.login = o.login),
-       (SELECT coalesce(sum(r.messages), 0)::bigint
-          FROM {state}.receipt AS r
-         WHERE r.stream = o.stream AND r.login = o.login)
+       o.created, o.seen, h.receipts, h.held
   FROM {state}.stream AS o
+ CROSS JOIN LATERAL (SELECT count(*) AS receipts, coalesce(sum(r.messages), 0)::bigint AS held
+                       FROM {state}.receipt AS r
+                      WHERE r.stream = o.stream) AS h
  ORDER BY o.seen DESC

@@ -1,24 +1,17 @@
 -- name: fence
--- A task of a batch that was acknowledged must not receive. A login without row security (a superuser,
--- the tables' owner) uses only the row that it made, because any login may have made another.
--- The third column is the query's high-water mark: the last batch of Spark's query that one of its
+-- A task of a batch that was acknowledged must not receive.
+-- The second column is the query's high-water mark: the last batch of Spark's query that one of its
 -- streams acknowledged, or that had receipts when this stream's plan was stored. :query_id may be null.
 -- Locks:   the stream's row FOR SHARE, until commit; acknowledge waits for the task.
 -- Index:   the primary key; stream_query.
--- Returns: acked_batch bigint, login text, query_batch bigint or null; no row where the stream is not
---          there
+-- Returns: acked_batch bigint, query_batch bigint or null; no row where the stream is not there
 SELECT o.acked_batch,
-       o.login::text,
        greatest((o.plan_after::json ->> :query_id::text)::bigint,
                 (SELECT max(q.query_batch)
                    FROM {state}.stream AS q
-                  WHERE q.query_id = :query_id::text
-                    AND (q.login = current_user OR row_security_active(q.tableoid)))) AS query_batch
+                  WHERE q.query_id = :query_id::text)) AS query_batch
   FROM {state}.stream AS o
  WHERE o.stream = :stream::text
-   AND (o.login = current_user OR row_security_active(o.tableoid))
- ORDER BY o.login <> current_user
- LIMIT 1
    FOR SHARE OF o
 
 -- name: task_lock
@@ -28,13 +21,13 @@ SELECT o.acked_batch,
 -- Returns: one row; none for a new number
 SELECT true
   FROM {state}.task
- WHERE stream = :stream::text AND login = :login::text AND task = :task::bigint
+ WHERE stream = :stream::text AND task = :task::bigint
    FOR UPDATE
 
 -- name: new_task
 -- Locks:   the row it writes, until commit; the second of two attempts waits for the first.
-INSERT INTO {state}.task (stream, login, task)
-VALUES (:stream::text, :login::text, :task::bigint)
+INSERT INTO {state}.task (stream, task)
+VALUES (:stream::text, :task::bigint)
     ON CONFLICT DO NOTHING
 
 -- name: find_receipt
@@ -42,15 +35,13 @@ VALUES (:stream::text, :login::text, :task::bigint)
 --          query_batch bigint, or null
 SELECT payload, messages, unpacked, query_id, query_batch
   FROM {state}.receipt
- WHERE stream = :stream::text AND login = :login::text
-   AND batch = :batch::bigint AND task = :task::bigint
+ WHERE stream = :stream::text AND batch = :batch::bigint AND task = :task::bigint
 
 -- name: receipt_pages
 -- Returns: payload bytea, in order
 SELECT payload
   FROM {state}.receipt_page
- WHERE stream = :stream::text AND login = :login::text
-   AND batch = :batch::bigint AND task = :task::bigint
+ WHERE stream = :stream::text AND batch = :batch::bigint AND task = :task::bigint
  ORDER BY page
 
 -- name: weigh
@@ -494,9 +485,8 @@ SELECT count(*) FILTER (WHERE NOT expired), count(*) FILTER (WHERE expired) FROM
 
 -- name: save_receipt
 INSERT INTO {state}.receipt
-       (stream, login, batch, task, queue, messages, expired, diverted, forwarded, bytes,
+       (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)
-VALUES (:stream::text, :login::text, :batch::bigint, :task::bigint, :queue_name::text,
-        :messages::bigint,
+VALUES (:stream::text, :batch::bigint, :task::bigint, :queue_name::text, :messages::bigint,
         :expired::bigint, :diverted::bigint, :forwarded::bigint, :bytes::bigint,
         :query_id::text, :query_batch::bigint, :unpacked::bigint, :payload::bytea)

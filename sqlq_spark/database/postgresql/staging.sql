@@ -1,16 +1,12 @@
 -- name: sink_open
 -- Tasks of a sink stage at the same time; a driver that dispatches or discards waits for them.
--- The sink's row is found as in `fence`.
 -- Locks:   the sink's row FOR SHARE, until commit.
--- Returns: login text; batch bigint, messages bigint: of the last dispatch, whose batch is null before
---          the first; seconds double precision since then. No row where the sink is new
-SELECT login::text, batch, messages,
+-- Returns: batch bigint, messages bigint: of the last dispatch, whose batch is null before the first;
+--          seconds double precision since then. No row where the sink is new
+SELECT batch, messages,
        extract(epoch FROM clock_timestamp() - dispatched)::float8 AS seconds
   FROM {state}.dispatch_log
  WHERE sink = :sink::text
-   AND (login = current_user OR row_security_active(tableoid))
- ORDER BY login <> current_user
- LIMIT 1
    FOR SHARE
 
 -- name: sink_close
@@ -20,48 +16,24 @@ SELECT login::text, batch, messages,
 SELECT login::text, batch
   FROM {state}.dispatch_log
  WHERE sink = :sink::text
-   AND (login = current_user OR row_security_active(tableoid))
- ORDER BY login <> current_user
- LIMIT 1
    FOR UPDATE
 
--- name: sinks_lock
--- Keeps two logins that share their rows from inserting two rows for one sink. Other sinks dispatch.
--- Locks:   the dispatch log against new rows, until commit.
-LOCK TABLE {state}.dispatch_log IN SHARE UPDATE EXCLUSIVE MODE
-
--- name: sink_elsewhere
--- The owner of a sink's row that another login made, for logins without row security.
--- Returns: login text
-SELECT d.login::text
-  FROM {state}.dispatch_log AS d
-  JOIN pg_catalog.pg_class AS c ON c.oid = d.tableoid
-  JOIN pg_catalog.pg_roles AS r ON r.rolname = d.login
- WHERE d.sink = :sink::text
-   AND d.login <> current_user
-   AND NOT row_security_active(d.tableoid)
-   AND (r.rolsuper OR r.rolbypassrls OR pg_has_role(r.oid, c.relowner, 'USAGE'))
- ORDER BY d.login
- LIMIT 1
-
 -- name: new_sink
+-- Two sessions may insert the same sink. The second waits for the first, and then inserts nothing.
+-- Locks:   the row it writes, until commit.
 INSERT INTO {state}.dispatch_log (sink)
-SELECT :sink::text
- WHERE NOT EXISTS (
-        SELECT
-          FROM {state}.dispatch_log
-         WHERE sink = :sink::text AND (login = current_user OR row_security_active(tableoid)))
+VALUES (:sink::text)
+    ON CONFLICT DO NOTHING
 
 -- name: stage
 -- Inserts nothing if the batch was sent or given up, or, after a lost answer, if the chunk is there.
 -- Returns: one row if it was inserted
-INSERT INTO {state}.staging (sink, login, batch, attempt, chunk, messages, payload)
-SELECT :sink::text, :login::text, :batch::bigint, :attempt::text, :chunk::bigint,
-       :messages::bigint, :payload::bytea
+INSERT INTO {state}.staging (sink, batch, attempt, chunk, messages, payload)
+SELECT :sink::text, :batch::bigint, :attempt::text, :chunk::bigint, :messages::bigint, :payload::bytea
  WHERE NOT EXISTS (
         SELECT
           FROM {state}.dispatch_log
-         WHERE sink = :sink::text AND login = :login::text AND batch >= :batch::bigint)
+         WHERE sink = :sink::text AND batch >= :batch::bigint)
     ON CONFLICT DO NOTHING
 RETURNING true
 
@@ -71,7 +43,7 @@ RETURNING true
 -- Returns: batch bigint; no row where the batch was sent before
 UPDATE {state}.dispatch_log
    SET batch = :batch::bigint, messages = :messages::bigint, dispatched = now()
- WHERE sink = :sink::text AND login = :login::text
+ WHERE sink = :sink::text
    AND (batch IS NULL OR batch < :batch::bigint)
 RETURNING batch
 
@@ -81,40 +53,38 @@ RETURNING batch
 -- Locks:   the stream's row FOR SHARE, as its tasks do; the receipts until commit.
 -- Returns: a row for each receipt
 WITH held AS (
-    SELECT r.stream, r.login, r.batch, r.task
+    SELECT r.stream, r.batch, r.task
       FROM {state}.receipt AS r
-      JOIN {state}.stream AS o ON o.stream = r.stream AND o.login = r.login
+      JOIN {state}.stream AS o ON o.stream = r.stream
      WHERE r.query_id = :query_id::text
        AND r.query_batch = :query_batch::bigint
        AND r.batch > o.acked_batch
-       AND (o.login = current_user OR row_security_active(o.tableoid))
        FOR SHARE OF o)
 UPDATE {state}.receipt AS r
    SET settled = true
   FROM held
- WHERE r.stream = held.stream AND r.login = held.login
-   AND r.batch = held.batch AND r.task = held.task
+ WHERE r.stream = held.stream AND r.batch = held.batch AND r.task = held.task
 RETURNING true
 
 -- name: chunks
 -- Returns: attempt text, chunk bigint
 SELECT attempt, chunk::bigint
   FROM {state}.staging
- WHERE sink = :sink::text AND login = :login::text AND batch = :batch::bigint
+ WHERE sink = :sink::text AND batch = :batch::bigint
  ORDER BY attempt, chunk
 
 -- name: chunk
 -- Returns: payload bytea; empty where it is in pages
 SELECT payload
   FROM {state}.staging
- WHERE sink = :sink::text AND login = :login::text AND batch = :batch::bigint
+ WHERE sink = :sink::text AND batch = :batch::bigint
    AND attempt = :attempt::text AND chunk = :chunk::bigint
 
 -- name: chunk_pages
 -- Returns: payload bytea, in order
 SELECT payload
   FROM {state}.staging_page
- WHERE sink = :sink::text AND login = :login::text AND batch = :batch::bigint
+ WHERE sink = :sink::text AND batch = :batch::bigint
    AND attempt = :attempt::text AND chunk = :chunk::bigint
  ORDER BY page
 
@@ -122,20 +92,19 @@ SELECT payload
 -- Deletes the chunks of a sink up to a batch: they were sent, or will never be sent.
 WITH pages AS (
     DELETE FROM {state}.staging_page
-     WHERE sink = :sink::text AND login = :login::text AND batch <= :batch::bigint)
+     WHERE sink = :sink::text AND batch <= :batch::bigint)
 DELETE FROM {state}.staging
- WHERE sink = :sink::text AND login = :login::text AND batch <= :batch::bigint
+ WHERE sink = :sink::text AND batch <= :batch::bigint
 
 -- name: discard_abandoned
 -- Deletes the chunks that nameless writes left when their job was killed.
 WITH gone AS (
     DELETE FROM {state}.staging
      WHERE sink LIKE 'write:%' AND created < now() - make_interval(secs => :seconds::float8)
-    RETURNING sink, login, batch, attempt, chunk)
+    RETURNING sink, batch, attempt, chunk)
 DELETE FROM {state}.staging_page AS p
  USING gone
- WHERE p.sink = gone.sink AND p.login = gone.login AND p.batch = gone.batch
-   AND p.attempt = gone.attempt AND p.chunk = gone.chunk
+ WHERE p.sink = gone.sink AND p.batch = gone.batch AND p.attempt = gone.attempt AND p.chunk = gone.chunk
 
 -- name: delete_old_sinks
 -- Rows of writes without a name. They are kept for a week, so that a task that resumes late stages

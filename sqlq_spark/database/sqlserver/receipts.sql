@@ -6,18 +6,17 @@ VALUES (@stream, @queue_name, @driver)
 -- An update that changes nothing: other sessions may ignore a lock that is only a hint.
 -- REPEATABLEREAD keeps it where optimized locking (Azure, 2025) may release it with the statement.
 -- Locks:   the stream's row, until commit; waits for running tasks.
--- Returns: queue, driver, acked_batch bigint, plan_batch bigint, plan, login
+-- Returns: queue, driver, acked_batch bigint, plan_batch bigint, plan
 UPDATE {state}.stream WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
-OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan],
-       inserted.login
- WHERE stream = @stream AND login = ISNULL(@login, login)
+OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan]
+ WHERE stream = @stream
 
 -- name: claim
 -- From now on this driver owns the stream; the queues are those that it reads.
 UPDATE {state}.stream
    SET driver = @driver, queue = @queue_name, seen = SYSUTCDATETIME()
- WHERE stream = @stream AND login = @login
+ WHERE stream = @stream
 
 -- name: stream_queue
 -- Returns: queue
@@ -39,7 +38,7 @@ SELECT queue,
        CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(query_id) END AS query_id,
        CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(query_batch) END AS query_batch
   FROM {state}.receipt
- WHERE stream = @stream AND login = @login AND batch BETWEEN @acked AND @batch
+ WHERE stream = @stream AND batch BETWEEN @acked AND @batch
  GROUP BY queue
 
 -- name: acknowledge
@@ -58,13 +57,13 @@ UPDATE {state}.stream
        diverted    = diverted + @diverted,
        forwarded   = forwarded + @forwarded,
        seen        = SYSUTCDATETIME()
- WHERE stream = @stream AND login = @login
+ WHERE stream = @stream
 
 -- name: delete_receipts
 DELETE FROM {state}.receipt_page
- WHERE stream = @stream AND login = @login AND batch BETWEEN @acked AND @batch;
+ WHERE stream = @stream AND batch BETWEEN @acked AND @batch;
 DELETE FROM {state}.receipt
- WHERE stream = @stream AND login = @login AND batch BETWEEN @acked AND @batch
+ WHERE stream = @stream AND batch BETWEEN @acked AND @batch
 
 -- name: store_plan
 -- Keeps, as JSON, for which batches of Spark's query other plans have receipts already: the sink may hold
@@ -88,7 +87,7 @@ UPDATE o
                              FOR JSON PATH) END,
        seen       = SYSUTCDATETIME()
   FROM {state}.stream AS o
- WHERE o.stream = @stream AND o.login = @login
+ WHERE o.stream = @stream
 
 -- name: receipts
 -- Lists receipts without their payloads, oldest first; skips those that a task is writing now.
@@ -100,16 +99,16 @@ SELECT r.stream, r.queue, r.batch, CAST(r.task AS bigint) AS task, r.messages, r
   LEFT JOIN {state}.stream AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK) ON o.stream = r.stream
  WHERE (@stream IS NULL OR r.stream = @stream)
    AND (@queue_name IS NULL OR r.queue = @queue_name)
- ORDER BY r.created, r.stream, r.login, r.batch, r.task
+ ORDER BY r.created, r.stream, r.batch, r.task
 
 -- name: drop_receipt
 -- Returns: queue, messages, settled, payload, unpacked, query_id, query_batch of the receipt dropped
 DELETE FROM {state}.receipt_page
- WHERE stream = @stream AND login = @login AND batch = @batch AND task = @task;
+ WHERE stream = @stream AND batch = @batch AND task = @task;
 DELETE FROM {state}.receipt
 OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload, deleted.unpacked,
        deleted.query_id, deleted.query_batch
- WHERE stream = @stream AND login = @login AND batch = @batch AND task = @task
+ WHERE stream = @stream AND batch = @batch AND task = @task
 
 -- name: retire_stream
 -- Its receipts were returned or dropped. A checkpoint that is restored must not receive again, and no
@@ -123,7 +122,7 @@ UPDATE {state}.stream
        query_batch = CASE WHEN @query_id IS NULL THEN query_batch
                           WHEN query_id = @query_id AND query_batch > @query_batch THEN query_batch
                           ELSE @query_batch END
- WHERE stream = @stream AND login = @login
+ WHERE stream = @stream
 
 -- name: streams
 -- Returns: stream, queue, acked_batch, messages, expired, diverted, forwarded, created, seen,

@@ -1,12 +1,12 @@
 -- name: fence
 -- A task of a batch that was acknowledged must not receive.
--- The third column is the query's high-water mark: the last batch of Spark's query that one of its
+-- The second column is the query's high-water mark: the last batch of Spark's query that one of its
 -- streams acknowledged, or that had receipts when this stream's plan was stored. @query_id may be null.
 -- Locks:   the stream's row, shared, until commit; acknowledge waits for the task. REPEATABLEREAD
 --          locks also where the database reads row versions.
 -- Index:   the primary key; stream_query.
--- Returns: acked_batch bigint, login, query_batch bigint or null; no row where the stream is not there
-SELECT o.acked_batch, o.login, h.query_batch
+-- Returns: acked_batch bigint, query_batch bigint or null; no row where the stream is not there
+SELECT o.acked_batch, h.query_batch
   FROM {state}.stream AS o WITH (REPEATABLEREAD, ROWLOCK)
  CROSS APPLY (SELECT MAX(u.query_batch) AS query_batch
                 FROM (SELECT q.query_batch
@@ -28,14 +28,14 @@ SELECT o.acked_batch, o.login, h.query_batch
 UPDATE {state}.task WITH (REPEATABLEREAD, ROWLOCK)
    SET task = task
 OUTPUT CAST(1 AS bit)
- WHERE stream = @stream AND login = @login AND task = @task
+ WHERE stream = @stream AND task = @task
 
 -- name: new_task
 -- The second of two attempts waits for the first, and then inserts nothing; see new_sink.
 -- Locks:   the row it writes, until commit. No gap, so other new tasks do not wait.
 SET XACT_ABORT OFF;
 BEGIN TRY
-    INSERT INTO {state}.task (stream, login, task) VALUES (@stream, @login, @task);
+    INSERT INTO {state}.task (stream, task) VALUES (@stream, @task);
 END TRY
 BEGIN CATCH
     IF ERROR_NUMBER() <> 2627
@@ -49,13 +49,13 @@ END CATCH
 --          query_batch bigint, or null
 SELECT payload, messages, unpacked, query_id, query_batch
   FROM {state}.receipt
- WHERE stream = @stream AND login = @login AND batch = @batch AND task = @task
+ WHERE stream = @stream AND batch = @batch AND task = @task
 
 -- name: receipt_pages
 -- Returns: payload varbinary, in order
 SELECT payload
   FROM {state}.receipt_page
- WHERE stream = @stream AND login = @login AND batch = @batch AND task = @task
+ WHERE stream = @stream AND batch = @batch AND task = @task
  ORDER BY page
 
 -- name: weigh
@@ -369,7 +369,7 @@ SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS moved
 
 -- name: save_receipt
 INSERT INTO {state}.receipt
-       (stream, login, batch, task, queue, messages, expired, diverted, forwarded, bytes,
+       (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)
-VALUES (@stream, @login, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
+VALUES (@stream, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
         @bytes, @query_id, @query_batch, @unpacked, @payload)

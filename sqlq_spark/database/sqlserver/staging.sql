@@ -2,9 +2,9 @@
 -- Tasks of a sink stage at the same time; a driver that dispatches or discards waits for them.
 -- REPEATABLEREAD locks also where the database reads row versions.
 -- Locks:   the sink's row, shared, until commit.
--- Returns: login; batch bigint, messages bigint: of the last dispatch, whose batch is null before the
---          first; seconds float since then. No row where the sink is new
-SELECT login, batch, messages,
+-- Returns: batch bigint, messages bigint: of the last dispatch, whose batch is null before the first;
+--          seconds float since then. No row where the sink is new
+SELECT batch, messages,
        CAST(DATEDIFF_BIG(millisecond, dispatched, SYSUTCDATETIME()) AS float) / 1000 AS seconds
   FROM {state}.dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
  WHERE sink = @sink
@@ -18,16 +18,6 @@ UPDATE {state}.dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
    SET messages = messages
 OUTPUT inserted.login, inserted.batch
  WHERE sink = @sink
-
--- name: sinks_lock
--- Does nothing: the table's key allows one row for each sink.
--- Locks:   nothing.
-SELECT 0 AS locked
-
--- name: sink_elsewhere
--- Returns no row: logins that may use the schema share all its rows.
--- Returns: login
-SELECT login FROM {state}.dispatch_log WHERE sink = @sink AND 1 = 0
 
 -- name: new_sink
 -- Two sessions may insert the same sink. The second waits for the first, and then inserts nothing. No
@@ -49,9 +39,9 @@ END CATCH
 -- Inserts nothing if the batch was sent or given up, or, after a lost answer, if the chunk is there. If
 -- the session whose answer was lost still inserts it, this one waits for its row.
 -- Returns: one row if it was inserted
-INSERT INTO {state}.staging (sink, login, batch, attempt, chunk, messages, payload)
+INSERT INTO {state}.staging (sink, batch, attempt, chunk, messages, payload)
 OUTPUT CAST(1 AS bit)
-SELECT @sink, @login, @batch, @attempt, @chunk, @messages, @payload
+SELECT @sink, @batch, @attempt, @chunk, @messages, @payload
  WHERE NOT EXISTS (
         SELECT 1 FROM {state}.dispatch_log WHERE sink = @sink AND batch >= @batch)
    AND NOT EXISTS (
@@ -66,7 +56,7 @@ SELECT @sink, @login, @batch, @attempt, @chunk, @messages, @payload
 UPDATE {state}.dispatch_log
    SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME()
 OUTPUT inserted.batch
- WHERE sink = @sink AND login = @login AND (batch IS NULL OR batch < @batch)
+ WHERE sink = @sink AND (batch IS NULL OR batch < @batch)
 
 -- name: settle
 -- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. A batch
@@ -95,29 +85,27 @@ OUTPUT CAST(1 AS bit)
 -- Returns: attempt, chunk bigint
 SELECT attempt, CAST(chunk AS bigint) AS chunk
   FROM {state}.staging
- WHERE sink = @sink AND login = @login AND batch = @batch
+ WHERE sink = @sink AND batch = @batch
  ORDER BY attempt, chunk
 
 -- name: chunk
 -- Returns: payload varbinary; empty where it is in pages
 SELECT payload
   FROM {state}.staging
- WHERE sink = @sink AND login = @login AND batch = @batch
-   AND attempt = @attempt AND chunk = @chunk
+ WHERE sink = @sink AND batch = @batch AND attempt = @attempt AND chunk = @chunk
 
 -- name: chunk_pages
 -- Returns: payload varbinary, in order
 SELECT payload
   FROM {state}.staging_page
- WHERE sink = @sink AND login = @login AND batch = @batch
-   AND attempt = @attempt AND chunk = @chunk
+ WHERE sink = @sink AND batch = @batch AND attempt = @attempt AND chunk = @chunk
  ORDER BY page
 
 -- name: discard
 -- Deletes the chunks of a sink up to a batch: they were sent, or will never be sent. Rows come before
 -- their pages, as in `stage` and discard_abandoned.
-DELETE FROM {state}.staging WHERE sink = @sink AND login = @login AND batch <= @batch;
-DELETE FROM {state}.staging_page WHERE sink = @sink AND login = @login AND batch <= @batch
+DELETE FROM {state}.staging WHERE sink = @sink AND batch <= @batch;
+DELETE FROM {state}.staging_page WHERE sink = @sink AND batch <= @batch
 
 -- name: discard_abandoned
 -- Deletes the chunks that nameless writes left when their job was killed. A locked row is not

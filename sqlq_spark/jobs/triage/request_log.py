@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send.log_entries import OPEN, close, enter, last
+from sqlq_spark.send.dispatch_log import OPEN, close, enter, last
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,7 +30,7 @@ from sqlq_spark.receive.driver.loop import PeekLoop
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import at_least_once, fan_out, staging
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send.log_entries import SENT
+from sqlq_spark.send.dispatch_log import SENT
 from sqlq_spark.wire import payload
 from sqlq_spark.wire.rows import NO_STREAM, Origin
 
