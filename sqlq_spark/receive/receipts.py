@@ -24,7 +24,6 @@ from sqlq_spark.errors import (
     CheckpointRolledBack,
     DatabaseRolledBack,
     ReceiptsMissing,
-    StreamNotFound,
     StreamTakenOver,
 )
 from sqlq_spark.options.parse import LARGEST_MESSAGE
@@ -95,8 +94,6 @@ def acknowledge(
         DatabaseRolledBack, ReceiptsMissing.
     """
     row = lock_stream(connection, stream)
-    if row is None:
-        raise StreamNotFound(stream, who.state_schema, connection.server)
     who.check(row.queue)
     if claim:
         connection.run("claim", stream=stream, driver=who.driver, queue_name=who.queue)
@@ -256,7 +253,7 @@ def drop(connection: Connection, stream: str, batch: int, task: int) -> int:
 def delete_receipt(connection: Connection, move: Move, receipt: ReceiptKey) -> StoredReceipt | None:
     """Delete a receipt and close its batch; the stream's lock waits for running tasks."""
     stream, batch, _ = receipt
-    lock_stream(connection, stream)
+    connection.run("lock_stream", stream=stream)  # its row may be gone
     values = receipt_values(receipt)
     paged = join_pages(connection, values)
     found = connection.rows("drop_receipt", **values)
@@ -265,11 +262,6 @@ def delete_receipt(connection: Connection, move: Move, receipt: ReceiptKey) -> S
     _, messages, settled, payload, size, query_id, query_batch = found[0]
     next_state(stored_state(settled=settled), move, receipt)
     query_id = None if query_batch is None else query_id
-    connection.run(
-        "retire_stream",
-        stream=stream,
-        batch=batch,
-        query_id=query_id,
-        query_batch=query_batch,
-    )
+    names = {"query_id": query_id, "query_batch": query_batch}
+    connection.run("retire_stream", stream=stream, batch=batch, **names)
     return StoredReceipt(payload or paged, messages, size, query_id, query_batch)

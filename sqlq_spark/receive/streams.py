@@ -33,7 +33,6 @@ class Claim:
 
     driver: str  # a fresh id for each driver process
     queue: str  # the canonical address; of several queues joined by ", "
-    state_schema: str
     fail_on_data_loss: bool = True
     fail_on_missing_receipts: bool = False
 
@@ -68,10 +67,17 @@ class StreamRow:
         return self.plan if self.plan_batch == batch else None
 
 
-def lock_stream(connection: Connection, stream: str) -> StreamRow | None:
-    """Lock a stream's row until commit; that waits for running tasks."""
+def lock_stream(connection: Connection, stream: str) -> StreamRow:
+    """
+    Lock a stream's row until commit; that waits for running tasks.
+
+    Raises:
+        StreamNotFound: there is none.
+    """
     found = connection.rows("lock_stream", stream=stream)
-    return StreamRow(*found[0]) if found else None
+    if not found:
+        raise StreamNotFound(stream, connection.state, connection.server)
+    return StreamRow(*found[0])
 
 
 def create(connection: Connection, stream: str, who: Claim) -> None:
@@ -101,8 +107,6 @@ def store_plan(
         BadPlan: the earlier plan cannot be read.
     """
     row = lock_stream(connection, stream)
-    if row is None:
-        raise StreamNotFound(stream, who.state_schema, connection.server)
     if row.acked < batch - 1:  # before the driver: a claim may be among what was lost
         accept_or_raise(DatabaseRolledBack(stream, batch - 1, row.acked, connection.server), who)
     if row.driver != who.driver:

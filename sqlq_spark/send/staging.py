@@ -99,9 +99,8 @@ def _stage_chunk(
 ) -> None:
     with transaction(connection, timeout=timeout):
         dispatch_log.share(connection, key.sink)
-        values: dict[str, Any] = key._asdict()
-        payload_in_row = in_row(payload.bytes)
-        if connection.rows("stage", **values, messages=messages, payload=payload_in_row):
+        values: dict[str, Any] = {**key._asdict(), "messages": messages}
+        if connection.rows("stage", **values, payload=in_row(payload.bytes)):
             connection.store("staging_page", pages(payload.bytes, CHUNK_KEY, key))
 
 

@@ -221,8 +221,8 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
     """And one of a stream of another queue, and one of no stream at all; nothing changes."""
     stream = bench.new_stream()
     received(bench, stream)
-    other = streams.Claim(driver="another", queue=bench.stated, state_schema="s")
-    elsewhere = streams.Claim(driver="the driver", queue="x@[dbo]", state_schema="s")
+    other = streams.Claim(driver="another", queue=bench.stated)
+    elsewhere = streams.Claim(driver="the driver", queue="x@[dbo]")
 
     def ack(stream: str, who: streams.Claim, *, claim: bool = False) -> None:
         with transaction(bench.desk, timeout=TIMEOUT):
@@ -389,7 +389,7 @@ def test_one_plan_counts_for_a_batch_the_first(bench: Bench) -> None:
 
     assert store(plan_to(5), bench.who) == plan_to(5)
     assert store(plan_to(6), bench.who) == plan_to(5)
-    other = streams.Claim(driver="another", queue=bench.stated, state_schema="s")
+    other = streams.Claim(driver="another", queue=bench.stated)
     with pytest.raises(StreamTakenOver):
         store(plan_to(7), other)
     assert bench.dotnet.state_rows("stream", "plan_batch, plan") == [(1, write_plan(plan_to(5)))]

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.receive.task import Kept, Task
     from sqlq_spark.send.staging import Staged
+    from sqlq_spark.wire.rows import Origin
 
     from .failpoints.points import Point
     from .failpoints.spark_by_hand import Harm, Patch
@@ -222,8 +223,8 @@ def empty_receipt(patch: Patch) -> None:
     """A receipt without the messages: they are with the attempt that died."""
     save = stored_receipt.save
 
-    def empty(at: Connection, task: Task, kept: Kept, **more: Any) -> Any:
-        return save(at, task, replace(kept, rows=kept.rows[:0]), **more)
+    def empty(at: Connection, task: Task, kept: Kept, origin: Origin) -> None:
+        save(at, task, replace(kept, rows=kept.rows[:0]), origin)
 
     patch(receiving, "save", empty)
 

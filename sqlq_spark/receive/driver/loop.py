@@ -60,7 +60,6 @@ class PeekLoop:
         self.who = streams.Claim(
             driver=str(uuid.uuid4()),
             queue=", ".join(options.names),
-            state_schema=options.state_schema,
             fail_on_data_loss=options.fail_on_data_loss,
             fail_on_missing_receipts=options.fail_on_missing_receipts,
         )
