@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 import sqlserver_lint
 import sqlserver_texts
 from conformance import first_checks, first_contact
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.script import Roles, script
 from sqlq_spark.cli.queues import create
-from sqlq_spark.database.sqlserver import calls, connection
+from sqlq_spark.database.sqlserver import calls, connection, rows
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress
 from sqlq_spark.wire.address import QueueAddress
+
+if TYPE_CHECKING:
+    import uuid
 
 GOLDEN = Path(__file__).parent / "golden" / "sqlserver.sql"
 TEXTS = sqlserver_texts.rendered()
@@ -216,6 +223,44 @@ def test_what_output_into_refuses_is_found_with_delayed_messages(name: str) -> N
     assert f"sys.{name}" in TEXTS["check_delayed"]
     assert "OUTPUT" in TEXTS["move_due"]
     assert name == "triggers" or f"sys.{name}" not in TEXTS["check_queue"]
+
+
+def test_characters_that_a_varchar_cannot_hold_are_refused() -> None:
+    """By the code page of the column; SQL Server would keep question marks."""
+    shape = {"headers": "varchar COLLATE Latin1_General_CI_AS"}
+    kept = (
+        "CAST(CAST(Headers COLLATE Latin1_General_CI_AS AS varchar(max)) AS nvarchar(max)) "
+        "COLLATE Latin1_General_100_BIN2 <> Headers"
+    )
+
+    load = plain(calls.build_insert(["body", "headers"], shape))
+    moved = plain(calls.check_fit(shape))
+
+    source = "OPENJSON(@rows) WITH (Headers nvarchar(max) '$[2]')"
+    assert load.startswith(f"IF EXISTS (SELECT 1 FROM {source} WHERE {kept}) BEGIN; THROW 51901, ")
+    assert moved.startswith(f"IF EXISTS (SELECT 1 FROM @gone WHERE {kept}) BEGIN; THROW 51901, ")
+    assert calls.check_fit({"headers": "nvarchar"}) == ""
+
+
+# ---------------------------------------------------------------- values and rows
+
+
+def test_no_null_is_ever_bound() -> None:
+    """A driver asks the server for the type of one, and may lose what was done before by that."""
+    text = "UPDATE s SET plan = @plan WHERE batch = @batch"
+
+    sql, bound = calls.build_call("x", text, {"plan": None, "batch": 1, "n": 2}, guarded=False)
+
+    assert sql.endswith("sys.sp_executesql @text, @types, @plan = NULL, @batch = ?")
+    assert bound == (f"/* sqlqueue:x */ {text}", "@plan nvarchar(4000), @batch bigint", 1)
+
+
+@given(st.lists(st.uuids(), max_size=5))
+def test_a_uniqueidentifier_is_turned_into_network_order(ids: list[uuid.UUID]) -> None:
+    """SQL Server keeps the first three parts of a uuid from the low byte up."""
+    stored = pa.chunked_array([pa.array([each.bytes_le for each in ids], pa.binary())])
+
+    assert rows.network_order(stored).to_pylist() == [each.bytes for each in ids]
 
 
 # ---------------------------------------------------------------- locks

@@ -531,7 +531,7 @@ PARTS: dict[str, dict[str, str]] = {
         "server-features": PROSE,
         "url-parameters": f"{PAGES}_the_parameters_of_a_sql_server_url_are_known",
         "existing-tables": (
-            "test_sqlserver_session.py::test_characters_that_a_varchar_cannot_hold_are_refused"
+            "test_sqlserver.py::test_characters_that_a_varchar_cannot_hold_are_refused"
         ),
         "rights": "test_sqlserver.py::test_the_script_gives_the_rights_that_the_wire_lists",
         "errors": "tds/test_drivers.py::test_an_error_is_classified_wherever_it_comes",
