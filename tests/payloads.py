@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from sqlq_spark.wire.payload import ZSTD, Packed
-from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW
+from sqlq_spark.wire.rows import QUEUE_ROW
 from sqlq_spark.wire.unpack import Expected, unpack
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ def reread(payload: Packed, schema: pa.Schema, *optional: pa.Field) -> pa.Table:
 
 def of_receipt(payload: bytes) -> pa.Table:
     """Read the payload of a receipt, whatever its size."""
-    optional = (BODY_STRING,)
-    expected = Expected(where="a test", schema=QUEUE_ROW, optional=optional, most=1 << 30)
+    expected = Expected(where="a test", schema=QUEUE_ROW, most=1 << 30)
     return unpack(payload, (), expected)
 
 

@@ -131,25 +131,21 @@ def test_both_dialects_take_the_same_values() -> None:
         *((name, "zone") for name in ("endpoint_zone", "dues", "move_due", "next_due")),
         *((name, "zone") for name in ("browse_delayed", "stats_delayed")),
         ("receive", "bytes"),  # the client cuts what `weigh` returns
-        ("receive_body_string", "bytes"),
         # it does nothing there
         *(("receive_range", name) for name in ("first", "stop", "messages", "bytes", "largest")),
     }
-    weighing = {"weigh", "weigh_body_string"}  # they do nothing in the other dialect
     for name, text in calls.STATEMENTS.items():
         expected = set(re.findall(r"(?<![:\w]):([a-z_]+)", model[name]))
         found = set(calls.PARAMETER.findall(text))
 
         assert expected - found <= {value for at, value in unused if at == name}, name
-        assert name in weighing or found - expected <= LOCAL, name
+        assert name == "weigh" or found - expected <= LOCAL, name
 
 
 # ---------------------------------------------------------------- as the transport has it
 
 
-@pytest.mark.parametrize(
-    "name", ["receive", "receive_body_string", "take", "move_due", "purge_expired"]
-)
+@pytest.mark.parametrize("name", ["receive", "take", "move_due", "purge_expired"])
 def test_what_takes_messages_takes_them_with_the_transports_hints(name: str) -> None:
     """And with READCOMMITTEDLOCK, for a database that reads row versions."""
     text = TEXTS[name]
@@ -270,7 +266,7 @@ def test_a_uniqueidentifier_is_turned_into_network_order(ids: list[uuid.UUID]) -
     "name",
     [
         *("peek", "sample", "top", "browse", "browse_seq", "stats", "check_rows", "next_due"),
-        *("weigh", "weigh_body_string", "check_owner", "check_owner_delayed"),
+        *("weigh", "check_owner", "check_owner_delayed"),
     ],
 )
 def test_what_only_looks_waits_for_no_row_and_keeps_no_lock(name: str) -> None:
@@ -337,7 +333,7 @@ def test_an_application_lock_that_was_not_granted_is_an_error(name: str) -> None
 
 def test_no_statement_takes_so_many_rows_that_the_table_is_locked() -> None:
     """From 5,000 locks on, SQL Server may lock the table, and no endpoint passes over that."""
-    takes = ("weigh", "weigh_body_string", "receive", "receive_body_string", "purge_expired")
+    takes = ("weigh", "receive", "purge_expired")
     for name in takes:
         assert re.search(r"TOP \(CASE WHEN .* < 2000 THEN .* ELSE 2000 END\)", TEXTS[name]), name
     assert connection.MOST_ROWS <= 2000

@@ -68,7 +68,6 @@ PHRASES = {
 }
 # what we make of a driver's own sentence, or of one with a certain name; SQLSTATE and number first
 SAID = {
-    errors.BodyStringMissing: ["42S22 207 Invalid column name 'BodyString'."],
     errors.DatabaseTooOld: ["42S02 208 Invalid object name 'OPENJSON'."],
     errors.TimedOut: ["HYT00 0 Query timeout expired"],
     errors.ConnectionLost: [

@@ -82,10 +82,8 @@ StatementName = Literal[
     "find_receipt",
     "receipt_pages",
     "weigh",
-    "weigh_body_string",
     "receive_range",
     "receive",
-    "receive_body_string",
     "take",
     "patience",
     "lock_destination",
@@ -93,7 +91,6 @@ StatementName = Literal[
     "destination_code",
     "destination_locks",
     "find_large",
-    "find_large_body_string",
     "divert_large",
     "save_receipt",
     # receipts.sql
@@ -133,7 +130,6 @@ StatementName = Literal[
     "next_due",
     # browse.sql
     "browse",
-    "browse_body_string",
     "browse_seq",
     "browse_headers",
     "browse_delayed",

@@ -74,7 +74,6 @@ class BrowseReader(DataSourceReader):
                 partition.first,
                 partition.stop,
                 narrow=not HEAVY & set(schema.names),
-                body_string="bodyString" in schema.names,
                 largest=options.max_message_bytes,
                 timeout=options.query_timeout,
             )

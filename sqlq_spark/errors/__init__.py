@@ -17,7 +17,7 @@ The errors of this package, by what they are about.
     │   │                    TimedOut (and LockTimedOut) · TimeZoneNotFound
     │   │                    ServerTooOld · DatabaseTooOld · StatementPooling
     │   │                    StatementFailed (and StatementRefused, ServerShort, LogFull)
-    │   ├── queues           QueueNotFound · SchemaNotFound · NotAQueue · BodyStringMissing
+    │   ├── queues           QueueNotFound · SchemaNotFound · NotAQueue
     │   │                    QueueNotWritable · QueueElsewhere · QueueUnquoted · MessageChanged
     │   │                    DestinationRefused (and DestinationOfOther)
     │   │                    DestinationLocked · DestinationChanged · MessageTooLarge · MoveRefused
@@ -74,7 +74,6 @@ from sqlq_spark.errors.installation import (
     UnsupportedVersion,
 )
 from sqlq_spark.errors.queues import (
-    BodyStringMissing,
     DelayedQueueNotFound,
     DestinationChanged,
     DestinationLocked,
@@ -141,7 +140,6 @@ __all__ = [
     "BadOffset",
     "BadOption",
     "BadPlan",
-    "BodyStringMissing",
     "Cancelled",
     "CertificateRefused",
     "CheckpointFailure",

@@ -55,18 +55,6 @@ class MoveRefused(DatabaseFailure):
         super().__init__(queue, reason, fix)
 
 
-class BodyStringMissing(DatabaseFailure):
-    """The column that includeBodyString=true reads does not exist."""
-
-    template = (
-        "queue {0} has no column BodyString, which includeBodyString=true reads. Add it with "
-        "`sqlqueue create '{0}' --body-string`, or with: {1} (PostgreSQL then rewrites the table)"
-    )
-
-    def __init__(self, queue: str, alter: str) -> None:
-        super().__init__(queue, alter)
-
-
 class SubscriptionsNotFound(DatabaseFailure):
     """The subscription table does not exist, or this login may not see it. Nothing was sent."""
 

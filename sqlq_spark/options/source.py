@@ -79,7 +79,6 @@ class SourceOptions(DatabaseOptions):
     headers_format: str = option(
         "headersFormat", one_of("map", "json"), "map or json", default="map"
     )
-    include_body_string: bool = option("includeBodyString", flag, "true or false", default=False)
     # where poison messages go
     error_address: QueueAddress | None = address_option("errorQueue", parse_queue, "a queue's name")
     delayed_delivery: bool = option("delayedDelivery", flag, "true or false", default=False)

@@ -16,14 +16,13 @@ from sqlq_spark.database import transaction
 from sqlq_spark.options.parse import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.driver.pace import apportion
 from sqlq_spark.receive.selection import ALL
-from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW
+from sqlq_spark.wire.rows import QUEUE_ROW
 from sqlq_spark.wire.texts import find_undecodable, with_readable_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.database.statements import StatementName
     from sqlq_spark.receive.selection import Selection
     from sqlq_spark.wire.address import QueueAddress
 
@@ -95,7 +94,6 @@ def pages(
     stop: int,
     *,
     narrow: bool,
-    body_string: bool = False,
     largest: int = DEFAULT_MESSAGE_SIZE,
     timeout: float,
 ) -> Iterator[pa.Table]:
@@ -108,7 +106,6 @@ def pages(
         first: of the range of seqs.
         stop: the seq behind the range.
         narrow: without headers and bodies, which are null then.
-        body_string: also BODY_STRING, which the table must have.
         largest: bytes of a message; a larger one is left out, with a warning.
         timeout: seconds for each page.
 
@@ -116,14 +113,10 @@ def pages(
         Tables of QUEUE_ROW by seq, U+FFFD in the place of what is no UTF-8.
     """
     rows = LARGEST_PAGE if narrow else FIRST_PAGE
-    statement: StatementName = "browse"
-    if narrow or body_string:
-        statement = "browse_seq" if narrow else "browse_body_string"
-    schema = QUEUE_ROW.append(BODY_STRING) if body_string else QUEUE_ROW
     while first < stop:
         with transaction(connection, timeout=timeout):
             page = connection.arrow(
-                statement,
+                "browse_seq" if narrow else "browse",
                 tables={"queue": queue},
                 first=first,
                 stop=stop,
@@ -133,7 +126,7 @@ def pages(
             )
         if not page.num_rows:
             return
-        yield fill_columns(leave_out_large(page, connection.printed(queue), largest), schema)
+        yield fill_columns(leave_out_large(page, connection.printed(queue), largest))
         first = page["seq"][-1].as_py() + 1
         each = max(1, page.nbytes // page.num_rows)
         rows = max(1, min(LARGEST_PAGE, rows * 8, PAGE_BYTES // each))
@@ -155,12 +148,12 @@ def leave_out_large(page: pa.Table, queue: str, largest: int) -> pa.Table:
     return with_readable_texts(page, find_undecodable(page["headers"]))
 
 
-def fill_columns(page: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Give a page with all columns of a schema; null for those that were not asked for."""
+def fill_columns(page: pa.Table) -> pa.Table:
+    """Give a page with all columns of QUEUE_ROW; null for those that were not asked for."""
     columns = [
         page[field.name].cast(field.type)
         if field.name in page.column_names
         else pa.nulls(page.num_rows, field.type)
-        for field in schema
+        for field in QUEUE_ROW
     ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    return pa.Table.from_arrays(columns, schema=QUEUE_ROW)

@@ -24,17 +24,15 @@ COLUMNS = {
 }
 
 # a browse without any of these reads no headers and bodies
-HEAVY = {"headers", "body", "correlationId", "replyToAddress", "corruptHeaders", "bodyString"}
+HEAVY = {"headers", "body", "correlationId", "replyToAddress", "corruptHeaders"}
 
 
 def columns(options: SourceOptions) -> dict[str, str]:
     """Column → type, as a read with these options gives them."""
-    known = COLUMNS
-    if options.headers_format == "json":
-        known = {name: kind for name, kind in COLUMNS.items() if name != "corruptHeaders"} | {
-            "headers": "string"
-        }
-    return known | ({"bodyString": "string"} if options.include_body_string else {})
+    if options.headers_format == "map":
+        return COLUMNS
+    kept = {name: kind for name, kind in COLUMNS.items() if name != "corruptHeaders"}
+    return kept | {"headers": "string"}
 
 
 def check_columns(wanted: Mapping[str, str], options: SourceOptions) -> None:

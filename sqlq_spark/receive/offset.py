@@ -190,7 +190,6 @@ def tasks_of(end: Offset, options: SourceOptions) -> list[Task]:
         largest=options.max_message_bytes,
         errors=options.error_address,
         allowed=options.allowed,
-        body_string=options.include_body_string,
         fail_on_data_loss=options.fail_on_data_loss,
     )
     found: list[Task] = []

@@ -42,7 +42,6 @@ T = TypeVar("T")
 BEHIND = "its sequence gives seqs that are taken; let it go on behind the highest seq"
 
 SAMPLED = 50  # messages whose mean weight a plan knows: at most, see the statement `sample`
-SPREAD = 5  # times as much as headers and body a message may weigh with the body's text
 AT_ONCE = 64 << 20  # bytes that one statement moves; one message at least
 MOST_LARGE = 1000  # of them in a task, and
 MOST_BYTES = 1 << 30  # bytes; one message at least. The others wait for the next batch
@@ -198,14 +197,13 @@ def may_hold_large(task: Task) -> bool:
     `receive` passes over large messages, at no cost, so they become the lowest of the queue. Then
     they are in the sample, and raise its mean.
     """
-    spread = SPREAD if task.rules.body_string else 1
-    return task.bytes_each * SAMPLED * spread >= task.rules.largest
+    return task.bytes_each * SAMPLED >= task.rules.largest
 
 
 def find_large(connection: Connection, task: Task) -> list[Row]:
     """Find the messages of the range that are too large: seq and bytes."""
     return connection.rows(
-        "find_large_body_string" if task.rules.body_string else "find_large",
+        "find_large",
         tables={"queue": task.queue},
         first=task.first,
         stop=task.stop,

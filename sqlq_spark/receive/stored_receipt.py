@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database.receipt_moves import name_receipt, next_state
 from sqlq_spark.wire.payload import RECEIPT_KEY, in_row, pack, pages
-from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW, weigh
+from sqlq_spark.wire.rows import QUEUE_ROW, weigh
 from sqlq_spark.wire.unpack import Expected, unpack
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ class StoredReceipt:
         expected = Expected(
             where=name_receipt(receipt),
             schema=QUEUE_ROW,
-            optional=(BODY_STRING,),
             most=CEILING + GROWTH * (STEP + largest) + ROW * messages,  # one more step and message
             size=self.size,
             rows=self.messages,

@@ -32,7 +32,7 @@ from sqlq_spark.options.parse import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
 from sqlq_spark.receive.stored_receipt import CEILING, STEP, find_receipt, save
-from sqlq_spark.wire.rows import BODY_STRING, NO_STREAM, QUEUE_ROW, Origin, sort_by_seq, weigh
+from sqlq_spark.wire.rows import NO_STREAM, QUEUE_ROW, Origin, sort_by_seq, weigh
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
@@ -53,7 +53,6 @@ class TaskRules:
     largest: int = DEFAULT_MESSAGE_SIZE  # bytes of a message; a larger one is not fetched
     errors: QueueAddress | None = None  # the error queue
     allowed: tuple[QueueAddress, ...] = ()  # the option allowedDestinations
-    body_string: bool = False  # also the column BodyString
     fail_on_data_loss: bool = True
 
 
@@ -114,7 +113,6 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
 
     Returns:
         Messages of QUEUE_ROW in the order of seq. They have left the queue, committed.
-        With `body_string` also BODY_STRING, unless an earlier attempt was not asked for it.
 
     Raises:
         StaleTask: the batch was acknowledged.
@@ -237,14 +235,13 @@ def take(connection: Connection, task: Task) -> pa.Table:
 
     A step looks at no more rows than are likely to fit. The database cuts it at the exact weight.
     """
-    wanted = TAKEN.append(BODY_STRING) if task.rules.body_string else TAKEN
     steps: list[pa.Table] = []
     first, messages, ceiling = task.first, task.messages, task.bytes
     each = max(1.0, task.bytes_each)
     while first < task.stop and messages > 0 and ceiling > 0:
         room = min(STEP, ceiling)
         step = connection.arrow(
-            "receive_body_string" if task.rules.body_string else "receive",
+            "receive",
             tables={"queue": task.queue},
             first=first,
             stop=task.stop,
@@ -255,14 +252,14 @@ def take(connection: Connection, task: Task) -> pa.Table:
         )
         if not step.num_rows:
             break
-        step = sort_by_seq(step.select(wanted.names).cast(wanted))
+        step = sort_by_seq(step.select(TAKEN.names).cast(TAKEN))
         steps.append(step)
         weight = weigh(step)
         first = step["seq"][-1].as_py() + 1
         messages -= step.num_rows
         ceiling -= weight
         each = max(1.0, weight / step.num_rows)
-    return pa.concat_tables(steps) if steps else wanted.empty_table()
+    return pa.concat_tables(steps) if steps else TAKEN.empty_table()
 
 
 def divert(connection: Connection, task: Task, taken: pa.Table) -> Kept:

@@ -30,7 +30,7 @@ def frame(
         spark: a session, classic or Spark Connect.
         messages: each a Message, or the body of one. Those without a seq are numbered from 1.
         queue: for the column `queue`.
-        options: of a read; `headersFormat` and `includeBodyString` change the columns.
+        options: of a read; `headersFormat` changes the columns.
 
     Raises:
         BadOption: an option's value cannot be used.
@@ -41,7 +41,7 @@ def frame(
     empty = spark.createDataFrame([], ddl)
     schema = empty.schema
     arrow = to_arrow_schema(schema)
-    rows = table_rows(map(as_message, messages), body_string=read.include_body_string)
+    rows = table_rows(map(as_message, messages))
     found = [to_read_columns(each, arrow, queue=read.names[0]) for each in rows.to_batches()]
     if not found:
         return empty  # Spark takes no Arrow table without a batch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.rows import BODY_STRING, QUEUE_ROW
+from sqlq_spark.wire.rows import QUEUE_ROW
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -79,9 +79,8 @@ def all_headers(message: Message) -> dict[str, str | None]:
     return added | own
 
 
-def table_rows(messages: Iterable[Message], *, body_string: bool = False) -> pa.Table:
+def table_rows(messages: Iterable[Message]) -> pa.Table:
     """Return messages as rows of a queue; those without a seq are numbered by their place."""
-    schema = QUEUE_ROW.append(BODY_STRING) if body_string else QUEUE_ROW
     rows = [
         {
             "id": uuid.uuid4().bytes,
@@ -89,11 +88,10 @@ def table_rows(messages: Iterable[Message], *, body_string: bool = False) -> pa.
             "headers": each.corrupt_headers or wire.dumps(all_headers(each)),
             "body": each.bytes,
             "seq": number if each.seq is None else each.seq,
-            "bodystring": readable(each.bytes) if body_string else None,
         }
         for number, each in enumerate(messages, 1)
     ]
-    return pa.Table.from_pylist(rows, schema=schema)
+    return pa.Table.from_pylist(rows, schema=QUEUE_ROW)
 
 
 def without_zone(moment: datetime) -> datetime:
@@ -102,8 +100,3 @@ def without_zone(moment: datetime) -> datetime:
         problem = f"expires={moment!r} has no time zone: add tzinfo=UTC"
         raise ValueError(problem)
     return moment.astimezone(UTC).replace(tzinfo=None)
-
-
-def readable(body: bytes | None) -> str | None:
-    """Return a body as text."""
-    return None if body is None else body.decode(errors="replace")

@@ -240,8 +240,7 @@ def column(
         return headers.map(kind)
     if name == "queue":
         return pa.repeat(pa.scalar(queue, kind), rows.num_rows)
-    at = rows.schema.get_field_index(name.lower())  # bodyString may be missing, see BODY_STRING
-    return pa.nulls(rows.num_rows, kind) if at < 0 else rows.column(at).cast(kind)
+    return rows.column(name).cast(kind)
 
 
 def with_legacy_columns(rows: pa.Table) -> pa.Table:

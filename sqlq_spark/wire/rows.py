@@ -31,9 +31,6 @@ QUEUE_ROW = pa.schema(
     ]
 )
 
-# an additional column with includeBodyString; older receipts may lack it
-BODY_STRING = pa.field("bodystring", pa.string())
-
 LOWEST_SEQ, HIGHEST_SEQ = -(2**63), 2**63 - 1  # a seq is a bigint
 
 # expiries that Python can represent lie between these
@@ -53,7 +50,7 @@ def sort_by_seq(rows: pa.Table) -> pa.Table:
 
 
 def weigh(rows: pa.Table) -> int:
-    """Count the bytes of headers and bodies, and of the bodies' texts, if they are there."""
+    """Count the bytes of headers and bodies."""
     return int(row_weights(rows).sum())
 
 
@@ -77,9 +74,9 @@ def split_by_size(rows: pa.Table, most: int) -> Iterator[pa.Table]:
 
 
 def row_weights(rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Count the bytes of each row's headers and body, and of its body as text, if it is there."""
+    """Count the bytes of each row's headers and body."""
     found = np.zeros(rows.num_rows, np.int64)
-    for name in ("headers", "body", BODY_STRING.name):
+    for name in ("headers", "body"):
         if name in rows.column_names:
             found += pc.fill_null(pc.binary_length(rows[name]), 0).to_numpy()
     return found

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.wire.rows import BODY_STRING
-
 
 def find_undecodable(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """
@@ -48,7 +46,4 @@ def with_readable_texts(rows: pa.Table, unread: pa.ChunkedArray) -> pa.Table:
     if pc.any(unread).as_py():
         at = rows.schema.get_field_index("headers")
         rows = rows.set_column(at, rows.schema.field(at), replace_undecodable(rows["headers"]))
-    at = rows.schema.get_field_index(BODY_STRING.name)
-    if at >= 0 and pc.any(find_undecodable(rows[BODY_STRING.name])).as_py():
-        rows = rows.set_column(at, BODY_STRING, replace_undecodable(rows[BODY_STRING.name]))
     return rows

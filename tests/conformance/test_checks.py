@@ -16,7 +16,7 @@ from waiting import until
 
 from sqlq_spark.admin import checks
 from sqlq_spark.database import schema, transaction
-from sqlq_spark.errors import BodyStringMissing, NotAQueue, QueueNotFound, RightMissing
+from sqlq_spark.errors import NotAQueue, QueueNotFound, RightMissing
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import wire_time
@@ -405,20 +405,6 @@ def test_a_pause_longer_than_messages_live_is_warned_of(
     )
 
 
-def test_a_stream_that_asks_for_a_body_string_that_is_missing_ends_at_once(bare: Bench) -> None:
-    """Nothing is planned; the error names the command and the statement."""
-    bare.dotnet.send(bare.queue)
-    loop = bare.loop(includeBodyString="true", transactionMode="none")
-
-    with pytest.raises(BodyStringMissing) as caught:
-        loop.latest(INITIAL)
-
-    assert f"`sqlqueue create '{bare.printed}' --body-string`" in str(caught.value)
-    assert "BodyString" in caught.value.args[1]
-    run(bare, caught.value.args[1])
-    assert loop.latest(INITIAL) != INITIAL
-
-
 def test_an_error_queue_that_takes_no_message_ends_a_stream_at_its_start(bare: Bench) -> None:
     """Absent, or no queue: before a message is received, not at the first poison message."""
     errors = QueueAddress("absent", bare.dotnet.schema)
@@ -440,10 +426,10 @@ def test_all_that_is_wrong_with_a_table_is_found(bench: Bench) -> None:
     """Each with what fixes it."""
     bench.dotnet.dba.drop_column(bench.queue, "body")
     bench.dotnet.dba.expires_index(bench.queue, there=False)
-    asked: dict[str, Any] = {"last": 2**31 - 1, "expiring": True, "body_string": True}
+    asked: dict[str, Any] = {"last": 2**31 - 1, "expiring": True}
     with transaction(bench.desk, timeout=TIMEOUT):
         found = checks.of_table(bench.desk, bench.queue, **asked)
 
-    least = {"column", "expires_index", "body_string"}
+    least = {"column", "expires_index"}
     assert least <= {each.name for each in found} <= {*least, "seq_end"}
     assert all(each.fix for each in found)

@@ -80,6 +80,25 @@ def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
 
 
 @only("postgresql", "locks of tables")
+def test_the_column_body_string_is_made_once_and_under_the_lock(bench: Bench) -> None:
+    """In a new table and in one that has rows, by two installers at once; the endpoint goes on."""
+    new = QueueAddress("new", bench.dotnet.schema)
+    bench.dotnet.send(bench.queue, body=b"before")
+
+    def work() -> None:
+        connection = bench.open("installer")
+        for queue in (new, bench.queue):
+            schema.create_queue(connection, queue, timeout=TIMEOUT, body_string=True)
+
+    for done in [bench.thread(work) for _ in range(3)]:
+        done.result(timeout=TIMEOUT)
+
+    for queue in (new, bench.queue):
+        assert bench.desk.columns(queue)["bodystring"] in {"text", "nvarchar"}
+    assert bench.bodies() == [b"before"]
+    assert bench.dotnet.receive(bench.queue) is not None
+
+
 def test_a_second_install_locks_no_table_that_streams_use(bench: Bench) -> None:
     """Just before it commits it holds what a reader holds, and a writer of the version."""
     held: set[str] = set()

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sqlq_spark.database import schema
 from sqlq_spark.errors import MessageTooLarge
 from sqlq_spark.receive import poison
-
-from .conftest import TIMEOUT, Bench
 
 if TYPE_CHECKING:
     from typing import Any
 
     from sqlq_spark.receive.task import Task
+
+    from .conftest import Bench
 
 BIG = b"x" * 5000
 COUNTS = "messages, expired, diverted"
@@ -94,12 +93,3 @@ def test_a_stream_comes_to_it_in_time(bench: Bench) -> None:
 
     assert len(bench.drain(loop)) == 310
     assert [row.body for row in bench.dotnet.rows(bench.errors)] == [BIG]
-
-
-def test_with_the_bodys_text_all_three_are_weighed(bench: Bench) -> None:
-    """What includeBodyString asks for must fit too."""
-    schema.create_queue(bench.desk, bench.queue, timeout=TIMEOUT, body_string=True)
-    bench.dotnet.send(bench.queue, "{}", b"x" * 700)
-
-    assert bench.receive(task(bench, body_string=True)).num_rows == 0
-    assert len(bench.dotnet.rows(bench.errors)) == 1

@@ -71,10 +71,6 @@ SHAPES = {
 }
 # statement → the one whose path it has
 ALIKE = {
-    "weigh_body_string": "weigh",
-    "receive_body_string": "receive",
-    "find_large_body_string": "find_large",
-    "browse_body_string": "browse",
     "claim": "acknowledge",
     "retire_stream": "acknowledge",
 }

@@ -71,7 +71,7 @@ def test_every_path_is_met() -> None:
     assert set(SHAPES) <= met
 
 
-@pytest.mark.parametrize("name", ["weigh", "receive", "receive_body_string", "purge_expired"])
+@pytest.mark.parametrize("name", ["weigh", "receive", "purge_expired"])
 def test_a_statement_locks_fewer_rows_than_escalate(name: str) -> None:
     """Each row is one lock on the table and one on each index, and they are counted separately."""
     ((most, limit),) = re.findall(

@@ -206,7 +206,6 @@ READ = {
     "body": "binary",
     "seq": "bigint",
     "queue": "string",
-    "bodyString": "string",
 }
 
 

@@ -104,11 +104,9 @@ class Queue:
         """Create the state tables."""
         self.connected(lambda c: schema.install(c, timeout=TIMEOUT))
 
-    def create(self, *, body_string: bool = False) -> None:
+    def create(self) -> None:
         """Create the queue's table."""
-        self.connected(
-            lambda c: schema.create_queue(c, self.address, timeout=TIMEOUT, body_string=body_string)
-        )
+        self.connected(lambda c: schema.create_queue(c, self.address, timeout=TIMEOUT))
 
     def fill(self, first: int, stop: int) -> None:
         """Send messages `m-<first>` … `m-<stop - 1>`, their numbers in the order of seq."""

@@ -191,25 +191,6 @@ def test_a_stream_has_the_rows_that_a_browse_shows(
         assert_df_equality(here.landed(), shown)
 
 
-def test_the_body_as_text_is_a_column_on_request(queue: SparkQueue) -> None:
-    """The option includeBodyString adds the last column of a read; it can also be read alone."""
-    queue.create(body_string=True)
-    bodies = [queue.dba.shapes.text_body(text) for text in ("1", "good")]
-    for body in bodies:
-        queue.put("{}", body)
-
-    alone = queue.reader(includeBodyString="TRUE").load().select("bodyString").collect()
-    stream = queue.stream(includeBodyString=True, headersFormat="json").load()
-    queue.into_table(stream)
-
-    got = queue.landed().collect()
-    assert stream.columns[-1] == "bodyString"
-    assert (
-        [row.bodyString for row in got] == sorted(row.bodyString for row in alone) == ["1", "good"]
-    )
-    assert [bytes(row.body) for row in got] == bodies
-
-
 def test_a_stream_may_have_fewer_columns(queue: SparkQueue) -> None:
     """The sink gets the columns of the user's schema; then poison needs no parsing."""
     queue.fill(0, 3)

@@ -40,7 +40,6 @@ def everything(
     queues: Sequence[QueueAddress],
     *,
     timeout: float,
-    body_string: bool = False,
     warn_if_shared: bool = True,
     unnamed: Collection[QueueAddress] = (),
 ) -> list[Finding]:
@@ -51,7 +50,6 @@ def everything(
         connection: no transaction open.
         queues: the queues.
         timeout: seconds for each statement and wait.
-        body_string: whether the column BodyString is needed.
         warn_if_shared: whether to look for the owners of queues that streams read.
         unnamed: those of the queues that nobody named; they are read only if that is safe.
     """
@@ -69,7 +67,7 @@ def everything(
         if each in unnamed:
             found += of_unnamed_queue(connection, each, timeout=timeout)
         else:
-            found += of_any_queue(connection, each, timeout=timeout, body_string=body_string)
+            found += of_any_queue(connection, each, timeout=timeout)
     queues = [each for each in queues if each not in unnamed or is_safe(connection, each)]
     return found + (of_owners(connection, queues, timeout=timeout) if warn_if_shared else [])
 
@@ -93,14 +91,12 @@ def of_owners(
         return []  # reported by the other checks
 
 
-def of_any_queue(
-    connection: Connection, queue: QueueAddress, *, timeout: float, body_string: bool = False
-) -> list[Finding]:
+def of_any_queue(connection: Connection, queue: QueueAddress, *, timeout: float) -> list[Finding]:
     """Check a queue that may be missing, locked or not permitted; no transaction is open."""
     printed = connection.printed(queue)
     try:
         with transaction(connection, timeout=timeout):
-            found = of_queue(connection, queue, body_string=body_string)
+            found = of_queue(connection, queue)
             found += of_head(connection, queue)
             return found + of_delayed(connection, queue)
     except (QueueNotFound, TimedOut) as error:
@@ -108,7 +104,7 @@ def of_any_queue(
     except (RightMissing, NotAQueue) as error:
         # the catalogue shows everything that is missing, the error only the first
         with transaction(connection, timeout=timeout):
-            found = of_table(connection, queue, body_string=body_string)
+            found = of_table(connection, queue)
             found += of_delayed(connection, queue) if found else []
         return found or [unreadable(printed, error)]
 

@@ -32,7 +32,6 @@ def of_queue(
     queue: QueueAddress,
     *,
     peek_delay: float = 1.0,
-    body_string: bool = False,
 ) -> list[Finding]:
     """
     Check a queue's table and its lowest messages, in the open transaction.
@@ -41,16 +40,13 @@ def of_queue(
         connection: in a transaction.
         queue: the queue.
         peek_delay: seconds that its stream pauses after an empty peek.
-        body_string: whether its stream reads the column BodyString.
 
     Raises:
         QueueNotFound, RightMissing, NotAQueue: it cannot be read; `of_table` says why.
     """
     rows = connection.rows("check_rows", tables={"queue": queue})
     lives = [lifetime(*row[1:4]) for row in rows if row[1] is not None]
-    found = of_table(
-        connection, queue, last=rows[0][0], expiring=bool(lives), body_string=body_string
-    )
+    found = of_table(connection, queue, last=rows[0][0], expiring=bool(lives))
     where = connection.printed(queue)
     found += short_lifetimes(where, lives, peek_delay)
     return [*found, *long_headers(where, *rows[0][4:])]
@@ -62,7 +58,6 @@ def of_table(
     *,
     last: int | None = None,
     expiring: bool = False,
-    body_string: bool = False,
 ) -> list[Finding]:
     """
     Check a queue's table in the catalogue, which any login may read.
@@ -72,7 +67,6 @@ def of_table(
         queue: the queue.
         last: the highest seq, if it is known.
         expiring: whether its messages expire.
-        body_string: whether the column BodyString is needed.
 
     Returns:
         Findings; none if the table does not exist.
@@ -84,7 +78,6 @@ def of_table(
         table_name=printed,
         last=last,
         expiring=expiring,
-        body_string=body_string,
     )
     return [finding(printed, row) for row in rows]
 

@@ -9,7 +9,7 @@ from sqlq_spark.admin.checks.queue import MOVED_INTO, of_delayed, of_owner, of_q
 from sqlq_spark.admin.checks.server import of_any_server
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import Destinations
-from sqlq_spark.errors import BadOption, BodyStringMissing, MoveRefused, NotAQueue
+from sqlq_spark.errors import BadOption, MoveRefused, NotAQueue
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
@@ -26,7 +26,6 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
     Raises:
         BadOption: two queues of the options are one.
         QueueNotFound, DestinationRefused: the error queue would take no poison message.
-        BodyStringMissing: the tasks would fail.
         NotAQueue: it is not a plain table, so that rows could exist outside of receipts.
         MoveRefused: delayed messages that are due could not be moved into it.
     """
@@ -35,17 +34,10 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
     found = of_any_server(connection, timeout=options.query_timeout)
     with transaction(connection, timeout=options.query_timeout):
         for each in options.addresses:
-            found += of_queue(
-                connection,
-                each,
-                peek_delay=options.peek_delay,
-                body_string=options.include_body_string,
-            )
+            found += of_queue(connection, each, peek_delay=options.peek_delay)
             found += of_delayed(connection, each) if options.delayed_delivery else []
             found += of_owner(connection, each) if options.warn_if_shared else []
     for one in found:
-        if one.name == "body_string":
-            raise BodyStringMissing(one.where, one.fix)
         if one.name in MOVED_INTO and one.severity == "error":
             raise MoveRefused(one.where, one.found, one.fix)
         if one.name == "table_kind":

@@ -42,9 +42,6 @@ app = typer.Typer()
 def doctor(
     queues: Queues = None,
     *,
-    body_string: Annotated[
-        bool, typer.Option("--body-string", help="Also require the column BodyString.")
-    ] = False,
     warn_if_shared: Annotated[
         bool, typer.Option(help="Warn if an endpoint seems to own the queue of a stream.")
     ] = True,
@@ -73,7 +70,6 @@ def doctor(
             connection,
             [*asked, *unnamed],
             timeout=options.query_timeout,
-            body_string=body_string,
             warn_if_shared=warn_if_shared,
             unnamed=unnamed,
         )

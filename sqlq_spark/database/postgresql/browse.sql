@@ -38,43 +38,6 @@ SELECT id,
          ORDER BY q.seq) AS page
  ORDER BY page.seq
 
--- name: browse_body_string
--- As browse, for a table with that column.
--- Returns: also bodystring text
-SELECT id,
-       expires,
-       coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
-       CASE WHEN bytes <= :largest::bigint THEN headers END AS headers,
-       CASE WHEN bytes <= :largest::bigint THEN body END AS body,
-       CASE WHEN bytes <= :largest::bigint THEN bodystring END AS bodystring,
-       seq::bigint AS seq,
-       CASE WHEN bytes > :largest::bigint THEN bytes END AS large
-  FROM (SELECT q.id, q.expires, q.headers, q.body, q.bodystring, q.seq,
-               coalesce(octet_length(q.headers), 0)::bigint
-               + coalesce(octet_length(q.body), 0)
-               + coalesce(octet_length(q.bodystring), 0) AS bytes
-          FROM {queue} AS q
-         WHERE q.seq >= :first::bigint
-           AND q.seq < :stop::bigint
-           AND q.seq <= (
-               SELECT max(seq)
-                 FROM (SELECT seq,
-                              bytes,
-                              sum(CASE WHEN bytes <= :largest::bigint THEN bytes ELSE 0 END)
-                                  OVER (ROWS UNBOUNDED PRECEDING) AS up_to
-                         FROM (SELECT q.seq,
-                                      coalesce(octet_length(q.headers), 0)::bigint
-                                      + coalesce(octet_length(q.body), 0)
-                                      + coalesce(octet_length(q.bodystring), 0) AS bytes
-                                 FROM {queue} AS q
-                                WHERE q.seq >= :first::bigint
-                                  AND q.seq < :stop::bigint
-                                ORDER BY q.seq
-                                LIMIT :messages::bigint) AS lowest) AS weighed
-                WHERE up_to - bytes < :bytes::bigint)
-         ORDER BY q.seq) AS page
- ORDER BY page.seq
-
 -- name: browse_seq
 -- Reads the same page without headers and bodies.
 SELECT q.id, q.expires, q.seq::bigint AS seq

@@ -52,9 +52,3 @@ def fill_names(text: str, state: str, tables: dict[str, QueueAddress]) -> str:
     if "delayed" in tables:
         quoted["index"] = identifier(due_index(tables["delayed"]))
     return IDENTIFIER.sub(lambda match: quoted[match[1]], text)
-
-
-def one_line(statement: str, **quoted: str) -> str:
-    """Return a statement in one line for people, with names that are quoted already."""
-    line = " ".join(STATEMENTS[statement].split())
-    return IDENTIFIER.sub(lambda match: quoted[match[1]], line)

@@ -53,8 +53,7 @@ SELECT count(*)
 
 -- name: check_queue
 -- What is wrong with a queue's table, from the catalogue alone; any login may read that.
--- :last is the highest seq, null where it is not known; :expiring, whether messages expire;
--- :body_string, whether the column is asked for.
+-- :last is the highest seq, null where it is not known; :expiring, whether messages expire.
 -- Returns: name, severity (error, warning, note), found, fix; text; a row for each finding
 WITH queue AS (
     SELECT c.oid,
@@ -241,11 +240,6 @@ SELECT law.name, law.severity, law.found, law.fix
      f.unlogged,
      'it is UNLOGGED: a crash of the server or a failover deletes all messages',
      format('ALTER TABLE %s SET LOGGED', f.named)),
-    ('body_string', 'error',
-     :body_string::boolean AND NOT EXISTS (SELECT FROM columns WHERE name = 'bodystring'),
-     'includeBodyString is asked for, and there is no column BodyString',
-     format('ALTER TABLE %s ADD COLUMN IF NOT EXISTS BodyString text '
-            'GENERATED ALWAYS AS (encode(Body, ''escape'')) STORED', f.named)),
     ('schema_right', 'error',
      NOT f.may_enter,
      format('login %s may not enter schema %s', f.login, f.schema_name),

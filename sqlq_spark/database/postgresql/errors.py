@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
-from sqlq_spark.database.postgresql.calls import one_line
 from sqlq_spark.wire.address import (
     QueueAddress,
     identifier,
@@ -60,11 +59,9 @@ LIMIT_REACHED = 0.95
 # what locks rows of a queue and deletes them
 RECEIVES = (
     "receive",
-    "receive_body_string",
     "receive_range",
     "take",
     "find_large",
-    "find_large_body_string",
     "divert_large",
     "purge_expired",
 )
@@ -196,8 +193,6 @@ def _missing_object(failure: Failure, place: Place) -> errors.DatabaseFailure | 
     if state == "3F000":
         return errors.SchemaNotFound(target, place.server, text)
     if state == "42703" and not place.is_state:
-        if "bodystring" in text:
-            return errors.BodyStringMissing(target, one_line("add_body_string", queue=target))
         return errors.NotAQueue(target, text)
     return None
 

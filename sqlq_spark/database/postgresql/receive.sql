@@ -49,10 +49,6 @@ SELECT payload
 -- Locks:   nothing.
 SELECT 0 AS weighed
 
--- name: weigh_body_string
--- As weigh.
-SELECT 0 AS weighed
-
 -- name: receive_range
 -- Deletes the messages of a range that no other session needs: all of them, if they are no more than a
 -- count and a size and none is larger than :largest; otherwise none. It locks no row before it deletes
@@ -113,37 +109,6 @@ RETURNING id,
           coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
           headers,
           body,
-          seq::bigint AS seq
-
--- name: receive_body_string
--- As receive, for a table with that column, whose size counts too.
--- Returns: also bodystring text
-DELETE FROM {queue}
- WHERE ctid = ANY (ARRAY (
-        SELECT place
-          FROM (SELECT place,
-                       sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) - bytes AS before
-                  FROM (SELECT ctid AS place,
-                               seq,
-                               coalesce(octet_length(headers), 0)::bigint
-                               + coalesce(octet_length(body), 0)
-                               + coalesce(octet_length(bodystring), 0) AS bytes
-                          FROM {queue}
-                         WHERE seq >= :first::bigint
-                           AND seq < :stop::bigint
-                           AND coalesce(octet_length(headers), 0)::bigint
-                               + coalesce(octet_length(body), 0)
-                               + coalesce(octet_length(bodystring), 0) <= :largest::bigint
-                         ORDER BY seq
-                         LIMIT :messages::bigint
-                           FOR UPDATE SKIP LOCKED) AS locked) AS weighed
-         WHERE before < :bytes::bigint))
-RETURNING id,
-          expires,
-          coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
-          headers,
-          body,
-          bodystring,
           seq::bigint AS seq
 
 -- name: take
@@ -438,23 +403,6 @@ SELECT seq::bigint,
    AND seq < :stop::bigint
    AND coalesce(octet_length(headers), 0)::bigint
        + coalesce(octet_length(body), 0)
-       > :largest::bigint
- ORDER BY seq
- LIMIT :messages::bigint
-   FOR UPDATE SKIP LOCKED
-
--- name: find_large_body_string
--- As find_large, for a table with that column, whose size counts too.
-SELECT seq::bigint,
-       coalesce(octet_length(headers), 0)::bigint
-       + coalesce(octet_length(body), 0)
-       + coalesce(octet_length(bodystring), 0) AS bytes
-  FROM {queue}
- WHERE seq >= :first::bigint
-   AND seq < :stop::bigint
-   AND coalesce(octet_length(headers), 0)::bigint
-       + coalesce(octet_length(body), 0)
-       + coalesce(octet_length(bodystring), 0)
        > :largest::bigint
  ORDER BY seq
  LIMIT :messages::bigint

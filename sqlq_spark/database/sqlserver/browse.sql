@@ -30,37 +30,6 @@ SELECT CAST(Id AS binary(16)) AS id,
  WHERE up_to - bytes < @bytes
  ORDER BY RowVersion
 
--- name: browse_body_string
--- As browse, for a table with that column.
--- Returns: also bodystring as UTF-16 bytes
-WITH lowest AS (
-    SELECT TOP (@messages)
-           Id, Expires, Headers, Body, BodyString, RowVersion,
-           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-           + ISNULL(DATALENGTH(Body), 0)
-           + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
-      FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
-     WHERE RowVersion >= @first AND RowVersion < @stop
-     ORDER BY RowVersion
-), weighed AS (
-    SELECT *,
-           SUM(CASE WHEN bytes <= @largest THEN bytes ELSE 0 END)
-               OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) AS up_to
-      FROM lowest
-)
-SELECT CAST(Id AS binary(16)) AS id,
-       Expires AS expires,
-       CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
-       CAST(CASE WHEN bytes <= @largest THEN CAST(Headers AS nvarchar(max)) END AS varbinary(max))
-           AS headers,
-       CASE WHEN bytes <= @largest THEN Body END AS body,
-       CAST(CASE WHEN bytes <= @largest THEN BodyString END AS varbinary(max)) AS bodystring,
-       RowVersion AS seq,
-       CASE WHEN bytes > @largest THEN bytes END AS large
-  FROM weighed
- WHERE up_to - bytes < @bytes
- ORDER BY RowVersion
-
 -- name: browse_seq
 -- Reads the same page without headers and bodies.
 SELECT TOP (@messages) CAST(Id AS binary(16)) AS id, Expires AS expires, RowVersion AS seq

@@ -74,8 +74,7 @@ SELECT COUNT(*) AS messages
 -- name: check_queue
 -- What is wrong with a queue's table, from the catalogue alone; who has any right on it may read that.
 -- HAS_PERMS_BY_NAME returns null for a name of more than 128 characters; that counts as a right.
--- @last is the highest RowVersion, null where it is not known; @expiring, whether messages expire;
--- @body_string, whether the column is asked for.
+-- @last is the highest RowVersion, null where it is not known; @expiring, whether messages expire.
 -- Returns: name, severity (error, warning, note), found, fix; a row for each finding
 DECLARE @table int = OBJECT_ID({queue_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
 DECLARE @named nvarchar(776) = {queue_text}, @delayed bit = 0;
@@ -184,12 +183,6 @@ SELECT law.name, law.severity, law.found, law.fix
             (SELECT CONCAT(N';', CHAR(10), x.made)
                FROM @seq_indexes AS x
                 FOR XML PATH(''), TYPE).value('.', 'nvarchar(max)'))),
-    (N'body_string', N'error',
-     CASE WHEN @body_string = 1 AND @delayed = 0 AND NOT EXISTS (
-                    SELECT 1 FROM @columns AS c WHERE c.name = N'BodyString')
-          THEN 1 END,
-     N'includeBodyString is asked for, and there is no column BodyString',
-     CONCAT(N'ALTER TABLE ', @named, N' ADD BodyString AS CAST(Body AS nvarchar(max))')),
     (N'receive_right', CASE WHEN f.may_send = 1 THEN N'note' ELSE N'error' END,
      CASE WHEN f.may_receive = 0 AND @delayed = 0 THEN 1 END,
      CONCAT(N'login ', @login, N' may not receive from it'),

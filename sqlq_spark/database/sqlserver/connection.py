@@ -41,7 +41,7 @@ from sqlq_spark.database.sqlserver.rows import (
 from sqlq_spark.database.sqlserver.shapes import Shapes
 from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.database.sqlserver.watchdog import Watchdog
-from sqlq_spark.database.sqlserver.weigh import WEIGHED_BY, cut_step
+from sqlq_spark.database.sqlserver.weigh import cut_step
 from sqlq_spark.wire.address import (
     QueueAddress,
     bracketed,
@@ -221,22 +221,19 @@ class Connection:
 
         Before a `receive` the rows of its range are weighed, see weigh.py.
         """
-        if statement in WEIGHED_BY:
-            return self._receive(statement, tables, cast("dict[str, int]", numbers))
+        if statement == "receive":
+            return self._receive(tables, cast("dict[str, int]", numbers))
         return self._fetch(statement, tables, numbers)
 
-    def _receive(
-        self, statement: StatementName, tables: dict[str, QueueAddress], limits: dict[str, int]
-    ) -> pa.Table:
+    def _receive(self, tables: dict[str, QueueAddress], limits: dict[str, int]) -> pa.Table:
         """Receive what fits; go on behind it where other sessions took all that was weighed."""
-        weigh = WEIGHED_BY[statement]
         while True:
-            rows = self.rows(weigh, tables=tables, **limits)
+            rows = self.rows("weigh", tables=tables, **limits)
             step = cut_step(rows, most=limits["bytes"], largest=limits["largest"])
             if step is None:
-                return no_rows(body_string=weigh == "weigh_body_string")
+                return no_rows()
             numbers = {"first": limits["first"], **asdict(step)}
-            found = self._fetch(statement, tables, numbers)
+            found = self._fetch("receive", tables, numbers)
             if found.num_rows:
                 return found
             limits = {**limits, "first": step.stop}

@@ -76,15 +76,12 @@ FIXES = {
 
 RIGHTS = {
     "weigh": "SELECT, DELETE",
-    "weigh_body_string": "SELECT, DELETE",
     "receive": "SELECT, DELETE",
-    "receive_body_string": "SELECT, DELETE",
     "take": "SELECT, DELETE",
     "purge": "SELECT, DELETE",
     "purge_range": "SELECT, DELETE",
     "purge_expired": "SELECT, DELETE",
     "find_large": "SELECT",
-    "find_large_body_string": "SELECT",
     "divert_large": "INSERT",
     "subscribe": "SELECT, INSERT, UPDATE",
     "unsubscribe": "SELECT, DELETE",
@@ -241,9 +238,6 @@ def missing_column(failure: Failure, place: Place) -> errors.DatabaseFailure | N
     """Return the error for a queue's column that is not there; None for other errors."""
     if failure.kind is not Kind.NO_COLUMN:
         return None
-    if "bodystring" in failure.text.lower():
-        alter = f"ALTER TABLE {place.table} ADD BodyString AS CAST(Body AS nvarchar(max))"
-        return errors.BodyStringMissing(place.target, alter)
     return errors.NotAQueue(place.target, failure.text)
 
 

@@ -76,21 +76,6 @@ SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
  ORDER BY RowVersion
 OPTION (MAXDOP 1)
 
--- name: weigh_body_string
--- As weigh, for a table with that column, whose size counts too.
-SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
-       RowVersion AS seq,
-       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-       + ISNULL(DATALENGTH(Body), 0)
-       + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
-  FROM {queue} WITH (FORCESEEK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
- WHERE RowVersion >= @first AND RowVersion < @stop
-   AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-       + ISNULL(DATALENGTH(Body), 0)
-       + ISNULL(DATALENGTH(BodyString) / 2, 0) <= @largest
- ORDER BY RowVersion
-OPTION (MAXDOP 1)
-
 -- name: receive_range
 -- Does nothing: `receive` has one pass, which locks a row as it deletes it.
 -- Locks:   nothing.
@@ -122,29 +107,6 @@ OUTPUT CAST(deleted.Id AS binary(16)) AS id,
        CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
        CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
        deleted.Body AS body,
-       deleted.RowVersion AS seq
-OPTION (MAXDOP 1)
-
--- name: receive_body_string
--- As receive, for a table with that column, whose size counts too.
--- Returns: also bodystring as UTF-16 bytes
-WITH message AS (
-    SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
-           Id, Expires, Headers, Body, BodyString, RowVersion
-      FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-     WHERE RowVersion >= @first AND RowVersion < @stop
-       AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-           + ISNULL(DATALENGTH(Body), 0)
-           + ISNULL(DATALENGTH(BodyString) / 2, 0) <= @largest
-     ORDER BY RowVersion
-)
-DELETE FROM message
-OUTPUT CAST(deleted.Id AS binary(16)) AS id,
-       deleted.Expires AS expires,
-       CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
-       CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
-       deleted.Body AS body,
-       CAST(deleted.BodyString AS varbinary(max)) AS bodystring,
        deleted.RowVersion AS seq
 OPTION (MAXDOP 1)
 
@@ -315,22 +277,6 @@ SELECT TOP (@messages)
  WHERE RowVersion >= @first AND RowVersion < @stop
    AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
        + ISNULL(DATALENGTH(Body), 0)
-       > @largest
- ORDER BY RowVersion
-OPTION (MAXDOP 1)
-
--- name: find_large_body_string
--- As find_large, for a table with that column, whose size counts too.
-SELECT TOP (@messages)
-       RowVersion AS seq,
-       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-       + ISNULL(DATALENGTH(Body), 0)
-       + ISNULL(DATALENGTH(BodyString) / 2, 0) AS bytes
-  FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
- WHERE RowVersion >= @first AND RowVersion < @stop
-   AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-       + ISNULL(DATALENGTH(Body), 0)
-       + ISNULL(DATALENGTH(BodyString) / 2, 0)
        > @largest
  ORDER BY RowVersion
 OPTION (MAXDOP 1)

@@ -27,7 +27,6 @@ COLUMNS = {
     "expired": (pa.bool_(), pa.bool_()),
     "headers": (pa.binary(), pa.string()),
     "body": (pa.binary(), pa.binary()),
-    "bodystring": (pa.binary(), pa.string()),
     "seq": (pa.int64(), pa.int64()),
 }
 # a uniqueidentifier holds the first three parts of a uuid from the low byte up
@@ -116,10 +115,9 @@ def plain_columns(found: pa.Table) -> pa.Table:
     return pa.table(columns, names=found.column_names)
 
 
-def no_rows(*, body_string: bool) -> pa.Table:
+def no_rows() -> pa.Table:
     """Return the table that `receive` gives where there is nothing to receive."""
-    names = [name for name in COLUMNS if body_string or name != "bodystring"]
-    return pa.table({name: pa.array([], COLUMNS[name][1]) for name in names})
+    return pa.table({name: pa.array([], kind) for name, (_, kind) in COLUMNS.items()})
 
 
 def network_order(ids: pa.ChunkedArray) -> pa.Array:

@@ -8,19 +8,13 @@ rows and one for each row, and their product is bounded like the sum of the weig
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sqlq_spark.database import Row
-    from sqlq_spark.database.statements import StatementName
 
-# a statement that receives → the one that weighs for it
-WEIGHED_BY: Final[dict[str, StatementName]] = {
-    "receive": "weigh",
-    "receive_body_string": "weigh_body_string",
-}
 # From 5,000 locks on, SQL Server may lock the table. It may count a lock for each page of a large
 # value; a page holds 8,000 bytes, and a byte of headers counts for two.
 MOST_LOCKS, PAGE = 4000, 4000

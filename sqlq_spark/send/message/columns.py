@@ -16,7 +16,7 @@ WRITTEN = (
     "deliverAt",
     "delay",
 )
-IGNORED = ("seq", "expires", "bodyString", "corruptHeaders")  # a read can be written back
+IGNORED = ("seq", "expires", "corruptHeaders")  # a read can be written back
 
 SPAN = 'string "hh:mm:ss", interval day to second or bigint milliseconds'
 # what an error names as expected; all other columns are strings
