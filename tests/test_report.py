@@ -6,18 +6,16 @@ SQLQ_TEST_PICTURES names a folder in which the browser's pictures are kept, to b
 
 from __future__ import annotations
 
-import json
 import os
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import browser
 import pytest
 
-from sqlq_spark.admin import history, watch
-from sqlq_spark.admin.history import BadHistory, Point
+from sqlq_spark.admin import watch
 from sqlq_spark.admin.inspect import Delayed, Depth, Stream
 from sqlq_spark.admin.page import page, report
 from sqlq_spark.admin.report import Failures, Group, QueueReport, Report, Sample, Sizes, histogram
@@ -62,16 +60,6 @@ def found(name: str = "Shop.Orders", *, messages: int = 5000) -> Report:
     )
 
 
-def points(name: str) -> dict[str, list[Point]]:
-    """Give a history of two hours."""
-    return {
-        name: [
-            Point(NOW + timedelta(minutes=at), 10.0 * at, None if at == 0 else 120.0, 80.0 + at)
-            for at in range(120)
-        ]
-    }
-
-
 class Tags(HTMLParser):
     """All tags of a page, and their attributes."""
 
@@ -103,7 +91,7 @@ def parsed(text: str) -> Tags:
 
 def test_a_page_has_no_script_and_fetches_nothing_whatever_the_names_are() -> None:
     """Text of untrusted writers stays text; the page's own policy forbids the rest."""
-    tags = parsed(report.write_page(found(HOSTILE), points(HOSTILE)))
+    tags = parsed(report.write_page(found(HOSTILE)))
 
     names = {name for name, _ in tags.attributes}
     assert tags.names <= TAGS
@@ -126,7 +114,7 @@ def test_a_text_holds_nothing_that_is_not_seen(text: str) -> None:
 
 def test_numbers_stand_beside_the_charts() -> None:
     """Counts, shares, and what the charts show in words."""
-    texts = parsed(report.write_page(found(), points("Shop.Orders"))).texts
+    texts = parsed(report.write_page(found())).texts
 
     for shown in (
         "5,000",
@@ -138,20 +126,15 @@ def test_numbers_stand_beside_the_charts() -> None:
         "9 (100.0 %)",
         "5,000 live rows and 1,200 dead rows (19.4 %)",
         "of 600 of 5,000 messages",
-        "From the history: 1,190 messages at most, 1,190 at the end.",
-        "From the history: in 120.0 and out 139.5 messages a second on average.",
     ):
         assert any(shown in text for text in texts), shown
 
 
 def test_a_page_says_what_is_absent() -> None:
-    """A history, so that no flow is drawn; queues and streams."""
-    alone = report.write_page(found(), points("another queue"))
-    assert "over time" not in alone
-    assert "Only messages that still wait." in alone
+    """Queues and streams."""
     empty = Report("server", watch.Look(at=NOW, queues=[], streams=None), [], None)
 
-    text = report.write_page(empty, {})
+    text = report.write_page(empty)
 
     assert "This login may read no table that has the columns of a queue." in text
     assert "Streams are unknown" in text
@@ -165,66 +148,6 @@ def test_an_axis_ends_at_a_round_number(most: float, top: float) -> None:
     assert page.nice(most) == top
 
 
-def test_a_line_is_broken_where_nothing_is_known() -> None:
-    """It begins again behind it; a single point is a dot."""
-    assert page.path([(0, 0), (0.5, None), (1, 4)], 4) == "M0.00 100.00M100.00 0.00"
-    assert page.path([(0.5, 2)], 4) == "M50.00 50.00h0.01"
-
-
-# ---------------------------------------------------------------- history
-
-
-def line(**more: Any) -> bytes:
-    """Give a line as a watch writes it."""
-    queue = {"queue": "q", "messages": 5, "inPerSecond": 1.5, "outPerSecond": None} | more
-    return json.dumps({"at": NOW.isoformat(), "queues": [queue]}).encode()
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        b"{",
-        b"[]",
-        b'{"queues": 1}',
-        b'{"queues": [], "at": "2026-06-30"}',
-        b'{"queues": [], "at": 1e999}',
-        line(queue=None),
-        line(messages=-1),
-        line(messages=float("nan")),
-        line(inPerSecond="1"),
-        line(outPerSecond=True),
-        b"[" * 100_000,
-        b"\xff",
-    ],
-)
-def test_a_line_that_is_no_look_is_named(bad: bytes) -> None:
-    """By its number; blank lines are skipped."""
-    assert history.read([line(), b"\n"]) == {"q": [Point(NOW, 5, 1.5, None)]}
-    with pytest.raises(BadHistory, match=r"^line 2 of the history is not a look at queues \("):
-        history.read([line(), bad])
-
-
-def test_a_long_history_is_drawn_with_few_points() -> None:
-    """Its end is kept, and what flowed on average."""
-    lines = [
-        json.dumps(
-            {
-                "at": (NOW + timedelta(seconds=at)).isoformat(),
-                "queues": [{"queue": "q", "messages": at, "inPerSecond": at % 2 * 2}],
-            }
-        ).encode()
-        for at in range(10_000)
-    ]
-
-    kept = history.read(lines)["q"]
-
-    assert len(kept) <= history.MOST
-    assert kept[-1].messages == 9_999
-    assert kept[-1].at == NOW + timedelta(seconds=9_999)
-    mean = sum(each.incoming or 0 for each in kept) / len(kept)
-    assert 0.9 < mean < 1.1
-
-
 # ---------------------------------------------------------------- in a browser
 
 
@@ -236,7 +159,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[browser.Pa
         pytest.skip("no browser: see the closing lines")
     folder = tmp_path_factory.mktemp("browser")
     file = folder / "report.html"
-    file.write_text(report.write_page(found(HOSTILE), points(HOSTILE)), encoding="utf-8")
+    file.write_text(report.write_page(found(HOSTILE)), encoding="utf-8")
     with browser.page(program, folder / "profile") as tab:
         yield tab, file
 
@@ -253,7 +176,7 @@ CONTRASTS = """(() => {
   const style = (kind, of) => getComputedStyle(document.querySelector(kind))[of];
   const paper = style('body', 'backgroundColor');
   return [against(style('body', 'color'), paper), against(style('figcaption', 'color'), paper),
-    against(style('rect.one', 'fill'), paper), against(style('path.two', 'stroke'), paper)] })()"""
+    against(style('rect.one', 'fill'), paper)] })()"""
 FLAT = """[...document.querySelectorAll('.plot svg, .bars svg')].filter(e => {
   const box = e.getBoundingClientRect();
   return box.width < 100 || box.height < 5 || box.left < 0 || box.right > innerWidth }).length"""
@@ -272,11 +195,11 @@ def test_a_browser_shows_the_page(
     assert tab.ask("document.documentElement.scrollWidth") <= width
     assert tab.ask("document.querySelectorAll('script, img').length") == 0
     assert tab.ask(SMALLEST) >= 12
-    assert tab.ask("document.querySelectorAll('.plot svg').length") == 3
+    assert tab.ask("document.querySelectorAll('.plot svg').length") == 1
     assert tab.ask(FLAT) == 0
-    body, faint, bar, second = tab.ask(CONTRASTS)
+    body, faint, bar = tab.ask(CONTRASTS)
     assert min(body, faint) >= 4.5  # text
-    assert min(bar, second) >= 3  # shapes
+    assert bar >= 3  # shapes
     asked = [each for each in tab.events if each["method"] == "Network.requestWillBeSent"]
     assert [each["params"]["request"]["url"] for each in asked] == [file.as_uri()]
     methods = {each["method"] for each in tab.events}

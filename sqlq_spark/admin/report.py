@@ -2,8 +2,7 @@
 The figures of `sqlqueue report`: the current state of queues, their headers, and failures.
 
 If a queue is deep, the headers of a sample are read, spread evenly over its seqs. Bodies are not
-read. The times of sending cover only messages that still wait. Earlier messages are known only from
-a recorded history (history.py).
+read. The times of sending cover only messages that still wait.
 
 Locks nothing.
 """

@@ -9,7 +9,6 @@ writes them again: `watch.svg` by rich, `report.webp` by a headless Chromium.
 from __future__ import annotations
 
 import base64
-import json
 import random
 import re
 import subprocess
@@ -20,7 +19,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import browser
 import psycopg
@@ -155,26 +154,11 @@ def shown(live: Screen, before: Look | None, now: Look) -> RenderableType:
     return found
 
 
-def history(name: str) -> str:
-    """Two hours of looks at a queue, as `sqlqueue stats --watch --json` prints them."""
-    begin, backlog, lines = datetime.now(UTC) - timedelta(hours=2), 300.0, []
-    for minute in range(120):
-        came = 40 + 30 * (40 < minute < 70) + CHANCE.random() * 12
-        went = min(50 + CHANCE.random() * 10, came + backlog / 60)
-        backlog += 60 * (came - went)
-        queue: dict[str, Any] = {"queue": name, "messages": round(backlog)}
-        queue |= {"inPerSecond": round(came, 1), "outPerSecond": round(went, 1)}
-        at = (begin + timedelta(minutes=minute)).isoformat()
-        lines.append(json.dumps({"at": at, "queues": [queue]}))
-    return "\n".join(lines) + "\n"
-
-
 def report(sample: Sample, folder: Path) -> bytes:
     """The upper part of the report's page, as WebP."""
-    page, past = folder / "report.html", folder / "history.jsonl"
-    past.write_text(history(ORDERS), encoding="utf-8")
-    words = ["report", "Shop.Orders", "--html", str(page), "--history", str(past)]
-    words += ["--error-queue", "error", "--url", sample.database.url]
+    page = folder / "report.html"
+    words = ["report", "Shop.Orders", "--html", str(page), "--error-queue", "error"]
+    words += ["--url", sample.database.url]
     subprocess.run([sys.executable, "-m", "sqlq_spark", *words], check=True)
     program = browser.program()
     if program is None:

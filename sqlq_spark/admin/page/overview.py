@@ -8,24 +8,18 @@ from sqlq_spark.admin.formats import byte_size, estimate, quantity, span
 from sqlq_spark.admin.page import page
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from sqlq_spark.admin import watch
-    from sqlq_spark.admin.history import Point
     from sqlq_spark.admin.report import Report
 
 ABSENT = "-"
 
 
-def overview(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
+def overview(found: Report) -> str:
     """What is wrong, and a table of all queues."""
     if not found.queues:
         return page.paragraph("This login may read no table that has the columns of a queue.")
-    names = ("queue", "state", "kind", "backlog", "oldest", "in/s", "out/s", "errors", "expired")
-    rows = [
-        row(each.look, history.get(each.look.queue, ()), found.errors.get(each.look.queue))
-        for each in found.queues
-    ]
+    names = ("queue", "state", "kind", "backlog", "oldest", "errors", "expired")
+    rows = [row(each.look, found.errors.get(each.look.queue)) for each in found.queues]
     wrong = [
         (
             page.Mark(each.severity, each.severity),
@@ -36,8 +30,7 @@ def overview(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
         for each in found.look.problems
     ]
     note = (
-        "Errors: messages in the error queues, by the queue where they failed. Rates are those of "
-        "the history. ~ marks an estimate."
+        "Errors: messages in the error queues, by the queue where they failed. ~ marks an estimate."
     )
     parts = [page.table((*names, "delayed", "size"), rows), page.paragraph(note)]
     if wrong:
@@ -48,20 +41,16 @@ def overview(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
     return f'<section class="overview">{"".join(parts)}</section>'
 
 
-def row(look: watch.QueueLook, history: Sequence[Point], errors: int | None) -> list[object]:
-    """A queue's row in the table of all queues; rates only from the history."""
+def row(look: watch.QueueLook, errors: int | None) -> list[object]:
+    """A queue's row in the table of all queues."""
     worst = min(look.problems, key=lambda each: each.rank, default=None)
     delayed = look.delayed
-    flows = [[getattr(each, name) for each in history] for name in ("incoming", "outgoing")]
-    known = [[value for value in each if value is not None] for each in flows]
-    rates = [page.Number(f"{sum(each) / len(each):,.1f}") if each else None for each in known]
     return [
         page.Wide("name", look.queue),
         page.Mark("ok" if worst is None else worst.severity, look.state),
         page.Mark("kind", look.kind),
         page.Number(estimate(look.depth.messages, estimated=look.depth.estimated)),
         ABSENT if look.oldest is None else span(look.oldest),
-        *rates,
         errors,
         look.depth.expired,
         None

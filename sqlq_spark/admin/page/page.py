@@ -28,14 +28,6 @@ TICKS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
-    """One line of a chart; x is from 0 to 1, and None is a gap."""
-
-    name: str
-    points: Sequence[tuple[float, float | None]]
-
-
-@dataclass(frozen=True, slots=True)
 class Mark:
     """A cell that has a style of page.css: `error`, `warning`, `ok`, `kind`, `code`."""
 
@@ -159,38 +151,6 @@ def columns(counts: Sequence[float], *, unit: str, ends: Sequence[str], said: st
         if count
     )
     return plot(shapes, top=top, unit=unit, ends=ends, said=said)
-
-
-def lines(series: Sequence[Series], *, unit: str, ends: Sequence[str], said: str) -> str:
-    """Lines over time, at most two, with different colours and dashes."""
-    known = [value for each in series for _, value in each.points if value is not None]
-    top = nice(max(known, default=0))
-    names = ("one", "two")
-    shapes = "".join(
-        f'<path class="{kind}" d="{path(each.points, top)}"/>'
-        for kind, each in zip(names, series, strict=False)
-    )
-    legend = "".join(
-        f'<li><svg viewBox="0 0 24 8" aria-hidden="true"><path class="{kind}" d="M0 4H24"/></svg>'
-        f"{text(each.name)}</li>"
-        for kind, each in zip(names, series, strict=False)
-    )
-    drawn = plot(shapes, top=top, unit=unit, ends=ends, said=said)
-    return f'<ul class="legend">{legend}</ul>{drawn}' if len(series) > 1 else drawn
-
-
-def path(points: Sequence[tuple[float, float | None]], top: float) -> str:
-    """The path of a line through points; None is a gap."""
-    steps, pen = [], "M"
-    for x, value in points:
-        if value is None:
-            pen = "M"
-            continue
-        steps.append(f"{pen}{100 * x:.2f} {100 - 100 * value / top:.2f}")
-        pen = "L"
-    if len(steps) == 1:
-        steps.append("h0.01")  # shows as a dot, because the line's ends are round
-    return "".join(steps)
 
 
 def plot(shapes: str, *, top: float, unit: str, ends: Sequence[str], said: str) -> str:

@@ -11,10 +11,9 @@ from sqlq_spark.admin.page import page
 from sqlq_spark.admin.page.overview import overview
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-    from sqlq_spark.admin.history import Point
     from sqlq_spark.admin.inspect import Stream
     from sqlq_spark.admin.report import Failures, QueueReport, Report, Sample, Sizes
 
@@ -23,22 +22,15 @@ SHOWN = 12  # bars of a chart; the rest is one more bar
 EXAMPLES = 50  # rows of a table of failures
 
 
-def write_page(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
-    """
-    Write the page.
-
-    Args:
-        found: the figures.
-        history: points of queues, by canonical address; without points there is no chart of the
-            flow.
-    """
+def write_page(found: Report) -> str:
+    """Write the page."""
     at = f"{found.look.at:%Y-%m-%d %H:%M:%S} UTC"
     return page.whole(
         f"Queues of {found.server}, {at}",
         page.heading(1, "Queues"),
         page.paragraph(f"{found.server}, as of {at}."),
-        overview(found, history),
-        *(queue(each, history.get(each.look.queue, ())) for each in found.queues),
+        overview(found),
+        *map(queue, found.queues),
         streams(found),
         "" if found.failures is None else failures(found.failures),
         footer(),
@@ -48,11 +40,11 @@ def write_page(found: Report, history: Mapping[str, Sequence[Point]]) -> str:
 # ---------------------------------------------------------------- a queue
 
 
-def queue(each: QueueReport, history: Sequence[Point]) -> str:
+def queue(each: QueueReport) -> str:
     """The section of one queue."""
     if not each.look.is_read:
         return ""
-    charts = [*flow(history), *types(each), *ages(each.sample), *sent(each.sample)]
+    charts = [*types(each), *ages(each.sample), *sent(each.sample)]
     if each.sizes is not None:
         charts.append(bloat(each.sizes))
     return (
@@ -83,40 +75,6 @@ def sampling(each: QueueReport) -> str:
         f"Types and times are those of a sample of {part(read, of, 'message')}, spread "
         "evenly over the queue."
     )
-
-
-def flow(history: Sequence[Point]) -> list[str]:
-    """Charts of backlog and flow over time, from the history."""
-    if not history:
-        return []
-    begin, end = history[0].at, history[-1].at
-    long = (end - begin).total_seconds() or 1.0
-    ends = times(begin, end)
-    places = [((point.at - begin).total_seconds() / long, point) for point in history]
-    waiting = page.Series("backlog", [(x, point.messages) for x, point in places])
-    most = max(point.messages for point in history)
-    came = page.Series("in", [(x, point.incoming) for x, point in places])
-    went = page.Series("out", [(x, point.outgoing) for x, point in places])
-    rates = [f"{each.name} {average(each)}" for each in (came, went)]
-    return [
-        page.figure(
-            "Backlog over time",
-            f"From the history: {quantity(round(most), 'message')} at most, "
-            f"{history[-1].messages:,.0f} at the end.",
-            page.lines([waiting], unit="messages", ends=ends, said=f"at most {most:,.0f}"),
-        ),
-        page.figure(
-            "Flow over time",
-            f"From the history: {' and '.join(rates)} messages a second on average.",
-            page.lines([came, went], unit="messages/s", ends=ends, said=", ".join(rates)),
-        ),
-    ]
-
-
-def average(series: page.Series) -> str:
-    """The mean of a line's known values, as text."""
-    known = [value for _, value in series.points if value is not None]
-    return f"{sum(known) / len(known):,.1f}" if known else "unknown"
 
 
 def types(each: QueueReport) -> list[str]:
@@ -276,9 +234,8 @@ def footer() -> str:
     return (
         "<footer>"
         + page.paragraph(
-            "In: growth of the highest seq. Out: in less the change of the backlog. Ages are by "
-            "the senders' clocks. Written by sqlqueue report. This page runs no script and loads "
-            "nothing."
+            "Ages are by the senders' clocks. Written by sqlqueue report. This page runs no script "
+            "and loads nothing."
         )
         + "</footer>"
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from sqlq_spark.admin import history, report
+from sqlq_spark.admin import report
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.page import report as report_page
 from sqlq_spark.cli.options import (
@@ -28,9 +28,6 @@ from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.options.connection import DatabaseOptions
 
-if TYPE_CHECKING:
-    from sqlq_spark.admin.history import Point
-
 app = typer.Typer()
 
 
@@ -41,10 +38,6 @@ def report_(
     html: Annotated[Path | None, typer.Option(help="Write the page to this file.")] = None,
     error_queue: Annotated[
         str | None, typer.Option(help="Also report the failures in this queue, by exception.")
-    ] = None,
-    history_: Annotated[
-        Path | None,
-        typer.Option("--history", help="Output of `stats --watch --json`: adds backlog and flow."),
     ] = None,
     sample: Annotated[
         int, typer.Option(min=100, help="Read the headers of at most so many messages per queue.")
@@ -57,7 +50,7 @@ def report_(
     state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """
-    Write one page with charts: backlog and flow, message types, ages, failures, bloat.
+    Write one page with charts: message types, ages, failures, bloat.
 
     The page has no script and loads nothing.
     With --json the command prints the figures, with or without a page.
@@ -77,24 +70,14 @@ def report_(
     errors = (
         None if error_queue is None else parse_queue("--error-queue", error_queue, options.naming)
     )
-    points = {} if history_ is None else read_history(history_)
     with Session(options, "report", state=False) as session:
         found = report.report(session.open(), queues or (), options, errors=errors, most=sample)
     if html is not None:
-        write(html, report_page.write_page(found, points))
+        write(html, report_page.write_page(found))
     if as_json:
         print_json(report.to_json(found))
     else:
         say(f"the report of {quantity(len(found.queues), 'queue')} is in {html}")
-
-
-def read_history(path: Path) -> dict[str, list[Point]]:
-    """Read the points of a history file."""
-    try:
-        with path.open("rb") as lines:
-            return history.read(lines)
-    except OSError as error:
-        raise BadOption("--history", str(path), f"a file to read ({error.strerror})") from None
 
 
 def write(path: Path, text: str) -> None:

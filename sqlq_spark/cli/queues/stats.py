@@ -79,7 +79,6 @@ def stats(
     Without a name it shows all queues that this login may read.
     A number with ~ is an estimate: tables of more than 256 MiB are not counted.
     --watch shows a live screen on a terminal, and prints lines elsewhere.
-    With --json these lines are a history for `sqlqueue report --history`.
     in/s is the growth of the highest seq. out/s is in/s less the change of the
     backlog.
     """
