@@ -16,14 +16,16 @@ TABLES = {
     "errors": QueueAddress("error"),
     "delayed": QueueAddress("Shop.Orders.Delayed", "sales"),
     "subscriptions": QueueAddress("SubscriptionRouting"),
+    "table": QueueAddress("Shop.Orders", "sales"),
 }
 WORDS = {
     "{milliseconds}": "30000",
     "{application}": "0x73716C7175657565",
     "{role}": "[sqlqueue_reader]",
     "{schema}": "[sales]",
-    "{role_name}": "N'sqlqueue_reader'",
-    "{faults}": "SELECT N'of state_faults' AS fault",
+    "{role_name}": "sqlqueue_reader",
+    "{roles}": "CREATE ROLE [sqlqueue_reader]",
+    "{state_faults}": "SELECT N'of state_faults' AS fault",
 }
 # Statements that take, move or delete messages, or decide whether that may be done. A mistake in
 # one of them loses or repeats messages, so a change of their text must be seen in tests/golden.

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.script import Roles, script
 from sqlq_spark.cli.queues import create
+from sqlq_spark.database.schema import LOCK_WAIT, VERSION
 from sqlq_spark.database.sqlserver import calls, connection, rows
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress
@@ -108,7 +109,7 @@ def test_no_word_in_braces_is_left() -> None:
 LOCAL = {
     *("name", "got", "number", "said", "table", "marks", "open", "before", "gone", "taken", "now"),
     *("named", "found", "login", "columns", "indexed", "delayed", "azure", "seq_indexes", "into"),
-    *("large", "stored", "rows"),
+    *("large", "stored", "rows", "fault", "known"),
 }
 
 
@@ -337,9 +338,9 @@ def test_no_statement_takes_so_many_rows_that_the_table_is_locked() -> None:
     for name in takes:
         assert re.search(r"TOP \(CASE WHEN .* < 2000 THEN .* ELSE 2000 END\)", TEXTS[name]), name
     assert connection.MOST_ROWS <= 2000
-    made = [name for name in TEXTS if "CREATE TABLE [sqlqueue]" in TEXTS[name]]
-    for name in set(made) - {"install_version"}:
-        assert sqlserver_lint.UNKNOWN.search(TEXTS[name]), name
+    made = set(re.findall(r"CREATE TABLE \[sqlqueue\]\.(\w+) \(", TEXTS["install_state"]))
+    kept = re.findall(r"ALTER TABLE \[sqlqueue\]\.(\w+) SET \(LOCK_ESC", TEXTS["install_state"])
+    assert made - set(kept) == {"version"}
 
 
 # ---------------------------------------------------------------- names
@@ -393,7 +394,6 @@ def made(**more: str) -> str:
         roles=Roles(
             reader=more.get("reader", "sqlqueue_reader"),
             operator="sqlqueue_operator",
-            installer="sqlqueue_installer",
         ),
         body_string=True,
         delayed=True,
@@ -401,30 +401,44 @@ def made(**more: str) -> str:
     )
 
 
-def test_the_script_parses_batch_by_batch() -> None:
-    """Each in a transaction of its own, ended by GO."""
-    text = made()
+def test_the_script_parses_and_creates_all_in_one_batch() -> None:
+    """An error ends the batch and undoes its transaction: nothing follows a failed check."""
+    settings, batch, end, nothing = made().split("\nGO\n")
 
-    batches = text.split("\nGO\n")
-    assert batches[-1].strip() == ""
-    assert "SET QUOTED_IDENTIFIER ON;" in batches[0]
-    for batch in batches[1:-1]:
-        assert plain(re.sub(r"^--.*$", "", batch, flags=re.MULTILINE)).startswith(
-            "BEGIN TRANSACTION;"
-        )
-        assert batch.endswith("COMMIT TRANSACTION;")
-    for batch in batches:
-        assert faults(batch) == []
+    assert "SET XACT_ABORT ON;" in settings
+    assert "SET QUOTED_IDENTIFIER ON;" in settings
+    places = ("BEGIN TRANSACTION;", "THROW", "CREATE TABLE", "CREATE ROLE", "COMMIT", "GRANT ")
+    assert [batch.index(each) for each in places] == sorted(batch.index(each) for each in places)
+    assert batch.count("TRANSACTION;") == 2
+    assert "GRANT" not in batch.partition("COMMIT TRANSACTION;")[0]
+    assert end.endswith("SET LOCK_TIMEOUT -1;")
+    assert nothing == ""
+    for each in (settings, batch, end):
+        assert faults(each) == []
 
 
 def test_the_script_can_be_run_again() -> None:
     """Whatever it makes is looked for first; grants may be given twice."""
-    for whole in made().split("\nGO\n"):
-        batch = re.sub(r"^GRANT .*$", "", whole, flags=re.MULTILINE)
-        if "CREATE " in batch or " ADD " in batch.replace("ADD MEMBER", ""):
-            assert re.search(
-                r"\bIF (?:NOT EXISTS|OBJECT_ID|SCHEMA_ID|COL_LENGTH|DATABASE_PR)", batch
-            )
+    batch = made().split("\nGO\n")[1]
+    looks = r"IF (?:NOT EXISTS|OBJECT_ID|SCHEMA_ID|COL_LENGTH|DATABASE_PRINCIPAL_ID)"
+    statements = re.split(r";\n+(?=\S)", re.sub(r"^ *--.*\n", "", batch, flags=re.MULTILINE))
+
+    makes = [each.strip() for each in statements if re.search(r"\b(?:CREATE|ADD) ", each)]
+
+    assert len(makes) == 16
+    for each in makes:
+        assert re.match(rf"{looks}|GRANT ", each), each
+
+
+def test_the_version_of_the_texts_is_that_of_the_code() -> None:
+    """And their time limit; both stand in the SQL, which a DBA reads."""
+    for dialect in ("postgresql", "sqlserver"):
+        texts = Statements.load(dialect)
+
+        assert f".version (version) VALUES ({VERSION})" in texts["install_state"]
+        assert re.search(rf"(?:DISTINCT FROM|<>) {VERSION}\b", texts["script_check"])
+        assert re.search(rf"\bnot {VERSION}[.']", texts["script_check"])
+        assert re.search(rf"(?i)lock_timeout (?:= )?{LOCK_WAIT * 1000:.0f}", texts["script_begin"])
 
 
 def test_the_script_gives_the_rights_that_the_wire_lists() -> None:

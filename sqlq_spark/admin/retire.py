@@ -17,8 +17,7 @@ from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.subscribers import subscriptions_of
 from sqlq_spark.database import trail, transaction
 from sqlq_spark.database.destinations import RETURNED
-from sqlq_spark.database.schema import delayed_of
-from sqlq_spark.database.sessions import check_state
+from sqlq_spark.database.schema import check_state, delayed_of
 from sqlq_spark.errors import (
     BadAddress,
     NotAQueue,

@@ -1,27 +1,59 @@
 """
-The script for a DBA: the tables that the installer would create, and the permissions of each role.
+The script for a DBA: the state tables, an endpoint's queues, and the permissions of each role.
 
-It consists of the statements that the installer runs, with their values written out. It can be run
-again. Nothing here connects to a database.
+Its parts are the statements that `install` and `create` run, and those of each dialect's
+script.sql. It can be run again. Nothing here connects to a database.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
+from functools import partial
+from itertools import chain
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database import dialect_named
-from sqlq_spark.database.schema import LOCKING, TABLES, VERSIONS, delayed_of
-from sqlq_spark.database.script import Step
-from sqlq_spark.errors import BadOption
+from sqlq_spark.database.names import DIALECTS
+from sqlq_spark.database.schema import delayed_of
+from sqlq_spark.database.statements import Statements
+from sqlq_spark.errors import BadAddress, BadOption
 from sqlq_spark.options.connection import DatabaseOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
     from sqlq_spark.admin.endpoint import Endpoint
+    from sqlq_spark.database.names import Names
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
+
+    Tables = dict[str, QueueAddress]
+
+BEGIN: tuple[StatementName, ...] = ("script_begin", "script_check", "install_state")
+# role → kind of table → its rights; the first statement begins with the comment above them
+RIGHTS: dict[str, dict[str, tuple[StatementName, ...]]] = {
+    "reader": {
+        "state": ("script_reader",),
+        "own": ("script_receive",),
+        "shared": ("script_send",),
+        "delayed": ("script_move",),
+    },
+    "sender": {
+        "state": ("script_sender",),
+        "own": ("script_send",),
+        "delayed": ("script_delay",),
+        "subscriptions": ("script_publish",),
+    },
+    "operator": {
+        "state": ("script_operator", "script_reader", "script_sender"),
+        "own": ("script_receive", "script_send"),
+        "shared": ("script_receive", "script_send"),
+        "delayed": ("script_move", "script_delay"),
+        "subscriptions": ("script_publish", "script_subscribe"),
+    },
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +63,16 @@ class Roles:
     reader: str = "sqlqueue_reader"
     sender: str = "sqlqueue_sender"
     operator: str | None = None  # may run `sqlqueue`; None: no such role
-    installer: str | None = None  # may run `sqlqueue create`; None: no such role
-    owner: str = "sqlqueue_owner"  # owns the state tables, if there is an installer
 
     def __post_init__(self) -> None:
-        """Reject names that would end the quotes of the script's block, or are too long."""
+        """Reject names that would end a comment, or are too long."""
         for each in fields(self):
             option, name = f"--{each.name}", getattr(self, each.name)
             if name is None:
                 continue
             size = len(name.encode("utf-8", "replace"))
-            if not 0 < size <= 63 or "$" in name or "\0" in name:  # noqa: PLR2004
-                raise BadOption(option, name, "a role's name of at most 63 bytes, without $")
+            if not 0 < size <= 63 or len(name.splitlines()) > 1 or "\0" in name:  # noqa: PLR2004
+                raise BadOption(option, name, "a role's name of at most 63 bytes, in one line")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,108 +114,69 @@ def script(
         body_string: also add the column BodyString to each queue.
         delayed: also create the table of delayed messages; the reader may move due messages.
         dialect: the name of the dialect.
+
+    Raises:
+        BadAddress: a name has a line break, which may end a batch, or `$(`, which sqlcmd reads
+            as a variable.
     """
     roles = roles or Roles()
-    joins = dialect == "postgresql"  # SQL Server: the owner of a schema owns its tables
-    steps = [Step(statement="script_begin")]
-    steps += _tables(endpoint, roles.owner, body_string=body_string, joins=joins)
-    steps += _rights(endpoint, roles)
-    steps += _topics(subscriptions, roles)
-    if delayed:
-        steps += _delayed(endpoint.primary, roles)
-    if roles.operator is not None:
-        steps += _operator(endpoint, roles.operator, subscriptions, delayed=delayed)
-    if roles.installer is not None:
-        steps += _installer(endpoint, roles.installer, roles.owner)
-    steps += [Step(statement=name, role=roles.owner) for name in LAST] if joins else []
-    return dialect_named(dialect).write_script(steps, state=state, owner=roles.owner)
+    used = {use: role for use in RIGHTS if (role := getattr(roles, use)) is not None}
+    tables: dict[str, list[Tables]] = {
+        "state": [{}],
+        "own": [{"queue": each} for each in endpoint.own],
+        "shared": [{"queue": each} for each in endpoint.shared],
+        "delayed": [{"queue": endpoint.primary, "delayed": delayed_of(endpoint.primary)}],
+        "subscriptions": [] if subscriptions is None else [{"subscriptions": subscriptions}],
+    }
+    if not delayed:
+        tables["delayed"] = []
+    _check_names(DIALECTS[dialect], [state, *used.values()], chain.from_iterable(tables.values()))
+    bare, commented = Statements.load(dialect), Statements.read(dialect, comments=True)
+    write = partial(_write, dialect, state)
+
+    faults = indent(bare["state_faults"], " " * 8).strip()
+    parts = [write(commented[name].replace("{state_faults}", faults)) for name in BEGIN]
+    queues = []
+    for each in (*tables["own"], *tables["shared"]):
+        queues.append(write(bare["create_queue"], each))
+        queues += [write(bare["add_body_string"], each)] if body_string else []
+    for kind in ("delayed", "subscriptions"):
+        queues += [write(bare[f"create_{kind}"], each) for each in tables[kind]]
+    parts.append("-- Queues, as the transport creates them.\n" + ";\n".join(queues))
+    missing = ";\n".join(write(bare["script_role"], role=role) for role in used.values())
+    parts.append(write(commented["script_roles"], roles=missing))
+    for use, role in used.items():
+        head, *_ = RIGHTS[use]["state"]
+        grants = [write(each, role=role) for each in commented[head].split(";\n")]
+        for kind, names in RIGHTS[use].items():
+            texts = [each for name in names if name != head for each in bare[name].split(";\n")]
+            grants += [write(text, each, role=role) for each in tables[kind] for text in texts]
+        parts.append(";\n".join(dict.fromkeys(grants)))
+    parts.append(commented["script_end"])
+    return "\n\n".join(text if text.endswith("GO") else f"{text};" for text in parts) + "\n"
 
 
-# statements that end the membership in the owner's role which script_join began
-LAST: tuple[StatementName, ...] = ("script_adopt", "script_leave")
-OPERATOR_STATE: tuple[StatementName, ...] = (
-    "script_reader_state",
-    "script_sender_state",
-    "script_operator_state",
-)
+def _check_names(names: Names, given: list[str], tables: Iterable[Tables]) -> None:
+    addresses = [each for named in tables for each in named.values()]
+    given += [
+        part for each in addresses for part in (each.table, each.schema, each.catalog) if part
+    ]
+    for name in given:
+        if names.misread is not None and re.search(names.misread, name):
+            raise BadAddress(name, "sqlcmd would misread a line break or $( in a name")
 
 
-def _tables(endpoint: Endpoint, owner: str, *, body_string: bool, joins: bool) -> Iterator[Step]:
-    yield Step(comment="Tables. The login that runs this owns them.")
-    for each in endpoint.queues:
-        yield Step(statement="create_queue", tables={"queue": each})
-        if body_string:
-            yield Step(statement="add_body_string", tables={"queue": each})
-    yield Step(statement="script_state_check")
-    if joins:
-        yield Step(statement="script_join", role=owner)
-    for name in TABLES:
-        locked = LOCKING.get(name)
-        yield Step(statement=name, state_table=locked or "", part=name if locked else "")
-    yield Step(statement="script_state_check")
-    for name in VERSIONS:
-        yield Step(statement=name)
-
-
-def _rights(endpoint: Endpoint, roles: Roles) -> Iterator[Step]:
-    uses = ((roles.reader, "reader"), (roles.sender, "sender"))
-    for role, use in uses:
-        yield Step(comment=f"Rights of a {use}: {{grant}} the login of its Spark job.", role=role)
-        yield Step(statement="script_role", role=role)
-        yield Step(statement=f"script_{use}_state", role=role)
-        for each in endpoint.own:
-            yield Step(statement=f"script_{use}", tables={"queue": each}, role=role)
-        for each in endpoint.shared if use == "reader" else ():
-            yield Step(statement="script_errors", tables={"queue": each}, role=role)
-
-
-def _topics(table: QueueAddress | None, roles: Roles) -> Iterator[Step]:
-    """The permissions that a sender also needs to publish."""
-    if table is None:
-        return
-    yield Step(comment="Subscriptions: which queues get which topics.")
-    for name in ("create_subscriptions", "script_publisher"):
-        yield Step(statement=name, tables={"subscriptions": table}, role=roles.sender)
-
-
-def _delayed(queue: QueueAddress, roles: Roles) -> Iterator[Step]:
-    tables = {"queue": queue, "delayed": delayed_of(queue)}
-    yield Step(comment="Delayed messages.")
-    for name in ("create_delayed", "create_delayed_index"):
-        yield Step(statement=name, tables=tables)
-    for role, name in ((roles.reader, "script_mover"), (roles.sender, "script_delayer")):
-        yield Step(statement=name, tables=tables, role=role)
-
-
-def _operator(
-    endpoint: Endpoint,
-    role: str,
-    subscriptions: QueueAddress | None,
+def _write(
+    dialect: str,
+    state: str,
+    text: str,
+    tables: Tables | None = None,
     *,
-    delayed: bool,
-) -> Iterator[Step]:
-    """The permissions for every command that creates no tables."""
-    yield Step(comment="Rights of an operator: {grant} whoever runs `sqlqueue`.", role=role)
-    for name in ("script_role", *OPERATOR_STATE):
-        yield Step(statement=name, role=role)
-    for each in endpoint.queues:
-        for name in ("script_reader", "script_sender"):
-            yield Step(statement=name, tables={"queue": each}, role=role)
-    if delayed:
-        tables = {"queue": endpoint.primary, "delayed": delayed_of(endpoint.primary)}
-        for name in ("script_mover", "script_delayer"):
-            yield Step(statement=name, tables=tables, role=role)
-    if subscriptions is not None:
-        for name in ("script_publisher", "script_subscriber"):
-            yield Step(statement=name, tables={"subscriptions": subscriptions}, role=role)
-
-
-def _installer(endpoint: Endpoint, role: str, owner: str) -> Iterator[Step]:
-    """The permissions for `create`. The state tables exist already, and no login owns them."""
-    yield Step(comment="Owner of the state tables: no login may be a member of it.")
-    for name in ("script_role", "script_owner"):
-        yield Step(statement=name, role=owner)
-    yield Step(comment="Rights of an installer: {grant} whoever creates queues.", role=role)
-    yield Step(statement="script_role", role=role)
-    for each in {each.schema: each for each in endpoint.queues}.values():
-        yield Step(statement="script_creator", tables={"queue": each}, role=role)
+    role: str = "",
+    **words: str,
+) -> str:
+    """Put names into a statement."""
+    quoted = DIALECTS[dialect].quote_name(role)
+    words |= {"role": quoted, "role_escaped": quoted.replace("'", "''")}
+    words |= {"role_name": role.replace("'", "''")}
+    return dialect_named(dialect).fill_names(text, state, tables or {}, **words)

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sqlq_spark.admin import checks, inspect, queue_tables
 from sqlq_spark.admin.finding import absent, delayed_alone
 from sqlq_spark.database import read_clock, transaction
-from sqlq_spark.database.schema import delayed_of
-from sqlq_spark.database.sessions import check_state
+from sqlq_spark.database.schema import check_state, delayed_of
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, RightMissing, StateNotInstalled
 from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.receive.driver.progress import seconds_since

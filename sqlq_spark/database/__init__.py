@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sqlq_spark.database.names import Names
-    from sqlq_spark.database.script import Step
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
@@ -144,8 +143,10 @@ class Dialect(Protocol):
     def connect(self, url: str, *, application: str, timeout: float, state: str) -> Connection:
         """Open a session; `timeout` limits each statement and wait of a transaction, in seconds."""
 
-    def write_script(self, steps: Sequence[Step], *, state: str, owner: str) -> str:
-        """Write a script for a DBA; connects to nothing."""
+    def fill_names(
+        self, text: str, state: str, tables: dict[str, QueueAddress], **words: str
+    ) -> str:
+        """Put quoted names into the braces of a statement; connects to nothing."""
 
 
 def dialect_named(name: str) -> Dialect:

@@ -48,6 +48,7 @@ class Names:
     notation: Notation  # with the limits of names
     has_catalogs: bool  # an address in a message names the database too
     has_legacy_columns: bool  # its queues have columns for endpoints of version 1
+    misread: str | None  # what the tool that runs a script would misread in a name, a pattern
     password_variable: str | None  # the environment variable that only this database's tools read
     # what replaces the option `credentials`; None: the option may be set
     own_credentials: str | None
@@ -95,6 +96,7 @@ POSTGRESQL = Names(
     notation=POSTGRESQL_NOTATION,
     has_catalogs=False,
     has_legacy_columns=False,
+    misread=None,
     password_variable="PGPASSWORD",  # noqa: S106 - the variable's name
     own_credentials=None,
     parse_address=parse_postgresql,
@@ -114,6 +116,7 @@ SQLSERVER = Names(
     notation=SQLSERVER_NOTATION,
     has_catalogs=True,
     has_legacy_columns=True,
+    misread=r"\$\(|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]",
     password_variable=None,
     own_credentials="authentication=ActiveDirectoryDefault (or another value) in the url",
     parse_address=parse_sqlserver,

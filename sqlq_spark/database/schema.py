@@ -7,118 +7,96 @@ the same statements for a DBA and connects to no database.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from sqlq_spark.database import transaction
-from sqlq_spark.errors import InstallBlocked, StatementFailed, StateOfOther, TimedOut
+from sqlq_spark.database import dialect_named, transaction
+from sqlq_spark.database.statements import Statements
+from sqlq_spark.errors import (
+    InstallBlocked,
+    StatementFailed,
+    StateNotInstalled,
+    StateOfOther,
+    StateTooNew,
+    StateTooOld,
+    TimedOut,
+)
 from sqlq_spark.wire.address import DELAYED, QueueAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sqlq_spark.database import Connection
     from sqlq_spark.database.statements import StatementName
 
-VERSION = 1  # of the state tables
-
-TABLES: tuple[StatementName, ...] = (
-    "install_schema",
-    "install_version",
-    "install_stream",
-    "install_stream_query",
-    "install_task",
-    "install_receipt",
-    "install_receipt_query",
-    "install_receipt_storage",
-    "install_receipt_page",
-    "install_receipt_page_storage",
-    "install_staging",
-    "install_staging_storage",
-    "install_staging_page",
-    "install_staging_page_storage",
-    "install_dispatch_log",
-    "install_trail",
-)
-# statements that would lock a table that is there, and which table
-LOCKING: dict[StatementName, str] = {
-    "install_stream_query": "stream",
-    "install_receipt_query": "receipt",
-    "install_receipt_storage": "receipt",
-    "install_receipt_page_storage": "receipt_page",
-    "install_staging_storage": "staging",
-    "install_staging_page_storage": "staging_page",
-}
-# rows, written once the owner of the tables is checked
-VERSIONS: tuple[StatementName, ...] = ("install_version_row", "install_version_only")
-# seconds that an install waits for a table: streams that come after it wait as long
+VERSION = 2  # of the state tables; both dialects' `install_state` and `script_check` name it
+# seconds that an install waits for a lock; `script_begin` names it
 LOCK_WAIT = 3.0
+CREATE: dict[str, StatementName] = {
+    "queue": "create_queue",
+    "delayed": "create_delayed",
+    "subscriptions": "create_subscriptions",
+}
 
 
 def install(connection: Connection, *, timeout: float) -> None:
     """
-    Create the connection's state tables where they are absent.
+    Create the connection's state tables, unless they are there.
 
-    What is in place already is neither changed nor locked.
+    What is there is neither changed nor locked.
 
     Raises:
         RightMissing: the login may not create schemas or tables.
-        StateOfOther: another login owns what is there, and could run code as this login.
-        InstallBlocked: another session holds a lock on a state table.
+        StateOfOther: an untrusted login owns what is there, and could run code as this one.
+        StateTooOld, StateTooNew: another release created the tables.
+        InstallBlocked: another session is creating or changing them.
     """
     with transaction(connection, timeout=timeout):
         connection.rows("install_lock", state_name=connection.state)
         connection.patience(min(LOCK_WAIT, timeout))
         try:
-            _install(connection)
+            connection.run("install_schema")
+            found = [fault for (fault,) in connection.rows("state_faults")]
+            if found:
+                raise StateOfOther(connection.state, connection.server, "; ".join(found))
+            connection.run("install_state")
+            check_state(connection, connection.state)
         except TimedOut as error:
             where = connection.state, connection.server
             raise InstallBlocked(*where, min(LOCK_WAIT, timeout), str(error.args[-1])) from None
 
 
-def _install(connection: Connection) -> None:
-    """Run what is not in place yet, in the open transaction."""
-    check_ours(connection)
-    found = connection.rows("install_done", state_name=connection.state)
-    done = {(part, table) for part, table, _ in found}
-    for statement in TABLES:
-        if (statement, LOCKING.get(statement)) not in done:
-            connection.run(statement)
-    check_ours(connection)  # another login may have created a table in the schema meanwhile
-    for statement in VERSIONS:
-        connection.run(statement, version=VERSION)
-
-
-def check_ours(connection: Connection) -> None:
+def check_state(connection: Connection, schema: str) -> None:
     """
-    Make sure that this login owns the state tables that are there, and that they run no code.
+    Make sure that the state tables are there and have this version.
 
     Raises:
-        StateOfOther.
+        StateNotInstalled, StateTooOld, StateTooNew.
     """
-    state = connection.state
-    found = [text for (text,) in connection.rows("state_faults", state_name=state, owner=None)]
-    if found:
-        raise StateOfOther(state, connection.server, "; ".join(found))
+    row = connection.rows("version")
+    if not row:
+        raise StateNotInstalled(schema, connection.server)
+    if row[0][0] < VERSION:
+        raise StateTooOld(schema, row[0][0], VERSION)
+    if row[0][0] > VERSION:
+        raise StateTooNew(schema, row[0][0], VERSION)
+
+
+def state_parts(connection: Connection) -> dict[str, str]:
+    """Return each state table and index, with the statements that create it."""
+    dialect = connection.names.dialect
+    text = re.sub("^    ", "", Statements.load(dialect)["install_state"], flags=re.MULTILINE)
+    parts: dict[str, str] = {}
+    for each in re.findall("^(?:CREATE|ALTER|EXEC|INSERT) [^;]+;", text, flags=re.MULTILINE):
+        table, index = re.findall(r"\{\w+\}\.(\w+)", each), re.findall(r"INDEX (\w+)", each)
+        parts |= dict.fromkeys(index, each)
+        parts |= {name: f"{parts.get(name, '')}{each}\n" for name in table}
+    fill = dialect_named(dialect).fill_names
+    return {name: fill(part.strip(), connection.state, {}) for name, part in parts.items()}
 
 
 def delayed_of(queue: QueueAddress) -> QueueAddress:
     """Return the table in which a queue's delayed messages wait."""
     return replace(queue, table=queue.table + DELAYED)
-
-
-def create_delayed(connection: Connection, queue: QueueAddress, *, timeout: float) -> None:
-    """Create the table for a queue's delayed messages where it is absent, as `create_queue`."""
-    delayed = delayed_of(queue)
-
-    def create() -> None:
-        with transaction(connection, timeout=timeout):
-            connection.rows("install_lock", state_name=delayed.table)
-            for statement in ("create_delayed", "create_delayed_index"):
-                connection.run(statement, tables={"delayed": delayed})
-
-    _create_beside_others(connection, delayed, create)
 
 
 def create_queue(
@@ -127,8 +105,8 @@ def create_queue(
     """
     Create a queue's table where it is absent; the second of two creators waits for the first.
 
-    An endpoint's installer does not take our lock. Then the database makes us wait for it and
-    reports that the table exists. A second attempt finds the table.
+    On PostgreSQL an endpoint's installer does not take our lock. Then the database makes us wait
+    for it and reports that the table exists. A second attempt finds the table.
 
     Args:
         connection: no transaction open.
@@ -136,38 +114,39 @@ def create_queue(
         timeout: seconds for each statement and wait.
         body_string: also add the column BodyString, also to a table that is already there.
     """
-    work = partial(_create_queue, connection, queue, timeout, body_string=body_string)
-    _create_beside_others(connection, queue, work)
+    _create(connection, "queue", queue, timeout, body_string=body_string)
+
+
+def create_delayed(connection: Connection, queue: QueueAddress, *, timeout: float) -> None:
+    """Create the table for a queue's delayed messages where it is absent, as `create_queue`."""
+    _create(connection, "delayed", delayed_of(queue), timeout)
 
 
 def create_subscriptions(connection: Connection, table: QueueAddress, *, timeout: float) -> None:
     """Create the table of subscriptions where it is absent, as `create_queue`."""
+    _create(connection, "subscriptions", table, timeout)
+
+
+def _create(
+    connection: Connection,
+    kind: Literal["queue", "delayed", "subscriptions"],
+    table: QueueAddress,
+    timeout: float,
+    *,
+    body_string: bool = False,
+) -> None:
+    """Create a table, and once more where another installer has created it meanwhile."""
 
     def create() -> None:
         with transaction(connection, timeout=timeout):
-            connection.rows("install_lock", state_name=table.table)
-            connection.run("create_subscriptions", tables={"subscriptions": table})
+            connection.rows("create_lock", tables={"table": table})
+            connection.run(CREATE[kind], tables={kind: table})
+            if body_string:
+                connection.run("add_body_string", tables={"queue": table})
 
-    _create_beside_others(connection, table, create)
-
-
-def _create_beside_others(
-    connection: Connection, table: QueueAddress, create: Callable[[], None]
-) -> None:
-    """Create a table, and once more where another installer has created it meanwhile."""
     try:
         create()
     except StatementFailed:
         if not connection.columns(table):
             raise
         create()
-
-
-def _create_queue(
-    connection: Connection, queue: QueueAddress, timeout: float, *, body_string: bool
-) -> None:
-    with transaction(connection, timeout=timeout):
-        connection.rows("install_lock", state_name=queue.table)
-        connection.run("create_queue", tables={"queue": queue})
-        if body_string and "bodystring" not in connection.columns(queue):
-            connection.run("add_body_string", tables={"queue": queue})

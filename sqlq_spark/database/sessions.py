@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from sqlq_spark import database
 from sqlq_spark.database.credentials import log_in
-from sqlq_spark.database.schema import VERSION
+from sqlq_spark.database.schema import check_state
 from sqlq_spark.errors import (
     ConnectionLost,
     CredentialsFailed,
@@ -30,8 +30,6 @@ from sqlq_spark.errors import (
     NotReachable,
     ServerShort,
     SqlQueueError,
-    StateNotInstalled,
-    StateTooNew,
 )
 
 if TYPE_CHECKING:
@@ -228,17 +226,3 @@ class Session:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-def check_state(connection: Connection, schema: str) -> None:
-    """
-    Make sure that the state tables are there and have this version.
-
-    Raises:
-        StateNotInstalled, StateTooNew.
-    """
-    row = connection.rows("version")
-    if not row or row[0][0] < VERSION:
-        raise StateNotInstalled(schema, connection.server)
-    if row[0][0] > VERSION:
-        raise StateTooNew(schema, row[0][0], VERSION)

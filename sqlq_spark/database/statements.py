@@ -26,7 +26,7 @@ FILES = (
     "browse",
     "trail",
     "checks",
-    "rights",
+    "script",
 )
 
 # in the order of the files and of the statements in them
@@ -42,32 +42,16 @@ StatementName = Literal[
     "clock",
     # schema.sql
     "install_lock",
-    "state_faults",
-    "install_done",
     "install_schema",
-    "install_version",
-    "install_version_row",
-    "install_version_only",
-    "install_stream",
-    "install_stream_query",
-    "install_task",
-    "install_receipt",
-    "install_receipt_query",
-    "install_receipt_storage",
-    "install_receipt_page",
-    "install_receipt_page_storage",
-    "install_staging",
-    "install_staging_storage",
-    "install_staging_page",
-    "install_staging_page_storage",
-    "install_dispatch_log",
-    "install_trail",
+    "state_faults",
+    "install_state",
+    "state_parts",
     "version",
+    "create_lock",
     "create_queue",
     "add_body_string",
     "create_subscriptions",
     "create_delayed",
-    "create_delayed_index",
     "queue_columns",
     "lock_queue",
     "drop_queue",
@@ -154,25 +138,21 @@ StatementName = Literal[
     "check_server",
     "check_state",
     "blockers",
-    # rights.sql
+    # script.sql
     "script_begin",
-    "script_state_check",
-    "script_join",
+    "script_check",
+    "script_roles",
     "script_role",
-    "script_owner",
-    "script_adopt",
-    "script_leave",
     "script_reader",
-    "script_reader_state",
     "script_sender",
-    "script_sender_state",
-    "script_operator_state",
-    "script_mover",
-    "script_delayer",
-    "script_errors",
-    "script_publisher",
-    "script_subscriber",
-    "script_creator",
+    "script_operator",
+    "script_receive",
+    "script_send",
+    "script_move",
+    "script_delay",
+    "script_publish",
+    "script_subscribe",
+    "script_end",
 ]
 
 
@@ -182,7 +162,7 @@ def sql(dialect: str, name: str) -> str:
 
 
 class Statements(dict[str, str]):
-    """The statements of one dialect by name, comments stripped."""
+    """The statements of one dialect by name."""
 
     @classmethod
     def load(cls, dialect: str) -> Self:
@@ -200,9 +180,14 @@ class Statements(dict[str, str]):
         return statements
 
     @classmethod
-    def read(cls, dialect: str) -> Self:
-        """Split a dialect's SQL files, in the order of FILES, at their `-- name:` lines."""
+    def read(cls, dialect: str, *, comments: bool = False) -> Self:
+        """
+        Split a dialect's SQL files, in the order of FILES, at their `-- name:` lines.
+
+        With `comments`, those that a blank line follows are left out: they are not for a script.
+        """
         text = "\n".join(sql(dialect, name) for name in FILES)
         _, *parts = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
-        bare = [re.sub(r"^ *--.*\n?", "", part, flags=re.MULTILINE).strip() for part in parts[1::2]]
-        return cls(zip(parts[::2], bare, strict=True))
+        left_out = r"\A\n(?:--.*\n)+\n" if comments else r"^ *--.*\n?"
+        texts = [re.sub(left_out, "", each, flags=re.MULTILINE) for each in parts[1::2]]
+        return cls(zip(parts[::2], (each.strip("\n") for each in texts), strict=True))

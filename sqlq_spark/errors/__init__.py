@@ -23,7 +23,8 @@ The errors of this package, by what they are about.
     │   │                    DestinationLocked · DestinationChanged · MessageTooLarge · MoveRefused
     │   │                    DelayedQueueNotFound · SubscriptionsNotFound · SubscriptionsRefused
     │   │                    SubscriberUnreachable (and SubscriberLost)
-    │   └── state            StateNotInstalled · StateTooNew · StateOfOther · InstallBlocked
+    │   └── state            StateNotInstalled · StateTooOld · StateTooNew · StateOfOther
+    │                        InstallBlocked
     ├── PayloadRefused · ReceiptSettled · ReceiptRefused · ReceiptMoveRefused  state
     ├── CheckpointFailure    checkpoint: it does not match the stream's row
     │   ├── CheckpointRolledBack · DatabaseRolledBack · ReceiptsMissing
@@ -130,6 +131,7 @@ from sqlq_spark.errors.state import (
     StateNotInstalled,
     StateOfOther,
     StateTooNew,
+    StateTooOld,
 )
 
 __all__ = [
@@ -196,6 +198,7 @@ __all__ = [
     "StateNotInstalled",
     "StateOfOther",
     "StateTooNew",
+    "StateTooOld",
     "StatementFailed",
     "StatementPooling",
     "StatementRefused",

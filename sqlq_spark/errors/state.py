@@ -18,6 +18,20 @@ class StateNotInstalled(DatabaseFailure):
         super().__init__(schema, server)
 
 
+class StateTooOld(DatabaseFailure):
+    """An older release created the state tables."""
+
+    template = (
+        "the state tables in schema {0} have version {1}, but this release supports {2}. Stop the "
+        "queries that use them, and see that the tables receipt and staging are empty. Then drop "
+        "the schema and run `sqlqueue install`, or the script of `sqlqueue script`. If receipt or "
+        "staging is not empty, its messages would be lost."
+    )
+
+    def __init__(self, schema: str, found: int, known: int) -> None:
+        super().__init__(schema, found, known)
+
+
 class StateTooNew(DatabaseFailure):
     """A newer release created the state tables."""
 
@@ -31,13 +45,13 @@ class StateTooNew(DatabaseFailure):
 
 
 class StateOfOther(DatabaseFailure):
-    """Another login owns the state schema or a table in it, and could run code as this login."""
+    """An untrusted login owns the state schema or a table in it, and could run code as this one."""
 
     template = (
         "nothing is installed in schema {0} of {1}: {2}. The owner of a state table, or of a "
-        "trigger on it, can run code as the logins that use it. If a DBA's script created these "
-        "tables, you need not install anything. Otherwise ask a DBA to drop or rename them, or "
-        "name another schema in the option stateSchema."
+        "trigger on it, can run code as the logins that use it. Trusted are this login, superusers "
+        "and the owner of the database. Ask a DBA to drop or rename what is there, or name another "
+        "schema in the option stateSchema."
     )
 
     def __init__(self, schema: str, server: str, found: str) -> None:
@@ -45,12 +59,12 @@ class StateOfOther(DatabaseFailure):
 
 
 class InstallBlocked(DatabaseFailure):
-    """Another session holds a lock on a state table for longer than an install waits."""
+    """Another session creates or changes the state tables for longer than an install waits."""
 
     template = (
-        "nothing was installed in schema {0} of {1}: another session holds a lock on a state table "
-        "for longer than {2:g} s ({3}). An install does not wait longer, because streams wait "
-        "behind it. End that session's transaction, or run the install again later."
+        "nothing was installed in schema {0} of {1}: another session creates the state tables, or "
+        "holds a lock on one, for longer than {2:g} s ({3}). End that session's transaction, or "
+        "run the install again later."
     )
 
     def __init__(self, schema: str, server: str, seconds: float, reason: str) -> None:

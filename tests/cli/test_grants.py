@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import psycopg
 import pyarrow as pa
 import pytest
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from .commands import Run
 
-ROLES = ("reader", "sender", "operator", "installer")
+ROLES = ("reader", "sender", "operator")
 ERRORS = 'Er"ror; --'
 
 
@@ -41,7 +42,7 @@ def granted(place: Place, run: Run, state: tuple[str, str]) -> Iterator[Granted]
     """Execute the script."""
     names = ("Shop.Orders", ERRORS.replace('"', '""'), "SubscriptionRouting")
     queue, errors, table = (address(place, name) for name in names)
-    roles = {each: f"{place.schema}_{each}" for each in (*ROLES, "owner")}
+    roles = {each: f"{place.schema}_{each}" for each in ROLES}
     queues = ("--error", errors, "--audit", address(place, "audit"), "--delayed")
     flags = (word for name, role in roles.items() for word in (f"--{name}", role))
     script = run("script", queue, *queues, "--subscription-table", table, *state, *flags)
@@ -134,19 +135,28 @@ def test_an_operator_may_run_the_commands(
     assert run("create", address(place, "other"), *url).code == 3
 
 
-def test_an_installer_creates_queues_and_may_not_browse_them(
+def test_the_server_writes_the_login_of_a_receipt(place: Place, granted: Granted) -> None:
+    """A reader may not, and so no receipt can claim the rights of another login."""
+    columns = "stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, unpacked"
+    values = "'s', 1, 1, 'q', 0, 0, 0, 0, 0, 0, ''"
+    with psycopg.connect(granted.urls["reader"], autocommit=True) as reader:
+        receipt = f'"{place.state}".receipt ({columns}, payload'
+
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            reader.execute(f"INSERT INTO {receipt}, login) VALUES ({values}, 'dba')".encode())
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            reader.execute(f"UPDATE \"{place.state}\".receipt SET login = 'dba'".encode())
+
+        reader.execute(f"INSERT INTO {receipt}) VALUES ({values})".encode())
+
+
+def test_an_install_by_a_reader_changes_nothing(
     place: Place, granted: Granted, state: tuple[str, str], run: Run
 ) -> None:
-    """Its error says that the script has created the state tables."""
-    url = ("--url", granted.urls["installer"])
-    other = ("create", address(place, "other"), "--delayed", "--body-string")
+    """A superuser owns the tables, so it succeeds."""
+    before = place.sql("SELECT oid, xmin::text FROM pg_class WHERE relkind = 'r'")
 
-    installed = run("install", *state, *url)
+    installed = run("install", *state, "--url", granted.urls["reader"])
 
-    assert installed.code == 3
-    assert f"belongs to {place.schema}_owner" in installed.err
-    assert "If a DBA's script created these tables, you need not install any" in installed.err
-    for words in (("create", granted.queue), other, other):
-        made = run(*words, *url)
-        assert (made.code, made.err) == (0, "")
-    assert run("browse", granted.queue, *url).code == 3
+    assert (installed.code, installed.err) == (0, "")
+    assert place.sql("SELECT oid, xmin::text FROM pg_class WHERE relkind = 'r'") == before

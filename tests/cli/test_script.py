@@ -11,7 +11,9 @@ from urllib.parse import quote, urlencode
 
 import psycopg
 import pytest
-from psycopg import conninfo, errors, sql
+from psycopg import conninfo, errors
+
+from sqlq_spark.database import schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,21 +23,12 @@ if TYPE_CHECKING:
     from .commands import Run
 
 PAGE = Path(__file__).parents[2] / "docs" / "dba.md"
-ROLES = ("reader", "sender", "operator", "installer", "owner")
-# tables of ours on which a session holds more than readers and writers do
-STRONG = """
-SELECT DISTINCT c.relname, l.mode
-  FROM pg_locks AS l
-  JOIN pg_class AS c ON c.oid = l.relation
- WHERE l.pid = pg_backend_pid() AND c.relkind = 'r' AND c.relpersistence = 'p'
-   AND l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock')
-   AND c.relnamespace >= 16384
-"""
-EFFECTIVE = """
-SELECT pg_has_role(%(login)s, %(role)s, 'USAGE')
-       OR pg_has_role(%(login)s, %(role)s,
-                      CASE WHEN current_setting('server_version_num')::int >= 160000
-                           THEN 'SET' ELSE 'MEMBER' END)
+ROLES = ("reader", "sender", "operator")
+ALL = ("--delayed", "--body-string", "--subscription-table", "SubscriptionRouting")
+# what another session holds: only a look at the rows does not wait for it
+EVERY_TABLE = """
+SELECT string_agg(format('LOCK TABLE %%I.%%I IN EXCLUSIVE MODE', schemaname, tablename), ';')
+  FROM pg_tables WHERE schemaname IN ('public', %(state)s)
 """
 
 
@@ -51,7 +44,8 @@ class Bank:
     def script(self, run: Run, queue: str, *more: str) -> str:
         """Print the script for a queue in the schema public."""
         words = (word for name, role in self.roles.items() for word in (f"--{name}", role))
-        printed = run("script", queue, *words, *more)
+        state = () if "--state-schema" in more else ("--state-schema", "sqlqueue")
+        printed = run("script", queue, *words, *state, *more)
         assert printed.code == 0, printed.err
         return printed.out
 
@@ -89,56 +83,72 @@ def bank(place: Place) -> Iterator[Bank]:
 
 
 def test_the_owner_of_the_database_with_createrole_runs_the_script(bank: Bank, run: Run) -> None:
-    """Again too, for another queue, and without --installer. It stays no member of the owner."""
-    bank.execute(bank.script(run, "Shop.Orders", "--delayed"))
-    bank.execute(bank.script(run, "Shop.Orders", "--delayed"))
-    bank.execute("DROP TABLE sqlqueue.trail", url=bank.root)  # as of an older release
-    words = ("--reader", bank.roles["reader"], "--owner", bank.roles["owner"])
-    later = run("script", "Shop.Billing", *words, "--sender", bank.roles["sender"])
-    bank.execute(later.out)
+    """Again too, and for another queue; a superuser goes on."""
+    text = bank.script(run, "Shop.Orders", *ALL)
+    for url in (bank.url, bank.url, bank.root):
+        bank.execute(text, url=url)
+    bank.execute(bank.script(run, "Shop.Billing"))
 
-    owners = bank.asked(
-        "SELECT DISTINCT tableowner::text FROM pg_tables WHERE schemaname = 'sqlqueue'"
-    )
-    member = bank.asked(EFFECTIVE, login=bank.login, role=bank.roles["owner"])
-    assert owners == [(bank.roles["owner"],)]
-    assert member == [(False,)]
+    assert bank.asked("SELECT version FROM sqlqueue.version") == [(schema.VERSION,)]
     bank.execute('SELECT FROM "Shop.Billing"', url=bank.as_role("reader"))
-    bank.execute(bank.script(run, "Shop.Orders"), url=bank.root)  # for whom the owner is no member
+
+
+def test_a_script_of_a_superuser_is_run_again_by_the_owner_of_the_database(
+    bank: Bank, run: Run
+) -> None:
+    """For its next domain: each trusts what the other has made, if it may grant."""
+    bank.execute(bank.script(run, "Shop.Orders"), url=bank.root)
+    bank.execute(bank.script(run, "Shop.Orders", "--state-schema", "other"), url=bank.root)
+    text = bank.script(run, "Shop.Billing", "--state-schema", "own")
+
+    bank.execute(text)
+    bank.execute(text, url=bank.root)
+
+    owners = bank.asked("SELECT DISTINCT schemaname, tableowner FROM pg_tables"
+                        " WHERE schemaname IN ('sqlqueue', 'own') ORDER BY 1")  # fmt: skip
+    assert [owner for _, owner in owners] == [bank.login, owners[1][1]]
 
 
 def test_an_operator_gets_rights_on_a_later_queue_by_the_script(bank: Bank, run: Run) -> None:
-    """And on no other table of the schema."""
+    """And on no other table of the schema; the same role may operate a second domain."""
     bank.execute(bank.script(run, "Shop.Orders"))
     bank.execute('CREATE TABLE "Payroll" (id int)')
     with pytest.raises(errors.UndefinedTable):
         bank.execute('SELECT FROM "Shop.Billing"', url=bank.as_role("operator"))
 
-    bank.execute(bank.script(run, "Shop.Billing"))
+    bank.execute(bank.script(run, "Shop.Billing", "--state-schema", "second"))
 
     bank.execute('SELECT FROM "Shop.Billing"', url=bank.as_role("operator"))
     bank.execute('DELETE FROM "Shop.Billing"', url=bank.as_role("operator"))
+    for state in ("sqlqueue", "second"):
+        bank.execute(f"SELECT FROM {state}.trail", url=bank.as_role("operator"))
     with pytest.raises(errors.InsufficientPrivilege):
         bank.execute('SELECT FROM "Payroll"', url=bank.as_role("operator"))
 
 
-def test_the_grants_of_the_page_give_an_operator_a_queue_of_an_installer(
-    bank: Bank, run: Run
-) -> None:
-    """As the installer, who owns the queue."""
+def test_a_login_with_create_on_a_schema_creates_queues(bank: Bank, run: Run) -> None:
+    """It owns them, and their owner's GRANTs of the page let an operator use them."""
     bank.execute(bank.script(run, "Shop.Orders"))
-    installer = bank.as_role("installer")
-    assert run("create", "Shop.Later", "--url", as_url(installer)).code == 0
-    (grants,) = re.findall(r"```sql\n(GRANT [^`]+ TO sqlqueue_operator;\n)```", PAGE.read_text())
+    maker = f"{bank.login}_maker"
+    bank.execute(f"CREATE ROLE {maker}; GRANT CREATE, USAGE ON SCHEMA public TO {maker}",
+                 url=bank.root)  # fmt: skip
+    creates = conninfo.make_conninfo(bank.root, options=f"-c role={maker}")
+    try:
+        assert run("create", "Shop.Later", "--url", as_url(creates)).code == 0
+        (grants,) = re.findall(
+            r"```sql\n(GRANT [^`]+ TO sqlqueue_operator;\n)```", PAGE.read_text()
+        )
 
-    bank.execute(grants.replace("sqlqueue_operator", bank.roles["operator"]), url=installer)
+        bank.execute(grants.replace("sqlqueue_operator", bank.roles["operator"]), url=creates)
 
-    operator = as_url(bank.as_role("operator"))
-    assert run("send", "Shop.Later", "--url", operator, stdin='{"body": "1"}').code == 0
-    assert run("purge", "Shop.Later", "--yes", "--url", operator).code == 0
-    assert bank.asked("SELECT messages, login::text FROM sqlqueue.trail") == [
-        (1, bank.roles["operator"])
-    ]
+        operator = as_url(bank.as_role("operator"))
+        assert run("send", "Shop.Later", "--url", operator, stdin='{"body": "1"}').code == 0
+        assert run("purge", "Shop.Later", "--yes", "--url", operator).code == 0
+        assert bank.asked("SELECT messages, login::text FROM sqlqueue.trail") == [
+            (1, bank.roles["operator"])
+        ]
+    finally:
+        bank.execute(f"DROP OWNED BY {maker}; DROP ROLE {maker}", url=bank.root)
 
 
 def as_url(given: str) -> str:
@@ -148,62 +158,93 @@ def as_url(given: str) -> str:
     return f"postgresql:///{name}?{urlencode(known, quote_via=quote)}"
 
 
-def test_the_script_says_which_right_its_login_lacks(bank: Bank, run: Run, place: Place) -> None:
-    """To create a role, and to join the owner of the tables; nothing is installed."""
+def test_a_script_that_may_not_create_its_roles_changes_nothing(
+    bank: Bank, run: Run, place: Place
+) -> None:
+    """Its head says which login can."""
     text = bank.script(run, "Shop.Orders")
     place.sql(f"ALTER ROLE {bank.login} NOCREATEROLE")
 
-    with pytest.raises(errors.RaiseException, match="may not create it") as caught:
+    with pytest.raises(errors.InsufficientPrivilege, match="permission denied to create role"):
         bank.execute(text)
 
-    assert "CREATEROLE" in str(caught.value)
+    assert "CREATEROLE" in text.partition("\nBEGIN")[0]
     assert bank.asked("SELECT FROM pg_namespace WHERE nspname = 'sqlqueue'") == []
-    bank.execute(text, url=bank.root)
-    with pytest.raises(errors.RaiseException, match="may not join"):
+
+
+def test_a_second_run_of_the_script_waits_for_no_table_and_lets_none_wait(
+    bank: Bank, run: Run
+) -> None:
+    """Neither for a state table nor for a queue, whatever streams do there."""
+    state = 'O\'Brien "%s" $do$ (1)'
+    text = bank.script(run, 'O\'Brien "$do$";\n(1)', *ALL, "--state-schema", state)
+    bank.execute(text)
+    ((locks,),) = bank.asked(EVERY_TABLE, state=state)
+
+    with psycopg.connect(bank.root) as stream:
+        stream.execute(str(locks).encode())
         bank.execute(text)
 
-
-def test_a_login_that_is_a_member_of_the_owner_is_an_error(bank: Bank, run: Run) -> None:
-    """It could add code to the state tables."""
-    text = bank.script(run, "Shop.Orders")
-    other, owner = f"{bank.login}_2", bank.roles["owner"]
-    bank.execute(f"CREATE ROLE {owner}; CREATE ROLE {other} LOGIN; GRANT {owner} TO {other}",
-                 url=bank.root)  # fmt: skip
-    try:
-        with pytest.raises(errors.RaiseException, match="has a login as a member"):
-            bank.execute(text, url=bank.root)
-    finally:
-        bank.execute(f"DROP ROLE {other}", url=bank.root)
-
-
-def test_a_second_run_of_the_script_takes_no_lock_that_blocks_streams(bank: Bank, run: Run) -> None:
-    """Neither on a state table nor on a queue."""
-    words = ("--delayed", "--body-string", "--subscription-table", "SubscriptionRouting")
-    hostile = ("--state-schema", 'O\'Brien "%s" (1)')
-    text = bank.script(run, 'O\'Brien "$do$" (1)', *words, *hostile)
-    bank.execute(text)
-
-    with psycopg.connect(bank.url) as connection:
-        connection.execute(text.removesuffix("COMMIT;\n").encode())
-        taken = connection.execute(STRONG).fetchall()
-
-    assert taken == []
+    assert str(locks).count("LOCK TABLE") == 12
 
 
 def test_the_script_gives_up_on_a_locked_table(bank: Bank, run: Run) -> None:
     """Within its own time limit, and changes nothing."""
-    text = bank.script(run, "Shop.Orders")
-    bank.execute(text)
-    bank.execute('DROP POLICY "own rows" ON sqlqueue.stream', url=bank.root)
+    bank.execute(bank.script(run, "Shop.Orders"))
+    text = bank.script(run, "Shop.Billing")
     with psycopg.connect(bank.root) as stream:
-        stream.execute("SELECT FROM sqlqueue.stream FOR SHARE")
+        stream.execute("LOCK TABLE sqlqueue.version IN ACCESS EXCLUSIVE MODE")
 
         with pytest.raises(errors.LockNotAvailable):
             bank.execute(text)
 
-    policy = sql.SQL(
-        "SELECT FROM pg_policies WHERE tablename = 'stream' AND policyname = 'own rows'"
-    )
-    assert bank.asked(policy.as_string()) == []
+    assert bank.asked("SELECT to_regclass('\"Shop.Billing\"')") == [(None,)]
     bank.execute(text)
-    assert bank.asked(policy.as_string()) == [()]
+
+
+@pytest.mark.parametrize(("version", "found"), [("1", "1"), ("3", "3"), (None, "<NULL>")])
+def test_the_script_refuses_state_tables_of_another_release(
+    bank: Bank, run: Run, version: str | None, found: str
+) -> None:
+    """It says what to do, and that messages would be lost; nothing is changed."""
+    text = bank.script(run, "Shop.Orders")
+    bank.execute("CREATE SCHEMA sqlqueue; CREATE TABLE sqlqueue.version (version integer)")
+    if version:
+        bank.execute(f"INSERT INTO sqlqueue.version VALUES ({version})")
+
+    with pytest.raises(errors.RaiseException, match=f"version {found}, not 2") as caught:
+        bank.execute(text)
+
+    assert "receipt and staging are empty, or their messages would be lost" in str(caught.value)
+    assert bank.asked("SELECT to_regclass('\"Shop.Orders\"')") == [(None,)]
+
+
+@pytest.mark.parametrize("option", ["--reader", "--sender"])
+def test_roles_of_the_state_schema_that_all_share_cannot_be_named(run: Run, option: str) -> None:
+    """Two pairs of roles would look like two teams, and be one."""
+    words = ("script", "Shop.Orders", option, "clerk")
+
+    refused = run(*words)
+
+    assert refused.code == 2
+    assert "expected --domain or --state-schema with it" in refused.err
+    for more in (("--domain", "billing"), ("--state-schema", "sqlqueue")):
+        assert 'TO "clerk"' in run(*words, *more).out
+
+
+@pytest.mark.parametrize(
+    ("dialect", "lines", "words"), [("postgresql", 260, 1500), ("sqlserver", 310, 1700)]
+)
+def test_a_dba_can_read_the_script(run: Run, dialect: str, lines: int, words: int) -> None:
+    """Its lines, its words and its longest line have limits; it says what a team can do."""
+    shop = ("Shop.Orders", "--error", "error", "--delayed")
+    for more in ((), ("--domain", "orders")):
+        text = run("script", *shop, "--dialect", dialect, *more).out
+
+        assert 100 < len(text.splitlines()) <= lines
+        assert 500 < len(text.split()) <= words
+        assert max(map(len, text.splitlines())) <= 110
+        assert not re.search(r"^ +\w+ +n?varchar\S+ [^(]*, ", text, flags=re.MULTILINE)
+        assert "each can read, change and return what the others received" in " ".join(
+            re.sub("\n-- ", " ", text).split()
+        )

@@ -276,7 +276,7 @@ def _reader(bench: Bench) -> Iterator[tuple[str, str, QueueAddress]]:
     """Run the script, and give the url of a reader, the state schema and the queue."""
     dotnet, mark = bench.dotnet, secrets.token_hex(4)
     state, queue = f"state_{mark}", QueueAddress(f"queue {mark}", bench.dotnet.schema)
-    roles = Roles(reader=f"reader_{mark}", sender=f"sender_{mark}", owner=f"owner_{mark}")
+    roles = Roles(reader=f"reader_{mark}", sender=f"sender_{mark}")
     made = endpoint(dotnet.url, bench.desk.names.print_address(queue))
     text = script(made, state=state, roles=roles, dialect=dotnet.dialect)
     login = dotnet.dba.login()

@@ -275,27 +275,71 @@ def test_a_server_without_autovacuum_is_found(bare: Bench) -> None:
 # ----- state tables and streams ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", ["absent", "old", "newer"])
-def test_state_tables_that_are_absent_or_of_another_version_are_found(
-    bench: Bench, change: str
-) -> None:
-    """The installer makes them; those of a newer release are left, and ask for an upgrade."""
-    dba = bench.dotnet.dba
-    changes: dict[str, Callable[[], None]] = {
-        "absent": lambda: dba.drop_state("version"),
-        "old": lambda: dba.forget("version"),
-        "newer": lambda: dba.change("version", version=99),
-    }
-    changes[change]()
+@pytest.mark.parametrize(("version", "fix"), [(99, "pip install --upgrade"), (1, "stop the")])
+def test_state_tables_of_another_release_are_found(bench: Bench, version: int, fix: str) -> None:
+    """Those of a newer one ask for an upgrade; those of an older one have to go."""
+    bench.dotnet.dba.change("version", version=version)
 
     (found,) = checks.of_state(bench.desk)
 
     assert (found.name, found.severity) == ("state", "error")
-    if change == "newer":
-        assert found.fix == "pip install --upgrade sqlq-spark"
-        return
-    assert found.fix == f"sqlqueue install --state-schema {bench.dotnet.state}"
-    schema.install(bench.desk, timeout=TIMEOUT)
+    assert found.fix.startswith(fix)
+    assert f"have version {version}, but this release supports" in found.found
+
+
+def test_state_tables_that_nobody_installed_are_found(bare: Bench) -> None:
+    """The installer makes them."""
+    (found,) = checks.of_state(bare.desk)
+
+    assert (found.name, found.severity) == ("state", "error")
+    assert found.fix == f"sqlqueue install --state-schema {bare.dotnet.state}"
+    schema.install(bare.desk, timeout=TIMEOUT)
+    assert checks.of_state(bare.desk) == []
+
+
+# columns, indexes and constraints of a schema
+SHAPE = """
+SELECT concat_ws(' ', c.relname, c.reloptions::text, a.attname, a.atttypid::regtype, a.attnotnull,
+                 a.attstorage, pg_get_expr(d.adbin, d.adrelid))
+  FROM pg_class AS c
+  JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
+  LEFT JOIN pg_attrdef AS d ON d.adrelid = c.oid AND d.adnum = a.attnum
+ WHERE c.relnamespace = '"{0}"'::regnamespace
+UNION ALL SELECT concat_ws(' ', conrelid::regclass, pg_get_constraintdef(oid)) FROM pg_constraint
+ WHERE connamespace = '"{0}"'::regnamespace
+ORDER BY 1
+"""
+PARTS = [
+    *("stream", "task", "receipt", "receipt_page", "staging", "staging_page", "dispatch_log"),
+    *("trail", "version", "stream_query", "receipt_query"),
+]
+
+
+@only("postgresql", "the catalogue that the test reads")
+@pytest.mark.parametrize("part", PARTS)
+def test_a_state_table_or_index_that_is_missing_is_found(bench: Bench, part: str) -> None:
+    """Beside the others, which an install leaves as they are; its statement makes it as it was."""
+    dba, state, is_index = bench.dotnet.dba, bench.dotnet.state, part.endswith("_query")
+    before = bench.dotnet.execute(SHAPE.format(state))
+    dba.run(f'DROP {"INDEX" if is_index else "TABLE"} "{state}".{part}')
+    look = checks.of_state_tables if is_index else checks.of_state
+
+    (found,) = look(bench.desk)
+    dba.run(found.fix)
+
+    assert part in found.found
+    assert look(bench.desk) == []
+    assert bench.dotnet.execute(SHAPE.format(state)) == before
+
+
+def test_a_version_that_somebody_deleted_is_found(bench: Bench) -> None:
+    """With the statement that writes it again; no install does."""
+    bench.dotnet.dba.forget("version")
+
+    (found,) = checks.of_state(bench.desk)
+    bench.dotnet.dba.run(found.fix)
+
+    assert (found.name, found.severity) == ("state", "error")
     assert checks.of_state(bench.desk) == []
 
 
@@ -332,7 +376,7 @@ def test_everything_is_looked_at_at_once(bench: Bench) -> None:
 
     state, *problems = [each for each in found if each.is_problem]
     hurt_found = bench.dotnet.dba.shapes.hurt_found.name
-    assert state.name == "state"
+    assert state.name == "state_table"
     assert [each.name for each in problems] == ["absent", "locked", hurt_found]
     assert [each.where for each in problems] == [bench.desk.printed(each) for each in queues]
     assert problems[0].fix == f"sqlqueue create {shlex.quote(bench.address('absent'))}"

@@ -242,7 +242,7 @@ def test_the_script_of_a_dba_runs_none_either(
         roles=Roles(
             **{
                 each: f"{place.connection.info.dbname}_{each}"
-                for each in ("reader", "sender", "operator", "installer")
+                for each in ("reader", "sender", "operator")
             }
         ),
         body_string=True,

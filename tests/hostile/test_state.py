@@ -335,9 +335,10 @@ def superuser(place: Place, connection: psycopg.Connection[Any]) -> bool:
     return bool(place.sql(asked, connection.info.user)[0][0])
 
 
-def install(place: Place) -> None:
-    """Install, as a superuser."""
-    options = SourceOptions.parse({"url": place.url, "queue": "q", "stateSchema": place.state})
+def install(place: Place, url: str = "") -> None:
+    """Install, as a superuser or another login."""
+    given = {"url": url or place.url, "queue": "q", "stateSchema": place.state}
+    options = SourceOptions.parse(given)
     with Session(options, "install", state=False) as session:
         schema.install(session.open(), timeout=TIMEOUT)
 
@@ -369,7 +370,7 @@ def test_a_printed_script_runs_no_code_of_who_made_the_schema_before(
     trap(place, squatter)
     text = script(endpoint(place.url, f'"{place.schema}"."Shop"'), state=place.state)
 
-    with pytest.raises(psycopg.errors.RaiseException, match="nothing is installed: "):
+    with pytest.raises(psycopg.errors.RaiseException, match="nothing is installed in schema"):
         place.sql(text)
     place.connection.rollback()
 
@@ -384,34 +385,65 @@ def test_a_printed_script_runs_no_code_of_who_made_the_schema_before(
         "CREATE RULE r AS ON INSERT TO {schema}.version DO ALSO NOTHING",
         f"{FUNCTION} ALTER TABLE {{schema}}.version ALTER version SET DEFAULT {{schema}}.f()",
         f"{FUNCTION} ALTER TABLE {{schema}}.version ADD CHECK ({{schema}}.f() > version)",
-        "DROP TABLE {schema}.version; CREATE VIEW {schema}.version AS SELECT 3 AS version",
+        f"{FUNCTION} CREATE POLICY p ON {{schema}}.version USING ({{schema}}.f() > version)",
+        f"{FUNCTION} CREATE INDEX ON {{schema}}.version ((version + {{schema}}.f()))",
+        "CREATE DOMAIN {schema}.d AS int; ALTER TABLE {schema}.version ADD extra {schema}.d",
+        "DROP TABLE {schema}.version; CREATE VIEW {schema}.version AS SELECT 2 AS version",
+        "CREATE VIEW {schema}.more AS SELECT 2 AS version",
+        "ALTER TABLE {schema}.version OWNER TO {login}",
+        "ALTER SCHEMA {schema} OWNER TO {login}",
     ],
 )
-def test_install_refuses_tables_that_run_code(place: Place, text: str) -> None:
-    """Its own, too: someone with a right on them may have put it there."""
+def test_install_and_script_refuse_tables_that_run_code(
+    place: Place, login: Login, text: str
+) -> None:
+    """Their own, too: someone with a right on them may have put it there."""
+    name = psycopg.conninfo.conninfo_to_dict(login())["user"]
     install(place)
-    place.sql(text.format(schema=f'"{place.state}"', login="nobody"))
+    place.sql(text.format(schema=f'"{place.state}"', login=name))
 
     with pytest.raises(StateOfOther):
         install(place)
+    with pytest.raises(psycopg.errors.RaiseException, match="nothing is installed in schema"):
+        place.sql(script(endpoint(place.url, f'"{place.schema}"."Shop"'), state=place.state))
+    place.connection.rollback()
 
 
-def test_the_tables_of_a_script_belong_to_no_login(place: Place, login: Login) -> None:
-    """With --installer; a role that a login is a member of is refused."""
-    names = {each: f"{place.state}_{each}" for each in ("reader", "sender", "installer", "owner")}
-    shop, owner = endpoint(place.url, f'"{place.schema}"."Shop"'), names["owner"]
-    text = script(shop, state=place.state, roles=Roles(**names))
+def test_what_only_uses_the_state_tables_is_no_fault(place: Place) -> None:
+    """A view of a monitor, a sequence and a foreign key elsewhere run nothing in them."""
+    install(place)
+    place.sql(f'CREATE VIEW "{place.schema}".monitor AS SELECT stream FROM "{place.state}".stream')
+    place.sql(f'CREATE TABLE "{place.schema}".known (v int REFERENCES "{place.state}".version)')
+    place.sql(f'CREATE SEQUENCE "{place.state}".numbers')
+
+    install(place)
+
+    place.sql(script(endpoint(place.url, f'"{place.schema}"."Shop"'), state=place.state))
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_an_install_beside_tables_of_another_login_trusts_the_owner_of_the_database(
+    place: Place, login: Login, *, trusted: bool
+) -> None:
+    """It changes nothing, and raises for any other owner."""
+    owner, reader = login(), login()
+    names = [psycopg.conninfo.conninfo_to_dict(url)["user"] for url in (owner, reader)]
+    install(place)
+    for (table,) in place.sql("SELECT tablename FROM pg_tables WHERE schemaname = %s", place.state):
+        place.sql(f'ALTER TABLE "{place.state}".{table} OWNER TO {names[0]}')
+    place.sql(f'ALTER SCHEMA "{place.state}" OWNER TO {names[0]}')
+    place.sql(f'GRANT USAGE ON SCHEMA "{place.state}" TO {names[1]}')
+    place.sql(f'GRANT SELECT ON "{place.state}".version TO {names[1]}')
+    ((database, before),) = place.sql(
+        "SELECT quote_ident(datname), pg_get_userbyid(datdba) FROM pg_database"
+        " WHERE datname = current_database()"
+    )
     try:
-        for _ in range(2):
-            place.sql(text)
-        owners = place.sql(
-            "SELECT DISTINCT tableowner FROM pg_tables WHERE schemaname = %s", place.state
-        )
-        login(owner)
-
-        assert owners == [(owner,)]
-        with pytest.raises(psycopg.errors.RaiseException, match="has a login as a member"):
-            place.sql(text)
+        if trusted:
+            place.sql(f"ALTER DATABASE {database} OWNER TO {names[0]}")
+            install(place, reader)
+        else:
+            with pytest.raises(StateOfOther, match=f"the schema belongs to {names[0]}"):
+                install(place, reader)
     finally:
-        place.connection.rollback()
-        drop_roles(place, *names.values())
+        place.sql(f"ALTER DATABASE {database} OWNER TO {before}")

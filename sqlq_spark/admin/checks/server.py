@@ -14,8 +14,8 @@ from sqlq_spark.admin import inspect
 from sqlq_spark.admin.finding import Finding, finding, of_error
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import check_state
-from sqlq_spark.errors import RightMissing, StateNotInstalled, StateTooNew
+from sqlq_spark.database.schema import check_state, state_parts
+from sqlq_spark.errors import RightMissing, StateNotInstalled, StateTooNew, StateTooOld
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
@@ -48,23 +48,59 @@ def of_any_server(connection: Connection, *, timeout: float) -> list[Finding]:
 
 
 def of_state(connection: Connection) -> list[Finding]:
-    """Check the state tables' version; no transaction may be open."""
+    """Check the state tables' version, and that all are there; no transaction may be open."""
+    missing = [each for each in missing_parts(connection) if each.severity == "error"]
     try:
         check_state(connection, connection.state)
     except StateNotInstalled as error:
         fix = f"sqlqueue install --state-schema {quote(connection.state)}"
+        if ("version",) in connection.rows("state_parts"):
+            fix = state_parts(connection)["version"].splitlines()[-1]
+        return missing or [of_error(connection.server, "state", error, fix)]
+    except StateTooOld as error:
+        fix = "stop the queries, see that receipt and staging are empty, and drop the schema"
         return [of_error(connection.server, "state", error, fix)]
     except StateTooNew as error:
         return [of_error(connection.server, "state", error, "pip install --upgrade sqlq-spark")]
     except RightMissing as error:
         return [of_error(connection.server, "state_right", error, str(error.args[2]))]
-    return []
+    return missing
 
 
 def of_state_tables(connection: Connection) -> list[Finding]:
-    """Check the settings of the state tables in the catalogue, which any login may read."""
+    """Check indexes and settings of the state tables in the catalogue, which anyone may read."""
     rows = connection.rows("check_state", state_name=connection.state)
-    return [finding(connection.server, row) for row in rows]
+    missing = [each for each in missing_parts(connection) if each.severity != "error"]
+    return [*missing, *(finding(connection.server, row) for row in rows)]
+
+
+def missing_parts(connection: Connection) -> list[Finding]:
+    """Find state tables and indexes that are missing beside others. No install creates these."""
+    there = {name for (name,) in connection.rows("state_parts")}
+    parts = state_parts(connection) if there else {}
+    tables = {name: text for name, text in parts.items() if text.startswith("CREATE TABLE")}
+    lost = {name: text for name, text in tables.items() if name not in there}
+    found = [
+        Finding(
+            where=connection.server,
+            name="state_table",
+            severity="error",
+            found=f"state table {connection.state}.{name} is missing, though others are there",
+            fix=f"{text}\n-- then run the script of `sqlqueue script` again, for the rights",
+        )
+        for name, text in lost.items()
+    ]
+    return found + [
+        Finding(
+            where=connection.server,
+            name="state_index",
+            severity="warning",
+            found=f"index {name} of the state tables is missing: a query reads whole tables",
+            fix=text,
+        )
+        for name, text in parts.items()
+        if name not in {*tables, *there} and not any(text in table for table in lost.values())
+    ]
 
 
 def of_streams(connection: Connection) -> list[Finding]:

@@ -15,7 +15,6 @@ from sqlq_spark.cli.options import (
     Credentials,
     Patience,
     Queue,
-    State,
     Url,
     database_options,
     location,
@@ -24,7 +23,7 @@ from sqlq_spark.cli.options import (
 from sqlq_spark.cli.screens.screen import print_json, say
 from sqlq_spark.database import schema
 from sqlq_spark.database.names import DIALECTS
-from sqlq_spark.database.sessions import Session, check_state
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption
 from sqlq_spark.options.addresses import parse_queue
 
@@ -57,6 +56,10 @@ DomainName = Annotated[
         "are NAME_reader and NAME_sender. The options of these names override them.",
     ),
 ]
+State = Annotated[
+    str | None,
+    typer.Option("--state-schema", help="Schema of the state tables, sqlqueue by default."),
+]
 
 MORE = {"allow_extra_args": True}  # one_endpoint rejects them with a message
 
@@ -69,17 +72,16 @@ def install_(
     query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
-    state_schema: State = Domain.state,
+    state_schema: State = None,
 ) -> None:
-    """Create missing state tables. Streams and writers with exactlyOnce need them."""
-    state_schema = either(state_schema, Domain.state, Domain.of(domain).state)
+    """Create the state tables, if they are missing. Streams and exactlyOnce writes need them."""
+    state_schema = state_schema or Domain.of(domain).state
     options = database_options(
         url, state_schema, queryTimeout=query_timeout, credentials=credentials
     )
     with Session(options, "install", state=False) as session:
         connection = session.open()
         schema.install(connection, timeout=options.query_timeout)
-        check_state(connection, state_schema)
         if as_json:
             print_json({"stateSchema": state_schema, "server": connection.server})
         else:
@@ -153,38 +155,36 @@ def script_(
     delayed: Delayed = False,
     body_string: BodyString = False,
     domain: DomainName = None,
-    reader: Annotated[str, typer.Option(help="The role that receives.")] = Roles.reader,
-    sender: Annotated[str, typer.Option(help="The role that sends.")] = Roles.sender,
+    reader: Annotated[
+        str | None,
+        typer.Option(help="The role that receives. Needs --domain or --state-schema."),
+    ] = None,
+    sender: Annotated[
+        str | None,
+        typer.Option(help="The role that sends. Needs --domain or --state-schema."),
+    ] = None,
     operator: Annotated[
         str | None, typer.Option(help="Also create a role that may run these commands.")
     ] = None,
-    installer: Annotated[
-        str | None, typer.Option(help="Also create a role that may create queues.")
-    ] = None,
-    owner: Annotated[
-        str,
-        typer.Option(
-            help="With --installer: the role that owns the state tables. No login may be a member."
-        ),
-    ] = Roles.owner,
     subscription_table: Annotated[
         str | None,
         typer.Option(help="Also create this table, and let the sender publish with it."),
     ] = None,
     as_json: AsJson = False,
-    state_schema: State = Domain.state,
+    state_schema: State = None,
 ) -> None:
     """Print DDL and GRANTs for queues and state tables, for a DBA. Does not connect."""
     one_endpoint(context)
+    for option, role in (("--reader", reader), ("--sender", sender)):
+        if role is not None and domain is None and state_schema is None:
+            expected = (
+                "--domain or --state-schema with it, because all roles of one state schema are one "
+                "team"
+            )
+            raise BadOption(option, role, expected)
     its = Domain.of(domain)
-    state_schema = either(state_schema, Domain.state, its.state)
-    roles = Roles(
-        reader=either(reader, Roles.reader, its.reader),
-        sender=either(sender, Roles.sender, its.sender),
-        operator=operator,
-        installer=installer,
-        owner=owner,
-    )
+    state_schema = state_schema or its.state
+    roles = Roles(reader=reader or its.reader, sender=sender or its.sender, operator=operator)
     if dialect not in DIALECTS:
         raise BadOption("--dialect", dialect, " or ".join(DIALECTS))
     made = endpoint(
@@ -212,11 +212,6 @@ def script_(
         print_json({"dialect": dialect, "script": text})
     else:
         sys.stdout.write(text)
-
-
-def either(given: str, default: str, other: str) -> str:
-    """The value of an option, or `other` if it has its default."""
-    return other if given == default else given
 
 
 def one_endpoint(context: typer.Context) -> None:

@@ -1,7 +1,7 @@
 """PostgreSQL, through its ADBC driver."""
 
+from sqlq_spark.database.postgresql.calls import fill_names
 from sqlq_spark.database.postgresql.connection import Connection, connect
-from sqlq_spark.database.postgresql.script import write_script
 from sqlq_spark.database.postgresql.tokens import TOKENS
 
-__all__ = ["TOKENS", "Connection", "connect", "write_script"]
+__all__ = ["TOKENS", "Connection", "connect", "fill_names"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database.statements import Statements
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 STATEMENTS = Statements.load("postgresql")
-IDENTIFIER = re.compile(r"\{([a-z]+)\}")
+WORD = re.compile(r"\{([a-z_]+)\}")
 PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 
@@ -45,10 +47,27 @@ def _literal(value: int | list[int] | str) -> str:
     return f"({int(value)})"
 
 
-def fill_names(text: str, state: str, tables: dict[str, QueueAddress]) -> str:
-    """Put quoted names into the braces, last and in one pass: a name may be {state} or :n."""
+def fill_names(text: str, state: str, tables: dict[str, QueueAddress], **words: str) -> str:
+    """
+    Put quoted names into the braces, last and in one pass: a name may be {state} or :n.
+
+    `{name_escaped}` is for the inside of a literal. `words` are put in as they are.
+    """
     quoted = {name: quote_postgresql(address) for name, address in tables.items()}
     quoted["state"] = identifier(state)
-    if "delayed" in tables:
-        quoted["index"] = identifier(due_index(tables["delayed"]))
-    return IDENTIFIER.sub(lambda match: quoted[match[1]], text)
+    if "{schema}" in text:
+        quoted["schema"] = identifier(next(iter(tables.values())).schema or "public")
+    if "{sequence}" in text:
+        queue = tables["queue"]
+        quoted["sequence"] = quote_postgresql(replace(queue, table=f"{queue.table}_seq_seq"))
+    if "{index}" in text:
+        index = due_index(tables["delayed"])
+        quoted["index"] = identifier(index)
+        quoted["index_place"] = quote_postgresql(replace(tables["delayed"], table=index))
+    quoted |= {f"{name}_escaped": word.replace("'", "''") for name, word in quoted.items()}
+    quoted |= {"state_name": "'" + state.replace("'", "''") + "'", **words}
+    if "$do$" in text:  # the quotes of a block, which no name may end
+        tags = chain(["$do$"], (f"$do{at}$" for at in count()))
+        tag = next(tag for tag in tags if not any(tag in word for word in quoted.values()))
+        text = text.replace("$do$", tag)
+    return WORD.sub(lambda match: quoted[match[1]], text)

@@ -3,240 +3,194 @@
 -- Locks: advisory, until the transaction ends.
 SELECT pg_advisory_xact_lock(hashtextextended('sqlq_spark install ' || :state_name::text, 0))
 
--- name: state_faults
--- Finds what this login, or :owner, does not own in the state schema: the owner of a table or of its
--- trigger decides what code runs when a row is written. Reads only the catalogue, because a table may be
--- a view that runs code when it is read.
--- Returns: fault text; a row for each thing that is wrong
-WITH state AS (
-    SELECT oid, nspname, pg_get_userbyid(nspowner) AS owner
-      FROM pg_catalog.pg_namespace
-     WHERE nspname = :state_name::text
-), tables AS (
-    SELECT c.oid,
-           format('%I.%I', s.nspname, c.relname) AS named,
-           pg_get_userbyid(c.relowner) AS owner,
-           c.relkind
-      FROM state AS s
-      JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid
-     WHERE c.relname IN ('version', 'stream', 'task', 'receipt', 'receipt_page', 'staging',
-                         'staging_page', 'dispatch_log', 'trail')
-), owned AS (
-    SELECT format('schema %I', nspname) AS what, owner FROM state
-    UNION ALL
-    SELECT format('table %s', named), owner FROM tables
-)
-SELECT format('%s belongs to %I', what, owner) AS fault
-  FROM owned
- WHERE owner <> current_user AND owner <> coalesce(:owner::text, current_user)
-UNION ALL
-SELECT format('%s is no plain table', named) FROM tables WHERE relkind <> 'r'
-UNION ALL
-SELECT format('table %s has the trigger %I', t.named, g.tgname)
-  FROM tables AS t
-  JOIN pg_catalog.pg_trigger AS g ON g.tgrelid = t.oid
- WHERE NOT g.tgisinternal
-UNION ALL
-SELECT format('table %s has the rule %I', t.named, r.rulename)
-  FROM tables AS t
-  JOIN pg_catalog.pg_rewrite AS r ON r.ev_class = t.oid
- WHERE t.relkind = 'r'
-UNION ALL
-SELECT format('table %s has a default, a constraint or a policy that calls %s', t.named,
-              d.refobjid::regprocedure)
-  FROM tables AS t
-  JOIN (SELECT 'pg_catalog.pg_attrdef'::regclass AS class, oid, adrelid AS relation
-          FROM pg_catalog.pg_attrdef
-        UNION ALL
-        SELECT 'pg_catalog.pg_constraint'::regclass, oid, conrelid FROM pg_catalog.pg_constraint
-        UNION ALL
-        SELECT 'pg_catalog.pg_policy'::regclass, oid, polrelid FROM pg_catalog.pg_policy) AS part
-    ON part.relation = t.oid
-  JOIN pg_catalog.pg_depend AS d ON d.classid = part.class AND d.objid = part.oid
- WHERE d.refclassid = 'pg_catalog.pg_proc'::regclass
-UNION ALL
-SELECT format('table %s has a column of the type %s', t.named, d.refobjid::regtype)
-  FROM tables AS t
-  JOIN pg_catalog.pg_depend AS d ON d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = t.oid
- WHERE d.refclassid = 'pg_catalog.pg_type'::regclass
-
--- name: install_done
--- Finds what is in place already. A second run leaves it out, because a statement that changes nothing
--- would lock its table too.
--- Locks nothing but the catalogue.
--- Returns: part text (the name of a statement), of_table text, role text (empty)
-WITH tables AS (
-    SELECT c.oid, c.relname::text AS name
-      FROM pg_catalog.pg_class AS c
-      JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-     WHERE n.nspname = :state_name::text AND c.relkind = 'r'
-)
-SELECT 'install_' || t.name || '_storage' AS part, t.name AS of_table, '' AS role
-  FROM tables AS t
-  JOIN pg_catalog.pg_attribute AS a ON a.attrelid = t.oid AND a.attname = 'payload'
- WHERE a.attstorage = CASE WHEN t.name LIKE '%page' THEN 'p' ELSE 'e' END
-UNION ALL
-SELECT 'install_' || i.relname::text, t.name, ''
-  FROM tables AS t
-  JOIN pg_catalog.pg_index AS x ON x.indrelid = t.oid
-  JOIN pg_catalog.pg_class AS i ON i.oid = x.indexrelid
-
 -- name: install_schema
-CREATE SCHEMA IF NOT EXISTS {state}
+-- Before the check, so that no other login can make the schema after it.
+DO $do$
+BEGIN
+    IF to_regnamespace('{state_escaped}') IS NULL THEN
+        CREATE SCHEMA {state};
+    END IF;
+END
+$do$
 
--- name: install_version
-CREATE TABLE IF NOT EXISTS {state}.version (
-    version integer NOT NULL PRIMARY KEY
+-- name: state_faults
+-- Finds what another login than this one, a superuser or the owner of the database owns in the state
+-- schema, and what runs code there. Reads only the catalogue, because a view runs code when it is read.
+-- Returns: fault text; a row for each thing that is wrong
+WITH objects AS (
+    SELECT 'the schema' AS named, 0::oid AS id, nspowner AS owner, 'r' AS kind
+      FROM pg_namespace WHERE nspname = {state_name}
+    UNION ALL
+    SELECT 'table ' || oid::regclass, oid, relowner, relkind
+      FROM pg_class
+     WHERE relnamespace = to_regnamespace('{state_escaped}') AND relkind NOT IN ('i', 'S')
+), parts AS (
+    SELECT named, 'pg_class'::regclass AS class, id FROM objects
+    UNION ALL
+    SELECT named, classid, objid
+      FROM objects JOIN pg_depend ON refclassid = 'pg_class'::regclass AND refobjid = id
+     WHERE deptype <> 'n'
 )
+SELECT format('%s belongs to %I', named, pg_get_userbyid(owner)) AS fault
+  FROM objects
+ WHERE owner NOT IN (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user
+                     UNION SELECT datdba FROM pg_database WHERE datname = current_database())
+UNION ALL
+SELECT format('%s is no plain table', named) FROM objects WHERE kind <> 'r'
+UNION ALL
+SELECT format('%s has the %s', named, pg_describe_object(class, id, 0))
+  FROM parts WHERE class IN ('pg_trigger'::regclass, 'pg_rewrite'::regclass)
+UNION ALL
+SELECT format('%s uses %s', named, pg_describe_object(refclassid, refobjid, 0))
+  FROM parts JOIN pg_depend ON classid = class AND objid = id
+ WHERE refclassid IN ('pg_proc'::regclass, 'pg_type'::regclass)
 
--- name: install_version_row
-INSERT INTO {state}.version (version)
-SELECT :version::integer
- WHERE NOT EXISTS (SELECT FROM {state}.version WHERE version >= :version::integer)
+-- name: install_state
+-- A row of `stream` is updated twice in a batch; free space in its page keeps these updates HOT. No update
+-- changes the key of its index, except the first acknowledgement. `query_id` and `query_batch` are Spark's
+-- names for the last acknowledged batch. The plan may only be used for batches above those in `plan_after`.
+-- A row of `receipt` is written in one commit with the delete from the queue, read only by a replay, and
+-- deleted when its batch is acknowledged. Its payload is compressed already, so the server must not try
+-- again. `dispatch_log` has no batch for a sink that has sent none. A login only inserts into `trail`. The
+-- server writes the time and the logins; `session_login` is the one that connected, before SET ROLE.
+-- Locks:   the tables that it creates, until commit; none that is there.
 
--- name: install_version_only
--- The statements before have updated older state tables.
-DELETE FROM {state}.version WHERE version < :version::integer
+-- All state tables, once.
+DO $do$
+BEGIN
+    IF to_regclass('{state_escaped}.version') IS NOT NULL THEN
+        RETURN;
+    END IF;
 
--- name: install_stream
--- One row for each checkpoint. A row is updated twice in a batch; free space in its page keeps these
--- updates HOT. `login` made the row. `query_id` and `query_batch` are Spark's names for the last
--- acknowledged batch. The plan may only be used for batches above those in `plan_after`.
-CREATE TABLE IF NOT EXISTS {state}.stream (
-    stream      varchar(36) NOT NULL PRIMARY KEY,
-    login       name        NOT NULL DEFAULT current_user,
-    queue       text        NOT NULL,
-    driver      varchar(36) NOT NULL,
-    acked_batch bigint      NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
-    plan_batch  bigint      CHECK (plan_batch > acked_batch),
-    plan        text        CHECK ((plan IS NULL) = (plan_batch IS NULL)),
-    plan_after  text,
-    query_id    varchar(36),
-    query_batch bigint      CHECK ((query_id IS NULL) = (query_batch IS NULL)),
-    messages    bigint      NOT NULL DEFAULT 0,
-    expired     bigint      NOT NULL DEFAULT 0,
-    diverted    bigint      NOT NULL DEFAULT 0,
-    forwarded   bigint      NOT NULL DEFAULT 0,
-    created     timestamptz NOT NULL DEFAULT now(),
-    seen        timestamptz NOT NULL DEFAULT now()
-) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+    -- a row for each checkpoint, updated twice in a batch
+    CREATE TABLE {state}.stream (
+        stream      varchar(36) PRIMARY KEY,
+        login       name        NOT NULL DEFAULT current_user,
+        queue       text        NOT NULL,
+        driver      varchar(36) NOT NULL,
+        acked_batch bigint      NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
+        plan_batch  bigint      CHECK (plan_batch > acked_batch),
+        plan        text        CHECK ((plan IS NULL) = (plan_batch IS NULL)),
+        plan_after  text,
+        query_id    varchar(36),
+        query_batch bigint      CHECK ((query_id IS NULL) = (query_batch IS NULL)),
+        messages    bigint      NOT NULL DEFAULT 0,
+        expired     bigint      NOT NULL DEFAULT 0,
+        diverted    bigint      NOT NULL DEFAULT 0,
+        forwarded   bigint      NOT NULL DEFAULT 0,
+        created     timestamptz NOT NULL DEFAULT now(),
+        seen        timestamptz NOT NULL DEFAULT now()
+    ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+    CREATE INDEX stream_query ON {state}.stream (query_id);
 
--- name: install_stream_query
--- The streams of a query. No update of a row changes its key, except the first acknowledgement.
-CREATE INDEX IF NOT EXISTS stream_query ON {state}.stream (query_id)
+    -- a row for each task number of a stream, which an attempt locks
+    CREATE TABLE {state}.task (
+        stream varchar(36) NOT NULL,
+        task   integer     NOT NULL CHECK (task >= 0),
+        PRIMARY KEY (stream, task)
+    );
 
--- name: install_task
--- A row for each task number of a stream. An attempt of the task locks it.
-CREATE TABLE IF NOT EXISTS {state}.task (
-    stream varchar(36) NOT NULL,
-    task   integer     NOT NULL CHECK (task >= 0),
-    PRIMARY KEY (stream, task)
-)
+    -- what one task received, until its batch is acknowledged
+    CREATE TABLE {state}.receipt (
+        stream      varchar(36) NOT NULL,
+        login       name        NOT NULL DEFAULT current_user,
+        batch       bigint      NOT NULL CHECK (batch > 0),
+        task        integer     NOT NULL CHECK (task >= 0),
+        queue       text        NOT NULL,
+        messages    bigint      NOT NULL CHECK (messages >= 0),
+        expired     bigint      NOT NULL CHECK (expired >= 0),
+        diverted    bigint      NOT NULL CHECK (diverted >= 0),
+        forwarded   bigint      NOT NULL CHECK (forwarded >= 0),
+        bytes       bigint      NOT NULL CHECK (bytes >= 0),
+        query_id    varchar(36),
+        query_batch bigint,
+        settled     boolean     NOT NULL DEFAULT false,
+        unpacked    bigint      NOT NULL CHECK (unpacked >= 0),
+        payload     bytea       NOT NULL,
+        created     timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (stream, batch, task)
+    ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+    CREATE INDEX receipt_query ON {state}.receipt (query_id, query_batch);
+    ALTER TABLE {state}.receipt ALTER COLUMN payload SET STORAGE EXTERNAL;
 
--- name: install_receipt
--- What one task received from a queue, in one commit with the delete. It is written once, read only by
--- a replay, and deleted when its batch is acknowledged.
-CREATE TABLE IF NOT EXISTS {state}.receipt (
-    stream      varchar(36) NOT NULL,
-    login       name        NOT NULL DEFAULT current_user,
-    batch       bigint      NOT NULL CHECK (batch > 0),
-    task        integer     NOT NULL CHECK (task >= 0),
-    queue       text        NOT NULL,
-    messages    bigint      NOT NULL CHECK (messages >= 0),
-    expired     bigint      NOT NULL CHECK (expired >= 0),
-    diverted    bigint      NOT NULL CHECK (diverted >= 0),
-    forwarded   bigint      NOT NULL CHECK (forwarded >= 0),
-    bytes       bigint      NOT NULL CHECK (bytes >= 0),
-    query_id    varchar(36),
-    query_batch bigint,
-    settled     boolean     NOT NULL DEFAULT false,
-    unpacked    bigint      NOT NULL CHECK (unpacked >= 0),
-    payload     bytea       NOT NULL,
-    created     timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (stream, batch, task)
-) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+    -- a large receipt's payload, cut so that a row fills a page
+    CREATE TABLE {state}.receipt_page (
+        stream  varchar(36) NOT NULL,
+        batch   bigint      NOT NULL,
+        task    integer     NOT NULL,
+        page    integer     NOT NULL,
+        payload bytea       NOT NULL,
+        PRIMARY KEY (stream, batch, task, page)
+    ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+    ALTER TABLE {state}.receipt_page ALTER COLUMN payload SET STORAGE PLAIN;
 
--- name: install_receipt_query
-CREATE INDEX IF NOT EXISTS receipt_query ON {state}.receipt (query_id, query_batch)
+    -- what tasks stage for a sink, until the driver dispatches or discards it
+    CREATE TABLE {state}.staging (
+        sink     varchar(200) NOT NULL,
+        batch    bigint       NOT NULL,
+        attempt  varchar(36)  NOT NULL,
+        chunk    integer      NOT NULL,
+        messages bigint       NOT NULL CHECK (messages > 0),
+        payload  bytea        NOT NULL,
+        created  timestamptz  NOT NULL DEFAULT now(),
+        PRIMARY KEY (sink, batch, attempt, chunk)
+    ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+    ALTER TABLE {state}.staging ALTER COLUMN payload SET STORAGE EXTERNAL;
 
--- name: install_receipt_storage
--- The payload is compressed already, so the server must not try again.
-ALTER TABLE {state}.receipt ALTER COLUMN payload SET STORAGE EXTERNAL
+    -- the same for a large chunk
+    CREATE TABLE {state}.staging_page (
+        sink    varchar(200) NOT NULL,
+        batch   bigint       NOT NULL,
+        attempt varchar(36)  NOT NULL,
+        chunk   integer      NOT NULL,
+        page    integer      NOT NULL,
+        payload bytea        NOT NULL,
+        PRIMARY KEY (sink, batch, attempt, chunk, page)
+    ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+    ALTER TABLE {state}.staging_page ALTER COLUMN payload SET STORAGE PLAIN;
 
--- name: install_receipt_page
--- The payload of a large receipt, cut so that a row fills a page.
-CREATE TABLE IF NOT EXISTS {state}.receipt_page (
-    stream  varchar(36) NOT NULL,
-    batch   bigint      NOT NULL,
-    task    integer     NOT NULL,
-    page    integer     NOT NULL,
-    payload bytea       NOT NULL,
-    PRIMARY KEY (stream, batch, task, page)
-) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+    -- the last batch that each sink has sent
+    CREATE TABLE {state}.dispatch_log (
+        sink       varchar(200) PRIMARY KEY,
+        login      name         NOT NULL DEFAULT current_user,
+        batch      bigint,
+        messages   bigint       NOT NULL DEFAULT 0,
+        dispatched timestamptz  NOT NULL DEFAULT now()
+    ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
--- name: install_receipt_page_storage
-ALTER TABLE {state}.receipt_page ALTER COLUMN payload SET STORAGE PLAIN
+    -- the audit trail: who purged, returned, dropped or retired what
+    CREATE TABLE {state}.trail (
+        entry         bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        at            timestamptz NOT NULL DEFAULT now(),
+        login         name        NOT NULL DEFAULT current_user,
+        session_login name        NOT NULL DEFAULT session_user,
+        action        text        NOT NULL CHECK (action IN ('purge', 'return', 'drop', 'retire')),
+        queue         text        NOT NULL,
+        messages      bigint      NOT NULL CHECK (messages >= 0),
+        stream        varchar(36),
+        batch         bigint,
+        task          integer
+    );
 
--- name: install_staging
--- Messages staged by the tasks of a sink, until the driver dispatches or discards them.
-CREATE TABLE IF NOT EXISTS {state}.staging (
-    sink     varchar(200) NOT NULL,
-    batch    bigint       NOT NULL,
-    attempt  varchar(36)  NOT NULL,
-    chunk   integer      NOT NULL,
-    messages bigint       NOT NULL CHECK (messages > 0),
-    payload  bytea        NOT NULL,
-    created  timestamptz  NOT NULL DEFAULT now(),
-    PRIMARY KEY (sink, batch, attempt, chunk)
-) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
+    CREATE TABLE {state}.version (version integer PRIMARY KEY);
+    INSERT INTO {state}.version (version) VALUES (2);
+END
+$do$
 
--- name: install_staging_storage
-ALTER TABLE {state}.staging ALTER COLUMN payload SET STORAGE EXTERNAL
-
--- name: install_staging_page
--- The payload of a large chunk, cut so that a row fills a page.
-CREATE TABLE IF NOT EXISTS {state}.staging_page (
-    sink    varchar(200) NOT NULL,
-    batch   bigint       NOT NULL,
-    attempt varchar(36)  NOT NULL,
-    chunk  integer      NOT NULL,
-    page    integer      NOT NULL,
-    payload bytea        NOT NULL,
-    PRIMARY KEY (sink, batch, attempt, chunk, page)
-) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
-
--- name: install_staging_page_storage
-ALTER TABLE {state}.staging_page ALTER COLUMN payload SET STORAGE PLAIN
-
--- name: install_dispatch_log
--- The dispatch log: the last batch that each sink has sent; null where it has sent none.
-CREATE TABLE IF NOT EXISTS {state}.dispatch_log (
-    sink       varchar(200) NOT NULL PRIMARY KEY,
-    login      name         NOT NULL DEFAULT current_user,
-    batch      bigint,
-    messages   bigint       NOT NULL DEFAULT 0,
-    dispatched timestamptz  NOT NULL DEFAULT now()
-) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0)
-
--- name: install_trail
--- The audit trail: who purged, returned, dropped or retired what. A login only inserts, and the server
--- writes the time and the logins. `session_login` is the one that connected, before SET ROLE.
-CREATE TABLE IF NOT EXISTS {state}.trail (
-    entry         bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    at            timestamptz NOT NULL DEFAULT now(),
-    login         name        NOT NULL DEFAULT current_user,
-    session_login name        NOT NULL DEFAULT session_user,
-    action        text        NOT NULL CHECK (action IN ('purge', 'return', 'drop', 'retire')),
-    queue         text        NOT NULL,
-    messages      bigint      NOT NULL CHECK (messages >= 0),
-    stream        varchar(36),
-    batch         bigint,
-    task          integer
-)
+-- name: state_parts
+-- Returns: name of each table and index in the state schema
+SELECT relname::text
+  FROM pg_catalog.pg_class
+ WHERE relnamespace = to_regnamespace('{state_escaped}') AND relkind IN ('r', 'i')
 
 -- name: version
 -- Returns: version integer
 SELECT version FROM {state}.version
+
+-- name: create_lock
+-- Before a table is created: the second of two creators waits for the first.
+-- Locks: advisory, until the transaction ends.
+SELECT pg_advisory_xact_lock(hashtextextended('sqlq_spark create {table_escaped}', 0))
 
 -- name: create_queue
 -- As the transport creates it.
@@ -250,9 +204,17 @@ CREATE TABLE IF NOT EXISTS {queue} (
 
 -- name: add_body_string
 -- A column with the body as text, as the transport's CreateMessageBodyComputedColumn adds it.
--- Locks:   the whole table, while every row is rewritten.
-ALTER TABLE {queue}
-  ADD COLUMN IF NOT EXISTS BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED
+-- Locks:   the whole table, while every row is rewritten; none that has the column.
+DO $do$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute
+                    WHERE attrelid = to_regclass('{queue_escaped}')
+                      AND attname = 'bodystring' AND NOT attisdropped) THEN
+        ALTER TABLE {queue}
+          ADD COLUMN BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED;
+    END IF;
+END
+$do$
 
 -- name: create_subscriptions
 -- As the transport creates it.
@@ -264,17 +226,22 @@ CREATE TABLE IF NOT EXISTS {subscriptions} (
 ) WITH (fillfactor = 100)
 
 -- name: create_delayed
--- The table where messages wait until they are due, as the transport creates it.
-CREATE TABLE IF NOT EXISTS {delayed} (
-    Id      uuid        DEFAULT gen_random_uuid() PRIMARY KEY,
-    Headers text        NOT NULL,
-    Body    bytea,
-    Due     timestamptz NOT NULL
-) WITH (fillfactor = 100)
-
--- name: create_delayed_index
--- {index}: `<table>_Due`, as the transport names it, where 63 bytes allow that.
-CREATE INDEX IF NOT EXISTS {index} ON {delayed} (Due)
+-- The table where messages wait until they are due, as the transport creates it. {index}: `<table>_Due`,
+-- as the transport names it, where 63 bytes allow that.
+-- Locks:   the table that it creates, until commit; none that has the index.
+DO $do$
+BEGIN
+    IF to_regclass('{index_place_escaped}') IS NULL THEN
+        CREATE TABLE IF NOT EXISTS {delayed} (
+            Id      uuid        DEFAULT gen_random_uuid() PRIMARY KEY,
+            Headers text        NOT NULL,
+            Body    bytea,
+            Due     timestamptz NOT NULL
+        ) WITH (fillfactor = 100);
+        CREATE INDEX {index} ON {delayed} (Due);
+    END IF;
+END
+$do$
 
 -- name: queue_columns
 -- Returns: name, type of each column of a queue; no row where the table is absent

@@ -52,10 +52,15 @@ def fill_names(
     recoverable: bool = True,
     fits: str = "",
     seek: bool = True,
+    **words: str,
 ) -> str:
-    """Put names into the braces, last and in one pass: a name may be {state} or @n."""
+    """
+    Put names into the braces, last and in one pass: a name may be {state} or @n.
+
+    `words` are put in as they are.
+    """
     found = quoted_words(state, tables, recoverable=recoverable)
-    found |= {"fits": fits, "seek": "FORCESEEK, " if seek else ""}
+    found |= {"fits": fits, "seek": "FORCESEEK, " if seek else "", **words}
     return IDENTIFIER.sub(lambda match: found.get(match[1], match[0]), text)
 
 
@@ -65,8 +70,8 @@ def quoted_words(
     """Return the quoted text for each word in braces."""
     found = {
         "state": bracketed(state),
-        "state_text": literal(bracketed(state)),
         "state_name": literal(state),
+        "state_escaped": bracketed(state).replace("'", "''"),
         "recoverable": "Recoverable, " if recoverable else "",
         "one": "1, " if recoverable else "",
     }

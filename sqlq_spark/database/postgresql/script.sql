@@ -1,0 +1,107 @@
+-- name: script_begin
+-- Run this as a superuser. Or run it as the owner of the database, if that login has CREATEROLE,
+-- and owns the schemas and queues that exist already, or is a member of the roles that do.
+-- Members of the roles below are one team: each can read, change and return what the others received.
+-- Roles belong to the server: the same names in two databases are one team. Print another script
+-- with --domain for another team.
+-- It waits 3 s for a lock. After an error nothing has changed. Then run it again. A second run changes
+-- nothing that is in place, and nobody waits for it.
+BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_temp;
+SET LOCAL lock_timeout = 3000;
+CREATE SCHEMA IF NOT EXISTS {state}
+
+-- name: script_check
+-- Whoever owns the state schema or a table in it can run code as those who use it. Trusted are this
+-- login, superusers and the owner of the database.
+DO $do$
+DECLARE
+    faults text;
+    known  integer;
+BEGIN
+    SELECT string_agg(fault, '; ') INTO faults FROM (
+        {state_faults}
+    ) AS found;
+    IF faults IS NOT NULL THEN
+        RAISE EXCEPTION 'nothing is installed in schema %: %', '{state_escaped}', faults
+              USING HINT = 'Find out who made this, drop or rename it, or use another schema.';
+    END IF;
+    IF to_regclass('{state_escaped}.version') IS NOT NULL THEN
+        SELECT max(version) INTO known FROM {state}.version;
+        IF known IS DISTINCT FROM 2 THEN
+            RAISE EXCEPTION 'schema % has state tables of version %, not 2', '{state_escaped}', known
+                  USING HINT = 'Newer tables need the script of their release. Of older ones, stop the'
+                               ' queries, see that receipt and staging are empty, or their messages would'
+                               ' be lost, then drop the schema and run this again.';
+        END IF;
+    END IF;
+END
+$do$
+
+-- name: script_roles
+DO $do$
+BEGIN
+{roles};
+END
+$do$
+
+-- name: script_role
+    IF to_regrole('{role_escaped}') IS NULL THEN CREATE ROLE {role} NOLOGIN; END IF
+
+-- name: script_reader
+-- Rights of a reader: GRANT {role} TO the login of its Spark job. A row lock needs
+-- UPDATE of one column. The server writes the login of a receipt.
+GRANT USAGE ON SCHEMA {state} TO {role};
+GRANT SELECT ON {state}.version TO {role};
+GRANT SELECT, INSERT,
+      UPDATE (queue, driver, acked_batch, plan_batch, plan, plan_after, query_id, query_batch,
+              messages, expired, diverted, forwarded, seen)
+   ON {state}.stream TO {role};
+GRANT SELECT, INSERT, UPDATE (task) ON {state}.task TO {role};
+GRANT SELECT, DELETE, UPDATE (settled),
+      INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,
+              query_batch, settled, unpacked, payload)
+   ON {state}.receipt TO {role};
+GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role};
+GRANT INSERT (action, queue, messages, stream, batch, task) ON {state}.trail TO {role}
+
+-- name: script_sender
+-- Rights of a sender: GRANT {role} TO the login of its Spark job.
+GRANT USAGE ON SCHEMA {state} TO {role};
+GRANT SELECT ON {state}.version TO {role};
+GRANT SELECT, INSERT, DELETE ON {state}.staging, {state}.staging_page TO {role};
+GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched)
+   ON {state}.dispatch_log TO {role}
+
+-- name: script_operator
+-- Rights of an operator, who also reads the audit trail: GRANT {role} TO whoever runs `sqlqueue`.
+-- No role may change or delete an entry of it, or write another login.
+GRANT SELECT ON {state}.trail TO {role}
+
+-- name: script_receive
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT, DELETE, UPDATE (seq) ON {queue} TO {role}
+
+-- name: script_send
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT INSERT ON {queue} TO {role};
+GRANT USAGE ON SEQUENCE {sequence} TO {role}
+
+-- name: script_move
+-- To move due messages into the queue.
+GRANT SELECT, DELETE, UPDATE (due) ON {delayed} TO {role};
+GRANT INSERT ON {queue} TO {role};
+GRANT USAGE ON SEQUENCE {sequence} TO {role}
+
+-- name: script_delay
+GRANT INSERT ON {delayed} TO {role}
+
+-- name: script_publish
+-- A login that subscribes also needs INSERT, UPDATE and DELETE, and decides where events go.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT ON {subscriptions} TO {role}
+
+-- name: script_subscribe
+GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
+
+-- name: script_end
+COMMIT

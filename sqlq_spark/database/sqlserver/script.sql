@@ -1,0 +1,95 @@
+-- name: script_begin
+-- Run this as a member of db_owner. Members of the roles below are one team: each can read, change
+-- and return what the others received. Print another script with --domain for another team.
+-- It waits 3 s for a lock, and then ends with error 1222. After an error nothing has changed, except
+-- rights. Then run it again. A second run changes nothing that is in place.
+SET NOCOUNT ON;
+SET XACT_ABORT ON;
+SET ANSI_NULLS ON;
+SET QUOTED_IDENTIFIER ON;
+SET LOCK_TIMEOUT 3000;
+GO
+BEGIN TRANSACTION;
+IF SCHEMA_ID({state_name}) IS NULL
+    EXEC (N'CREATE SCHEMA {state_escaped}')
+
+-- name: script_check
+-- Whoever owns the state schema or a table in it can run code as those who use it. Trusted are this
+-- user and dbo. All that follows is in this batch, which an error ends. Rights are granted one by one,
+-- because each waits for the sessions that use the table.
+DECLARE @fault nvarchar(2000), @known int;
+SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema {state_escaped}: ', f.fault)
+  FROM (
+        {state_faults}
+       ) AS f;
+IF @fault IS NULL AND OBJECT_ID(N'{state_escaped}.version', N'U') IS NOT NULL
+BEGIN
+    SELECT @known = MAX(version) FROM {state}.version;
+    IF ISNULL(@known, 0) <> 2
+        SET @fault = CONCAT(
+            N'schema {state_escaped} has state tables of version ', @known, N', not 2. Newer tables need ',
+            N'the script of their release. Of older ones, stop the queries, see that receipt and staging ',
+            N'are empty, or their messages would be lost, then drop the schema and run this again.');
+END;
+IF @fault IS NOT NULL
+BEGIN;
+    THROW 51902, @fault, 1;
+END
+
+-- name: script_roles
+{roles};
+COMMIT TRANSACTION
+
+-- name: script_role
+IF DATABASE_PRINCIPAL_ID(N'{role_name}') IS NULL
+    CREATE ROLE {role}
+
+-- name: script_reader
+-- Rights of a reader: ALTER ROLE {role} ADD MEMBER the login of its Spark job.
+GRANT SELECT ON {state}.version TO {role};
+GRANT SELECT, INSERT, UPDATE ON {state}.stream TO {role};
+GRANT SELECT, INSERT, UPDATE ON {state}.task TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.receipt TO {role};
+GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role};
+GRANT INSERT ON {state}.trail TO {role}
+
+-- name: script_sender
+-- Rights of a sender: ALTER ROLE {role} ADD MEMBER the login of its Spark job.
+GRANT SELECT ON {state}.version TO {role};
+GRANT SELECT, INSERT, DELETE ON {state}.staging TO {role};
+GRANT SELECT, INSERT, DELETE ON {state}.staging_page TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.dispatch_log TO {role}
+
+-- name: script_operator
+-- Rights of an operator, who also reads the audit trail: ALTER ROLE {role} ADD MEMBER whoever runs
+-- `sqlqueue`. No role may change or delete an entry of it.
+GRANT SELECT ON {state}.trail TO {role}
+
+-- name: script_receive
+GRANT SELECT, DELETE ON {queue} TO {role}
+
+-- name: script_send
+GRANT INSERT ON {queue} TO {role}
+
+-- name: script_move
+-- To move due messages into the queue.
+GRANT SELECT, DELETE ON {delayed} TO {role};
+GRANT INSERT ON {queue} TO {role}
+
+-- name: script_delay
+GRANT INSERT ON {delayed} TO {role}
+
+-- name: script_publish
+-- A login that subscribes also needs INSERT, UPDATE and DELETE, and decides where events go.
+GRANT SELECT ON {subscriptions} TO {role}
+
+-- name: script_subscribe
+GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
+
+-- name: script_end
+GO
+-- After an error the transaction may be open in a window that stays.
+IF @@TRANCOUNT > 0
+    ROLLBACK TRANSACTION;
+SET LOCK_TIMEOUT -1;
+GO
