@@ -7,12 +7,18 @@ the same statements for a DBA and connects to no database.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database import transaction
-from sqlq_spark.errors import InstallBlocked, StatementFailed, StateOfOther, TimedOut
+from sqlq_spark.errors import (
+    InstallBlocked,
+    StatementFailed,
+    StateOfOther,
+    TimedOut,
+)
 from sqlq_spark.wire.address import DELAYED, QueueAddress
 
 if TYPE_CHECKING:
@@ -97,10 +103,38 @@ def check_ours(connection: Connection) -> None:
     Raises:
         StateOfOther.
     """
-    state = connection.state
-    found = [text for (text,) in connection.rows("state_faults", state_name=state, owner=None)]
-    if found:
-        raise StateOfOther(state, connection.server, "; ".join(found))
+    if found := find_faults(connection, connection.state):
+        raise StateOfOther(connection.state, connection.server, found)
+
+
+def find_faults(connection: Connection, state: str) -> str:
+    """Return why state tables are not trusted; empty where they are."""
+    rows = connection.rows("state_faults", state_name=state, owner=None)
+    return "; ".join(text for (text,) in rows)
+
+
+def find_states(connection: Connection) -> tuple[list[str], dict[str, str]]:
+    """Return the state schemas that this login may enter and trust; and why not the others."""
+    states, unread = [], {}
+    for state, may_enter, roles in connection.rows("state_schemas", schema_name=None):
+        if not may_enter:
+            member = f". Ask for membership in {roles}" if roles else ""
+            unread[state] = f"this login may not enter it{member}"
+        elif faults := find_faults(connection, state):
+            unread[state] = f"{faults}. Name it in --state-schema, if you trust its owner"
+        else:
+            states.append(state)
+    return states, unread
+
+
+@contextmanager
+def use_state(connection: Connection, state: str) -> Iterator[None]:
+    """Let the block's statements use another state schema."""
+    before, connection.state = connection.state, state
+    try:
+        yield
+    finally:
+        connection.state = before
 
 
 def delayed_of(queue: QueueAddress) -> QueueAddress:

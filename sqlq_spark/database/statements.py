@@ -153,6 +153,7 @@ StatementName = Literal[
     "check_delayed",
     "check_server",
     "check_state",
+    "state_schemas",
     "blockers",
     # rights.sql
     "script_begin",

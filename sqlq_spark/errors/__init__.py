@@ -118,6 +118,7 @@ from sqlq_spark.errors.server import (
     StatementFailed,
     StatementPooling,
     StatementRefused,
+    StateRightMissing,
     TimedOut,
     TimeZoneNotFound,
 )
@@ -195,6 +196,7 @@ __all__ = [
     "StaleTask",
     "StateNotInstalled",
     "StateOfOther",
+    "StateRightMissing",
     "StateTooNew",
     "StatementFailed",
     "StatementPooling",

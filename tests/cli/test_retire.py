@@ -93,6 +93,7 @@ def test_a_queue_with_messages_is_dropped_only_with_the_flag(
             "receipts": 0,
             "dropped": [address(place, "Shop.Orders.Delayed"), subscribed],
             "recorded": True,
+            "unread": [],
         }
     ]
 

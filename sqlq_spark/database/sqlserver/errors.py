@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from sqlq_spark import errors
+from sqlq_spark.database.names import STATE
 from sqlq_spark.database.sqlserver.numbers import OLD_LEVEL, Kind, kind_of, number_of
 from sqlq_spark.wire.address import bracketed
 
@@ -92,6 +93,7 @@ DENIED = re.compile(
     r"The ([A-Z ]+) permission was denied on the (?:column '.*' of the )?object "
     r"'(.*)', database '.*', schema '(.*)'"
 )
+OF_OBJECT = {229, 230}  # numbers for a right on a table or a column that is missing
 FOUND_CONSTRAINT = re.compile(r"Found [a-z ]+ '(.*)'")
 # what check_server needs on Azure, in the database master
 SERVER_STATE = "ALTER SERVER ROLE ##MS_ServerStateReader## ADD MEMBER the_login"
@@ -168,10 +170,16 @@ class Place:
     statement: str
     target: str  # a queue's canonical address, or the schema of the state tables
     table: str  # the same in SQL
-    is_state: bool
+    schema: str  # of the table, or of the state tables
+    state: str  # schema of the state tables
     server: str
     seconds: float
     level: int = 0  # compatibility level of the database; 0 where it was not read
+
+    @property
+    def is_state(self) -> bool:
+        """Whether the statement uses state tables only."""
+        return self.target == self.state
 
 
 def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
@@ -215,6 +223,11 @@ def missing_right(failure: Failure, place: Place) -> errors.RightMissing | None:
     """Return the error for a permission that the login lacks; None for other errors."""
     if failure.kind is not Kind.RIGHT:
         return None
+    denied = DENIED.search(failure.text)
+    schema = denied[3] if denied else place.schema
+    if failure.number in OF_OBJECT and (schema == place.state or is_domain(schema)):
+        fix = errors.StateRightMissing.fix(schema, "")
+        return errors.StateRightMissing(place.statement, failure.text, fix)
     return errors.RightMissing(place.statement, failure.text, missing_grant(failure.text, place))
 
 
@@ -266,6 +279,11 @@ def with_fix(failure: Failure, place: Place) -> str:
     return f"{failure.text}; {fix.format(place.target, place.table, constraint)}"
 
 
+def is_domain(schema: str) -> bool:
+    """Whether a schema is named as `script` names state schemas; the server may not show tables."""
+    return schema == STATE or schema.startswith(f"{STATE}_")
+
+
 def missing_grant(text: str, place: Place) -> str:
     """Return the GRANT that is missing, by the server's sentence or by the statement's needs."""
     if place.statement == "check_server":
@@ -275,6 +293,4 @@ def missing_grant(text: str, place: Place) -> str:
         return f"GRANT {right} ON {bracketed(schema)}.{bracketed(table)} TO the_user"
     if found := DENIED_IN_DATABASE.search(text):
         return f"GRANT {found[1]} TO the_user"
-    if place.is_state:
-        return f"GRANT SELECT, INSERT, UPDATE, DELETE ON SCHEMA::{place.table} TO the_user"
     return f"GRANT {RIGHTS.get(place.statement, 'SELECT')} ON {place.table} TO the_user"
