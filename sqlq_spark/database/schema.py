@@ -118,8 +118,7 @@ def find_states(connection: Connection) -> tuple[list[str], dict[str, str]]:
     states, unread = [], {}
     for state, may_enter, roles in connection.rows("state_schemas", schema_name=None):
         if not may_enter:
-            member = f". Ask for membership in {roles}" if roles else ""
-            unread[state] = f"this login may not enter it{member}"
+            unread[state] = f"this login may not enter it{f' (roles {roles})' if roles else ''}"
         elif faults := find_faults(connection, state):
             unread[state] = f"{faults}. Name it in --state-schema, if you trust its owner"
         else:

@@ -146,7 +146,7 @@ class StateRightMissing(RightMissing):
         """
         return (
             f"Set the option stateSchema to your team's schema instead of {schema}, or ask for "
-            f"membership in {roles or 'a role of its team'}."
+            f"membership in a role of its team{f' ({roles})' if roles else ''}."
         )
 
 

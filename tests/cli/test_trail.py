@@ -138,5 +138,5 @@ def test_a_login_without_the_right_to_leave_an_entry_purges_nothing(
     refused = run("purge", four, "--yes", *state, "--url", roles["reader"])
 
     assert refused.code == 3
-    assert f"membership in {place.schema}_operator, {place.schema}_reader" in refused.err
+    assert f"a role of its team ({place.schema}_operator, {place.schema}_reader" in refused.err
     assert count(place, four) == 4

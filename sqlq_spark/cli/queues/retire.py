@@ -86,8 +86,8 @@ def retire_(
             state=state_schema,
             timeout=options.query_timeout,
         )
-        for state, reason in its.unread.items():
-            say_error(f"receipts in state schema {state} are not looked for: {reason}")
+        for state, why in its.unread.items():
+            say_error(f"receipts in state schema {state} are not looked for: {why}")
         ended = end_subscriptions(connection, its, yes=yes, as_json=as_json)
         left = its.look(connection)
         expected = left if discard_messages else retire.Remains()

@@ -93,9 +93,9 @@ DENIED = re.compile(
     r"The ([A-Z ]+) permission was denied on the (?:column '.*' of the )?object "
     r"'(.*)', database '.*', schema '(.*)'"
 )
-OF_OBJECT = {229, 230}  # numbers for a right on a table or a column that is missing
 FOUND_CONSTRAINT = re.compile(r"Found [a-z ]+ '(.*)'")
-# what check_server needs on Azure, in the database master
+OF_SERVER = {"check_server", "blockers"}
+# what they need on Azure, in the database master
 SERVER_STATE = "ALTER SERVER ROLE ##MS_ServerStateReader## ADD MEMBER the_login"
 DENIED_IN_DATABASE = re.compile(r"([A-Z][A-Z ]+) permission denied in database")
 
@@ -225,7 +225,8 @@ def missing_right(failure: Failure, place: Place) -> errors.RightMissing | None:
         return None
     denied = DENIED.search(failure.text)
     schema = denied[3] if denied else place.schema
-    if failure.number in OF_OBJECT and (schema == place.state or is_domain(schema)):
+    is_other = place.statement in OF_SERVER or DENIED_IN_DATABASE.search(failure.text)
+    if not is_other and (schema == place.state or is_domain(schema)):
         fix = errors.StateRightMissing.fix(schema, "")
         return errors.StateRightMissing(place.statement, failure.text, fix)
     return errors.RightMissing(place.statement, failure.text, missing_grant(failure.text, place))
@@ -286,7 +287,7 @@ def is_domain(schema: str) -> bool:
 
 def missing_grant(text: str, place: Place) -> str:
     """Return the GRANT that is missing, by the server's sentence or by the statement's needs."""
-    if place.statement == "check_server":
+    if place.statement in OF_SERVER:
         return SERVER_STATE
     if found := DENIED.search(text):
         right, table, schema = found.groups()
