@@ -243,7 +243,7 @@ def open_transactions(a: Team) -> Iterator[None]:
         holder = session.open()
         with transaction(holder, timeout=TIMEOUT):
             receive.fence(holder, task)
-            dispatch_log.enter(holder, Writer.sink, 7)
+            dispatch_log.lock(holder, Writer.sink)
             yield
 
 
