@@ -442,9 +442,10 @@ SELECT law.name, law.severity, law.found, law.fix
 
 -- name: state_schemas
 -- The schemas that have tables with the names of state tables, all or :schema_name, from the catalogue
--- alone. Anybody who may create a schema can make such tables.
--- Returns: schema text, may_enter boolean (and read the version), roles text (without a login, that may
---          enter it)
+-- alone. Two names of three are enough, because a table may be missing. Anybody who may create a schema
+-- can make such tables.
+-- Returns: schema text, may_enter boolean (and read the version), roles text (those without a login that
+--          may enter it)
 SELECT n.nspname::text,
        has_schema_privilege(n.oid, 'USAGE')
        AND coalesce((SELECT has_table_privilege(c.oid, 'SELECT')
@@ -456,9 +457,10 @@ SELECT n.nspname::text,
                   WHERE a.privilege_type = 'USAGE' AND NOT r.rolcanlogin), '')
   FROM pg_catalog.pg_namespace AS n
  WHERE n.nspname = coalesce(:schema_name::text::name, n.nspname)
-   AND 2 = (SELECT count(*)
+   AND 1 < (SELECT count(*)
               FROM pg_catalog.pg_class AS c
-             WHERE c.relnamespace = n.oid AND c.relname IN ('receipt', 'receipt_page'))
+             WHERE c.relnamespace = n.oid
+               AND c.relname IN ('receipt_page', 'staging_page', 'dispatch_log'))
  ORDER BY n.nspname
 
 -- name: blockers
