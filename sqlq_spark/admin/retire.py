@@ -115,14 +115,7 @@ class Retirement:
         timeout: float,
     ) -> Retirement:
         """
-        Prepare; no transaction is open.
-
-        Args:
-            connection: of a login that owns the tables.
-            queue: the queue.
-            subscription_table: the table from which it is unsubscribed.
-            state: the schema of the state tables; None: all that this login may enter and trust.
-            timeout: seconds of each statement.
+        Prepare; no transaction is open. Without `state` all state schemas are looked into.
 
         Raises:
             QueueNotFound, NotAQueue: the table is not there, or is another one.

@@ -22,7 +22,7 @@ from sqlq_spark.errors import (
 from sqlq_spark.wire.address import DELAYED, QueueAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sqlq_spark.database import Connection
     from sqlq_spark.database.statements import StatementName

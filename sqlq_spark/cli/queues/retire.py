@@ -29,7 +29,6 @@ from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.cli.subscriptions import show_subscriptions
 from sqlq_spark.database import trail
-from sqlq_spark.database.schema import use_state
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options.addresses import parse_table
 from sqlq_spark.options.connection import DatabaseOptions
@@ -97,7 +96,9 @@ def retire_(
         try:
             its.check(connection, left, expected)
             ask_to_drop(connection, its, left, yes=yes, as_json=as_json)
-            trails = find_trails(connection, its.states)
+            trails = [each for each in its.states if trail.is_kept(connection, each)]
+            if not trails:
+                say_error(trail.NOT_KEPT.format(options.state_schema, connection.server))
             dropped = its.drop(connection, expected, trails=trails)
         except retire.StillUsed as error:
             reason = str(error)
@@ -136,17 +137,6 @@ def ask_to_drop(
     names = " and ".join(map(connection.printed, reversed(its.tables(connection))))
     lost = f" with {quantity(left.total, 'message')}" if left.total else ""
     confirm(f"drop {names}{lost} permanently", yes=yes, as_json=as_json)
-
-
-def find_trails(connection: Connection, states: Sequence[str]) -> list[str]:
-    """The state schemas that have an audit trail; if none has, print that on standard error."""
-    trails = []
-    for state in states:
-        with use_state(connection, state):
-            trails += [state] if trail.is_kept(connection) else []
-    if not trails:
-        say_error(trail.NOT_KEPT.format(connection.state, connection.server))
-    return trails
 
 
 def report_retirement(
