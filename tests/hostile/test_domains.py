@@ -252,7 +252,7 @@ def strongest_locks(a: Team) -> Iterator[None]:
     """Hold the strongest lock that a team's login can take on each table."""
     names = [name for (name,) in a.place.sql(TABLES, a.state)]
     held: list[str] = []
-    with psycopg.connect(a.url) as session:
+    with psycopg.connect(a.url) as session, session.transaction():
         for name, mode in product((*names, a.queue), MODES):
             with suppress(psycopg.errors.InsufficientPrivilege), session.transaction():
                 session.execute(f"LOCK TABLE {name} IN {mode} MODE".encode())
