@@ -85,7 +85,8 @@ def place(statement: str = "receive", *, state: bool = False) -> sqlserver_error
         statement=statement,
         target="sqlqueue" if state else "orders@[dbo]",
         table="[sqlqueue]" if state else "[dbo].[orders]",
-        is_state=state,
+        schema="sqlqueue" if state else "dbo",
+        state="sqlqueue",
         server="sqlserver://db:1433/shop",
         seconds=30,
     )
@@ -133,6 +134,24 @@ def test_every_number_has_a_text_that_it_alone_begins() -> None:
         40197: {40143},
         18456: {18401, 18487, 18488},  # behind these in the table
     }
+
+
+OF_STATE = "The INSERT permission was denied on the object 'receipt', database 'shop', schema '{}'."
+
+
+@pytest.mark.parametrize(
+    ("schema", "sentence"),
+    [("sqlqueue", OF_STATE), ("sqlqueue", "Verboten."), ("sqlqueue_b", OF_STATE)],
+)
+def test_no_error_has_a_grant_on_a_state_schema(schema: str, sentence: str) -> None:
+    """Neither on that of the options, nor where a queue is named in that of another team."""
+    said = sqlserver_errors.read_error(odbc("42000", 229, sentence.format(schema)))
+
+    found = sqlserver_errors.statement_error(said, place(state=schema == "sqlqueue"))
+
+    assert type(found) is errors.StateRightMissing
+    assert "GRANT" not in str(found)
+    assert f"to your team's schema instead of {schema}, or ask for membership" in str(found)
 
 
 def test_an_error_contains_its_fix() -> None:

@@ -40,6 +40,17 @@ def finding(where: str, row: Row) -> Finding:
     return Finding(where=where, name=name, severity=severity, found=found, fix=fix)
 
 
+def state_unread(where: str, schema: str, reason: str) -> Finding:
+    """The note for a state schema that was not looked into."""
+    return Finding(
+        where=where,
+        name="state_unread",
+        severity="note",
+        found=f"state schema {schema} was not looked into: {reason}",
+        fix="",
+    )
+
+
 def absent(where: str) -> Finding:
     """The finding for a queue of a stream that is not there."""
     return Finding(

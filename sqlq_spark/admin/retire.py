@@ -17,9 +17,11 @@ from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.subscribers import subscriptions_of
 from sqlq_spark.database import trail, transaction
 from sqlq_spark.database.destinations import RETURNED
-from sqlq_spark.database.schema import check_state, delayed_of
+from sqlq_spark.database.schema import check_state, delayed_of, find_states, use_state
 from sqlq_spark.errors import (
     BadAddress,
+    ConnectionLost,
+    DatabaseFailure,
     NotAQueue,
     QueueNotFound,
     SqlQueueError,
@@ -97,7 +99,8 @@ class Retirement:
 
     queue: QueueAddress
     subscription_table: QueueAddress
-    has_state: bool  # whether there are state tables
+    states: tuple[str, ...]  # schemas of state tables in which receipts are looked for
+    unread: dict[str, str]  # those in which they are not, and why
     timeout: float  # seconds of each statement
 
     @classmethod
@@ -107,10 +110,11 @@ class Retirement:
         queue: QueueAddress,
         subscription_table: QueueAddress,
         *,
+        state: str | None,
         timeout: float,
     ) -> Retirement:
         """
-        Prepare; no transaction is open.
+        Prepare; no transaction is open. Without `state` all state schemas are looked into.
 
         Raises:
             QueueNotFound, NotAQueue: the table is not there, or is another one.
@@ -121,10 +125,15 @@ class Retirement:
             raise QueueNotFound(name, connection.server)
         if found.missing is not None:
             raise NotAQueue(name, f"it has no column {found.missing}")
+        if state is None:
+            states, unread = _readable(connection, *find_states(connection))
+        else:
+            states, unread = [state] if _has_state(connection) else [], {}
         return cls(
             queue=queue,
             subscription_table=subscription_table,
-            has_state=_has_state(connection),
+            states=tuple(states),
+            unread=unread,
             timeout=timeout,
         )
 
@@ -150,13 +159,16 @@ class Retirement:
             messages=depth.messages,
             last=depth.last or 0,
             delayed=_count(connection, delayed[0]) if delayed else None,
-            receipts=tuple(self._receipts(connection)) if self.has_state else (),
+            receipts=tuple(self._receipts(connection)),
             subscriptions=tuple(subscribed),
         )
 
     def _receipts(self, connection: Connection) -> list[Receipt]:
         """Return the receipts with messages of the queue, which this login may see."""
-        found = inspect.receipts(connection)
+        found: list[Receipt] = []
+        for state in self.states:
+            with use_state(connection, state):
+                found += inspect.receipts(connection)
         names: dict[str, QueueAddress] = {}
         for each in found:
             with suppress(BadAddress):
@@ -187,7 +199,7 @@ class Retirement:
             raise StillUsed(connection.printed(self.queue), "; ".join(reasons))
 
     def drop(
-        self, connection: Connection, expected: Remains, *, recorded: bool = False
+        self, connection: Connection, expected: Remains, *, trails: Sequence[str] = ()
     ) -> list[str]:
         """
         Drop the tables if nothing else than expected is in them; no transaction is open.
@@ -195,7 +207,7 @@ class Retirement:
         Args:
             connection: of a login that owns the tables.
             expected: the messages that may be lost.
-            recorded: whether to write an entry into the audit trail.
+            trails: the state schemas into whose audit trail an entry is written.
 
         Returns:
             The tables that were dropped.
@@ -211,8 +223,9 @@ class Retirement:
             self.check(connection, left, expected)
             for table in tables:
                 connection.run("drop_queue", tables={"queue": table})
-            if recorded:
-                trail.record(connection, "retire", connection.printed(self.queue), left.total)
+            for state in trails:
+                with use_state(connection, state):
+                    trail.record(connection, "retire", connection.printed(self.queue), left.total)
         return [connection.printed(table) for table in tables]
 
 
@@ -220,6 +233,25 @@ def _count(connection: Connection, delayed: QueueAddress) -> int:
     """Return how many messages a table of delayed messages holds."""
     values = {"table_name": connection.printed(delayed), "zone": None, "largest": None}
     return int(connection.rows("stats_delayed", tables={"delayed": delayed}, **values)[0][0])
+
+
+def _readable(
+    connection: Connection, states: list[str], unread: dict[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Move the schemas whose receipts cannot be read to the others; no transaction is open."""
+    readable = []
+    for state in states:
+        try:
+            with use_state(connection, state):
+                check_state(connection, state)
+                inspect.receipts(connection, stream="")
+        except ConnectionLost:
+            raise
+        except DatabaseFailure as error:
+            unread = {**unread, state: str(error)}
+        else:
+            readable.append(state)
+    return readable, unread
 
 
 def _has_state(connection: Connection) -> bool:

@@ -45,6 +45,12 @@ Patience = Annotated[
     typer.Option("--query-timeout", help="Time limit of each statement, for example 10m."),
 ]
 State = Annotated[str, typer.Option("--state-schema", help="Schema of the state tables.")]
+States = Annotated[
+    str | None,
+    typer.Option(
+        "--state-schema", help="Look at this schema only; by default at all that you may enter."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 SubscriptionTable = Annotated[

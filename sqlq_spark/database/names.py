@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 EXAMPLES = "postgresql://user@host:5432/database or sqlserver://user@host:1433/database"
+STATE = "sqlqueue"  # default schema of the state tables; that of a domain is sqlqueue_NAME
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ the same statements for a DBA and connects to no database.
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +26,8 @@ from sqlq_spark.errors import (
 from sqlq_spark.wire.address import DELAYED, QueueAddress
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sqlq_spark.database import Connection
     from sqlq_spark.database.statements import StatementName
 
@@ -55,9 +58,8 @@ def install(connection: Connection, *, timeout: float) -> None:
         connection.patience(min(LOCK_WAIT, timeout))
         try:
             connection.run("install_schema")
-            found = [fault for (fault,) in connection.rows("state_faults")]
-            if found:
-                raise StateOfOther(connection.state, connection.server, "; ".join(found))
+            if found := find_faults(connection):
+                raise StateOfOther(connection.state, connection.server, found)
             connection.run("install_state")
             check_state(connection, connection.state)
         except TimedOut as error:
@@ -92,6 +94,37 @@ def state_parts(connection: Connection) -> dict[str, str]:
         parts |= {name: f"{parts.get(name, '')}{each}\n" for name in table}
     fill = dialect_named(dialect).fill_names
     return {name: fill(part.strip(), connection.state, {}) for name, part in parts.items()}
+
+
+def find_faults(connection: Connection) -> str:
+    """Return why the connection's state tables are not trusted; empty where they are."""
+    return "; ".join(text for (text,) in connection.rows("state_faults"))
+
+
+def find_states(connection: Connection) -> tuple[list[str], dict[str, str]]:
+    """Return the state schemas that this login may enter and trust; and why not the others."""
+    states, unread = [], {}
+    for state, may_enter, roles in connection.rows("state_schemas", schema_name=None):
+        if not may_enter:
+            unread[state] = f"this login may not enter it{f' (roles {roles})' if roles else ''}"
+            continue
+        with use_state(connection, state):
+            faults = find_faults(connection)
+        if faults:
+            unread[state] = f"{faults}. Name it in --state-schema, if you trust its owner"
+        else:
+            states.append(state)
+    return states, unread
+
+
+@contextmanager
+def use_state(connection: Connection, state: str) -> Iterator[None]:
+    """Let the block's statements use another state schema."""
+    before, connection.state = connection.state, state
+    try:
+        yield
+    finally:
+        connection.state = before
 
 
 def delayed_of(queue: QueueAddress) -> QueueAddress:

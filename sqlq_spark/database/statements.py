@@ -137,6 +137,7 @@ StatementName = Literal[
     "check_delayed",
     "check_server",
     "check_state",
+    "state_schemas",
     "blockers",
     # script.sql
     "script_begin",

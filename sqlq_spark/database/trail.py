@@ -38,13 +38,13 @@ class Entry:
     task: int | None
 
 
-def is_kept(connection: Connection) -> bool:
+def is_kept(connection: Connection, state: str | None = None) -> bool:
     """
     Whether actions are recorded: there is a trail, in a schema that this login may use.
 
     A login that may use the schema and may not insert there fails when it records an action.
     """
-    return bool(connection.rows("trail_kept", state_name=connection.state))
+    return bool(connection.rows("trail_kept", state_name=state or connection.state))
 
 
 def record(

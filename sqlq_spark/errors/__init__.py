@@ -119,6 +119,7 @@ from sqlq_spark.errors.server import (
     StatementFailed,
     StatementPooling,
     StatementRefused,
+    StateRightMissing,
     TimedOut,
     TimeZoneNotFound,
 )
@@ -197,6 +198,7 @@ __all__ = [
     "StaleTask",
     "StateNotInstalled",
     "StateOfOther",
+    "StateRightMissing",
     "StateTooNew",
     "StateTooOld",
     "StatementFailed",

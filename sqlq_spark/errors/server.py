@@ -127,6 +127,29 @@ class RightMissing(DatabaseFailure):
         super().__init__(statement, reason, grant)
 
 
+class StateRightMissing(RightMissing):
+    """The login may not use a state schema: it is another team's, or the login lacks a role."""
+
+    template = (
+        "{1} (statement {0}). The state schema is another team's, or this login lacks a role of "
+        "its team. {2}"
+    )
+
+    @staticmethod
+    def fix(schema: str, roles: str) -> str:
+        """
+        Say what to do. A GRANT would hand out all of another team's state.
+
+        Args:
+            schema: the state schema.
+            roles: those that may use it, joined by ", "; empty where the server does not show them.
+        """
+        return (
+            f"Set the option stateSchema to your team's schema instead of {schema}, or ask for "
+            f"membership in a role of its team{f' ({roles})' if roles else ''}."
+        )
+
+
 class TimeZoneNotFound(DatabaseFailure):
     """The server knows no time zone of this name."""
 

@@ -10,8 +10,8 @@ class StateNotInstalled(DatabaseFailure):
 
     template = (
         "the state tables were not found in schema {0} of {1}. Run `sqlqueue install` once, "
-        "name their schema in the option stateSchema, or grant this login the rights that "
-        "`sqlqueue script` prints."
+        "set the option stateSchema to your team's schema, or ask for membership in a role that "
+        "may use it."
     )
 
     def __init__(self, schema: str, server: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from sqlq_spark.database.names import EXAMPLES, Names, names_of
+from sqlq_spark.database.names import EXAMPLES, STATE, Names, names_of
 from sqlq_spark.database.zone import ZONE
 from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption
 from sqlq_spark.options.addresses import parse_tables
@@ -46,9 +46,7 @@ class DatabaseOptions:
     credentials: str | None = option(
         "credentials", credentials, "azure, aws or package.module:function", default=None
     )
-    state_schema: str = option(
-        "stateSchema", name, "the schema of the state tables", default="sqlqueue"
-    )
+    state_schema: str = option("stateSchema", name, "the schema of the state tables", default=STATE)
     query_timeout: float = option(
         "queryTimeout", duration(1, 86400), "a time from 1s to 1d, as 30s", default=30.0
     )  # seconds

@@ -63,6 +63,24 @@ def test_doctor_checks_the_queues_of_all_streams(
     assert count(place, orders) == 1
 
 
+def test_doctor_looks_at_the_state_tables_of_every_team(
+    run: Run, orders: str, place: Place, state: tuple[str, str]
+) -> None:
+    """At one schema only if it is named."""
+    other = f"{place.state}_other"
+    assert run("install", "--state-schema", other).code == 0
+    try:
+        place.sql(f"ALTER TABLE {other}.receipt SET (autovacuum_enabled = off)")
+
+        every, one = (run("doctor", orders, "--json", *words) for words in ((), state))
+
+        found = [each["found"] for each in every.objects if each["name"] == "state_autovacuum"]
+        assert [other in each for each in found] == [True]
+        assert (every.code, one) == (1, (0, "", ""))
+    finally:
+        place.sql(f"DROP SCHEMA {other} CASCADE")
+
+
 def test_doctor_warns_that_a_stream_reads_the_queue_of_an_endpoint(
     run: Run, orders: str, place: Place, state: tuple[str, str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -93,6 +94,7 @@ def test_a_queue_with_messages_is_dropped_only_with_the_flag(
             "receipts": 0,
             "dropped": [address(place, "Shop.Orders.Delayed"), subscribed],
             "recorded": True,
+            "unread": [],
         }
     ]
 
@@ -112,6 +114,30 @@ def test_a_queue_of_which_a_stream_has_receipts_is_never_dropped(
     assert f"1 receipt with 2 messages of it are open (stream {STREAM})" in refused.err
     assert (done.code, done.err) == (0, "")
     assert "Shop.Orders" not in tables(place)
+
+
+def test_a_queue_of_which_another_team_has_receipts_is_never_dropped(
+    run: Run, place: Place, orders: str, words: tuple[str, ...]
+) -> None:
+    """Every state schema is looked into where none is named; each gets an entry in its trail."""
+    other = replace(place, state=f"{place.state}_other")
+    assert run("install", "--state-schema", other.state).code == 0
+    try:
+        run("send", orders, stdin='{"body": "1"}')
+        received(other, messages=1)
+
+        refused = run("retire", orders, *words[2:], "--yes")
+        run("receipts", "drop", "--stream", STREAM, "--yes", "--state-schema", other.state)
+        done = run("retire", orders, *words[2:], "--yes")
+
+        assert refused.code == 1
+        assert f"1 receipt with 1 message of it are open (stream {STREAM})" in refused.err
+        assert done.code == 0
+        for each in (place, other):
+            entries = run("trail", orders, "--json", "--state-schema", each.state).objects
+            assert entries[0]["action"] == "retire"
+    finally:
+        place.sql(f"DROP SCHEMA {other.state} CASCADE")
 
 
 def test_only_a_queue_can_be_retired(run: Run, place: Place, words: tuple[str, ...]) -> None:

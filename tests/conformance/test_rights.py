@@ -1,4 +1,4 @@
-"""Rights: those that WIRE.md 7 lists are enough. An error names the GRANT that is missing."""
+"""Rights: those that WIRE.md 7 lists are enough. An error names the GRANT of a queue's table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from servers import only
 from sqlq_spark.admin import checks
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.errors import DatabaseFailure, RightMissing
+from sqlq_spark.errors import DatabaseFailure, RightMissing, StateRightMissing
 from sqlq_spark.receive import browse
 from sqlq_spark.receive.driver.loop import PeekLoop
 from sqlq_spark.receive.offset import INITIAL
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 RIGHTS = [
     each if isinstance(each, ParameterSet) else pytest.param(each) for each in cases("rights")
 ]
+STATE = [each for each in RIGHTS if str(each.values[0]).startswith("state")]
 POSTGRESQL = only("postgresql", "an error's sentence that says schema, table and sequence alike")
 # where a queue's name may pass for a word of the server's sentence
 AWKWARD = ["input", "errors", "error sequence", "sequence"]
@@ -147,7 +148,11 @@ def fix(error: DatabaseFailure, missing: str, role: str) -> str:
 @pytest.mark.parametrize(
     ("service", "missing"),
     [
-        *(pytest.param("the input", *each.values, marks=each.marks) for each in RIGHTS),
+        *(
+            pytest.param("the input", *each.values, marks=each.marks)
+            for each in RIGHTS
+            if each not in STATE
+        ),
         *(pytest.param("sequence schema", each, marks=POSTGRESQL) for each in AWKWARD),
     ],
     indirect=["service"],
@@ -170,3 +175,16 @@ def test_the_error_of_a_missing_right_has_the_grant_that_fixes_it(
     assert said
     assert len(service.bench.dotnet.rows(service.errors)) == 1
     assert len(service.bench.dotnet.rows(service.output)) >= 1
+
+
+@pytest.mark.parametrize("missing", STATE)
+def test_no_error_has_a_grant_on_a_state_schema(service: Service, missing: str) -> None:
+    """It would give away all of another team's state; the error says to ask for membership."""
+    service.grant(missing)
+
+    with pytest.raises(StateRightMissing) as refused:
+        service.work()
+
+    assert "GRANT" not in str(refused.value)
+    schema = service.bench.dotnet.state
+    assert f"stateSchema to your team's schema instead of {schema}, or ask" in str(refused.value)

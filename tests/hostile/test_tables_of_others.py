@@ -69,8 +69,12 @@ def add_stream(tenant: Tenant, place: Place, queue: str) -> None:
 
 def run(place: Place, *words: str, code: int | None = None) -> list[dict[str, Any]]:
     """Run a command as the superuser; its JSON lines."""
-    given = [*words, "--json", "--state-schema", place.state]
-    result = CliRunner().invoke(main.app, given, env={"SQLQUEUE_URL": place.url})
+    return run_anywhere(place, *words, "--state-schema", place.state, code=code)
+
+
+def run_anywhere(place: Place, *words: str, code: int | None = None) -> list[dict[str, Any]]:
+    """Run a command as the superuser that is given no state schema; its JSON lines."""
+    result = CliRunner().invoke(main.app, [*words, "--json"], env={"SQLQUEUE_URL": place.url})
     assert result.exit_code in ({0, 1} if code is None else {code}), result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
 
@@ -129,6 +133,29 @@ def test_a_stream_row_that_names_no_address_is_a_finding(
 
     assert found['"a']["name"] == "no_address"
     assert good in found
+
+
+# ---------------------------------------------------------------- state tables
+
+
+def test_state_tables_of_an_untrusted_owner_are_not_read(place: Place, mallory: Tenant) -> None:
+    """`doctor` and `retire` name their schema; it runs no code, and keeps no queue."""
+    queue = f'"{place.schema}"."gone"'
+    place.sql(QUEUE.format(f'"{place.schema}"', '"gone"'))
+    text = "CREATE VIEW {0}.{1} AS SELECT 1 AS version WHERE {0}.steal()"
+    for table in ("version", "stream", "receipt", "receipt_page", "staging_page", "trail"):
+        mallory.sql(text.format(mallory.login, table))
+        mallory.sql(f"GRANT ALL ON {mallory.login}.{table} TO PUBLIC")
+
+    found = run_anywhere(place, "doctor")
+    (retired,) = run_anywhere(place, "retire", queue, "--yes", code=0)
+
+    assert loot(mallory) == []
+    (unread,) = [each["found"] for each in found if each["name"] == "state_unread"]
+    assert mallory.login in unread
+    assert f"belongs to {mallory.login}; " in unread
+    assert retired["dropped"] == [queue]
+    assert retired["unread"] == [mallory.login]
 
 
 # ---------------------------------------------------------------- subscriptions

@@ -5,7 +5,12 @@ A stream checks its queues once, when it starts, and logs the findings. `sqlqueu
 everything.
 """
 
-from sqlq_spark.admin.checks.doctor import everything, not_waited, of_any_queue
+from sqlq_spark.admin.checks.doctor import (
+    everything,
+    names_of_streams,
+    not_waited,
+    of_any_queue,
+)
 from sqlq_spark.admin.checks.queue import lifetime, of_delayed, of_table, short_lifetimes
 from sqlq_spark.admin.checks.server import (
     of_any_server,
@@ -22,6 +27,7 @@ __all__ = [
     "check_spellings",
     "everything",
     "lifetime",
+    "names_of_streams",
     "not_waited",
     "of_any_queue",
     "of_any_server",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -17,13 +18,13 @@ from sqlq_spark.admin.checks.server import (
 from sqlq_spark.admin.checks.sight import of_head
 from sqlq_spark.admin.finding import of_error
 from sqlq_spark.database import transaction
+from sqlq_spark.database.schema import use_state
 from sqlq_spark.errors import (
     ConnectionLost,
     DatabaseFailure,
     NotAQueue,
     QueueNotFound,
     RightMissing,
-    StateNotInstalled,
     TimedOut,
 )
 
@@ -42,6 +43,7 @@ def everything(
     timeout: float,
     warn_if_shared: bool = True,
     unnamed: Collection[QueueAddress] = (),
+    states: Collection[str] | None = None,
 ) -> list[Finding]:
     """
     Check queues, the server, the state tables and the streams; no transaction is open.
@@ -52,11 +54,17 @@ def everything(
         timeout: seconds for each statement and wait.
         warn_if_shared: whether to look for the owners of queues that streams read.
         unnamed: those of the queues that nobody named; they are read only if that is safe.
+        states: the state schemas to check; None: that of the connection.
     """
-    found = of_state(connection)
-    if not found:
-        found += of_any_streams(connection, timeout=timeout)
-        found += of_state_tables(connection)
+    states = [connection.state] if states is None else states
+    found = []
+    for state in states:
+        with use_state(connection, state):
+            unusable = of_state(connection)
+            found += unusable or [
+                *of_any_streams(connection, timeout=timeout),
+                *of_state_tables(connection),
+            ]
     found += of_any_server(connection, timeout=timeout)
     locks = queue_tables.blockers(connection)
     for each in queues:
@@ -69,16 +77,37 @@ def everything(
         else:
             found += of_any_queue(connection, each, timeout=timeout)
     queues = [each for each in queues if each not in unnamed or is_safe(connection, each)]
-    return found + (of_owners(connection, queues, timeout=timeout) if warn_if_shared else [])
+    if not warn_if_shared:
+        return found
+    names = names_of_streams(connection, states, timeout=timeout)
+    return found + of_owners(connection, queues, names, timeout=timeout)
+
+
+def names_of_streams(
+    connection: Connection, states: Collection[str], *, timeout: float
+) -> dict[str, str]:
+    """Return the queues that streams read, and a state schema of each; no transaction is open."""
+    names: dict[str, str] = {}
+    for state in states:
+        with use_state(connection, state):
+            if of_state(connection):
+                continue
+            with suppress(RightMissing), transaction(connection, timeout=timeout):
+                found = inspect.streams(connection)
+                names |= {name: state for each in found for name in each.queues}
+    return names
 
 
 def of_owners(
-    connection: Connection, queues: Sequence[QueueAddress], *, timeout: float
+    connection: Connection,
+    queues: Sequence[QueueAddress],
+    names: Collection[str],
+    *,
+    timeout: float,
 ) -> list[Finding]:
-    """Look for the owners of the queues that streams read; no transaction is open."""
+    """Look for the owners of the queues that streams read, by `names`; no transaction is open."""
     try:
         with transaction(connection, timeout=timeout):
-            names = {name for each in inspect.streams(connection) for name in each.queues}
             read = [each for each in queues if connection.printed(each) in names]
             found = [one for each in read for one in of_owner(connection, each)]
             tables = {
@@ -87,7 +116,7 @@ def of_owners(
                 for table in owner.subscription_tables(connection, each)
             }
             return found + subscribers.of_refused(connection, tables.values())
-    except (RightMissing, StateNotInstalled):
+    except RightMissing:
         return []  # reported by the other checks
 
 

@@ -7,12 +7,14 @@ The rules for tables are in each dialect's checks.sql: each row of `check_queue`
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin import inspect, owner
 from sqlq_spark.admin.finding import Finding, finding
 from sqlq_spark.database.schema import delayed_of
+from sqlq_spark.errors import StateRightMissing
 from sqlq_spark.wire.headers import BadTimeSpan, BadWireTime, parse_span, parse_wire_time
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ def of_table(
         last=last,
         expiring=expiring,
     )
-    return [finding(printed, row) for row in rows]
+    return without_grants(connection, queue, [finding(printed, row) for row in rows])
 
 
 def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
@@ -90,7 +92,21 @@ def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
     tables = {"delayed": delayed_of(queue), "queue": queue}
     rows = connection.rows("check_delayed", tables=tables, table_name=printed)
     into = connection.printed(queue)
-    return [finding(into if row[0] in MOVED_INTO else printed, row) for row in rows]
+    found = [finding(into if row[0] in MOVED_INTO else printed, row) for row in rows]
+    return without_grants(connection, queue, found)
+
+
+def without_grants(
+    connection: Connection, queue: QueueAddress, found: list[Finding]
+) -> list[Finding]:
+    """Replace each GRANT on a table that is in a state schema, which may be another team's."""
+    if not any(each.fix.startswith("GRANT ") for each in found):
+        return found
+    schema = connection.names.qualify(queue).schema
+    for state, _, roles in connection.rows("state_schemas", schema_name=schema):
+        fix = StateRightMissing.fix(state, roles)
+        found = [replace(each, fix=fix) if "GRANT " in each.fix else each for each in found]
+    return found
 
 
 def of_owner(connection: Connection, queue: QueueAddress) -> list[Finding]:

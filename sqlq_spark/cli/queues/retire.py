@@ -17,7 +17,7 @@ from sqlq_spark.cli.options import (
     Credentials,
     Patience,
     Queue,
-    State,
+    States,
     SubscriptionTable,
     Url,
     Yes,
@@ -28,7 +28,7 @@ from sqlq_spark.cli.options import (
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.cli.subscriptions import show_subscriptions
-from sqlq_spark.cli.trail import keeps_trail
+from sqlq_spark.database import trail
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options.addresses import parse_table
 from sqlq_spark.options.connection import DatabaseOptions
@@ -57,7 +57,7 @@ def retire_(
     query_timeout: Patience = TIMEOUT,
     url: Url = None,
     credentials: Credentials = None,
-    state_schema: State = DatabaseOptions.state_schema,
+    state_schema: States = None,
 ) -> None:
     """
     Unsubscribe a queue from all topics, then drop it with its table of delayed messages.
@@ -70,7 +70,7 @@ def retire_(
     answerable(yes=yes, as_json=as_json)
     options = sink_options(
         url,
-        state_schema,
+        state_schema or DatabaseOptions.state_schema,
         subscriptionTable=subscription_table,
         queryTimeout=query_timeout,
         credentials=credentials,
@@ -79,24 +79,32 @@ def retire_(
     with Session(options, "retire", state=False) as session:
         connection = session.open()
         its = retire.Retirement.of(
-            connection, address, options.subscription_address, timeout=options.query_timeout
+            connection,
+            address,
+            options.subscription_address,
+            state=state_schema,
+            timeout=options.query_timeout,
         )
+        for state, why in its.unread.items():
+            say_error(f"receipts in state schema {state} are not looked for: {why}")
         ended = end_subscriptions(connection, its, yes=yes, as_json=as_json)
         left = its.look(connection)
         expected = left if discard_messages else retire.Remains()
         dropped: list[str] = []
         reason: str | None = None
-        recorded = False
+        trails: list[str] = []
         try:
             its.check(connection, left, expected)
             ask_to_drop(connection, its, left, yes=yes, as_json=as_json)
-            recorded = keeps_trail(connection)
-            dropped = its.drop(connection, expected, recorded=recorded)
+            trails = [each for each in its.states if trail.is_kept(connection, each)]
+            if not trails:
+                say_error(trail.NOT_KEPT.format(options.state_schema, connection.server))
+            dropped = its.drop(connection, expected, trails=trails)
         except retire.StillUsed as error:
             reason = str(error)
         name = connection.printed(address)
-    recorded = recorded and bool(dropped)
-    report_retirement(name, ended, left, dropped, recorded=recorded, as_json=as_json)
+    recorded = bool(trails and dropped)
+    report_retirement(name, its, ended, left, dropped, recorded=recorded, as_json=as_json)
     if reason is not None:
         say_error(reason)
         raise typer.Exit(FOUND)
@@ -133,6 +141,7 @@ def ask_to_drop(
 
 def report_retirement(
     queue: str,
+    its: Retirement,
     ended: Sequence[Subscription],
     left: Remains,
     dropped: Sequence[str],
@@ -150,6 +159,7 @@ def report_retirement(
             "receipts": len(left.receipts),
             "dropped": list(dropped),
             "recorded": recorded,
+            "unread": list(its.unread),
         }
         screen.print_json(found)
         return

@@ -440,6 +440,29 @@ SELECT law.name, law.severity, law.found, law.fix
     ) AS law (name, severity, broken, found, fix)
  WHERE law.broken
 
+-- name: state_schemas
+-- The schemas that have tables with the names of state tables, all or :schema_name, from the catalogue
+-- alone. Two names of three are enough, because a table may be missing. Anybody who may create a schema
+-- can make such tables.
+-- Returns: schema text, may_enter boolean (and read the version), roles text (those without a login that
+--          may enter it)
+SELECT n.nspname::text,
+       has_schema_privilege(n.oid, 'USAGE')
+       AND coalesce((SELECT has_table_privilege(c.oid, 'SELECT')
+                       FROM pg_catalog.pg_class AS c
+                      WHERE c.relnamespace = n.oid AND c.relname = 'version'), true),
+       coalesce((SELECT string_agg(quote_ident(r.rolname), ', ' ORDER BY r.rolname)
+                   FROM aclexplode(n.nspacl) AS a
+                   JOIN pg_catalog.pg_roles AS r ON r.oid = a.grantee
+                  WHERE a.privilege_type = 'USAGE' AND NOT r.rolcanlogin), '')
+  FROM pg_catalog.pg_namespace AS n
+ WHERE n.nspname = coalesce(:schema_name::text::name, n.nspname)
+   AND 1 < (SELECT count(*)
+              FROM pg_catalog.pg_class AS c
+             WHERE c.relnamespace = n.oid
+               AND c.relname IN ('receipt_page', 'staging_page', 'dispatch_log'))
+ ORDER BY n.nspname
+
 -- name: blockers
 -- Transactions that have locked a whole table of this database, or wait for that while all others wait
 -- behind them; and those that have had messages locked for more than :seconds. Locks nothing, waits for

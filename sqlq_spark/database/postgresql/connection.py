@@ -29,7 +29,13 @@ from sqlq_spark.database.postgresql.calls import (
     write_values,
 )
 from sqlq_spark.database.postgresql.destinations import find_destinations, find_locks
-from sqlq_spark.database.postgresql.errors import Place, find_table, read_error, statement_error
+from sqlq_spark.database.postgresql.errors import (
+    Place,
+    find_table,
+    read_error,
+    refused_schema,
+    statement_error,
+)
 from sqlq_spark.database.postgresql.ranges import receive_range
 from sqlq_spark.database.postgresql.rows import bind, plain_columns, read_rows
 from sqlq_spark.database.postgresql.url import redact
@@ -265,8 +271,18 @@ class Connection:
             target=target,
             role=role,
             state=self.state,
+            team=self._team(statement, refused_schema(failure, target)),
             server=self.server,
             limit=self._limit,
             took=took,
         )
         return statement_error(failure, place)
+
+    def _team(self, statement: str, schema: str | None) -> tuple[str, str] | None:
+        """Return a schema with the roles that may use it, if it is a state schema."""
+        if schema is None or statement == "state_schemas":
+            return None
+        rows = self.rows("state_schemas", schema_name=schema)
+        if rows:
+            return schema, rows[0][2]
+        return (schema, "") if schema == self.state else None

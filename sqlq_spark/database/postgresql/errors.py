@@ -97,6 +97,7 @@ class Place:
     target: str  # a queue's canonical address, or the schema of the state tables
     role: str = ""  # of the queue in the statement; empty where it has only one table
     state: str  # schema of the state tables
+    team: tuple[str, str] | None = None  # a state schema that may not be used, and its roles
     server: str
     limit: float  # seconds that a statement may take
     took: float  # seconds
@@ -173,6 +174,9 @@ def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
             found = errors.Cancelled(statement, text)
         case "57014" | "55P03" | "25P03":
             found = errors.TimedOut(statement, place.limit, text)
+        case "42501" if place.team is not None:
+            fix = errors.StateRightMissing.fix(*place.team)
+            found = errors.StateRightMissing(statement, text, fix)
         case "42501" if "row-level security" not in text:
             found = errors.RightMissing(statement, text, missing_grant(text, place))
         case "22023" if statement == "endpoint_zone":
@@ -211,22 +215,28 @@ def find_table(tables: dict[str, QueueAddress], text: str) -> tuple[str, str]:
     return role, print_postgresql(address)
 
 
+def refused_schema(failure: Failure, target: str) -> str | None:
+    """Return the schema that the login may not use, or has a table that it may not use."""
+    kind, _, name = failure.text.removeprefix("permission denied for ").partition(" ")
+    if failure.state != "42501" or kind == "database" or failure.text.startswith("must be owner"):
+        return None
+    if kind == "schema":
+        return name
+    return parse_postgresql(target).schema if target.startswith('"') else target
+
+
 def missing_grant(text: str, place: Place) -> str:
-    """Return the GRANT that is missing (WIRE.md 7)."""
+    """Return the GRANT that is missing (WIRE.md 7). `refused_schema` was no state schema."""
     statement, target = place.statement, place.target
     kind, _, name = text.removeprefix("permission denied for ").partition(" ")
-    queue = parse_postgresql(target) if target.startswith('"') else None
     if text.startswith("must be owner"):
         return f"a login that owns {target}"
     if kind in {"schema", "database"}:
         right = "CREATE" if statement.startswith(("create", "install")) else "USAGE"
         return f"GRANT {right} ON {kind.upper()} {identifier(name)} TO the_user"
-    if kind == "sequence" and queue is not None:
+    if kind == "sequence":
         # the server leaves out the schema of the sequence, which is the queue's
-        sequence = quote_postgresql(QueueAddress(name, queue.schema))
+        sequence = quote_postgresql(QueueAddress(name, parse_postgresql(target).schema))
         return f"GRANT USAGE ON SEQUENCE {sequence} TO the_user"
-    if queue is None:
-        rights = "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES"
-        return f"GRANT {rights} IN SCHEMA {identifier(target)} TO the_user"
     rights = RIGHTS.get(f"{statement} {place.role}") or RIGHTS.get(statement, "SELECT")
     return f"GRANT {rights} ON {target} TO the_user"

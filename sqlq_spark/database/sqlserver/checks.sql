@@ -339,6 +339,25 @@ SELECT N'state_unlogged' AS name, N'error' AS severity,
  WHERE s.name = @state_name
    AND t.durability_desc = N'SCHEMA_ONLY'
 
+-- name: state_schemas
+-- The schemas that have tables with the names of state tables, all or @schema_name. Two names of three are
+-- enough, because a table may be missing. The server shows a login only tables on which it has a right, but
+-- all schemas. So a schema that is named as `script --domain` names it counts too. The server does not show
+-- roles that this login is no member of.
+-- Returns: schema, may_enter bit (whether this login may read the version), roles (empty)
+SELECT s.name,
+       CAST(COALESCE(HAS_PERMS_BY_NAME(QUOTENAME(s.name) + N'.version', N'OBJECT', N'SELECT'), 0)
+            AS bit) AS may_enter,
+       N'' AS roles
+  FROM sys.schemas AS s
+ WHERE s.name = ISNULL(@schema_name, s.name)
+   AND (s.name = N'sqlqueue' OR s.name LIKE N'sqlqueue[_]%'
+        OR 1 < (SELECT COUNT(*)
+                  FROM sys.objects AS o
+                 WHERE o.schema_id = s.schema_id
+                   AND o.name IN (N'receipt_page', N'staging_page', N'dispatch_log')))
+ ORDER BY s.name
+
 -- name: blockers
 -- Transactions that have locked a whole table of this database, or wait for that. A login that may not
 -- see the sessions of others gets none. @seconds: those that have had messages locked for longer.

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from sqlq_spark import errors
+from sqlq_spark.database.names import STATE
 from sqlq_spark.database.sqlserver.numbers import OLD_LEVEL, Kind, kind_of, number_of
 from sqlq_spark.wire.address import bracketed
 
@@ -93,7 +94,8 @@ DENIED = re.compile(
     r"'(.*)', database '.*', schema '(.*)'"
 )
 FOUND_CONSTRAINT = re.compile(r"Found [a-z ]+ '(.*)'")
-# what check_server needs on Azure, in the database master
+OF_SERVER = {"check_server", "blockers"}
+# what they need on Azure, in the database master
 SERVER_STATE = "ALTER SERVER ROLE ##MS_ServerStateReader## ADD MEMBER the_login"
 DENIED_IN_DATABASE = re.compile(r"([A-Z][A-Z ]+) permission denied in database")
 
@@ -168,10 +170,16 @@ class Place:
     statement: str
     target: str  # a queue's canonical address, or the schema of the state tables
     table: str  # the same in SQL
-    is_state: bool
+    schema: str  # of the table, or of the state tables
+    state: str  # schema of the state tables
     server: str
     seconds: float
     level: int = 0  # compatibility level of the database; 0 where it was not read
+
+    @property
+    def is_state(self) -> bool:
+        """Whether the statement uses state tables only."""
+        return self.target == self.state
 
 
 def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
@@ -215,6 +223,12 @@ def missing_right(failure: Failure, place: Place) -> errors.RightMissing | None:
     """Return the error for a permission that the login lacks; None for other errors."""
     if failure.kind is not Kind.RIGHT:
         return None
+    denied = DENIED.search(failure.text)
+    schema = denied[3] if denied else place.schema
+    is_other = place.statement in OF_SERVER or DENIED_IN_DATABASE.search(failure.text)
+    if not is_other and (schema == place.state or is_domain(schema)):
+        fix = errors.StateRightMissing.fix(schema, "")
+        return errors.StateRightMissing(place.statement, failure.text, fix)
     return errors.RightMissing(place.statement, failure.text, missing_grant(failure.text, place))
 
 
@@ -266,15 +280,18 @@ def with_fix(failure: Failure, place: Place) -> str:
     return f"{failure.text}; {fix.format(place.target, place.table, constraint)}"
 
 
+def is_domain(schema: str) -> bool:
+    """Whether a schema is named as `script` names state schemas; the server may not show tables."""
+    return schema == STATE or schema.startswith(f"{STATE}_")
+
+
 def missing_grant(text: str, place: Place) -> str:
     """Return the GRANT that is missing, by the server's sentence or by the statement's needs."""
-    if place.statement == "check_server":
+    if place.statement in OF_SERVER:
         return SERVER_STATE
     if found := DENIED.search(text):
         right, table, schema = found.groups()
         return f"GRANT {right} ON {bracketed(schema)}.{bracketed(table)} TO the_user"
     if found := DENIED_IN_DATABASE.search(text):
         return f"GRANT {found[1]} TO the_user"
-    if place.is_state:
-        return f"GRANT SELECT, INSERT, UPDATE, DELETE ON SCHEMA::{place.table} TO the_user"
     return f"GRANT {RIGHTS.get(place.statement, 'SELECT')} ON {place.table} TO the_user"
