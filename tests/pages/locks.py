@@ -21,10 +21,8 @@ USUAL = {
     "INSERT|MERGE": "the rows it writes, until commit",
     "DELETE": "the rows it deletes, until commit",
     "UPDATE": "the rows it changes, until commit",
-    r"CREATE TABLE[\s\S]*ALTER TABLE": "the table that it creates or changes, until commit",
     "CREATE TABLE": "the table that it creates, until commit; none that is there",
-    "ALTER TABLE|CREATE POLICY|DROP POLICY": "the whole table, until commit",
-    "sp_tableoption": "the whole table, where the option is not set yet",
+    "ALTER TABLE": "the whole table, until commit",
     "CREATE (?:NONCLUSTERED )?INDEX": "the table against writes, until commit",
 }
 # of tasks, of a dispatch, and of those who install; the others run once, or when a user asks
@@ -72,10 +70,10 @@ def locked_by(name: str, commented: dict[str, str], statement: str, *, reads: st
 
 
 def rows() -> list[list[str]]:
-    """Statement, and what it locks on each database."""
+    """Statement, and what it locks on each database; without those that lock nothing on either."""
     found = {each: comments(each) for each in DIALECTS}
     texts = {each: Statements.load(each) for each in DIALECTS}
-    return [
+    all_rows = [
         [
             f"`{name}`",
             *(
@@ -86,6 +84,7 @@ def rows() -> list[list[str]]:
         for concern in CONCERNS
         for name in names("postgresql", concern)
     ]
+    return [row for row in all_rows if row[1:] != [*DIALECTS.values()]]
 
 
 def table() -> str:

@@ -248,9 +248,6 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "disk-full": HARMED,
         "plan-changed": "test_batch.py::test_an_offset_of_another_form_raises",
         "log-ahead": f"{STATE}::test_a_dispatch_log_that_is_ahead_is_an_error",
-        "log-of-other": (
-            f"{STATE}::test_who_sees_all_rows_does_not_go_on_with_a_sink_of_another_of_its_kind"
-        ),
         "chunks-missing": f"{SEND}::test_a_missing_chunk_stops_the_whole_batch",
         "nothing-to-settle": (
             f"{SEND}::test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing"
@@ -310,12 +307,6 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "new": f"{RECEIPTS}::test_an_ack_by_a_driver_that_was_taken_over_is_refused",
         "sink": TRIED,
         "sender": TRIED,
-    },
-    ("docs/dba.md", "row-security"): {
-        "own": f"{STATE}::test_a_tenant_sees_nothing_of_another",
-        "role": f"{STATE}::test_a_stream_goes_on_under_another_login_of_its_role",
-        "operator": f"{STATE}::test_an_operator_sees_all_receipts_and_returns_them",
-        "all": f"{STATE}::test_a_tenants_rows_do_not_reach_the_streams_of_who_sees_all_rows",
     },
     ("docs/dba.md", "growth"): {
         "dead-rows": "conformance/test_checks.py::test_a_server_without_autovacuum_is_found",
@@ -377,7 +368,9 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
             f"{CHANGES}_another_database_or_state_schema_is_refused",
         ),
         "login": f"{STATE}::test_a_stream_goes_on_under_another_login_of_its_role",
-        "other-login": f"{STATE}::test_a_stream_does_not_go_on_under_a_login_of_another_role",
+        "other-login": (
+            "hostile/test_domains.py::test_no_option_leads_a_team_to_the_state_of_another"
+        ),
         "queue-added": f"{QUEUES}_a_queue_that_was_added_is_read_from_the_next_batch_on",
         "queue-removed": (
             f"{QUEUES}_of_a_queue_that_was_removed_only_what_was_received_is_handed_out"
@@ -469,7 +462,6 @@ PARTS: dict[str, dict[str, str]] = {
         ["changes", "owners", "to-spark", "from-spark", "together"], PROSE
     ),
     "docs/guide/versions.md": dict.fromkeys(["environments", "compatibility"], PROSE),
-    "docs/isolation.md": {"dp": f"{RUNBOOKS}_isolation_is_seen_and_checked"},
     "docs/retention.md": {"places": PROSE},
     "docs/pipelines.md": {"ran": TRIED},
     "docs/sql.md": {"sql-passwords": PROSE},
@@ -511,8 +503,7 @@ PARTS: dict[str, dict[str, str]] = {
         "backlog": f"{OPERATIONS}::test_backlog_grows",
     },
     "docs/security.md": {
-        **dict.fromkeys(["trust", "who", "rules", "destination-answers", "limits", "rows"], PROSE),
-        "cost": FIGURES,
+        **dict.fromkeys(["trust", "who", "rules", "destination-answers", "limits"], PROSE),
         "credentials": f"{PAGES}_the_services_of_credentials_have_extras",
         "tls": f"{PAGES}_the_modes_of_tls_are_libpqs",
     },

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 PAGE = "docs/dba.md"
 QUEUE = QueueAddress("Shop.Orders", "public")
 MESSAGE = pa.record_batch({"body": pa.array([b"{}"])})
-SCRIPT = [*["script", "Shop.Orders", "--delayed", "--error", "error"]]
-SCRIPT += ["--subscription-table", "SubscriptionRouting"]
+SCRIPT = ["script", "Shop.Orders", "--delayed", "--error", "error"]
+SCRIPT += ["--subscription-table", "SubscriptionRouting", "--domain"]
 
 # object of a GRANT in the script → second part of the row's id, as in `reader:error`
 PLACES = {
@@ -200,10 +200,10 @@ def test_the_key_of_the_page_is_that_of_the_installers_lock(shop: Shop) -> None:
 
 def test_the_rights_on_the_page_are_those_that_the_script_grants(shop: Shop) -> None:
     """By role, right and place; a row's id names the role and the place."""
-    text = shop.sqlqueue(*SCRIPT)
+    text = shop.sqlqueue(*SCRIPT, "orders")
     granted: set[tuple[str, str, str]] = set()
     for rights, places, role in re.findall(
-        r"GRANT ([^;]+?)\s+ON ([^;]+?) TO \"sqlqueue_(\w+)\"", text
+        r"^GRANT ([^;]+?)\s+ON ([^;]+?) TO \"orders_(\w+)\"", text, flags=re.MULTILINE
     ):
         for place in places.split(", "):
             granted.add((role, " ".join(rights.split()), called(place)))
@@ -229,13 +229,13 @@ def places_of(place: str, row: list[str]) -> Iterator[str]:
 def called(place: str) -> str:
     """The name in the ids of the page for an object of the script."""
     bare = place.removeprefix("SEQUENCE ")
-    if bare.startswith("SCHEMA") or bare == '"sqlqueue"':
+    if bare.startswith("SCHEMA") or bare == '"sqlqueue_orders"':
         return PLACES["SCHEMA"]
-    return PLACES.get(bare) or bare.replace('"sqlqueue".', "").strip('"')
+    return PLACES.get(bare) or bare.replace('"sqlqueue_orders".', "").strip('"')
 
 
 def test_the_other_roles_can_do_their_work_with_what_the_page_gives_them(shop: Shop) -> None:
-    """An installer makes tables, a browser looks, an operator returns receipts."""
+    """A login with CREATE makes tables, a browser looks, an operator returns receipts."""
     role = f"clerk_{secrets.token_hex(4)}"
     shop.fill('"Shop.Orders"', 3)
     stream = shop.stream()
@@ -252,7 +252,7 @@ def test_the_other_roles_can_do_their_work_with_what_the_page_gives_them(shop: S
         shop.sql(f'GRANT SELECT ON "Shop.Orders" TO {role}')
         shop.sqlqueue("browse", "Shop.Orders", "--url", url)
         words = (part for each in ("reader", "sender", "operator") for part in (f"--{each}", role))
-        text = shop.sqlqueue("script", "Shop.Orders", *words)
+        text = shop.sqlqueue("script", "Shop.Orders", "--state-schema", "sqlqueue", *words)
         shop.sql(text)
         shop.sql(f"GRANT pg_read_all_stats TO {role}")
         said = shop.sqlqueue("receipts", "return", "--stream", stream.id, "--yes", "--url", url)
@@ -302,28 +302,26 @@ def test_the_queries_of_the_page_show_a_stream(shop: Shop) -> None:
 
 def test_what_the_page_removes_leaves_no_trace(shop: Shop) -> None:
     """The catalogue is as it was before us: relations, columns, grants, roles, all."""
-    roles = {f"sqlqueue_{each}": f"{each}_{secrets.token_hex(4)}" for each in ("reader", "sender")}
+    name = f"team_{secrets.token_hex(4)}"
     shop.sql("DROP SCHEMA sqlqueue CASCADE")
     shop.sql('CREATE TABLE "SubscriptionRouting" (queueaddress varchar(200) NOT NULL, '
              "endpoint varchar(200) NOT NULL, topic varchar(200) NOT NULL, "
              "PRIMARY KEY (endpoint, topic)) WITH (fillfactor = 100)")  # fmt: skip
     before = shop.sql(CATALOGUE)
-    words = [part for name in roles for part in (name.replace("sqlqueue_", "--"), roles[name])]
-    shop.sql(shop.sqlqueue(*SCRIPT, *words))
-    shop.sqlqueue("install")
+    shop.sql(shop.sqlqueue(*SCRIPT, name))
     shop.sqlqueue("create", "Lake")
     shop.sqlqueue("subscribe", "Shop.OrderPlaced", "--endpoint", "Lake", "--queue", "Lake")
     shop.fill('"Shop.Orders"', 10)
-    stream = shop.stream()
+    stream = shop.stream(stateSchema=f"sqlqueue_{name}")
     while stream.batch():
         pass
     stream.close()
     during = shop.sql(CATALOGUE)
 
+    shop.words = {"sqlqueue_orders": f"sqlqueue_{name}", "orders_": f"{name}_"}
     first, last = blocks(PAGE, "remove")
     shop.run(first)
     printed = shop.printed
-    shop.words = roles
     shop.run(last)
 
     assert "no receipts" in printed

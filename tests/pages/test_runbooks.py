@@ -25,24 +25,32 @@ if TYPE_CHECKING:
 
 STREAM = "8f14e45f-ceea-467f-a0d9-0d3f6d3b2c11"
 MESSAGE = "8f14e45f-ceea-467f-a0d9-0d3f6d3b2c12"
-ROLES = ("sqlqueue_reader", "sqlqueue_sender", "spark_orders")
 
 
 @pytest.fixture
-def tenant(shop: Shop) -> Iterator[str]:
-    """Give the url of a login that has the roles of the script."""
-    shop.words = {name: f"{name}_{secrets.token_hex(4)}" for name in ROLES}
-    reader, sender, login = shop.words.values()
-    shop.sql(shop.sqlqueue("script", "Shop.Orders", "--reader", reader, "--sender", sender))
-    shop.sql(f"CREATE ROLE {login} LOGIN PASSWORD 'x' IN ROLE {reader}, {sender}")
+def team(shop: Shop) -> Iterator[str]:
+    """Give the url of the login of a team: the pages' domain `orders`, under a name of its own."""
+    name = f"team_{secrets.token_hex(4)}"
+    login, roles = f"spark_{name}", f"{name}_reader, {name}_sender"
+    shop.words = {
+        "--domain orders": f"--domain {name}",
+        "sqlqueue_orders": f"sqlqueue_{name}",
+        "orders_": f"{name}_",
+        "spark_orders": login,
+    }
+    PAGE = "docs/for-the-dba.md"  # noqa: N806 - as the tests of the pages look for it
+    script, made = blocks(PAGE, "setup")
+    shop.run(script)
+    shop.sql(shop.printed)
+    shop.run(made)
+    shop.sql(f"ALTER ROLE {login} PASSWORD 'x'")
     parts = urlsplit(shop.url)
     host = parts.netloc.rpartition("@")[2]
     try:
         yield urlunsplit(parts._replace(netloc=f"{login}:x@{host}"))
     finally:
-        names = f"{reader}, {sender}, {login}"
-        shop.sql(f"DROP OWNED BY {names}")
-        shop.sql(f"DROP ROLE {names}")
+        shop.sql(f"DROP OWNED BY {roles}, {login}")
+        shop.sql(f"DROP ROLE {roles}, {login}")
 
 
 def only(page: str, group: str) -> list[Block]:
@@ -53,61 +61,39 @@ def only(page: str, group: str) -> list[Block]:
 # ---------------------------------------------------------------- set up
 
 
-def test_a_login_of_the_dba_receives_with_the_printed_script(shop: Shop) -> None:
+def test_a_login_of_the_dba_receives_with_the_printed_script(shop: Shop, team: str) -> None:
     """The statements of the page give it all that a stream needs, and doctor finds nothing."""
-    PAGE = "docs/for-the-dba.md"  # noqa: N806
-    script, login = blocks(PAGE, "setup")
-    names = ("orders_reader", "orders_sender", "spark_orders")
-    shop.words = {name: f"{name}_{secrets.token_hex(4)}" for name in names}
-    user = shop.words["spark_orders"]
+    state = shop.words["sqlqueue_orders"]
     shop.fill('"Shop.Orders"', 3)
 
-    shop.run(script)
-    shop.sql(shop.printed)
-    shop.run(login)
-    try:
-        shop.sql(f"ALTER ROLE {user} PASSWORD 'x'")
-        parts = urlsplit(shop.url)
-        host = parts.netloc.rpartition("@")[2]
-        url = urlunsplit(parts._replace(netloc=f"{user}:x@{host}"))
-        with closing(shop.stream(url=url, errorQueue="error")) as stream:
-            assert len(stream.bodies()) == 3
-        assert "no problems found" in shop.sqlqueue("doctor", "Shop.Orders", "--url", url)
-    finally:
-        made = ", ".join(shop.words.values())
-        shop.sql(f"DROP OWNED BY {made}")
-        shop.sql(f"DROP ROLE {made}")
+    with closing(shop.stream(url=team, stateSchema=state, errorQueue="error")) as stream:
+        received = stream.bodies()
+
+    assert len(received) == 3
+    assert shop.count(f"{state}.stream") == 1
+    assert "no problems found" in shop.sqlqueue("doctor", "Shop.Orders", "--url", team)
 
 
 # ---------------------------------------------------------------- isolation
 
 
-def test_isolation_is_seen_and_checked(shop: Shop, tenant: str) -> None:
-    """The policies are listed, no table is open, and the login sees nothing of another's rows."""
+def test_who_has_rights_and_who_is_in_two_domains_is_listed(shop: Shop, team: str) -> None:
+    """The login of a team is listed for its own state schema, until it gets rights on another."""
     PAGE = "docs/isolation.md"  # noqa: N806 - as the tests of the pages look for it
-    off, policies, everyone, login, reset = blocks(PAGE, "check")
-    shop.fill('"Shop.Orders"', 3)
-    with closing(shop.stream()) as stream:
-        stream.batch()
+    rights, domains = blocks(PAGE, "check")
+    login, state = str(urlsplit(team).username), shop.words["sqlqueue_orders"]
 
-    shop.run(off)
-    assert shop.rows == []
-    shop.run(policies)
-    named = {(row[0], row[1]) for row in shop.rows}
-    shop.run(everyone)
-    all_rows = {row[0] for row in shop.rows}
-    shop.run(login)
-    seen = shop.rows
-    shop.run(reset)
+    def listed(query: Block) -> list[tuple[object, ...]]:
+        shop.run(query)
+        return [row for row in shop.rows if login in row]
+
+    assert listed(rights) == [(state, login, False)]
+    assert listed(domains) == []
+    shop.sql(f"GRANT USAGE ON SCHEMA sqlqueue TO {login}")
+    assert listed(domains) == [(login, f"sqlqueue, {state}")]
     [script] = blocks(PAGE, "domain")
     shop.run(script)
-
-    assert {("receipt", "own rows"), ("receipt", shop.words["sqlqueue_reader"])} <= named
-    assert shop.words["spark_orders"] not in all_rows
-    assert seen == []
-    assert shop.count("sqlqueue.stream") == 1
-    assert '"sqlqueue_billing"' in shop.printed
-    assert urlsplit(tenant).username == shop.words["spark_orders"]
+    assert f'"{state}"' in shop.printed
 
 
 # ---------------------------------------------------------------- retention
@@ -236,14 +222,15 @@ def test_after_a_restore_a_stream_raises_and_continues(restored: Shop) -> None:
 # ---------------------------------------------------------------- emergency
 
 
-def test_a_stream_is_stopped_and_continues(shop: Shop, tenant: str) -> None:
+def test_a_stream_is_stopped_and_continues(shop: Shop, team: str) -> None:
     """Without its right it fails; without its login it cannot connect; then it has all."""
     PAGE = "docs/emergency.md"  # noqa: N806
     revoke, no_send = blocks(PAGE, "stop")
     find, no_login, end = blocks(PAGE, "all")
     [allowed] = blocks(PAGE, "continue")
     shop.fill('"Shop.Orders"', 4)
-    stream = shop.stream(url=tenant, maxMessagesPerTrigger="2")
+    state = shop.words["sqlqueue_orders"]
+    stream = shop.stream(url=team, stateSchema=state, maxMessagesPerTrigger="2")
     with closing(stream):
         first = stream.bodies()
         stream.offset = stream.loop.latest(stream.offset)
@@ -291,7 +278,7 @@ def test_what_may_be_deleted_by_hand(shop: Shop) -> None:
 
 
 def test_releases_refuse_state_tables_of_another_version(shop: Shop) -> None:
-    """Older tables ask for `install`, newer ones for a newer release."""
+    """Older tables are to be dropped, newer ones need a newer release."""
     PAGE = "docs/upgrade.md"  # noqa: N806
     [shown] = blocks(PAGE, "version")
     [beside] = blocks(PAGE, "beside")
@@ -302,14 +289,15 @@ def test_releases_refuse_state_tables_of_another_version(shop: Shop) -> None:
             session.open()
 
     shop.run(beside, shown)
-    assert shop.rows == [(1,)]
-    shop.sql("UPDATE sqlqueue.version SET version = 2")
+    assert shop.rows == [(2,)]
+    shop.sql("UPDATE sqlqueue.version SET version = 3")
     with pytest.raises(errors.StateTooNew):
         opened()
     shop.sqlqueue("install", code=3)
-    assert shop.sql("SELECT version FROM sqlqueue.version") == [(2,)]
-    shop.sql("UPDATE sqlqueue.version SET version = 0")
-    with pytest.raises(errors.StateNotInstalled):
+    assert shop.sql("SELECT version FROM sqlqueue.version") == [(3,)]
+    shop.sql("UPDATE sqlqueue.version SET version = 1")
+    with pytest.raises(errors.StateTooOld):
         opened()
+    shop.sql("DROP SCHEMA sqlqueue CASCADE")
     shop.sqlqueue("install")
     opened()
