@@ -13,11 +13,7 @@ from sqlq_spark.database import attempt, read_clock, transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.zone import endpoint_zone
 from sqlq_spark.errors import BadAddress, DelayedQueueNotFound, MissingOption, RightMissing
-from sqlq_spark.receive import browse
 from sqlq_spark.wire.address_list import split_canonical
-from sqlq_spark.wire.header_columns import parse_headers
-from sqlq_spark.wire.ids import uuid_text
-from sqlq_spark.wire.rows import without_odd_expiries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -252,6 +248,9 @@ def messages(
         limit: how many at most.
         timeout: seconds for each page.
     """
+    from sqlq_spark.receive import browse  # noqa: PLC0415 - see cli
+    from sqlq_spark.wire.rows import without_odd_expiries  # noqa: PLC0415 - see cli
+
     ends = browse.ranges(connection, queue, parts=1, timeout=timeout)
     for first, stop in ends if limit else ():
         for page in browse.pages(connection, queue, first, stop, narrow=False, timeout=timeout):
@@ -296,6 +295,8 @@ def delayed_messages(
 
 def message(row: dict[str, Any]) -> Message:
     """The message in a row of QUEUE_ROW."""
+    from sqlq_spark.wire.ids import uuid_text  # noqa: PLC0415 - see cli
+
     headers, corrupt = headers_of(row["headers"])
     return Message(
         id=uuid_text(row["id"]),
@@ -309,5 +310,7 @@ def message(row: dict[str, Any]) -> Message:
 
 def headers_of(text: str | None) -> tuple[dict[str, str | None] | None, str | None]:
     """Parse a header text: the object and None, or None and the corrupt text."""
+    from sqlq_spark.wire.header_columns import parse_headers  # noqa: PLC0415 - see cli
+
     headers = parse_headers(text)
     return headers, text if headers is None else None

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import stamina
-
 from sqlq_spark.database import trail, transaction
 from sqlq_spark.errors import Deadlock
-from sqlq_spark.receive.browse import cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +52,8 @@ def purge_parts(
     Raises:
         QueueNotFound, RightMissing, TimedOut: the earlier batches are deleted.
     """
+    from sqlq_spark.receive.browse import cut  # noqa: PLC0415 - see cli
+
     if depth.first is None or depth.last is None:
         return
     parts = max(1, -(-depth.messages // batch))
@@ -94,6 +93,8 @@ def _delete(
     **values: Value,
 ) -> int:
     """Delete one batch in a transaction, again after a deadlock; return how many messages."""
+    import stamina  # noqa: PLC0415 - see cli
+
     for attempt in stamina.retry_context(on=Deadlock, attempts=ATTEMPTS, timeout=None):
         with attempt, transaction(connection, timeout=timeout):
             gone = int(connection.rows(statement, tables={"queue": queue}, **values)[0][0])

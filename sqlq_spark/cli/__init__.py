@@ -1,6 +1,6 @@
-"""The command line."""
+"""
+The command line.
 
-from sqlq_spark.cli.lazy import LATER, import_later
-
-for name in LATER:
-    import_later(name)
+`--help` and completion import neither pyarrow nor numpy, whose import takes longer than theirs.
+Commands, and what they use, import them in the functions that need them.
+"""

@@ -31,7 +31,6 @@ from sqlq_spark.cli import delayed, receipts, retry, subscriptions, trail
 from sqlq_spark.cli import messages as cli_messages
 from sqlq_spark.cli.options import CTRL_C, DATABASE, FOUND, STOPPED, USAGE, AsJson, use_flags
 from sqlq_spark.cli.queues import create, doctor, purge, report, retire, stats
-from sqlq_spark.cli.screens import demo as demo_screen
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.errors import BadInput, MissingPackage, SqlQueueError
@@ -110,6 +109,7 @@ def demo_(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # clean up, as after Ctrl-C
     from sqlq_spark import demo  # noqa: PLC0415 - other commands need neither it nor pyarrow
+    from sqlq_spark.cli.screens import demo as demo_screen  # noqa: PLC0415 - as above
     from sqlq_spark.demo.process import JobFailed  # noqa: PLC0415 - as above
 
     table = "delta" if delta else "parquet"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sqlq_spark.admin import inspect
-from sqlq_spark.cli import sending
 from sqlq_spark.cli.options import (
     TIMEOUT,
     AsJson,
@@ -80,6 +79,8 @@ def send_(
     {"body": "then", "deliverAt": "2026-06-30T17:05:09Z"}
     {"body": "published", "topics": ["Shop.OrderPlaced", "Shop.IEvent"]}
     """
+    from sqlq_spark.cli import sending  # noqa: PLC0415 - see cli
+
     queue, source = queue_and_file(queue, source, topic, file)
     if source is not None and file is not None:
         raise BadOption("--file", str(file), "a file of JSON lines or --file, not both")

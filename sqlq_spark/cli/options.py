@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from sqlq_spark.cli.completion import queues
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.database.names import EXAMPLES
 from sqlq_spark.errors import BadOption, Cancelled, MissingOption
@@ -64,15 +63,10 @@ EndpointTimeZone = Annotated[
 ]
 # \\[ is a bracket that is no markup
 TABLE = 'A table: Shop.Orders, "schema"."table" or, on SQL Server, table@\\[schema].'
-Queue = Annotated[str, typer.Argument(help=TABLE, autocompletion=queues)]
-QueueToSend = Annotated[str | None, typer.Argument(help=TABLE, autocompletion=queues)]
-MaybeQueue = Annotated[
-    str | None, typer.Argument(help="Show only this queue.", autocompletion=queues)
-]
-Queues = Annotated[
-    list[str] | None,
-    typer.Argument(help="Queues; by default all of the database.", autocompletion=queues),
-]
+Queue = Annotated[str, typer.Argument(help=TABLE)]
+QueueToSend = Annotated[str | None, typer.Argument(help=TABLE)]
+MaybeQueue = Annotated[str | None, typer.Argument(help="Show only this queue.")]
+Queues = Annotated[list[str] | None, typer.Argument(help="Queues; by default all of the database.")]
 
 
 # options of the data source that the commands also have

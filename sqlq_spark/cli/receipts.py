@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlq_spark.admin import inspect, receipt_messages
+from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
@@ -32,7 +32,6 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ReceiptRefused, ReceiptSettled
 from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.options.connection import DatabaseOptions
-from sqlq_spark.receive import receipts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -105,6 +104,8 @@ def show(
     state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """Show headers and body of a message that a stream has received and not acknowledged."""
+    from sqlq_spark.admin import receipt_messages  # noqa: PLC0415 - see cli
+
     options = database_options(
         url, state_schema, queryTimeout=query_timeout, credentials=credentials
     )
@@ -242,6 +243,8 @@ def return_all(
     recorded: bool,
 ) -> Iterator[int]:
     """Return receipts, each in its own transaction. Yields the number of messages of each."""
+    from sqlq_spark.receive import receipts  # noqa: PLC0415 - see cli
+
     for each in found:
         queue = parse_queue("queue", each.queue, options.naming)
         with transaction(connection, timeout=options.query_timeout):
@@ -263,6 +266,8 @@ def drop_all(
     recorded: bool,
 ) -> Iterator[int]:
     """Drop receipts, each in its own transaction. Yields the number of messages of each."""
+    from sqlq_spark.receive import receipts  # noqa: PLC0415 - see cli
+
     for each in found:
         with transaction(connection, timeout=options.query_timeout):
             messages = receipts.drop(connection, *each.key)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sqlq_spark.admin import failed_messages, return_to_source
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import (
     FOUND,
@@ -84,6 +83,8 @@ def retry_(
     A message that cannot be returned stays in the error queue. The command
     reports it and exits with 1.
     """
+    from sqlq_spark.admin import failed_messages, return_to_source  # noqa: PLC0415 - see cli
+
     answerable(yes=yes, as_json=as_json)
     options = source_options(
         url,
@@ -153,6 +154,8 @@ def read_choice(
     until: str | None,
 ) -> Choice:
     """Read which messages the command is to return."""
+    from sqlq_spark.admin import failed_messages  # noqa: PLC0415 - see cli
+
     queue = None
     if failed_queue is not None:
         queue = parse_queue("--failed-queue", failed_queue, options.naming)

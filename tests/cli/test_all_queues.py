@@ -13,7 +13,6 @@ from conformance.dba import as_login
 from psycopg import sql
 
 from sqlq_spark.admin import checks, inspect, queue_tables
-from sqlq_spark.cli import completion
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.demo import embedded
@@ -81,21 +80,6 @@ def test_all_queues_are_found_and_their_kind_is_shown(run: Run, place: Place) ->
     assert (found["Shop"]["state"], found["Old.Delayed"]["state"]) == ("ok", "no queue")
     assert "x·[2Jy" in table
     assert "\x1b" not in table
-
-
-def test_completion_names_queues_of_other_schemas_to_bash(
-    queue: str, place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In quotes; another shell is given none."""
-    monkeypatch.setenv("SQLQUEUE_URL", place.url)
-    monkeypatch.setattr(completion, "PATIENCE", 60.0)
-    others = completion.queues("Shop.Ord")
-
-    monkeypatch.setenv("_SQLQUEUE_COMPLETE", "complete_bash")
-
-    assert f"'{queue}'" in completion.queues("Shop.Ord")
-    assert f"'{queue}'" not in others
-    assert completion.queues("no such") == []
 
 
 @pytest.fixture

@@ -72,6 +72,17 @@ def test_help_shows_brackets_and_the_version_is_printed(run: Run) -> None:
     assert run("--version") == (0, f"sqlqueue {__version__}\n", "")
 
 
+def test_the_script_for_a_shell_is_printed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By --show-completion; --install-completion installs it."""
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+
+    script = run("--show-completion", "bash")
+
+    assert script.code == 0
+    assert "complete -o default -F" in script.out
+    assert "--install-completion" in run("--help").out
+
+
 def test_a_command_waits_no_longer_than_its_timeout(
     run: Run, ready: dict[str, str], place: Place
 ) -> None:

@@ -10,24 +10,20 @@ import pytest
 
 from sqlq_spark.admin import return_to_source
 from sqlq_spark.cli import retry
-from sqlq_spark.cli.lazy import LATER
 
 # what they may import beside the standard library
 PACKAGES = {
     *("sqlq_spark", "typer", "click", "shellingham", "annotated_doc", "typing_extensions"),
     *("rich", "markdown_it", "mdurl", "pygments"),  # of typer's help
     *("pydantic", "pydantic_core", "annotated_types", "typing_inspection"),  # of typer's options
-    *("stamina", "tenacity"),
-    *("attr", "colorama", "tornado"),  # by these, where something else has installed them
+    *("attr", "colorama"),  # by these, where something else has installed them
 }
-PROGRAM = f"""
+PROGRAM = """
 import atexit, sys
 
 def report():
-    loaded = [n for n in sys.modules if type(sys.modules[n]).__name__ != "_LazyModule"]
-    names = {{n.partition(".")[0] for n in loaded}} - set(sys.stdlib_module_names)
-    executed = [name for name in (*{LATER!r}, "sqlq_spark.demo") if name in loaded]
-    print("\\nLOADED", *sorted(names), *executed)
+    names = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
+    print("\\nLOADED", *sorted(names), *{"sqlq_spark.demo"} & set(sys.modules))
 
 atexit.register(report)
 sys.argv = ["sqlqueue", *sys.argv[1:]]
@@ -48,7 +44,7 @@ main()
 def test_help_and_completion_import_neither_pyarrow_nor_the_demo(
     words: list[str], variables: dict[str, str], shown: str
 ) -> None:
-    """Only the packages of a list, and none of the modules that commands import later."""
+    """Only the packages of a list."""
     asked = {"_SQLQUEUE_COMPLETE": "complete_bash", **variables} if variables else {}
 
     done = subprocess.run(

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 from sqlq_spark.admin.checks.queue import of_table
 from sqlq_spark.admin.finding import Finding
 from sqlq_spark.admin.formats import part
-from sqlq_spark.wire.header_columns import parse_headers
 from sqlq_spark.wire.headers import FAILED_Q, PROCESSING_ENDED
-from sqlq_spark.wire.texts import find_undecodable, with_readable_texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +37,8 @@ def lowest_headers(
     connection: Connection, queue: QueueAddress, first: int | None, last: int | None
 ) -> tuple[list[str | None], list[int]]:
     """The beginning of the headers of the lowest messages, and their seqs; None: not UTF-8."""
+    from sqlq_spark.wire.texts import find_undecodable, with_readable_texts  # noqa: PLC0415 - see cli
+
     if first is None or last is None:
         return [], []
     page = connection.arrow(
@@ -61,6 +61,8 @@ def of_head(connection: Connection, queue: QueueAddress) -> list[Finding]:
 
 def poison(where: str, headers: Sequence[str | None], seqs: Sequence[int]) -> list[Finding]:
     """Warn of messages whose headers cannot be read."""
+    from sqlq_spark.wire.header_columns import parse_headers  # noqa: PLC0415 - see cli
+
     bad = [
         seq
         for text, seq in zip(headers, seqs, strict=True)
@@ -82,6 +84,8 @@ def poison(where: str, headers: Sequence[str | None], seqs: Sequence[int]) -> li
 
 def kind_of(queue: QueueAddress, headers: Sequence[str | None]) -> str:
     """`error queue` or `audit queue` by the lowest message, or else by the name; or `queue`."""
+    from sqlq_spark.wire.header_columns import parse_headers  # noqa: PLC0415 - see cli
+
     first = parse_headers(headers[0]) if headers and len(headers[0] or "") < CUT else None
     if first is not None and FAILED_Q in first:
         return "error queue"

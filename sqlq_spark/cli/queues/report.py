@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sqlq_spark.admin import report
 from sqlq_spark.admin.formats import quantity
-from sqlq_spark.admin.page import report as report_page
 from sqlq_spark.cli.options import (
     TIMEOUT,
     AsJson,
@@ -56,6 +54,9 @@ def report_(
     With --json the command prints the figures, with or without a page.
     It reads headers, not bodies, and deletes and locks nothing.
     """
+    from sqlq_spark.admin import report  # noqa: PLC0415 - see cli
+    from sqlq_spark.admin.page import report as report_page  # noqa: PLC0415 - see cli
+
     if html is None and not as_json:
         raise MissingOption("--html", "a file for the page, or use --json to print the figures")
     options = database_options(
