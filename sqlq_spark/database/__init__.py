@@ -109,13 +109,6 @@ class Connection(Protocol):
         `columns` are those that each table must have, `source` is the queue that is read, if any.
         """
 
-    def locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
-        """
-        Return for each table, by its identity, whether this transaction has locked it.
-
-        The text beside it lists all tables of that name that the transaction has locked.
-        """
-
     def patience(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""
 
@@ -188,6 +181,13 @@ def attempt(connection: Connection) -> Iterator[None]:
     connection.run("savepoint")
     yield
     connection.run("release")
+
+
+def load_checked(connection: Connection, queue: QueueAddress, rows: pa.Table) -> None:
+    """Insert rows in bulk; checks that the table defers to the commit fail here."""
+    connection.load(queue, rows)
+    if "check_deferred" not in connection.names.lacks:
+        connection.run("check_deferred")
 
 
 def rollback(connection: Connection) -> None:

@@ -19,6 +19,7 @@ finds any change. A change undoes the transaction.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from functools import cache
@@ -95,6 +96,8 @@ class Destinations:
         Raises:
             DatabaseFailure: it is not there, may not be inserted into, or is locked by others.
         """
+        if "lock_destination" in self.connection.names.lacks:
+            return
         try:
             self.connection.run("lock_destination", tables={"queue": queue})
         except StatementRefused as error:
@@ -127,12 +130,24 @@ class Destinations:
         open_ = [queue for queue in new if not held[queue].settled]
         if not open_:
             return
-        locks = self.connection.locks([held[queue] for queue in open_])
+        locks = self._locks([held[queue] for queue in open_])
         for queue in open_:
             kept, text = locks.get(held[queue].identity, (False, ""))
             if not kept:
                 raise DestinationChanged(self.connection.printed(queue))
             held[queue] = replace(held[queue], locks=text)
+
+    def _locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
+        """
+        Return for each table, by its identity, whether this transaction has locked it.
+
+        The text beside it lists all tables of that name that the transaction has locked.
+        """
+        if "destination_locks" in self.connection.names.lacks:
+            return {each.identity: (True, "") for each in found}
+        places = json.dumps([each.identity for each in found])
+        rows = self.connection.rows("destination_locks", places=places)
+        return {identity: (locked, others) for identity, locked, others in rows}
 
     def lock_and_check(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT) -> None:
         """
@@ -166,7 +181,7 @@ class Destinations:
             if not open_:
                 continue
             found = self._ask(open_, columns)
-            locks = self.connection.locks([*found.values()])
+            locks = self._locks([*found.values()])
             for queue in open_:
                 now, before = found.get(queue), held[queue]
                 same = now is not None and now.identity == before.identity

@@ -33,6 +33,8 @@ from sqlq_spark.wire.address_list import split_list, split_list_sqlserver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sqlq_spark.database.statements import StatementName
+
 EXAMPLES = "postgresql://user@host:5432/database or sqlserver://user@host:1433/database"
 STATE = "sqlqueue"  # default schema of the state tables; that of a domain is sqlqueue_NAME
 
@@ -49,6 +51,7 @@ class Names:
     notation: Notation  # with the limits of names
     has_catalogs: bool  # an address in a message names the database too
     has_legacy_columns: bool  # its queues have columns for endpoints of version 1
+    lacks: frozenset[StatementName]  # statements that it has no use for; callers ask
     misread: str | None  # what the tool that runs a script would misread in a name, a pattern
     password_variable: str | None  # the environment variable that only this database's tools read
     # what replaces the option `credentials`; None: the option may be set
@@ -97,6 +100,7 @@ POSTGRESQL = Names(
     notation=POSTGRESQL_NOTATION,
     has_catalogs=False,
     has_legacy_columns=False,
+    lacks=frozenset({"weigh"}),  # `receive` weighs the rows that it locks
     misread=None,
     password_variable="PGPASSWORD",  # noqa: S106 - the variable's name
     own_credentials=None,
@@ -117,6 +121,15 @@ SQLSERVER = Names(
     notation=SQLSERVER_NOTATION,
     has_catalogs=True,
     has_legacy_columns=True,
+    # It defers no check to the commit. `receive` has one pass, which locks a row as it deletes it.
+    # The right to INSERT gives no lock of a table: what an INSERT runs is checked before and after.
+    # Due is a datetime in UTC, whatever the session's zone.
+    lacks=frozenset(
+        {
+            *("check_deferred", "receive_range", "lock_destination", "destination_locks"),
+            "endpoint_zone",
+        }
+    ),
     misread=r"\$\(|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]",
     password_variable=None,
     own_credentials="authentication=ActiveDirectoryDefault (or another value) in the url",

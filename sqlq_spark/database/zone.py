@@ -31,6 +31,8 @@ def endpoint_zone(connection: Connection, option: str | None) -> str:
         BadOption: the server knows no such zone.
         MissingOption: this session's own zone hides the server's.
     """
+    if "endpoint_zone" in connection.names.lacks:
+        return "UTC"
     try:
         zone: str | None = connection.rows("endpoint_zone", zone=option)[0][0]
     except TimeZoneNotFound:

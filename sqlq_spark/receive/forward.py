@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sqlq_spark.database import attempt
+from sqlq_spark.database import attempt, load_checked
 from sqlq_spark.database.destinations import PATIENCE, RETURNED, Destinations
 from sqlq_spark.database.failure_headers import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.database.spellings import find_same
@@ -194,12 +194,7 @@ class Forwarding:
     def _load(self, destination: QueueAddress, rows: list[int]) -> SqlQueueError | None:
         """Store some messages at their destination; why not, if that fails."""
         table = self._to_send(rows, [dumps(self.routes.headers[row]) for row in rows])
-
-        def load() -> None:
-            self.connection.load(destination, table)
-            self.connection.rows("check_deferred")
-
-        return self._attempt(load)
+        return self._attempt(partial(load_checked, self.connection, destination, table))
 
     def _attempt(self, work: Callable[[], None]) -> SqlQueueError | None:
         """

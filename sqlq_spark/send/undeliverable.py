@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from sqlq_spark.database import attempt
+from sqlq_spark.database import attempt, load_checked
 from sqlq_spark.database.destinations import SENT
 from sqlq_spark.database.failure_headers import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.database.sessions import TRANSIENT
@@ -130,12 +130,7 @@ class Undeliverable:
         if not self.careful:
             self.connection.load(queue, rows)
             return None
-
-        def work() -> None:
-            self.connection.load(queue, rows)
-            self.connection.rows("check_deferred")
-
-        return self._attempt(work)
+        return self._attempt(partial(load_checked, self.connection, queue, rows))
 
     def _attempt(self, work: Callable[[], None]) -> SqlQueueError | None:
         """Do something to a destination, or undo that alone; return why it failed."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import chain
 
 from sqlq_spark.database.statements import FILES, Statements, sql
 
 # what a plain SELECT keeps on each
 DIALECTS = {"postgresql": "no row", "sqlserver": "keeps none"}
+ABSENT = "-"  # of a statement that one of them lacks
 LABELS = r"(?=\s(?:Locks|Index|Returns):|$)"
 # for statements whose comments do not name locks: the first word that they contain
 USUAL = {
@@ -55,16 +57,18 @@ def comments(dialect: str) -> dict[str, str]:
     return found
 
 
-def locked_by(name: str, commented: dict[str, str], statement: str, *, reads: str) -> str:
+def locked_by(name: str, commented: dict[str, str], statements: dict[str, str], reads: str) -> str:
     """What a statement locks: by its comment, or that of a similar one, else by its kind."""
+    if name not in statements:
+        return ABSENT
     comment = commented[name]
     if like := re.match(r"As (\w+)[,.]", comment):
-        return locked_by(like[1], commented, statement, reads=reads)
+        return locked_by(like[1], commented, statements, reads)
     if re.search(r"\bLocks nothing\b|locking nothing|Locks: +nothing", comment):
         return reads
     if locks := re.search(rf"Locks: (.+?){LABELS}", comment):
         return locks[1].rstrip(".")
-    bare = re.sub(r"'[^']*'", "", statement)
+    bare = re.sub(r"'[^']*'", "", statements[name])
     found = (text for verbs, text in USUAL.items() if re.search(rf"\b(?:{verbs})\b", bare))
     return next(found, reads)
 
@@ -76,15 +80,13 @@ def rows() -> list[list[str]]:
     all_rows = [
         [
             f"`{name}`",
-            *(
-                locked_by(name, found[each], texts[each][name], reads=reads)
-                for each, reads in DIALECTS.items()
-            ),
+            *(locked_by(name, found[each], texts[each], reads) for each, reads in DIALECTS.items()),
         ]
         for concern in CONCERNS
-        for name in names("postgresql", concern)
+        for name in dict.fromkeys(chain.from_iterable(names(each, concern) for each in DIALECTS))
     ]
-    return [row for row in all_rows if row[1:] != [*DIALECTS.values()]]
+    nothing = {*DIALECTS.values(), ABSENT}
+    return [row for row in all_rows if not {*row[1:]} <= nothing]
 
 
 def table() -> str:

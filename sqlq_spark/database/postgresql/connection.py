@@ -28,7 +28,7 @@ from sqlq_spark.database.postgresql.calls import (
     number_parameters,
     write_values,
 )
-from sqlq_spark.database.postgresql.destinations import find_destinations, find_locks
+from sqlq_spark.database.postgresql.destinations import find_destinations
 from sqlq_spark.database.postgresql.errors import (
     Place,
     find_table,
@@ -172,14 +172,6 @@ class Connection:
     ) -> dict[QueueAddress, Destination]:
         """Return what is known of tables that messages are to go to; fails for none of them."""
         return find_destinations(self, queues, columns, source)
-
-    def locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
-        """
-        Return for each table, by its identity, whether this transaction has locked it.
-
-        The text beside it lists all tables of that name that the transaction has locked.
-        """
-        return find_locks(self, found)
 
     def patience(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""

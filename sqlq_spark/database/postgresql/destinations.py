@@ -42,14 +42,3 @@ def find_destinations(
         return found
     code: dict[int, str] = dict(connection.rows("destination_code", places=json.dumps(odd), **read))
     return {at: replace(each, code=code.get(each.identity)) for at, each in found.items()}
-
-
-def find_locks(connection: Connection, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
-    """
-    Return for each table, by its identity, whether this transaction has locked it.
-
-    The text beside it lists all tables of that name that the transaction has locked.
-    """
-    places = json.dumps([each.identity for each in found])
-    rows = connection.rows("destination_locks", places=places)
-    return {identity: (locked, others) for identity, locked, others in rows}

@@ -44,11 +44,6 @@ SELECT payload
  WHERE stream = :stream::text AND batch = :batch::bigint AND task = :task::bigint
  ORDER BY page
 
--- name: weigh
--- Does nothing: `receive` weighs the rows that it locks.
--- Locks:   nothing.
-SELECT 0 AS weighed
-
 -- name: receive_range
 -- Deletes the messages of a range that no other session needs: all of them, if they are no more than a
 -- count and a size and none is larger than :largest; otherwise none. It locks no row before it deletes

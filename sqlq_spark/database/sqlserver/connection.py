@@ -22,7 +22,6 @@ from sqlq_spark.database.sqlserver.calls import STATEMENTS, build_call, build_in
 from sqlq_spark.database.sqlserver.destinations import (
     find_destinations,
     find_identities,
-    find_locks,
 )
 from sqlq_spark.database.sqlserver.errors import (
     MAYBE_OLD,
@@ -308,14 +307,6 @@ class Connection:
     ) -> dict[QueueAddress, Destination]:
         """Return what is known of tables that messages are to go to; fails for none of them."""
         return find_destinations(self, queues, columns, source)
-
-    def locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
-        """
-        Return for each table, by its identity, whether this transaction has locked it.
-
-        The text beside it lists all tables of that name that the transaction has locked.
-        """
-        return find_locks(found)
 
     def patience(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""

@@ -1,8 +1,3 @@
--- name: endpoint_zone
--- Due is a datetime in UTC, whatever the session's zone.
--- Returns: zone
-SELECT N'UTC' AS zone
-
 -- name: dues
 -- Due times of delays in milliseconds, and of times in UTC. Each list is a JSON array of texts.
 -- DATEADD takes at most 24 days of milliseconds, so days are added separately.

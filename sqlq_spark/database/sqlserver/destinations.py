@@ -57,13 +57,3 @@ def places_of(queues: Sequence[QueueAddress], columns: Sequence[str]) -> list[di
         }
         for at, queue in enumerate(queues)
     ]
-
-
-def find_locks(found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
-    """
-    Return for each table, by its identity, whether this transaction has locked it.
-
-    SQL Server has no lock that keeps a table as it is. All count as locked, and the transaction
-    looks at them once more before its commit.
-    """
-    return {each.identity: (True, "") for each in found}

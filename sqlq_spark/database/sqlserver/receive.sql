@@ -76,11 +76,6 @@ SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
  ORDER BY RowVersion
 OPTION (MAXDOP 1)
 
--- name: receive_range
--- Does nothing: `receive` has one pass, which locks a row as it deletes it.
--- Locks:   nothing.
-SELECT 0 AS received
-
 -- name: receive
 -- Deletes the lowest messages of a range that no other session holds, up to a count; none larger than
 -- @largest. The statement is in the form that the transport and other queues use: a delete through a
@@ -131,11 +126,6 @@ OPTION (MAXDOP 1)
 -- Sets how long the transaction waits for a destination that others lock, from here to its end. The
 -- value is written into the text, as in timeouts.
 SET LOCK_TIMEOUT {milliseconds}
-
--- name: lock_destination
--- Does nothing: the right to INSERT gives no lock of a table. The code that an INSERT runs is checked
--- before it and after it.
-SET NOCOUNT ON
 
 -- name: destinations
 -- For tables that messages are to go to: whether they are queues, and their owners. It runs before the
@@ -256,12 +246,6 @@ SELECT f.place, CONCAT(f.what, N', of ' + QUOTENAME(USER_NAME(f.owner_id))) AS c
   FROM (SELECT place, owner_id, what, ROW_NUMBER() OVER (PARTITION BY place ORDER BY rank, what) AS at
           FROM found) AS f
  WHERE f.at = 1
-
--- name: destination_locks
--- Does nothing: a sender has no lock on a table. The tables are checked again instead.
--- Returns: no row
-SELECT CAST(0 AS bigint) AS [identity], CAST(1 AS bit) AS kept, N'' AS locks
- WHERE 1 = 0
 
 -- name: find_large
 -- The lowest messages of a range that are larger than a limit and that no other session holds. It runs

@@ -40,10 +40,6 @@ SAVE TRANSACTION attempt
 -- name: release
 SET XACT_ABORT ON
 
--- name: check_deferred
--- Does nothing: this database defers no check to the commit.
-SELECT 0 AS deferred
-
 -- name: clock
 -- The clock that the transport compares Expires with.
 -- Returns: the server's UTC time, datetime
