@@ -135,11 +135,9 @@ def test_a_login_with_create_on_a_schema_creates_queues(bank: Bank, run: Run) ->
     creates = conninfo.make_conninfo(bank.root, options=f"-c role={maker}")
     try:
         assert run("create", "Shop.Later", "--url", as_url(creates)).code == 0
-        (grants,) = re.findall(
-            r"```sql\n(GRANT [^`]+ TO sqlqueue_operator;\n)```", PAGE.read_text()
-        )
+        (grants,) = re.findall(r"```sql\n(GRANT [^`]+ TO orders_operator;\n)```", PAGE.read_text())
 
-        bank.execute(grants.replace("sqlqueue_operator", bank.roles["operator"]), url=creates)
+        bank.execute(grants.replace("orders_operator", bank.roles["operator"]), url=creates)
 
         operator = as_url(bank.as_role("operator"))
         assert run("send", "Shop.Later", "--url", operator, stdin='{"body": "1"}').code == 0
