@@ -135,9 +135,7 @@ def test_a_login_with_create_on_a_schema_creates_queues(bank: Bank, run: Run) ->
     creates = conninfo.make_conninfo(bank.root, options=f"-c role={maker}")
     try:
         assert run("create", "Shop.Later", "--url", as_url(creates)).code == 0
-        (grants,) = re.findall(
-            r"```sql\n(GRANT [^`]+ TO orders_operator;\n)```", PAGE.read_text()
-        )
+        (grants,) = re.findall(r"```sql\n(GRANT [^`]+ TO orders_operator;\n)```", PAGE.read_text())
 
         bank.execute(grants.replace("orders_operator", bank.roles["operator"]), url=creates)
 
