@@ -1,18 +1,6 @@
 """
 Does a test fail for each fault of the list? `python -m tests.mutants` says so.
 
-history.toml has faults that this repository once had and repaired. drawn.toml has faults that
-draw.py drew. Each fault is a small change of one file, with the promise that it breaks and the
-cheapest tests that fail with it:
-
-    id         a short name
-    promise    what no longer holds
-    file       where
-    statement  of an SQL file: the text is looked for in this statement only
-    old, new   the text, which is there exactly once, and what replaces it
-    tests      node ids of pytest
-    fixed      of history.toml: the subject of the commit that repaired it
-
 The tests run in copies of the tree, so the tree itself is not changed. First they must pass without
 a fault. A fault is caught if one of its tests fails. An error before or after a test is no catch.
 """
@@ -26,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,52 +26,17 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from . import ROOT, Fault
+from .drawn import DRAWN
+from .history import HISTORY
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-LISTS = {"history": "history.toml", "drawn": "drawn.toml"}
 LONGEST = 600  # seconds for the tests of one fault
 SHOWN = 25  # last lines of a run that are printed if a fault survives
 console = Console(highlight=False, markup=False, soft_wrap=True)
 times = count(1_000_000_000)  # each version of a file has its own, so that Python compiles it
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """A change that breaks a promise."""
-
-    id: str
-    kind: str  # a key of LISTS
-    promise: str
-    file: str
-    old: str
-    new: str
-    tests: list[str]
-    statement: str | None = None
-    fixed: str | None = None
-
-    @property
-    def package(self) -> str:
-        """The folder of the product that it is in; SQL counts for its database."""
-        parts = Path(self.file).parts
-        return f"{parts[-2]} SQL" if self.file.endswith(".sql") else Path(parts[1]).stem
-
-    def apply(self, text: str) -> str | None:
-        """Return a file's text with the fault; None if it cannot be applied."""
-        start, stop = 0, len(text)
-        if self.statement is not None:
-            found = re.search(rf"^-- name: {self.statement}\n", text, re.MULTILINE)
-            if found is None:
-                return None
-            start = found.end()
-            following = text.find("\n-- name: ", start)
-            stop = stop if following < 0 else following
-        if text.count(self.old, start, stop) != 1 or self.old == self.new:
-            return None
-        at = text.index(self.old, start, stop)
-        return text[:at] + self.new + text[at + len(self.old) :]
 
 
 @dataclass(frozen=True)
@@ -107,18 +59,6 @@ class Verdict:
     seconds: float = 0.0
 
 
-def read_lists() -> list[Fault]:
-    """Read all faults."""
-    found = []
-    for kind, name in LISTS.items():
-        entries = tomllib.loads((HERE / name).read_text(encoding="utf-8"))["fault"]
-        found += [Fault(kind=kind, **each) for each in entries]
-    repeated = [name for name, number in Counter(each.id for each in found).items() if number > 1]
-    if repeated:
-        sys.exit(f"ids that occur twice: {', '.join(repeated)}")
-    return found
-
-
 def copy_tree(into: Path) -> Path:
     """Copy the files that git tracks."""
     listed = subprocess.run(
@@ -139,7 +79,7 @@ def run_tests(copy: Path, tests: Sequence[str], *options: str, limit: float = LO
     began = time.monotonic()
     try:
         done = subprocess.run(
-            [*command, *options, *tests],
+            [*command, *options, *(f"tests/{each}" for each in tests)],
             cwd=copy,
             env=environment,
             check=False,
@@ -150,7 +90,7 @@ def run_tests(copy: Path, tests: Sequence[str], *options: str, limit: float = LO
         )
     except subprocess.TimeoutExpired:
         return Run(-1, [], f"no end after {limit:.0f} s", time.monotonic() - began)
-    failed = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
+    failed = re.findall(r"^FAILED tests/(\S+)", done.stdout, re.MULTILINE)
     return Run(done.returncode, failed, done.stdout, time.monotonic() - began)
 
 
@@ -164,7 +104,7 @@ def write(path: Path, text: str) -> None:
 def check_fault(fault: Fault, copies: SimpleQueue[Path]) -> Verdict:
     """Apply a fault to a copy, run its tests, and undo it."""
     copy = copies.get()
-    path = copy / fault.file
+    path = copy / fault.path
     before = path.read_text(encoding="utf-8") if path.is_file() else ""
     after = fault.apply(before)
     if after is None:
@@ -197,14 +137,11 @@ def print_table(verdicts: Sequence[Verdict]) -> None:
     console.print("\n| Package | History | Drawn | Caught | By tests of |\n|---|---|---|---|---|")
     for package in sorted({each.fault.package for each in verdicts}):
         own = [each for each in verdicts if each.fault.package == package]
-        kinds = Counter(each.fault.kind for each in own)
+        kinds = Counter("history" if each.fault.fixed else "drawn" for each in own)
         caught = sum(not each.problem for each in own)
         files = sorted({test.partition("::")[0] for each in own for test in each.tests})
-        by = ", ".join(each.removeprefix("tests/") for each in files)
-        console.print(f"| {package} | {kinds['history']} | {kinds['drawn']} | {caught} | {by} |")
-    kinds = Counter(each.fault.kind for each in verdicts)
-    caught = sum(not each.problem for each in verdicts)
-    console.print(f"| all | {kinds['history']} | {kinds['drawn']} | {caught} | |")
+        figures = f"{kinds['history']} | {kinds['drawn']} | {caught} | {', '.join(files)}"
+        console.print(f"| {package} | {figures} |")
 
 
 def main() -> int:
@@ -214,10 +151,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="copies that run at the same time")
     parser.add_argument("--check", action="store_true", help="only whether each can be applied")
     given = parser.parse_args()
-    faults = [each for each in read_lists() if given.only is None or each.id in given.only]
+    faults = [*HISTORY, *DRAWN]
+    if given.only is not None:
+        faults = [each for each in faults if each.id in given.only]
     if given.check:
         unfit = [
-            each.id for each in faults if each.apply((ROOT / each.file).read_text("utf-8")) is None
+            each.id for each in faults if each.apply((ROOT / each.path).read_text("utf-8")) is None
         ]
         console.print(f"{len(faults)} faults; cannot be applied: {', '.join(unfit) or 'none'}")
         return bool(unfit)
