@@ -109,7 +109,9 @@ def check_fault(fault: Fault, copies: SimpleQueue[Path]) -> Verdict:
     after = fault.apply(before)
     if after is None:
         copies.put(copy)
-        return Verdict(fault, "it cannot be applied", [])
+        verdict = Verdict(fault, "it cannot be applied", [])
+        print_line(verdict)
+        return verdict
     try:
         write(path, after)
         run = run_tests(copy, fault.tests, "-x")
@@ -166,7 +168,7 @@ def main() -> int:
         copies: SimpleQueue[Path] = SimpleQueue()
         made = [copy_tree(Path(folder, str(number))) for number in range(given.jobs)]
         tests = sorted({test for each in faults for test in each.tests})
-        clean = run_tests(made[0], tests, f"-n{given.jobs}", limit=LONGEST * len(made))
+        clean = run_tests(made[0], tests, f"-n{given.jobs}", limit=4 * LONGEST)
         console.print(
             f"{clean.seconds:6.1f} s  {len(tests)} tests without a fault: exit {clean.code}"
         )

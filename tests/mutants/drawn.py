@@ -80,6 +80,26 @@ DRAWN = [
         tests=["test_sqlserver_url.py::test_a_url_is_read"],
     ),
     Fault(
+        id="database-16",
+        promise="A destination that is as it was decided on is sent to.",
+        file="database/destinations.py",
+        old="""
+                if (
+                    not same
+                    or locks.get(before.identity, (False, ""))[1] != before.locks
+                    or self._reason(queue, now) is not None
+                ):""",
+        new="""
+                if not (
+                    not same
+                    or locks.get(before.identity, (False, ""))[1] != before.locks
+                    or self._reason(queue, now) is not None
+                ):""",
+        tests=[
+            "hostile/test_destinations.py::test_a_schema_that_is_renamed_in_the_gap_is_found_and_undone"
+        ],
+    ),
+    Fault(
         id="receive-2",
         promise="Queues that cannot all have something in a batch take turns.",
         file="receive/driver/pace.py",
@@ -107,6 +127,22 @@ DRAWN = [
         new="        if self._waiting_since is not None:\n",
         tests=[
             "conformance/test_queues.py::test_too_few_in_all_queues_are_waited_for_but_not_too_long"
+        ],
+    ),
+    Fault(
+        id="receive-8",
+        promise="A trap stops a stream that has no error queue.",
+        file="receive/forward.py",
+        old="""
+        self._check_trust(reasons)
+        return there, reasons""",
+        new="""
+        return there, reasons""",
+        tests=[
+            (
+                "hostile/test_destinations.py"
+                "::test_a_trap_stops_a_stream_without_an_error_queue_with_a_clear_error"
+            )
         ],
     ),
     Fault(
@@ -293,20 +329,20 @@ DRAWN = [
         tests=["spark/test_jobs.py::test_a_job_receives_with_the_clusters_tasks"],
     ),
     Fault(
-        id="demo-6",
-        promise="The private server prints nothing.",
+        id="demo-9",
+        promise="Without the wheel of the private server an error names the extra.",
         file="demo/embedded.py",
-        old="done = subprocess.run(command, capture_output=True, text=True, check=False)",
-        new="done = subprocess.run(command, capture_output=False, text=True, check=False)",
-        tests=["test_embedded.py::test_a_server_prints_nothing"],
+        old="if found is None or found.origin is None:",
+        new="if not (found is None or found.origin is None):",
+        tests=["test_embedded.py::test_without_the_wheel_the_error_names_the_extra"],
     ),
     Fault(
-        id="testing-3",
-        promise="sqlq_spark.testing has the names that its page lists, and no others.",
-        file="testing/__init__.py",
-        old="if name not in HOMES:",
-        new="if name in HOMES:",
-        tests=["test_testing.py::test_an_unknown_name_is_an_attribute_error"],
+        id="testing-5",
+        promise="What a test sends waits in its queue.",
+        file="testing/database.py",
+        old="            connection.load(self._address, rows)",
+        new="            pass",
+        tests=["test_testing.py::test_what_was_sent_waits_in_its_order"],
     ),
     Fault(
         id="postgresql-1",
