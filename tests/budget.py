@@ -28,7 +28,7 @@ BUDGET = {
     "other files in tests": {"files": 70, "lines": 1367},
     "package": {"files": 235, "lines": 31026, "tokens": 164447},
     "sql": {"statement lines": 3169},
-    "tests": {"files": 295, "lines": 51959, "tokens": 352747},
+    "tests": {"files": 298, "lines": 52588, "tokens": 352986},
     "words": {"words": 71515},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
