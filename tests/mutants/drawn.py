@@ -1,0 +1,407 @@
+"""Faults that draw.py drew. The number in an id is the fault's place among those of its package."""
+
+from . import Fault
+
+DRAWN = [
+    Fault(
+        id="errors-8",
+        promise="CheckpointIncomplete names the files of the checkpoint that are lost.",
+        file="errors/checkpoint.py",
+        old='files = files or (f"{batch}" if batch == last else',
+        new='files = files or (f"{batch}" if not (batch == last) else',
+        tests=[
+            "conformance/test_high_water.py::test_a_lost_first_entry_is_an_error_that_names_the_files"
+        ],
+    ),
+    Fault(
+        id="wire-2",
+        promise="Escaped quotes do not hide where a header begins.",
+        file="wire/flat_json.py",
+        old="escaped = self._escapes[letters == QUOTE] + 1",
+        new="escaped = self._escapes[letters == QUOTE] - 1",
+        tests=["test_flat_json.py::test_objects_of_texts_are_read_without_parsing_a_row"],
+    ),
+    Fault(
+        id="wire-3",
+        promise="A printed address of SQL Server can be read back, also with an @ in its table.",
+        file="wire/address.py",
+        old='plain = "@" not in address.table and not',
+        new='plain = "@" not in address.table or not',
+        tests=["test_address.py::test_a_user_reads_a_sqlserver_address_that_can_be_given_back"],
+    ),
+    Fault(
+        id="options-1",
+        promise="The option undeliverable takes the word fail, or an error queue.",
+        file="options/addresses.py",
+        old="return None if text.lower() == word else",
+        new="return None if not (text.lower() == word) else",
+        tests=["conformance/test_undeliverable.py::test_fail_stops_the_batch_as_before"],
+    ),
+    Fault(
+        id="database-1",
+        promise="The zone of endpoints is read from the database where no option names it.",
+        file="database/zone.py",
+        old="    if zone is None:",
+        new="    if zone is not None:",
+        tests=[
+            "conformance/test_delayed_zones.py::test_what_the_endpoint_stores_we_move_at_the_right_time"
+        ],
+    ),
+    Fault(
+        id="database-7",
+        promise="A password of the environment that is for another database is named.",
+        file="database/names.py",
+        old="if each.password_variable is not None and each is not own",
+        new="if each.password_variable is not None and each is own",
+        tests=["test_names.py::test_a_password_of_another_database_is_known"],
+    ),
+    Fault(
+        id="database-9",
+        promise="The number of an error of SQL Server is read from the driver's text.",
+        file="database/sqlserver/errors.py",
+        old="number = int(first[1]) if",
+        new="number = int(first[2]) if",
+        tests=["test_sqlserver_errors.py::test_an_error_is_the_same_by_either_driver"],
+    ),
+    Fault(
+        id="database-12",
+        promise="allowedDestinations trusts only the tables that it lists.",
+        file="database/destinations.py",
+        old='(".*" if each == "*" else',
+        new='(".*" if not (each == "*") else',
+        tests=["hostile/test_destinations.py::test_a_listed_destination_is_trusted"],
+    ),
+    Fault(
+        id="database-13",
+        promise="The parameters of a sqlserver url are used.",
+        file="database/sqlserver/url.py",
+        old='for part in query.split("&") if query else ():',
+        new='for part in query.split("&") if not (query) else ():',
+        tests=["test_sqlserver_url.py::test_a_url_is_read"],
+    ),
+    Fault(
+        id="database-16",
+        promise="A destination that is as it was decided on is sent to.",
+        file="database/destinations.py",
+        old="""
+                if (
+                    not same
+                    or locks.get(before.identity, (False, ""))[1] != before.locks
+                    or self._reason(queue, now) is not None
+                ):""",
+        new="""
+                if not (
+                    not same
+                    or locks.get(before.identity, (False, ""))[1] != before.locks
+                    or self._reason(queue, now) is not None
+                ):""",
+        tests=[
+            "hostile/test_destinations.py::test_a_schema_that_is_renamed_in_the_gap_is_found_and_undone"
+        ],
+    ),
+    Fault(
+        id="receive-2",
+        promise="Queues that cannot all have something in a batch take turns.",
+        file="receive/driver/pace.py",
+        old="return [(turn + at) % queues for at in range(queues)]",
+        new="return [(turn - at) % queues for at in range(queues)]",
+        tests=["test_pace.py::test_a_batch_takes_what_waits_within_its_limits"],
+    ),
+    Fault(
+        id="receive-3",
+        promise="A message that is too large goes to the error queue, and others are received.",
+        file="receive/poison.py",
+        old="""    if not found:
+        return 0, 0""",
+        new="""    if found:
+        return 0, 0""",
+        tests=[
+            "conformance/test_large.py::test_large_messages_go_to_the_error_queue_and_the_others_are_received"
+        ],
+    ),
+    Fault(
+        id="receive-4",
+        promise="Too few messages are waited for, but not for longer than maxTriggerDelay.",
+        file="receive/driver/planner.py",
+        old="        if self._waiting_since is None:\n",
+        new="        if self._waiting_since is not None:\n",
+        tests=[
+            "conformance/test_queues.py::test_too_few_in_all_queues_are_waited_for_but_not_too_long"
+        ],
+    ),
+    Fault(
+        id="receive-8",
+        promise="A trap stops a stream that has no error queue.",
+        file="receive/forward.py",
+        old="""
+        self._check_trust(reasons)
+        return there, reasons""",
+        new="""
+        return there, reasons""",
+        tests=[
+            (
+                "hostile/test_destinations.py"
+                "::test_a_trap_stops_a_stream_without_an_error_queue_with_a_clear_error"
+            )
+        ],
+    ),
+    Fault(
+        id="send-1",
+        promise="A sink that protects a backlog does not wait for the queues of delayed rows.",
+        file="send/pace/named.py",
+        old="if waiting is not None:",
+        new="if waiting is None:",
+        tests=["send/test_pace.py::test_what_the_rows_of_a_chunk_name"],
+    ),
+    Fault(
+        id="send-2",
+        promise="With sendsAtomicWithReceive the commit that sends settles the receipts.",
+        file="send/dispatch.py",
+        old="if not self.options.settles:",
+        new="if self.options.settles:",
+        tests=[
+            "conformance/test_send.py::test_the_receipts_of_a_micro_batch_are_settled_by_the_commit_that_sends"
+        ],
+    ),
+    Fault(
+        id="send-3",
+        promise="A column of reply addresses is written into the headers.",
+        file="send/message/frame.py",
+        old="if texts.null_count == self.rows:",
+        new="if texts.null_count != self.rows:",
+        tests=["send/test_messages.py::test_a_reply_address_is_written_as_endpoints_read_it"],
+    ),
+    Fault(
+        id="send-4",
+        promise="A column wins over the header of the same name in a map.",
+        file="send/message/own_headers.py",
+        old="stated = column.is_valid().to_numpy(zero_copy_only=False)[self.parents]",
+        new="stated = column.is_valid().to_numpy(zero_copy_only=True)[self.parents]",
+        tests=[
+            "send/test_messages.py::test_a_column_wins_over_the_header_and_the_header_over_the_default"
+        ],
+    ),
+    Fault(
+        id="datasource-1",
+        promise="A missing destination that an option names is found before a task runs.",
+        file="datasource/write.py",
+        old="""    made = BatchWriter(options, schema, overwrite=overwrite, sender=sender)
+    look_ahead(options)""",
+        new="    made = BatchWriter(options, schema, overwrite=overwrite, sender=sender)",
+        tests=["spark/test_write.py::test_a_missing_destination_is_found_before_a_task_runs"],
+    ),
+    Fault(
+        id="datasource-4",
+        promise="A task on an executor knows the batch of Spark's query that it runs for.",
+        file="datasource/origin.py",
+        old="query_batch=None if batch is None else int(batch),",
+        new="query_batch=None if not (batch is None) else int(batch),",
+        tests=["spark/test_publish.py::test_a_stream_receives_and_publishes_in_one_commit"],
+    ),
+    Fault(
+        id="functions-2",
+        promise="A failed message names the table of its queue as the endpoint that processed it.",
+        file="functions/failed.py",
+        old="F.regexp_extract(queue, POSTGRESQL_TABLE, 1)",
+        new="F.regexp_extract(queue, POSTGRESQL_TABLE, 2)",
+        tests=[
+            "spark/test_functions_failed.py::test_the_endpoint_of_a_failure_is_named_as_its_queue"
+        ],
+    ),
+    Fault(
+        id="admin-1",
+        promise="Reading a queue that nobody named runs no code of another owner.",
+        file="admin/queue_tables.py",
+        old="return found[0].danger if found else ABSENT",
+        new="return found[1].danger if found else ABSENT",
+        tests=["cli/test_all_queues.py::test_all_queues_are_found_and_their_kind_is_shown"],
+    ),
+    Fault(
+        id="admin-3",
+        promise="Failed messages are chosen by the time of their failure.",
+        file="admin/failed_messages.py",
+        old="if self.since is None and self.until is None:",
+        new="if self.since is not None and self.until is None:",
+        tests=["conformance/test_retry.py::test_a_choice_takes_what_fits_all_of_it"],
+    ),
+    Fault(
+        id="admin-4",
+        promise="stats shows since when the lowest message waits.",
+        file="admin/watch.py",
+        old='sent = connection.rows("sample", **lowest)[0][1]',
+        new='sent = connection.rows("sample", **lowest)[0][2]',
+        tests=["conformance/test_watch.py::test_a_look_finds_since_when_the_lowest_waits"],
+    ),
+    Fault(
+        id="admin-5",
+        promise="All failed messages that were chosen return, also those of the last batch.",
+        file="admin/return_to_source.py",
+        old="""    if part:
+        yield part""",
+        new="""    if not (part):
+        yield part""",
+        tests=["conformance/test_retry.py::test_batches_are_cut_by_number_and_by_weight"],
+    ),
+    Fault(
+        id="admin-7",
+        promise="What came and went between two looks is counted.",
+        file="admin/watch.py",
+        old="if before is None or not (before.is_read and now.is_read):",
+        new="if before is not None or not (before.is_read and now.is_read):",
+        tests=["conformance/test_watch.py::test_what_came_and_went_between_two_looks_is_counted"],
+    ),
+    Fault(
+        id="cli-1",
+        promise="stats shows how many delayed messages are due.",
+        file="cli/screens/queues.py",
+        old="None if each.delayed is None else each.delayed.due,",
+        new="None if each.delayed is not None else each.delayed.due,",
+        tests=["cli/test_stats.py::test_stats_and_browse_show_delayed_messages"],
+    ),
+    Fault(
+        id="cli-2",
+        promise="retry asks before it returns messages.",
+        file="cli/retry.py",
+        old="""    if planned.messages:
+        queues""",
+        new="""    if not (planned.messages):
+        queues""",
+        tests=["cli/test_retry.py::test_all_messages_return_to_the_queues_where_they_failed"],
+    ),
+    Fault(
+        id="cli-3",
+        promise="receipts show prints JSON only with --json.",
+        file="cli/receipts.py",
+        old="""        if as_json:
+            screen.print_json({"receipt\"""",
+        new="""        if not (as_json):
+            screen.print_json({"receipt\"""",
+        tests=["cli/test_receipts.py::test_show_finds_a_message_by_either_of_its_ids"],
+    ),
+    Fault(
+        id="cli-4",
+        promise="send takes a queue and a file, and no queue with --topic.",
+        file="cli/messages.py",
+        old="    if not topic:\n",
+        new="    if topic:\n",
+        tests=["cli/test_send.py::test_send_reads_a_file_as_one_body"],
+    ),
+    Fault(
+        id="jobs-2",
+        promise="A flag of a job that is no name=value is refused.",
+        file="jobs/frame/settings_reader.py",
+        old="if not all(name and equals for",
+        new="if not all(name or equals for",
+        tests=["test_job.py::test_a_flag_that_is_wrong"],
+    ),
+    Fault(
+        id="jobs-4",
+        promise="All that is wrong in a job's settings is listed at once.",
+        file="jobs/frame/settings_reader.py",
+        old="""        except BadSettings as error:
+            wrong.append(str(error))""",
+        new="""        except BadSettings as error:
+            pass""",
+        tests=["test_job.py::test_all_that_is_wrong_is_listed_at_once"],
+    ),
+    Fault(
+        id="jobs-6",
+        promise="The exit code of a job is 1 only if it found something.",
+        file="jobs/frame/main.py",
+        old='return FOUND if totals.get("found") else GOOD',
+        new='return FOUND if not (totals.get("found")) else GOOD',
+        tests=["test_job.py::test_the_totals_are_the_last_line"],
+    ),
+    Fault(
+        id="jobs-8",
+        promise="A schema that has a column of the table already is refused.",
+        file="jobs/typed/settings.py",
+        old="if each.lower() in others:",
+        new="if each.lower() not in others:",
+        tests=["spark/test_typed.py::test_a_schema_that_cannot_be_used_is_refused_at_the_start"],
+    ),
+    Fault(
+        id="jobs-1",
+        promise="A job's stream has a task for each core of the cluster.",
+        file="jobs/frame/spark.py",
+        old="if given.max_concurrency is not None or given.instances:",
+        new="if not (given.max_concurrency is not None or given.instances):",
+        tests=["spark/test_jobs.py::test_a_job_receives_with_the_clusters_tasks"],
+    ),
+    Fault(
+        id="demo-9",
+        promise="Without the wheel of the private server an error names the extra.",
+        file="demo/embedded.py",
+        old="if found is None or found.origin is None:",
+        new="if not (found is None or found.origin is None):",
+        tests=["test_embedded.py::test_without_the_wheel_the_error_names_the_extra"],
+    ),
+    Fault(
+        id="testing-5",
+        promise="What a test sends waits in its queue.",
+        file="testing/database.py",
+        old="            connection.load(self._address, rows)",
+        new="            pass",
+        tests=["test_testing.py::test_what_was_sent_waits_in_its_order"],
+    ),
+    Fault(
+        id="postgresql-1",
+        promise="A mover sleeps no longer than until the next message is due.",
+        file="database/postgresql/delayed.sql",
+        statement="next_due",
+        old="min(due)",
+        new="max(due)",
+        tests=["conformance/test_delayed.py::test_what_is_due_is_moved_in_the_order_of_due_times"],
+    ),
+    Fault(
+        id="postgresql-6",
+        promise="Failures are grouped by the first messages of an error queue.",
+        file="database/postgresql/browse.sql",
+        statement="browse_headers",
+        old="ORDER BY q.seq",
+        new="ORDER BY q.seq DESC",
+        tests=["conformance/test_watch.py::test_failures_are_grouped_by_exception"],
+    ),
+    Fault(
+        id="postgresql-9",
+        promise="The dispatch log keeps the row of a write for a week.",
+        file="database/postgresql/staging.sql",
+        statement="delete_old_sinks",
+        old="AND dispatched <",
+        new="OR dispatched <",
+        tests=["conformance/test_send.py::test_an_abort_leaves_no_chunk"],
+    ),
+    Fault(
+        id="sqlserver-2",
+        promise="On SQL Server a receive takes no message outside of its range.",
+        file="database/sqlserver/receive.sql",
+        statement="receive",
+        old="       AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)",
+        new="       OR ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)",
+        tests=["test_sqlserver.py::test_the_riskiest_statements_are_as_they_were_reviewed"],
+    ),
+    Fault(
+        id="sqlserver-4",
+        promise="On SQL Server a look at a queue waits for no row that another session holds.",
+        file="database/sqlserver/peek.sql",
+        statement="sample",
+        old="""                  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+                 WHERE""",
+        new="""                  FROM {queue} WITH (ROWLOCK, READCOMMITTEDLOCK)
+                 WHERE""",
+        tests=[
+            "lock_model/test_shapes.py::test_a_statement_without_a_path_only_reads_and_skips_rows_of_queues"
+        ],
+    ),
+    Fault(
+        id="sqlserver-9",
+        promise="On SQL Server a receive locks the rows that it reads.",
+        file="database/sqlserver/receive.sql",
+        statement="receive",
+        old="(FORCESEEK, UPDLOCK, READPAST,",
+        new="(FORCESEEK, READPAST,",
+        tests=[
+            "lock_model/test_shapes.py::test_the_tables_and_hints_of_a_path_are_those_of_its_statement"
+        ],
+    ),
+]

@@ -1,0 +1,549 @@
+"""Faults that this repository had and repaired, brought back by a small change of the text."""
+
+from . import Fault
+
+HISTORY = [
+    Fault(
+        id="name-too-long-for-spark",
+        promise="A header name that Spark's JSON parser cannot read makes a message poison.",
+        fixed="9f3bbf8",
+        file="wire/flat_json.py",
+        old="good &= name_stop - begin <= LONGEST_NAME",
+        new="good &= name_stop - begin >= 0",
+        tests=[
+            "test_flat_json.py::test_a_name_of_50_000_characters_is_read_and_a_longer_one_is_poison"
+        ],
+    ),
+    Fault(
+        id="deep-value-stops-sink",
+        promise="A header value that is nested deeply, and replaced by a later one, stops no sink.",
+        fixed="a7a6518",
+        file="wire/header_columns.py",
+        old="except RecursionError:  # in a value",
+        new="except RuntimeWarning:  # in a value",
+        tests=["send/test_as_received.py::test_a_replaced_value_that_is_nested_deeply_is_left_out"],
+    ),
+    Fault(
+        id="quotes-take-memory",
+        promise="Header texts of quotes alone take little memory.",
+        fixed="bfddbe7",
+        file="wire/flat_json.py",
+        old="if np.count_nonzero(there) > MOST_MARKS:",
+        new="if np.count_nonzero(there) < 0:",
+        tests=["test_flat_json.py::test_a_text_of_marks_alone_takes_little_memory"],
+    ),
+    Fault(
+        id="byte-order-mark-unescaped",
+        promise="Headers are written byte for byte as endpoints write them, U+FEFF escaped.",
+        fixed="d3c961b",
+        file="wire/headers.py",
+        old='if character == _BYTE_ORDER_MARK or (category in _ESCAPED and character != " "):',
+        new='if category in _ESCAPED and character != " ":',
+        tests=["test_headers.py::test_text_is_escaped_as_the_9_1_writer_does"],
+    ),
+    Fault(
+        id="type-header-first",
+        promise="No text begins with the header __type, on which endpoints up to 9.0 fail.",
+        fixed="d3c961b",
+        file="send/message/own_headers.py",
+        old="        self._put_last(wire.NEVER_FIRST)\n",
+        new="",
+        tests=["send/test_messages.py::test_a_name_is_written_once_and_type_is_never_first"],
+    ),
+    Fault(
+        id="chunk-of-uneven-rows",
+        promise="A chunk or batch of rows of uneven size stays below its limit.",
+        fixed="9bb1418",
+        file="wire/rows.py",
+        old="weights = row_weights(rows)",
+        new="weights = np.full(rows.num_rows, rows.nbytes // max(1, rows.num_rows))",
+        tests=["send/test_messages.py::test_chunks_together_are_the_rows_and_none_is_empty"],
+    ),
+    Fault(
+        id="payload-size-trusted",
+        promise="A payload's sizes are checked before anything is decompressed.",
+        fixed="066fbfb",
+        file="wire/unpack.py",
+        old="check(size <= expected.most, ",
+        new="check(size >= 0, ",
+        tests=["test_payload.py::test_a_payload_is_what_was_stored_with_it"],
+    ),
+    Fault(
+        id="space-behind-headers",
+        promise="A delayed message has one JSON object of headers, also if white space follows.",
+        fixed="a7a6518",
+        file="send/delayed.py",
+        old="whole = pc.ascii_trim_whitespace(headers)",
+        new="whole = headers",
+        tests=["send/test_delays.py::test_a_stored_message_has_one_destination"],
+    ),
+    Fault(
+        id="two-forward-destinations",
+        promise="A delayed message is stored with one ForwardDestination.",
+        fixed="eec1ce6",
+        file="send/delayed.py",
+        old="    headers = _without_forward_destination(headers)\n",
+        new="",
+        tests=["send/test_delays.py::test_a_stored_message_has_one_destination"],
+    ),
+    Fault(
+        id="hex-name-not-forwarded",
+        promise="A ForwardDestination whose name has hex escapes is forwarded too.",
+        fixed="4d9b492",
+        file="wire/header_columns.py",
+        old='NAMED_IN_HEX = r"\\\\u00(?:2[Ee]|[4-7])"',
+        new='NAMED_IN_HEX = r"\\\\u00(?:2[Ee]|[8-9])"',
+        tests=["conformance/test_forward.py::test_a_destination_under_a_name_in_hex_is_one"],
+    ),
+    Fault(
+        id="receipts-after-none",
+        promise="A checkpoint of transactionMode=none can begin receipts.",
+        fixed="a727839",
+        file="receive/driver/loop.py",
+        old="return replace(NOTHING, batch=0 if self._receipts else batch)",
+        new="return replace(NOTHING, batch=batch)",
+        tests=[
+            "conformance/test_peek_loop.py::test_a_checkpoint_of_transaction_mode_none_begins_receipts"
+        ],
+    ),
+    Fault(
+        id="high-water-ignored",
+        promise="A query receives nothing for a batch number that it has received for before.",
+        fixed="ff32860",
+        file="receive/task.py",
+        old="or origin.query_batch > high_water:",
+        new="or origin.query_batch >= high_water:",
+        tests=[
+            "conformance/test_high_water.py::test_a_lost_first_entry_is_an_error_that_names_the_files"
+        ],
+    ),
+    Fault(
+        id="receipt-under-another-number",
+        promise="A receipt is not handed out for another batch of its query.",
+        fixed="ff32860",
+        file="receive/task.py",
+        old="            check_number(task, stored, origin)\n",
+        new="",
+        tests=[
+            "conformance/test_high_water.py::test_a_receipt_is_not_handed_out_for_another_batch_of_its_query"
+        ],
+    ),
+    Fault(
+        id="database-went-back",
+        promise="A database that is older than the checkpoint is an error.",
+        fixed="b5f17b0",
+        file="receive/streams.py",
+        old="return row.acked < batch - 1 or (row.acked < batch and not planned)",
+        new="return row.acked < batch - 1",
+        tests=[
+            "conformance/test_receipts.py::test_an_ack_ahead_of_the_stream_is_a_database_that_went_back"
+        ],
+    ),
+    Fault(
+        id="plan-on-old-database",
+        promise="A plan is stored only if the database has acknowledged the batch before it.",
+        fixed="465f043",
+        file="receive/streams.py",
+        old="if row.acked < batch - 1:  # before",
+        new="if row.acked < 0:  # before",
+        tests=[
+            "conformance/test_receipts.py::test_a_plan_ahead_of_the_stream_is_a_database_that_went_back"
+        ],
+    ),
+    Fault(
+        id="missing-receipts-accepted",
+        promise="With failOnMissingReceipts a batch with fewer receipts than tasks is an error.",
+        fixed="82bd485",
+        file="receive/receipts.py",
+        old="    if who.fail_on_missing_receipts:\n",
+        new="    if who.fail_on_missing_receipts and not found:\n",
+        tests=[
+            "conformance/test_receipts.py::test_receipts_that_are_missing_are_an_error_if_an_option_asks_for_it"
+        ],
+    ),
+    Fault(
+        id="plan-names-any-queue",
+        promise="A stored plan receives only from queues that the options name.",
+        fixed="f58f670",
+        file="receive/offset.py",
+        old="receives=options.naming.print_address(queue) in options.names,",
+        new="receives=True,",
+        tests=[
+            "hostile/test_state.py::test_a_stored_plan_receives_only_from_queues_that_the_options_name"
+        ],
+    ),
+    Fault(
+        id="forward-refused-at-commit",
+        promise="A forward that its destination refuses only at the commit holds up no batch.",
+        fixed="62b900d",
+        file="receive/forward.py",
+        old='            self.connection.rows("check_deferred")\n',
+        new="",
+        tests=[
+            "conformance/test_forward.py::test_a_destination_that_refuses_at_the_commit_goes_to_the_error_queue"
+        ],
+    ),
+    Fault(
+        id="forwarded-counted-as-diverted",
+        promise="Forwarded messages are counted apart from those in the error queue.",
+        fixed="a81505f",
+        file="receive/task.py",
+        old="diverted = live.num_rows - good.num_rows + done.failed + large",
+        new="diverted = live.num_rows - good.num_rows + done.failed + done.forwarded + large",
+        tests=["conformance/test_forward.py::test_a_forwarded_message_is_counted_apart"],
+    ),
+    Fault(
+        id="old-receipts-deleted",
+        promise="A receipt beside one that was returned can still be replayed.",
+        fixed="ff32860",
+        file="database/postgresql/receipts.sql",
+        statement="drop_receipt",
+        old="""AND batch = :batch::bigint AND task = :task::bigint
+RETURNING""",
+        new="""AND batch = :batch::bigint
+RETURNING""",
+        tests=[
+            "conformance/test_receive.py::test_a_receipt_beside_a_returned_one_is_still_handed_out"
+        ],
+    ),
+    Fault(
+        id="receipts-kept-by-a-failed-look",
+        promise="A queue that cannot be looked at does not keep the receipts of a finished batch.",
+        fixed="1d0a544",
+        file="receive/driver/loop.py",
+        old="""            self._acknowledge(connection, start)
+            raise""",
+        new="            raise",
+        tests=[
+            "conformance/test_peek_loop.py::test_a_queue_that_cannot_be_looked_at_does_not_keep_the_receipts_of_another"
+        ],
+    ),
+    Fault(
+        id="poison-with-known-id",
+        promise="Poison whose id is in the error queue already stops no stream.",
+        fixed="732e90b",
+        file="receive/poison.py",
+        old='        rows = rows.set_column(0, "id", fresh)',
+        new="",
+        tests=[
+            "conformance/test_receive.py::test_poison_whose_id_is_in_the_error_queue_gets_a_new_one"
+        ],
+    ),
+    Fault(
+        id="infinite-expiry-returned",
+        promise="An expiry beyond all calendars stops no return.",
+        fixed="f58f670",
+        file="receive/receipts.py",
+        old="rows = without_odd_expiries(rows_of(removed, receipt))",
+        new="rows = rows_of(removed, receipt)",
+        tests=["conformance/test_receipts.py::test_a_time_beyond_all_calendars_stops_nothing"],
+    ),
+    Fault(
+        id="any-bytes-lost",
+        promise="A database of SQL_ASCII gives the bytes of headers as they are.",
+        fixed="6db8b35",
+        file="database/postgresql/transactions.sql",
+        statement="timeouts",
+        old="= 'SQL_ASCII' THEN 'SQL_ASCII'",
+        new="= 'SQL_ASCII' THEN 'UTF8'",
+        tests=["hostile/test_messages.py::test_headers_that_are_no_utf_8_are_poison_byte_for_byte"],
+    ),
+    Fault(
+        id="commit-not-on-standby",
+        promise="A commit waits for synchronous standbys, also with synchronous_commit=local.",
+        fixed="869f806",
+        file="database/postgresql/transactions.sql",
+        statement="timeouts",
+        old="IN ('off', 'local') THEN",
+        new="IN ('off') THEN",
+        tests=["conformance/test_server_settings.py::test_a_commit_waits_for_synchronous_standbys"],
+    ),
+    Fault(
+        id="search-path-of-session",
+        promise="No function or operator that another login made runs in a transaction.",
+        fixed="812f7d1",
+        file="database/postgresql/transactions.sql",
+        statement="begin",
+        old="; SET LOCAL search_path = pg_catalog, pg_temp",
+        new="",
+        tests=[
+            "hostile/test_search_path.py::test_behind_a_pooler_that_takes_no_settings_of_a_session_none_runs"
+        ],
+    ),
+    Fault(
+        id="statement-split-by-pooler",
+        promise="Behind a pooler each statement runs in a transaction.",
+        fixed="623c071",
+        file="database/postgresql/connection.py",
+        old="""                if not self._open:
+                    cursor.executemany(STATEMENTS["begin"], None)""",
+        new="",
+        tests=[
+            "conformance/test_poolers.py::test_between_transactions_only_whole_statements_are_sent"
+        ],
+    ),
+    Fault(
+        id="cancelled-by-english",
+        promise="A statement that a DBA ends raises Cancelled in any language of the server.",
+        fixed="a6863fe",
+        file="database/postgresql/errors.py",
+        old="if place.took < LIMIT_REACHED * place.limit:",
+        new="if place.took < 0:",
+        tests=["test_postgresql.py::test_what_was_cancelled_did_not_time_out"],
+    ),
+    Fault(
+        id="no-free-connection",
+        promise="A server without a free connection is tried again.",
+        fixed="4fd1a5f",
+        file="database/postgresql/errors.py",
+        old="if re.search(TOO_MANY, text):",
+        new="if not text:",
+        tests=["test_postgresql.py::test_only_a_server_that_is_there_is_worth_another_try"],
+    ),
+    Fault(
+        id="purge-deadlock",
+        promise="A batch of a purge that deadlocks is deleted again.",
+        fixed="926f024",
+        file="admin/purge.py",
+        old="on=Deadlock, attempts=ATTEMPTS,",
+        new="on=Deadlock, attempts=1,",
+        tests=["conformance/test_purge.py::test_a_batch_that_deadlocks_is_deleted_again"],
+    ),
+    Fault(
+        id="encoded-password-parameter",
+        promise="A password in a url is recognised, also under a percent-encoded name.",
+        fixed="f994109",
+        file="options/login.py",
+        old="[?&]{encoded('password')}=",
+        new="[?&]password=",
+        tests=["test_credentials.py::test_a_password_beside_it_is_refused"],
+    ),
+    Fault(
+        id="url-with-raw-percent",
+        promise="A url that libpq would read in another way is refused.",
+        fixed="f994109",
+        file="database/postgresql/url.py",
+        old="if found is None or UNCODED.search(url):",
+        new="if found is None:",
+        tests=["test_postgresql.py::test_a_url_that_cannot_be_read_is_not_shown"],
+    ),
+    Fault(
+        id="sqlserver-victim-is-endpoint",
+        promise="On SQL Server our session, not an endpoint's, gives way in a deadlock.",
+        fixed="b56ed98",
+        file="database/sqlserver/connection.py",
+        old="; SET DEADLOCK_PRIORITY LOW",
+        new="",
+        tests=["lock_model/test_shapes.py::test_a_deadlock_is_retried_and_its_victim_is_ours"],
+    ),
+    Fault(
+        id="sqlserver-purge-scans",
+        promise="On SQL Server a purge of expired messages locks rows in the order of receivers.",
+        fixed="924a7e3",
+        file="database/sqlserver/browse.sql",
+        statement="purge_expired",
+        old="INNER LOOP JOIN {queue} AS q WITH (FORCESEEK, UPDLOCK, ",
+        new="INNER JOIN {queue} AS q WITH (UPDLOCK, ",
+        tests=[
+            "lock_model/test_shapes.py::test_the_tables_and_hints_of_a_path_are_those_of_its_statement"
+        ],
+    ),
+    Fault(
+        id="sqlserver-shortage-lasts",
+        promise="On SQL Server a transaction that met a shortage of memory runs again.",
+        fixed="6425b4a",
+        file="database/sqlserver/numbers.py",
+        old="8645: (Kind.SHORTAGE,",
+        new="8645: (Kind.LASTING,",
+        tests=["tds/test_failover.py::test_a_shortage_runs_the_transaction_again"],
+    ),
+    Fault(
+        id="code-of-untrusted-owner",
+        promise="A message never runs code that another owner put on a table.",
+        fixed="b4cce32",
+        file="database/destinations.py",
+        old="if found.code is not None:",
+        new="if found.code is not None and self.by_header:",
+        tests=[
+            "hostile/test_destinations.py::test_no_code_of_an_attacker_runs_by_a_forward_or_a_reply"
+        ],
+    ),
+    Fault(
+        id="schema-renamed-in-the-gap",
+        promise="A schema that is renamed between the look and the insert undoes the transaction.",
+        fixed="b4cce32",
+        file="database/destinations.py",
+        old='                    or locks.get(before.identity, (False, ""))[1] != before.locks',
+        new="",
+        tests=[
+            "hostile/test_destinations.py::test_a_schema_that_is_renamed_in_the_gap_is_found_and_undone"
+        ],
+    ),
+    Fault(
+        id="subscriptions-run-code",
+        promise="A subscription table that could run code of another owner is not read.",
+        fixed="5bc84d0",
+        file="send/subscriptions.py",
+        old="""        if danger is not None:
+            raise SubscriptionsRefused""",
+        new="""        if danger == "":
+            raise SubscriptionsRefused""",
+        tests=["hostile/test_tables_of_others.py::test_subscriptions_that_run_code_are_not_read"],
+    ),
+    Fault(
+        id="delayed-table-of-others-read",
+        promise="Delayed messages of a queue that nobody named are read only if that is safe.",
+        fixed="dfb4d71",
+        file="admin/watch.py",
+        old="if name is not None and not is_named:",
+        new="if name is None:",
+        tests=[
+            "hostile/test_tables_of_others.py::test_a_view_in_place_of_delayed_messages_is_not_read"
+        ],
+    ),
+    Fault(
+        id="maintenance-trusts-rows",
+        promise="The maintenance job runs no code of queues that only a stream's row names.",
+        fixed="bc00f82",
+        file="jobs/maintenance.py",
+        old="reason = distrust(connection, queue)",
+        new="reason = None",
+        tests=[
+            "jobs/test_maintenance.py::test_a_stream_names_no_queue_that_runs_code_of_its_owner"
+        ],
+    ),
+    Fault(
+        id="doctor-stops-at-no-address",
+        promise="A stream's row whose queue is no address is a finding of doctor, not its end.",
+        fixed="f41c077",
+        file="cli/queues/doctor.py",
+        old="except BadOption as error:",
+        new="except RightMissing as error:",
+        tests=[
+            "hostile/test_tables_of_others.py::test_a_stream_row_that_names_no_address_is_a_finding"
+        ],
+    ),
+    Fault(
+        id="acknowledged-anywhere",
+        promise="An answer to ServiceControl goes only where a message may be forwarded.",
+        fixed="5cdc4c2",
+        file="jobs/acknowledgement.py",
+        old="source=connection.parsed(source), by_header=True",
+        new="source=connection.parsed(source), by_header=False",
+        tests=[
+            "hostile/test_destinations.py::test_no_retry_is_acknowledged_in_a_table_of_another_owner"
+        ],
+    ),
+    Fault(
+        id="forwarded-by-header-anywhere",
+        promise="A header alone directs messages only to tables of the same owner.",
+        fixed="b4cce32",
+        file="receive/forward.py",
+        old="source=queue, by_header=True",
+        new="source=queue, by_header=False",
+        tests=[
+            "hostile/test_destinations.py::test_a_header_directs_no_message_into_a_table_of_another_owner"
+        ],
+    ),
+    Fault(
+        id="column-queue-wins",
+        promise="The option queue of the sink overrides the column queue.",
+        fixed="4667dc5",
+        file="send/message/sender.py",
+        old="if self.options.address is None or self.rows_choose:",
+        new='if frame.column("queue") is not None:',
+        tests=["send/test_messages.py::test_the_option_queue_overrides_the_column"],
+    ),
+    Fault(
+        id="reply-address-as-given",
+        promise="Reply addresses are written in their canonical form.",
+        fixed="3e91709",
+        file="send/message/frame.py",
+        old='known.append(write(parse_reply_column("replyToAddress", text, naming)))',
+        new="known.append(text)",
+        tests=["send/test_messages.py::test_a_reply_address_is_written_as_endpoints_read_it"],
+    ),
+    Fault(
+        id="life-by-executors-clock",
+        promise="What is left of a message's life is by the database's clock.",
+        fixed="945c50b",
+        file="send/message/sender.py",
+        old="frame.remaining(self.clock)",
+        new="frame.remaining(own_clock)",
+        tests=["send/test_as_received.py::test_what_is_left_of_a_life_is_by_the_databases_clock"],
+    ),
+    Fault(
+        id="late-task-stages",
+        promise="A task that comes after its batch was sent or given up stages nothing.",
+        fixed="be3311b",
+        file="database/postgresql/staging.sql",
+        statement="stage",
+        old="batch >= :batch::bigint",
+        new="batch > :batch::bigint",
+        tests=["conformance/test_send.py::test_an_abort_leaves_no_chunk"],
+    ),
+    Fault(
+        id="given-up-write-stages",
+        promise="After a write is given up, tasks that still run cannot stage.",
+        fixed="35fb0fd",
+        file="send/staging.py",
+        old="        if final:\n",
+        new="        if not batch:\n",
+        tests=["conformance/test_send.py::test_an_abort_leaves_no_chunk"],
+    ),
+    Fault(
+        id="headers-not-utf-8-sent",
+        promise="A header text of a frame that is not UTF-8 raises BadMessage.",
+        fixed="d5e9c99",
+        file="send/message/frame.py",
+        old='        self.refuse(undecodable, "headers is not UTF-8")',
+        new="",
+        tests=["send/test_refused.py::test_a_row_that_cannot_be_sent_is_refused_by_its_number"],
+    ),
+    Fault(
+        id="seeded-ids-by-batch",
+        promise="A retried task sends the same ids, however Spark cuts its rows.",
+        fixed="1420302",
+        file="send/message/sender.py",
+        old="seed=self.seed, first=2 * frame.row)",
+        new="seed=self.seed, first=0)",
+        tests=["send/test_messages.py::test_a_seed_gives_a_retried_task_the_same_messages"],
+    ),
+    Fault(
+        id="dispatch-log-ahead",
+        promise="A dispatch log that is far ahead of a batch raises an error.",
+        fixed="029b555",
+        file="send/dispatch_log.py",
+        old="if last is not None and last > batch + AHEAD:",
+        new="if last is not None and last < 0:",
+        tests=["hostile/test_state.py::test_a_dispatch_log_that_is_ahead_is_an_error"],
+    ),
+    Fault(
+        id="no-room-for-delayed",
+        promise="create refuses a name that leaves no room for the delayed table.",
+        fixed="591590d",
+        file="admin/endpoint.py",
+        old="if delayed and size > limits.longest_with_delayed:",
+        new="if delayed and size > limits.longest_table:",
+        tests=["test_endpoint.py::test_a_delayed_table_leaves_less_room_for_a_name"],
+    ),
+    Fault(
+        id="control-characters-in-json",
+        promise="--json escapes control characters.",
+        fixed="f994109",
+        file="cli/screens/screen.py",
+        old="each if each.isprintable() else json.dumps(each)[1:-1] for each in text",
+        new="text",
+        tests=["cli/test_send.py::test_json_holds_no_character_that_a_terminal_obeys"],
+    ),
+    Fault(
+        id="code-of-descendants",
+        promise="A table whose descendants could run code of another owner is not trusted.",
+        fixed="f45a72c",
+        file="database/postgresql/receive.sql",
+        statement="destinations",
+        old=" OR c.relhassubclass)",
+        new=")",
+        tests=["hostile/test_destinations.py::test_a_delayed_table_of_an_attacker_runs_nothing"],
+    ),
+]
