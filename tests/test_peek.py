@@ -129,6 +129,31 @@ def test_after_a_batch_that_received_nothing_a_look_passes_over_its_messages() -
     assert look(state, WAITING, now=1.0)[1] == [Query("anchor", 5)]
 
 
+def test_a_busy_queue_does_not_hide_messages_that_were_held() -> None:
+    """Each 30 s a look starts at the very beginning, also while messages come behind held ones."""
+    state = peek.learn(plan(look(PeekState(), WAITING)[0]), EMPTY)
+    behind = Found(1, marks=(9,), last=9)
+
+    state, early = look(state, behind, now=29.0)
+    state, due = look(peek.learn(plan(state), NONE_EMPTY), WAITING, now=30.0)
+    state, later = look(peek.learn(plan(state), NONE_EMPTY), behind, now=31.0)
+
+    assert early == [Query("behind", 8, ends=True)]
+    assert due == [Query("start", LOWEST_SEQ)]
+    assert later == [Query("anchor", 8)]
+
+
+def test_messages_that_are_held_for_long_cost_an_empty_batch_each_thirty_seconds() -> None:
+    """The look after it starts behind them again."""
+    state = peek.learn(plan(look(PeekState(), WAITING, now=0.0)[0]), EMPTY)
+
+    state, due = look(state, WAITING, now=30.0)
+    _, again = look(peek.learn(plan(state), EMPTY), WAITING, now=31.0)
+
+    assert due == [Query("start", LOWEST_SEQ)]
+    assert again == [Query("behind", 8, ends=True)]
+
+
 def test_without_receipts_an_unchanged_queue_shows_that_a_batch_received_nothing() -> None:
     """No outcome is known there; with receipts the outcome is what counts."""
     state = plan(look(PeekState(), WAITING)[0])

@@ -4,7 +4,7 @@ Where the driver looks for messages: a frozen state, and pure functions that mov
 A look starts where the queue started last time, because rows that were deleted may lie before it,
 kept by someone's old snapshot. From time to time, and when nothing is found, it starts at the very
 beginning: a lower seq may commit late. If a batch received nothing, because others hold its
-messages, the next look starts behind them. A queue where nothing was found rests for a while.
+messages, the looks until then start behind them. A queue where nothing was found rests for a while.
 
 A look is a few queries. `start_look` gives the first one, and `answer_look` takes what a query
 found and gives the next one, or None at the end. peeker.py runs the queries.
@@ -100,8 +100,9 @@ class Answer:
 
 def start_look(state: PeekState, now: float) -> tuple[PeekState, Query]:
     """Choose the first query of a look."""
-    if state.planned is not None and state.planned.empty:
-        return look_behind(state, state.planned)
+    planned = state.planned
+    if planned is not None and planned.empty and now < state.from_start:
+        return look_behind(state, planned)
     return state, choose_query(state, now)
 
 
@@ -140,12 +141,12 @@ def answer_look(
 
 
 def choose_query(state: PeekState, now: float) -> Query:
-    """Start behind held messages, or where the queue started, or at the very beginning."""
+    """Start at the very beginning if that is due, else behind held messages or at the anchor."""
+    if now >= state.from_start:
+        return Query("start", LOWEST_SEQ)
     if state.behind is not None:
         return Query("behind", state.behind)
-    if now < state.from_start:
-        return Query("anchor", state.anchor)
-    return Query("start", LOWEST_SEQ)
+    return Query("anchor", state.anchor)
 
 
 def look_behind(state: PeekState, planned: Planned) -> tuple[PeekState, Query]:
@@ -165,7 +166,7 @@ def note_place(state: PeekState, query: Query, answer: Answer) -> PeekState:
         return state
     pause = max(FROM_THE_START, FROM_THE_START_SHARE * answer.took)
     anchor = state.anchor if found.messages else LOWEST_SEQ
-    return replace(state, anchor=anchor, from_start=answer.now + pause)
+    return replace(state, anchor=anchor, behind=None, from_start=answer.now + pause)
 
 
 # ---------------------------------------------------------------- what happens between looks
