@@ -207,6 +207,19 @@ def test_transaction_mode_none_needs_no_state_tables(bare: Bench, *, frozen: boo
     assert bare.seqs() == [24, 25]
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_driver_lost_in_transaction_mode_none_ends_no_run_early(bench: Bench) -> None:
+    """A plan that Spark never got did not receive nothing, so its messages are planned again."""
+    for _ in bench.strikes("sqlqueue driver orders"):
+        sent = send(bench, 3)
+        loop = bench.loop(transactionMode="none")
+        loop.freeze()
+
+        assert bench.drain(loop) == sent
+
+    assert {"peek", "commit"} <= set(bench.struck)
+
+
 # ----- checkpoints -----------------------------------------------------------------------------
 
 

@@ -169,6 +169,7 @@ class PeekLoop:
                 closed = self._closed if known else self._close(connection, start)
                 following = self._plan_next(connection, start.stream, closed, now)
         except ConnectionLost:
+            self.planner.forget_plan()
             raise
         except DatabaseFailure:
             # a table that cannot be read must not keep the receipts of a finished batch

@@ -6,6 +6,7 @@ peek.py decides which queries, and what to remember.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sqlq_spark.receive.driver import peek
@@ -87,6 +88,10 @@ class Peeker:
     def learn(self, outcome: Outcome) -> None:
         """Record what the batch that was planned last has received."""
         self.state = peek.learn(self.state, outcome)
+
+    def forget_plan(self) -> None:
+        """Expect no outcome of the batch that was planned last."""
+        self.state = replace(self.state, planned=None)
 
     def rest(self, until: float) -> None:
         """Look at nothing for a while."""

@@ -89,6 +89,11 @@ class Planner:
             self._log_size(sum(part.tasks for part in plan))
         return plan
 
+    def forget_plan(self) -> None:
+        """Expect no outcome of the last plan: Spark may not have got it."""
+        for peeker in self.peekers:
+            peeker.forget_plan()
+
     def pause(self, now: float) -> None:
         """Let the queues rest for a while, also those in which too few messages wait."""
         until = now + self.options.peek_delay
