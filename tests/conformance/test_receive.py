@@ -525,7 +525,14 @@ def test_a_range_that_is_deleted_at_once_holds_the_lowest_messages_of_the_queue(
 def test_a_queue_with_another_consumer_is_not_received_from_by_ranges(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One statement waits for its row, and is undone; the next task does not try it."""
+    """
+    One statement waits 1 ms for its row, and is undone; the next task does not try it.
+
+    The server counts the limit for each row, so a larger one adds up beside busy endpoints.
+    """
+    waits: list[float | None] = []
+    patience = bench.desk.patience
+    monkeypatch.setattr(bench.desk, "patience", lambda each: (waits.append(each), patience(each)))
     monkeypatch.setattr(ranges, "FEWEST", 0)
     monkeypatch.setattr(ranges, "HELD", {})
     stream = bench.new_stream()
@@ -538,6 +545,7 @@ def test_a_queue_with_another_consumer_is_not_received_from_by_ranges(
         second = bench.receive(ours(task=1))
 
     assert (bodies(first), bodies(second)) == ([b"a", b"c"], [b"d"])
+    assert waits == [0.001]
     assert len(tried) == 1
     assert tried == ranges.HELD
     assert bodies(bench.receive(ours(task=2))) == [b"b"]

@@ -48,8 +48,8 @@ SELECT payload
 -- Deletes the messages of a range that no other session needs: all of them, if they are no more than a
 -- count and a size and none is larger than :largest; otherwise none. It locks no row before it deletes
 -- it, which saves a fifth of the server's work. Both passes have one snapshot, so the limits are exact.
--- Locks:   a row lock for each row it deletes, until commit. Waits 20 ms for a row that another session
---          holds, and then gives up; `receive` takes the others.
+-- Locks:   a row lock for each row it deletes, until commit. Waits 1 ms for each row that another
+--          session holds, and gives up at the first one that stays held; `receive` takes the others.
 -- Index:   the unique index on seq.
 -- Returns: as receive; no order promised
 DELETE FROM {queue}
