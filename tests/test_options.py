@@ -8,7 +8,13 @@ import pickle
 import pytest
 
 from sqlq_spark.datasource import DefaultSource
-from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption, OptionsOfTable
+from sqlq_spark.errors import (
+    BadOption,
+    MisplacedOption,
+    MissingOption,
+    OptionOfOtherSource,
+    OptionsOfTable,
+)
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.source import WRITE
@@ -152,6 +158,26 @@ def test_an_option_of_the_other_side_is_refused() -> None:
         kind.parse(
             {**url, "path": "orders", "paths": "[]", "checkpointLocation": "/c", "mergeSchema": "x"}
         )
+
+
+OF_OTHERS = (
+    "subscribe subscribePattern assign startingOffsets endingOffsets startingTimestamp "
+    "endingTimestamp startingOffsetsByTimestamp endingOffsetsByTimestamp maxOffsetsPerTrigger "
+    "minOffsetsPerTrigger minPartitions maxRecordsPerPartition includeHeaders kafka.group.id "
+    "topic dbtable query driver fetchsize batchsize isolationLevel numPartitions partitionColumn "
+    "lowerBound upperBound subscriptionId topicId projectId numFetchPartitions "
+    "deleteSubscriptionOnStreamStop"
+)
+
+
+@pytest.mark.parametrize("name", OF_OTHERS.split())
+@pytest.mark.parametrize("kind", [SourceOptions, SinkOptions])
+def test_an_option_of_another_source_is_refused(
+    kind: type[SourceOptions | SinkOptions], name: str
+) -> None:
+    """A job ported from Kafka or JDBC would run without its limits."""
+    with pytest.raises(OptionOfOtherSource, match=f"option {name} is of another source"):
+        kind.parse({"url": "postgresql://host/shop", "queue": "orders", name.lower(): "1"})
 
 
 def test_a_command_has_options_of_the_database_alone() -> None:

@@ -5,7 +5,8 @@ The errors of this package, by what they are about.
 
     SqlQueueError
     ├── BadInput             inputs: options, addresses, DataFrames; nothing was changed
-    │   ├── BadOption · UnknownOption · MisplacedOption · MissingOption · OptionsOfTable
+    │   ├── BadOption · UnknownOption · MisplacedOption · OptionOfOtherSource
+    │   ├── MissingOption · OptionsOfTable
     │   ├── BadAddress
     │   ├── BadFrame         a DataFrame's columns do not fit
     │   └── BadMessage       one row of a DataFrame does not fit
@@ -65,6 +66,7 @@ from sqlq_spark.errors.inputs import (
     BadOption,
     MisplacedOption,
     MissingOption,
+    OptionOfOtherSource,
     OptionsOfTable,
     UnknownOption,
 )
@@ -178,6 +180,7 @@ __all__ = [
     "NotAQueue",
     "NotReachable",
     "NothingToSettle",
+    "OptionOfOtherSource",
     "OptionsOfTable",
     "PayloadRefused",
     "QueueElsewhere",

@@ -36,6 +36,15 @@ class MisplacedOption(BadInput):
         super().__init__(option, given, home)
 
 
+class OptionOfOtherSource(BadInput):
+    """An option of Spark's Kafka, JDBC or Pub/Sub source or sink. It would have no effect."""
+
+    template = "option {0} is of another source, and has no effect here: {1}"
+
+    def __init__(self, option: str, instead: str) -> None:
+        super().__init__(option, instead)
+
+
 class MissingOption(BadInput):
     """An option without a default was not set."""
 

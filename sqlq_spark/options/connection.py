@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from sqlq_spark.database.names import EXAMPLES, STATE, Names, names_of
 from sqlq_spark.database.zone import ZONE
-from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption
+from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption, OptionOfOtherSource
 from sqlq_spark.options.addresses import parse_tables
 from sqlq_spark.options.fields import (
     LOGIN,
@@ -32,6 +32,36 @@ OF_A_TABLE = (
     "write WITH (url '…') after the name of the table"
 )
 CHECKPOINT = "checkpointlocation"  # Spark's own option, allowed on both sides of a stream
+
+# what to use here → options of other sources and sinks
+# A ported job would otherwise run without its limit, and delete all that waits.
+INSTEAD = {
+    "name the queue by queue, or several of a read by queues": (
+        "subscribe subscribePattern assign dbtable query subscriptionId"
+    ),
+    "name the queue by queue, or publish by topics of a write": "topic topicId",
+    "there are no offsets: a stream receives all that waits. Filter a batch read by seq": (
+        "startingOffsets endingOffsets startingTimestamp endingTimestamp "
+        "startingOffsetsByTimestamp endingOffsetsByTimestamp"
+    ),
+    "use maxMessagesPerTrigger or maxBytesPerTrigger of a stream": "maxOffsetsPerTrigger",
+    "use minMessagesPerTrigger of a stream": "minOffsetsPerTrigger",
+    "the driver cuts a batch into tasks, and maxConcurrency of a stream limits them": (
+        "minPartitions numPartitions numFetchPartitions maxRecordsPerPartition partitionColumn "
+        "lowerBound upperBound"
+    ),
+    "a read always has the column headers, and headersFormat sets its type": "includeHeaders",
+    "rows go in blocks of a fixed size, and maxBytesPerTrigger limits a batch of a stream": (
+        "fetchsize batchsize"
+    ),
+    "use transactionMode": "isolationLevel",
+    "url alone decides which server, database and driver are used": "driver projectId",
+    "run `sqlqueue unsubscribe` or `sqlqueue retire`": "deleteSubscriptionOnStreamStop",
+}
+FOREIGN = {
+    name.lower(): (name, advice) for advice, names in INSTEAD.items() for name in names.split()
+}
+KAFKA = "kafka."  # options of Kafka's client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +100,8 @@ class DatabaseOptions:
                 `path`, the argument of `.load` and `.save`, is another name of `queue`.
 
         Raises:
-            BadOption, MissingOption, MisplacedOption, UnknownOption: with what was found and what
-                is expected.
+            BadOption, MissingOption, MisplacedOption, OptionOfOtherSource, UnknownOption: with
+                what was found and what is expected.
         """
         return cls(**cls._read(raw))
 
@@ -96,12 +126,18 @@ class DatabaseOptions:
 
     @classmethod
     def _refuse_strays(cls, given: Mapping[str, str]) -> None:
-        """Refuse likely typos, and options that only the other side has."""
+        """Refuse likely typos, and options that only the other side or another source has."""
         own = option_names(cls)
         known = own | option_names(*DatabaseOptions.__subclasses__())
         if misplaced := (given.keys() & known.keys()) - own.keys() - {CHECKPOINT}:
             raise MisplacedOption(known[min(misplaced)], *cls.side)
-        refuse_typos(given.keys() - known.keys() - {"path"}, own | LOGIN)
+        unknown = given.keys() - known.keys() - {"path"}
+        for key in sorted(unknown):
+            if key in FOREIGN:
+                raise OptionOfOtherSource(*FOREIGN[key])
+            if key.startswith(KAFKA):
+                raise OptionOfOtherSource(key, "url, user and password name the server and login")
+        refuse_typos(unknown, own | LOGIN)
 
     def __post_init__(self) -> None:
         """Compute what depends on several options."""
