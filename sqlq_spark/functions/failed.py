@@ -121,7 +121,8 @@ def retry_later(
             delays.
         exception_type: of the failure; as for `fail`.
         exception_message: as for `fail`.
-        to: the error queue of messages that fail; as for `fail`.
+        to: the error queue of messages that fail, as for `fail`. The sink's option `queue` cannot
+            name it, because it would override the queue to which the others come back.
         most: the number of retries; with 0 all messages fail.
         stack_trace: as for `fail`.
         source: as for `fail`.

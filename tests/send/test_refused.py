@@ -275,3 +275,12 @@ def test_a_frame_without_one_destination_is_refused() -> None:
     with pytest.raises(BadFrame, match=r"would override the option topics: drop the column queue"):
         columns.check_frame(read, queue=False, topics=True)
     columns.check_frame(read, queue=True)
+
+
+def test_an_option_queue_beside_retries_is_refused() -> None:
+    """Retries would go to the error queue's delayed table, where nobody moves them."""
+    retries = {"body": "binary", "queue": "string", "delay": "int"}
+    with pytest.raises(BadFrame, match="drop the option, and name the error queue by to"):
+        columns.check_frame(retries, queue=True)
+    columns.check_frame(retries, queue=False)
+    columns.check_frame({**retries, "seq": "bigint"}, queue=True)  # a read that is delayed

@@ -61,7 +61,9 @@ def of_state(connection: Connection) -> list[Finding]:
         fix = "stop the queries, see that receipt and staging are empty, and drop the schema"
         return [of_error(connection.server, "state", error, fix)]
     except StateTooNew as error:
-        return [of_error(connection.server, "state", error, "pip install --upgrade sqlq-spark")]
+        # the name of the package on the public index may be another's
+        fix = "in the folder of the clone: git pull && pip install '.[spark]'"
+        return [of_error(connection.server, "state", error, fix)]
     except RightMissing as error:
         return [of_error(connection.server, "state_right", error, str(error.args[2]))]
     return missing

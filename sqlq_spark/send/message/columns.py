@@ -80,6 +80,12 @@ def _check_destination(types: dict[str, str], *, queue: bool, topics: bool) -> N
             "no destination: give the option queue, or a column queue; to publish, the option "
             "topics, or a column topics"
         )
+    if {"queue", "delay"} <= types.keys() and "seq" not in types and queue:
+        raise BadFrame(
+            "its columns queue and delay, as retry_later makes them, say where each row comes "
+            "back, and the option queue would override them: drop the option, and name the error "
+            "queue by to"
+        )
     if {"queue", "seq"} <= types.keys() and topics:
         raise BadFrame(
             "its columns queue and seq, as a read gives them, say where each row came from, and "
