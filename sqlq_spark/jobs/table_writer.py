@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
+from sqlq_spark import checkpoints
 from sqlq_spark.jobs import acknowledgement, type_tables
-from sqlq_spark.jobs.frame import files
 from sqlq_spark.jobs.table_formats import FORMATS, Write
 from sqlq_spark.jobs.typed.schema import UNFIT, Schema, failures, fitting
 
@@ -163,4 +163,4 @@ def persist(batch: DataFrame) -> Iterator[DataFrame]:
 
 def query_id(spark: SparkSession, checkpoint: str) -> str:
     """The stream's id, which is the same for the life of its checkpoint."""
-    return str(json.loads(files.text(spark, f"{checkpoint.rstrip('/')}/metadata"))["id"])
+    return str(json.loads(checkpoints.text(spark, f"{checkpoint.rstrip('/')}/metadata"))["id"])

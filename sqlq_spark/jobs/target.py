@@ -14,8 +14,8 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sqlq_spark import checkpoints
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.jobs.frame import files
 from sqlq_spark.jobs.frame.settings import BadSettings
 from sqlq_spark.send.dispatch_log import OPEN, UNKNOWN, enter, last
 
@@ -37,12 +37,13 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
     if sink.delivery != "exactlyOnce":
         return
     note = f"{checkpoint.rstrip('/')}/{FILE}"
-    known, _, was = files.text(spark, note).partition("\n")
+    known, _, was = checkpoints.text(spark, note).partition("\n")
     with Session(sink, "job") as session:
         here = f"{session.open().server}, stateSchema {sink.state_schema}"
         if known and session.do(partial(last, known, sink.query_timeout)) != UNKNOWN:
             return
-        batch, done = (newest(spark, f"{checkpoint}/{log}") for log in ("offsets", "commits"))
+        logs = (checkpoints.names(spark, f"{checkpoint}/{log}") for log in ("offsets", "commits"))
+        batch, done = map(checkpoints.newest, logs)
         if known and batch > done:
             raise BadSettings(
                 f"setting checkpoint is {checkpoint!r}: its batch {batch} is open, and may have "
@@ -52,10 +53,4 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
             )
         fresh = f"job:{uuid.uuid4()}"
         session.do(partial(enter, fresh, sink.query_timeout, OPEN))
-    files.write(spark, note, f"{fresh}\n{here}")
-
-
-def newest(spark: SparkSession, log: str) -> int:
-    """The last batch in a log of a checkpoint; -1 if there is none."""
-    numbers = (int(name) for name in files.names(spark, log) if name.isdecimal())
-    return max(numbers, default=-1)
+    checkpoints.write(spark, note, f"{fresh}\n{here}")

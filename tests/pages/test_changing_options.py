@@ -11,6 +11,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from spark.stand import finish
 
+from sqlq_spark import open_batch
 from sqlq_spark.errors import (
     PayloadRefused,
     StateNotInstalled,
@@ -218,7 +219,7 @@ def test_columns_may_change_and_the_open_batch_has_the_new_ones(
         with pytest.raises(Exception, match="the sink failed"):
             run(fails=True, **options)
     shop.run(*blocks(PAGE, "open"))
-    is_open = shop.names["is_open"]
+    batch = shop.names["batch"]
     run("seq bigint")
 
     first, text, narrow = seen
@@ -226,7 +227,7 @@ def test_columns_may_change_and_the_open_batch_has_the_new_ones(
     assert [row["headers"][0] for row in text] == ["{", "{"]
     assert [row["body"] for row in text] == [row["body"] for row in first]
     assert narrow == [{"seq": row["seq"]} for row in first]
-    assert [is_open, shop.names["has_open_batch"](checkpoint)] == [True, False]
+    assert [batch, open_batch(spark, str(checkpoint))] == [0, None]
 
 
 @pytest.mark.spark

@@ -81,7 +81,7 @@ def test_a_checkpoint_is_moved_and_shows_its_stream(
 
     streams = shop.sql("SELECT stream::text FROM sqlqueue.stream")
     assert spark.read.parquet(str(shop.folder / "orders")).count() == 12
-    assert [name for (name,) in streams] == re.findall(r"'([\w-]{36})'", shown)
+    assert [name for (name,) in streams] == re.findall(r"\b[0-9a-f-]{36}\b", shown)
     assert "no receipts" in shop.printed
 
 

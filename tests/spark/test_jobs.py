@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jobs.submit import delta_rows, module, sigterm_when
 
-from sqlq_spark.jobs.frame import files, stream
+from sqlq_spark import checkpoints
 from sqlq_spark.jobs.frame import main as job
+from sqlq_spark.jobs.frame import stream
 from sqlq_spark.jobs.type_tables import table_name
 from sqlq_spark.options import SinkOptions
 
@@ -194,7 +195,7 @@ def test_an_open_batch_is_not_sent_to_another_dispatch_log(queue: SparkQueue) ->
     (checkpoint / "commits" / "10").write_text("v1\n", encoding="utf-8")
     job.bind(queue.spark, str(checkpoint), second)
 
-    noted = files.text(queue.spark, f"{checkpoint}/sqlqueue_target")
+    noted = checkpoints.text(queue.spark, f"{checkpoint}/sqlqueue_target")
     assert noted.endswith(f", stateSchema {second.state_schema}")
 
 
