@@ -218,6 +218,7 @@ def test_columns_may_change_and_the_open_batch_has_the_new_ones(
     for options in ({}, {"headersFormat": "json"}):
         with pytest.raises(Exception, match="the sink failed"):
             run(fails=True, **options)
+    shop.names["spark"] = spark
     shop.run(*blocks(PAGE, "open"))
     batch = shop.names["batch"]
     run("seq bigint")
