@@ -100,6 +100,7 @@ StatementName = Literal[
     "stage",
     "advance",
     "settle",
+    "query_mark",
     "chunks",
     "chunk",
     "chunk_pages",

@@ -31,7 +31,7 @@ The errors of this package, by what they are about.
     │   ├── CheckpointRolledBack · DatabaseRolledBack · ReceiptsMissing
     │   ├── StreamNotFound · StreamOfOtherQueue · StreamTakenOver
     │   └── BadOffset · BadPlan · StaleTask · CheckpointIncomplete
-    └── ChunksMissing · NothingToSettle · DispatchLogAhead    dispatch
+    └── ChunksMissing · NothingToSettle (and BatchClosed) · DispatchLogAhead    dispatch
 
 Every message says what failed, where, what was found, and how to fix it.
 The arguments stay in `args`, so that an error survives pickling between Spark's processes.
@@ -54,6 +54,7 @@ from sqlq_spark.errors.checkpoint import (
     StreamTakenOver,
 )
 from sqlq_spark.errors.dispatch import (
+    BatchClosed,
     ChunksMissing,
     DispatchLogAhead,
     NothingToSettle,
@@ -145,6 +146,7 @@ __all__ = [
     "BadOffset",
     "BadOption",
     "BadPlan",
+    "BatchClosed",
     "Cancelled",
     "CertificateRefused",
     "CheckpointFailure",

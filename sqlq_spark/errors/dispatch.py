@@ -19,18 +19,27 @@ class ChunksMissing(SqlQueueError):
 
 
 class NothingToSettle(SqlQueueError):
-    """A batch has no open receipt to commit its sends with. Nothing was sent."""
+    """A batch has no receipts to commit its sends with. Nothing was sent."""
 
     template = (
-        "micro-batch {1} of query {0} has no open receipts in schema {2} of {3}. Nothing of it was "
-        "sent. transactionMode=sendsAtomicWithReceive needs a sqlqueue source with receipts in the "
-        "same database and stateSchema. A batch has no open receipts if they were returned or "
-        "dropped, or if it has no data. For the latter, set "
-        "spark.sql.streaming.noDataMicroBatches.enabled=false."
+        "query {0} has no stream and no receipt in schema {2} of {3}, so nothing of its "
+        "micro-batch {1} was sent. transactionMode=sendsAtomicWithReceive needs a sqlqueue source "
+        "in the same database: give the read and the write the same url and stateSchema. If the "
+        "queue was still empty at the first batch, start the query once without transactionMode."
     )
 
     def __init__(self, query: str | None, batch: int | None, schema: str, server: str) -> None:
         super().__init__(query, batch, schema, server)
+
+
+class BatchClosed(NothingToSettle):
+    """Receipts of a batch were returned or dropped before its sends. Nothing was sent."""
+
+    template = (
+        "micro-batch {1} of query {0} is closed in schema {2} of {3}, so nothing of it was sent: "
+        "receipts of it were returned or dropped, and its messages may be in their queue again. "
+        "Start the query with a new checkpoint."
+    )
 
 
 class DispatchLogAhead(SqlQueueError):

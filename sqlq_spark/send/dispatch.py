@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.receipt_moves import check_stored
-from sqlq_spark.errors import ChunksMissing, NothingToSettle
+from sqlq_spark.errors import BatchClosed, ChunksMissing, NothingToSettle
 from sqlq_spark.send import dispatch_log
 from sqlq_spark.send.queue_writer import QueueWriter
 from sqlq_spark.send.staging import fetch_chunk
@@ -55,7 +55,8 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
 
     Raises:
         ChunksMissing, QueueNotFound, DestinationRefused, SubscriberUnreachable,
-        SubscriptionsNotFound, NothingToSettle, DispatchLogAhead: nothing was sent.
+        SubscriptionsNotFound, NothingToSettle, BatchClosed, DispatchLogAhead: nothing was
+        sent.
     """
     if not staged:
         return 0
@@ -126,16 +127,24 @@ class Dispatch:
         """
         Mark the receipts of the micro-batch as settled, if the options ask for it.
 
+        A source without new messages has no receipt. The query's mark says that the batch is open.
+
         Raises:
-            NothingToSettle: the micro-batch has no receipt here.
+            NothingToSettle: the query has no stream and no receipt here.
+            BatchClosed: receipts of the batch were returned or dropped.
         """
         if not self.options.settles:
             return
         origin, connection = self.staged[0].origin, self.connection
         query, batch = origin.query_id, origin.query_batch
+        where = query, batch, connection.state, connection.server
         check_stored("settle", f"the receipts of micro-batch {batch} of query {query}")
-        if not connection.rows("settle", query_id=query, query_batch=batch):
-            raise NothingToSettle(query, batch, connection.state, connection.server)
+        settled = connection.rows("settle", query_id=query, query_batch=batch)
+        ((mark,),) = connection.rows("query_mark", query_id=query)
+        if mark is None and not settled:
+            raise NothingToSettle(*where)
+        if mark is not None and batch is not None and mark >= batch:
+            raise BatchClosed(*where)
 
     def check_chunks(self) -> dict[ChunkKey, Seal]:
         """

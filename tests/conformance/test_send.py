@@ -12,6 +12,7 @@ import pytest
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import (
     BadOption,
+    BatchClosed,
     ChunksMissing,
     DelayedQueueNotFound,
     MissingOption,
@@ -312,15 +313,61 @@ def test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing(
     with transaction(bench.desk, timeout=TIMEOUT):
         return_(bench.desk, stream, 1, task, bench.queue)
 
-    with pytest.raises(NothingToSettle):
+    with pytest.raises(BatchClosed):
         dispatch(bench, staged, transactionMode=ATOMIC)
-    with pytest.raises(NothingToSettle) as caught:  # so it is without a stream of ours
-        dispatch(bench, stage(bench, chunk(b"x")), transactionMode=ATOMIC)
 
-    said = f"micro-batch None of query None has no open receipts in schema {bench.dotnet.state} of "
-    assert str(caught.value).startswith(said)
     assert bench.bodies() == [b"%d" % (task + 1)]
     assert {batch for (batch,) in bench.dotnet.state_rows("dispatch_log", "batch")} == {None}
+
+
+def test_a_micro_batch_of_two_sources_of_which_one_was_returned_sends_nothing(
+    bench: Bench,
+) -> None:
+    """The receipts of the other source are there, but the batch is closed for the query."""
+    bench.dotnet.send_many(bench.queue, [b"1", b"2"])
+    first, second = bench.new_stream(), bench.new_stream()
+    for stream, edges in ((first, (-(2**63), 2)), (second, (2, 2**63 - 1))):
+        task = bench.task(stream, first=edges[0], stop=edges[1])
+        receive(bench.desk, task, timeout=TIMEOUT, origin=MICRO_BATCH)
+    staged = send_staging.stage(
+        bench.session("stage"), [chunk(b"both")], sink="s", batch=4, origin=MICRO_BATCH
+    )
+    with transaction(bench.desk, timeout=TIMEOUT):
+        return_(bench.desk, first, 1, 0, bench.queue)
+
+    with pytest.raises(BatchClosed):
+        dispatch(bench, staged, transactionMode=ATOMIC)
+
+    assert bench.bodies() == [b"1"]
+    assert settled(bench) == [(0, False)]
+
+
+def test_a_micro_batch_without_messages_of_the_queue_is_sent(bench: Bench) -> None:
+    """Another source of the query may have rows alone; its stream was acknowledged before."""
+    bench.dotnet.send_many(bench.queue, [b"1"])
+    stream, staged = passed_on(bench, tasks=1)
+    dispatch(bench, staged, transactionMode=ATOMIC)
+    bench.plan(stream, 1)
+    bench.ack(stream, 1)
+    later = Origin(query_id="query", query_batch=5)
+    staged = send_staging.stage(
+        bench.session("stage"), [chunk(b"of a file")], sink="s", batch=5, origin=later
+    )
+
+    assert dispatch(bench, staged, transactionMode=ATOMIC) == 1
+
+    assert bench.bodies() == [b"passed on", b"of a file"]
+
+
+def test_a_query_without_a_stream_in_the_state_schema_sends_nothing(bench: Bench) -> None:
+    """The likeliest mistake is a url or stateSchema that only one side has."""
+    with pytest.raises(NothingToSettle) as caught:
+        dispatch(bench, stage(bench, chunk(b"x")), transactionMode=ATOMIC)
+
+    said = f"query None has no stream and no receipt in schema {bench.dotnet.state} of "
+    assert str(caught.value).startswith(said)
+    assert "the same url and stateSchema" in str(caught.value)
+    assert bench.bodies() == []
 
 
 def test_sends_atomic_with_receive_needs_exactly_once(bench: Bench) -> None:

@@ -48,10 +48,9 @@ UPDATE {state}.dispatch_log
 RETURNING batch
 
 -- name: settle
--- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. A batch
--- whose receipts were returned or dropped has none to settle.
+-- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. Those that
+-- were returned or dropped are gone, see query_mark.
 -- Locks:   the stream's row FOR SHARE, as its tasks do; the receipts until commit.
--- Returns: a row for each receipt
 WITH held AS (
     SELECT r.stream, r.batch, r.task
       FROM {state}.receipt AS r
@@ -65,6 +64,15 @@ UPDATE {state}.receipt AS r
   FROM held
  WHERE r.stream = held.stream AND r.batch = held.batch AND r.task = held.task
 RETURNING true
+
+-- name: query_mark
+-- After settle: whether the batch may be sent. Who closes it holds the stream's row, which settle locks.
+-- Index:   stream_query.
+-- Returns: one row. query_batch bigint: the last batch of Spark's query that one of its streams has
+--          closed; null where it has no stream here, or has closed none
+SELECT max(query_batch)
+  FROM {state}.stream
+ WHERE query_id = :query_id::text
 
 -- name: chunks
 -- Returns: attempt text, chunk bigint

@@ -59,8 +59,8 @@ OUTPUT inserted.batch
  WHERE sink = @sink AND (batch IS NULL OR batch < @batch)
 
 -- name: settle
--- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. A batch
--- whose receipts were returned or dropped has none to settle.
+-- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. Those that
+-- were returned or dropped are gone, see query_mark.
 -- Locks:   the stream's row, shared, as its tasks do, and before the receipts, as acknowledging does;
 --          the receipts until commit.
 -- Index:   receipt_query, a seek; a scan would wait for receipts that tasks write now.
@@ -80,6 +80,15 @@ OUTPUT CAST(1 AS bit)
   FROM {state}.receipt AS r WITH (FORCESEEK)
   JOIN @open AS o ON o.stream = r.stream
  WHERE r.query_id = @query_id AND r.query_batch = @query_batch AND r.batch > o.acked
+
+-- name: query_mark
+-- After settle: whether the batch may be sent. Who closes it holds the stream's row, which settle locks.
+-- Index:   stream_query.
+-- Returns: one row. query_batch bigint: the last batch of Spark's query that one of its streams has
+--          closed; null where it has no stream here, or has closed none
+SELECT MAX(query_batch) AS query_batch
+  FROM {state}.stream
+ WHERE query_id = @query_id
 
 -- name: chunks
 -- Returns: attempt, chunk bigint
