@@ -97,7 +97,7 @@ FAULTS = [
     ("indexes_are_not_converted", "stats", "<= GETUTCDATE", "<= SYSUTCDATETIME"),
     ("indexes_are_not_converted", "discard_abandoned", r"(@gone[^,]*) COLLATE \w+", r"\1"),
     ("indexes_are_not_converted", "acknowledge", "stream = @stream", "stream = @batch"),
-    ("indexes_are_not_converted", "outcome", "BETWEEN @acked", "BETWEEN GETUTCDATE()"),
+    ("indexes_are_not_converted", "outcome", "BETWEEN @first", "BETWEEN GETUTCDATE()"),
     ("parameters_are_declared", "receive", "@largest", "@larger"),
     ("parameters_are_declared", "install_lock", "@got int, ", ""),
 ]

@@ -102,7 +102,9 @@ def acknowledge(
     if row.acked > batch:
         accept_or_raise(CheckpointRolledBack(stream, batch, row.acked), who)
         return Acknowledged(batch=row.acked, outcome=Outcome(0, 0, 0), plan=row.plan)
-    counts = connection.rows("outcome", stream=stream, batch=batch, acked=row.acked)
+    # a batch that a return or a drop has closed keeps its other receipts
+    first = min(row.acked + 1, batch)
+    counts = connection.rows("outcome", stream=stream, first=first, batch=batch)
     if lacks_commits(row, batch, found=bool(counts)):
         accept_or_raise(DatabaseRolledBack(stream, batch, row.acked, connection.server), who)
     total = count_batch(batch, [each[:6] for _, *each in counts])
@@ -112,7 +114,7 @@ def acknowledge(
     passed = not (who.fail_on_data_loss or total.outcome.got)
     passed = passed and is_passed_over(connection, stream, origin)
     if counts or row.acked < batch:
-        close_batch(connection, stream, row.acked, total, origin)
+        close_batch(connection, stream, first, total, origin)
     queues = {queue: count_batch(batch, [each[:6]]) for queue, *each in counts}
     plan = row.plan_of(batch + 1)
     return replace(total, plan=plan, queues=queues, is_passed_over=passed)
@@ -132,9 +134,9 @@ def miss_receipts(stream: str, batch: int, tasks: int, found: int, who: Claim) -
 
 
 def close_batch(
-    connection: Connection, stream: str, acked: int, total: Acknowledged, origin: Origin
+    connection: Connection, stream: str, first: int, total: Acknowledged, origin: Origin
 ) -> None:
-    """Raise the stream's acknowledged batch and its query's, and delete the receipts up to it."""
+    """Raise the acknowledged batch of the stream and its query, and delete receipts from `first`."""
     check_stored("acknowledge", f"the receipts of batch {total.batch} of stream {stream}")
     connection.run(
         "acknowledge",
@@ -147,7 +149,7 @@ def close_batch(
         query_id=origin.query_id,
         query_batch=origin.query_batch,
     )
-    connection.run("delete_receipts", stream=stream, batch=total.batch, acked=acked)
+    connection.run("delete_receipts", stream=stream, first=first, batch=total.batch)
 
 
 def name_in_spark(counts: Sequence[Row]) -> Origin:

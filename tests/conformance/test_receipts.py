@@ -106,6 +106,23 @@ def test_an_ack_deletes_the_receipts_and_adds_up_what_they_held(bench: Bench) ->
     assert bench.dotnet.state_rows("stream", columns) == [(0, 0, 0, 0), (1, 3, 1, 1)]
 
 
+def test_an_ack_keeps_the_receipts_of_a_batch_that_a_return_has_closed(bench: Bench) -> None:
+    """Spark was never handed that batch, so the operator may still return its other receipts."""
+    stream = bench.new_stream()
+    received(bench, stream, batch=1, messages=1)
+    received(bench, stream, batch=2, messages=1)
+    bench.dotnet.send(bench.queue, body=b"of task 1")
+    bench.receive(bench.task(stream, batch=2, task=1))
+    return_(bench, stream, batch=2)
+    bench.plan(stream, 3)
+    bench.receive(bench.task(stream, batch=3))
+
+    bench.ack(stream, 3)
+
+    assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0), (stream, 2, 1)]
+    assert return_(bench, stream, batch=2, task=1) == 1
+
+
 def test_an_ack_waits_for_a_running_task_and_takes_its_receipt_with_it(bench: Bench) -> None:
     """Without the wait a zombie could write a receipt that nobody will read."""
     bench.dotnet.send(bench.queue)

@@ -22,8 +22,8 @@ UPDATE {state}.stream
 SELECT queue FROM {state}.stream WHERE stream = :stream::text
 
 -- name: outcome
--- What the tasks of the batches up to this one received, a row for each queue. The scan of the index
--- starts at the batch acknowledged before, behind the dead entries of all earlier ones.
+-- What the tasks of the batches from :first to :batch received, a row for each queue. The scan of the
+-- index starts behind the dead entries of all earlier ones.
 -- Returns: queue text; tasks, empty (tasks that took nothing), messages, expired, diverted,
 --          forwarded; bigint; query_id text, query_batch bigint: Spark's names for the last batch,
 --          or null where the receipts are of several queries
@@ -37,7 +37,7 @@ SELECT queue,
        CASE WHEN min(query_id) = max(query_id) THEN max(query_id) END,
        CASE WHEN min(query_id) = max(query_id) THEN max(query_batch) END
   FROM {state}.receipt
- WHERE stream = :stream::text AND batch BETWEEN :acked::bigint AND :batch::bigint
+ WHERE stream = :stream::text AND batch BETWEEN :first::bigint AND :batch::bigint
  GROUP BY queue
 
 -- name: acknowledge
@@ -62,9 +62,9 @@ UPDATE {state}.stream
 -- name: delete_receipts
 WITH pages AS (
     DELETE FROM {state}.receipt_page
-     WHERE stream = :stream::text AND batch BETWEEN :acked::bigint AND :batch::bigint)
+     WHERE stream = :stream::text AND batch BETWEEN :first::bigint AND :batch::bigint)
 DELETE FROM {state}.receipt
- WHERE stream = :stream::text AND batch BETWEEN :acked::bigint AND :batch::bigint
+ WHERE stream = :stream::text AND batch BETWEEN :first::bigint AND :batch::bigint
 
 -- name: store_plan
 -- Keeps, as JSON, for which batches of Spark's query other plans have receipts already: the sink may hold

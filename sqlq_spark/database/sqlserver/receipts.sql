@@ -38,7 +38,7 @@ SELECT queue,
        CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(query_id) END AS query_id,
        CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(query_batch) END AS query_batch
   FROM {state}.receipt
- WHERE stream = @stream AND batch BETWEEN @acked AND @batch
+ WHERE stream = @stream AND batch BETWEEN @first AND @batch
  GROUP BY queue
 
 -- name: acknowledge
@@ -61,9 +61,9 @@ UPDATE {state}.stream
 
 -- name: delete_receipts
 DELETE FROM {state}.receipt_page
- WHERE stream = @stream AND batch BETWEEN @acked AND @batch;
+ WHERE stream = @stream AND batch BETWEEN @first AND @batch;
 DELETE FROM {state}.receipt
- WHERE stream = @stream AND batch BETWEEN @acked AND @batch
+ WHERE stream = @stream AND batch BETWEEN @first AND @batch
 
 -- name: store_plan
 -- Keeps, as JSON, for which batches of Spark's query other plans have receipts already: the sink may hold
