@@ -136,7 +136,7 @@ def miss_receipts(stream: str, batch: int, tasks: int, found: int, who: Claim) -
 def close_batch(
     connection: Connection, stream: str, first: int, total: Acknowledged, origin: Origin
 ) -> None:
-    """Raise the acknowledged batch of the stream and its query, and delete receipts from `first`."""
+    """Raise the acknowledged batch of stream and query, and delete the receipts from `first` on."""
     check_stored("acknowledge", f"the receipts of batch {total.batch} of stream {stream}")
     connection.run(
         "acknowledge",

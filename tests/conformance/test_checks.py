@@ -275,7 +275,7 @@ def test_a_server_without_autovacuum_is_found(bare: Bench) -> None:
 # ----- state tables and streams ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("version", "fix"), [(99, "in the folder of the clone: git pull"), (1, "stop the")])
+@pytest.mark.parametrize(("version", "fix"), [(99, "in the folder of the"), (1, "stop the")])
 def test_state_tables_of_another_release_are_found(bench: Bench, version: int, fix: str) -> None:
     """Those of a newer one ask for an upgrade; those of an older one have to go."""
     bench.dotnet.dba.change("version", version=version)
