@@ -532,7 +532,12 @@ def test_a_queue_with_another_consumer_is_not_received_from_by_ranges(
     """
     waits: list[float | None] = []
     patience = bench.desk.patience
-    monkeypatch.setattr(bench.desk, "patience", lambda each: (waits.append(each), patience(each)))
+
+    def wait(seconds: float | None) -> None:
+        waits.append(seconds)
+        patience(seconds)
+
+    monkeypatch.setattr(bench.desk, "patience", wait)
     monkeypatch.setattr(ranges, "FEWEST", 0)
     monkeypatch.setattr(ranges, "HELD", {})
     stream = bench.new_stream()

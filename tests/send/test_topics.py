@@ -127,6 +127,6 @@ def test_an_option_that_lists_no_topics_is_refused(text: str) -> None:
 
     assert sender(topics="A`1[[B, C]] , D").options.topics == ("A`1[[B, C]]", "D")
     with pytest.raises(UnknownOption, match="did you mean topics"):
-        sender(topic="Shop.Placed")
+        sender(topcs="Shop.Placed")
     with pytest.raises(BadOption, match="option subscriptionTable is '\"a'"):
         sender(subscriptionTable='"a')
