@@ -10,21 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sqlq_spark.wire.flat_json import FlatObjects
+from sqlq_spark.wire.flat_json import MOST_SPACES, FlatObjects
 from sqlq_spark.wire.header_columns import Headers, parse_headers
 from sqlq_spark.wire.headers import dumps
 
 MAP = pa.map_(pa.string(), pa.string())
 
-# text that needs the escapes of one letter at most
-PLAIN = st.text('abäß漢 :,{}[]"\\/\b\f\n\r\t', max_size=6)
+PLAIN = st.text('abäß漢🚀 :,{}[]"\\/\b\f\n\r\t\0', max_size=6)
 OBJECTS = st.dictionaries(PLAIN, PLAIN, max_size=4)
 # pieces that make texts that are nearly in the form
 PIECES = st.lists(
     st.sampled_from(
         [
             *('{"', '"}', '":"', '","', '"', "{", "}", ":", ",", "{}", '{"a":"b"}'),
-            *("\\", '\\"', "\\\\", "\\/", "\\u0041", "a", "é", " ", "\n", "null", '":null,"'),
+            *("\\", '\\"', "\\\\", "\\/", "\\x", "\\u0061", "\\u0022", "\\u005F_type", "\\u12"),
+            *("\\ud83d\\ude80", "\\ud83d", "\\uDE80", "\\uE000", "a", "é", "🚀"),
+            *("null", '":null,"', "["),
+            *(" ", "\t", "\r\n", "\v", "\0", "\xa0", " " * 8, '" : "', '"\n, "', '{ "', '" }'),
         ]
     ),
     max_size=8,
@@ -32,8 +34,21 @@ PIECES = st.lists(
 
 
 def write(headers: dict[str, str]) -> str:
-    """Write as json does, which escapes a slash never, and other letters as the transports do."""
+    """Write without white space, and as few escapes as JSON allows."""
     return json.dumps(headers, ensure_ascii=False, separators=(",", ":"))
+
+
+def write_lines(headers: dict[str, str]) -> str:
+    """Write a line for each member, and other letters in hex."""
+    return json.dumps(headers, indent=2)
+
+
+TEXTS = st.one_of(PIECES, *(OBJECTS.map(each) for each in (write, json.dumps, write_lines)))
+
+
+def are_unfit(pairs: list[tuple[str, object]]) -> bool:
+    """Whether a name is there twice, or `__type` first."""
+    return len(pairs) != len(dict(pairs)) or [*dict(pairs)][:1] == ["__type"]
 
 
 def members(found: FlatObjects) -> list[list[tuple[str, str]]]:
@@ -45,7 +60,11 @@ def members(found: FlatObjects) -> list[list[tuple[str, str]]]:
     return rows
 
 
-@given(st.lists(OBJECTS, max_size=6), st.sampled_from([write, dumps]), st.integers(0, 2))
+@given(
+    st.lists(OBJECTS, max_size=6),
+    st.sampled_from([write, dumps, json.dumps, write_lines]),
+    st.integers(0, 2),
+)
 def test_objects_of_texts_are_read_without_parsing_a_row(
     objects: list[dict[str, str]], writer: object, skipped: int
 ) -> None:
@@ -59,7 +78,7 @@ def test_objects_of_texts_are_read_without_parsing_a_row(
     assert members(found) == [list(each.items()) for each in objects]
 
 
-@given(st.lists(st.one_of(PIECES, OBJECTS.map(write)), max_size=6))
+@given(st.lists(TEXTS, max_size=6))
 @settings(max_examples=400)
 def test_a_text_is_read_only_if_it_is_an_object_of_texts(texts: list[str]) -> None:
     """Whatever it resembles, and whatever stands before and behind it."""
@@ -73,10 +92,10 @@ def test_a_text_is_read_only_if_it_is_an_object_of_texts(texts: list[str]) -> No
             assert row == []
 
 
-@given(st.lists(st.one_of(PIECES, OBJECTS.map(write), st.none()), max_size=6))
+@given(st.lists(TEXTS | st.none(), max_size=6))
 @settings(max_examples=400)
 def test_headers_are_the_same_in_columns_and_row_by_row(texts: list[str | None]) -> None:
-    """As a map, one header alone, and what a row lacks."""
+    """As a map, one header alone, what a row lacks, and which rows old endpoints cannot read."""
     headers = Headers(pa.array(texts, pa.string()))
     rows = [parse_headers(text) for text in texts]
 
@@ -87,6 +106,12 @@ def test_headers_are_the_same_in_columns_and_row_by_row(texts: list[str | None])
     expected = [None if row is None else list(row.items()) for row in rows]
     assert headers.map(MAP).to_pylist() == expected
     assert headers.text("a").to_pylist() == [(row or {}).get("a") for row in rows]
+    unfit = [
+        at
+        for at, (text, row) in enumerate(zip(texts, rows, strict=True))
+        if row and json.loads(text or "", object_pairs_hook=are_unfit)
+    ]
+    assert sorted({*Headers(pa.array(texts, pa.string())).unfit()}) == unfit
 
 
 @pytest.mark.parametrize(
@@ -98,6 +123,11 @@ def test_headers_are_the_same_in_columns_and_row_by_row(texts: list[str | None])
         ('{"a":"1","b":"2","a":"3"}', True),
         ('{"a":null,"a":"3"}', True),
         ('{ "__type" : null }', True),
+        (r'{"\u005f_type":"1"}', True),
+        (r'{"a":"1","\u0061":"3"}', True),
+        (r'{"a":"\"\\","b":null}', False),
+        ('{"a":{"b":["c"]},"a":"b"}', True),
+        ('{"a":' + "[" * 900 + "]" * 900 + ',"a":"b"}', True),
         ("{}", False),
         ("[]", False),
     ],
@@ -107,6 +137,24 @@ def test_texts_that_old_endpoints_cannot_read_are_found(text: str, is_unfit: boo
     headers = Headers(pa.array(['{"x":"y"}', text, '{"__type2":"y"}'], pa.string()))
 
     assert headers.unfit() == [1] * is_unfit
+
+
+@pytest.mark.parametrize("times", [1, 8, 9, 1_000_000])
+@pytest.mark.parametrize("white", [" ", "\n", "\t"])
+def test_white_space_of_any_length_is_read(white: str, times: int) -> None:
+    """In columns if it is short; a row beside it is read, and a control character is poison."""
+    gap = white * times
+    text = f'{gap}{{{gap}"a"{gap}:{gap}"b"{gap},{gap}"c":"{" " * times}"{gap}}}{gap}'
+    texts = ['{"a":"x"}', text, text.replace(":", ":\v"), text.replace(" ", "\t")]
+
+    headers = Headers(pa.array(texts, pa.string()))
+
+    rows = [parse_headers(text) for text in texts]
+    expected = [None if row is None else list(row.items()) for row in rows]
+    assert rows[1:] == [{"a": "b", "c": " " * times}, None, None]
+    assert headers.map(MAP).to_pylist() == expected
+    assert headers.unfit() == []
+    assert FlatObjects(pa.array(texts, pa.string())).is_read[1] == (times <= MOST_SPACES)
 
 
 @pytest.mark.parametrize("letter", ["n", "漢", r"\n", r"\u0041"])

@@ -80,12 +80,12 @@ class Headers:
     def unfit(self) -> list[int]:
         """Find rows that endpoints up to 9.0 cannot read: a name twice, or NEVER_FIRST first."""
         flat = self._flat
-        first = flat.places(NEVER_FIRST)
+        repeated, first = flat.repeated(), flat.places(NEVER_FIRST)
         first = first[(first == 0) | (flat.parents[first] != flat.parents[first - 1])]
         texts = self._texts.take(pa.array(list(self._parsed), pa.int64())).to_pylist()
         parsed = zip(texts, self._parsed.items(), strict=True)
-        others = [row for text, (row, found) in parsed if found and is_unfit(text)]
-        return [*flat.repeated(), *flat.parents[first].tolist(), *others]
+        others = [row for text, (row, found) in parsed if found and is_unfit(text, found)]
+        return [*repeated, *flat.parents[first].tolist(), *others]
 
     def map(self, kind: pa.MapType) -> pa.MapArray:
         """The headers as a map column; null for poison."""
@@ -165,13 +165,18 @@ def utf16_length(text: str) -> int:
     return len(text.encode("utf-16-le")) // 2
 
 
-def is_unfit(text: str) -> bool:
-    """Whether endpoints up to 9.0 cannot read an object: a name twice, or NEVER_FIRST first."""
-    try:
-        names = [name for name, _ in json.loads(text, object_pairs_hook=list)]
-    except RecursionError:  # in a value that a later one of its name replaces, or this were poison
-        return True
-    return len(names) != len({*names}) or names[0] == NEVER_FIRST
+def is_unfit(text: str, headers: dict[str, str | None]) -> bool:
+    """
+    Whether endpoints up to 9.0 cannot read an object: a name twice, or NEVER_FIRST first.
+
+    Args:
+        text: with more quotes than its headers need, if a later value replaces another.
+        headers: of the text, one or more.
+    """
+    text = text.replace(r"\\", "")
+    quotes = text.count('"') - text.count(r"\"")
+    needed = 4 * len(headers) - 2 * [*headers.values()].count(None)
+    return quotes != needed or next(iter(headers)) == NEVER_FIRST
 
 
 def quick_text(texts: list[str | None], name: str) -> pa.Array:
