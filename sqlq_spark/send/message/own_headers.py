@@ -15,15 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.flat_json import may_repeat, places_of, text_ends
 from sqlq_spark.wire.header_columns import Headers, parse_headers
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-# as headers.SPECIAL, but without the slash, which is common and escaped in columns
-RARE = r"[^ !#-\[\]-~]"
-
-FEW_KINDS = 16  # up to which table of rows and names, in entries, a table is faster than sorting
 
 
 class Own(Protocol):
@@ -116,7 +112,8 @@ class OwnMaps:
         offsets = maps.offsets.to_numpy()
         # not list_parent_indices, which ends the process for a map (pyarrow 26)
         self.parents = np.repeat(np.arange(self.rows), np.diff(offsets))
-        self.keys = maps.keys.slice(offsets[0], len(self.parents)).cast(pa.string())
+        names = maps.keys.slice(offsets[0], len(self.parents)).cast(pa.string())
+        self.names = names.dictionary_encode()
         self.values = maps.items.slice(offsets[0], len(self.parents)).cast(pa.string())
         self._leave_out_repeated()
         self._put_last(wire.NEVER_FIRST)
@@ -126,27 +123,23 @@ class OwnMaps:
         keep = np.ones(len(self.parents), bool)
         for name, column in explicit.items():
             if column.null_count < self.rows:
-                stated = column.is_valid().to_numpy(zero_copy_only=False)[self.parents]
-                keep &= ~(stated & self._where(name))
+                places = places_of(self.names, name)
+                stated = column.is_valid().to_numpy(zero_copy_only=False)
+                keep[places] = ~stated[self.parents[places]]
         self._keep(np.flatnonzero(keep))
         return self
 
     def _leave_out_repeated(self) -> None:
         """Keep the last value of a name that a map has twice, as readers of the text do."""
-        names = self.keys.dictionary_encode()
-        kinds = len(names.dictionary)
-        entries = self.parents * kinds + names.indices.to_numpy()
-        if self.rows * kinds <= FEW_KINDS * len(entries):
-            seen = np.zeros(self.rows * kinds, bool)
-            seen[entries] = True
-            if np.count_nonzero(seen) == len(entries):
-                return
-        _, from_end = np.unique(entries[::-1], return_index=True)
-        self._keep(np.sort(len(entries) - 1 - from_end))
+        if may_repeat(self.names, self.parents, self.rows):
+            entries = self.parents * len(self.names.dictionary) + self.names.indices.to_numpy()
+            _, from_end = np.unique(entries[::-1], return_index=True)
+            self._keep(np.sort(len(entries) - 1 - from_end))
 
     def _put_last(self, name: str) -> None:
         """Put a header behind the others of its row."""
-        found = self._where(name)
+        found = np.zeros(len(self.parents), bool)
+        found[places_of(self.names, name)] = True
         if found.any():
             self._keep(np.lexsort((found, self.parents)))
 
@@ -154,34 +147,29 @@ class OwnMaps:
         """Keep the entries at some places, in the order of the places."""
         if not np.array_equal(places, np.arange(len(self.parents))):
             self.parents = self.parents[places]
-            self.keys, self.values = self.keys.take(places), self.values.take(places)
-
-    def _where(self, name: str) -> npt.NDArray[np.bool_]:
-        found: npt.NDArray[np.bool_] = pc.equal(self.keys, name).to_numpy(zero_copy_only=False)
-        return found
+            self.names, self.values = self.names.take(places), self.values.take(places)
 
     def lacking(self, name: str) -> pa.Array:
         """Return which rows do not have a header, as booleans."""
         lacking = np.ones(self.rows, bool)
-        lacking[self.parents[self._where(name)]] = False
+        lacking[self.parents[places_of(self.names, name)]] = False
         return pa.array(lacking)
 
     def values_of(self, name: str) -> pa.Array:
         """Return one header of every row; null where it is absent."""
-        at = np.flatnonzero(self._where(name))
+        at = places_of(self.names, name)
         places = np.full(self.rows, -1, np.int64)
         places[self.parents[at]] = at
         return self.values.take(pa.array(places, mask=places < 0))
 
     def texts(self) -> pa.Array:
         """Return the JSON objects without their braces; null where there are no headers."""
-        coded = self.keys.dictionary_encode()
-        heads = pa.array(
-            [f'"{wire.escape(key)}":' for key in coded.dictionary.to_pylist()], pa.string()
-        )
-        quoted = pc.binary_join_element_wise('"', escape_all(self.values), '"', "")
-        values = pc.fill_null(quoted, "null")
-        entries = pc.binary_join_element_wise(heads.take(coded.indices), values, "")
+        names = [wire.escape(name) for name in self.names.dictionary.to_pylist()]
+        heads = pa.array([f'"{name}":"' for name in names], pa.string()).take(self.names.indices)
+        entries = pc.binary_join_element_wise(heads, escape_all(self.values), '"', "")
+        if self.values.null_count:
+            nulls = pa.array([f'"{name}":null' for name in names], pa.string())
+            entries = pc.coalesce(entries, nulls.take(self.names.indices))
         counts = np.bincount(self.parents, minlength=self.rows)
         offsets = np.zeros(self.rows + 1, np.int32)
         np.cumsum(counts, out=offsets[1:])
@@ -200,15 +188,19 @@ def default(name: str, value: pa.Array | str, lacking: pa.Array) -> pa.Array:
 
 
 def escape_all(texts: pa.Array) -> pa.Array:
-    """Return texts as JSON strings without quotes; only rare characters are escaped row by row."""
-    special = pc.match_substring_regex(texts, RARE)
-    if pc.any(special).as_py():
-        rare = [wire.escape(text) for text in texts.filter(special).to_pylist()]
-        plain = pc.replace_substring(texts, "/", "\\/")
-        return pc.replace_with_mask(
-            plain, pc.fill_null(special, fill_value=False), pa.array(rare, pa.string())
-        )
-    return pc.replace_substring(texts, "/", "\\/")
+    """Return texts as JSON strings without quotes; a text that needs escapes is written once."""
+    ends = text_ends(texts)
+    data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[ends[0] : ends[-1]]
+    special = data - np.uint8(ord(" ")) > ord("~") - ord(" ")
+    for character in b'"/\\':
+        special |= data == character
+    if not special.any():
+        return texts
+    found, full = np.zeros(len(texts), bool), np.diff(ends) > 0
+    found[full] = np.logical_or.reduceat(special, (ends[:-1] - ends[0])[full])
+    coded = pc.if_else(pa.array(found), texts, pa.scalar(None, pa.string())).dictionary_encode()
+    escaped = pa.array(map(wire.escape, coded.dictionary.to_pylist()), pa.string())
+    return pc.coalesce(escaped.take(coded.indices), texts)
 
 
 def or_none(texts: pa.Array) -> pa.Array | None:
