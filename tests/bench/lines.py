@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from . import ours, yardsticks
@@ -53,6 +54,20 @@ def _warm(stand: Stand) -> None:
     _sent(stand)
 
 
+def _form(form: str, says: str) -> Line:
+    def ready(stand: Stand) -> None:
+        stand.forms[form].count()
+        _warm(stand)
+
+    return Line(
+        f"write-{form.replace(' ', '-')}",
+        f"df.write, exactlyOnce, {says}",
+        ready,
+        partial(ours.write_form, form),
+        {"write-exactly-once": 0.9},
+    )
+
+
 def _both(stand: Stand) -> None:
     _batches(stand)
     _sent(stand)
@@ -81,6 +96,9 @@ LINES = (
     Line("browse-json", "spark.read to noop, json", _shelf, ours.browse_json, {"jdbc-read": 1.0}),
     Line("browse-map", "spark.read to noop, map", _shelf, ours.browse_map, {"jdbc-read": 0.8}),
     Line("transport-loop", "without Spark, one row a transaction", _one_batch, yardsticks.loop),
+    _form("white space", "headers as json.dumps writes them"),
+    _form("escapes", r"headers with \u002f"),
+    _form("map", "headers as a map"),
     Line(
         "write-exactly-once",
         "df.write, exactlyOnce",

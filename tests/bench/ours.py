@@ -63,12 +63,17 @@ def write_a_few(stand: Stand) -> None:
 
 def write_exactly_once(stand: Stand) -> list[float]:
     """One batch write from memory. Messages/s."""
-    return [_write(stand, "exactlyOnce")]
+    return [_write(stand, stand.frame, "exactlyOnce")]
+
+
+def write_form(form: str, stand: Stand) -> list[float]:
+    """One batch write from memory, headers in another form. Messages/s."""
+    return [_write(stand, stand.forms[form], "exactlyOnce")]
 
 
 def write_at_least_once(stand: Stand) -> list[float]:
     """One batch write from memory. Messages/s."""
-    return [_write(stand, "atLeastOnce")]
+    return [_write(stand, stand.frame, "atLeastOnce")]
 
 
 def browse_json(stand: Stand) -> list[float]:
@@ -156,8 +161,8 @@ def _drain(stand: Stand, writer: DataStreamWriter) -> list[StreamingQueryProgres
     return query.recentProgress
 
 
-def _write(stand: Stand, delivery: str) -> float:
-    sink = stand.frame.write.format(stand.ours)
+def _write(stand: Stand, frame: DataFrame, delivery: str) -> float:
+    sink = frame.write.format(stand.ours)
     start = time.perf_counter()
     sink.option("url", stand.url).option("delivery", delivery).mode("append").save("sent")
     elapsed = time.perf_counter() - start

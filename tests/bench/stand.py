@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import expr
 
 from .database import fresh, install_state
 from .messages import orders
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
 CORES = 2
 BATCHES = 4  # of one stream; the first warms up and does not count
 QUEUES = ("orders", "shelf", "sent")
+# headers in other forms, as Spark makes them of those that a .NET endpoint writes
+FORMS = {
+    "white space": """replace(replace(headers, '":"', '": "'), '","', '", "')""",
+    "escapes": r"replace(headers, '\\/', '\\u002f')",
+    "map": "from_json(headers, 'map<string,string>')",
+}
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,14 @@ class Stand:
             part = orders(first, min(first + share, self.messages))
             pq.write_table(part, path / f"{first}.parquet")
         return self.spark.read.parquet(str(path)).repartition(self.cores).cache()
+
+    @cached_property
+    def forms(self) -> dict[str, DataFrame]:
+        """Hold the same messages with their headers in each of FORMS."""
+        frame = self.frame
+        return {
+            form: frame.withColumn("headers", expr(made)).cache() for form, made in FORMS.items()
+        }
 
     def checkpoint(self) -> str:
         """Name a checkpoint folder that no one has used."""
