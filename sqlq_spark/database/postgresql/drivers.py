@@ -61,10 +61,9 @@ def _open(url: str, server: str, application: str, timeout: float) -> dbapi.Conn
         "application_name": application[:63],
         "client_encoding": "UTF8",
         "connect_timeout": str(max(2, int(timeout))),
-        # a server that vanished is noticed as soon as a statement that takes too long
-        "tcp_user_timeout": str(int(timeout * 1000)),
         **target.verification(),
     }
+    url = _with_defaults(url, timeout)
     if server not in WITHOUT_OPTIONS:
         try:
             options = {"options": target.options(SEARCH_PATH)}
@@ -78,6 +77,18 @@ def _open(url: str, server: str, application: str, timeout: float) -> dbapi.Conn
         return dbapi.connect(_with_parameters(url, parameters), autocommit=True)
     except Error as error:
         raise connection_error(server, sentence(error)) from None
+
+
+def _with_defaults(url: str, timeout: float) -> str:
+    """Notice a server that vanished within the limit of a statement, unless the url says more."""
+    place, _, query = url.partition("?")
+    limits = {
+        "tcp_user_timeout": timeout * 1000,
+        "keepalives_idle": timeout / 3,
+        "keepalives_interval": timeout / 10,
+    }
+    given = [f"{name}={max(1, int(value))}" for name, value in limits.items()]
+    return f"{place}?{'&'.join(filter(None, [*given, query]))}"
 
 
 def _with_parameters(url: str, parameters: dict[str, str]) -> str:

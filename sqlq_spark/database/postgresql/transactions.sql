@@ -15,11 +15,19 @@ BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_tem
 -- standby that takes over may return them to the queue. Without synchronous standbys `local` is `on`.
 -- Sets the client encoding of a SQL_ASCII database, which holds any bytes as text: with the same
 -- encoding it passes them unchanged, and with another it fails.
+-- statement_timeout does not end a COPY that waits for its client. The limits of TCP end it where the
+-- client's machine is gone, or reads nothing for so long. Only Linux has tcp_user_timeout: any other
+-- server would write a line to its log at each transaction.
 -- All hold for this transaction only, because a pooler may share the session.
 -- Values are written into the text, so that it is one message: with parameters there are three.
 SELECT set_config('statement_timeout', CAST(:milliseconds AS text), true),
        set_config('lock_timeout', CAST(:milliseconds AS text), true),
        set_config('idle_in_transaction_session_timeout', CAST(:milliseconds AS text), true),
+       set_config('tcp_user_timeout',
+                  CASE WHEN version() LIKE '%linux%' THEN CAST(:milliseconds AS text)
+                       ELSE current_setting('tcp_user_timeout') END, true),
+       set_config('tcp_keepalives_idle', CAST(greatest(1, :milliseconds / 3000) AS text), true),
+       set_config('tcp_keepalives_interval', CAST(greatest(1, :milliseconds / 10000) AS text), true),
        set_config('synchronous_commit',
                   CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on'
                        ELSE current_setting('synchronous_commit') END, true),
