@@ -15,14 +15,13 @@ increases:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import DispatchLogAhead
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
-    from sqlq_spark.database.statements import StatementName
 
 AHEAD = 1  # batches that the log may be ahead of a replay: the one after it was sent by then
 UNKNOWN, OPEN, SENT, GIVEN_UP = -2, -1, 0, 1  # batches; SENT is the txnVersion of the write
@@ -39,9 +38,9 @@ class Sent(NamedTuple):
     seconds: float  # since it began, by the database's clock
 
 
-def share(connection: Connection, sink: str) -> None:
-    """Keep a sink's drivers waiting until the commit."""
-    _row(connection, "sink_open", sink)
+def share(connection: Connection, sink: str) -> bool:
+    """Keep a sink's drivers waiting until the commit; False where the sink is new, see `begin`."""
+    return bool(connection.rows("sink_open", sink=sink))
 
 
 def lock(connection: Connection, sink: str) -> tuple[str, int | None]:
@@ -51,7 +50,11 @@ def lock(connection: Connection, sink: str) -> tuple[str, int | None]:
     Returns:
         The login that began the sink, and the last batch that was sent; None: none was.
     """
-    login, batch = _row(connection, "sink_close", sink)
+    found = connection.rows("sink_close", sink=sink)
+    if not found:
+        connection.run("new_sink", sink=sink)
+        found = connection.rows("sink_close", sink=sink)
+    login, batch = found[0]
     return login, batch
 
 
@@ -77,16 +80,13 @@ def check(connection: Connection, sink: str, batch: int, last: int | None) -> No
         raise DispatchLogAhead(sink, batch, last, connection.state, connection.server)
 
 
-def _row(connection: Connection, statement: StatementName, sink: str) -> tuple[Any, ...]:
-    """Return the sink's row, locked; insert it for a new sink."""
-    found = connection.rows(statement, sink=sink)
-    if not found:
-        connection.run("new_sink", sink=sink)
-        found = connection.rows(statement, sink=sink)
-    return found[0]
-
-
 # ---------------------------------------------------------------- in a transaction of its own
+
+
+def begin(sink: str, timeout: float, connection: Connection) -> None:
+    """Make a new sink's row; no task waits for the first chunk of another, which may hang."""
+    with transaction(connection, timeout=timeout):
+        connection.run("new_sink", sink=sink)
 
 
 def enter(sink: str, timeout: float, batch: int, connection: Connection) -> int:

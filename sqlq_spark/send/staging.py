@@ -98,10 +98,13 @@ def _stage_chunk(
     key: ChunkKey, payload: Packed, messages: int, timeout: float, connection: Connection
 ) -> None:
     with transaction(connection, timeout=timeout):
-        dispatch_log.share(connection, key.sink)
-        values: dict[str, Any] = {**key._asdict(), "messages": messages}
-        if connection.rows("stage", **values, payload=in_row(payload.bytes)):
-            connection.store("staging_page", pages(payload.bytes, CHUNK_KEY, key))
+        if dispatch_log.share(connection, key.sink):
+            values: dict[str, Any] = {**key._asdict(), "messages": messages}
+            if connection.rows("stage", **values, payload=in_row(payload.bytes)):
+                connection.store("staging_page", pages(payload.bytes, CHUNK_KEY, key))
+            return
+    dispatch_log.begin(key.sink, timeout, connection)
+    _stage_chunk(key, payload, messages, timeout, connection)
 
 
 def fetch_chunk(connection: Connection, key: ChunkKey, seal: Seal) -> Callable[[], pa.Table]:

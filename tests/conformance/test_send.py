@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sqlq_spark.database import transaction
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import (
     BadOption,
     BatchClosed,
@@ -32,7 +33,7 @@ from sqlq_spark.send.write import look_ahead
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 
-from .conftest import TIMEOUT, Bench
+from .conftest import TIMEOUT, Bench, Strike
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
@@ -108,6 +109,24 @@ def test_sinks_do_not_touch_one_another(bench: Bench) -> None:
     assert dispatch(bench, theirs) == 1
     assert dispatch(bench, later) == 1
     assert bench.bodies() == [b"mine", b"theirs", b"later"]
+
+
+def test_a_task_does_not_wait_for_the_first_chunk_of_a_new_sink(bench: Bench) -> None:
+    """The row of the sink is committed before it: the first task may hang in its chunk."""
+    bench.watched = True
+    stage(bench, chunk(b"1"))
+    bench.watched = False
+
+    def beside() -> None:
+        with Session(bench.sink(queryTimeout="1s"), "beside") as session:
+            send_staging.stage(session, [chunk(b"beside")], sink="new", batch=0)
+
+    bench.striking = f"{bench.name} first"
+    bench.strike = Strike(bench.said.index("stage"), beside)
+    send_staging.stage(bench.session("first"), [chunk(b"first")], sink="new", batch=0)
+
+    assert bench.strike.fell == "stage"
+    assert sum(row[0] == "new" for row in staging(bench)) == 2
 
 
 def test_an_abort_leaves_no_chunk(bench: Bench) -> None:

@@ -90,7 +90,7 @@ ON_STREAM: dict[str, Make] = {
 }
 ON_SINKS: dict[str, Make] = {
     "stage a": lambda at, copy: ours.stage(at.on, "a", f"a{copy}"),
-    "stage new": lambda at, copy: ours.stage(at.on, "new", f"new {copy}", new=True),
+    "begin new": lambda at, _: ours.begin_sink(at.on, "new"),
     "dispatch a": lambda at, _: ours.dispatch(at.on, "a", ["a"], abandoned=["x"], others="ab"),
     "dispatch b": lambda at, _: ours.dispatch(at.on, "b", ["b"], abandoned=["x"], others="ab"),
     "dispatch x": lambda at, _: ours.dispatch(at.on, "x", ["x"], abandoned=["x"], old=["x"]),

@@ -22,7 +22,7 @@ from .steps import Fact
 from .transport import ON_TABLES, Endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from .found import Deadlock, Found
     from .steps import Transaction
@@ -213,23 +213,24 @@ def test_a_purge_of_expired_messages_and_a_receive_do_not_deadlock(
 # ---------------------------------------------------------------- sinks
 
 
-@pytest.mark.parametrize("make", [ours.dispatch, ours.stage])
-def test_new_sinks_do_not_wait_for_each_other(make: Callable[..., Transaction]) -> None:
+def test_new_sinks_do_not_wait_for_each_other() -> None:
     """HOLDLOCK on a sink that is absent kept the gap locked, where others were to be inserted."""
     for on, waits in ((Before(BEFORE), True), (Ours(SHAPES), False)):
-        found = explore([make(on, sink, sink, new=True) for sink in ("new", "other")])
+        found = explore([ours.dispatch(on, sink, sink, new=True) for sink in ("new", "other")])
 
         assert bool(found.waits) == waits
         assert not found.deadlocks
 
 
-def test_sessions_with_one_new_sink_wait_and_both_succeed() -> None:
-    """The second finds the row of the first."""
+def test_tasks_of_one_new_sink_wait_only_for_its_row() -> None:
+    """The second finds the row of the first; their chunks are staged side by side."""
     on = Ours(SHAPES)
-    found = explore([ours.stage(on, "new", chunk, new=True) for chunk in "ab"])
+    begun = explore([ours.begin_sink(on, "new") for _ in "ab"])
+    staged = explore([ours.stage(on, "new", chunk) for chunk in "ab"])
 
-    assert found.waits
-    assert {ended for ended, _ in found.ends} == {("committed", "committed")}
+    assert begun.waits
+    assert {ended for ended, _ in begun.ends} == {("committed", "committed")}
+    assert not staged.waits
 
 
 def test_dispatches_that_delete_abandoned_chunks_do_not_wait_for_each_other() -> None:

@@ -124,19 +124,15 @@ def return_(on: Ours, number: str) -> Transaction:
 # ---------------------------------------------------------------- sinks
 
 
-def open_sink(on: Ours, statement: str, sink: str, *, new: bool) -> list[Statement]:
-    """Lock the sink's row; insert it for a new sink."""
-    if statement == "sink_open":
-        lock = on.select(statement, "dispatch_log", [sink])
-    else:
-        lock = on.update(statement, "dispatch_log", sink)
-    return [on.new_sink(sink), lock] if new else [lock]
+def begin_sink(on: Ours, sink: str) -> Transaction:
+    """A task makes the row of a new sink, before its first chunk."""
+    return ours(f"begin {sink}", on.new_sink(sink))
 
 
-def stage(on: Ours, sink: str, chunk: str, *, new: bool = False) -> Transaction:
+def stage(on: Ours, sink: str, chunk: str) -> Transaction:
     """A task stages one chunk."""
-    opened = open_sink(on, "sink_open", sink, new=new)
-    return ours(f"stage {sink}", *opened, on.stage(chunk))
+    lock = on.select("sink_open", "dispatch_log", [sink])
+    return ours(f"stage {sink}", lock, on.stage(chunk))
 
 
 def dispatch(
@@ -167,7 +163,8 @@ def dispatch(
     """
     return ours(
         f"dispatch {sink}",
-        *open_sink(on, "sink_close", sink, new=new),
+        *([on.new_sink(sink)] if new else []),
+        on.update("sink_close", "dispatch_log", sink),
         on.update("advance", "dispatch_log", sink),
         *([on.settle(settles)] if settles else []),
         on.select("chunks", "staging", chunks),
