@@ -123,11 +123,12 @@ SQLSERVER = Names(
     has_legacy_columns=True,
     # It defers no check to the commit. `receive` has one pass, which locks a row as it deletes it.
     # The right to INSERT gives no lock of a table: what an INSERT runs is checked before and after.
-    # Due is a datetime in UTC, whatever the session's zone.
+    # Due is a datetime in UTC, whatever the session's zone. To end a session needs a right on the
+    # whole server.
     lacks=frozenset(
         {
             *("check_deferred", "receive_range", "lock_destination", "destination_locks"),
-            "endpoint_zone",
+            *("endpoint_zone", "end_frozen"),
         }
     ),
     misread=r"\$\(|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]",

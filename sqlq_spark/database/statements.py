@@ -42,6 +42,7 @@ StatementName = Literal[
     "savepoint",
     "release",
     "check_deferred",
+    "end_frozen",
     "clock",
     # schema.sql
     "install_lock",

@@ -99,7 +99,7 @@ def write(
 def dispatch_staged(options: SinkOptions, staged: Sequence[Staged]) -> None:
     """Send what the tasks of a batch staged, in one transaction."""
     if staged:
-        name = f"dispatch {staged[0].sink}"
+        name = f"dispatch {staged[0].sink}/{staged[0].batch}"
         with Session(options, name, worker=True, reached=True) as session:
             session.do(lambda connection: dispatch(connection, staged, options))
 
@@ -119,7 +119,7 @@ def discard_staged(options: SinkOptions, sink: str, batch: int, *, final: bool) 
     if options.delivery != "exactlyOnce":
         return
     try:
-        with Session(options, f"abort {sink}") as session:
+        with Session(options, f"abort {sink}/{batch}") as session:
             session.do(
                 lambda connection: staging.discard(
                     connection, sink, batch, final=final, timeout=options.query_timeout

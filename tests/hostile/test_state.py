@@ -22,6 +22,7 @@ from sqlq_spark.errors import (
     BadPlan,
     DispatchLogAhead,
     StateOfOther,
+    TimedOut,
 )
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive import receipts
@@ -228,6 +229,29 @@ def test_a_sink_goes_on_under_another_login_of_its_role(
 
     assert bodies(place, shop.queue) == [b"first", large]
     assert place.sql(f'SELECT login, batch FROM "{place.state}".dispatch_log') == [(shop.login, 1)]
+
+
+def test_a_session_of_another_login_is_not_ended_but_named(
+    place: Place, shop: Tenant, login: Login, streams: Streams
+) -> None:
+    """The server hides what it waits for. The error has the statement with which a DBA ends it."""
+    stream = streams(shop.url, shop.queue, queryTimeout="1s")
+    stream.batch()
+    colleague, name = login(shop.reader), f"sqlqueue {stream.name} 1/0"
+    with psycopg.connect(colleague, application_name=name) as other:
+        other.execute(f'SELECT FROM "{place.state}".stream FOR SHARE'.encode())
+        idle = psycopg.connect(colleague, application_name=name)  # holds nothing
+        with idle, pytest.raises(TimedOut) as caught:
+            stream.plan()
+
+        assert str(caught.value).count("of login") == 1
+        assert (
+            f"session {other.info.backend_pid} of login {other.info.user} holds rows of the same "
+            "stream or sink: if its process hangs, a DBA can end it with "
+            f"SELECT pg_terminate_backend({other.info.backend_pid})"
+        ) in str(caught.value)
+        assert other.execute("SELECT 1").fetchone() == (1,)
+    stream.plan()
 
 
 def test_two_logins_of_a_role_make_one_row_for_a_new_sink(

@@ -13,6 +13,7 @@ begins or ends a transaction is sent in one message.
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, cast
 
@@ -42,7 +43,7 @@ from sqlq_spark.database.postgresql.url import redact
 from sqlq_spark.wire.address import parse_postgresql, print_postgresql, quote_postgresql
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from adbc_driver_postgresql import dbapi
 
@@ -50,9 +51,18 @@ if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
+log = logging.getLogger("sqlq_spark")
+
 # bytes of a batch of a COPY: the server reads one while the driver encodes the next
 # Measured, 1.2 kB rows: 4.6 us of the connection a row; 5.9 with batches of 10,000 rows
 COPIED = 256 << 10
+
+NAMED = 46  # characters of a stream or a sink that each of its sessions' names has room for
+FROZEN = "ended %s (pid %d): it kept others waiting, and its process did nothing for %g s"
+OTHERS = (
+    "; session {0} of login {1} holds rows of the same stream or sink: if its process hangs, a DBA "
+    "can end it with SELECT pg_terminate_backend({0})"
+)
 
 # statement → what a failure after it undoes: 1 the transaction, 2 the work since the savepoint,
 # 0 nothing; each is sent in one message
@@ -125,7 +135,10 @@ class Connection:
             return self._set_timeouts(int(str(values["milliseconds"])), str(values["application"]))
         text, names = number_parameters(statement)
         bound = tuple(values[name] for name in names)
-        table = self._execute(statement, fill_names(text, self.state, tables), bound, tables)
+        try:
+            table = self._execute(statement, fill_names(text, self.state, tables), bound, tables)
+        except errors.TimedOut as error:
+            raise self._end_frozen(error, values) from None
         return read_rows(table)
 
     def arrow(
@@ -205,6 +218,29 @@ class Connection:
         self._execute("timeouts", write_values("timeouts", values), (), {})
         self._limit = milliseconds / 1000
         return []
+
+    def _end_frozen(self, error: errors.TimedOut, values: Mapping[str, Value]) -> errors.TimedOut:
+        """
+        End sessions of the same stream or sink whose client hangs while they hold its rows.
+
+        Returns:
+            The error of the wait: one that is tried again if a session was ended.
+        """
+        stream, sink = values.get("stream"), values.get("sink")
+        if stream is None and sink is None:
+            return error
+        name = f" {stream} " if sink is None else f" {sink}/"
+        statement, seconds, reason = error.args
+        kind = type(error)
+        for pid, login, application, ended in self.rows(
+            "end_frozen", name=name[:NAMED], state_name=self.state, seconds=seconds
+        ):
+            if ended is None:
+                reason += OTHERS.format(pid, login)
+                continue
+            log.warning(FROZEN, application, pid, seconds)
+            kind, reason = errors.LockTimedOut, f"{reason}; session {pid} hung and was ended"
+        return kind(statement, seconds, reason)
 
     def _ingest(self, statement: str, target: str, schema: str, table: str, rows: pa.Table) -> None:
         # the driver copies a batch before it sends it: small ones, or all is in memory twice

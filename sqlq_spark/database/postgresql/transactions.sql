@@ -53,6 +53,32 @@ RELEASE SAVEPOINT attempt
 -- Runs the checks that a table defers to the commit, so that they fail here. Measured: 0.2 ms.
 SET CONSTRAINTS ALL IMMEDIATE
 
+-- name: end_frozen
+-- Ends sessions that have locked rows of the state tables while their client hangs: their statement has
+-- waited for it for longer than :seconds. No time limit of the server ends such a statement. It ends
+-- only sessions of this login, whose names begin with `sqlqueue` and contain :name. The server does not
+-- show what sessions of other logins wait for. They are returned for a DBA.
+-- Locks:   nothing.
+-- Returns: pid int, login text, application text; ended bool, null for a session of another login
+SELECT a.pid, a.usename::text, a.application_name, CASE WHEN its.own THEN pg_terminate_backend(a.pid) END
+  FROM pg_catalog.pg_stat_activity AS a
+ CROSS JOIN LATERAL (
+        SELECT a.usename = session_user AND pg_has_role(a.usesysid, 'USAGE') AS own) AS its
+ WHERE a.datname = current_database()
+   AND a.pid <> pg_backend_pid()
+   AND starts_with(a.application_name, 'sqlqueue ')
+   AND strpos(a.application_name, :name::text) > 0
+   AND EXISTS (
+        SELECT
+          FROM pg_catalog.pg_locks AS l
+          JOIN pg_catalog.pg_class AS c ON c.oid = l.relation
+          JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+         WHERE l.pid = a.pid AND n.nspname = :state_name::text)
+   AND (NOT its.own
+        OR a.state = 'active'
+           AND a.wait_event IN ('ClientRead', 'ClientWrite')
+           AND a.query_start < clock_timestamp() - make_interval(secs => :seconds::float8))
+
 -- name: clock
 -- Returns: the server's UTC time, timestamp without zone
 SELECT clock_timestamp() AT TIME ZONE 'UTC'

@@ -1,0 +1,175 @@
+"""
+A process that hangs in the middle of a statement, and whoever waits for its locks.
+
+No limit of the server ends a statement that waits for its client. Here a session of the test plays
+the process: it begins a COPY, and neither reads nor writes.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from servers import only
+from waiting import until
+
+from sqlq_spark.database import transaction
+from sqlq_spark.errors import TimedOut
+from sqlq_spark.receive.receipts import acknowledge
+from sqlq_spark.receive.task import receive
+from sqlq_spark.send import staging
+from sqlq_spark.send.dispatch import dispatch
+from sqlq_spark.wire.rows import NO_STREAM
+
+from .conftest import bodies
+from .test_send import chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sqlq_spark.database import Connection
+
+    from .conftest import Bench
+
+pytestmark = [
+    only("postgresql", "no session of SQL Server may end another"),
+    pytest.mark.usefixtures("impatient"),
+]
+
+TIMEOUT = 1.0  # seconds
+READS = "COPY (SELECT repeat('x', 1000000) FROM generate_series(1, 1000)) TO STDOUT"
+WRITES = 'COPY "{state}".staging_page FROM STDIN'
+WORKS = "SELECT pg_sleep(1000)"
+TASK = """
+    SELECT 1 FROM "{state}".stream FOR SHARE;
+    INSERT INTO "{state}".task SELECT stream, 0 FROM "{state}".stream"""
+CHUNK = 'SELECT 1 FROM "{state}".dispatch_log FOR SHARE'
+DISPATCH = 'SELECT 1 FROM "{state}".dispatch_log FOR UPDATE'
+
+
+@contextmanager
+def hanging(bench: Bench, name: str, locks: str, copy: str) -> Iterator[int]:
+    """Lock rows in a session of that name, and begin what never ends; gives its pid."""
+    with closing(psycopg.connect(bench.dotnet.url, application_name=f"sqlqueue {name}")) as session:
+        session.execute(locks.format(state=bench.dotnet.state).encode())
+        session.pgconn.send_query(copy.format(state=bench.dotnet.state).encode())
+        pid = session.info.backend_pid
+        until(lambda: is_there(bench, pid, "AND state = 'active' AND wait_event IS NOT NULL"))
+        yield pid
+
+
+def is_there(bench: Bench, pid: int, more: str = "") -> bool:
+    """Whether a session exists."""
+    return bool(bench.dotnet.execute(f"SELECT 1 FROM pg_stat_activity WHERE pid = %s {more}", pid))
+
+
+class Waiting:
+    """Those that wait for rows of the state tables; a stream and a sink with a staged batch."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.stream = bench.new_stream()
+        bench.plan(self.stream, 1)
+        bench.dotnet.send(bench.queue, "{}", b"received")
+        self.session = bench.session("waits", queryTimeout=f"{TIMEOUT}s")
+        self.staged = self.stage()
+
+    def attempt(self) -> list[bytes]:
+        """Run a task."""
+        task = self.bench.task(self.stream)
+        do = partial(receive, task=task, timeout=TIMEOUT, origin=NO_STREAM)
+        return bodies(self.session.do(do))
+
+    def acknowledge(self) -> int:
+        """Close the batch."""
+
+        def do(connection: Connection) -> int:
+            with transaction(connection, timeout=TIMEOUT):
+                return acknowledge(connection, self.stream, 1, self.bench.who, claim=False).batch
+
+        return self.session.do(do)
+
+    def stage(self) -> staging.Staged:
+        """Stage a chunk."""
+        return staging.stage(self.session, [chunk(b"sent")], sink="app:sink", batch=0)
+
+    def dispatch(self) -> int:
+        """Send what was staged."""
+        options = self.bench.sink(queryTimeout=f"{TIMEOUT}s")
+        return self.session.do(lambda found: dispatch(found, [self.staged], options))
+
+    def abort(self) -> None:
+        """Delete what was staged."""
+        self.session.do(
+            partial(staging.discard, sink="app:sink", batch=0, final=False, timeout=TIMEOUT)
+        )
+
+
+@pytest.fixture
+def waiting(bench: Bench) -> Waiting:
+    """Give those that wait."""
+    return Waiting(bench)
+
+
+@pytest.mark.parametrize(
+    ("work", "name", "locks", "copy"),
+    [
+        (Waiting.attempt, "{} 1/0", TASK, READS),
+        (Waiting.attempt, "{} 1/0", TASK, WRITES),
+        (Waiting.acknowledge, "{} 1/0", TASK, READS),
+        (Waiting.acknowledge, "{} 1/0", TASK, WRITES),
+        (Waiting.stage, "dispatch app:sink/0", DISPATCH, READS),
+        (Waiting.dispatch, "sink app:sink/0/1", CHUNK, WRITES),
+        (Waiting.dispatch, "dispatch app:sink/0", DISPATCH, WRITES),
+        (Waiting.abort, "sink app:sink/0/1", CHUNK, WRITES),
+    ],
+)
+def test_a_session_that_hangs_is_ended(
+    bench: Bench,
+    waiting: Waiting,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    work: Callable[[Waiting], object],
+    name: str,
+    locks: str,
+    copy: str,
+) -> None:
+    """Whoever waits for it ends it, logs that, and goes on."""
+    name = name.format(waiting.stream)
+    expected = {Waiting.attempt: [b"received"], Waiting.acknowledge: 1, Waiting.dispatch: 1}
+    with hanging(bench, name, locks, copy) as pid:
+        done = work(waiting)
+
+        assert not is_there(bench, pid)
+    assert done == expected.get(work, done)
+    assert f"ended sqlqueue {name} (pid {pid})" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("work", "name", "locks", "copy"),
+    [
+        (Waiting.attempt, "{} 1/0", TASK, WORKS),
+        (Waiting.attempt, "00000000-0000-0000-0000-000000000000 1/0", TASK, WRITES),
+        (Waiting.dispatch, "sink app:sink/0/1", CHUNK, WORKS),
+        (Waiting.dispatch, "sink app:sink2/0/1", CHUNK, WRITES),
+    ],
+)
+def test_no_other_session_is_ended(
+    bench: Bench,
+    waiting: Waiting,
+    *,
+    work: Callable[[Waiting], object],
+    name: str,
+    locks: str,
+    copy: str,
+) -> None:
+    """One that works, or is of another stream or sink."""
+    with hanging(bench, name.format(waiting.stream), locks, copy) as pid:
+        with pytest.raises(TimedOut, match="Raise the option queryTimeout"):
+            work(waiting)
+
+        assert is_there(bench, pid)
+        bench.dotnet.execute("SELECT pg_terminate_backend(%s)", pid)
