@@ -64,13 +64,16 @@ class Order:
         """What the driver writes last."""
         return self.folder / "answer"
 
-    def receive(self, queue: Queue, out: Queue | None = None, **rules: Any) -> None:
+    def receive(
+        self, queue: Queue, out: Queue | None = None, *, timeout: str = "30s", **rules: Any
+    ) -> None:
         """
         Add a stream, into Parquet or another queue.
 
         Args:
             queue: where from, 2,000 messages in a batch of two tasks.
             out: where to; None: a table of its own.
+            timeout: the option queryTimeout.
             rules: what happens to its tasks, see cluster_driver.py.
         """
         place = self.folder / str(len(self.streams))
@@ -78,7 +81,7 @@ class Order:
         options = queue.options | {"maxMessagesPerTrigger": "2000", "maxConcurrency": "2"}
         self.streams.append(
             {
-                "options": options | {"peekDelay": "100ms"},
+                "options": options | {"peekDelay": "100ms", "queryTimeout": timeout},
                 "out": None if out is None else out.options,
                 "table": str(place / "table"),
                 "checkpoint": str(place / "checkpoint"),

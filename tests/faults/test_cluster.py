@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import processes
+import psycopg
 import pytest
 from spark.stand import Queue, numbered
 
@@ -148,6 +149,43 @@ def test_an_executor_killed_decommissioned_or_frozen_in_mid_task(
     if sign != signal.SIGSTOP:
         cluster.until(lambda: cluster.executors(HOSTS[1]) not in ([], [executor]))
         return
+    thawed(cluster, queue, stopped)
+
+
+def test_an_executor_frozen_while_it_writes_its_receipt(cluster: Cluster, queue: Queue) -> None:
+    """
+    Its session holds the task's locks for as long as it is frozen: the next attempt ends it.
+
+    The table of the receipts' pages is locked until both tasks are in their COPY.
+    """
+    queue.fill(0, 2000)
+    queue.place.sql(f"""
+        UPDATE {queue.name} SET body = (
+            SELECT string_agg(uuid_send(gen_random_uuid()), '')
+              FROM generate_series(1, 40) WHERE seq > 0)""")
+    order = cluster.order()
+    order.receive(queue, timeout="10s")
+    copies = f"""
+        SELECT count(*) FROM pg_stat_activity
+         WHERE query LIKE 'COPY "{queue.place.state}"%' AND wait_event_type = 'Lock'"""
+
+    with psycopg.connect(queue.place.url) as locked:
+        locked.execute(f'LOCK TABLE "{queue.place.state}".receipt_page'.encode())
+        cluster.start(order)
+        cluster.until(lambda: order.answer.exists() or queue.place.sql(copies) == [(2,)])
+        (executor,) = cluster.executors(HOSTS[1])
+        stopped = [executor, *processes.below(executor)]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+    cluster.finish(order)
+
+    assert sorted(order.landed()) == sorted(numbered(0, 2000))
+    assert settled(queue) == [0, 0, 0]
+    thawed(cluster, queue, stopped)
+
+
+def thawed(cluster: Cluster, queue: Queue, stopped: list[int]) -> None:
+    """Let a frozen executor go on, and receive with it as if nothing had been."""
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
     queue.fill(2000, 4000)
