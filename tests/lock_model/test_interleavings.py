@@ -210,6 +210,24 @@ def test_a_purge_of_expired_messages_and_a_receive_do_not_deadlock(
         assert all("1" not in rows for rows in left(found, "queue")) != fails
 
 
+def test_who_waits_for_a_task_that_hangs() -> None:
+    """Its other attempts, and who closes or settles its batch; not other tasks, nor endpoints."""
+    waiting = {
+        (each.transaction, each.statement)
+        for made, found in met("stream", 2)
+        if made[0].name == "task" or made[1].name == "task"
+        for each in found.waits
+        if "task" in each.holders and each.transaction != "task"
+    }
+
+    assert waiting == {
+        ("attempt", "task_lock"),
+        ("acknowledge", "lock_stream"),
+        ("return_", "lock_stream"),
+        ("dispatch a", "settle"),
+    }
+
+
 # ---------------------------------------------------------------- sinks
 
 

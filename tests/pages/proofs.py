@@ -44,6 +44,7 @@ READ_ONLY = f"{SETTINGS}::test_a_server_that_takes_no_writes_is_an_error_and_may
 GAP = f"{FAILPOINTS}::test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing"
 SHARED = f"{CLUSTER}::test_two_queries_share_a_queue_and_failed_attempts_see_the_same_rows"
 EXECUTOR = f"{CLUSTER}::test_an_executor_killed_decommissioned_or_frozen_in_mid_task"
+FROZEN = f"{CLUSTER}::test_an_executor_frozen_while_it_writes_its_receipt"
 HARMED = f"{CHAOS}::test_nothing_is_lost_or_repeated_whatever_is_harmed"
 ENDPOINTS = "spark/test_beside_the_transport.py"
 BESIDE = f"{ENDPOINTS}::test_a_stream_between_endpoints_passes_every_message_on_once"
@@ -121,7 +122,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
     ("docs/sqlqueue.md", "promises"): {
         "task-dies": GAP,
         "executor-lost": EXECUTOR,
-        "executor-freezes": EXECUTOR,
+        "executor-freezes": FROZEN,
         "executor-decommissioned": EXECUTOR,
         "speculation": f"{CLUSTER}::test_a_speculative_attempt_ends_with_the_same_rows",
         "two-queries": SHARED,
