@@ -139,7 +139,11 @@ def test_a_session_that_hangs_is_ended(
 ) -> None:
     """Whoever waits for it ends it, logs that, and goes on."""
     name = name.format(waiting.stream)
-    expected = {Waiting.attempt: [b"received"], Waiting.acknowledge: 1, Waiting.dispatch: 1}
+    expected: dict[object, object] = {
+        Waiting.attempt: [b"received"],
+        Waiting.acknowledge: 1,
+        Waiting.dispatch: 1,
+    }
     with hanging(bench, name, locks, copy) as pid:
         done = work(waiting)
 

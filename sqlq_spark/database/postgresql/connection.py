@@ -229,7 +229,7 @@ class Connection:
         stream, sink = values.get("stream"), values.get("sink")
         if stream is None and sink is None:
             return error
-        name = f" {stream} " if sink is None else f" {sink}/"
+        name = f" {stream!s} " if sink is None else f" {sink!s}/"
         statement, seconds, reason = error.args
         kind = type(error)
         for pid, login, application, ended in self.rows(
