@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 128, "lines": 16417, "tokens": 85023},
-    "everything else": {"files": 107, "lines": 14609, "tokens": 79424},
-    "other files in sqlq_spark": {"files": 2, "lines": 75},
-    "other files in tests": {"files": 70, "lines": 1367},
-    "package": {"files": 235, "lines": 31026, "tokens": 164447},
-    "sql": {"statement lines": 3169},
-    "tests": {"files": 295, "lines": 51959, "tokens": 352747},
-    "words": {"words": 69433},
+    "core": {"files": 125, "lines": 16283, "tokens": 84541},
+    "everything else": {"files": 103, "lines": 14301, "tokens": 77504},
+    "other files in sqlq_spark": {"files": 2, "lines": 68},
+    "other files in tests": {"files": 70, "lines": 1365},
+    "package": {"files": 228, "lines": 30584, "tokens": 162045},
+    "sql": {"statement lines": 2786},
+    "tests": {"files": 301, "lines": 53275, "tokens": 357300},
+    "words": {"words": 69800},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -155,8 +155,9 @@ class FlatObjects:
         places, last = self.places(name), np.full(self.rows, -1, np.intp)
         last[self.parents[places]] = places
         there = last >= 0
-        starts, stops, escaped = (each[last[there]] for each in self._values)
-        found = self._plain_texts(starts, stops, escaped)
+        starts, stops, escaped = self._values
+        chosen = last[there]
+        found = self._plain_texts(starts[chosen], stops[chosen], escaped[chosen])
         if len(found) == self.rows:
             return found
         return found.take(pa.array(np.cumsum(there) - 1, mask=~there))
