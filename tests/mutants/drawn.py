@@ -17,8 +17,8 @@ DRAWN = [
         id="wire-2",
         promise="Escaped quotes do not hide where a header begins.",
         file="wire/flat_json.py",
-        old="escaped = self._escapes[letters == QUOTE] + 1",
-        new="escaped = self._escapes[letters == QUOTE] - 1",
+        old="is_quote[escapes[letters == QUOTE] + 1] = False",
+        new="is_quote[escapes[letters == QUOTE] - 1] = False",
         tests=["test_flat_json.py::test_objects_of_texts_are_read_without_parsing_a_row"],
     ),
     Fault(
@@ -175,8 +175,8 @@ DRAWN = [
         id="send-4",
         promise="A column wins over the header of the same name in a map.",
         file="send/message/own_headers.py",
-        old="stated = column.is_valid().to_numpy(zero_copy_only=False)[self.parents]",
-        new="stated = column.is_valid().to_numpy(zero_copy_only=True)[self.parents]",
+        old="keep[places] = ~stated[self.parents[places]]",
+        new="keep[places] = stated[self.parents[places]]",
         tests=[
             "send/test_messages.py::test_a_column_wins_over_the_header_and_the_header_over_the_default"
         ],
