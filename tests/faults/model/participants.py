@@ -23,7 +23,8 @@ from .steps import FIGURES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlq_spark.database.receipt_moves import Move
+    from receipt_moves import Move
+
     from sqlq_spark.receive.offset import Offset
     from sqlq_spark.wire.rows import Origin
 

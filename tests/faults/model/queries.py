@@ -37,7 +37,8 @@ from .steps import FIGURES, Killed, Order, Work
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlq_spark.database.receipt_moves import Move, State
+    from receipt_moves import Move, State
+
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.receive.task import Task
 
