@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # of a Connection, those that run no statement
-OTHERS = {"printed", "canonical", "parsed", "identities", "close"}
+OTHERS = {"printed", "canonical", "identities", "close"}
 METHODS = {name for name in vars(database.Connection) if name[0] != "_"} - OTHERS
 
 

@@ -254,7 +254,7 @@ def sources(
     reasons: dict[str, str] = {}
     for text in texts:
         try:
-            parsed[text] = connection.parsed(text)
+            parsed[text] = connection.names.parse_address(text)
         except BadAddress as error:
             bad = BadAddress(text=text[:LONGEST], reason=error.reason)
             other = names.is_of_other_database(text)

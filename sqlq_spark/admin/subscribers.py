@@ -76,7 +76,7 @@ def _reasons(connection: Connection, texts: set[str]) -> dict[str, tuple[str, st
     reasons: dict[str, tuple[str, str | None]] = {}
     for text in texts:
         try:
-            parsed[text] = connection.parsed(text)
+            parsed[text] = connection.names.parse_address(text)
         except BadAddress as error:
             reasons[text] = f"is no address ({error.reason})", None
     refused = Destinations(connection).find_refused(parsed.values())

@@ -28,7 +28,7 @@ from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.cli.trail import keeps_trail
 from sqlq_spark.database import trail, transaction
 from sqlq_spark.database.destinations import SENT, is_allowed
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.errors import ReceiptRefused, ReceiptSettled
 from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.options.connection import DatabaseOptions
@@ -79,7 +79,7 @@ def list_(
     )
     address = None if queue is None else parse_queue("queue", queue, options.naming)
     with (
-        Session(options, "receipts") as session,
+        StateSession(options, "receipts") as session,
         transaction(session.open(), timeout=options.query_timeout),
     ):
         found = inspect.receipts(session.open(), stream=stream, queue=address)
@@ -110,7 +110,7 @@ def show(
         url, state_schema, queryTimeout=query_timeout, credentials=credentials
     )
     timeout = options.query_timeout
-    with Session(options, "receipts show") as session:
+    with StateSession(options, "receipts show") as session:
         connection = session.open()
         with transaction(connection, timeout=timeout):
             held_by = inspect.receipts(connection, stream=stream, batch=batch, task=task)
@@ -149,7 +149,7 @@ def return_(
         allowedDestinations=", ".join(allow) if allow else None,
         credentials=credentials,
     )
-    with Session(options, "receipts return") as session:
+    with StateSession(options, "receipts return") as session:
         with transaction(session.open(), timeout=options.query_timeout):
             found = choose(session.open(), stream, batch, task, quiet=as_json)
             check_logins(session.open(), found, options)
@@ -198,7 +198,7 @@ def drop(
     options = database_options(
         url, state_schema, queryTimeout=query_timeout, credentials=credentials
     )
-    with Session(options, "receipts drop") as session:
+    with StateSession(options, "receipts drop") as session:
         with transaction(session.open(), timeout=options.query_timeout):
             found = choose(session.open(), stream, batch, task, quiet=as_json)
         confirm(f"delete {screen.total(found)} permanently", yes=yes, as_json=as_json)

@@ -19,7 +19,7 @@ from sqlq_spark.cli.options import (
 )
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.database import trail, transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.options.connection import DatabaseOptions
 
@@ -51,7 +51,7 @@ def trail_(
     )
     address = None if queue is None else parse_queue("queue", queue, options.naming)
     with (
-        Session(options, "trail") as session,
+        StateSession(options, "trail") as session,
         transaction(session.open(), timeout=options.query_timeout),
     ):
         found = trail.entries(session.open(), address, last=last)

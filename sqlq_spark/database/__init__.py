@@ -109,17 +109,14 @@ class Connection(Protocol):
         `columns` are those that each table must have, `source` is the queue that is read, if any.
         """
 
-    def patience(self, seconds: float | None) -> None:
+    def set_lock_timeout(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""
 
     def printed(self, address: QueueAddress) -> str:
         """The whole address for people, which `names.parse_queue` reads."""
 
     def canonical(self, address: QueueAddress) -> str:
-        """The whole address as it stands in messages, which `parsed` reads."""
-
-    def parsed(self, text: str) -> QueueAddress:
-        """Read an address from a message, which is untrusted."""
+        """The whole address as it stands in messages, which `names.parse_address` reads."""
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
         """Return a value for each address; the values of two spellings of one table are equal."""

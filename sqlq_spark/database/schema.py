@@ -55,7 +55,7 @@ def install(connection: Connection, *, timeout: float) -> None:
     """
     with transaction(connection, timeout=timeout):
         connection.rows("install_lock", state_name=connection.state)
-        connection.patience(min(LOCK_WAIT, timeout))
+        connection.set_lock_timeout(min(LOCK_WAIT, timeout))
         try:
             connection.run("install_schema")
             if found := find_faults(connection):

@@ -31,7 +31,7 @@ def find_same(connection: Connection, queue: QueueAddress, texts: Iterable[str])
     parsed: dict[str, QueueAddress] = {}
     for text in texts:
         try:
-            parsed[text] = connection.parsed(text)
+            parsed[text] = connection.names.parse_address(text)
         except BadAddress:
             continue
     own, *others = connection.identities([queue, *parsed.values()])

@@ -37,6 +37,7 @@ StatementName = Literal[
     # transactions.sql
     "begin",
     "timeouts",
+    "set_lock_timeout",
     "commit",
     "rollback",
     "savepoint",
@@ -73,7 +74,6 @@ StatementName = Literal[
     "receive_range",
     "receive",
     "take",
-    "patience",
     "lock_destination",
     "destinations",
     "destination_code",

@@ -117,7 +117,7 @@ class Forwarding:
         there, reasons = self._look_up()
         if not there:
             return reasons
-        self.connection.patience(self.patience)
+        self.connection.set_lock_timeout(self.patience)
         reasons |= self._lock(there)
         for destination, address in there.items():
             if destination not in reasons:
@@ -125,7 +125,7 @@ class Forwarding:
                 if reason is not None:
                     reasons[destination] = reason
         self.destinations.confirm()
-        self.connection.patience(None)
+        self.connection.set_lock_timeout(None)
         return reasons
 
     def give_up(self, reasons: dict[str, SqlQueueError]) -> int:
@@ -161,7 +161,7 @@ class Forwarding:
         reasons: dict[str, SqlQueueError] = {}
         for text in self.routes.away:
             try:
-                found[text] = self.connection.parsed(text)
+                found[text] = self.connection.names.parse_address(text)
             except BadAddress as error:
                 reasons[text] = error
         refused = self.destinations.find_refused(found.values(), RETURNED)
@@ -211,7 +211,7 @@ class Forwarding:
         except DatabaseFailure as error:
             if isinstance(error, TimedOut):
                 self.patience = max(0.0, self.patience - (time.monotonic() - started))
-                self.connection.patience(self.patience)
+                self.connection.set_lock_timeout(self.patience)
             return error
         return None
 

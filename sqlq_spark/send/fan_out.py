@@ -178,7 +178,7 @@ class FanOut:
         places: dict[Subscription, QueueAddress | str] = {}
         for each in subscriptions:
             try:
-                parsed[each] = connection.parsed(each.address)
+                parsed[each] = connection.names.parse_address(each.address)
             except BadAddress as error:
                 places[each] = self._lose(each, each.address, f"is no address ({error.reason})")
         first = unite(connection, parsed.values())

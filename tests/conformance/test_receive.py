@@ -312,7 +312,7 @@ def test_a_wait_longer_than_query_timeout_ends(bench: Bench) -> None:
     task, session = bench.task(bench.new_stream()), bench.session()
     with bench.dotnet.locked(bench.queue), pytest.raises(TimedOut) as caught:
         # a session that was idle for so long is ended, which is another matter
-        session.do(partial(receive, task=task, timeout=0.2, origin=Origin()))
+        session.run_with_retries(partial(receive, task=task, timeout=0.2, origin=Origin()))
 
     assert "Raise the option queryTimeout" in str(caught.value)
 
@@ -441,7 +441,9 @@ def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again
         sent = {row.id.bytes for row in bench.dotnet.rows(bench.queue)}
         task = bench.task(bench.new_stream(), errors=bench.errors, largest=1000, bytes_each=9999.0)
 
-        rows = session.do(partial(receive, task=task, timeout=TIMEOUT, origin=Origin()))
+        rows = session.run_with_retries(
+            partial(receive, task=task, timeout=TIMEOUT, origin=Origin())
+        )
 
         moved = bench.dotnet.rows(bench.errors)
         assert sorted([*rows["id"].to_pylist(), *(row.id.bytes for row in moved)]) == sorted(sent)
@@ -465,7 +467,9 @@ def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -
         sent = sorted(row.id.bytes for row in bench.dotnet.rows(bench.queue))
         task = bench.task(None)
 
-        rows = session.do(partial(receive, task=task, timeout=TIMEOUT, origin=Origin()))
+        rows = session.run_with_retries(
+            partial(receive, task=task, timeout=TIMEOUT, origin=Origin())
+        )
 
         assert sorted(rows["id"].to_pylist()) == ([] if after else sent)
         assert bench.receive(task).num_rows == 0
@@ -531,13 +535,13 @@ def test_a_queue_with_another_consumer_is_not_received_from_by_ranges(
     The server counts the limit for each row, so a larger one adds up beside busy endpoints.
     """
     waits: list[float | None] = []
-    patience = bench.desk.patience
+    patience = bench.desk.set_lock_timeout
 
     def wait(seconds: float | None) -> None:
         waits.append(seconds)
         patience(seconds)
 
-    monkeypatch.setattr(bench.desk, "patience", wait)
+    monkeypatch.setattr(bench.desk, "set_lock_timeout", wait)
     monkeypatch.setattr(ranges, "FEWEST", 0)
     monkeypatch.setattr(ranges, "HELD", {})
     stream = bench.new_stream()

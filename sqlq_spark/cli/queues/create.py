@@ -79,7 +79,7 @@ def install_(
     options = database_options(
         url, state_schema, queryTimeout=query_timeout, credentials=credentials
     )
-    with Session(options, "install", state=False) as session:
+    with Session(options, "install") as session:
         connection = session.open()
         schema.install(connection, timeout=options.query_timeout)
         if as_json:
@@ -122,7 +122,7 @@ def create(
         delayed=delayed,
     )
     options = source_options(url, queue, queryTimeout=query_timeout, credentials=credentials)
-    with Session(options, "create", state=False) as session:
+    with Session(options, "create") as session:
         connection = session.open()
         waiting: str | None = None
         for each in made.queues:

@@ -76,7 +76,7 @@ def retire_(
         credentials=credentials,
     )
     address = parse_table("QUEUE", queue, options.naming)
-    with Session(options, "retire", state=False) as session:
+    with Session(options, "retire") as session:
         connection = session.open()
         its = retire.Retirement.of(
             connection,

@@ -40,7 +40,7 @@ from sqlq_spark.database.postgresql.errors import (
 from sqlq_spark.database.postgresql.ranges import receive_range
 from sqlq_spark.database.postgresql.rows import bind, plain_columns, read_rows
 from sqlq_spark.database.postgresql.url import redact
-from sqlq_spark.wire.address import parse_postgresql, print_postgresql, quote_postgresql
+from sqlq_spark.wire.address import print_postgresql, quote_postgresql
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -186,10 +186,10 @@ class Connection:
         """Return what is known of tables that messages are to go to; fails for none of them."""
         return find_destinations(self, queues, columns, source)
 
-    def patience(self, seconds: float | None) -> None:
+    def set_lock_timeout(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""
         limit = self._limit if seconds is None else seconds
-        self.rows("patience", milliseconds=str(max(1, int(limit * 1000))))
+        self.rows("set_lock_timeout", milliseconds=str(max(1, int(limit * 1000))))
 
     def printed(self, address: QueueAddress) -> str:
         """Return the canonical address."""
@@ -198,10 +198,6 @@ class Connection:
     def canonical(self, address: QueueAddress) -> str:
         """Return the canonical address, as messages contain it."""
         return print_postgresql(address)
-
-    def parsed(self, text: str) -> QueueAddress:
-        """Read an address from a message, which is untrusted."""
-        return parse_postgresql(text)
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
         """Return the addresses with their schemas: a table has one spelling."""

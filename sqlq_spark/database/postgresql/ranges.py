@@ -60,7 +60,7 @@ def receive_range(
         return None
     try:
         with attempt(connection):
-            connection.patience(PATIENCE)
+            connection.set_lock_timeout(PATIENCE)
             found = connection.arrow(
                 "receive_range",
                 tables={"queue": queue},
@@ -74,5 +74,5 @@ def receive_range(
         log.info("%s has another consumer", connection.printed(queue))
         HELD[key] = time.monotonic()
         return None
-    connection.patience(None)
+    connection.set_lock_timeout(None)
     return found if found.num_rows else None

@@ -124,11 +124,6 @@ RETURNING id,
           body,
           seq::bigint AS seq
 
--- name: patience
--- Sets how long the transaction waits for a destination that others lock, from here to its end.
--- Returns: one row
-SELECT set_config('lock_timeout', :milliseconds, true)
-
 -- name: lock_destination
 -- Keeps the code that an INSERT runs as it is: until commit no trigger, rule, default or policy can be
 -- added, and the table cannot be renamed or replaced. The right to INSERT is enough.

@@ -45,7 +45,6 @@ from sqlq_spark.wire.address import (
     QueueAddress,
     bracketed,
     message_sqlserver,
-    parse_sqlserver,
     print_sqlserver,
     quote_sqlserver,
 )
@@ -68,7 +67,7 @@ CATALOG = "SELECT DB_NAME() AS catalog"
 DIRECT = {
     "begin": True,
     "timeouts": True,
-    "patience": True,
+    "set_lock_timeout": True,
     "savepoint": True,
     "release": True,
     "commit": False,
@@ -308,10 +307,10 @@ class Connection:
         """Return what is known of tables that messages are to go to; fails for none of them."""
         return find_destinations(self, queues, columns, source)
 
-    def patience(self, seconds: float | None) -> None:
+    def set_lock_timeout(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""
         limit = self._timeout if seconds is None else seconds
-        self.rows("patience", milliseconds=str(max(1, int(limit * 1000))))
+        self.rows("set_lock_timeout", milliseconds=str(max(1, int(limit * 1000))))
 
     def printed(self, address: QueueAddress) -> str:
         """Return the address with its schema and database, as users read and write it."""
@@ -320,10 +319,6 @@ class Connection:
     def canonical(self, address: QueueAddress) -> str:
         """Return the address with its schema and database, as messages contain it."""
         return message_sqlserver(self._whole(address))
-
-    def parsed(self, text: str) -> QueueAddress:
-        """Read an address from a message, which is untrusted."""
-        return parse_sqlserver(text)
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
         """
@@ -366,7 +361,7 @@ class Connection:
             text = text.replace("{application}", context_info(str(values["application"])))
             self._timeout = milliseconds / 1000
             self._raw.timeout = whole_seconds(self._timeout)
-        if statement == "patience":
+        if statement == "set_lock_timeout":
             text = text.replace("{milliseconds}", str(int(str(values["milliseconds"]))))
         if statement == "begin":
             self._shapes.clear()  # tables may have been created again

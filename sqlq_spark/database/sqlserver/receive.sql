@@ -122,11 +122,6 @@ OUTPUT CAST(deleted.Id AS binary(16)) AS id,
     ON q.RowVersion = s.seq
 OPTION (MAXDOP 1)
 
--- name: patience
--- Sets how long the transaction waits for a destination that others lock, from here to its end. The
--- value is written into the text, as in timeouts.
-SET LOCK_TIMEOUT {milliseconds}
-
 -- name: destinations
 -- For tables that messages are to go to: whether they are queues, and their owners. It runs before the
 -- INSERT and after it, because no right of a sender locks a table against a change.

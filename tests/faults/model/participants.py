@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import ConnectionLost, Deadlock, ReceiptSettled
 from sqlq_spark.receive import receipts
 from sqlq_spark.send import staging
@@ -106,7 +106,7 @@ class World(Places):
         ]
         query, batch = origin.query_id, origin.query_batch
         assert batch is not None
-        with Session(sink.options, "sink") as session:
+        with StateSession(sink.options, "sink") as session:
             return staging.stage(session, chunks, sink=f"query:{query}", batch=batch, origin=origin)
 
     def send(self, messages: int, kind: str = "plain") -> None:
@@ -125,7 +125,7 @@ class World(Places):
         bodies = self.before[key].bodies if key in self.before else []
 
         def run() -> None:
-            with Session(self.source, "operator", state=False) as session:
+            with Session(self.source, "operator") as session:
                 one = session.open()
                 with transaction(one, timeout=TIMEOUT):
                     if move == "return_":
