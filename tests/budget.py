@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 125, "lines": 16283, "tokens": 84541},
-    "everything else": {"files": 103, "lines": 14301, "tokens": 77504},
+    "core": {"files": 117, "lines": 15970, "tokens": 82902},
+    "everything else": {"files": 103, "lines": 14343, "tokens": 77697},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1365},
-    "package": {"files": 228, "lines": 30584, "tokens": 162045},
+    "package": {"files": 220, "lines": 30313, "tokens": 160599},
     "sql": {"statement lines": 2786},
-    "tests": {"files": 301, "lines": 53275, "tokens": 357300},
-    "words": {"words": 69800},
+    "tests": {"files": 302, "lines": 53265, "tokens": 357253},
+    "words": {"words": 69775},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
