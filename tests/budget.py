@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 125, "lines": 16283, "tokens": 84541},
+    "core": {"files": 125, "lines": 16330, "tokens": 84717},
     "everything else": {"files": 103, "lines": 14301, "tokens": 77504},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1365},
-    "package": {"files": 228, "lines": 30584, "tokens": 162045},
-    "sql": {"statement lines": 2786},
-    "tests": {"files": 301, "lines": 53275, "tokens": 357300},
-    "words": {"words": 69800},
+    "package": {"files": 228, "lines": 30631, "tokens": 162221},
+    "sql": {"statement lines": 2792},
+    "tests": {"files": 301, "lines": 53298, "tokens": 357552},
+    "words": {"words": 69794},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
