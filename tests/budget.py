@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 117, "lines": 15970, "tokens": 82902},
+    "core": {"files": 117, "lines": 16017, "tokens": 83080},
     "everything else": {"files": 103, "lines": 14343, "tokens": 77697},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1365},
-    "package": {"files": 220, "lines": 30313, "tokens": 160599},
-    "sql": {"statement lines": 2786},
-    "tests": {"files": 302, "lines": 53265, "tokens": 357253},
-    "words": {"words": 69775},
+    "package": {"files": 220, "lines": 30360, "tokens": 160777},
+    "sql": {"statement lines": 2792},
+    "tests": {"files": 304, "lines": 53489, "tokens": 359362},
+    "words": {"words": 69759},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -102,6 +102,7 @@ StatementName = Literal[
     "advance",
     "settle",
     "query_mark",
+    "query_queues",
     "chunks",
     "chunk",
     "chunk_pages",
