@@ -15,7 +15,7 @@ The errors of this package, by what they are about.
     │   ├── server           NotReachable · LoginRefused (and LoginUnclear, CertificateRefused)
     │   │                    CredentialsFailed · ServerNotVerified · DatabaseNotFound
     │   │                    ConnectionLost (and ReadOnly) · Deadlock · Cancelled · RightMissing
-    │   │                    TimedOut (and LockTimedOut) · TimeZoneNotFound
+    │   │                    TimedOut (and LockTimedOut) · TimeZoneNotFound · ReceiptExists
     │   │                    ServerTooOld · DatabaseTooOld · StatementPooling
     │   │                    StatementFailed (and StatementRefused, ServerShort, LogFull)
     │   ├── queues           QueueNotFound · SchemaNotFound · NotAQueue
@@ -115,6 +115,7 @@ from sqlq_spark.errors.server import (
     LoginUnclear,
     NotReachable,
     ReadOnly,
+    ReceiptExists,
     RightMissing,
     ServerNotVerified,
     ServerShort,
@@ -190,6 +191,7 @@ __all__ = [
     "QueueNotWritable",
     "QueueUnquoted",
     "ReadOnly",
+    "ReceiptExists",
     "ReceiptMoveRefused",
     "ReceiptRefused",
     "ReceiptSettled",

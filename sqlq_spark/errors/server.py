@@ -96,6 +96,15 @@ class Deadlock(DatabaseFailure):
         super().__init__(statement, reason)
 
 
+class ReceiptExists(DatabaseFailure):
+    """Another attempt of the same task has left its receipt. The task may be tried again."""
+
+    template = "another attempt of the same task has finished meanwhile ({0}: {1})"
+
+    def __init__(self, statement: str, reason: str) -> None:
+        super().__init__(statement, reason)
+
+
 class TimedOut(DatabaseFailure):
     """A statement, or the wait for a lock, took longer than queryTimeout."""
 

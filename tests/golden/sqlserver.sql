@@ -13,13 +13,6 @@ SELECT o.acked_batch, h.query_batch
  WHERE o.stream = @stream;
 GO
 
--- task_lock
-UPDATE [sqlqueue].task WITH (REPEATABLEREAD, ROWLOCK)
-   SET task = task
-OUTPUT CAST(1 AS bit)
- WHERE stream = @stream AND task = @task;
-GO
-
 -- receive
 WITH message AS (
     SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
@@ -115,9 +108,9 @@ GO
 
 -- delete_receipts
 DELETE FROM [sqlqueue].receipt_page
- WHERE stream = @stream AND batch BETWEEN @acked AND @batch;
+ WHERE stream = @stream AND batch BETWEEN @first AND @batch;
 DELETE FROM [sqlqueue].receipt
- WHERE stream = @stream AND batch BETWEEN @acked AND @batch;
+ WHERE stream = @stream AND batch BETWEEN @first AND @batch;
 GO
 
 -- sink_close

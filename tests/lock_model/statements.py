@@ -38,8 +38,6 @@ SHAPES = {
     "next_due": f"SELECT delayed{_PAST}",
     # streams and receipts
     "fence": "SELECT stream(REPEATABLEREAD,ROWLOCK) SELECT SELECT stream SELECT",
-    "task_lock": "UPDATE task(REPEATABLEREAD,ROWLOCK)",
-    "new_task": "INSERT task",
     "find_receipt": "SELECT receipt",
     "save_receipt": "INSERT receipt",
     "lock_stream": "UPDATE stream(REPEATABLEREAD,ROWLOCK)",
@@ -144,11 +142,6 @@ class Ours(Tables):
         other = self.look("fence", "stream", "2", by="stream_query", use=1)
         return Statement("fence", (intent, (*self.look("fence", "stream", "1"), fresh), other))
 
-    def new_task(self, task: str) -> Statement:
-        """The second of two attempts waits, and inserts nothing."""
-        intent = self.table("new_task", "task")
-        return Statement("new_task", (intent, self.insert("task", task, caught=True)))
-
     def find_receipt(self, task: str) -> Statement:
         """An attempt that finds a receipt receives nothing more."""
         name = "find_receipt"
@@ -158,7 +151,7 @@ class Ours(Tables):
         return Statement(name, ((absent,) if versions else (key, absent),))
 
     def save_receipt(self, task: str) -> Statement:
-        """The row, its key in receipt_query, and its page."""
+        """The row, which a second attempt fails to insert; its key in receipt_query; its page."""
         pages = self.insert("receipt_page", task)
         intents = (self.table("save_receipt", "receipt"), (Get(self.whole("receipt_page"), "IX"),))
         return Statement("save_receipt", (*intents, self.insert("receipt", task), pages))

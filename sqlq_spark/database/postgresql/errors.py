@@ -168,6 +168,8 @@ def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
             found = errors.ReadOnly(statement, text, FIND_PRIMARY)
         case "40P01" | "40001":
             found = errors.Deadlock(statement, text)
+        case "23505" if statement == "save_receipt":
+            found = errors.ReceiptExists(statement, text)
         case "53000" | "53100" | "53200" | "53300":  # no room, memory, locks or connection left
             found = errors.ServerShort(statement, state, text)
         case "57014" if place.took < LIMIT_REACHED * place.limit:

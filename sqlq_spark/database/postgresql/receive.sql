@@ -14,22 +14,6 @@ SELECT o.acked_batch,
  WHERE o.stream = :stream::text
    FOR SHARE OF o
 
--- name: task_lock
--- Runs one attempt of a task at a time: the second waits here, then finds the first one's receipt. It
--- locks a row, because a login without any right could take an advisory lock.
--- Locks:   the row of this number of the stream's tasks, until commit.
--- Returns: one row; none for a new number
-SELECT true
-  FROM {state}.task
- WHERE stream = :stream::text AND task = :task::bigint
-   FOR UPDATE
-
--- name: new_task
--- Locks:   the row it writes, until commit; the second of two attempts waits for the first.
-INSERT INTO {state}.task (stream, task)
-VALUES (:stream::text, :task::bigint)
-    ON CONFLICT DO NOTHING
-
 -- name: find_receipt
 -- Returns: payload bytea; empty where it is in pages; messages, unpacked (bytes) bigint; query_id text,
 --          query_batch bigint, or null
@@ -427,6 +411,9 @@ moved AS (
 SELECT count(*) FILTER (WHERE NOT expired), count(*) FILTER (WHERE expired) FROM gone
 
 -- name: save_receipt
+-- The key is the lock of an attempt: of two attempts of one task, the second fails (23505), starts again
+-- and then finds the first one's receipt.
+-- Locks:   the row it writes, until commit; waits for another attempt that has written it.
 INSERT INTO {state}.receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)

@@ -19,31 +19,6 @@ SELECT o.acked_batch, h.query_batch
                        WHERE p.query = @query_id) AS u) AS h
  WHERE o.stream = @stream
 
--- name: task_lock
--- Runs one attempt of a task at a time: the second waits here, then finds the first one's receipt. It
--- locks a row, because a login without any right could take an application lock. The update changes
--- nothing, as in lock_stream.
--- Locks:   the row of this number of the stream's tasks, until commit.
--- Returns: one row; none for a new number
-UPDATE {state}.task WITH (REPEATABLEREAD, ROWLOCK)
-   SET task = task
-OUTPUT CAST(1 AS bit)
- WHERE stream = @stream AND task = @task
-
--- name: new_task
--- The second of two attempts waits for the first, and then inserts nothing; see new_sink.
--- Locks:   the row it writes, until commit. No gap, so other new tasks do not wait.
-SET XACT_ABORT OFF;
-BEGIN TRY
-    INSERT INTO {state}.task (stream, task) VALUES (@stream, @task);
-END TRY
-BEGIN CATCH
-    IF ERROR_NUMBER() <> 2627
-    BEGIN;
-        THROW;
-    END;
-END CATCH
-
 -- name: find_receipt
 -- Returns: payload varbinary; empty where it is in pages; messages, unpacked (bytes) bigint; query_id,
 --          query_batch bigint, or null
@@ -298,6 +273,9 @@ SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS moved
   FROM @gone
 
 -- name: save_receipt
+-- The key is the lock of an attempt: of two attempts of one task, the second fails (2627), starts again
+-- and then finds the first one's receipt.
+-- Locks:   the row it writes, until commit; waits for another attempt that has written it.
 INSERT INTO {state}.receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)
