@@ -1,18 +1,13 @@
 -- name: fence
 -- A task of a batch that was acknowledged must not receive.
--- The second column is the query's high-water mark: the last batch of Spark's query that one of its
--- streams acknowledged, or that had receipts when this stream's plan was stored. :query_id may be null.
+-- The second column is the query's high-water mark, as it was when the plan was stored: the last batch
+-- of Spark's query that one of its streams had received for. :query_id may be null.
 -- Locks:   the stream's row FOR SHARE, until commit; acknowledge waits for the task.
--- Index:   the primary key; stream_query.
 -- Returns: acked_batch bigint, query_batch bigint or null; no row where the stream is not there
-SELECT o.acked_batch,
-       greatest((o.plan_after::json ->> :query_id::text)::bigint,
-                (SELECT max(q.query_batch)
-                   FROM {state}.stream AS q
-                  WHERE q.query_id = :query_id::text)) AS query_batch
-  FROM {state}.stream AS o
- WHERE o.stream = :stream::text
-   FOR SHARE OF o
+SELECT acked_batch, (plan_after::json ->> :query_id::text)::bigint AS query_batch
+  FROM {state}.stream
+ WHERE stream = :stream::text
+   FOR SHARE
 
 -- name: find_receipt
 -- Returns: payload bytea; empty where it is in pages; messages, unpacked (bytes) bigint; query_id text,

@@ -1,23 +1,17 @@
 -- name: fence
 -- A task of a batch that was acknowledged must not receive.
--- The second column is the query's high-water mark: the last batch of Spark's query that one of its
--- streams acknowledged, or that had receipts when this stream's plan was stored. @query_id may be null.
+-- The second column is the query's high-water mark, as it was when the plan was stored: the last batch
+-- of Spark's query that one of its streams had received for. @query_id may be null.
 -- Locks:   the stream's row, shared, until commit; acknowledge waits for the task. REPEATABLEREAD
 --          locks also where the database reads row versions.
--- Index:   the primary key; stream_query.
 -- Returns: acked_batch bigint, query_batch bigint or null; no row where the stream is not there
-SELECT o.acked_batch, h.query_batch
-  FROM {state}.stream AS o WITH (REPEATABLEREAD, ROWLOCK)
- CROSS APPLY (SELECT MAX(u.query_batch) AS query_batch
-                FROM (SELECT q.query_batch
-                        FROM {state}.stream AS q
-                       WHERE q.query_id = @query_id
-                      UNION ALL
-                      SELECT p.batch
-                        FROM OPENJSON(o.plan_after)
-                             WITH (query nvarchar(36) '$.query', batch bigint '$.batch') AS p
-                       WHERE p.query = @query_id) AS u) AS h
- WHERE o.stream = @stream
+SELECT acked_batch,
+       (SELECT MAX(p.batch)
+          FROM OPENJSON(plan_after)
+               WITH (query nvarchar(36) '$.query', batch bigint '$.batch') AS p
+         WHERE p.query = @query_id) AS query_batch
+  FROM {state}.stream WITH (REPEATABLEREAD, ROWLOCK)
+ WHERE stream = @stream
 
 -- name: find_receipt
 -- Returns: payload varbinary; empty where it is in pages; messages, unpacked (bytes) bigint; query_id,
