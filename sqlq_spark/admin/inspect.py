@@ -295,7 +295,7 @@ def delayed_messages(
 
 def message(row: dict[str, Any]) -> Message:
     """The message in a row of QUEUE_ROW."""
-    from sqlq_spark.wire.ids import uuid_text  # noqa: PLC0415 - see cli
+    from sqlq_spark.wire.rows import uuid_text  # noqa: PLC0415 - see cli
 
     headers, corrupt = headers_of(row["headers"])
     return Message(

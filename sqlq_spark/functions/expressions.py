@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.message_types import SEPARATOR
+from sqlq_spark.wire.headers import SEPARATOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

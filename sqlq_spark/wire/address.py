@@ -8,8 +8,9 @@ error where they would misread one.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from sqlq_spark.errors import BadAddress
 
@@ -360,3 +361,9 @@ def _check(label: str, name: str, text: str, notation: Notation, longest: int) -
         raise BadAddress(
             text, f"the {label} has {size} {notation.unit} where {longest} are the most"
         )
+
+
+def split_at(text: str, places: Iterable[int]) -> list[str]:
+    """Cut a text at separators of one character; the parts are without blanks around them."""
+    edges = [-1, *places, len(text)]
+    return [text[at + 1 : stop].strip() for at, stop in pairwise(edges)]

@@ -63,9 +63,9 @@ HISTORY = [
         id="payload-size-trusted",
         promise="A payload's sizes are checked before anything is decompressed.",
         fixed="066fbfb",
-        file="wire/unpack.py",
-        old="check(size <= expected.most, ",
-        new="check(size >= 0, ",
+        file="wire/payload.py",
+        old="_check(size <= expected.most, ",
+        new="_check(size >= 0, ",
         tests=["test_payload.py::test_a_payload_is_what_was_stored_with_it"],
     ),
     Fault(
