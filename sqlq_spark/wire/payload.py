@@ -202,7 +202,7 @@ def unpack(payload: bytes, pages: Iterable[tuple[bytes]], expected: Expected) ->
             _check(intact, "it is not the one that the task wrote")
         return _read_table(whole, expected)
     except (BadPayload, pa.ArrowException, OSError) as error:
-        raise PayloadRefused(expected.where, str(error)[:300]) from None
+        raise PayloadRefused(where=expected.where, reason=str(error)[:300]) from None
 
 
 def _read_table(whole: pa.Buffer, expected: Expected) -> pa.Table:
