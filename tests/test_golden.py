@@ -8,7 +8,7 @@ from wire import Case, golden
 
 from sqlq_spark.send.message.own_headers import OwnMaps, OwnTexts
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.address import parse_postgresql, print_postgresql
+from sqlq_spark.wire.address import POSTGRESQL
 from sqlq_spark.wire.header_columns import HEADER_COLUMNS, Headers
 from sqlq_spark.wire.headers import full_name, split_types
 
@@ -59,7 +59,7 @@ def test_times_lifetimes_and_addresses_are_read_and_written_back(case: Case) -> 
     for name in TIMES & read.keys():
         assert wire.wire_time(wire.parse_wire_time(read[name] or "")) == read[name]
     for name in ADDRESSES & read.keys():
-        assert print_postgresql(parse_postgresql(read[name] or "")) == read[name]
+        assert POSTGRESQL.print_address(POSTGRESQL.parse_address(read[name] or "")) == read[name]
     if lifetime := read.get(wire.TIME_TO_BE_RECEIVED):
         assert (wire.parse_span(lifetime), wire.format_span(20_000)) == (20_000, lifetime)
 

@@ -13,7 +13,7 @@ from sqlq_spark.database import attempt, read_clock, transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.zone import endpoint_zone
 from sqlq_spark.errors import BadAddress, DelayedQueueNotFound, MissingOption, RightMissing
-from sqlq_spark.wire.address_list import split_canonical
+from sqlq_spark.wire.address import split_canonical
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from sqlq_spark.database.names import Names
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.wire.address import QueueAddress
+    from sqlq_spark.wire.address import Names, QueueAddress
 
 LONGEST_LEFT = 100 * 365 * 86_400_000  # milliseconds; both databases can hold that date
 
