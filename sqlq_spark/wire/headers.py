@@ -8,7 +8,6 @@ The text is the same, byte for byte, as that of the transports' version 9.1. Sou
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 
 from sqlq_spark.wire.address import split_at
@@ -167,13 +166,15 @@ def parse_wire_time(text: str) -> datetime:
     Raises:
         BadWireTime: the form is different, or there is no such day.
     """
-    if found := _WIRE_TIME.fullmatch(text):
-        with suppress(ValueError):
-            return datetime.fromisoformat(f"{found[1]}.{found[2]}+00:00")
-    raise BadWireTime(
-        f"time {text[:64]!r} cannot be read: "
-        "expected yyyy-MM-dd HH:mm:ss:ffffff Z, as 2026-06-30 17:05:09:123456 Z"
-    )
+    found = _WIRE_TIME.fullmatch(text)
+    try:
+        return datetime.fromisoformat(f"{found[1]}.{found[2]}+00:00" if found else "")
+    except ValueError:
+        reason = (
+            f"time {text[:64]!r} cannot be read: "
+            "expected yyyy-MM-dd HH:mm:ss:ffffff Z, as 2026-06-30 17:05:09:123456 Z"
+        )
+        raise BadWireTime(reason) from None
 
 
 def parse_span(text: str, *, longest: int = LONGEST_SPAN, what: str = LIFETIME) -> int:
