@@ -27,10 +27,11 @@ DELAYED = ".Delayed"  # ends the name of a queue's table of delayed messages
 LONGEST_ADDRESS = 1000
 SHOWN = 200  # characters of a rejected address in an error
 
-BRACKETS = r"\[(?:[^\]]|\]\])*\]"
+# a part in quotes: possessive, because a doubled quote never ends it
+QUOTED = r'"(?:[^"]|"")*+"'
+BRACKETS = r"\[(?:[^\]]|\]\])*+\]"
 BRACKETED_TABLE = re.compile(rf"({BRACKETS})(?:@|\Z)")
 # addresses as we write them: PostgreSQL's ends with a quote, SQL Server's with a bracket
-QUOTED = r'"(?:[^"]|"")*"'
 CANONICAL = re.compile(
     rf"(?:{QUOTED}\.{QUOTED}|(?:{BRACKETS}|[^@\[][^@]*)(?:@{BRACKETS}){{1,2}})(?:, |\Z)"
 )
@@ -66,6 +67,7 @@ class Names(ABC):
     own_credentials: str | None
     opening: str
     closing: str  # doubled inside a quoted part
+    quoted: re.Pattern[str]  # a part in quotes
     quote: str  # the name of `opening` in errors
     separator: str
     has_catalogs: bool  # an address in a message names the database too
@@ -163,42 +165,38 @@ class Names(ABC):
         """Cut an address at its separators: the parts unquoted, None for a default."""
         parts: list[str | None] = []
         while at <= len(text):
-            is_quoted = text.startswith(self.opening, at)
-            part, stop = (self._quoted_part if is_quoted else self._plain_part)(text, at)
+            read = self._quoted_part if text.startswith(self.opening, at) else self._plain_part
+            part, stop = read(text, at)
             parts.append(part)
             at = stop + 1
         return parts
 
     def _plain_part(self, text: str, at: int) -> tuple[str, int]:
         """Read the unquoted part that begins at `at`; return it and the place of its separator."""
-        found = text.find(self.separator, at)
-        stop = len(text) if found < 0 else found
-        stray = text.find(self.opening, at, stop)
+        part = text[at:].partition(self.separator)[0]
+        stray = part.find(self.opening)
         if stray >= 0 and not self.stray_quotes:
             reason = (
-                f"the {self.quote} at character {stray + 1} stands inside a part that does not "
-                f"begin with one; put the whole part in {self.quote}s and double those inside"
+                f"the {self.quote} at character {at + stray + 1} stands inside a part that does "
+                f"not begin with one; put the whole part in {self.quote}s and double those inside"
             )
             raise BadAddress(text=text, reason=reason)
-        return text[at:stop], stop
+        return part, at + len(part)
 
     def _quoted_part(self, text: str, at: int) -> tuple[str | None, int]:
         """Read the quoted part that begins at `at`; return it and the place of its separator."""
-        closing = self.closing
-        end = text.find(closing, at + 1)
-        while end >= 0 and text.startswith(closing, end + 1):
-            end = text.find(closing, end + 2)
-        if end < 0:
+        quoted = self.quoted.match(text, at)
+        if quoted is None:
             reason = f"the {self.quote} that opens at character {at + 1} is not closed"
             raise BadAddress(text=text, reason=reason)
-        stop = end + 1
+        stop = quoted.end()
         if stop < len(text) and text[stop] != self.separator:
             reason = (
-                f"text follows the {self.quote} that closes at character {end + 1}; "
+                f"text follows the {self.quote} that closes at character {stop}; "
                 f"double the {self.quote} if it belongs to the name"
             )
             raise BadAddress(text=text, reason=reason)
-        name = text[at + 1 : end].replace(closing * 2, closing)
+        name = quoted[0][1:-1].replace(self.closing * 2, self.closing)
         return name or (None if self.empty_is_default else ""), stop
 
     def _address(
@@ -246,6 +244,7 @@ class _PostgreSQL(Names):
     password_variable = "PGPASSWORD"  # noqa: S105 - the variable's name
     own_credentials = None
     opening = closing = '"'
+    quoted = re.compile(QUOTED)
     quote = "quote"
     separator = "."
     has_catalogs = False
@@ -311,6 +310,7 @@ class _SQLServer(Names):
     own_credentials = "authentication=ActiveDirectoryDefault (or another value) in the url"
     opening = "["
     closing = "]"
+    quoted = re.compile(BRACKETS)
     quote = "bracket"
     separator = "@"
     has_catalogs = True
