@@ -124,9 +124,7 @@ def test_both_dialects_take_the_same_values() -> None:
         ("check_delayed", "table_name"),
         ("timeouts", "milliseconds"),  # written out
         ("patience", "milliseconds"),
-        ("destinations", "source_schema"),  # in the name
-        ("destination_code", "source_schema"),
-        ("destination_code", "source_table"),  # it is asked of what is not trusted
+        ("table_code", "source_table"),  # it is asked of what is not trusted
         ("timeouts", "application"),
         *((name, "zone") for name in ("dues", "move_due", "next_due")),
         *((name, "zone") for name in ("browse_delayed", "stats_delayed")),

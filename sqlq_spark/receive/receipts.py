@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-from sqlq_spark.database.destinations import SENT, Destinations
 from sqlq_spark.database.receipt_moves import check_stored, next_state, stored_state
+from sqlq_spark.database.trust import SENT, Destinations
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     DatabaseRolledBack,
