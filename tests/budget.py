@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 125, "lines": 16283, "tokens": 84541},
-    "everything else": {"files": 103, "lines": 14301, "tokens": 77504},
+    "core": {"files": 117, "lines": 16017, "tokens": 83087},
+    "everything else": {"files": 103, "lines": 14342, "tokens": 77691},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1365},
-    "package": {"files": 228, "lines": 30584, "tokens": 162045},
-    "sql": {"statement lines": 2786},
-    "tests": {"files": 301, "lines": 53275, "tokens": 357300},
-    "words": {"words": 69800},
+    "package": {"files": 220, "lines": 30359, "tokens": 160778},
+    "sql": {"statement lines": 2792},
+    "tests": {"files": 303, "lines": 53448, "tokens": 358712},
+    "words": {"words": 69759},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -96,8 +96,9 @@ class Writing:
         """
         if overwrite:
             complete = isinstance(self, StreamWriter)
-            mode = ("outputMode", "complete") if complete else ("mode", "overwrite")
-            raise BadOption(*mode, "append: sending adds to a queue")
+            option, mode = ("outputMode", "complete") if complete else ("mode", "overwrite")
+            expected = "append: sending adds to a queue"
+            raise BadOption(option=option, found=mode, expected=expected)
         check_frame(
             column_types(schema),
             queue=options.address is not None,
@@ -149,7 +150,9 @@ class BatchWriter(Writing, DataSourceArrowWriter):
         super().__init__(options, schema, overwrite=overwrite, sender=sender)
         named = options.txn_app_id is not None
         if options.max_rate is not None and not named:
-            raise BadOption("maxMessagesPerSecond", str(options.max_rate), RATED)
+            raise BadOption(
+                option="maxMessagesPerSecond", found=str(options.max_rate), expected=RATED
+            )
         self.sink = f"app:{options.txn_app_id}" if named else nameless_sink()
         self.batch = options.txn_version or 0
 
@@ -175,8 +178,8 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
         if batch.query_id is None or batch.query_batch is None:
             # without them two queries would share a row of the dispatch log and lose messages
             raise SqlQueueError(
-                "Spark did not give this task its query and batch, so a stream cannot send once. "
-                "Use foreachBatch with txnAppId and txnVersion"
+                reason="Spark did not give this task its query and batch, so a stream cannot send "
+                "once. Use foreachBatch with txnAppId and txnVersion"
             )
         return self.send(iterator, f"query:{batch.query_id}", batch.query_batch)
 

@@ -90,10 +90,10 @@ class Mover:
                 )[0]
                 next_due = connection.rows("next_due", tables=tables, zone=zone)[0][0]
         except (QueueNotFound, NotAQueue) as error:
-            names = connection.printed(self.delayed), connection.printed(self.queue)
-            if error.args[0] != names[0]:
+            table, queue = connection.printed(self.delayed), connection.printed(self.queue)
+            if error.queue != table:
                 raise
-            raise DelayedQueueNotFound(*names, connection.server) from None
+            raise DelayedQueueNotFound(table=table, queue=queue, server=connection.server) from None
         self._zone = zone
         if renamed:
             log.warning(

@@ -7,7 +7,7 @@ is removed. A message that cannot be sent on goes to the error queue, from where
 Without an error queue it is delivered here as it is.
 
 The addresses are untrusted. They are parsed, looked up all at once, and receive messages only if
-database/destinations.py allows it. Any other failure of one destination is undone alone.
+database/trust.py allows it. Any other failure of one destination is undone alone.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Forwarding:
         for address in dict.fromkeys(there.values()):
             reason = self._attempt(partial(self.destinations.lock, address))
             if isinstance(reason, TimedOut):
-                reason = DestinationLocked(self.connection.printed(address), PATIENCE)
+                reason = DestinationLocked(queue=self.connection.printed(address), seconds=PATIENCE)
             if reason is not None:
                 failed[address] = reason
         locked = [address for address in there.values() if address not in failed]

@@ -129,8 +129,9 @@ def table_not_found(
     connection: Connection, table: QueueAddress, queue: QueueAddress
 ) -> DelayedQueueNotFound:
     """Return the error for a missing table of delayed messages."""
-    names = connection.printed(table), connection.printed(queue)
-    return DelayedQueueNotFound(*names, connection.server)
+    return DelayedQueueNotFound(
+        table=connection.printed(table), queue=connection.printed(queue), server=connection.server
+    )
 
 
 def check_table(destinations: Destinations, table: QueueAddress) -> None:
@@ -144,7 +145,9 @@ def check_table(destinations: Destinations, table: QueueAddress) -> None:
     for reason in destinations.find_refused([table], DELAYED).values():
         if isinstance(reason, QueueNotFound | NotAQueue):
             name = connection.printed(table)
-            raise DelayedQueueNotFound(name, "the option delayedQueue", connection.server)
+            raise DelayedQueueNotFound(
+                table=name, queue="the option delayedQueue", server=connection.server
+            )
         raise reason
 
 

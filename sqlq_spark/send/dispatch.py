@@ -18,7 +18,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.receipt_moves import check_stored
 from sqlq_spark.errors import BatchClosed, ChunksMissing, NothingToSettle
 from sqlq_spark.send import dispatch_log
 from sqlq_spark.send.queue_writer import QueueWriter
@@ -137,14 +136,13 @@ class Dispatch:
             return
         origin, connection = self.staged[0].origin, self.connection
         query, batch = origin.query_id, origin.query_batch
-        where = query, batch, connection.state, connection.server
-        check_stored("settle", f"the receipts of micro-batch {batch} of query {query}")
+        schema, server = connection.state, connection.server
         settled = connection.rows("settle", query_id=query, query_batch=batch)
         ((mark,),) = connection.rows("query_mark", query_id=query)
         if mark is None and not settled:
-            raise NothingToSettle(*where)
+            raise NothingToSettle(query=query, batch=batch, schema=schema, server=server)
         if mark is not None and batch is not None and mark >= batch:
-            raise BatchClosed(*where)
+            raise BatchClosed(query=query, batch=batch, schema=schema, server=server)
 
     def check_chunks(self) -> dict[ChunkKey, Seal]:
         """
@@ -162,7 +160,7 @@ class Dispatch:
         there = set(self.connection.rows("chunks", **self._key))
         found = sum((key.attempt, key.chunk) in there for key in wanted)
         if found < len(wanted):
-            raise ChunksMissing(first.sink, first.batch, len(wanted), found)
+            raise ChunksMissing(sink=first.sink, batch=first.batch, staged=len(wanted), found=found)
         return wanted
 
     def copy_chunks(self) -> None:

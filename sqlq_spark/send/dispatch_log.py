@@ -77,7 +77,9 @@ def check(connection: Connection, sink: str, batch: int, last: int | None) -> No
         DispatchLogAhead.
     """
     if last is not None and last > batch + AHEAD:
-        raise DispatchLogAhead(sink, batch, last, connection.state, connection.server)
+        raise DispatchLogAhead(
+            sink=sink, batch=batch, found=last, schema=connection.state, server=connection.server
+        )
 
 
 # ---------------------------------------------------------------- in a transaction of its own

@@ -140,7 +140,12 @@ class FanOut:
             found = self._reach(cache.by_topic(self.connection, url, table), names)
         if self._reasons and not self.undeliverable.allowed:
             first = next(iter(self._reasons.values()))
-            raise SubscriberUnreachable(*first.args)
+            raise SubscriberUnreachable(
+                endpoint=first.endpoint,
+                topic=first.topic,
+                address=first.address,
+                reason=first.reason,
+            )
         queues = [place for place in found if not isinstance(place, str)]
         for queue, reason in self.undeliverable.lock(queues).items():
             address = self.connection.canonical(queue)
@@ -175,7 +180,7 @@ class FanOut:
             try:
                 parsed[each] = connection.parsed(each.address)
             except BadAddress as error:
-                places[each] = self._lose(each, each.address, f"is no address ({error.args[1]})")
+                places[each] = self._lose(each, each.address, f"is no address ({error.reason})")
         first = unite(connection, parsed.values())
         undecided = self.undeliverable.destinations.undecided(first.values())
         refused = self.undeliverable.destinations.find_refused(undecided)
@@ -194,8 +199,13 @@ class FanOut:
 
     def _lose(self, subscription: Subscription, address: str, reason: str) -> str:
         """Record why a subscriber gets no copies; return the address of its queue."""
-        subscriber = subscription.endpoint, subscription.topic, subscription.address
-        self._reasons.setdefault(address, SubscriberLost(*subscriber, reason))
+        error = SubscriberLost(
+            endpoint=subscription.endpoint,
+            topic=subscription.topic,
+            address=subscription.address,
+            reason=reason,
+        )
+        self._reasons.setdefault(address, error)
         return address
 
 

@@ -186,7 +186,9 @@ def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
     """Return where a row goes; `name` is its own queue, untrusted, or None for the sink's."""
     if name is None:
         if options.address is None:
-            raise MissingOption("queue", "a queue's name, or a column queue without nulls")
+            raise MissingOption(
+                option="queue", example="a queue's name, or a column queue without nulls"
+            )
         return options.address
     return parse_destination("queue (column)", name, options.naming)
 

@@ -58,10 +58,12 @@ class Subscription:
         ):
             if not text.strip() or len(text) > LONGEST or UNSENDABLE.search(text):
                 expected = f"1 to {LONGEST} characters, no NUL and no half of a surrogate pair"
-                raise BadOption(name, text[:LONGEST], expected)
+                raise BadOption(option=name, found=text[:LONGEST], expected=expected)
         topic = full_name(self.topic)
         if topic != self.topic or unfit(topic):
-            raise BadOption("topic", self.topic, f"a type's full name, as {topic}")
+            raise BadOption(
+                option="topic", found=self.topic, expected=f"a type's full name, as {topic}"
+            )
 
 
 def subscribe(
@@ -88,7 +90,7 @@ def subscribe(
     for each in made:
         each.check()
     if not connection.columns(queue):
-        raise QueueNotFound(address, connection.server)
+        raise QueueNotFound(queue=address, server=connection.server)
     if not connection.columns(table):
         create_subscriptions(connection, table, timeout=timeout)
     with transaction(connection, timeout=timeout):
@@ -139,7 +141,7 @@ def check_table(connection: Connection, table: QueueAddress) -> None:
         SubscriptionsNotFound, SubscriptionsRefused.
     """
     if not connection.columns(table):
-        raise SubscriptionsNotFound(connection.printed(table), connection.server)
+        raise SubscriptionsNotFound(table=connection.printed(table), server=connection.server)
     refuse_code(connection, table)
 
 
@@ -158,7 +160,7 @@ def refuse_code(connection: Connection, table: QueueAddress) -> None:
     rows = connection.rows("queue_tables", schema_name=place.schema, table_name=place.table)
     for _, _, identity, *_ in rows:
         for code in find_code(connection, {place: identity}, "select").values():
-            raise SubscriptionsRefused(connection.printed(table), code)
+            raise SubscriptionsRefused(table=connection.printed(table), code=code)
 
 
 def _rows(
@@ -171,4 +173,4 @@ def _rows(
     try:
         return connection.rows(statement, tables={"subscriptions": table}, **values)
     except QueueNotFound as error:
-        raise SubscriptionsNotFound(*error.args) from None
+        raise SubscriptionsNotFound(table=error.queue, server=error.server) from None

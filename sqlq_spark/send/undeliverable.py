@@ -156,7 +156,9 @@ class Undeliverable:
     def add_unreadable(self, rows: pa.Table, reasons: dict[str | None, SqlQueueError]) -> None:
         """Set messages aside whose own queue is null, or cannot be read."""
         known = {
-            name: self._headers(name, BadAddress("", NOWHERE) if name is None else reason)
+            name: self._headers(
+                name, BadAddress(text="", reason=NOWHERE) if name is None else reason
+            )
             for name, reason in reasons.items()
         }
         self._describe(rows, [known[name] for name in rows["queue"].to_pylist()])

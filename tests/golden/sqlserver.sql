@@ -115,9 +115,9 @@ GO
 
 -- delete_receipts
 DELETE FROM [sqlqueue].receipt_page
- WHERE stream = @stream AND batch BETWEEN @acked AND @batch;
+ WHERE stream = @stream AND batch BETWEEN @first AND @batch;
 DELETE FROM [sqlqueue].receipt
- WHERE stream = @stream AND batch BETWEEN @acked AND @batch;
+ WHERE stream = @stream AND batch BETWEEN @first AND @batch;
 GO
 
 -- sink_close

@@ -6,9 +6,9 @@ DRAWN = [
     Fault(
         id="errors-8",
         promise="CheckpointIncomplete names the files of the checkpoint that are lost.",
-        file="errors/checkpoint.py",
-        old='files = files or (f"{batch}" if batch == last else',
-        new='files = files or (f"{batch}" if not (batch == last) else',
+        file="receive/task.py",
+        old='files=f"{batch}" if batch == last else',
+        new='files=f"{batch}" if not (batch == last) else',
         tests=[
             "conformance/test_high_water.py::test_a_lost_first_entry_is_an_error_that_names_the_files"
         ],
@@ -66,7 +66,7 @@ DRAWN = [
     Fault(
         id="database-12",
         promise="allowedDestinations trusts only the tables that it lists.",
-        file="database/destinations.py",
+        file="database/trust.py",
         old='(".*" if each == "*" else',
         new='(".*" if not (each == "*") else',
         tests=["hostile/test_destinations.py::test_a_listed_destination_is_trusted"],
@@ -82,7 +82,7 @@ DRAWN = [
     Fault(
         id="database-16",
         promise="A destination that is as it was decided on is sent to.",
-        file="database/destinations.py",
+        file="database/trust.py",
         old="""
                 if (
                     not same

@@ -224,7 +224,7 @@ class Connection:
     def _receive(self, tables: dict[str, QueueAddress], limits: dict[str, int]) -> pa.Table:
         """Receive what fits; go on behind it where other sessions took all that was weighed."""
         while True:
-            rows = self.rows("weigh", tables=tables, **limits)
+            rows = self.rows("weigh", tables={"queue": tables["queue"]}, **limits)
             step = cut_step(rows, most=limits["bytes"], largest=limits["largest"])
             if step is None:
                 return no_rows()
@@ -406,12 +406,12 @@ class Connection:
         if not self._open:
             self._watchdog.watch(None)
         if (limit := self._watchdog.ended) is not None:
-            return errors.ConnectionLost(statement, IDLE.format(limit))
+            return errors.ConnectionLost(statement=statement, reason=IDLE.format(limit))
         try:
             with self._watchdog.statement():
                 self._plain(undo)
         except self._driver.errors:
-            return errors.ConnectionLost(statement, failure.text)
+            return errors.ConnectionLost(statement=statement, reason=failure.text)
         queue = find_table(tables, failure.text)
         level = self._level() if failure.number in MAYBE_OLD else 0
         place = Place(

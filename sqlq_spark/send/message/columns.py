@@ -52,13 +52,16 @@ def check_frame(
         BadFrame.
     """
     if as_received and types.get("expires", "timestamp") != "timestamp":
-        raise BadFrame(f"column expires is {types['expires']}: expected timestamp")
+        raise BadFrame(
+            done="sent", reason=f"column expires is {types['expires']}: expected timestamp"
+        )
     for name, kind in types.items():
         if name not in IGNORED:
             _check_type(name, kind)
     if "body" not in types:
         raise BadFrame(
-            f"it has no column body (binary or string); it has {', '.join(types) or 'none'}"
+            done="sent",
+            reason=f"it has no column body (binary or string); it has {', '.join(types) or 'none'}",
         )
     _check_destination(types, queue=queue, topics=topics)
 
@@ -67,29 +70,35 @@ def _check_type(name: str, kind: str) -> None:
     if name not in WRITTEN:
         known = ", ".join(WRITTEN)
         raise BadFrame(
-            f"column {name} is not known; known are {known} (ignored: {', '.join(IGNORED)})"
+            done="sent",
+            reason=f"column {name} is not known; known are {known} (ignored: {', '.join(IGNORED)})",
         )
     span = name in {"timeToBeReceived", "delay"}
     if not (is_span(kind) if span else kind in TYPES.get(name, {"string"})):
-        raise BadFrame(f"column {name} is {kind}: expected {EXPECTED.get(name, 'string')}")
+        raise BadFrame(
+            done="sent", reason=f"column {name} is {kind}: expected {EXPECTED.get(name, 'string')}"
+        )
 
 
 def _check_destination(types: dict[str, str], *, queue: bool, topics: bool) -> None:
     if types.keys().isdisjoint({"queue", "topics"}) and not queue and not topics:
         raise BadFrame(
-            "no destination: give the option queue, or a column queue; to publish, the option "
-            "topics, or a column topics"
+            done="sent",
+            reason="no destination: give the option queue, or a column queue; to publish, the "
+            "option topics, or a column topics",
         )
     if {"queue", "delay"} <= types.keys() and "seq" not in types and queue:
         raise BadFrame(
-            "its columns queue and delay, as retry_later makes them, say where each row comes "
-            "back, and the option queue would override them: drop the option, and name the error "
-            "queue by to"
+            done="sent",
+            reason="its columns queue and delay, as retry_later makes them, say where each row "
+            "comes back, and the option queue would override them: drop the option, and name the "
+            "error queue by to",
         )
     if {"queue", "seq"} <= types.keys() and topics:
         raise BadFrame(
-            "its columns queue and seq, as a read gives them, say where each row came from, and "
-            "would override the option topics: drop the column queue, or the option"
+            done="sent",
+            reason="its columns queue and seq, as a read gives them, say where each row came from, "
+            "and would override the option topics: drop the column queue, or the option",
         )
 
 

@@ -38,7 +38,7 @@ class Frame:
         """Raise BadMessage for the first row that is wrong."""
         at = pc.index(wrong, pa.scalar(value=True)).as_py()
         if at >= 0:
-            raise BadMessage(self.partition, self.row + at, reason)
+            raise BadMessage(partition=self.partition, row=self.row + at, reason=reason)
 
     def column(self, name: str) -> pa.Array | None:
         """Return one column, or None where the frame has none of this name."""
@@ -68,8 +68,7 @@ class Frame:
             try:
                 known.append(write(parse_reply_column("replyToAddress", text, naming)))
             except BadOption as error:
-                _, found, expected = error.args
-                reason = f"column replyToAddress is {found!r}: expected {expected}"
+                reason = f"column replyToAddress is {error.found!r}: expected {error.expected}"
                 self.refuse(pc.equal(coded.indices, code), reason)
         return pa.array(known, pa.string()).take(coded.indices)
 
