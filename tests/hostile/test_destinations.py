@@ -53,201 +53,118 @@ TIMEOUT = 30.0
 COLUMNS = "id uuid, expires timestamp, headers text NOT NULL, body bytea, seq serial"
 # a built-in function that runs a text as SQL, with the rights of whoever calls it
 TEXT = "ts_rewrite('a'::tsquery, 'SELECT {0}.steal(''x'')::tsquery, ''b''::tsquery')"
-# what mallory can put into its table trap, by the actions for which a table with it is refused: an
+# What mallory can put into its table trap, by the actions for which a table with it is refused: an
 # INSERT into a table of another owner, a SELECT from it, and its use as a state table, whoever
 # owns it. {0} is the schema; steal() and take() write into {0}.loot.
-CODE = {
-    "trigger": (
-        "insert own",
-        "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION {0}.spy()",
-    ),
-    "trigger of the statement": (
-        "insert own",
-        "CREATE TRIGGER t AFTER INSERT ON {0}.trap EXECUTE FUNCTION {0}.spy()",
-    ),
-    "deferred trigger": (
-        "insert own",
-        (
-            "CREATE CONSTRAINT TRIGGER t AFTER INSERT ON {0}.trap DEFERRABLE INITIALLY "
-            "DEFERRED FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
+KINDS = {
+    "insert own": {
+        "trigger": (
+            "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
         ),
-    ),
-    "condition of a trigger": (
-        "insert own",
-        (
-            "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW WHEN ({0}.steal('x') "
-            "IS NULL) EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+        "trigger of the statement": (
+            "CREATE TRIGGER t AFTER INSERT ON {0}.trap EXECUTE FUNCTION {0}.spy()"
         ),
-    ),
-    "rule": (
-        "insert own",
-        "CREATE RULE r AS ON INSERT TO {0}.trap DO ALSO SELECT {0}.steal(NEW.headers)",
-    ),
-    "default": (
-        "insert own",
-        (
+        "deferred trigger": (
+            "CREATE CONSTRAINT TRIGGER t AFTER INSERT ON {0}.trap DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
+        ),
+        "condition of a trigger": (
+            "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW WHEN ({0}.steal('x') IS "
+            "NULL) EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+        ),
+        "rule": "CREATE RULE r AS ON INSERT TO {0}.trap DO ALSO SELECT {0}.steal(NEW.headers)",
+        "default": (
             "ALTER TABLE {0}.trap ADD extra text;"
             "ALTER TABLE {0}.trap ALTER extra SET DEFAULT {0}.steal('x')"
         ),
-    ),
-    "default that runs a text": (
-        "insert",
-        "ALTER TABLE {0}.trap ADD extra tsquery DEFAULT {text}",
-    ),
-    "generated column": (
-        "insert own",
-        "ALTER TABLE {0}.trap ADD extra text GENERATED ALWAYS AS ({0}.steal(headers)) STORED",
-    ),
-    "check constraint": (
-        "insert select own",
-        "ALTER TABLE {0}.trap ADD CHECK ({0}.steal(headers) IS NOT NULL)",
-    ),
-    "check that runs a text": (
-        "insert",
-        "ALTER TABLE {0}.trap ADD CHECK ({text} IS NOT NULL)",
-    ),
-    "operator of a check": (
-        "insert select own",
-        (
-            "CREATE OPERATOR {0}.!@ (RIGHTARG = text, FUNCTION = {0}.steal);"
-            "ALTER TABLE {0}.trap ADD CHECK ((OPERATOR({0}.!@) headers) IS NOT NULL)"
+        "generated column": (
+            "ALTER TABLE {0}.trap ADD extra text GENERATED ALWAYS AS ({0}.steal(headers)) STORED"
         ),
-    ),
-    "expression index": (
-        "insert select own",
-        "CREATE INDEX ON {0}.trap ({0}.steal(headers))",
-    ),
-    "partial index": (
-        "insert select own",
-        "CREATE INDEX ON {0}.trap (id) WHERE {0}.steal(headers) IS NOT NULL",
-    ),
-    "domain": (
-        "insert select own",
-        (
-            "CREATE DOMAIN {0}.worded AS text CHECK ({0}.steal(VALUE) IS NOT NULL);"
-            "ALTER TABLE {0}.trap ALTER headers TYPE {0}.worded"
-        ),
-    ),
-    "policy": (
-        "insert own",
-        (
+        "policy": (
             "ALTER TABLE {0}.trap ENABLE ROW LEVEL SECURITY;"
             "CREATE POLICY p ON {0}.trap WITH CHECK ({0}.steal(headers) IS NOT NULL)"
         ),
-    ),
-    "definer": (
-        "insert own",
-        (
+        "definer": (
             "ALTER FUNCTION {0}.spy() SECURITY DEFINER;"
-            "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION "
-            "{0}.spy()"
+            "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
         ),
-    ),
-    "partition": (
-        "insert select own",
-        (
-            "DROP TABLE {0}.trap;"
-            "CREATE TABLE {0}.trap ({columns}) PARTITION BY LIST (headers);"
+        "type": "CREATE TYPE {0}.e AS ENUM ('a'); ALTER TABLE {0}.trap ADD extra {0}.e",
+        "foreign key": (
+            "CREATE TABLE {0}.other (id uuid PRIMARY KEY);"
+            "ALTER TABLE {0}.trap ADD FOREIGN KEY (id) REFERENCES {0}.other"
+        ),
+        "trigger of the server": (
+            "CREATE TRIGGER t BEFORE UPDATE ON {0}.trap FOR EACH ROW EXECUTE FUNCTION "
+            "suppress_redundant_updates_trigger()"
+        ),
+    },
+    "insert": {
+        "default that runs a text": "ALTER TABLE {0}.trap ADD extra tsquery DEFAULT {text}",
+        "check that runs a text": "ALTER TABLE {0}.trap ADD CHECK ({text} IS NOT NULL)",
+        "volatile default": "ALTER TABLE {0}.trap ADD extra float DEFAULT random()",
+    },
+    "insert select own": {
+        "check constraint": "ALTER TABLE {0}.trap ADD CHECK ({0}.steal(headers) IS NOT NULL)",
+        "operator of a check": (
+            "CREATE OPERATOR {0}.!@ (RIGHTARG = text, FUNCTION = {0}.steal);"
+            "ALTER TABLE {0}.trap ADD CHECK ((OPERATOR({0}.!@) headers) IS NOT NULL)"
+        ),
+        "expression index": "CREATE INDEX ON {0}.trap ({0}.steal(headers))",
+        "partial index": "CREATE INDEX ON {0}.trap (id) WHERE {0}.steal(headers) IS NOT NULL",
+        "domain": (
+            "CREATE DOMAIN {0}.worded AS text CHECK ({0}.steal(VALUE) IS NOT NULL);"
+            "ALTER TABLE {0}.trap ALTER headers TYPE {0}.worded"
+        ),
+        "partition": (
+            "DROP TABLE {0}.trap; CREATE TABLE {0}.trap ({columns}) PARTITION BY LIST (headers);"
             "CREATE TABLE {0}.part PARTITION OF {0}.trap DEFAULT;"
-            "CREATE TRIGGER t BEFORE INSERT ON {0}.part FOR EACH ROW EXECUTE FUNCTION "
-            "{0}.spy()"
+            "CREATE TRIGGER t BEFORE INSERT ON {0}.part FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
         ),
-    ),
-    "view": (
-        "insert select own",
-        (
-            "CREATE TABLE {0}.kept ({columns});"
-            "DROP TABLE {0}.trap;"
+        "view": (
+            "CREATE TABLE {0}.kept ({columns}); DROP TABLE {0}.trap;"
             "CREATE VIEW {0}.trap AS SELECT * FROM {0}.kept;"
             "CREATE TRIGGER t INSTEAD OF INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION "
             "{0}.spy()"
         ),
-    ),
-    "statistics": (
-        "select own",
-        "CREATE STATISTICS {0}.s ON ({0}.steal(headers)), id FROM {0}.trap",
-    ),
-    "exclusion": (
-        "insert select own",
-        "ALTER TABLE {0}.trap ADD EXCLUDE (({0}.steal(headers)) WITH =)",
-    ),
-    "type": (
-        "insert own",
-        "CREATE TYPE {0}.e AS ENUM ('a'); ALTER TABLE {0}.trap ADD extra {0}.e",
-    ),
-    "type of headers": (
-        "insert select own",
-        (
+        "exclusion": "ALTER TABLE {0}.trap ADD EXCLUDE (({0}.steal(headers)) WITH =)",
+        "type of headers": (
             "CREATE TYPE {0}.e AS ENUM ('a');"
             "ALTER TABLE {0}.trap ALTER headers TYPE {0}.e USING 'a'::{0}.e"
         ),
-    ),
-    "composite of a domain": (
-        "insert select own",
-        (
+        "composite of a domain": (
             "CREATE DOMAIN {0}.d AS text CHECK ({0}.steal(VALUE) IS NOT NULL);"
-            "CREATE TYPE {0}.c AS (a {0}.d);"
-            "ALTER TABLE {0}.trap ADD extra {0}.c"
+            "CREATE TYPE {0}.c AS (a {0}.d); ALTER TABLE {0}.trap ADD extra {0}.c"
         ),
-    ),
-    "array of a domain": (
-        "insert select own",
-        (
+        "array of a domain": (
             "CREATE DOMAIN {0}.d AS text CHECK ({0}.steal(VALUE) IS NOT NULL);"
             "ALTER TABLE {0}.trap ADD extra {0}.d[]"
         ),
-    ),
-    "foreign key": (
-        "insert own",
-        (
-            "CREATE TABLE {0}.other (id uuid PRIMARY KEY);"
-            "ALTER TABLE {0}.trap ADD FOREIGN KEY (id) REFERENCES {0}.other"
-        ),
-    ),
-    "child": (
-        "select",
-        "CREATE TABLE {0}.child () INHERITS ({0}.trap)",
-    ),
-    "child with a trigger": (
-        "insert select own",
-        (
+        "child with a trigger": (
             "CREATE TABLE {0}.child () INHERITS ({0}.trap);"
-            "CREATE TRIGGER t BEFORE INSERT ON {0}.child FOR EACH ROW EXECUTE FUNCTION "
-            "{0}.spy()"
+            "CREATE TRIGGER t BEFORE INSERT ON {0}.child FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
         ),
-    ),
-    "disabled trigger": (
-        "own",
-        (
-            "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION "
-            "{0}.spy();"
+    },
+    "select own": {
+        "statistics": "CREATE STATISTICS {0}.s ON ({0}.steal(headers)), id FROM {0}.trap",
+    },
+    "select": {
+        "child": "CREATE TABLE {0}.child () INHERITS ({0}.trap)",
+    },
+    "own": {
+        "disabled trigger": (
+            "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION {0}.spy();"
             "ALTER TABLE {0}.trap DISABLE TRIGGER t"
         ),
-    ),
-    "trigger of the server": (
-        "insert own",
-        (
-            "CREATE TRIGGER t BEFORE UPDATE ON {0}.trap FOR EACH ROW EXECUTE FUNCTION "
-            "suppress_redundant_updates_trigger()"
+        "view of it": "CREATE VIEW {0}.v AS SELECT {0}.steal(headers) FROM {0}.trap",
+    },
+    "": {
+        "default of a sequence": (
+            "CREATE SEQUENCE {0}.q; ALTER TABLE {0}.trap ADD extra bigint DEFAULT nextval('{0}.q')"
         ),
-    ),
-    "volatile default": (
-        "insert",
-        "ALTER TABLE {0}.trap ADD extra float DEFAULT random()",
-    ),
-    "default of a sequence": (
-        "",
-        "CREATE SEQUENCE {0}.q;ALTER TABLE {0}.trap ADD extra bigint DEFAULT nextval('{0}.q')",
-    ),
-    "none": (
-        "",
-        "SELECT",
-    ),
-    "view of it": (
-        "own",
-        "CREATE VIEW {0}.v AS SELECT {0}.steal(headers) FROM {0}.trap",
-    ),
+        "none": "SELECT",
+    },
 }
+CODE = {kind: text for group in KINDS.values() for kind, text in group.items()}
 OPEN = """
 GRANT USAGE ON SCHEMA {0} TO PUBLIC;
 GRANT INSERT ON {0}.trap TO PUBLIC;
@@ -271,7 +188,7 @@ CREATE FUNCTION {0}.spy() RETURNS trigger LANGUAGE plpgsql AS
 
 def code(kind: str) -> str:
     """The statements of a kind of code, but for the schema."""
-    return CODE[kind][1].replace("{text}", TEXT).replace("{columns}", COLUMNS)
+    return CODE[kind].replace("{text}", TEXT).replace("{columns}", COLUMNS)
 
 
 @dataclass
@@ -387,7 +304,7 @@ def scene(place: Place, tenants: Tenants) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind, (actions, _) in CODE.items() if "insert" in actions]
+    "kind", [kind for group in KINDS if "insert" in group for kind in KINDS[group]]
 )
 def test_no_code_of_an_attacker_runs_by_a_forward_or_a_reply(scene: Scene, kind: str) -> None:
     """
@@ -432,8 +349,8 @@ def test_code_counts_for_each_action_that_can_run_it(scene: Scene, kind: str) ->
             reasons["own"] = find_state_faults(connection)
 
     scene.place.sql(f"DROP SCHEMA {own} CASCADE")
-    actions, _ = CODE[kind]
-    assert [action for action, reason in reasons.items() if reason] == actions.split()
+    refused = " ".join(action for action, reason in reasons.items() if reason)
+    assert kind in KINDS[refused]
 
 
 def test_no_code_of_an_attacker_runs_by_a_look_at_the_backlog(scene: Scene) -> None:

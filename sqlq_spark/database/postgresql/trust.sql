@@ -1,8 +1,8 @@
 -- name: code_parts
 -- The one list of code that can run where a table is used; other statements contain it. `tables` is a
 -- list of tables by id. `parts` is what hangs on them and on their types: defaults, generated columns,
--- constraints, indexes, statistics, rules, policies, triggers, domains. `used` is what these use; the
--- catalogue lists no use of the server's own functions.
+-- constraints, indexes, statistics, rules, policies, triggers, domains. The normal dependencies of a
+-- part (n) are what it uses; the catalogue lists no use of the server's own functions.
 -- Index:   those of pg_depend.
 parts (id, class, part) AS (
     SELECT t.id, 'pg_class'::regclass::oid, t.id FROM tables AS t
@@ -16,10 +16,6 @@ parts (id, class, part) AS (
             SELECT refclassid, refobjid FROM pg_depend
              WHERE classid = p.class AND objid = p.part AND refclassid = 'pg_type'::regclass
            ) AS d (class, part)
-), used AS (
-    SELECT p.*, d.objsubid AS at, d.refclassid, d.refobjid
-      FROM parts AS p
-      JOIN pg_depend AS d ON d.classid = p.class AND d.objid = p.part AND d.deptype = 'n'
 )
 
 -- name: state_faults
@@ -44,7 +40,8 @@ SELECT format('%s has the %s', named, pg_describe_object(class, part, 0))
   FROM tables JOIN parts USING (id) WHERE class IN ('pg_trigger'::regclass, 'pg_rewrite'::regclass)
 UNION ALL
 SELECT format('%s uses %s', named, pg_describe_object(refclassid, refobjid, 0))
-  FROM tables JOIN used USING (id)
+  FROM tables JOIN parts USING (id)
+  JOIN pg_depend ON classid = class AND objid = part AND deptype = 'n'
  WHERE refclassid IN ('pg_proc'::regclass, 'pg_type'::regclass, 'pg_operator'::regclass)
 
 -- name: lock_destination
@@ -176,7 +173,7 @@ WITH RECURSIVE trusted (owner) AS MATERIALIZED (
                   CASE u.refclassid WHEN 'pg_proc'::regclass THEN 'calls' ELSE 'uses' END,
                   pg_describe_object(u.refclassid, u.refobjid, 0))
       FROM runs AS r
-      JOIN used AS u USING (id, class, part)
+      JOIN pg_depend AS u ON u.classid = r.class AND u.objid = r.part AND u.deptype = 'n'
      CROSS JOIN LATERAL (
             SELECT proowner FROM pg_proc WHERE u.refclassid = 'pg_proc'::regclass AND oid = u.refobjid
             UNION ALL
@@ -188,12 +185,12 @@ WITH RECURSIVE trusted (owner) AS MATERIALIZED (
             UNION ALL
             SELECT relowner FROM pg_class
              WHERE u.refclassid = 'pg_class'::regclass AND oid = u.refobjid
-               AND u.class IN ('pg_rewrite'::regclass, 'pg_policy'::regclass)
+               AND u.classid IN ('pg_rewrite'::regclass, 'pg_policy'::regclass)
            ) AS o (owner)
      WHERE (NOT r.is_trusted OR o.owner NOT IN (SELECT owner FROM trusted))
-       AND (:action::text = 'insert' OR u.at = 0
+       AND (:action::text = 'insert' OR u.objsubid = 0
             OR EXISTS (SELECT FROM pg_attribute AS c
-                        WHERE c.attrelid = u.part AND c.attnum = u.at
+                        WHERE c.attrelid = u.objid AND c.attnum = u.objsubid
                           AND c.attname IN ('id', 'expires', 'headers', 'body', 'seq', 'due',
                                             'topic', 'endpoint', 'queueaddress')))
     UNION ALL
