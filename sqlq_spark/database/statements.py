@@ -76,8 +76,6 @@ StatementName = Literal[
     "top",
     # receive.sql
     "fence",
-    "task_lock",
-    "new_task",
     "find_receipt",
     "receipt_pages",
     "weigh",

@@ -72,9 +72,9 @@ def check_source(connection: Connection, named: Named, options: SinkOptions, que
     for queue, identity in zip(queues, connection.identities(queues), strict=True):
         if identity in own:
             raise BadOption(
-                "pauseAboveBacklog",
-                str(options.pause_above),
-                f"no limit, because this query receives from {connection.printed(queue)} and would "
+                option="pauseAboveBacklog",
+                found=str(options.pause_above),
+                expected=f"no limit, because this query receives from {connection.printed(queue)} and would "
                 "wait for itself",
             )
 
