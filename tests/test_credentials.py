@@ -14,7 +14,7 @@ from given_password import CREDENTIALS
 from rotation import rotation
 
 from sqlq_spark.cli import main
-from sqlq_spark.database.postgresql import tokens
+from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.url import Target
 from sqlq_spark.database.sessions import Session, StateSession, ask_password, log_in
 from sqlq_spark.errors import BadOption, CredentialsFailed, MissingPackage, UnknownOption
@@ -205,10 +205,10 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No client of another test, and no region."""
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "PGUSER", "PGHOST", "PGPORT"):
         monkeypatch.delenv(name, raising=False)
-    for cached in (tokens.aws_client, tokens.azure_credential):
+    for cached in (drivers.aws_client, drivers.azure_credential):
         cached.cache_clear()
     yield
-    for cached in (tokens.aws_client, tokens.azure_credential):
+    for cached in (drivers.aws_client, drivers.azure_credential):
         cached.cache_clear()
 
 

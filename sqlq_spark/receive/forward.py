@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sqlq_spark.database import attempt, load_checked
+from sqlq_spark.database import attempt, find_same, load_checked
 from sqlq_spark.database.failure_headers import failure_headers, list_reasons, rows_to_store
-from sqlq_spark.database.spellings import find_same
 from sqlq_spark.database.trust import PATIENCE, RETURNED, Destinations
 from sqlq_spark.errors import (
     BadAddress,

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database.spellings import unite
+from sqlq_spark.database import unite
 from sqlq_spark.errors import BadAddress, QueueNotFound, SubscriberLost, SubscriberUnreachable
 from sqlq_spark.send.subscriptions import list_subscriptions
 from sqlq_spark.send.topics import join_topics

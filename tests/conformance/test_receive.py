@@ -16,7 +16,7 @@ from servers import only
 from waiting import until
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.postgresql import ranges
+from sqlq_spark.database.postgresql import connection as postgresql
 from sqlq_spark.errors import (
     ConnectionLost,
     QueueNotFound,
@@ -517,8 +517,8 @@ def test_a_range_that_is_deleted_at_once_holds_the_lowest_messages_of_the_queue(
     task = bench.task(stream, first=base, stop=base + 25, messages=messages, bytes=ceiling)
 
     with bench.dotnet.hold(bench.queue, locked), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges, "FEWEST", 0)
-        patch.setattr(ranges, "HELD", {})
+        patch.setattr(postgresql, "FEWEST", 0)
+        patch.setattr(postgresql, "HELD", {})
         taken = bench.receive(task)["seq"].to_pylist()
 
     assert taken == free[: len(taken)]
@@ -545,19 +545,19 @@ def test_a_queue_with_another_consumer_is_not_received_from_by_ranges(
         patience(seconds)
 
     monkeypatch.setattr(bench.desk, "set_lock_timeout", wait)
-    monkeypatch.setattr(ranges, "FEWEST", 0)
-    monkeypatch.setattr(ranges, "HELD", {})
+    monkeypatch.setattr(postgresql, "FEWEST", 0)
+    monkeypatch.setattr(postgresql, "HELD", {})
     stream = bench.new_stream()
     bench.dotnet.send_many(bench.queue, [b"a", b"b", b"c", b"d"])
     ours = partial(bench.task, stream, first=1, stop=10, messages=2)
 
     with bench.dotnet.hold(bench.queue, [2]):
         first = bench.receive(ours(task=0))
-        tried = dict(ranges.HELD)
+        tried = dict(postgresql.HELD)
         second = bench.receive(ours(task=1))
 
     assert (bodies(first), bodies(second)) == ([b"a", b"c"], [b"d"])
     assert waits == [0.001]
     assert len(tried) == 1
-    assert tried == ranges.HELD
+    assert tried == postgresql.HELD
     assert bodies(bench.receive(ours(task=2))) == [b"b"]

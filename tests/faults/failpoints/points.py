@@ -52,6 +52,8 @@ ELSEWHERE = {
     "database.trust._locks": "reads only, where a schema's owner is not trusted",
     "database.trust.check_writable": "reads only",
     "database.read_clock": "reads only",
+    "database.run": "as `rows`, whose callers are struck",
+    "database.set_lock_timeout": "changes only how long locks are waited for",
     "database.rollback": "runs only after a failure, and where it fails the session is closed",
     "receive.forward._attempt": "changes only how long locks are waited for",
     "admin.inspect": "reads only",
