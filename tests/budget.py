@@ -23,13 +23,13 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 125, "lines": 16330, "tokens": 84717},
-    "everything else": {"files": 103, "lines": 14301, "tokens": 77504},
+    "everything else": {"files": 103, "lines": 14309, "tokens": 77574},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1365},
-    "package": {"files": 228, "lines": 30631, "tokens": 162221},
+    "package": {"files": 228, "lines": 30639, "tokens": 162291},
     "sql": {"statement lines": 2792},
-    "tests": {"files": 301, "lines": 53298, "tokens": 357552},
-    "words": {"words": 69794},
+    "tests": {"files": 301, "lines": 53312, "tokens": 357639},
+    "words": {"words": 69788},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
