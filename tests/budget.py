@@ -23,13 +23,13 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 117, "lines": 16031, "tokens": 83108},
-    "everything else": {"files": 103, "lines": 14342, "tokens": 77691},
+    "everything else": {"files": 103, "lines": 14350, "tokens": 77761},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1353},
-    "package": {"files": 220, "lines": 30373, "tokens": 160799},
+    "package": {"files": 220, "lines": 30381, "tokens": 160869},
     "sql": {"statement lines": 2770},
-    "tests": {"files": 303, "lines": 53455, "tokens": 358626},
-    "words": {"words": 69765},
+    "tests": {"files": 303, "lines": 53469, "tokens": 358713},
+    "words": {"words": 69759},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
