@@ -152,7 +152,7 @@ def list_executed() -> Iterator[tuple[str, str, set[str], set[str]]]:
             yield from ((call.place, *each) for each in FORWARDED[call.function.name])
 
 
-EXECUTED = [*list_executed()]
+EXECUTED = sorted(list_executed(), key=lambda each: each[:2])
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,6 @@ StatementName = Literal[
     "top",
     # receive.sql
     "fence",
-    "task_lock",
-    "new_task",
     "find_receipt",
     "receipt_pages",
     "weigh",

@@ -72,10 +72,10 @@ def check_source(connection: Connection, named: Named, options: SinkOptions, que
     for queue, identity in zip(queues, connection.identities(queues), strict=True):
         if identity in own:
             raise BadOption(
-                "pauseAboveBacklog",
-                str(options.pause_above),
-                f"no limit, because this query receives from {connection.printed(queue)} and would "
-                "wait for itself",
+                option="pauseAboveBacklog",
+                found=str(options.pause_above),
+                expected="no limit, because this query receives from "
+                f"{connection.printed(queue)} and would wait for itself",
             )
 
 
