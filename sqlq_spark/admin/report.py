@@ -22,7 +22,7 @@ from sqlq_spark.admin import inspect, queue_tables, watch
 from sqlq_spark.admin.checks.sight import CUT
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import BadAddress
-from sqlq_spark.options.addresses import parse_table
+from sqlq_spark.options.names import parse_table
 from sqlq_spark.receive.browse import cut
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.header_columns import Headers

@@ -21,7 +21,7 @@ from sqlq_spark.admin.finding import absent, delayed_alone
 from sqlq_spark.database import read_clock, transaction
 from sqlq_spark.database.schema import check_state, delayed_of
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, RightMissing, StateNotInstalled
-from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.names import parse_queue
 from sqlq_spark.receive.driver.progress import seconds_since
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from sqlq_spark.database import trail, transaction
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.database.trust import SENT, find_destinations, is_allowed
 from sqlq_spark.errors import ReceiptRefused, ReceiptSettled
-from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import parse_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

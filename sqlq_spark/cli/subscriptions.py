@@ -26,7 +26,7 @@ from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.names import parse_queue
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 from sqlq_spark.send import subscriptions
 

@@ -20,8 +20,8 @@ from sqlq_spark.cli.options import (
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.database import trail, transaction
 from sqlq_spark.database.sessions import StateSession
-from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import parse_queue
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection

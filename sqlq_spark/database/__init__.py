@@ -15,8 +15,8 @@ from datetime import UTC
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
-from sqlq_spark.database.names import names_of
 from sqlq_spark.errors import BadAddress
+from sqlq_spark.options.names import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence

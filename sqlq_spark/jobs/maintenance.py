@@ -29,8 +29,8 @@ from sqlq_spark.errors import BadOption, ConnectionLost, DatabaseFailure, QueueN
 from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.jobs.frame.main import print_line
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.addresses import parse_table
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import parse_table
 from sqlq_spark.receive.due import BATCH, Mover
 
 if TYPE_CHECKING:

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.names import names_of
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.database.trust import check_writable
 from sqlq_spark.errors import TimedOut
 from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.names import names_of, parse_queue
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
+from urllib.parse import quote
 
-from sqlq_spark.database.names import EXAMPLES, STATE, names_of
-from sqlq_spark.database.zone import ZONE
 from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption, OptionOfOtherSource
-from sqlq_spark.options.addresses import parse_tables
 from sqlq_spark.options.fields import (
-    LOGIN,
+    Reader,
     address_option,
-    computed,
+    duration,
+    name,
     option,
     option_names,
     read_options,
     refuse_typos,
+    words,
 )
-from sqlq_spark.options.login import credentials, refuse_password, with_login
-from sqlq_spark.options.parse import duration, name, words
+from sqlq_spark.options.names import EXAMPLES, STATE, names_of, parse_tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sqlq_spark.wire.address import Names, QueueAddress
+
+LOGIN = {"user": "user", "password": "password"}  # options that become part of the url
+ZONE = "the time zone in which the .NET endpoints' sessions work, as Europe/Berlin"
+SERVICES = {"azure", "aws"}
+FUNCTION = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 # said where the url is missing: who wrote OPTIONS in CREATE TABLE has given one
 OF_A_TABLE = (
@@ -64,6 +70,18 @@ FOREIGN = {
 KAFKA = "kafka."  # options of Kafka's client
 
 
+def _read_credentials(text: str) -> str:
+    """Read what gives the password; an error does not show the text, which may be a password."""
+    if text.lower() in SERVICES:
+        return text.lower()
+    if not FUNCTION.fullmatch(text):
+        raise BadOption(option="credentials", found="…", expected=credentials.expected)
+    return text
+
+
+credentials = Reader("azure, aws or package.module:function", _read_credentials)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DatabaseOptions:
     """Where the database is, how long to wait for it, and which names it uses."""
@@ -73,12 +91,10 @@ class DatabaseOptions:
 
     url: str = option("url", words, EXAMPLES, secret=True)  # with the login
     # what gives the password at each connect
-    credentials: str | None = option(
-        "credentials", credentials, "azure, aws or package.module:function", default=None
-    )
+    credentials: str | None = option("credentials", credentials, default=None)
     state_schema: str = option("stateSchema", name, "the schema of the state tables", default=STATE)
     query_timeout: float = option(
-        "queryTimeout", duration(1, 86400), "a time from 1s to 1d, as 30s", default=30.0
+        "queryTimeout", duration(1, 86400, "a time from 1s to 1d, as 30s"), default=30.0
     )  # seconds
     # tables that are trusted as destinations, whoever owns them; `*` and `?` are wildcards
     allowed: tuple[QueueAddress, ...] = address_option(
@@ -88,7 +104,10 @@ class DatabaseOptions:
         default=(),
     )
     endpoint_time_zone: str | None = option("endpointTimeZone", name, ZONE, default=None)
-    naming: Names = computed(shown=False)  # how the database writes names
+
+    @cached_property
+    def naming(self) -> Names:
+        return names_of(self.url)
 
     @classmethod
     def parse(cls, raw: Mapping[str, str]) -> Self:
@@ -121,7 +140,7 @@ class DatabaseOptions:
         values = read_options(cls, given, naming)
         url = with_login(values["url"], given.get("user"), given.get("password"))
         if "credentials" in values:
-            refuse_password(url, values["credentials"], naming)
+            _refuse_password(url, values["credentials"], naming)
         return values | {"url": url}
 
     @classmethod
@@ -143,11 +162,50 @@ class DatabaseOptions:
                 )
         refuse_typos(unknown, own | LOGIN)
 
-    def __post_init__(self) -> None:
-        """Compute what depends on several options."""
-        self._compute(naming=names_of(self.url))
 
-    def _compute(self, **values: object) -> None:
-        """Set computed fields; only `__post_init__` may do so, because the value is frozen."""
-        for field_name, value in values.items():
-            object.__setattr__(self, field_name, value)
+# ----- the login in a url --------------------------------------------------------------------
+
+
+def _encoded(word: str) -> str:
+    """Return a pattern of a word of which a url may percent-encode each letter, in any case."""
+    return "".join(f"(?:{each}|%{ord(each):x}|%{ord(each.upper()):x})" for each in word)
+
+
+# a password in a url, before the host or in the query
+OWN_PASSWORD = re.compile(rf"(?i)://[^/?@:]*:[^/?]*@|[?&]{_encoded('password')}=")
+# parameters of a url whose values are secrets, also as part of a longer name
+SECRET = "|".join(map(_encoded, ("password", "pwd", "secret", "scram_client_key")))
+SECRETS = re.compile(rf"(?i)((?:{SECRET})\s*=)[^&]*")
+HIDDEN = "***"
+
+
+def with_login(url: str, user: str | None, password: str | None) -> str:
+    """Put the options user and password into the url."""
+    login = {"user": user, "password": password}
+    query = "&".join(
+        f"{key}={quote(text, safe='')}" for key, text in login.items() if text is not None
+    )
+    return f"{url}{'&' if '?' in url else '?'}{query}" if query else url
+
+
+def with_password(url: str, password: str | None) -> str:
+    """Put a password of the environment into a url that has none of its own."""
+    return url if OWN_PASSWORD.search(url) else with_login(url, None, password)
+
+
+def hide_secrets(url: str) -> str:
+    """Replace the password and other secrets of a url by HIDDEN."""
+    without_password = re.sub(r"(?s)(?<=://)([^/@:?]*):.*@", rf"\1:{HIDDEN}@", url)
+    return SECRETS.sub(rf"\1{HIDDEN}", without_password)
+
+
+def _refuse_password(url: str, text: str, naming: Names) -> None:
+    """Refuse `credentials` beside a password, and where the database has its own way."""
+    expected = "no password beside it, in the url or as an option"
+    if naming.own_credentials is not None:
+        expected = (
+            f"{naming.own_credentials} instead, with which the driver gets a token at each connect"
+        )
+    elif not OWN_PASSWORD.search(url):
+        return
+    raise BadOption(option="credentials", found=text, expected=expected)

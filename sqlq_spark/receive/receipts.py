@@ -24,7 +24,7 @@ from sqlq_spark.errors import (
     ReceiptsMissing,
     StreamTakenOver,
 )
-from sqlq_spark.options.parse import LARGEST_MESSAGE
+from sqlq_spark.options.fields import LARGEST_MESSAGE
 from sqlq_spark.receive.driver.pace import Outcome
 from sqlq_spark.receive.stored_receipt import StoredReceipt, join_pages, receipt_values
 from sqlq_spark.receive.streams import accept_or_raise, lacks_commits, lock_stream

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask, StreamNotFound
-from sqlq_spark.options.parse import DEFAULT_MESSAGE_SIZE
+from sqlq_spark.options.fields import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
 from sqlq_spark.receive.stored_receipt import CEILING, STEP, find_receipt, save

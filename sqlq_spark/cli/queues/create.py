@@ -22,10 +22,9 @@ from sqlq_spark.cli.options import (
 )
 from sqlq_spark.cli.screens.screen import print_json, say
 from sqlq_spark.database import schema
-from sqlq_spark.database.names import DIALECTS
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption
-from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.names import DIALECTS, parse_queue
 
 app = typer.Typer()
 

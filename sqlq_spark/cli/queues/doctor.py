@@ -26,8 +26,8 @@ from sqlq_spark.cli.screens.screen import NO_QUEUES, print_json, say
 from sqlq_spark.database.schema import find_states
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption
-from sqlq_spark.options.addresses import parse_queue, parse_table
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import parse_queue, parse_table
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 
 if TYPE_CHECKING:

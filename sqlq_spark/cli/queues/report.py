@@ -23,8 +23,8 @@ from sqlq_spark.cli.options import (
 from sqlq_spark.cli.screens.screen import print_json, say
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
-from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import parse_queue
 
 app = typer.Typer()
 

@@ -30,8 +30,8 @@ from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.cli.subscriptions import show_subscriptions
 from sqlq_spark.database import trail
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.options.addresses import parse_table
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import parse_table
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 
 if TYPE_CHECKING:

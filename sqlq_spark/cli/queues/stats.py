@@ -38,8 +38,8 @@ from sqlq_spark.errors import (
     SqlQueueError,
     TimedOut,
 )
-from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import parse_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

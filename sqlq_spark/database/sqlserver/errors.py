@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 
 from sqlq_spark import errors
-from sqlq_spark.database.names import STATE
 from sqlq_spark.database.sqlserver.numbers import OLD_LEVEL, Kind, kind_of, number_of
+from sqlq_spark.options.names import STATE
 from sqlq_spark.wire.address import SQLSERVER
 
 # mssql-python's phrase → SQLSTATE, for those that are used here

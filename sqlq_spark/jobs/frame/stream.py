@@ -19,7 +19,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import CheckpointFailure
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.options.parse import duration
+from sqlq_spark.options.fields import duration
 from sqlq_spark.receive.offset import Offset
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.errors import BadMessage, BadOption
-from sqlq_spark.options.addresses import parse_destination, parse_reply_column
+from sqlq_spark.options.names import parse_destination, parse_reply_column
 from sqlq_spark.send.message import delays
 from sqlq_spark.send.message.own_headers import Own, OwnMaps, OwnTexts, default
 from sqlq_spark.wire import headers as wire

@@ -1,16 +1,50 @@
-"""Names of queues and tables that users write, in options and in commands."""
+"""
+Names that users write: which database a url means, and queues and tables in its notation.
+
+wire/address.py has the notation of each database.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from sqlq_spark.errors import BadAddress, BadOption
-from sqlq_spark.wire.address import SHOWN, QueueAddress
+from sqlq_spark.wire.address import POSTGRESQL, SHOWN, SQLSERVER, Names, QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlq_spark.wire.address import Names
+EXAMPLES = "postgresql://user@host:5432/database or sqlserver://user@host:1433/database"
+STATE = "sqlqueue"  # default schema of the state tables; that of a domain is sqlqueue_NAME
+
+# by the dialect's name; the statements of the first are the model for the others
+DIALECTS = {names.dialect: names for names in (POSTGRESQL, SQLSERVER)}
+SCHEMES = DIALECTS | {"postgres": POSTGRESQL}
+
+
+def names_of(url: str) -> Names:
+    """
+    Return how the database of a url writes names.
+
+    Raises:
+        BadOption: no dialect has this scheme.
+    """
+    scheme, colon, _ = url.partition("://")
+    try:
+        return SCHEMES[scheme.lower()]
+    except KeyError:
+        found = f"{scheme}://…" if colon else "…"  # the text may hold a password
+        raise BadOption(option="url", found=found, expected=EXAMPLES) from None
+
+
+def other_password_variables(url: str) -> set[str]:
+    """Return the environment variables whose password is for other databases than the url's."""
+    own = SCHEMES.get(url.partition("://")[0].lower())
+    return {
+        each.password_variable
+        for each in DIALECTS.values()
+        if each.password_variable is not None and each is not own
+    }
 
 
 def parse_queue(option: str, text: str, naming: Names) -> QueueAddress:
@@ -26,15 +60,6 @@ def parse_queue(option: str, text: str, naming: Names) -> QueueAddress:
         BadOption: the text is no queue's name.
     """
     return _parse(option, text, naming.parse_queue)
-
-
-def parse_queue_unless(word: str) -> Callable[[str, str, Names], QueueAddress | None]:
-    """Return a reader like `parse_queue` that reads one word, in any case, as None."""
-
-    def read(option: str, text: str, naming: Names) -> QueueAddress | None:
-        return None if text.lower() == word else parse_queue(option, text, naming)
-
-    return read
 
 
 def parse_destination(option: str, text: str, naming: Names) -> QueueAddress:
@@ -60,20 +85,6 @@ def parse_reply_column(option: str, text: str, naming: Names) -> QueueAddress:
     return _parse_reply(option, text, naming, naming.parse_destination)
 
 
-def _parse_reply(
-    option: str, text: str, naming: Names, parse: Callable[[str], QueueAddress]
-) -> QueueAddress:
-    if naming.is_of_other_database(text):
-        example = naming.print_address(QueueAddress("Spark.In"))
-        raise BadOption(
-            option=option,
-            found=text[:SHOWN],
-            expected=f"an address of this database, for example {example}",
-        )
-    # `public."Spark.In"` is an address, although no name of a queue begins so
-    return _parse(option, text, naming.parse_address if '"' in text else parse)
-
-
 def parse_table(option: str, text: str, naming: Names) -> QueueAddress:
     """Read the name of an existing table, as `parse_queue`; it may be longer than a queue's."""
     return _parse(option, text, naming.parse_table)
@@ -81,22 +92,32 @@ def parse_table(option: str, text: str, naming: Names) -> QueueAddress:
 
 def parse_queues(option: str, text: str, naming: Names) -> tuple[QueueAddress, ...]:
     """Read the names of queues that commas separate, as `parse_queue`."""
-    return tuple(parse_queue(option, each, naming) for each in _split(option, text, naming))
+    return tuple(parse_queue(option, name, naming) for name in _split(option, text, naming))
 
 
 def parse_tables(option: str, text: str, naming: Names) -> tuple[QueueAddress, ...]:
     """Read the names of existing tables that commas separate; each result has its schema."""
-    found = (parse_table(option, each, naming) for each in _split(option, text, naming))
-    return tuple(map(naming.qualify, found))
+    tables = (parse_table(option, name, naming) for name in _split(option, text, naming))
+    return tuple(map(naming.qualify, tables))
+
+
+def _parse_reply(
+    option: str, text: str, naming: Names, parse: Callable[[str], QueueAddress]
+) -> QueueAddress:
+    if naming.is_of_other_database(text):
+        example = naming.print_address(QueueAddress("Spark.In"))
+        expected = f"an address of this database, for example {example}"
+        raise BadOption(option=option, found=text[:SHOWN], expected=expected)
+    # `public."Spark.In"` is an address, although no name of a queue begins so
+    return _parse(option, text, naming.parse_address if '"' in text else parse)
 
 
 def _parse(option: str, text: str, parse: Callable[[str], QueueAddress]) -> QueueAddress:
     try:
         return parse(text)
     except BadAddress as error:
-        raise BadOption(
-            option=option, found=text[:SHOWN], expected=f"a queue's name ({error.reason})"
-        ) from None
+        expected = f"a queue's name ({error.reason})"
+        raise BadOption(option=option, found=text[:SHOWN], expected=expected) from None
 
 
 def _split(option: str, text: str, naming: Names) -> list[str]:
