@@ -74,8 +74,8 @@ def check_source(connection: Connection, named: Named, options: SinkOptions, que
             raise BadOption(
                 option="pauseAboveBacklog",
                 found=str(options.pause_above),
-                expected=f"no limit, because this query receives from {connection.printed(queue)} and would "
-                "wait for itself",
+                expected="no limit, because this query receives from "
+                f"{connection.printed(queue)} and would wait for itself",
             )
 
 
