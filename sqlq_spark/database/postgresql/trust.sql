@@ -23,7 +23,8 @@ parts (id, class, part) AS (
 -- schema, and what runs code there. Reads only the catalogue, because a view runs code when it is read.
 -- Returns: fault text; a row for each thing that is wrong
 WITH RECURSIVE tables (named, id, owner, kind) AS (
-    SELECT 'the schema', 0::oid, nspowner, 'r'::"char" FROM pg_namespace WHERE nspname = {state_name}
+    SELECT 'the schema', 0::oid, nspowner, 'r'::"char"
+      FROM pg_namespace WHERE nspname = {state_name}
     UNION ALL
     SELECT 'table ' || oid::regclass, oid, relowner, relkind
       FROM pg_class
