@@ -117,6 +117,7 @@ def test_every_statement_of_the_file_is_reviewed_and_parsed() -> None:
     written = re.findall(r"^-- name: *(\w+)", text, flags=re.MULTILINE)
 
     assert len(written) > 60
+    written.remove("code_parts")  # a part of others
     assert [*OURS] == [*written, "load"]
     assert [name for name, each in OURS.items() if len(plain(each)) < 10] == []
 

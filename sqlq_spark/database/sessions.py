@@ -21,7 +21,7 @@ import threading
 from importlib import import_module
 from pathlib import Path
 from traceback import extract_tb
-from typing import TYPE_CHECKING, Protocol, Self, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar
 from urllib.parse import quote
 
 from sqlq_spark import database
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.options.connection import DatabaseOptions
 
 log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
@@ -64,31 +65,16 @@ IDLE = 20.0  # seconds after which a connection that no session takes is closed
 LONGEST_REASON = 500  # characters of an error of azure-identity or boto3
 
 
-class Target(Protocol):
-    """What a session needs of the options of a read or a write."""
-
-    @property
-    def url(self) -> str:
-        """It may hold a password."""
-
-    @property
-    def credentials(self) -> str | None:
-        """What gives a password at each connect; None: the url has one, or none is needed."""
-
-    @property
-    def state_schema(self) -> str:
-        """The schema of the state tables."""
-
-    @property
-    def query_timeout(self) -> float:
-        """Seconds for each statement and wait."""
-
-
 class Session:
     """A connection that is opened when it is first needed, and again when it broke."""
 
     def __init__(
-        self, options: Target, application: str, *, worker: bool = False, reached: bool = False
+        self,
+        options: DatabaseOptions,
+        application: str,
+        *,
+        worker: bool = False,
+        reached: bool = False,
     ) -> None:
         """
         Prepare; nothing is connected yet.
