@@ -26,7 +26,8 @@ from sqlq_spark.cli.options import (
 from sqlq_spark.cli.screens import progress, screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.cli.trail import keeps_trail
-from sqlq_spark.database import trail, transaction
+from sqlq_spark.database import transaction
+from sqlq_spark.database.schema import record_action
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.database.trust import SENT, find_destinations, is_allowed
 from sqlq_spark.errors import ReceiptRefused, ReceiptSettled
@@ -252,9 +253,10 @@ def return_all(
                 connection, *each.key, queue, without=without, allowed=options.allowed
             )
             if recorded:
-                record(connection, "return", each, messages)
+                record_action(connection, "return", each.queue, messages, each.key)
                 if messages < each.messages:  # --without
-                    record(connection, "drop", each, each.messages - messages)
+                    dropped = each.messages - messages
+                    record_action(connection, "drop", each.queue, dropped, each.key)
         yield messages
 
 
@@ -272,23 +274,8 @@ def drop_all(
         with transaction(connection, timeout=options.query_timeout):
             messages = receipts.drop(connection, *each.key)
             if recorded:
-                record(connection, "drop", each, messages)
+                record_action(connection, "drop", each.queue, messages, each.key)
         yield messages
-
-
-def record(
-    connection: Connection, action: trail.Action, receipt: inspect.Receipt, messages: int
-) -> None:
-    """Write what was done with a receipt into the audit trail."""
-    trail.record(
-        connection,
-        action,
-        receipt.queue,
-        messages,
-        stream=receipt.stream,
-        batch=receipt.batch,
-        task=receipt.task,
-    )
 
 
 def choose(

@@ -66,7 +66,7 @@ ELSEWHERE = {
     "receive.driver.peeker.freeze": "reads only",
     "admin.purge": "what it takes is meant to be lost",
     "receive.driver.loop._check_owner": "reads only",
-    "database.trail": "touches no message",
+    "cli.trail": "reads only",
     "receive.receipts.is_passed_over": "reads only",
     "receive.purge": "what it takes is meant to be lost",
     "admin.report": "reads only",
