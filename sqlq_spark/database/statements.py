@@ -158,6 +158,7 @@ StatementName = Literal[
     "script_operator",
     "script_receive",
     "script_send",
+    "script_produce",
     "script_move",
     "script_delay",
     "script_publish",

@@ -287,7 +287,7 @@ def _reader(bench: Bench) -> Iterator[tuple[str, str, QueueAddress]]:
         bench.dotnet.kill(f"{bench.name} reader")
         dotnet.dba.drop_login(login)
         dotnet.dba.drop_schema(state)
-        for role in (roles.reader, roles.sender):
+        for role in filter(None, (roles.reader, roles.sender)):
             said(bench, "drop_role", role=role)
 
 
