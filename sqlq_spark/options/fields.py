@@ -42,35 +42,25 @@ class Reader:
 
 def option(
     public: str,
-    reader: Reader,
+    read: Reader | Callable[[str, str, Names], Any],
     expected: str | None = None,
     *,
     default: Any = MISSING,  # noqa: ANN401 - as dataclasses.field
     secret: bool = False,
 ) -> Any:  # noqa: ANN401
-    """Describe an option whose text means the same for every database."""
+    """
+    Describe an option.
 
-    def read(_: str, text: str, __: Names) -> Any:  # noqa: ANN401
-        return reader(text)
-
-    metadata = {"option": public, "read": read, "expected": expected or reader.expected}
-    return field(default=default, repr=not secret, metadata=metadata)
-
-
-def address_option(
-    public: str,
-    parse: Callable[[str, str, Names], Any],
-    expected: str,
-    *,
-    default: Any = None,  # noqa: ANN401 - as dataclasses.field
-) -> Any:  # noqa: ANN401
-    """Describe an option that names queues or tables; `parse` is a function of names.py."""
-
-    def read(name: str, text: str, naming: Names) -> Any:  # noqa: ANN401
-        return parse(name, words(text), naming)
-
+    Args:
+        public: its name.
+        read: reads its text. An option that names queues or tables has a function of names.py.
+        expected: what an error says was expected; a Reader knows it.
+        default: the field's default; without one the option is required.
+        secret: `repr` leaves it out.
+    """
+    expected = expected or (read.expected if isinstance(read, Reader) else None)
     metadata = {"option": public, "read": read, "expected": expected}
-    return field(default=default, metadata=metadata)
+    return field(default=default, repr=not secret, metadata=metadata)
 
 
 def option_fields(cls: type) -> list[Field[Any]]:
@@ -91,9 +81,9 @@ def read_option(each: Field[Any], text: str, naming: Names) -> Any:  # noqa: ANN
     Raises:
         BadOption: with the text and what the option expects.
     """
-    public = each.metadata["option"]
+    public, read = each.metadata["option"], each.metadata["read"]
     try:
-        return each.metadata["read"](public, text, naming)
+        return read(text) if isinstance(read, Reader) else read(public, words(text), naming)
     except ValueError:
         raise BadOption(option=public, found=text, expected=each.metadata["expected"]) from None
 
