@@ -135,14 +135,10 @@ def find_near(name: str, known: Iterable[str], *, likely: float = LIKELY_TYPO) -
 # ----- readers -------------------------------------------------------------------------------
 
 
-class Unreadable(ValueError):
-    """A reader does not take this text."""
-
-
 def require(fine: object) -> None:
-    """Raise Unreadable, unless a text is fine."""
+    """Raise the ValueError of a reader, unless it takes the text."""
     if not fine:
-        raise Unreadable
+        raise ValueError
 
 
 def duration(least: float, most: float = math.inf, expected: str = "a time, as 15m") -> Reader:
@@ -152,7 +148,7 @@ def duration(least: float, most: float = math.inf, expected: str = "a time, as 1
     def read(text: str) -> float:
         found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({units})", text)
         if found is None:
-            raise Unreadable
+            raise ValueError
         unit = "ms" if found[2].startswith(("ms", "mil")) else found[2][0]
         seconds = float(found[1]) * SECONDS[unit]
         require(least <= seconds <= most)
@@ -185,7 +181,7 @@ def _read_size(text: str) -> int:
     """Read `1048576`, `64m`, `1GiB` as bytes."""
     found = re.fullmatch(r"(\d{1,15})\s*([kmg]?)(?:i?b)?", text.lower())
     if found is None or int(found[1]) < 1:
-        raise Unreadable
+        raise ValueError
     return min(int(found[1]) * BYTES[found[2]], INT64)
 
 
