@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-from sqlq_spark.database.destinations import SENT, Destinations
+from sqlq_spark.database.trust import SENT, Destinations
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     DatabaseRolledBack,
