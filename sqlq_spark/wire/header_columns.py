@@ -18,16 +18,11 @@ from sqlq_spark.wire.rows import id_texts
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-
 # columns of a read that are headers; the table's columns of these names are empty today
 HEADER_COLUMNS = {"correlationId": CORRELATION_ID, "replyToAddress": REPLY_TO_ADDRESS}
-
 LEGACY_LENGTH = 255  # bytes of such a column, if a table has them
-
 TEXTS = frozenset({str, type(None)})  # allowed types of header values
-
 DEEPEST = 1000  # levels of an object that Spark's JSON parser reads
-
 # a letter or a dot as a hex escape in a header's name, which no transport writes
 NAMED_IN_HEX = r"\\u00(?:2[Ee]|[4-7])"
 
@@ -160,14 +155,9 @@ def _fails_9_0(text: str, headers: dict[str, str | None]) -> bool:
 
 def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> pa.RecordBatch:
     """
-    Convert rows of a queue to the columns that Spark reads.
+    Convert rows of QUEUE_ROW to any columns of a read, with Spark's types.
 
-    Args:
-        rows: of QUEUE_ROW.
-        schema: any columns of a read, with Spark's types.
-        queue: the address from which they came.
-
-    Headers are read only if a column needs them.
+    `queue` is the address from which they came. Headers are read only if a column needs them.
     """
     read_headers = cache(lambda: Headers(rows.column("headers")))
 
@@ -191,12 +181,7 @@ def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> p
 
 
 def with_legacy_columns(rows: pa.Table) -> pa.Table:
-    """
-    Add the columns that version 1 endpoints read to rows to send; null if a value does not fit.
-
-    Args:
-        rows: with `headers`.
-    """
+    """Add the columns that version 1 endpoints read to rows; null if a value does not fit."""
     headers = Headers(rows["headers"].combine_chunks())
     for name, header in HEADER_COLUMNS.items():
         found = headers.text(header)

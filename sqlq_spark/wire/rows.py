@@ -52,7 +52,7 @@ def sort_by_seq(rows: pa.Table) -> pa.Table:
 
 def weigh(rows: pa.Table) -> int:
     """Count the bytes of headers and bodies."""
-    return int(row_weights(rows).sum())
+    return int(_row_weights(rows).sum())
 
 
 def record_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -63,7 +63,7 @@ def record_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
 
 def split_by_size(rows: pa.Table, most: int) -> Iterator[pa.Table]:
     """Yield slices of about so many bytes at most; one row may weigh more."""
-    weights = row_weights(rows)
+    weights = _row_weights(rows)
     weights += -(-(rows.nbytes - weights.sum()) // max(1, rows.num_rows))  # the rest of each row
     ends = np.cumsum(weights)
     first = 0
@@ -74,7 +74,7 @@ def split_by_size(rows: pa.Table, most: int) -> Iterator[pa.Table]:
         first = stop
 
 
-def row_weights(rows: pa.Table) -> npt.NDArray[np.int64]:
+def _row_weights(rows: pa.Table) -> npt.NDArray[np.int64]:
     """Count the bytes of each row's headers and body."""
     weights = np.zeros(rows.num_rows, np.int64)
     for name in {"headers", "body"}.intersection(rows.column_names):

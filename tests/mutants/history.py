@@ -55,7 +55,7 @@ HISTORY = [
         promise="A chunk or batch of rows of uneven size stays below its limit.",
         fixed="9bb1418",
         file="wire/rows.py",
-        old="weights = row_weights(rows)",
+        old="weights = _row_weights(rows)",
         new="weights = np.full(rows.num_rows, rows.nbytes // max(1, rows.num_rows))",
         tests=["send/test_messages.py::test_chunks_together_are_the_rows_and_none_is_empty"],
     ),
