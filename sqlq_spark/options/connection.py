@@ -6,12 +6,10 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
-from urllib.parse import quote
 
 from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption, OptionOfOtherSource
 from sqlq_spark.options.fields import (
     Reader,
-    address_option,
     duration,
     name,
     option,
@@ -20,7 +18,14 @@ from sqlq_spark.options.fields import (
     refuse_typos,
     words,
 )
-from sqlq_spark.options.names import EXAMPLES, STATE, names_of, parse_tables
+from sqlq_spark.options.names import (
+    EXAMPLES,
+    OWN_PASSWORD,
+    STATE,
+    names_of,
+    parse_tables,
+    with_login,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,7 +102,7 @@ class DatabaseOptions:
         "queryTimeout", duration(1, 86400, "a time from 1s to 1d, as 30s"), default=30.0
     )  # seconds
     # tables that are trusted as destinations, whoever owns them; `*` and `?` are wildcards
-    allowed: tuple[QueueAddress, ...] = address_option(
+    allowed: tuple[QueueAddress, ...] = option(
         "allowedDestinations",
         parse_tables,
         "names of tables, in which * and ? may stand",
@@ -161,42 +166,6 @@ class DatabaseOptions:
                     option=key, instead="url, user and password name the server and login"
                 )
         refuse_typos(unknown, own | LOGIN)
-
-
-# ----- the login in a url --------------------------------------------------------------------
-
-
-def _encoded(word: str) -> str:
-    """Return a pattern of a word of which a url may percent-encode each letter, in any case."""
-    return "".join(f"(?:{each}|%{ord(each):x}|%{ord(each.upper()):x})" for each in word)
-
-
-# a password in a url, before the host or in the query
-OWN_PASSWORD = re.compile(rf"(?i)://[^/?@:]*:[^/?]*@|[?&]{_encoded('password')}=")
-# parameters of a url whose values are secrets, also as part of a longer name
-SECRET = "|".join(map(_encoded, ("password", "pwd", "secret", "scram_client_key")))
-SECRETS = re.compile(rf"(?i)((?:{SECRET})\s*=)[^&]*")
-HIDDEN = "***"
-
-
-def with_login(url: str, user: str | None, password: str | None) -> str:
-    """Put the options user and password into the url."""
-    login = {"user": user, "password": password}
-    query = "&".join(
-        f"{key}={quote(text, safe='')}" for key, text in login.items() if text is not None
-    )
-    return f"{url}{'&' if '?' in url else '?'}{query}" if query else url
-
-
-def with_password(url: str, password: str | None) -> str:
-    """Put a password of the environment into a url that has none of its own."""
-    return url if OWN_PASSWORD.search(url) else with_login(url, None, password)
-
-
-def hide_secrets(url: str) -> str:
-    """Replace the password and other secrets of a url by HIDDEN."""
-    without_password = re.sub(r"(?s)(?<=://)([^/@:?]*):.*@", rf"\1:{HIDDEN}@", url)
-    return SECRETS.sub(rf"\1{HIDDEN}", without_password)
 
 
 def _refuse_password(url: str, text: str, naming: Names) -> None:

@@ -42,35 +42,25 @@ class Reader:
 
 def option(
     public: str,
-    reader: Reader,
+    read: Reader | Callable[[str, str, Names], Any],
     expected: str | None = None,
     *,
     default: Any = MISSING,  # noqa: ANN401 - as dataclasses.field
     secret: bool = False,
 ) -> Any:  # noqa: ANN401
-    """Describe an option whose text means the same for every database."""
+    """
+    Describe an option.
 
-    def read(_: str, text: str, __: Names) -> Any:  # noqa: ANN401
-        return reader(text)
-
-    metadata = {"option": public, "read": read, "expected": expected or reader.expected}
-    return field(default=default, repr=not secret, metadata=metadata)
-
-
-def address_option(
-    public: str,
-    parse: Callable[[str, str, Names], Any],
-    expected: str,
-    *,
-    default: Any = None,  # noqa: ANN401 - as dataclasses.field
-) -> Any:  # noqa: ANN401
-    """Describe an option that names queues or tables; `parse` is a function of names.py."""
-
-    def read(name: str, text: str, naming: Names) -> Any:  # noqa: ANN401
-        return parse(name, words(text), naming)
-
+    Args:
+        public: its name.
+        read: reads its text. An option that names queues or tables has a function of names.py.
+        expected: what an error says was expected; a Reader knows it.
+        default: the field's default; without one the option is required.
+        secret: `repr` leaves it out.
+    """
+    expected = expected or (read.expected if isinstance(read, Reader) else None)
     metadata = {"option": public, "read": read, "expected": expected}
-    return field(default=default, metadata=metadata)
+    return field(default=default, repr=not secret, metadata=metadata)
 
 
 def option_fields(cls: type) -> list[Field[Any]]:
@@ -91,9 +81,9 @@ def read_option(each: Field[Any], text: str, naming: Names) -> Any:  # noqa: ANN
     Raises:
         BadOption: with the text and what the option expects.
     """
-    public = each.metadata["option"]
+    public, read = each.metadata["option"], each.metadata["read"]
     try:
-        return each.metadata["read"](public, text, naming)
+        return read(text) if isinstance(read, Reader) else read(public, words(text), naming)
     except ValueError:
         raise BadOption(option=public, found=text, expected=each.metadata["expected"]) from None
 
@@ -145,14 +135,10 @@ def find_near(name: str, known: Iterable[str], *, likely: float = LIKELY_TYPO) -
 # ----- readers -------------------------------------------------------------------------------
 
 
-class Unreadable(ValueError):
-    """A reader does not take this text."""
-
-
 def require(fine: object) -> None:
-    """Raise Unreadable, unless a text is fine."""
+    """Raise the ValueError of a reader, unless it takes the text."""
     if not fine:
-        raise Unreadable
+        raise ValueError
 
 
 def duration(least: float, most: float = math.inf, expected: str = "a time, as 15m") -> Reader:
@@ -162,7 +148,7 @@ def duration(least: float, most: float = math.inf, expected: str = "a time, as 1
     def read(text: str) -> float:
         found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({units})", text)
         if found is None:
-            raise Unreadable
+            raise ValueError
         unit = "ms" if found[2].startswith(("ms", "mil")) else found[2][0]
         seconds = float(found[1]) * SECONDS[unit]
         require(least <= seconds <= most)
@@ -195,7 +181,7 @@ def _read_size(text: str) -> int:
     """Read `1048576`, `64m`, `1GiB` as bytes."""
     found = re.fullmatch(r"(\d{1,15})\s*([kmg]?)(?:i?b)?", text.lower())
     if found is None or int(found[1]) < 1:
-        raise Unreadable
+        raise ValueError
     return min(int(found[1]) * BYTES[found[2]], INT64)
 
 

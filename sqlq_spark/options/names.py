@@ -1,12 +1,14 @@
 """
-Names that users write: which database a url means, and queues and tables in its notation.
+What users write as a url and as the name of a queue or a table, in the notation of its database.
 
-wire/address.py has the notation of each database.
+wire/address.py has the notations.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from sqlq_spark.errors import BadAddress, BadOption
 from sqlq_spark.wire.address import POSTGRESQL, SHOWN, SQLSERVER, Names, QueueAddress
@@ -20,6 +22,19 @@ STATE = "sqlqueue"  # default schema of the state tables; that of a domain is sq
 # by the dialect's name; the statements of the first are the model for the others
 DIALECTS = {names.dialect: names for names in (POSTGRESQL, SQLSERVER)}
 SCHEMES = DIALECTS | {"postgres": POSTGRESQL}
+
+
+def _encoded(word: str) -> str:
+    """Return a pattern of a word of which a url may percent-encode each letter, in any case."""
+    return "".join(f"(?:{each}|%{ord(each):x}|%{ord(each.upper()):x})" for each in word)
+
+
+# a password in a url, before the host or in the query
+OWN_PASSWORD = re.compile(rf"(?i)://[^/?@:]*:[^/?]*@|[?&]{_encoded('password')}=")
+# parameters of a url whose values are secrets, also as part of a longer name
+SECRET = "|".join(map(_encoded, ("password", "pwd", "secret", "scram_client_key")))
+SECRETS = re.compile(rf"(?i)((?:{SECRET})\s*=)[^&]*")
+HIDDEN = "***"
 
 
 def names_of(url: str) -> Names:
@@ -47,6 +62,29 @@ def other_password_variables(url: str) -> set[str]:
     }
 
 
+def with_login(url: str, user: str | None, password: str | None) -> str:
+    """Put the options user and password into the url."""
+    login = {"user": user, "password": password}
+    query = "&".join(
+        f"{key}={quote(text, safe='')}" for key, text in login.items() if text is not None
+    )
+    return f"{url}{'&' if '?' in url else '?'}{query}" if query else url
+
+
+def with_password(url: str, password: str | None) -> str:
+    """Put a password of the environment into a url that has none of its own."""
+    return url if OWN_PASSWORD.search(url) else with_login(url, None, password)
+
+
+def hide_secrets(url: str) -> str:
+    """Replace the password and other secrets of a url by HIDDEN."""
+    without_password = re.sub(r"(?s)(?<=://)([^/@:?]*):.*@", rf"\1:{HIDDEN}@", url)
+    return SECRETS.sub(rf"\1{HIDDEN}", without_password)
+
+
+# ----- queues and tables ---------------------------------------------------------------------
+
+
 def parse_queue(option: str, text: str, naming: Names) -> QueueAddress:
     """
     Read a queue's name in the notation of the database.
@@ -67,9 +105,11 @@ def parse_destination(option: str, text: str, naming: Names) -> QueueAddress:
     return _parse(option, text, naming.parse_destination)
 
 
-def parse_reply_address(option: str, text: str, naming: Names) -> QueueAddress:
+def parse_reply_address(
+    option: str, text: str, naming: Names, *, in_row: bool = False
+) -> QueueAddress:
     """
-    Read where replies go, from an option: a queue's name, or an address that a message holds.
+    Read where replies go, in an option or a row: a queue's name, or an address in a message.
 
     Nobody checks whether this queue exists, because it may be in another endpoint's hands. So a
     text in the notation of another database is refused.
@@ -77,12 +117,13 @@ def parse_reply_address(option: str, text: str, naming: Names) -> QueueAddress:
     Raises:
         BadOption: the text is no queue's name.
     """
-    return _parse_reply(option, text, naming, naming.parse_queue)
-
-
-def parse_reply_column(option: str, text: str, naming: Names) -> QueueAddress:
-    """Read where replies go, from a row of a frame, as `parse_reply_address`."""
-    return _parse_reply(option, text, naming, naming.parse_destination)
+    if naming.is_of_other_database(text):
+        example = naming.print_address(QueueAddress("Spark.In"))
+        expected = f"an address of this database, for example {example}"
+        raise BadOption(option=option, found=text[:SHOWN], expected=expected)
+    if '"' in text:  # `public."Spark.In"` is an address, although no name of a queue begins so
+        return _parse(option, text, naming.parse_address)
+    return (parse_destination if in_row else parse_queue)(option, text, naming)
 
 
 def parse_table(option: str, text: str, naming: Names) -> QueueAddress:
@@ -99,17 +140,6 @@ def parse_tables(option: str, text: str, naming: Names) -> tuple[QueueAddress, .
     """Read the names of existing tables that commas separate; each result has its schema."""
     tables = (parse_table(option, name, naming) for name in _split(option, text, naming))
     return tuple(map(naming.qualify, tables))
-
-
-def _parse_reply(
-    option: str, text: str, naming: Names, parse: Callable[[str], QueueAddress]
-) -> QueueAddress:
-    if naming.is_of_other_database(text):
-        example = naming.print_address(QueueAddress("Spark.In"))
-        expected = f"an address of this database, for example {example}"
-        raise BadOption(option=option, found=text[:SHOWN], expected=expected)
-    # `public."Spark.In"` is an address, although no name of a queue begins so
-    return _parse(option, text, naming.parse_address if '"' in text else parse)
 
 
 def _parse(option: str, text: str, parse: Callable[[str], QueueAddress]) -> QueueAddress:

@@ -9,7 +9,6 @@ from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.fields import (
     Reader,
-    address_option,
     count,
     flag,
     one_of,
@@ -57,23 +56,23 @@ class SinkOptions(DatabaseOptions):
     side: ClassVar[tuple[str, str]] = ("write", "spark.read or spark.readStream")
 
     # where all rows go that are not published; None: to their own queues
-    address: QueueAddress | None = address_option(
-        "queue", parse_queue, "a queue's name, also as .save(name)"
+    address: QueueAddress | None = option(
+        "queue", parse_queue, "a queue's name, also as .save(name)", default=None
     )
     topics: tuple[str, ...] | None = option("topics", topic_names, default=None)
-    subscription_address: QueueAddress = address_option(
+    subscription_address: QueueAddress = option(
         "subscriptionTable",
         parse_queue,
         "a table's name, written as a queue's",
         default=QueueAddress(SUBSCRIPTION_TABLE),
     )
     # where delayed rows wait; None: in the table of their destination
-    delayed_address: QueueAddress | None = address_option(
-        "delayedQueue", parse_table, "a table's name, as Shop.Orders.Delayed"
+    delayed_address: QueueAddress | None = option(
+        "delayedQueue", parse_table, "a table's name, as Shop.Orders.Delayed", default=None
     )
     # where rows go that cannot be sent to their own destination; None: such a row fails its batch
-    undeliverable_address: QueueAddress | None = address_option(
-        "undeliverable", _parse_undeliverable, "fail, or an error queue's name"
+    undeliverable_address: QueueAddress | None = option(
+        "undeliverable", _parse_undeliverable, "fail, or an error queue's name", default=None
     )
     delivery: str = option("delivery", one_of("exactlyOnce", "atLeastOnce"), default="exactlyOnce")
     max_rate: int | None = option("maxMessagesPerSecond", count, default=None)
@@ -94,8 +93,8 @@ class SinkOptions(DatabaseOptions):
     originating_endpoint: str | None = option(
         "originatingEndpoint", words, "an endpoint's name", default=None
     )
-    reply_to_address: QueueAddress | None = address_option(
-        "replyToAddress", parse_reply_address, "a queue's address"
+    reply_to_address: QueueAddress | None = option(
+        "replyToAddress", parse_reply_address, "a queue's address", default=None
     )
     as_received: bool = option("asReceived", flag, default=False)
     legacy_columns: bool = option("legacyColumns", flag, default=False)

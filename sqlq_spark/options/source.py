@@ -11,7 +11,6 @@ from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.fields import (
     DEFAULT_MESSAGE_SIZE,
-    address_option,
     count,
     duration,
     flag,
@@ -39,10 +38,10 @@ class SourceOptions(DatabaseOptions):
 
     side: ClassVar[tuple[str, str]] = ("read", WRITE)
 
-    queue: QueueAddress | None = address_option(
-        "queue", parse_queue, "a queue's name, also as .load(name)"
+    queue: QueueAddress | None = option(
+        "queue", parse_queue, "a queue's name, also as .load(name)", default=None
     )
-    queues: tuple[QueueAddress, ...] = address_option(
+    queues: tuple[QueueAddress, ...] = option(
         "queues", parse_queues, "names of queues, separated by commas", default=()
     )
     transaction_mode: str = option(
@@ -60,7 +59,9 @@ class SourceOptions(DatabaseOptions):
     )  # seconds
     headers_format: str = option("headersFormat", one_of("map", "json"), default="map")
     # where poison messages go
-    error_address: QueueAddress | None = address_option("errorQueue", parse_queue, "a queue's name")
+    error_address: QueueAddress | None = option(
+        "errorQueue", parse_queue, "a queue's name", default=None
+    )
     delayed_delivery: bool = option("delayedDelivery", flag, default=False)
     purge_on_startup: bool = option("purgeOnStartup", flag, default=False)
     # whether a starting stream looks for an endpoint that owns the queue

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlq_spark.errors import BadInput
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.connection import HIDDEN, hide_secrets
 from sqlq_spark.options.fields import duration, find_near, one_of, option_fields
+from sqlq_spark.options.names import HIDDEN, hide_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,9 +16,8 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from sqlq_spark.jobs.frame.settings import BadSettings, Settings, blank, unknown
-from sqlq_spark.options.connection import HIDDEN
 from sqlq_spark.options.fields import flag as option_flag
-from sqlq_spark.options.names import other_password_variables
+from sqlq_spark.options.names import HIDDEN, other_password_variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
