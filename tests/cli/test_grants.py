@@ -105,7 +105,7 @@ def test_a_sender_counts_what_waits_and_a_producer_only_sends(
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 producer.execute(f"SELECT FROM {table}".encode())
 
-    with Session(options, "sender") as session:
+    with StateSession(options, "sender") as session:
         found = find_above(session.open(), Named({granted.queue}), options, 0)
 
     assert found is not None
