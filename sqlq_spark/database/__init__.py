@@ -123,7 +123,23 @@ class Dialect(Protocol):
     TOKENS: Mapping[str, Callable[[str], str]]  # option `credentials` → password for a url
 
     def connect(self, url: str, *, application: str, timeout: float, state: str) -> Connection:
-        """Open a session; `timeout` limits each statement and wait of a transaction, in seconds."""
+        """
+        Open a session.
+
+        Args:
+            url: of this kind of database, with the login.
+            application: what the DBA sees between transactions, where the driver takes a name.
+            timeout: seconds to wait for the server, and for each statement.
+            state: schema of the state tables.
+
+        Raises:
+            BadOption: the url cannot be read.
+            NotReachable, LoginRefused, DatabaseNotFound: in the server's words.
+            ConnectionLost, ReadOnly: the server is there, and went away or takes no session now.
+            ServerNotVerified: it has no certificate for that host name that is trusted here.
+            ServerTooOld: it lacks what the statements use.
+            MissingDriver: no driver can be used on this machine.
+        """
 
     def fill_names(
         self, text: str, state: str, tables: dict[str, QueueAddress], **words: str

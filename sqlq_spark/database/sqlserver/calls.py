@@ -83,7 +83,9 @@ def quoted_words(
         found[f"{role}_text"] = literal(quoted)
         found[f"{role}_schema_text"] = literal(address.schema or "dbo")
         found[f"{role}_catalog"] = catalog
-        found[f"{role}_lock"] = lock_of(quoted, catalog)
+        # what the transport's installer locks: the table with its database
+        database = "" if catalog else "QUOTENAME(DB_NAME()) + N'.' + "
+        found[f"{role}_lock"] = f"LEFT({database}{literal(quoted + '_lock')}, 255)"
     return found
 
 
@@ -91,12 +93,6 @@ def find_table(tables: dict[str, QueueAddress], text: str) -> QueueAddress | Non
     """Return the table in the server's sentence; the first one, where it names none."""
     named = (each for each in tables.values() if f"{each.table}'" in text)
     return next(named, next(iter(tables.values()), None))
-
-
-def lock_of(quoted: str, catalog: str) -> str:
-    """Return what the transport's installer locks: the table with its database."""
-    database = "" if catalog else "QUOTENAME(DB_NAME()) + N'.' + "
-    return f"LEFT({database}{literal(quoted + '_lock')}, 255)"
 
 
 def literal(text: str) -> str:

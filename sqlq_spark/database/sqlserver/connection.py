@@ -39,7 +39,7 @@ from sqlq_spark.database.sqlserver.rows import (
     json_rows,
     no_rows,
     plain_columns,
-    read_row,
+    read_value,
 )
 from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.database.statements import LACKS
@@ -97,20 +97,6 @@ MOST_ROWS, MOST_BYTES = 2000, 8 << 20
 
 
 def connect(url: str, *, application: str, timeout: float, state: str) -> Connection:
-    """
-    Open a session.
-
-    Args:
-        url: see `sqlserver_url`.
-        application: the program's name in sys.dm_exec_sessions, where the driver takes one.
-        timeout: seconds to wait for the server.
-        state: schema of the state tables.
-
-    Raises:
-        NotReachable, LoginRefused, DatabaseNotFound: in the server's words.
-        ConnectionLost, ReadOnly: the server is there, and went away or takes no session now.
-        MissingDriver: no driver can be used on this machine.
-    """
     target = Target.parse(url)
     secrets = (target.password,)
     try:
@@ -399,7 +385,7 @@ class Connection(database.Connection):
             while more:
                 if cursor.description:
                     names = [column[0] for column in cursor.description]
-                    found += [read_row(names, row) for row in cursor.fetchall()]
+                    found += [tuple(map(read_value, names, row)) for row in cursor.fetchall()]
                     drivers.check_complete(cursor)
                 more = cursor.nextset()
         return found
