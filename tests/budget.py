@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 109, "lines": 15671, "tokens": 81826},
-    "everything else": {"files": 103, "lines": 14353, "tokens": 77780},
+    "core": {"files": 96, "lines": 15197, "tokens": 80378},
+    "everything else": {"files": 103, "lines": 14358, "tokens": 77812},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
-    "other files in tests": {"files": 70, "lines": 1353},
-    "package": {"files": 212, "lines": 30024, "tokens": 159606},
-    "sql": {"statement lines": 2643},
-    "tests": {"files": 303, "lines": 53572, "tokens": 359268},
+    "other files in tests": {"files": 70, "lines": 1356},
+    "package": {"files": 199, "lines": 29555, "tokens": 158190},
+    "sql": {"statement lines": 2650},
+    "tests": {"files": 303, "lines": 53620, "tokens": 359456},
     "words": {"words": 69764},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

@@ -363,16 +363,18 @@ def made(**more: str) -> str:
 
 
 def test_the_script_parses_and_creates_all_in_one_batch() -> None:
-    """An error ends the batch and undoes its transaction: nothing follows a failed check."""
+    """An error ends the batch and undoes its transaction; after a failed check nothing runs."""
     settings, batch, end, nothing = made().split("\nGO\n")
 
     assert "SET XACT_ABORT ON;" in settings
     assert "SET QUOTED_IDENTIFIER ON;" in settings
-    places = ("BEGIN TRANSACTION;", "THROW", "CREATE TABLE", "CREATE ROLE", "COMMIT", "GRANT ")
+    checked = ("ROLLBACK TRANSACTION;", "RAISERROR", "SET NOEXEC ON;", "RETURN;")
+    places = ("BEGIN TRANSACTION;", *checked, "CREATE TABLE", "CREATE ROLE", "COMMIT", "GRANT ")
     assert [batch.index(each) for each in places] == sorted(batch.index(each) for each in places)
-    assert batch.count("TRANSACTION;") == 2
+    assert batch.count("TRANSACTION;") == 3
     assert "GRANT" not in batch.partition("COMMIT TRANSACTION;")[0]
-    assert end.endswith("SET LOCK_TIMEOUT -1;")
+    assert re.sub("--.*\n", "", end).startswith("SET NOEXEC OFF;")
+    assert "LOCK_TIMEOUT" not in end
     assert nothing == ""
     for each in (settings, batch, end):
         assert faults(each) == []
@@ -410,7 +412,7 @@ def test_the_script_gives_the_rights_that_the_wire_lists() -> None:
         "GRANT SELECT, DELETE ON [sales].[Shop.Orders] TO [sqlqueue_reader];",
         "GRANT SELECT, DELETE ON [sales].[Shop.Orders.web1] TO [sqlqueue_reader];",
         "GRANT INSERT ON [dbo].[error] TO [sqlqueue_reader];",
-        "GRANT INSERT ON [sales].[Shop.Orders] TO [sqlqueue_sender];",
+        "GRANT INSERT, SELECT (RowVersion) ON [sales].[Shop.Orders] TO [sqlqueue_sender];",
         "GRANT SELECT, DELETE ON [sales].[Shop.Orders.Delayed] TO [sqlqueue_reader];",
         "GRANT INSERT ON [sales].[Shop.Orders.Delayed] TO [sqlqueue_sender];",
         "GRANT SELECT ON [dbo].[SubscriptionRouting] TO [sqlqueue_sender];",

@@ -101,9 +101,7 @@ class Names(ABC):
     @abstractmethod
     def split_list(self, text: str) -> list[str]:
         """
-        Split the names of several queues at the commas that belong to none of them.
-
-        Blanks around a name are not part of it.
+        Split the names of several queues at the commas; blanks around a name are not part of it.
 
         Raises:
             BadAddress: a quote is not closed, or a name is missing before or after a comma.
@@ -399,12 +397,7 @@ def due_index(delayed: QueueAddress) -> str:
 
 
 def split_canonical(text: str) -> list[str]:
-    """
-    Split canonical addresses of either database that are joined by `, `.
-
-    Args:
-        text: the queues of a stream, as in the state tables; any other text is one address.
-    """
+    """Split canonical addresses of either database at `, `; any other text is one address."""
     addresses, at = [], 0
     while at < len(text):
         one = CANONICAL.match(text, at)

@@ -47,12 +47,7 @@ LARGE = 256 << 10  # bytes; a longer payload is cut into pages
 PAGE = 7_900  # bytes; with its key it fills a page of the table
 
 RECEIPT_KEY = {"stream": pa.string(), "batch": pa.int64(), "task": pa.int32()}
-CHUNK_KEY = {
-    "sink": pa.string(),
-    "batch": pa.int64(),
-    "attempt": pa.string(),
-    "chunk": pa.int32(),
-}
+CHUNK_KEY = {"sink": pa.string(), "batch": pa.int64(), "attempt": pa.string(), "chunk": pa.int32()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +131,7 @@ def pages(
     """
     Return the rows of the table of pages for a large payload; none for a small one.
 
-    Args:
-        payload: the result of `pack`.
-        kinds: columns of the key, with their types.
-        key: a value for each of them.
+    `kinds` are the columns of the key with their types, `key` has a value for each.
     """
     count = 0 if payload.size <= LARGE else -(-payload.size // PAGE)
     offsets = np.minimum(np.arange(count + 1) * PAGE, payload.size).astype(np.int32)
