@@ -418,6 +418,7 @@ class Connection:
             statement=statement,
             target=self.state if queue is None else self.printed(queue),
             table=bracketed(self.state) if queue is None else quote_sqlserver(queue),
+            catalog=bracketed(queue.catalog) + "." if queue and queue.catalog else "",
             schema=self.state if queue is None else str(self.names.qualify(queue).schema),
             state=self.state,
             server=self.server,
