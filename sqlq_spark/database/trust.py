@@ -43,9 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.database.names import Names
     from sqlq_spark.errors import SqlQueueError
-    from sqlq_spark.wire.address import QueueAddress
+    from sqlq_spark.wire.address import Names, QueueAddress
 
 # columns as the transport's CREATE TABLE writes them, which a database may compare by case
 SENT = ("Id", "Expires", "Headers", "Body")  # of a queue
@@ -121,7 +120,7 @@ class Destinations:
         Raises:
             DatabaseFailure: it is not there, may not be inserted into, or is locked by others.
         """
-        if "lock_destination" in self.connection.names.lacks:
+        if "lock_destination" in self.connection.lacks:
             return
         try:
             self.connection.run("lock_destination", tables={"queue": queue})
@@ -168,7 +167,7 @@ class Destinations:
 
         The text beside it lists all tables of that name that the transaction has locked.
         """
-        if "destination_locks" in self.connection.names.lacks:
+        if "destination_locks" in self.connection.lacks:
             return {each.identity: (True, "") for each in found}
         places = json.dumps([each.identity for each in found])
         rows = self.connection.rows("destination_locks", places=places)
