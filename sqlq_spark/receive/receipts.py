@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow.compute as pc
 
-from sqlq_spark.database.trust import SENT, Destinations
+from sqlq_spark.database.trust import Destinations
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     DatabaseRolledBack,
@@ -243,7 +243,7 @@ def return_(
     if rows.num_rows:
         destinations = Destinations(connection, allowed)
         destinations.lock_and_check([queue])
-        connection.load(queue, rows.select(SENT))
+        connection.load(queue, rows.select(["id", "expires", "headers", "body"]))
         destinations.confirm()
     return int(rows.num_rows)
 

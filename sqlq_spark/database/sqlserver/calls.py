@@ -83,6 +83,9 @@ def quoted_words(
         found[f"{role}_text"] = literal(quoted)
         found[f"{role}_schema_text"] = literal(address.schema or "dbo")
         found[f"{role}_catalog"] = catalog
+        # GRANT takes no database
+        found[f"{role}_use"] = literal(catalog and f"USE {catalog[:-1]}; ")
+        found[f"{role}_here"] = literal(quoted.removeprefix(catalog))
         # what the transport's installer locks: the table with its database
         database = "" if catalog else "QUOTENAME(DB_NAME()) + N'.' + "
         found[f"{role}_lock"] = f"LEFT({database}{literal(quoted + '_lock')}, 255)"

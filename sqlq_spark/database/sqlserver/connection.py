@@ -433,6 +433,7 @@ class Connection(database.Connection):
             table=SQLSERVER.quote_name(self.state)
             if queue is None
             else SQLSERVER.quote_address(queue),
+            catalog=SQLSERVER.quote_name(queue.catalog) + "." if queue and queue.catalog else "",
             schema=self.state if queue is None else str(self.names.qualify(queue).schema),
             state=self.state,
             server=self.server,

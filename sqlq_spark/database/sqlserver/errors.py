@@ -170,6 +170,7 @@ class Place:
     statement: str
     target: str  # a queue's canonical address, or the schema of the state tables
     table: str  # the same in SQL
+    catalog: str = ""  # its beginning, "[db].", where the address names a database
     schema: str  # of the table, or of the state tables
     state: str  # schema of the state tables
     server: str
@@ -276,9 +277,11 @@ def missing_grant(text: str, place: Place) -> str:
     """Return the GRANT that is missing, by the server's sentence or by the statement's needs."""
     if place.statement in OF_SERVER:
         return SERVER_STATE
+    use = place.catalog and f"USE {place.catalog[:-1]}; "  # GRANT takes no database
     if found := DENIED.search(text):
         table, schema = map(SQLSERVER.quote_name, found.groups()[1:])
-        return f"GRANT {found[1]} ON {schema}.{table} TO the_user"
+        return f"{use}GRANT {found[1]} ON {schema}.{table} TO the_user"
     if found := DENIED_IN_DATABASE.search(text):
-        return f"GRANT {found[1]} TO the_user"
-    return f"GRANT {RIGHTS.get(place.statement, 'SELECT')} ON {place.table} TO the_user"
+        return f"{use}GRANT {found[1]} TO the_user"
+    table = place.table.removeprefix(place.catalog)
+    return f"{use}GRANT {RIGHTS.get(place.statement, 'SELECT')} ON {table} TO the_user"
