@@ -60,21 +60,14 @@ def fill_names(
 
     `words` are put in as they are.
     """
-    found = quoted_words(state, tables, recoverable=recoverable)
-    found |= {"fits": fits, "seek": "FORCESEEK, " if seek else "", **words}
-    return IDENTIFIER.sub(lambda match: found.get(match[1], match[0]), text)
-
-
-def quoted_words(
-    state: str, tables: dict[str, QueueAddress], *, recoverable: bool = True
-) -> dict[str, str]:
-    """Return the quoted text for each word in braces."""
     found = {
         "state": SQLSERVER.quote_name(state),
         "state_name": literal(state),
         "state_escaped": SQLSERVER.quote_name(state).replace("'", "''"),
         "recoverable": "Recoverable, " if recoverable else "",
         "one": "1, " if recoverable else "",
+        "fits": fits,
+        "seek": "FORCESEEK, " if seek else "",
     }
     for role, address in tables.items():
         quoted = SQLSERVER.quote_address(address)
@@ -89,7 +82,8 @@ def quoted_words(
         # what the transport's installer locks: the table with its database
         database = "" if catalog else "QUOTENAME(DB_NAME()) + N'.' + "
         found[f"{role}_lock"] = f"LEFT({database}{literal(quoted + '_lock')}, 255)"
-    return found
+    found |= words
+    return IDENTIFIER.sub(lambda match: found.get(match[1], match[0]), text)
 
 
 def find_table(tables: dict[str, QueueAddress], text: str) -> QueueAddress | None:

@@ -111,7 +111,7 @@ def connect(url: str, *, application: str, timeout: float, state: str) -> Connec
     )
     made.secrets = secrets
     try:
-        made.settle()
+        made.prepare()
     except errors.SqlQueueError:
         made.close()
         raise
@@ -152,9 +152,9 @@ class Connection(database.Connection):
         self._watchdog = Watchdog(self._end)
         self._columns: dict[QueueAddress, dict[str, str]] = {}  # read once in a transaction
         self.secrets: tuple[str, ...] = ()
-        self.catalog: str | None = None  # the database's name; known after `settle`
+        self.catalog: str | None = None  # the database's name; known after `prepare`
 
-    def settle(self) -> None:
+    def prepare(self) -> None:
         """Make the session's own settings, and read which database it is in."""
         self._raw.timeout = whole_seconds(self._timeout)
         context = f"SET CONTEXT_INFO {context_info(self.application)}"
@@ -397,7 +397,7 @@ class Connection(database.Connection):
         """Execute a text, and let the block read its results from the cursor."""
         try:
             with self._watchdog.statement(), closing(self._raw.cursor()) as cursor:
-                self._driver.typed(cursor, bound)
+                self._driver.set_types(cursor, bound)
                 cursor.execute(sql, bound) if bound else cursor.execute(sql)
                 yield cursor
         except self._driver.errors as error:

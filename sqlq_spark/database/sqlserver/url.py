@@ -90,9 +90,9 @@ class Target:
             )
         given = {
             "host": host,
-            "database": readable("database", database),
-            "user": readable("user", parts.username or ""),
-            "password": readable("password", parts.password or ""),
+            "database": decode_part("database", database),
+            "user": decode_part("user", parts.username or ""),
+            "password": decode_part("password", parts.password or ""),
         }
         return cls(port=port or cls.port, **(given | parameters(query)))
 
@@ -105,7 +105,7 @@ class Target:
     def connection_string(self, **more: str) -> str:
         """Return the driver's connection string; `more` goes first, every value in braces."""
         integrated = self.authentication == "Integrated"
-        said = {
+        values = {
             **more,
             "Server": f"tcp:{self.host},{self.port}",
             "Database": self.database,
@@ -120,7 +120,7 @@ class Target:
             # a session that broke must not come back without its transaction
             "ConnectRetryCount": "0",
         }
-        return ";".join(f"{key}={braced(value)}" for key, value in said.items() if value)
+        return ";".join(f"{key}={in_braces(value)}" for key, value in values.items() if value)
 
 
 def parameters(query: str) -> dict[str, str]:
@@ -128,15 +128,15 @@ def parameters(query: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in query.split("&") if query else ():
         key, _, text = part.partition("=")
-        name = known(unquote(key))
+        name = find_parameter(unquote(key))
         at = re.sub("([A-Z])", r"_\1", name).lower()
         if at in found and name not in LAST_WINS:
             raise BadOption(option="url", found=f"{name} twice", expected="each parameter once")
-        found[at] = valued(name, readable(name, text))
+        found[at] = read_choice(name, decode_part(name, text))
     return {at: text for at, text in found.items() if text}
 
 
-def known(key: str) -> str:
+def find_parameter(key: str) -> str:
     """Return the name of a parameter, which may be written in any case."""
     names = {name.lower(): name for name in PARAMETERS}
     if key.lower() in names:
@@ -151,7 +151,7 @@ def known(key: str) -> str:
     )
 
 
-def valued(name: str, text: str) -> str:
+def read_choice(name: str, text: str) -> str:
     """Return the driver's value of a parameter."""
     values = PARAMETERS[name]
     if values is None:
@@ -164,7 +164,7 @@ def valued(name: str, text: str) -> str:
     return values[text.lower()]
 
 
-def readable(name: str, text: str) -> str:
+def decode_part(name: str, text: str) -> str:
     """Decode a part of the url; refuse control characters."""
     try:
         plain = unquote(text, errors="strict")
@@ -177,6 +177,6 @@ def readable(name: str, text: str) -> str:
     return plain
 
 
-def braced(value: str) -> str:
+def in_braces(value: str) -> str:
     """Return a value of a connection string in braces, which nothing inside can end."""
     return "{" + value.replace("}", "}}") + "}"
