@@ -243,7 +243,7 @@ class Connection(database.Connection):
         self,
         statement: str,
         text: str,
-        values: Sequence[Value | pa.Array],
+        values: Sequence[Value],
         tables: dict[str, QueueAddress],
     ) -> pa.Table:
         self._began = time.monotonic()

@@ -9,13 +9,13 @@ Errors name the wrong part, never its text, which may be a password.
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
 from sqlq_spark.errors import BadOption, UnknownOption
+from sqlq_spark.options.fields import find_near
 
 EXAMPLE = "sqlserver://user@host:1433/database?encrypt=yes"
 
@@ -72,22 +72,17 @@ class Target:
             BadOption, UnknownOption: without the user's or password's text.
         """
         place, _, query = url.partition("?")
+        unreadable = BadOption(
+            option="url", found="sqlserver://…", expected=f"{EXAMPLE}, its parts percent-encoded"
+        )
         try:
             parts = urlsplit(place)
             host, port = parts.hostname, parts.port
         except ValueError:
-            raise BadOption(
-                option="url",
-                found="sqlserver://…",
-                expected=f"{EXAMPLE}, its parts percent-encoded",
-            ) from None
+            raise unreadable from None
         database = parts.path.removeprefix("/")
         if not host or ";" in parts.netloc or "/" in database or "#" in url:
-            raise BadOption(
-                option="url",
-                found="sqlserver://…",
-                expected=f"{EXAMPLE}, its parts percent-encoded",
-            )
+            raise unreadable
         given = {
             "host": host,
             "database": decode_part("database", database),
@@ -141,9 +136,8 @@ def find_parameter(key: str) -> str:
     names = {name.lower(): name for name in PARAMETERS}
     if key.lower() in names:
         return names[key.lower()]
-    near = difflib.get_close_matches(key.lower(), names, n=1, cutoff=0.7)
-    if near:
-        raise UnknownOption(option=f"{key} (in url)", near=names[near[0]])
+    if (near := find_near(key.lower(), names, likely=0.7)) is not None:
+        raise UnknownOption(option=f"{key} (in url)", near=names[near])
     raise BadOption(
         option="url",
         found=f"…?{key[:40]}=…",
