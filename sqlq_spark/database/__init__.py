@@ -1,10 +1,10 @@
 """
 The seam between the package and its databases.
 
-A dialect is a package beside this module. It has a `Connection`, the SQL files of the statements,
-and everything else in which one database differs from another. The statements have the same names
-for every database: see statements.py. The rest of the package uses a `Connection` by these names
-and imports no driver.
+A dialect is a package beside this module. It extends `Connection`, and has the SQL files of the
+statements and everything else in which one database differs from another. The statements have the
+same names for every database: see statements.py. The rest of the package uses a `Connection` by
+these names and imports no driver.
 """
 
 from __future__ import annotations
