@@ -22,11 +22,11 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 96, "lines": 15192, "tokens": 80344},
-    "everything else": {"files": 103, "lines": 14358, "tokens": 77812},
+    "core": {"files": 95, "lines": 15119, "tokens": 80118},
+    "everything else": {"files": 103, "lines": 14357, "tokens": 77806},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1356},
-    "package": {"files": 199, "lines": 29550, "tokens": 158156},
+    "package": {"files": 198, "lines": 29476, "tokens": 157924},
     "sql": {"statement lines": 2651},
     "tests": {"files": 303, "lines": 53652, "tokens": 359755},
     "words": {"words": 69854},
