@@ -166,7 +166,7 @@ def failed_in(connection: Connection, queues: Sequence[QueueReport]) -> dict[str
     found: Counter[str] = Counter()
     for text, count in sum((each.failed for each in queues), Counter()).items():
         try:
-            found[connection.printed(connection.parsed(text))] += count
+            found[connection.printed(connection.names.parse_address(text))] += count
         except BadAddress:
             continue  # the header is untrusted
     return dict(found)

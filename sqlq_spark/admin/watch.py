@@ -212,7 +212,7 @@ def look_at(
         return unread(connection, name, unnamed, blocked)
     with transaction(connection, timeout=options.query_timeout):
         if unnamed is not None:
-            connection.patience(queue_tables.LOCK_WAIT)
+            connection.set_lock_timeout(queue_tables.LOCK_WAIT)
             danger = queue_tables.danger(connection, queue)
             if danger is not None:
                 return unread(connection, name, unnamed, [queue_tables.refusal(name, danger)])

@@ -103,7 +103,7 @@ def retry_(
     )
     if everything != (choice == failed_messages.Choice()):
         raise no_choice(everything=everything)
-    with Session(options, "retry", state=False) as session:
+    with Session(options, "retry") as session:
         connection = session.open()
         name = connection.printed(options.address)
         planned = failed_messages.plan(

@@ -1,8 +1,6 @@
 """
 The end of receipts: the driver acknowledges a batch, or an operator returns or drops a receipt.
 
-database/receipt_moves.py lists the moves of a receipt.
-
 A batch is open while `batch > acked_batch` of its stream; a task of another batch is stale.
 An acknowledgement also raises the high-water mark of Spark's query: none of its streams receives
 for that batch of Spark again.
@@ -14,11 +12,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow.compute as pc
 
-from sqlq_spark.database.trust import SENT, Destinations
+from sqlq_spark.database.trust import Destinations
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     DatabaseRolledBack,
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sqlq_spark.database import Connection, Row
-    from sqlq_spark.database.receipt_moves import Move, ReceiptKey
+    from sqlq_spark.receive.stored_receipt import ReceiptKey
     from sqlq_spark.receive.streams import Claim
     from sqlq_spark.wire.address import QueueAddress
 
@@ -245,7 +243,7 @@ def return_(
     if rows.num_rows:
         destinations = Destinations(connection, allowed)
         destinations.lock_and_check([queue])
-        connection.load(queue, rows.select(SENT))
+        connection.load(queue, rows.select(["id", "expires", "headers", "body"]))
         destinations.confirm()
     return int(rows.num_rows)
 
@@ -256,7 +254,9 @@ def drop(connection: Connection, stream: str, batch: int, task: int) -> int:
     return 0 if removed is None else removed.messages
 
 
-def delete_receipt(connection: Connection, move: Move, receipt: ReceiptKey) -> StoredReceipt | None:
+def delete_receipt(
+    connection: Connection, move: Literal["return_", "drop"], receipt: ReceiptKey
+) -> StoredReceipt | None:
     """Delete a receipt and close its batch; the stream's lock waits for running tasks."""
     stream, batch, task = receipt
     connection.run("lock_stream", stream=stream)  # its row may be gone

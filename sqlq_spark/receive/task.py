@@ -37,9 +37,8 @@ from sqlq_spark.wire.rows import NO_STREAM, QUEUE_ROW, Origin, sort_by_seq, weig
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
-    from sqlq_spark.database.receipt_moves import ReceiptKey
     from sqlq_spark.errors import CheckpointFailure
-    from sqlq_spark.receive.stored_receipt import StoredReceipt
+    from sqlq_spark.receive.stored_receipt import ReceiptKey, StoredReceipt
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")

@@ -175,9 +175,7 @@ class Bench:
 
     def session(self, application: str = "", **raw: str) -> Session:
         """Give a session of ours; closed at the end of the test."""
-        return self._stack.enter_context(
-            Session(self.source(**raw), f"{self.name} {application}", state=False)
-        )
+        return self._stack.enter_context(Session(self.source(**raw), f"{self.name} {application}"))
 
     def open(self, application: str = "", **raw: str) -> Connection:
         """Open a connection."""

@@ -430,8 +430,8 @@ RETURNING""",
         promise="An answer to ServiceControl goes only where a message may be forwarded.",
         fixed="5cdc4c2",
         file="jobs/acknowledgement.py",
-        old="source=connection.parsed(source), by_header=True",
-        new="source=connection.parsed(source), by_header=False",
+        old="by_header=True,",
+        new="by_header=False,",
         tests=[
             "hostile/test_destinations.py::test_no_retry_is_acknowledged_in_a_table_of_another_owner"
         ],

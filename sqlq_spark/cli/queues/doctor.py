@@ -68,7 +68,7 @@ def doctor(
         credentials=credentials,
     )
     table = parse_queue("--subscription-table", subscription_table, options.naming)
-    with Session(options, "doctor", state=False) as session:
+    with Session(options, "doctor") as session:
         connection = session.open()
         asked = [parse_table("QUEUE", name, options.naming) for name in queues or ()]
         states, unread = find_states(connection) if state_schema is None else ([], {})

@@ -73,7 +73,7 @@ def report_(
     errors = (
         None if error_queue is None else parse_queue("--error-queue", error_queue, options.naming)
     )
-    with Session(options, "report", state=False) as session:
+    with Session(options, "report") as session:
         found = report.report(session.open(), queues or (), options, errors=errors, most=sample)
     if html is not None:
         write(html, report_page.write_page(found))
