@@ -14,11 +14,11 @@ from itertools import chain, product
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database import dialect_named
-from sqlq_spark.database.names import DIALECTS
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress, BadOption
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import DIALECTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

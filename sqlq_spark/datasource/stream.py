@@ -110,8 +110,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Receive on an executor, or hand out again what an earlier attempt received."""
         task, options = partition.task, self.options
-        with Session(options, task.name, state=False, worker=True, reached=True) as session:
-            rows = session.do(
+        with Session(options, task.name, worker=True, reached=True) as session:
+            rows = session.run_with_retries(
                 lambda connection: receive(
                     connection, task, timeout=options.query_timeout, origin=origin()
                 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlq_spark.database import trail, transaction
+from sqlq_spark.database import transaction
+from sqlq_spark.database.schema import has_trail, record_action
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,10 +27,10 @@ def purge(connection: Connection, queues: Sequence[QueueAddress], *, timeout: fl
         QueueNotFound, RightMissing, TimedOut: nothing was deleted.
     """
     with transaction(connection, timeout=timeout):
-        recorded, total = trail.is_kept(connection), 0
+        recorded, total = has_trail(connection), 0
         for each in queues:
             gone = int(connection.rows("purge", tables={"queue": each})[0][0])
             if recorded and gone:
-                trail.record(connection, "purge", connection.printed(each), gone)
+                record_action(connection, "purge", connection.printed(each), gone)
             total += gone
         return total

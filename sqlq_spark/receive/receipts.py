@@ -1,8 +1,6 @@
 """
 The end of receipts: the driver acknowledges a batch, or an operator returns or drops a receipt.
 
-database/receipt_moves.py lists the moves of a receipt.
-
 A batch is open while `batch > acked_batch` of its stream; a task of another batch is stale.
 An acknowledgement also raises the high-water mark of Spark's query: none of its streams receives
 for that batch of Spark again.
@@ -14,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow.compute as pc
 
@@ -26,7 +24,7 @@ from sqlq_spark.errors import (
     ReceiptsMissing,
     StreamTakenOver,
 )
-from sqlq_spark.options.parse import LARGEST_MESSAGE
+from sqlq_spark.options.fields import LARGEST_MESSAGE
 from sqlq_spark.receive.driver.pace import Outcome
 from sqlq_spark.receive.stored_receipt import StoredReceipt, join_pages, receipt_values
 from sqlq_spark.receive.streams import accept_or_raise, lacks_commits, lock_stream
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sqlq_spark.database import Connection, Row
-    from sqlq_spark.database.receipt_moves import Move, ReceiptKey
+    from sqlq_spark.receive.stored_receipt import ReceiptKey
     from sqlq_spark.receive.streams import Claim
     from sqlq_spark.wire.address import QueueAddress
 
@@ -256,7 +254,9 @@ def drop(connection: Connection, stream: str, batch: int, task: int) -> int:
     return 0 if removed is None else removed.messages
 
 
-def delete_receipt(connection: Connection, move: Move, receipt: ReceiptKey) -> StoredReceipt | None:
+def delete_receipt(
+    connection: Connection, move: Literal["return_", "drop"], receipt: ReceiptKey
+) -> StoredReceipt | None:
     """Delete a receipt and close its batch; the stream's lock waits for running tasks."""
     stream, batch, task = receipt
     connection.run("lock_stream", stream=stream)  # its row may be gone

@@ -7,9 +7,8 @@ It has one row. A large payload is in pages, which are rows of another table.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sqlq_spark.database.receipt_moves import name_receipt
 from sqlq_spark.wire.payload import RECEIPT_KEY, Expected, in_row, pack, pages, unpack
 from sqlq_spark.wire.rows import QUEUE_ROW, weigh
 
@@ -17,9 +16,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.database.receipt_moves import ReceiptKey
     from sqlq_spark.receive.task import Kept, Task
     from sqlq_spark.wire.rows import Origin
+
+ReceiptKey: TypeAlias = "tuple[str, int, int]"  # stream, batch and task
 
 # A task holds about this much of headers and bodies; the rest waits for the next batch.
 CEILING = 64 << 20
@@ -51,7 +51,7 @@ class StoredReceipt:
             PayloadRefused: someone has changed the receipt.
         """
         expected = Expected(
-            where=name_receipt(receipt),
+            where="receipt {}/{}/{}".format(*receipt),
             schema=QUEUE_ROW,
             most=CEILING + GROWTH * (STEP + largest) + ROW * messages,  # one more step and message
             size=self.size,

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask, StreamNotFound
-from sqlq_spark.options.parse import DEFAULT_MESSAGE_SIZE
+from sqlq_spark.options.fields import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
 from sqlq_spark.receive.stored_receipt import CEILING, STEP, find_receipt, save
@@ -37,9 +37,8 @@ from sqlq_spark.wire.rows import NO_STREAM, QUEUE_ROW, Origin, sort_by_seq, weig
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
-    from sqlq_spark.database.receipt_moves import ReceiptKey
     from sqlq_spark.errors import CheckpointFailure
-    from sqlq_spark.receive.stored_receipt import StoredReceipt
+    from sqlq_spark.receive.stored_receipt import ReceiptKey, StoredReceipt
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")

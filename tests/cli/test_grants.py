@@ -9,7 +9,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import dispatch, staging
 from sqlq_spark.send.message.sender import Sender
@@ -78,7 +78,7 @@ def test_a_sender_sends_exactly_once_and_publishes(
     batch = pa.RecordBatch.from_pydict({"body": [b"x"]})
     for which, to in enumerate(({"queue": granted.queue}, {"topics": "Shop.Placed"})):
         options = SinkOptions.parse(given | to)
-        with Session(options, "sender") as session:
+        with StateSession(options, "sender") as session:
             chunks = Sender(options=options, partition=0).chunks([batch])
             staged = staging.stage(session, chunks, sink=f"app:{which}", batch=0)
             dispatch.dispatch(session.open(), [staged], options)
@@ -105,7 +105,7 @@ def test_a_sender_counts_what_waits_and_a_producer_only_sends(
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 producer.execute(f"SELECT FROM {table}".encode())
 
-    with Session(options, "sender") as session:
+    with StateSession(options, "sender") as session:
         found = find_above(session.open(), Named({granted.queue}), options, 0)
 
     assert found is not None

@@ -23,10 +23,9 @@ from sqlq_spark.cli.options import (
 )
 from sqlq_spark.cli.screens.screen import print_json, say
 from sqlq_spark.database import schema
-from sqlq_spark.database.names import DIALECTS
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption
-from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.names import DIALECTS, parse_queue
 
 app = typer.Typer()
 
@@ -80,7 +79,7 @@ def install_(
     options = database_options(
         url, state_schema, queryTimeout=query_timeout, credentials=credentials
     )
-    with Session(options, "install", state=False) as session:
+    with Session(options, "install") as session:
         connection = session.open()
         schema.install(connection, timeout=options.query_timeout)
         if as_json:
@@ -123,7 +122,7 @@ def create(
         delayed=delayed,
     )
     options = source_options(url, queue, queryTimeout=query_timeout, credentials=credentials)
-    with Session(options, "create", state=False) as session:
+    with Session(options, "create") as session:
         connection = session.open()
         waiting: str | None = None
         for each in made.queues:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, StreamNotFound, StreamOfOtherQueue
 from sqlq_spark.receive import receipts, streams
 from sqlq_spark.receive.driver import progress
@@ -65,7 +65,8 @@ class PeekLoop:
         self.planner = Planner(options, self.who.queue, clock)
         self.satellites = [Satellite(options, each.address) for each in self.planner.peekers]
         self._receipts = options.transaction_mode == "receiveOnly"
-        self._session = Session(options, f"driver {name_queues(options)}", state=self._receipts)
+        session = StateSession if self._receipts else Session
+        self._session = session(options, f"driver {name_queues(options)}")
         self._at_start = at_start
         self._purged = self._checked = False
         self._claimed: str | None = None  # the stream that this process speaks for
@@ -122,7 +123,7 @@ class PeekLoop:
     # ------------------------------------------------------------ the start
 
     def _do(self, work: Callable[[Connection], T]) -> T:
-        return self._session.do(lambda connection: work(self._prepare(connection)))
+        return self._session.run_with_retries(lambda connection: work(self._prepare(connection)))
 
     def _prepare(self, connection: Connection) -> Connection:
         """At the first use in this process, purge if the options ask for it, and check."""
