@@ -28,7 +28,7 @@ BUDGET = {
     "other files in tests": {"files": 70, "lines": 1365},
     "package": {"files": 228, "lines": 30639, "tokens": 162291},
     "sql": {"statement lines": 2792},
-    "tests": {"files": 301, "lines": 53312, "tokens": 357639},
+    "tests": {"files": 301, "lines": 53334, "tokens": 357813},
     "words": {"words": 69788},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
