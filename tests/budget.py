@@ -28,7 +28,7 @@ BUDGET = {
     "other files in tests": {"files": 70, "lines": 1356},
     "package": {"files": 198, "lines": 29476, "tokens": 157924},
     "sql": {"statement lines": 2651},
-    "tests": {"files": 303, "lines": 53660, "tokens": 359768},
+    "tests": {"files": 305, "lines": 53876, "tokens": 361780},
     "words": {"words": 69854},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
