@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from sqlq_spark.errors import BadOption, MissingOption
+from sqlq_spark.errors import BadFrame, BadOption, MissingOption
 from sqlq_spark.options.addresses import parse_queue, parse_queues
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.fields import address_option, computed, option
@@ -24,6 +24,18 @@ WRITE = (  # where the options of a write belong
     "df.write or df.writeStream. In SQL, name the columns to send: "
     "CREATE TEMPORARY VIEW … (body STRING) USING sqlqueue"
 )
+
+COLUMNS = {
+    "id": "string",
+    "correlationId": "string",
+    "replyToAddress": "string",
+    "expires": "timestamp",
+    "headers": "map<string,string>",
+    "corruptHeaders": "string",
+    "body": "binary",
+    "seq": "bigint",
+    "queue": "string",
+}
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -121,6 +133,33 @@ class SourceOptions(DatabaseOptions):
     def address(self) -> QueueAddress:
         """The queue to read, the first of several."""
         return self.addresses[0]
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Column → type, as a read with these options gives them."""
+        if self.headers_format == "map":
+            return COLUMNS
+        kept = {name: kind for name, kind in COLUMNS.items() if name != "corruptHeaders"}
+        return kept | {"headers": "string"}
+
+    def check_columns(self, wanted: Mapping[str, str]) -> None:
+        """
+        Refuse a schema with columns that a read does not give; fewer are allowed.
+
+        Args:
+            wanted: column → type.
+
+        Raises:
+            BadFrame.
+        """
+        known = self.columns
+        for column, kind in wanted.items():
+            if known.get(column) != kind:
+                expected = ", ".join(f"{name} {kind}" for name, kind in known.items())
+                raise BadFrame(
+                    reason=f"a read has no column {column} {kind}; choose from {expected}",
+                    done="read",
+                )
 
     def most_tasks(self, address: QueueAddress) -> int | None:
         """

@@ -76,7 +76,7 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
     Raises:
         DestinationRefused: the error queue would run code of an owner that is not trusted.
     """
-    errors = task.rules.errors
+    errors = task.options.error_address
     unread = find_undecodable(live["headers"])
     rows = with_readable_texts(live, unread)
     if errors is None:
@@ -106,7 +106,7 @@ def check_trust(connection: Connection, task: Task, errors: QueueAddress) -> Ite
     Raises:
         DestinationRefused, DestinationChanged.
     """
-    destinations = Destinations(connection, task.rules.allowed, source=task.queue)
+    destinations = Destinations(connection, task.options.allowed, source=task.queue)
     destinations.lock_and_check([errors])
     yield
     destinations.confirm()
@@ -156,7 +156,7 @@ def store_renamed_if_needed(
 
 def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[int, int]:
     """
-    Move messages that are larger than `rules.largest` to the error queue, on the server.
+    Move messages that are larger than maxMessageBytes to the error queue, on the server.
 
     Args:
         connection: in the transaction that receives.
@@ -169,24 +169,24 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
     Raises:
         MessageTooLarge: there is no error queue.
     """
-    rules = task.rules
+    errors, largest = task.options.error_address, task.options.max_message_bytes
     found = find_large(connection, task) if short and may_hold_large(task) else []
     if not found:
         return 0, 0
     name = connection.printed(task.queue)
-    if rules.errors is None:
+    if errors is None:
         seq, size = found[0]
-        raise MessageTooLarge(queue=name, seq=seq, size=size, largest=rules.largest)
+        raise MessageTooLarge(queue=name, seq=seq, size=size, largest=largest)
     moved = expired = 0
     for group in cut_groups(found):
-        counts = move(connection, task, rules.errors, [seq for seq, _ in group])
+        counts = move(connection, task, errors, [seq for seq, _ in group])
         moved, expired = moved + counts[0], expired + counts[1]
         log.warning(
             "%s: %d messages are larger than maxMessageBytes (%d) and leave the queue unread, for "
             "the error queue unless they have expired; the largest has %d bytes and seq %d",
             name,
             len(group),
-            rules.largest,
+            largest,
             *max((size, seq) for seq, size in group),
         )
     return moved, expired
@@ -199,7 +199,7 @@ def may_hold_large(task: Task) -> bool:
     `receive` passes over large messages, at no cost, so they become the lowest of the queue. Then
     they are in the sample, and raise its mean.
     """
-    return task.bytes_each * SAMPLED >= task.rules.largest
+    return task.bytes_each * SAMPLED >= task.options.max_message_bytes
 
 
 def find_large(connection: Connection, task: Task) -> list[Row]:
@@ -210,7 +210,7 @@ def find_large(connection: Connection, task: Task) -> list[Row]:
         first=task.first,
         stop=task.stop,
         messages=MOST_LARGE,
-        largest=task.rules.largest,
+        largest=task.options.max_message_bytes,
     )
 
 

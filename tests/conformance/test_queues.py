@@ -17,8 +17,7 @@ from sqlq_spark.errors import (
     StreamNotFound,
     StreamOfOtherQueue,
 )
-from sqlq_spark.receive import browse
-from sqlq_spark.receive.driver import pace
+from sqlq_spark.receive import browse, pace
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 
@@ -27,7 +26,7 @@ from .conftest import TIMEOUT, Bench, Clock, bodies, through_spark
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sqlq_spark.receive.driver.loop import PeekLoop
+    from sqlq_spark.receive.driver import StreamDriver
 
 TABLES = ("Shop, Billing", 'say "hi"')  # beside `orders`
 
@@ -54,7 +53,7 @@ class Several:
         """How many wait in each queue."""
         return [len(self.bench.dotnet.rows(queue)) for queue in self.queues]
 
-    def loop(self, *read: int, clock: Clock | None = None, **raw: str) -> PeekLoop:
+    def loop(self, *read: int, clock: Clock | None = None, **raw: str) -> StreamDriver:
         """Give a stream of some of the queues; of all by default."""
         names = [self.names[at] for at in read or range(len(self.queues))]
         return self.bench.loop(clock, queues=", ".join(names), **raw)

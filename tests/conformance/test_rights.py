@@ -14,7 +14,7 @@ from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import DatabaseFailure, RightMissing, StateRightMissing
 from sqlq_spark.receive import browse
-from sqlq_spark.receive.driver.loop import PeekLoop
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch, staging
@@ -86,7 +86,7 @@ class Service:
         delayed = schema.delayed_of(self.input)
         raw = {"queue": printed(self.input), "errorQueue": printed(self.errors), "url": self.url}
         options = self.bench.source(**raw, delayedDelivery="true")
-        loop = PeekLoop(options, Clock(), checks.at_start)
+        loop = StreamDriver(options, Clock(), checks.at_start)
         try:
             end = loop.latest(INITIAL)
             with Session(options, "service") as session:

@@ -99,7 +99,7 @@ HISTORY = [
         id="receipts-after-none",
         promise="A checkpoint of transactionMode=none can begin receipts.",
         fixed="a727839",
-        file="receive/driver/loop.py",
+        file="receive/driver.py",
         old="return replace(NOTHING, batch=0 if self._receipts else batch)",
         new="return replace(NOTHING, batch=batch)",
         tests=[
@@ -132,7 +132,7 @@ HISTORY = [
         id="database-went-back",
         promise="A database that is older than the checkpoint is an error.",
         fixed="b5f17b0",
-        file="receive/streams.py",
+        file="receive/receipts.py",
         old="return row.acked < batch - 1 or (row.acked < batch and not planned)",
         new="return row.acked < batch - 1",
         tests=[
@@ -143,7 +143,7 @@ HISTORY = [
         id="plan-on-old-database",
         promise="A plan is stored only if the database has acknowledged the batch before it.",
         fixed="465f043",
-        file="receive/streams.py",
+        file="receive/receipts.py",
         old="if row.acked < batch - 1:  # before",
         new="if row.acked < 0:  # before",
         tests=[
@@ -166,7 +166,7 @@ HISTORY = [
         promise="A stored plan receives only from queues that the options name.",
         fixed="f58f670",
         file="receive/offset.py",
-        old="receives=options.naming.print_address(queue) in options.names,",
+        old="receives=part.queue in known,",
         new="receives=True,",
         tests=[
             "hostile/test_state.py::test_a_stored_plan_receives_only_from_queues_that_the_options_name"
@@ -212,7 +212,7 @@ RETURNING""",
         id="receipts-kept-by-a-failed-look",
         promise="A queue that cannot be looked at does not keep the receipts of a finished batch.",
         fixed="1d0a544",
-        file="receive/driver/loop.py",
+        file="receive/driver.py",
         old="""            self._acknowledge(connection, start)
             raise""",
         new="            raise",
