@@ -105,41 +105,6 @@ def test_no_word_in_braces_is_left() -> None:
         assert not re.search(r"\{[a-z_]+\}", text), name
 
 
-# variables that statements declare themselves
-LOCAL = {
-    *("name", "got", "number", "said", "table", "marks", "open", "before", "gone", "taken", "now"),
-    *("named", "found", "login", "columns", "indexed", "delayed", "azure", "seq_indexes", "into"),
-    *("large", "stored", "rows", "fault", "known"),
-}
-
-
-def test_both_dialects_take_the_same_values() -> None:
-    """A value that only one of them binds would be forgotten in a call; some have no use here."""
-    model = Statements.load("postgresql")
-    unused = {
-        ("queue_columns", "table_name"),  # by {queue_text}
-        ("stats", "table_name"),
-        ("check_queue", "table_name"),
-        *((name, "table_name") for name in ("stats_delayed", "seq_given", "table_sizes")),
-        ("check_delayed", "table_name"),
-        ("timeouts", "milliseconds"),  # written out
-        ("patience", "milliseconds"),
-        ("destinations", "source_schema"),  # in the name
-        ("destination_code", "source_schema"),
-        ("destination_code", "source_table"),  # it is asked of what is not trusted
-        ("timeouts", "application"),
-        *((name, "zone") for name in ("dues", "move_due", "next_due")),
-        *((name, "zone") for name in ("browse_delayed", "stats_delayed")),
-        ("receive", "bytes"),  # the client cuts what `weigh` returns
-    }
-    for name in model.keys() & calls.STATEMENTS.keys():
-        expected = set(re.findall(r"(?<![:\w]):([a-z_]+)", model[name]))
-        found = set(calls.PARAMETER.findall(calls.STATEMENTS[name]))
-
-        assert expected - found <= {value for at, value in unused if at == name}, name
-        assert found - expected <= LOCAL, name
-
-
 # ---------------------------------------------------------------- as the transport has it
 
 

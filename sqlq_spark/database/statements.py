@@ -100,6 +100,7 @@ StatementName = Literal[
     "advance",
     "settle",
     "query_mark",
+    "query_queues",
     "chunks",
     "chunk",
     "chunk_pages",

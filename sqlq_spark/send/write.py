@@ -87,7 +87,7 @@ def write(
         )
         chunks = sender.chunks(batches)
         if not exactly_once:
-            paced = wait_before_chunks(session, chunks, options, task.name)
+            paced = wait_before_chunks(session, chunks, options, task)
             return None, at_least_once.send_now(session, paced, options)
         staged = staging.stage(
             session, named.record(chunks), sink=task.sink, batch=task.batch, origin=task.origin

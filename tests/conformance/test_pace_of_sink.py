@@ -10,16 +10,16 @@ import pyarrow as pa
 import pytest
 from waiting import until
 
-from sqlq_spark.errors import RightMissing
-from sqlq_spark.send.pace.backlog import Above, find_above
+from sqlq_spark.errors import BadOption, RightMissing
+from sqlq_spark.send.pace.backlog import Above, check_source, find_above
 from sqlq_spark.send.pace.named import Named
 from sqlq_spark.send.pace.turn import read_seconds_left, wait_before_dispatch
 from sqlq_spark.send.write import WriteTask, write
 from sqlq_spark.wire.address import QueueAddress
-from sqlq_spark.wire.rows import NO_STREAM
+from sqlq_spark.wire.rows import NO_STREAM, Origin
 
 from .conftest import TIMEOUT, Bench
-from .test_send import chunk, dispatch, stage
+from .test_send import MICRO_BATCH, chunk, dispatch, passed_on, stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,11 +39,16 @@ def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
     return [text for text in found if f" {word}" in text]
 
 
-def task(bench: Bench, *, partition: int = 0, batch: int = 1, sink: str = "sink") -> WriteTask:
+def task(
+    bench: Bench,
+    *,
+    partition: int = 0,
+    batch: int = 1,
+    sink: str = "sink",
+    origin: Origin = NO_STREAM,
+) -> WriteTask:
     """Name a task; its sessions bear the bench's name."""
-    return WriteTask(
-        sink=f"{bench.name} {sink}", batch=batch, partition=partition, origin=NO_STREAM
-    )
+    return WriteTask(sink=f"{bench.name} {sink}", batch=batch, partition=partition, origin=origin)
 
 
 def above(bench: Bench, named: Named, **raw: str) -> str | None:
@@ -148,6 +153,31 @@ def test_which_task_waits_for_which_destination(bench: Bench, looks: Callable[[]
 
     for each in held:
         each.result(timeout=TIMEOUT)
+
+
+def test_a_query_does_not_wait_for_a_queue_that_it_receives_from(bench: Bench) -> None:
+    """Nothing else would empty it; a login that may not read receipts is not checked."""
+    bench.dotnet.send_many(bench.queue, [b"1", b"2"])
+    passed_on(bench)
+    options = bench.sink(pauseAboveBacklog="9")
+    again = bench.sink(pauseAboveBacklog="9", delivery="atLeastOnce")
+    one = pa.RecordBatch.from_pydict({"body": [b"3"]})
+    mine = task(bench, origin=MICRO_BATCH)
+    login = bench.dotnet.dba.login()
+
+    with pytest.raises(BadOption, match="would wait for itself"):
+        wait_before_dispatch(options, mine, Named({None}))
+    with pytest.raises(BadOption, match="would wait for itself"):
+        write(again, iter([one]), mine)
+    elsewhere = bench.sink(pauseAboveBacklog="9", queue=bench.address("error"))
+    wait_before_dispatch(elsewhere, mine, Named({None}))
+    other = Origin(query_id="other", query_batch=4)
+    wait_before_dispatch(options, task(bench, origin=other), Named({None}))
+    try:
+        with bench.session("service", url=login.url) as session:
+            check_source(session.open(), Named({None}), options, "query")
+    finally:
+        bench.dotnet.dba.drop_login(login)
 
 
 def test_the_queues_of_subscribers_are_destinations(bench: Bench) -> None:

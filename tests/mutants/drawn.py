@@ -228,8 +228,8 @@ DRAWN = [
         id="admin-4",
         promise="stats shows since when the lowest message waits.",
         file="admin/watch.py",
-        old='sent = connection.rows("sample", **lowest)[0][1]',
-        new='sent = connection.rows("sample", **lowest)[0][2]',
+        old='connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]',
+        new='connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][2]',
         tests=["conformance/test_watch.py::test_a_look_finds_since_when_the_lowest_waits"],
     ),
     Fault(

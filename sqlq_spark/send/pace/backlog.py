@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import RETURNED, Destinations
-from sqlq_spark.errors import DestinationRefused, NotAQueue, QueueNotFound, RightMissing
+from sqlq_spark.errors import (
+    BadOption,
+    DestinationRefused,
+    NotAQueue,
+    QueueNotFound,
+    RightMissing,
+    StateNotInstalled,
+)
 from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ
 
 if TYPE_CHECKING:
@@ -38,6 +45,38 @@ class Above:
     def __str__(self) -> str:
         counted = f"{self.messages}{' or more' if self.messages >= self.most else ''}"
         return f"{counted} messages wait in {self.printed} (pauseAboveBacklog={self.limit})"
+
+
+def check_source(connection: Connection, named: Named, options: SinkOptions, query: str) -> None:
+    """
+    Refuse to wait for a queue that the query itself receives from: it would wait for itself.
+
+    A login that may not read receipts, as that of a sender, is not checked.
+
+    Args:
+        connection: no transaction open.
+        named: the destinations.
+        options: the sink's.
+        query: Spark's id of it.
+
+    Raises:
+        BadOption.
+    """
+    try:
+        with transaction(connection, timeout=options.query_timeout):
+            rows = connection.rows("query_queues", query_id=query)
+            queues = named.find_queues(connection, options) if rows else []
+    except (RightMissing, StateNotInstalled):
+        return
+    own = set(connection.identities([connection.parsed(queue) for (queue,) in rows]))
+    for queue, identity in zip(queues, connection.identities(queues), strict=True):
+        if identity in own:
+            raise BadOption(
+                option="pauseAboveBacklog",
+                found=str(options.pause_above),
+                expected="no limit, because this query receives from "
+                f"{connection.printed(queue)} and would wait for itself",
+            )
 
 
 def find_above(

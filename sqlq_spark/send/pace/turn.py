@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.send import dispatch_log
-from sqlq_spark.send.pace.backlog import Above, find_above
+from sqlq_spark.send.pace.backlog import Above, check_source, find_above
 from sqlq_spark.send.pace.named import Named
 from sqlq_spark.send.pace.rate import seconds_left
 from sqlq_spark.send.pace.wait import Reason, wait_while
@@ -61,11 +61,11 @@ def wait_before_dispatch(options: SinkOptions, task: WriteTask, named: Named) ->
     if options.pause_above is not None:
         own = named | common if first else named - common
         do = partial(do_once, options, task.name)
-        wait_for_backlog(options, options.pause_above, own, task.name, do)
+        wait_for_backlog(options, options.pause_above, own, task, do)
 
 
 def wait_before_chunks(
-    session: Session, chunks: Iterable[pa.Table], options: SinkOptions, name: str
+    session: Session, chunks: Iterable[pa.Table], options: SinkOptions, task: WriteTask
 ) -> Iterator[pa.Table]:
     """
     Pass chunks on, each when it may be inserted.
@@ -74,11 +74,11 @@ def wait_before_chunks(
         session: of the task; no transaction is open. It reconnects if the server ended it.
         chunks: tables of CHUNK_ROW.
         options: the sink's.
-        name: of the task.
+        task: whose rows they are.
     """
     for chunk in chunks:
         if options.pause_above is not None:
-            wait_for_backlog(options, options.pause_above, Named.of_chunk(chunk), name, session.do)
+            wait_for_backlog(options, options.pause_above, Named.of_chunk(chunk), task, session.do)
         yield chunk
 
 
@@ -89,11 +89,18 @@ def do_once(options: SinkOptions, name: str, work: Work) -> Above | None:
 
 
 def wait_for_backlog(
-    options: SinkOptions, limit: int, named: Named, name: str, do: Callable[[Work], Above | None]
+    options: SinkOptions,
+    limit: int,
+    named: Named,
+    task: WriteTask,
+    do: Callable[[Work], Above | None],
 ) -> None:
     """Wait while the backlog of a destination is above the limit."""
     if named.queues or named.topics:
-        wait_while(BacklogLook(options, named, limit, do), f"sink {name}")
+        query = task.origin.query_id
+        if query is not None:
+            do(partial(check_source, named=named, options=options, query=query))
+        wait_while(BacklogLook(options, named, limit, do), f"sink {task.name}")
 
 
 @dataclass
