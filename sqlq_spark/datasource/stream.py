@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pyspark
@@ -109,23 +109,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Receive on an executor, or hand out again what an earlier attempt received."""
+        schema, options = to_arrow_schema(self.columns), self.options
         for task in partition.tasks:
-            yield from self._receive(task)
-
-    def _receive(self, task: Task) -> Iterator[pa.RecordBatch]:
-        options = self.options
-        with Session(options, task.name, state=False, worker=True, reached=True) as session:
-            rows = session.do(
-                lambda connection: receive(
-                    connection, task, timeout=options.query_timeout, origin=origin()
-                )
-            )
-            queue = session.open().canonical(task.queue)
-        schema = to_arrow_schema(self.columns)
-        for chunk in record_batches(rows):
-            batch = to_read_columns(chunk, schema, queue=queue)
-            warn_of_poison(batch, queue)
-            yield batch
+            work = partial(receive, task=task, timeout=options.query_timeout, origin=origin())
+            with Session(options, task.name, state=False, worker=True, reached=True) as session:
+                rows = session.do(work)
+                queue = session.open().canonical(task.queue)
+            for chunk in record_batches(rows):
+                batch = to_read_columns(chunk, schema, queue=queue)
+                warn_of_poison(batch, queue)
+                yield batch
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge `end`."""

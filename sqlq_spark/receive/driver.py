@@ -175,7 +175,9 @@ class StreamDriver:
                     self.looks[name] = peek.wake(self.looks[name])
             if known and not any(look.is_awake(now) for look in self.looks.values()):
                 return start
-            with transaction(connection, timeout=self._timeout(known=known)):
+            # to close a batch waits for tasks, which have as long for each statement
+            timeout = self.options.query_timeout * (1 if known else 2)
+            with transaction(connection, timeout=timeout):
                 closed = self._closed if known else self._close(connection, start)
                 following = self._plan_next(connection, start, closed, now, known=known)
         except ConnectionLost:
@@ -198,13 +200,9 @@ class StreamDriver:
         self._prepare(connection)
         if end == self._acknowledged:
             return
-        with transaction(connection, timeout=self._timeout(known=False)):
+        with transaction(connection, timeout=2 * self.options.query_timeout):
             closed = self._close(connection, end)
         self._note(end, closed)
-
-    def _timeout(self, *, known: bool) -> float:
-        """Seconds for each statement; to close a batch waits for tasks, which have as long."""
-        return self.options.query_timeout * (1 if known else 2)
 
     def _close(self, connection: Connection, end: Offset) -> Acknowledged:
         """Close `end`'s batch, in the transaction that is open."""
@@ -234,10 +232,7 @@ class StreamDriver:
             "%s: batch %d acknowledged: %d messages, %d expired, %d diverted, %d forwarded",
             self.claim.queue,
             closed.batch,
-            closed.messages,
-            closed.expired,
-            closed.diverted,
-            closed.forwarded,
+            *closed.counts.values(),
         )
 
     def _note(self, end: Offset, closed: Acknowledged) -> None:
@@ -295,8 +290,17 @@ class StreamDriver:
             Backlog(look.found.messages, look.found.bytes_each, self.options.most_tasks(queue))
             for look, queue in zip(self.looks.values(), self.queues.values(), strict=True)
         ]
+        options = self.options
+        frozen = any(look.frozen for look in self.looks.values())
+        limits = Limits(
+            messages=options.max_messages,
+            bytes=options.max_bytes,
+            min_messages=None if frozen else options.min_messages,
+            max_delay=options.max_trigger_delay,
+            concurrency=options.concurrency,
+        )
         waited = self._count_wait(now)
-        asked = pace.plans(backlogs, self._limits(), self.ramp, waited=waited, turn=turn)
+        asked = pace.plans(backlogs, limits, self.ramp, waited=waited, turn=turn)
         plan = []
         for (name, look), part in zip(self.looks.items(), asked, strict=True):
             if part is not None:
@@ -343,17 +347,6 @@ class StreamDriver:
             bytes_each=max(1.0, each or 1024.0),
             sent=sent,
             span=span or 0,
-        )
-
-    def _limits(self) -> Limits:
-        options = self.options
-        frozen = any(look.frozen for look in self.looks.values())
-        return Limits(
-            messages=options.max_messages,
-            bytes=options.max_bytes,
-            min_messages=None if frozen else options.min_messages,
-            max_delay=options.max_trigger_delay,
-            concurrency=options.concurrency,
         )
 
     def _count_wait(self, now: float) -> float:

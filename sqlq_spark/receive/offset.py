@@ -57,13 +57,7 @@ class QueuePlan:
 
     def to_json(self) -> dict[str, Any]:
         """Give the part of the offset, in the order of KINDS."""
-        return {
-            "queue": self.queue,
-            "messages": self.messages,
-            "share": self.share,
-            "bytes": self.bytes,
-            "bounds": list(self.bounds),
-        }
+        return {name: getattr(self, name) for name in KINDS} | {"bounds": list(self.bounds)}
 
 
 BatchPlan: TypeAlias = tuple[QueuePlan, ...]

@@ -239,7 +239,7 @@ def report_stream(
     most: int,
 ) -> dict[str, Any]:
     """
-    dict[str, Any] on a stream as a whole, and on each queue if there are several.
+    Report on a stream as a whole, and on each queue if there are several.
 
     Args:
         name: of its queue, or of all of them.
@@ -266,7 +266,7 @@ def report_stream(
 
 
 def report_queue(name: str, found: Found, most: int, now: datetime) -> dict[str, Any]:
-    """dict[str, Any] what waits in a queue; beyond the limit of a batch that is only estimated."""
+    """Report what waits in a queue; beyond the limit of a batch that is only estimated."""
     full = found.messages >= most
     return {
         "queue": name,
@@ -277,7 +277,7 @@ def report_queue(name: str, found: Found, most: int, now: datetime) -> dict[str,
 
 
 def sum_queues(name: str, queues: list[dict[str, Any]]) -> dict[str, Any]:
-    """dict[str, Any] what waits in all queues together."""
+    """Report what waits in all queues together."""
     oldest = [each["oldestWaited"] for each in queues if each["oldestWaited"] is not None]
     return {
         "queue": name,
@@ -288,15 +288,12 @@ def sum_queues(name: str, queues: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def report_batch(last: Acknowledged) -> dict[str, Any]:
-    """dict[str, Any] what a batch has received."""
+    """Report what a batch has received."""
     return {
         "batch": last.batch,
         "tasks": last.outcome.tasks,
         "emptyTasks": last.outcome.empty,
-        "messages": last.messages,
-        "expired": last.expired,
-        "diverted": last.diverted,
-        "forwarded": last.forwarded,
+        **last.counts,
     }
 
 

@@ -58,6 +58,7 @@ CEILING = 64 << 20
 STEP = 16 << 20
 # bytes of a row beside headers and body; a text may grow so many times as UTF-8
 ROW, GROWTH = 64, 3
+COUNTS = ("messages", "expired", "diverted", "forwarded")  # what became of messages
 MOST_MESSAGES = 10_000_000  # of a receipt, for its bound: that of an operator's has no plan
 
 # a sink may read only a part of a batch; what it has not read waits for the next one
@@ -80,11 +81,6 @@ class Claim:
     fail_on_data_loss: bool = True
     fail_on_missing_receipts: bool = False
 
-    @property
-    def queues(self) -> set[str]:
-        """Each queue's canonical address."""
-        return set(split_canonical(self.queue))
-
     def check(self, queue: str) -> None:
         """
         Accept the queues of a stream's row: others may have come or gone since, but not all.
@@ -92,7 +88,8 @@ class Claim:
         Raises:
             StreamOfOtherQueue: none of them is read here.
         """
-        if queue != self.queue and self.queues.isdisjoint(split_canonical(queue)):
+        mine = set(split_canonical(self.queue))
+        if queue != self.queue and mine.isdisjoint(split_canonical(queue)):
             raise StreamOfOtherQueue(found=queue, asked=self.queue)
 
 
@@ -145,30 +142,17 @@ def lock_for_plan(connection: Connection, stream: str, batch: int, who: Claim) -
     """
     row = lock_stream(connection, stream)
     if row.acked < batch - 1:  # before the driver: a claim may be among what was lost
-        accept_or_raise(
-            DatabaseRolledBack(
-                stream=stream, start=batch - 1, acked=row.acked, server=connection.server
-            ),
-            who,
-        )
+        went_back(connection, stream, batch - 1, row, who)
     if row.driver != who.driver:
         raise StreamTakenOver(stream=stream)
     return row.plan_of(batch)
 
 
-def lacks_commits(row: StreamRow, batch: int, *, found: bool) -> bool:
-    """
-    Say whether the database is older than the checkpoint.
-
-    A batch's plan is committed before Spark has its offset, and it follows the acknowledged one.
-
-    Args:
-        row: of the stream.
-        batch: Spark has it in its commit log.
-        found: whether the batch has receipts.
-    """
-    planned = row.plan_batch == batch or found
-    return row.acked < batch - 1 or (row.acked < batch and not planned)
+def went_back(connection: Connection, stream: str, start: int, row: StreamRow, who: Claim) -> None:
+    """Refuse a database that is older than the checkpoint."""
+    where = connection.server
+    error = DatabaseRolledBack(stream=stream, start=start, acked=row.acked, server=where)
+    accept_or_raise(error, who)
 
 
 def accept_or_raise(error: CheckpointFailure, who: Claim) -> None:
@@ -204,19 +188,13 @@ class StoredReceipt:
             PayloadRefused: someone has changed the receipt.
         """
         expected = Expected(
-            where=name_receipt(receipt),
+            where="receipt {}/{}/{}".format(*receipt),
             schema=QUEUE_ROW,
             most=CEILING + GROWTH * (STEP + largest) + ROW * messages,  # one more step and message
             size=self.size,
             rows=self.messages,
         )
         return unpack(self.payload, (), expected)
-
-
-def name_receipt(receipt: ReceiptKey) -> str:
-    """Name a receipt for errors."""
-    stream, batch, task = receipt
-    return f"receipt {stream}/{batch}/{task}"
 
 
 def receipt_values(receipt: ReceiptKey) -> dict[str, Any]:
@@ -276,6 +254,11 @@ class Acknowledged:
     queues: dict[str, Acknowledged] = field(default_factory=dict)  # the same of each queue
     is_passed_over: bool = False  # it was below the high-water mark, so its tasks received nothing
 
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What became of its messages."""
+        return {name: getattr(self, name) for name in COUNTS}
+
 
 def acknowledge(
     connection: Connection, stream: str, batch: int, who: Claim, *, claim: bool, tasks: int = 0
@@ -309,16 +292,18 @@ def acknowledge(
     # a batch that a return or a drop has closed keeps its other receipts
     first = min(row.acked + 1, batch)
     counts = connection.rows("outcome", stream=stream, first=first, batch=batch)
-    if lacks_commits(row, batch, found=bool(counts)):
-        accept_or_raise(
-            DatabaseRolledBack(
-                stream=stream, start=batch, acked=row.acked, server=connection.server
-            ),
-            who,
-        )
+    # a batch's plan is committed before Spark has its offset, and it follows the acknowledged one
+    planned = row.plan_batch == batch or counts
+    if row.acked < batch - 1 or (row.acked < batch and not planned):
+        went_back(connection, stream, batch, row, who)
     total = count_batch(batch, [each[:6] for _, *each in counts])
-    if row.acked < batch and total.outcome.tasks < tasks:
-        miss_receipts(stream, batch, tasks, total.outcome.tasks, who)
+    found = total.outcome.tasks
+    if row.acked < batch and found < tasks:
+        if who.fail_on_missing_receipts:
+            missing = ReceiptsMissing(stream=stream, batch=batch, tasks=tasks, found=found)
+            accept_or_raise(missing, who)
+        else:
+            log.warning(MISSING, who.queue, batch, tasks, found)
     origin = name_in_spark(counts)
     passed = not (who.fail_on_data_loss or total.outcome.got)
     passed = passed and is_passed_over(connection, stream, origin)
@@ -327,30 +312,14 @@ def acknowledge(
             "acknowledge",
             stream=stream,
             batch=batch,
-            messages=total.messages,
-            expired=total.expired,
-            diverted=total.diverted,
-            forwarded=total.forwarded,
             query_id=origin.query_id,
             query_batch=origin.query_batch,
+            **total.counts,
         )
         connection.run("delete_receipts", stream=stream, first=first, batch=batch)
     queues = {queue: count_batch(batch, [each[:6]]) for queue, *each in counts}
     plan = row.plan_of(batch + 1)
     return replace(total, plan=plan, queues=queues, is_passed_over=passed)
-
-
-def miss_receipts(stream: str, batch: int, tasks: int, found: int, who: Claim) -> None:
-    """
-    Report a batch that has fewer receipts than tasks.
-
-    Raises:
-        ReceiptsMissing: the options failOnMissingReceipts and failOnDataLoss ask for it.
-    """
-    if who.fail_on_missing_receipts:
-        accept_or_raise(ReceiptsMissing(stream=stream, batch=batch, tasks=tasks, found=found), who)
-    else:
-        log.warning(MISSING, who.queue, batch, tasks, found)
 
 
 def name_in_spark(counts: Sequence[Row]) -> Origin:
@@ -373,17 +342,10 @@ def is_passed_over(connection: Connection, stream: str, origin: Origin) -> bool:
 
 def count_batch(batch: int, rows: Sequence[Sequence[int]]) -> Acknowledged:
     """Sum up what a batch received, by the numbers of rows of `outcome`."""
-    tasks, empty, messages, expired, diverted, forwarded = (
-        sum(row[column] for row in rows) for column in range(6)
-    )
-    return Acknowledged(
-        batch=batch,
-        outcome=Outcome(tasks, empty, messages + expired + diverted + forwarded),
-        messages=messages,
-        expired=expired,
-        diverted=diverted,
-        forwarded=forwarded,
-    )
+    tasks, empty, *counts = (sum(row[column] for row in rows) for column in range(6))
+    outcome = Outcome(tasks, empty, sum(counts))
+    named: dict[str, Any] = dict(zip(COUNTS, counts, strict=True))
+    return Acknowledged(batch=batch, outcome=outcome, **named)
 
 
 # ---------------------------------------------------------------- by an operator

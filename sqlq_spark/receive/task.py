@@ -86,11 +86,6 @@ class TaskResult:
     forwarded: int = 0  # to other queues
 
 
-def nothing() -> TaskResult:
-    """Return what a task keeps that receives nothing; made at its use, for pyarrow loads pandas."""
-    return TaskResult(QUEUE_ROW.empty_table())
-
-
 def receive(connection: Connection, task: Task, *, timeout: float, origin: Origin) -> pa.Table:
     """
     Take what the task may take, or what an earlier attempt of it took.
@@ -111,19 +106,22 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
         DatabaseFailure: nothing was taken. After ConnectionLost that is not known: call again.
     """
     with transaction(connection, timeout=timeout):
-        if task.stream is None:
-            return take_allowed(connection, task).rows
-        is_open, high_water = fence(connection, task, origin)
-        stored = find_receipt(connection, task.key)
-        if stored is not None:
-            check_number(task, stored, origin)
-            return replay(task, stored)
-        if not is_open:
-            return QUEUE_ROW.empty_table()
-        result = nothing()
-        if is_new(task, high_water, origin):
-            result = take_allowed(connection, task)
-        save(connection, task, result, origin)
+        allowed = task.receives
+        if task.stream is not None:
+            is_open, high_water = fence(connection, task, origin)
+            stored = find_receipt(connection, task.key)
+            if stored is not None:
+                check_number(task, stored, origin)
+                largest = task.options.max_message_bytes
+                return stored.unpack(task.key, messages=task.messages, largest=largest)
+            if not is_open:
+                return QUEUE_ROW.empty_table()
+            allowed = is_new(task, high_water, origin) and allowed
+        result = TaskResult(QUEUE_ROW.empty_table())
+        if allowed:
+            result = divert(connection, task, take(connection, task))
+        if task.stream is not None:
+            save(connection, task, result, origin)
         return result.rows
 
 
@@ -154,11 +152,11 @@ def fence(
     return False, high_water
 
 
-def accept_or_raise(error: CheckpointFailure, task: Task) -> None:
-    """Refuse to receive, unless the user accepts that the task receives nothing."""
+def accept_or_raise(error: CheckpointFailure, task: Task, does: str = "receives nothing") -> None:
+    """Raise an error, unless the user accepts what the task does instead."""
     if task.options.fail_on_data_loss:
         raise error
-    log.warning("this task receives nothing because failOnDataLoss=false: %s", error)
+    log.warning("this task %s because failOnDataLoss=false: %s", does, error)
 
 
 def is_new(task: Task, high_water: int | None, origin: Origin) -> bool:
@@ -174,8 +172,7 @@ def is_new(task: Task, high_water: int | None, origin: Origin) -> bool:
     """
     if high_water is None or origin.query_batch is None or origin.query_batch > high_water:
         return True
-    error = _incomplete(task, origin.query_id, origin.query_batch, high_water)
-    accept_or_raise(error, task)
+    accept_or_raise(name_lost_files(task, origin, high_water), task)
     return False
 
 
@@ -189,16 +186,15 @@ def check_number(task: Task, stored: StoredReceipt, origin: Origin) -> None:
     received, asked = stored.query_batch, origin.query_batch
     if stored.query_id != origin.query_id or received is None or asked is None or asked == received:
         return
-    error = _incomplete(task, origin.query_id, asked, received)
-    if task.options.fail_on_data_loss:
-        raise error
-    log.warning("this task hands out its receipt because failOnDataLoss=false: %s", error)
+    accept_or_raise(name_lost_files(task, origin, received), task, "hands out its receipt")
 
 
-def _incomplete(task: Task, query: str | None, batch: int, received: int) -> CheckpointIncomplete:
+def name_lost_files(task: Task, origin: Origin, received: int) -> CheckpointIncomplete:
+    """Return the error of a checkpoint that lost the files of a batch up to the one received."""
+    batch = origin.query_batch or 0
     last = max(batch, received)
     return CheckpointIncomplete(
-        query=query,
+        query=origin.query_id,
         batch=batch,
         high_water=received,
         task=task.name,
@@ -206,19 +202,7 @@ def _incomplete(task: Task, query: str | None, batch: int, received: int) -> Che
     )
 
 
-def replay(task: Task, stored: StoredReceipt) -> pa.Table:
-    """Hand out what an earlier attempt received. The receipt stays as it is."""
-    return stored.unpack(task.key, messages=task.messages, largest=task.options.max_message_bytes)
-
-
 # ---------------------------------------------------------------- the messages
-
-
-def take_allowed(connection: Connection, task: Task) -> TaskResult:
-    """Receive, unless the options do not name the task's queue."""
-    if not task.receives:
-        return nothing()
-    return divert(connection, task, take(connection, task))
 
 
 def take(connection: Connection, task: Task) -> pa.Table:

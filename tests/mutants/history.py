@@ -122,7 +122,7 @@ HISTORY = [
         promise="A receipt is not handed out for another batch of its query.",
         fixed="ff32860",
         file="receive/task.py",
-        old="            check_number(task, stored, origin)\n",
+        old="                check_number(task, stored, origin)\n",
         new="",
         tests=[
             "conformance/test_high_water.py::test_a_receipt_is_not_handed_out_for_another_batch_of_its_query"
@@ -133,8 +133,8 @@ HISTORY = [
         promise="A database that is older than the checkpoint is an error.",
         fixed="b5f17b0",
         file="receive/receipts.py",
-        old="return row.acked < batch - 1 or (row.acked < batch and not planned)",
-        new="return row.acked < batch - 1",
+        old="if row.acked < batch - 1 or (row.acked < batch and not planned):",
+        new="if row.acked < batch - 1:",
         tests=[
             "conformance/test_receipts.py::test_an_ack_ahead_of_the_stream_is_a_database_that_went_back"
         ],
@@ -155,8 +155,8 @@ HISTORY = [
         promise="With failOnMissingReceipts a batch with fewer receipts than tasks is an error.",
         fixed="82bd485",
         file="receive/receipts.py",
-        old="    if who.fail_on_missing_receipts:\n",
-        new="    if who.fail_on_missing_receipts and not found:\n",
+        old="        if who.fail_on_missing_receipts:\n",
+        new="        if who.fail_on_missing_receipts and not found:\n",
         tests=[
             "conformance/test_receipts.py::test_receipts_that_are_missing_are_an_error_if_an_option_asks_for_it"
         ],
