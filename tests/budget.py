@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 117, "lines": 16031, "tokens": 83108},
-    "everything else": {"files": 103, "lines": 14342, "tokens": 77691},
+    "core": {"files": 111, "lines": 15699, "tokens": 82065},
+    "everything else": {"files": 103, "lines": 14350, "tokens": 77762},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1353},
-    "package": {"files": 220, "lines": 30373, "tokens": 160799},
+    "package": {"files": 214, "lines": 30049, "tokens": 159827},
     "sql": {"statement lines": 2770},
-    "tests": {"files": 303, "lines": 53455, "tokens": 358626},
-    "words": {"words": 69765},
+    "tests": {"files": 303, "lines": 53489, "tokens": 358896},
+    "words": {"words": 69761},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

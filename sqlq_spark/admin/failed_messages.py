@@ -33,7 +33,7 @@ from sqlq_spark.wire.headers import (
     BadWireTime,
     parse_wire_time,
 )
-from sqlq_spark.wire.ids import uuid_text
+from sqlq_spark.wire.rows import uuid_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sqlq_spark.admin.endpoint import Endpoint
-    from sqlq_spark.database.names import Names
     from sqlq_spark.database.statements import StatementName
-    from sqlq_spark.wire.address import QueueAddress
+    from sqlq_spark.wire.address import Names, QueueAddress
 
     Tables = dict[str, QueueAddress]
 

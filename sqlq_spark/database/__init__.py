@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sqlq_spark.database.names import Names
     from sqlq_spark.database.statements import StatementName
-    from sqlq_spark.wire.address import QueueAddress
+    from sqlq_spark.wire.address import Names, QueueAddress
 
 Value: TypeAlias = "str | int | float | bool | bytes | None"
 Row: TypeAlias = "tuple[Any, ...]"
@@ -60,6 +59,7 @@ class Connection(Protocol):
     """
 
     names: Names  # how this database writes names
+    lacks: frozenset[StatementName]  # statements that it has no use for; callers ask
     server: str  # the url without secrets
     state: str  # the schema of the state tables
     application: str  # what the DBA sees while a transaction is open
@@ -186,7 +186,7 @@ def attempt(connection: Connection) -> Iterator[None]:
 def load_checked(connection: Connection, queue: QueueAddress, rows: pa.Table) -> None:
     """Insert rows in bulk; checks that the table defers to the commit fail here."""
     connection.load(queue, rows)
-    if "check_deferred" not in connection.names.lacks:
+    if "check_deferred" not in connection.lacks:
         connection.run("check_deferred")
 
 

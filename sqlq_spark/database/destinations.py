@@ -96,7 +96,7 @@ class Destinations:
         Raises:
             DatabaseFailure: it is not there, may not be inserted into, or is locked by others.
         """
-        if "lock_destination" in self.connection.names.lacks:
+        if "lock_destination" in self.connection.lacks:
             return
         try:
             self.connection.run("lock_destination", tables={"queue": queue})
@@ -143,7 +143,7 @@ class Destinations:
 
         The text beside it lists all tables of that name that the transaction has locked.
         """
-        if "destination_locks" in self.connection.names.lacks:
+        if "destination_locks" in self.connection.lacks:
             return {each.identity: (True, "") for each in found}
         places = json.dumps([each.identity for each in found])
         rows = self.connection.rows("destination_locks", places=places)

@@ -22,7 +22,7 @@ from sqlq_spark.send.write import (
     write,
 )
 from sqlq_spark.spark_api import DataSourceStreamArrowWriter, column_types, origin
-from sqlq_spark.wire.message_types import begins_with_interface
+from sqlq_spark.wire.headers import begins_with_interface
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -34,11 +34,10 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.options.parse import LARGEST_MESSAGE
 from sqlq_spark.receive.pace import Outcome
-from sqlq_spark.wire.address_list import split_canonical
-from sqlq_spark.wire.chosen import has_id
-from sqlq_spark.wire.payload import RECEIPT_KEY, in_row, pack, pages
+from sqlq_spark.wire.address import split_canonical
+from sqlq_spark.wire.header_columns import has_id
+from sqlq_spark.wire.payload import RECEIPT_KEY, Expected, in_row, pack, pages, unpack
 from sqlq_spark.wire.rows import QUEUE_ROW, Origin, weigh, without_odd_expiries
-from sqlq_spark.wire.unpack import Expected, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

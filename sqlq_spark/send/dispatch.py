@@ -6,7 +6,7 @@ all chunks of the batch. A batch that is in the dispatch log is not sent again. 
 has sent nothing.
 
 With sendsAtomicWithReceive the transaction also settles the receipts of the micro-batch. They can
-no longer be returned to their queue, so receive and sends commit together.
+no longer be returned to their queue.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from sqlq_spark.database.spellings import unite
 from sqlq_spark.errors import BadAddress, QueueNotFound, SubscriberLost, SubscriberUnreachable
 from sqlq_spark.send.subscriptions import list_subscriptions
 from sqlq_spark.send.topics import join_topics
-from sqlq_spark.wire.message_types import full_name
+from sqlq_spark.wire.headers import full_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

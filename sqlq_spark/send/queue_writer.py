@@ -24,7 +24,7 @@ from sqlq_spark.send.fan_out import FanOut, count_unheard, log_unheard
 from sqlq_spark.send.topics import topics_of
 from sqlq_spark.send.undeliverable import Undeliverable
 from sqlq_spark.wire.header_columns import with_legacy_columns
-from sqlq_spark.wire.ids import rising_ids
+from sqlq_spark.wire.rows import rising_ids
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection

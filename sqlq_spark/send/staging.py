@@ -18,9 +18,8 @@ from sqlq_spark.send import dispatch_log
 from sqlq_spark.send.message.delays import CHUNK_DELAYS
 from sqlq_spark.send.message.sender import CHUNK_ROW
 from sqlq_spark.send.topics import CHUNK_TOPICS
-from sqlq_spark.wire.payload import CHUNK_KEY, Packed, Seal, in_row, pack, pages
+from sqlq_spark.wire.payload import CHUNK_KEY, Expected, Packed, Seal, in_row, pack, pages, unpack
 from sqlq_spark.wire.rows import NO_STREAM, Origin
-from sqlq_spark.wire.unpack import Expected, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

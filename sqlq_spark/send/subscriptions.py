@@ -22,7 +22,7 @@ from sqlq_spark.errors import (
     SubscriptionsNotFound,
     SubscriptionsRefused,
 )
-from sqlq_spark.wire.message_types import full_name, unfit
+from sqlq_spark.wire.headers import full_name, topic_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,7 @@ class Subscription:
                 expected = f"1 to {LONGEST} characters, no NUL and no half of a surrogate pair"
                 raise BadOption(option=name, found=text[:LONGEST], expected=expected)
         topic = full_name(self.topic)
-        if topic != self.topic or unfit(topic):
+        if topic != self.topic or topic_problem(topic):
             raise BadOption(
                 option="topic", found=self.topic, expected=f"a type's full name, as {topic}"
             )

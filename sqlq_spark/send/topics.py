@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.wire.message_types import SEPARATOR, unfit
+from sqlq_spark.wire.headers import SEPARATOR, topic_problem
 
 if TYPE_CHECKING:
     from sqlq_spark.options import SinkOptions
@@ -62,7 +62,7 @@ def _check_lists(frame: Frame, topics: pa.Array) -> pa.Array:
     wrong = {
         code: f"topics holds {reason}"
         for code, topic in enumerate(items.dictionary.to_pylist())
-        if (reason := unfit(topic)) is not None
+        if (reason := topic_problem(topic)) is not None
     }
     if items.null_count:
         _refuse(frame, rows, items.is_null(), "topics holds a null")

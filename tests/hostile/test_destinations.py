@@ -36,7 +36,7 @@ from sqlq_spark.send.message.sender import CHUNK_ROW
 from sqlq_spark.send.pace.backlog import find_above
 from sqlq_spark.send.pace.named import Named
 from sqlq_spark.send.topics import CHUNK_TOPICS
-from sqlq_spark.wire.address import QueueAddress, parse_postgresql
+from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.payload import pack
 from sqlq_spark.wire.rows import QUEUE_ROW, Origin
@@ -187,7 +187,7 @@ class Scene:
         """Receive all of the queue as one task."""
         options = self.source(**raw)
         task = Task(
-            queue=parse_postgresql(self.shop.queue),
+            queue=POSTGRESQL.parse_address(self.shop.queue),
             stream=None,
             batch=1,
             task=0,
@@ -518,7 +518,7 @@ def test_a_return_is_refused_again_when_it_is_done(scene: Scene) -> None:
     scene.arm(None)
     scene.place.sql(f"ALTER TABLE {scene.trap} OWNER TO {scene.place.sql('SELECT user')[0][0]}")
     scene.put(scene.table("error"), **{FAILED_Q: scene.trap})
-    errors = parse_postgresql(scene.table("error"))
+    errors = POSTGRESQL.parse_address(scene.table("error"))
     with Session(scene.source(scene.place.url), "retry", state=False) as session:
         planned = failed_messages.plan(
             session.open(), errors, failed_messages.Choice(), timeout=TIMEOUT

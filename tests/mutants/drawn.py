@@ -25,8 +25,8 @@ DRAWN = [
         id="wire-3",
         promise="A printed address of SQL Server can be read back, also with an @ in its table.",
         file="wire/address.py",
-        old='plain = "@" not in address.table and not',
-        new='plain = "@" not in address.table or not',
+        old='bare = "@" not in address.table and not',
+        new='bare = "@" not in address.table or not',
         tests=["test_address.py::test_a_user_reads_a_sqlserver_address_that_can_be_given_back"],
     ),
     Fault(

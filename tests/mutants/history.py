@@ -63,9 +63,9 @@ HISTORY = [
         id="payload-size-trusted",
         promise="A payload's sizes are checked before anything is decompressed.",
         fixed="066fbfb",
-        file="wire/unpack.py",
-        old="check(size <= expected.most, ",
-        new="check(size >= 0, ",
+        file="wire/payload.py",
+        old="_check(size <= expected.most, ",
+        new="_check(size >= 0, ",
         tests=["test_payload.py::test_a_payload_is_what_was_stored_with_it"],
     ),
     Fault(
@@ -177,7 +177,7 @@ HISTORY = [
         promise="A forward that its destination refuses only at the commit holds up no batch.",
         fixed="62b900d",
         file="database/__init__.py",
-        old="""    if "check_deferred" not in connection.names.lacks:
+        old="""    if "check_deferred" not in connection.lacks:
         connection.run("check_deferred")
 """,
         new="",
@@ -525,8 +525,8 @@ RETURNING""",
         promise="create refuses a name that leaves no room for the delayed table.",
         fixed="591590d",
         file="admin/endpoint.py",
-        old="if delayed and size > limits.longest_with_delayed:",
-        new="if delayed and size > limits.longest_table:",
+        old="if delayed and size > naming.longest_with_delayed:",
+        new="if delayed and size > naming.longest_table:",
         tests=["test_endpoint.py::test_a_delayed_table_leaves_less_room_for_a_name"],
     ),
     Fault(

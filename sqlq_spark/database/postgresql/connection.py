@@ -21,7 +21,6 @@ import pyarrow as pa
 from adbc_driver_manager import Error
 
 from sqlq_spark import errors
-from sqlq_spark.database.names import POSTGRESQL
 from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.calls import (
     STATEMENTS,
@@ -40,7 +39,8 @@ from sqlq_spark.database.postgresql.errors import (
 from sqlq_spark.database.postgresql.ranges import receive_range
 from sqlq_spark.database.postgresql.rows import bind, plain_columns, read_rows
 from sqlq_spark.database.postgresql.url import redact
-from sqlq_spark.wire.address import parse_postgresql, print_postgresql, quote_postgresql
+from sqlq_spark.database.statements import LACKS
+from sqlq_spark.wire.address import POSTGRESQL
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -100,6 +100,7 @@ class Connection:
     """One session; see the protocol in `sqlq_spark.database`."""
 
     names = POSTGRESQL
+    lacks = LACKS["postgresql"]
 
     def __init__(
         self, raw: dbapi.Connection, *, server: str, state: str, timeout: float, application: str
@@ -165,7 +166,9 @@ class Connection:
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
         """Insert rows in bulk, in the transaction that is open; columns go by name."""
-        self._ingest("load", print_postgresql(queue), queue.schema or "public", queue.table, rows)
+        self._ingest(
+            "load", POSTGRESQL.print_address(queue), queue.schema or "public", queue.table, rows
+        )
 
     def store(self, table: str, rows: pa.Table) -> None:
         """
@@ -178,7 +181,7 @@ class Connection:
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         """Return a queue's columns in lower case → type; empty where the table is absent."""
-        return dict(self.rows("queue_columns", table_name=quote_postgresql(queue)))
+        return dict(self.rows("queue_columns", table_name=POSTGRESQL.quote_address(queue)))
 
     def destinations(
         self, queues: Sequence[QueueAddress], columns: Sequence[str], source: QueueAddress | None
@@ -193,15 +196,15 @@ class Connection:
 
     def printed(self, address: QueueAddress) -> str:
         """Return the canonical address."""
-        return print_postgresql(address)
+        return POSTGRESQL.print_address(address)
 
     def canonical(self, address: QueueAddress) -> str:
         """Return the canonical address, as messages contain it."""
-        return print_postgresql(address)
+        return POSTGRESQL.print_address(address)
 
     def parsed(self, text: str) -> QueueAddress:
         """Read an address from a message, which is untrusted."""
-        return parse_postgresql(text)
+        return POSTGRESQL.parse_address(text)
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
         """Return the addresses with their schemas: a table has one spelling."""

@@ -26,7 +26,8 @@ SELECT payload
 -- name: receive_range
 -- Deletes the messages of a range that no other session needs: all of them, if they are no more than a
 -- count and a size and none is larger than :largest; otherwise none. It locks no row before it deletes
--- it, which saves a fifth of the server's work. Both passes have one snapshot, so the limits are exact.
+-- it, which saves a fifth of the server's work. Both passes have one snapshot, so no row is added between
+-- them. A row that another session changes meanwhile can have more bytes than were counted.
 -- Locks:   a row lock for each row it deletes, until commit. Waits 1 ms for each row that another
 --          session holds, and gives up at the first one that stays held; `receive` takes the others.
 -- Index:   the unique index on seq.

@@ -16,7 +16,6 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlq_spark import errors
-from sqlq_spark.database.names import SQLSERVER
 from sqlq_spark.database.sqlserver import drivers
 from sqlq_spark.database.sqlserver.calls import STATEMENTS, build_call, build_insert, find_table
 from sqlq_spark.database.sqlserver.destinations import (
@@ -41,14 +40,8 @@ from sqlq_spark.database.sqlserver.shapes import Shapes
 from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.database.sqlserver.watchdog import Watchdog
 from sqlq_spark.database.sqlserver.weigh import cut_step
-from sqlq_spark.wire.address import (
-    QueueAddress,
-    bracketed,
-    message_sqlserver,
-    parse_sqlserver,
-    print_sqlserver,
-    quote_sqlserver,
-)
+from sqlq_spark.database.statements import LACKS
+from sqlq_spark.wire.address import SQLSERVER, QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -142,6 +135,7 @@ class Connection:
     """One session; see the protocol in `sqlq_spark.database`."""
 
     names = SQLSERVER
+    lacks = LACKS["sqlserver"]
 
     def __init__(
         self,
@@ -291,9 +285,9 @@ class Connection:
             return
         values = rows.slice(0, 1).to_pylist()[0]
         values["payload"] = b"".join(rows["payload"].to_pylist())
-        names = ", ".join(map(bracketed, values))
+        names = ", ".join(map(SQLSERVER.quote_name, values))
         parameters = ", ".join(f"@{name}" for name in values)
-        target = f"{bracketed(self.state)}.{bracketed(table)}"
+        target = f"{SQLSERVER.quote_name(self.state)}.{SQLSERVER.quote_name(table)}"
         text = f"INSERT INTO {target} ({names}) VALUES ({parameters})"  # noqa: S608 - quoted
         self.call(f"store {table}", text, values, {})
 
@@ -315,15 +309,15 @@ class Connection:
 
     def printed(self, address: QueueAddress) -> str:
         """Return the address with its schema and database, as users read and write it."""
-        return print_sqlserver(self._whole(address))
+        return SQLSERVER.print_address(self._whole(address))
 
     def canonical(self, address: QueueAddress) -> str:
         """Return the address with its schema and database, as messages contain it."""
-        return message_sqlserver(self._whole(address))
+        return SQLSERVER.canonical_address(self._whole(address))
 
     def parsed(self, text: str) -> QueueAddress:
         """Read an address from a message, which is untrusted."""
-        return parse_sqlserver(text)
+        return SQLSERVER.parse_address(text)
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
         """
@@ -422,7 +416,9 @@ class Connection:
         place = Place(
             statement=statement,
             target=self.state if queue is None else self.printed(queue),
-            table=bracketed(self.state) if queue is None else quote_sqlserver(queue),
+            table=SQLSERVER.quote_name(self.state)
+            if queue is None
+            else SQLSERVER.quote_address(queue),
             schema=self.state if queue is None else str(self.names.qualify(queue).schema),
             state=self.state,
             server=self.server,

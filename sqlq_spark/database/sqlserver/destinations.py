@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import Destination
-from sqlq_spark.wire.address import quote_sqlserver
+from sqlq_spark.wire.address import SQLSERVER
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -24,7 +24,7 @@ def find_destinations(
 ) -> dict[QueueAddress, Destination]:
     """Return what is known of some tables; those that are not there are left out."""
     tables = places_of(queues, ["RowVersion" if each == "seq" else each for each in columns])
-    read = None if source is None else quote_sqlserver(source)
+    read = None if source is None else SQLSERVER.quote_address(source)
     rows = connection.rows("destinations", places=json.dumps(tables), source_table=read)
     found = {at: Destination(*facts) for at, *facts in rows}
     odd = [tables[at] for at, each in found.items() if not each.plain]
@@ -51,7 +51,7 @@ def places_of(queues: Sequence[QueueAddress], columns: Sequence[str]) -> list[di
     return [
         {
             "place": at,
-            "name": quote_sqlserver(queue),
+            "name": SQLSERVER.quote_address(queue),
             "catalog": queue.catalog,
             "columns": list(columns),
         }

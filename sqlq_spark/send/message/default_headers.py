@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from sqlq_spark.send import topics as publishing
 from sqlq_spark.send.message.own_headers import default, or_none
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.ids import id_texts
+from sqlq_spark.wire.rows import id_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

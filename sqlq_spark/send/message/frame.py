@@ -12,15 +12,14 @@ from sqlq_spark.options.addresses import parse_destination, parse_reply_column
 from sqlq_spark.send.message import delays
 from sqlq_spark.send.message.own_headers import Own, OwnMaps, OwnTexts, default
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.texts import find_undecodable
+from sqlq_spark.wire.rows import find_undecodable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from sqlq_spark.database.names import Names
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.wire.address import QueueAddress
+    from sqlq_spark.wire.address import Names, QueueAddress
 
 LONGEST_LEFT = 100 * 365 * 86_400_000  # milliseconds; both databases can hold that date
 

@@ -42,14 +42,14 @@ class OwnTexts:
     """
     Headers that came as JSON; unchanged texts stay byte for byte.
 
-    A text that endpoints up to 9.0 cannot read is written again: see `Headers.unfit`.
+    A text that endpoints up to 9.0 cannot read is written again: see `Headers.unreadable_by_9_0`.
     """
 
     def __init__(self, texts: pa.Array) -> None:
         self._texts = texts
         self._headers = Headers(texts)
-        unfit = self._headers.unfit()
-        self._replace({at: wire.dumps(headers) for at, headers in self._parse(unfit)})
+        rows = self._parse(self._headers.unreadable_by_9_0())
+        self._replace({at: wire.dumps(headers) for at, headers in rows})
 
     def _parse(self, rows: list[int]) -> list[tuple[int, dict[str, str | None]]]:
         """Return rows with their headers, which may be changed."""
@@ -87,7 +87,7 @@ class OwnTexts:
 
     def lacking(self, name: str) -> pa.Array:
         """Return which rows do not have a header, as booleans."""
-        return self._headers.lacking(name)
+        return self._headers.missing(name)
 
     def values_of(self, name: str) -> pa.Array:
         """Return one header of every row; null where it is absent."""

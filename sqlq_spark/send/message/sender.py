@@ -15,8 +15,7 @@ from sqlq_spark.send.message.default_headers import DefaultHeaders
 from sqlq_spark.send.message.empty_bodies import refuse_empty_bodies
 from sqlq_spark.send.message.frame import Frame
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.ids import id_texts, random_ids
-from sqlq_spark.wire.rows import split_by_size
+from sqlq_spark.wire.rows import id_texts, random_ids, split_by_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -16,7 +16,7 @@ from sqlq_spark.send import delayed
 from sqlq_spark.send.fan_out import cache
 from sqlq_spark.send.queue_writer import destination_of
 from sqlq_spark.send.topics import topics_of
-from sqlq_spark.wire.message_types import full_name
+from sqlq_spark.wire.headers import full_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
