@@ -91,22 +91,6 @@ def parts(
     ]
 
 
-def ranges(
-    connection: Connection, queue: QueueAddress, *, parts: int, timeout: float
-) -> list[tuple[int, int]]:
-    """
-    Cut the seqs of a queue into ranges of even width.
-
-    Returns:
-        At most `parts` half-open ranges, ascending; none where the queue is empty.
-    """
-    with transaction(connection, timeout=timeout):
-        first, last = connection.rows("top", tables={"queue": queue})[0]
-    if first is None:
-        return []
-    return cut(first, last + 1, parts=parts)
-
-
 def cut(first: int, stop: int, *, parts: int) -> list[tuple[int, int]]:
     """Cut a range into at most so many of even width."""
     width = -(-(stop - first) // parts)

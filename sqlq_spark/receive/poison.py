@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar
 
@@ -85,30 +84,15 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
     if not pc.any(poison).as_py():
         return rows
     bad = live.filter(poison).select(["id", "headers", "body"])  # an expiry may be beyond Python
-    with check_trust(connection, task, errors):
-        store_renamed_if_needed(
-            connection, errors, lambda renamed: load(connection, errors, bad, renamed=renamed)
-        )
+    store_in_error_queue(
+        connection, task, errors, lambda renamed: load(connection, errors, bad, renamed=renamed)
+    )
     log.warning(
         "%s: %d poison messages moved to the error queue",
         connection.printed(task.queue),
         bad.num_rows,
     )
     return rows.filter(pc.invert(poison))
-
-
-@contextmanager
-def check_trust(connection: Connection, task: Task, errors: QueueAddress) -> Iterator[None]:
-    """
-    Let the block send to the error queue, if that runs no code of an owner that is not trusted.
-
-    Raises:
-        DestinationRefused, DestinationChanged.
-    """
-    destinations = Destinations(connection, task.options.allowed, source=task.queue)
-    destinations.lock_and_check([errors])
-    yield
-    destinations.confirm()
 
 
 def load(connection: Connection, errors: QueueAddress, rows: pa.Table, *, renamed: bool) -> None:
@@ -120,34 +104,38 @@ def load(connection: Connection, errors: QueueAddress, rows: pa.Table, *, rename
     connection.load(errors, rows)
 
 
-def store_renamed_if_needed(
-    connection: Connection, errors: QueueAddress, store: Callable[[bool], T]
+def store_in_error_queue(
+    connection: Connection, task: Task, errors: QueueAddress, store: Callable[[bool], T]
 ) -> T:
     """
     Store messages in the error queue under their ids, or, if one is there already, new ones.
 
     Args:
         connection: in a transaction.
+        task: from which queue.
         errors: the error queue.
         store: stores all of them; True: under new ids.
 
     Raises:
         StatementFailed: the error queue takes them under no id; nothing was received.
+        DestinationRefused, DestinationChanged: it would run code of an owner that is not trusted.
     """
+    destinations = Destinations(connection, task.options.allowed, source=task.queue)
+    destinations.lock_and_check([errors])
     try:
         with attempt(connection):
-            return store(False)  # noqa: FBT003
+            stored = store(False)  # noqa: FBT003
     except StatementRefused:
-        pass
-    try:
-        return store(True)  # noqa: FBT003
-    except StatementRefused as error:
-        fix = (
-            BEHIND if "duplicate" in error.reason else "fix that table, or name another errorQueue"
-        )
-        name = connection.printed(errors)
-        reason = f"{error.reason}: {name} takes no poison: {fix}"
-        raise StatementFailed(statement=error.statement, code=error.code, reason=reason) from None
+        try:
+            stored = store(True)  # noqa: FBT003
+        except StatementRefused as error:
+            other = "fix that table, or name another errorQueue"
+            fix = BEHIND if "duplicate" in error.reason else other
+            reason = f"{error.reason}: {connection.printed(errors)} takes no poison: {fix}"
+            kind = StatementFailed(statement=error.statement, code=error.code, reason=reason)
+            raise kind from None
+    destinations.confirm()
+    return stored
 
 
 # ---------------------------------------------------------------- what is too large
@@ -169,7 +157,18 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
         MessageTooLarge: there is no error queue.
     """
     errors, largest = task.options.error_address, task.options.max_message_bytes
-    found = find_large(connection, task) if short and may_hold_large(task) else []
+    # `receive` passes over large messages, at no cost, so they become the lowest of the queue. Then
+    # they are in the plan's sample, and raise its mean
+    if not short or task.bytes_each * SAMPLED < largest:
+        return 0, 0
+    found = connection.rows(
+        "find_large",
+        tables={"queue": task.queue},
+        first=task.first,
+        stop=task.stop,
+        messages=MOST_LARGE,
+        largest=largest,
+    )
     if not found:
         return 0, 0
     name = connection.printed(task.queue)
@@ -189,28 +188,6 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
             *max((size, seq) for seq, size in group),
         )
     return moved, expired
-
-
-def may_hold_large(task: Task) -> bool:
-    """
-    Whether the plan's sample allows that a message of the range is too large.
-
-    `receive` passes over large messages, at no cost, so they become the lowest of the queue. Then
-    they are in the sample, and raise its mean.
-    """
-    return task.bytes_each * SAMPLED >= task.options.max_message_bytes
-
-
-def find_large(connection: Connection, task: Task) -> list[Row]:
-    """Find the messages of the range that are too large: seq and bytes."""
-    return connection.rows(
-        "find_large",
-        tables={"queue": task.queue},
-        first=task.first,
-        stop=task.stop,
-        messages=MOST_LARGE,
-        largest=task.options.max_message_bytes,
-    )
 
 
 def cut_groups(found: list[Row]) -> Iterator[list[Row]]:
@@ -238,6 +215,5 @@ def move(
         listed = json.dumps(seqs)
         return connection.rows("divert_large", tables=tables, seqs=listed, renamed=renamed)[0]
 
-    with check_trust(connection, task, errors):
-        moved, expired = store_renamed_if_needed(connection, errors, divert)
+    moved, expired = store_in_error_queue(connection, task, errors, divert)
     return moved, expired
