@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import RETURNED, Destinations
+from sqlq_spark.database.trust import RETURNED, Destinations
 from sqlq_spark.errors import (
     DestinationRefused,
     MessageChanged,

@@ -10,7 +10,6 @@ and imports no driver.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
@@ -28,25 +27,6 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = "str | int | float | bool | bytes | None"
 Row: TypeAlias = "tuple[Any, ...]"
-
-
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """What the database knows of a table that messages are to go to."""
-
-    identity: int  # while it exists
-    catalog: str | None
-    here: bool  # whether it is in the database of the connection
-    schema: str
-    table: str
-    missing: str | None  # the first column that it lacks
-    may_insert: bool
-    owner: str
-    same_owner: bool  # whether its owner is that of the queue that is read
-    settled: bool  # whether, once locked, no untrusted owner can replace it by another table
-    plain: bool  # whether an INSERT runs no code that must be checked
-    code: str | None = None  # the first code of an untrusted owner that an INSERT would run
-    locks: str | None = None  # what this transaction has locked by this name; None: not read
 
 
 class Connection(Protocol):
@@ -99,15 +79,6 @@ class Connection(Protocol):
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         """Return a queue's columns in lower case → type; empty where the table is absent."""
-
-    def destinations(
-        self, queues: Sequence[QueueAddress], columns: Sequence[str], source: QueueAddress | None
-    ) -> dict[QueueAddress, Destination]:
-        """
-        Return what is known of tables that messages are to go to; fails for none of them.
-
-        `columns` are those that each table must have, `source` is the queue that is read, if any.
-        """
 
     def patience(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database.destinations import without_server
+from sqlq_spark.database.trust import without_server
 from sqlq_spark.wire.address import LONGEST_ADDRESS
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, TIME_OF_FAILURE, wire_time
 from sqlq_spark.wire.rows import rising_ids

@@ -11,12 +11,14 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 from itertools import zip_longest
+from textwrap import indent
 from typing import Literal, Self, get_args
 
 PACKAGE = "sqlq_spark.database"
 # the SQL files of each database, one for each concern
 FILES = (
     "transactions",
+    "trust",
     "schema",
     "peek",
     "receive",
@@ -30,6 +32,10 @@ FILES = (
     "script",
 )
 
+PARTS = ("code_parts", "state_faults")  # which other statements contain
+COMMENTS = re.compile(r"^ *--.*\n?", re.MULTILINE)
+HEAD = re.compile(r"\A\n(?:--.*\n)+\n")
+
 # in the order of the files and of the statements in them
 StatementName = Literal[
     # transactions.sql
@@ -42,10 +48,15 @@ StatementName = Literal[
     "check_deferred",
     "end_frozen",
     "clock",
+    # trust.sql
+    "state_faults",
+    "lock_destination",
+    "destinations",
+    "table_code",
+    "destination_locks",
     # schema.sql
     "install_lock",
     "install_schema",
-    "state_faults",
     "install_state",
     "state_parts",
     "version",
@@ -70,10 +81,6 @@ StatementName = Literal[
     "receive",
     "take",
     "patience",
-    "lock_destination",
-    "destinations",
-    "destination_code",
-    "destination_locks",
     "find_large",
     "divert_large",
     "save_receipt",
@@ -205,9 +212,24 @@ class Statements(dict[str, str]):
         Split a dialect's SQL files, in the order of FILES, at their `-- name:` lines.
 
         With `comments`, those that a blank line follows are left out: they are not for a script.
+        A text of PARTS is put in where other statements name it in braces, without comments.
         """
         text = "\n".join(sql(dialect, name) for name in FILES)
-        _, *parts = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
-        left_out = r"\A\n(?:--.*\n)+\n" if comments else r"^ *--.*\n?"
-        texts = [re.sub(left_out, "", each, flags=re.MULTILINE) for each in parts[1::2]]
-        return cls(zip(parts[::2], (each.strip("\n") for each in texts), strict=True))
+        _, *found = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
+        texts = dict(zip(found[::2], found[1::2], strict=True))
+        for part in PARTS:
+            inner = COMMENTS.sub("", texts[part]).strip("\n")
+            texts = {name: _include(text, part, inner) for name, text in texts.items()}
+        del texts["code_parts"]  # a part only
+        left_out = HEAD if comments else COMMENTS
+        return cls((name, left_out.sub("", text).strip("\n")) for name, text in texts.items())
+
+
+def _include(text: str, part: str, inner: str) -> str:
+    """Put a text into the place that names it, as far to the right as that line begins."""
+    return re.sub(
+        rf"^( *)(.*)\{{{part}\}}",
+        lambda match: f"{match[1]}{match[2]}{indent(inner, match[1]).lstrip()}",
+        text,
+        flags=re.MULTILINE,
+    )

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import PATIENCE, Destinations
 from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.trust import PATIENCE, Destinations
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.functions import acknowledge_retries, is_retried
 from sqlq_spark.send.message.sender import Sender

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import attempt
-from sqlq_spark.database.destinations import Destinations
+from sqlq_spark.database.trust import Destinations
 from sqlq_spark.errors import MessageTooLarge, StatementFailed, StatementRefused
 from sqlq_spark.wire.header_columns import Headers
 from sqlq_spark.wire.rows import find_undecodable, rising_ids, with_readable_texts

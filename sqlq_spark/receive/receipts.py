@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow.compute as pc
 
-from sqlq_spark.database.destinations import SENT, Destinations
+from sqlq_spark.database.trust import SENT, Destinations
 from sqlq_spark.errors import (
     CheckpointFailure,
     CheckpointRolledBack,

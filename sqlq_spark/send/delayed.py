@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database.destinations import DELAYED, Destinations
 from sqlq_spark.database.schema import delayed_of
+from sqlq_spark.database.trust import DELAYED, Destinations
 from sqlq_spark.database.zone import endpoint_zone
 from sqlq_spark.errors import (
     DelayedQueueNotFound,

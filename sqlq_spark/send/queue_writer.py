@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.database.spellings import unite
+from sqlq_spark.database.trust import Destinations
 from sqlq_spark.errors import BadInput, MissingOption
 from sqlq_spark.options.addresses import parse_destination
 from sqlq_spark.send import delayed, subscriptions

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import create_subscriptions
+from sqlq_spark.database.trust import find_code
 from sqlq_spark.errors import (
     BadOption,
     QueueNotFound,
@@ -157,9 +158,9 @@ def refuse_code(connection: Connection, table: QueueAddress) -> None:
         return  # of SQL Server, whose catalogue shows only this database
     place = connection.names.qualify(table)
     rows = connection.rows("queue_tables", schema_name=place.schema, table_name=place.table)
-    for _, _, _, danger, *_ in rows:
-        if danger is not None:
-            raise SubscriptionsRefused(table=connection.printed(table), danger=danger)
+    for _, _, identity, *_ in rows:
+        for code in find_code(connection, {place: identity}, "select").values():
+            raise SubscriptionsRefused(table=connection.printed(table), code=code)
 
 
 def _rows(

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 
 from sqlq_spark.database import attempt, load_checked
-from sqlq_spark.database.destinations import SENT
 from sqlq_spark.database.failure_headers import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.database.sessions import TRANSIENT
+from sqlq_spark.database.trust import SENT
 from sqlq_spark.errors import BadAddress, Cancelled, DatabaseFailure, TimedOut
 from sqlq_spark.wire.header_columns import parse_headers
 from sqlq_spark.wire.headers import FAILED_Q, dumps
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.database.destinations import Destinations
+    from sqlq_spark.database.trust import Destinations
     from sqlq_spark.errors import SqlQueueError
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.wire.address import QueueAddress

@@ -66,7 +66,7 @@ DRAWN = [
     Fault(
         id="database-12",
         promise="allowedDestinations trusts only the tables that it lists.",
-        file="database/destinations.py",
+        file="database/trust.py",
         old='(".*" if each == "*" else',
         new='(".*" if not (each == "*") else',
         tests=["hostile/test_destinations.py::test_a_listed_destination_is_trusted"],
@@ -82,7 +82,7 @@ DRAWN = [
     Fault(
         id="database-16",
         promise="A destination that is as it was decided on is sent to.",
-        file="database/destinations.py",
+        file="database/trust.py",
         old="""
                 if (
                     not same

@@ -28,7 +28,6 @@ from sqlq_spark.database.postgresql.calls import (
     number_parameters,
     write_values,
 )
-from sqlq_spark.database.postgresql.destinations import find_destinations
 from sqlq_spark.database.postgresql.errors import (
     Place,
     find_table,
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 
     from adbc_driver_postgresql import dbapi
 
-    from sqlq_spark.database import Destination, Row, Value
+    from sqlq_spark.database import Row, Value
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
@@ -182,12 +181,6 @@ class Connection:
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         """Return a queue's columns in lower case → type; empty where the table is absent."""
         return dict(self.rows("queue_columns", table_name=POSTGRESQL.quote_address(queue)))
-
-    def destinations(
-        self, queues: Sequence[QueueAddress], columns: Sequence[str], source: QueueAddress | None
-    ) -> dict[QueueAddress, Destination]:
-        """Return what is known of tables that messages are to go to; fails for none of them."""
-        return find_destinations(self, queues, columns, source)
 
     def patience(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""

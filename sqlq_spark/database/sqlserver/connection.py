@@ -18,10 +18,6 @@ from typing import TYPE_CHECKING, Any, cast
 from sqlq_spark import errors
 from sqlq_spark.database.sqlserver import drivers
 from sqlq_spark.database.sqlserver.calls import STATEMENTS, build_call, build_insert, find_table
-from sqlq_spark.database.sqlserver.destinations import (
-    find_destinations,
-    find_identities,
-)
 from sqlq_spark.database.sqlserver.errors import (
     MAYBE_OLD,
     Place,
@@ -41,6 +37,7 @@ from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.database.sqlserver.watchdog import Watchdog
 from sqlq_spark.database.sqlserver.weigh import cut_step
 from sqlq_spark.database.statements import LACKS
+from sqlq_spark.database.trust import places_of
 from sqlq_spark.wire.address import SQLSERVER, QueueAddress
 
 if TYPE_CHECKING:
@@ -48,7 +45,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sqlq_spark.database import Destination, Row, Value
+    from sqlq_spark.database import Row, Value
     from sqlq_spark.database.sqlserver.drivers import Driver
     from sqlq_spark.database.statements import StatementName
 
@@ -296,12 +293,6 @@ class Connection:
         found = self.rows("queue_columns", tables={"queue": queue})
         return {name.lower(): kind for name, kind in found}
 
-    def destinations(
-        self, queues: Sequence[QueueAddress], columns: Sequence[str], source: QueueAddress | None
-    ) -> dict[QueueAddress, Destination]:
-        """Return what is known of tables that messages are to go to; fails for none of them."""
-        return find_destinations(self, queues, columns, source)
-
     def patience(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""
         limit = self._timeout if seconds is None else seconds
@@ -328,7 +319,11 @@ class Connection:
         """
         whole = [self._whole(each) for each in addresses]
         distinct = list(dict.fromkeys(whole))
-        found = find_identities(self, distinct) if len(distinct) > 1 else {}
+        found: dict[QueueAddress, Hashable] = {}
+        if len(distinct) > 1:
+            places = json.dumps(places_of(self.names, distinct))
+            rows = self.rows("destinations", places=places, source_table=None)
+            found = {distinct[at]: (catalog, identity) for at, identity, catalog, *_ in rows}
         return [found.get(each, each) for each in whole]
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import RETURNED, Destinations
+from sqlq_spark.database.trust import RETURNED, Destinations, find_destinations
 from sqlq_spark.errors import (
     BadOption,
     DestinationRefused,
@@ -136,7 +136,7 @@ def count_waiting(
 def _may_insert(connection: Connection, queue: QueueAddress, options: SinkOptions) -> bool:
     """Whether this login may send to a queue, so that only the right to read it is missing."""
     with transaction(connection, timeout=options.query_timeout):
-        found = connection.destinations([queue], RETURNED, None).get(queue)
+        found = find_destinations(connection, [queue], RETURNED).get(queue)
     return found is not None and found.may_insert
 
 
