@@ -40,9 +40,10 @@ from sqlq_spark.wire.header_columns import NAMED_IN_HEX, parse_headers
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.receive.task import Task
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -64,23 +65,14 @@ class Forwarded:
     failed: int = 0  # went to the error queue
 
 
-def forward(
-    connection: Connection,
-    queue: QueueAddress,
-    errors: QueueAddress | None,
-    rows: pa.Table,
-    *,
-    allowed: Sequence[QueueAddress] = (),
-) -> Forwarded:
+def forward(connection: Connection, task: Task, rows: pa.Table) -> Forwarded:
     """
     Send on the messages that belong to other queues.
 
     Args:
         connection: in the transaction that received the rows.
-        queue: where they come from.
-        errors: takes what cannot be sent on; None: it stays here.
+        task: the queue that they come from; its error queue takes what cannot be sent on.
         rows: of QUEUE_ROW, none expired.
-        allowed: the option allowedDestinations.
 
     Raises:
         DestinationRefused: a table is not trusted, and there is no error queue.
@@ -88,15 +80,14 @@ def forward(
     marked = find_marked(rows["headers"])
     if marked is None:
         return Forwarded(rows)
-    own, mine = connection.printed(queue), rows.filter(marked)
-    routes = find_routes(mine["headers"].to_pylist(), partial(find_same, connection, queue))
-    destinations = Destinations(connection, allowed, source=queue, by_header=True)
-    work = Forwarding(destinations, own, errors, mine, routes)
+    mine = rows.filter(marked)
+    routes = find_routes(mine["headers"].to_pylist(), partial(find_same, connection, task.queue))
+    work = Forwarding(connection, task, mine["body"], routes)
     reasons = work.send()
     failed = work.give_up(reasons) if reasons else 0
     sent = routes.rows_of(routes.away.keys() - reasons.keys())
     if sent:
-        log.info("%s: %d delayed messages forwarded", own, len(sent))
+        log.info("%s: %d delayed messages forwarded", connection.printed(task.queue), len(sent))
     gone = {*sent, *(routes.rows_of(reasons) if failed else ())}
     return Forwarded(deliver(rows, marked, routes.texts, gone), len(sent), failed)
 
@@ -105,61 +96,54 @@ class Forwarding:
     """One task's messages that belong elsewhere, on their way to their destinations."""
 
     def __init__(
-        self,
-        destinations: Destinations,
-        own: str,
-        errors: QueueAddress | None,
-        rows: pa.Table,
-        routes: Routes,
+        self, connection: Connection, task: Task, bodies: pa.ChunkedArray, routes: Routes
     ) -> None:
-        self.destinations = destinations
-        self.connection = destinations.connection
-        self.own = own
-        self.errors = errors
-        self.rows = rows
+        self.connection = connection
+        self.task = task
+        self.bodies = bodies
         self.routes = routes
+        self.destinations = Destinations(
+            connection, task.options.allowed, source=task.queue, by_header=True
+        )
         self.patience = PATIENCE  # seconds that are left to wait for locked destinations
 
     def send(self) -> dict[str, SqlQueueError]:
         """Send on what can be sent; why the other destinations got nothing."""
         there, reasons = self._look_up()
-        if not there:
-            return reasons
-        self.connection.patience(self.patience)
-        reasons |= self._lock(there)
-        for destination, address in there.items():
-            if destination not in reasons:
-                reason = self._load(address, self.routes.away[destination])
-                if reason is not None:
-                    reasons[destination] = reason
-        self.destinations.confirm()
-        self.connection.patience(None)
+        if there:
+            self.connection.patience(self.patience)
+            reasons |= self._lock(there)
+            for destination, address in there.items():
+                if destination not in reasons:
+                    table = self._to_send(self.routes.away[destination])
+                    work = partial(load_checked, self.connection, address, table)
+                    if reason := self._attempt(work):
+                        reasons[destination] = reason
+            self.destinations.confirm()
+            self.connection.patience(None)
         return reasons
 
     def give_up(self, reasons: dict[str, SqlQueueError]) -> int:
         """Put messages into the error queue all at once, or leave them here; how many are gone."""
-        rows = self.routes.rows_of(reasons)
+        rows, errors = self.routes.rows_of(reasons), self.task.options.error_address
         log.warning(
             "%s: %d delayed messages cannot be forwarded and %s: %s",
-            self.own,
+            self.connection.printed(self.task.queue),
             len(rows),
             "are delivered here, as there is no errorQueue"
-            if self.errors is None
+            if errors is None
             else "go to the error queue",
             list_reasons([*reasons.values()]),
         )
-        if self.errors is None:
+        if errors is None:
             return 0
-        known = Destinations(
-            self.connection, self.destinations.allowed, source=self.destinations.source
-        )
-        known.lock_and_check([self.errors])
-        faults: dict[int, dict[str, str]] = {}
+        known = Destinations(self.connection, self.task.options.allowed, source=self.task.queue)
+        known.lock_and_check([errors])
         for destination, reason in reasons.items():
-            headers = failure_headers(self.connection, destination, reason)
-            faults |= dict.fromkeys(self.routes.away[destination], headers)
-        texts = [dumps(self.routes.headers[row] | faults[row]) for row in rows]
-        self.connection.load(self.errors, self._to_send(rows, texts))
+            more = failure_headers(self.connection, destination, reason)
+            for row in self.routes.away[destination]:
+                self.routes.headers[row] |= more
+        self.connection.load(errors, self._to_send(rows))
         known.confirm()
         return len(rows)
 
@@ -196,13 +180,9 @@ class Forwarding:
     def _check_trust(self, reasons: dict[str, SqlQueueError]) -> None:
         """Fail if a table is not trusted and there is no error queue."""
         for reason in reasons.values():
-            if self.errors is None and isinstance(reason, DestinationRefused):
+            refused = isinstance(reason, DestinationRefused)
+            if refused and self.task.options.error_address is None:
                 raise reason
-
-    def _load(self, destination: QueueAddress, rows: list[int]) -> SqlQueueError | None:
-        """Store some messages at their destination; why not, if that fails."""
-        table = self._to_send(rows, [dumps(self.routes.headers[row]) for row in rows])
-        return self._attempt(partial(load_checked, self.connection, destination, table))
 
     def _attempt(self, work: Callable[[], None]) -> SqlQueueError | None:
         """
@@ -223,9 +203,10 @@ class Forwarding:
             return error
         return None
 
-    def _to_send(self, rows: list[int], texts: list[str]) -> pa.Table:
+    def _to_send(self, rows: list[int]) -> pa.Table:
         """Make rows of a queue, under new ids."""
-        return rows_to_store(texts, self.rows["body"].take(pa.array(rows)))
+        texts = [dumps(self.routes.headers[row]) for row in rows]
+        return rows_to_store(texts, self.bodies.take(pa.array(rows)))
 
 
 # ---------------------------------------------------------------- the header, without IO

@@ -249,7 +249,6 @@ def divert(connection: Connection, task: Task, taken: pa.Table) -> TaskResult:
     if not live.num_rows:
         return TaskResult(live, expired, large)
     good = divert_poison(connection, task, live)
-    options = task.options
-    done = forward(connection, task.queue, options.error_address, good, allowed=options.allowed)
+    done = forward(connection, task, good)
     diverted = live.num_rows - good.num_rows + done.failed + large
     return TaskResult(done.rows, expired, diverted, done.forwarded)

@@ -441,8 +441,8 @@ RETURNING""",
         promise="A header alone directs messages only to tables of the same owner.",
         fixed="b4cce32",
         file="receive/forward.py",
-        old="source=queue, by_header=True",
-        new="source=queue, by_header=False",
+        old="source=task.queue, by_header=True",
+        new="source=task.queue, by_header=False",
         tests=[
             "hostile/test_destinations.py::test_a_header_directs_no_message_into_a_table_of_another_owner"
         ],
