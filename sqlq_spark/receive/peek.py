@@ -250,7 +250,12 @@ def report_stream(
     """
     now = datetime.now(UTC)
     queues = [report_queue(each, seen, most, now) for each, seen in found.items()]
-    report = sum_queues(name, queues) | {
+    ages = [each["oldestWaited"] for each in queues if each["oldestWaited"] is not None]
+    report: dict[str, Any] = {
+        "queue": name,
+        "backlog": sum(each["backlog"] for each in queues),
+        "backlogIsEstimate": any(each["backlogIsEstimate"] for each in queues),
+        "oldestWaited": max(ages, default=None),
         "tasks": ramp.tasks,
         "ramp": {"successes": ramp.successes, "failures": ramp.failures},
     }
@@ -273,17 +278,6 @@ def report_queue(name: str, found: Found, most: int, now: datetime) -> dict[str,
         "backlog": max(found.messages, found.span) if full else found.messages,
         "backlogIsEstimate": full,
         "oldestWaited": seconds_since(found.sent, now),
-    }
-
-
-def sum_queues(name: str, queues: list[dict[str, Any]]) -> dict[str, Any]:
-    """Report what waits in all queues together."""
-    oldest = [each["oldestWaited"] for each in queues if each["oldestWaited"] is not None]
-    return {
-        "queue": name,
-        "backlog": sum(each["backlog"] for each in queues),
-        "backlogIsEstimate": any(each["backlogIsEstimate"] for each in queues),
-        "oldestWaited": max(oldest, default=None),
     }
 
 
