@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 109, "lines": 15671, "tokens": 81826},
-    "everything else": {"files": 103, "lines": 14353, "tokens": 77780},
+    "core": {"files": 96, "lines": 15192, "tokens": 80344},
+    "everything else": {"files": 103, "lines": 14358, "tokens": 77812},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
-    "other files in tests": {"files": 70, "lines": 1353},
-    "package": {"files": 212, "lines": 30024, "tokens": 159606},
-    "sql": {"statement lines": 2643},
-    "tests": {"files": 303, "lines": 53572, "tokens": 359268},
-    "words": {"words": 69764},
+    "other files in tests": {"files": 70, "lines": 1356},
+    "package": {"files": 199, "lines": 29550, "tokens": 158156},
+    "sql": {"statement lines": 2651},
+    "tests": {"files": 303, "lines": 53652, "tokens": 359755},
+    "words": {"words": 69854},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -12,8 +12,8 @@ PACKAGE = Path(__file__).parent.parent / "sqlq_spark"
 FLOORS = (
     {"errors"},
     {"wire", "versions", "java", "checkpoints"},
-    {"database"},
     {"options"},
+    {"database"},
     {"receive", "send", "functions", "spark_api"},
     {"admin"},
     {"datasource"},

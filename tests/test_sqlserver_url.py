@@ -17,7 +17,7 @@ from sqlq_spark import database, errors
 from sqlq_spark.database.sqlserver import connection, drivers
 from sqlq_spark.database.sqlserver.drivers import Driver
 from sqlq_spark.database.sqlserver.url import Target, braced
-from sqlq_spark.options.login import with_login
+from sqlq_spark.options.names import with_login
 
 SECRET = "hush-#1"  # noqa: S105 - of no one
 QUOTED = "hush-%231"

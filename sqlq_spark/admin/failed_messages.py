@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database import transaction
-from sqlq_spark.database.spellings import find_same
+from sqlq_spark.database import find_same, transaction
 from sqlq_spark.database.trust import RETURNED, Destinations
 from sqlq_spark.errors import (
     BadAddress,
@@ -254,7 +253,7 @@ def sources(
     reasons: dict[str, str] = {}
     for text in texts:
         try:
-            parsed[text] = connection.parsed(text)
+            parsed[text] = connection.names.parse_address(text)
         except BadAddress as error:
             bad = BadAddress(text=text[:LONGEST], reason=error.reason)
             other = names.is_of_other_database(text)

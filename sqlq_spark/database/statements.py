@@ -41,6 +41,7 @@ StatementName = Literal[
     # transactions.sql
     "begin",
     "timeouts",
+    "set_lock_timeout",
     "commit",
     "rollback",
     "savepoint",
@@ -80,7 +81,6 @@ StatementName = Literal[
     "receive_range",
     "receive",
     "take",
-    "patience",
     "find_large",
     "divert_large",
     "save_receipt",
@@ -158,6 +158,7 @@ StatementName = Literal[
     "script_operator",
     "script_receive",
     "script_send",
+    "script_produce",
     "script_move",
     "script_delay",
     "script_publish",

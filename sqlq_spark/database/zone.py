@@ -12,11 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sqlq_spark.errors import BadOption, MissingOption, TimeZoneNotFound
+from sqlq_spark.options.connection import ZONE
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
-
-ZONE = "the time zone in which the .NET endpoints' sessions work, as Europe/Berlin"
 
 
 def endpoint_zone(connection: Connection, option: str | None) -> str:

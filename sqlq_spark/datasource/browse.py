@@ -68,8 +68,8 @@ class BrowseReader(DataSourceReader):
 
     def partitions(self) -> Sequence[RangePartition]:
         """Even ranges of the seqs there are now; what comes later is not read."""
-        with Session(self.options, "browse", state=False, worker=True) as session:
-            parts = session.do(
+        with Session(self.options, "browse", worker=True) as session:
+            parts = session.run_with_retries(
                 lambda connection: browse.parts(
                     connection,
                     self.options.addresses,
@@ -86,7 +86,7 @@ class BrowseReader(DataSourceReader):
         schema = to_arrow_schema(self.columns)
         options, queue = self.options, partition.queue
         name = f"browse {queue.table}"
-        with Session(options, name, state=False, worker=True) as session:
+        with Session(options, name, worker=True) as session:
             pages = browse.pages(
                 session.open(),
                 queue,

@@ -112,8 +112,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         schema, options = to_arrow_schema(self.columns), self.options
         for task in partition.tasks:
             work = partial(receive, task=task, timeout=options.query_timeout, origin=origin())
-            with Session(options, task.name, state=False, worker=True, reached=True) as session:
-                rows = session.do(work)
+            with Session(options, task.name, worker=True, reached=True) as session:
+                rows = session.run_with_retries(work)
                 queue = session.open().canonical(task.queue)
             for chunk in record_batches(rows):
                 batch = to_read_columns(chunk, schema, queue=queue)

@@ -27,7 +27,7 @@ from sqlq_spark.jobs.table_writer import Appender, Splitter
 from sqlq_spark.jobs.typed import schema as typed
 from sqlq_spark.jobs.typed import settings as typed_settings
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.parse import count, one_of
+from sqlq_spark.options.fields import count, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

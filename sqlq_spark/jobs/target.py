@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sqlq_spark import checkpoints
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.jobs.frame.settings import BadSettings
 from sqlq_spark.send.dispatch_log import OPEN, UNKNOWN, enter, last
 
@@ -38,9 +38,9 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
         return
     note = f"{checkpoint.rstrip('/')}/{FILE}"
     known, _, was = checkpoints.text(spark, note).partition("\n")
-    with Session(sink, "job") as session:
+    with StateSession(sink, "job") as session:
         here = f"{session.open().server}, stateSchema {sink.state_schema}"
-        if known and session.do(partial(last, known, sink.query_timeout)) != UNKNOWN:
+        if known and session.run_with_retries(partial(last, known, sink.query_timeout)) != UNKNOWN:
             return
         logs = (checkpoints.names(spark, f"{checkpoint}/{log}") for log in ("offsets", "commits"))
         batch, done = map(checkpoints.newest, logs)
@@ -52,5 +52,5 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
                 f"without an error. Or, if the batch was not sent, delete {note}"
             )
         fresh = f"job:{uuid.uuid4()}"
-        session.do(partial(enter, fresh, sink.query_timeout, OPEN))
+        session.run_with_retries(partial(enter, fresh, sink.query_timeout, OPEN))
     checkpoints.write(spark, note, f"{fresh}\n{here}")

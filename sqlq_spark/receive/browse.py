@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
-from sqlq_spark.options.parse import DEFAULT_MESSAGE_SIZE
+from sqlq_spark.options.fields import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.pace import apportion
 from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ, QUEUE_ROW, with_readable_texts
 

@@ -14,8 +14,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.database import trail, transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database import transaction
+from sqlq_spark.database.schema import has_trail, record_action
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, StreamNotFound, StreamOfOtherQueue
 from sqlq_spark.receive import pace, peek, receipts
 from sqlq_spark.receive.due import Satellite
@@ -69,7 +70,8 @@ class StreamDriver:
         self.ramp = Ramp(options.concurrency)
         self.satellites = {name: Satellite(options, at) for name, at in self.queues.items()}
         self._receipts = options.transaction_mode == "receiveOnly"
-        self._session = Session(options, f"driver {name_queues(options)}", state=self._receipts)
+        session = StateSession if self._receipts else Session
+        self._session = session(options, f"driver {name_queues(options)}")
         self._at_start = at_start
         self._purged = self._checked = self._logged_size = False
         self._claimed: str | None = None  # the stream that this process speaks for
@@ -82,7 +84,7 @@ class StreamDriver:
 
     def freeze(self) -> None:
         """Take the highest seq as it is now for the end of this run (AvailableNow)."""
-        self._session.do(self._freeze)
+        self._session.run_with_retries(self._freeze)
 
     def latest(self, start: Offset) -> Offset:
         """
@@ -91,11 +93,11 @@ class StreamDriver:
         Returns:
             The next offset; `start` if there is nothing to do now.
         """
-        return self._session.do(partial(self._latest, start=start))
+        return self._session.run_with_retries(partial(self._latest, start=start))
 
     def acknowledge(self, end: Offset) -> None:
         """Acknowledge `end`, whose batch Spark has in its commit log."""
-        self._session.do(partial(self._acknowledge, end=end))
+        self._session.run_with_retries(partial(self._acknowledge, end=end))
 
     def tasks(self, end: Offset) -> list[Task]:
         """
@@ -106,7 +108,7 @@ class StreamDriver:
         """
         planned = {part.queue for part in end.plan}
         if planned and planned.isdisjoint(self.queues):
-            self._session.do(partial(self._check_owner, end=end))
+            self._session.run_with_retries(partial(self._check_owner, end=end))
         return tasks_of(end, self.options)
 
     def report(self) -> dict[str, Any]:
@@ -417,10 +419,10 @@ def purge(connection: Connection, queues: Sequence[QueueAddress], *, timeout: fl
         QueueNotFound, RightMissing, TimedOut: nothing was deleted.
     """
     with transaction(connection, timeout=timeout):
-        recorded, total = trail.is_kept(connection), 0
+        recorded, total = has_trail(connection), 0
         for each in queues:
             gone = int(connection.rows("purge", tables={"queue": each})[0][0])
             if recorded and gone:
-                trail.record(connection, "purge", connection.printed(each), gone)
+                record_action(connection, "purge", connection.printed(each), gone)
             total += gone
         return total

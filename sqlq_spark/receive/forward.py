@@ -22,9 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database import attempt, load_checked
+from sqlq_spark.database import attempt, find_same, load_checked
 from sqlq_spark.database.failure_headers import failure_headers, list_reasons, rows_to_store
-from sqlq_spark.database.spellings import find_same
 from sqlq_spark.database.trust import PATIENCE, RETURNED, Destinations
 from sqlq_spark.errors import (
     BadAddress,
@@ -111,7 +110,7 @@ class Forwarding:
         """Send on what can be sent; why the other destinations got nothing."""
         there, reasons = self._look_up()
         if there:
-            self.connection.patience(self.patience)
+            self.connection.set_lock_timeout(self.patience)
             reasons |= self._lock(there)
             for destination, address in there.items():
                 if destination not in reasons:
@@ -120,7 +119,7 @@ class Forwarding:
                     if reason := self._attempt(work):
                         reasons[destination] = reason
             self.destinations.confirm()
-            self.connection.patience(None)
+            self.connection.set_lock_timeout(None)
         return reasons
 
     def give_up(self, reasons: dict[str, SqlQueueError]) -> int:
@@ -153,7 +152,7 @@ class Forwarding:
         reasons: dict[str, SqlQueueError] = {}
         for text in self.routes.away:
             try:
-                found[text] = self.connection.parsed(text)
+                found[text] = self.connection.names.parse_address(text)
             except BadAddress as error:
                 reasons[text] = error
         refused = self.destinations.find_refused(found.values(), RETURNED)
@@ -199,7 +198,7 @@ class Forwarding:
         except DatabaseFailure as error:
             if isinstance(error, TimedOut):
                 self.patience = max(0.0, self.patience - (time.monotonic() - started))
-                self.connection.patience(self.patience)
+                self.connection.set_lock_timeout(self.patience)
             return error
         return None
 

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from sqlq_spark.errors import BadOffset, BadPlan
-from sqlq_spark.options.parse import INT64
+from sqlq_spark.options.fields import INT64
 from sqlq_spark.receive.receipts import CEILING
 from sqlq_spark.receive.task import Task
 from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ

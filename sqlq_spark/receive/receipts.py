@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow.compute as pc
 
-from sqlq_spark.database.trust import SENT, Destinations
+from sqlq_spark.database.trust import Destinations
 from sqlq_spark.errors import (
     CheckpointFailure,
     CheckpointRolledBack,
@@ -32,7 +32,7 @@ from sqlq_spark.errors import (
     StreamOfOtherQueue,
     StreamTakenOver,
 )
-from sqlq_spark.options.parse import LARGEST_MESSAGE
+from sqlq_spark.options.fields import LARGEST_MESSAGE
 from sqlq_spark.receive.pace import Outcome
 from sqlq_spark.wire.address import split_canonical
 from sqlq_spark.wire.header_columns import has_id
@@ -403,7 +403,7 @@ def return_(
     if rows.num_rows:
         destinations = Destinations(connection, allowed)
         destinations.lock_and_check([queue])
-        connection.load(queue, rows.select(SENT))
+        connection.load(queue, rows.select(["id", "expires", "headers", "body"]))
         destinations.confirm()
     return int(rows.num_rows)
 

@@ -29,7 +29,7 @@ def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions)
     """Send chunks as they come, a transaction for each; return how many messages were sent."""
     messages, unheard = 0, Counter[str]()
     for chunk in chunks:
-        unheard += session.do(partial(send_chunk, chunk=chunk, options=options))
+        unheard += session.run_with_retries(partial(send_chunk, chunk=chunk, options=options))
         messages += chunk.num_rows
     log_unheard(session.application, unheard)
     return messages

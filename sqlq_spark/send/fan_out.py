@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database.spellings import unite
+from sqlq_spark.database import unite
 from sqlq_spark.errors import BadAddress, QueueNotFound, SubscriberLost, SubscriberUnreachable
 from sqlq_spark.send.subscriptions import list_subscriptions
 from sqlq_spark.send.topics import join_topics
@@ -178,7 +178,7 @@ class FanOut:
         places: dict[Subscription, QueueAddress | str] = {}
         for each in subscriptions:
             try:
-                parsed[each] = connection.parsed(each.address)
+                parsed[each] = connection.names.parse_address(each.address)
             except BadAddress as error:
                 places[each] = self._lose(each, each.address, f"is no address ({error.reason})")
         first = unite(connection, parsed.values())

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database import transaction
-from sqlq_spark.database.spellings import unite
+from sqlq_spark.database import transaction, unite
 from sqlq_spark.database.trust import Destinations
 from sqlq_spark.errors import BadInput, MissingOption
-from sqlq_spark.options.addresses import parse_destination
+from sqlq_spark.options.names import parse_destination
 from sqlq_spark.send import delayed, subscriptions
 from sqlq_spark.send.fan_out import FanOut, count_unheard, log_unheard
 from sqlq_spark.send.topics import topics_of

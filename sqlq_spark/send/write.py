@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database import read_clock
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.send import at_least_once, queue_writer, staging
 from sqlq_spark.send.dispatch import dispatch
@@ -55,9 +55,15 @@ def look_ahead(options: SinkOptions) -> None:
     """Fail on the driver, before a task runs, if a table that the options name does not exist."""
     if not options.names_tables:
         return
-    exactly_once = options.delivery == "exactlyOnce"
-    with Session(options, "look ahead", state=exactly_once, worker=True) as session:
-        session.do(lambda connection: queue_writer.check_destinations(connection, options))
+    with choose_session(options)(options, "look ahead", worker=True) as session:
+        session.run_with_retries(
+            lambda connection: queue_writer.check_destinations(connection, options)
+        )
+
+
+def choose_session(options: SinkOptions) -> type[Session]:
+    """Return the kind of session that the delivery needs."""
+    return StateSession if options.delivery == "exactlyOnce" else Session
 
 
 def write(
@@ -74,14 +80,13 @@ def write(
     seed = None if exactly_once else hashlib.sha256(task.name.encode()).digest()[:16]
     named = Named()
     known = task.batch > 0  # of a stream, by the batches before
-    with Session(
-        options, f"sink {task.name}", state=exactly_once, worker=True, reached=known
-    ) as session:
+    session_of = choose_session(options)
+    with session_of(options, f"sink {task.name}", worker=True, reached=known) as session:
         sender = Sender(
             options=options,
             partition=task.partition,
             seed=seed,
-            clock=partial(session.do, read_clock),  # it decides when messages expire
+            clock=partial(session.run_with_retries, read_clock),  # it decides when messages expire
             own_address=partial(queue_writer.own_address, session),
             sent_by=task.sent_by,
         )
@@ -100,8 +105,8 @@ def dispatch_staged(options: SinkOptions, staged: Sequence[Staged]) -> None:
     """Send what the tasks of a batch staged, in one transaction."""
     if staged:
         name = f"dispatch {staged[0].sink}/{staged[0].batch}"
-        with Session(options, name, worker=True, reached=True) as session:
-            session.do(lambda connection: dispatch(connection, staged, options))
+        with StateSession(options, name, worker=True, reached=True) as session:
+            session.run_with_retries(lambda connection: dispatch(connection, staged, options))
 
 
 def discard_staged(options: SinkOptions, sink: str, batch: int, *, final: bool) -> None:
@@ -119,8 +124,8 @@ def discard_staged(options: SinkOptions, sink: str, batch: int, *, final: bool) 
     if options.delivery != "exactlyOnce":
         return
     try:
-        with Session(options, f"abort {sink}/{batch}") as session:
-            session.do(
+        with StateSession(options, f"abort {sink}/{batch}") as session:
+            session.run_with_retries(
                 lambda connection: staging.discard(
                     connection, sink, batch, final=final, timeout=options.query_timeout
                 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark.admin import checks
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
@@ -125,7 +125,7 @@ def receive_batches(bench: Bench) -> Costs:
     options = SourceOptions.parse(raw | {"maxConcurrency": "2"})
     query = str(uuid.uuid4())  # Spark gives each query another name
     loop, offset, taken = StreamDriver(options, time.monotonic, checks.at_start), INITIAL, 0
-    with Session(options, "limits") as session:
+    with StateSession(options, "limits") as session:
         peek = _peek(options, session.open())
         loop.freeze()
         before = bench.begin()
@@ -154,7 +154,7 @@ def _peek(options: SourceOptions, connection: Connection) -> float:
 def _copy(bench: Bench) -> Costs:
     """The COPY of a batch alone, on one connection, without begin and commit."""
     options, chunks = _to_send(bench)
-    with Session(options, "limits") as session, transaction(session.open(), timeout=_TIMEOUT):
+    with StateSession(options, "limits") as session, transaction(session.open(), timeout=_TIMEOUT):
         clock = queue_writer.add_expires
         tables = [queue_writer.add_ids(clock(session.open(), chunk)) for chunk in chunks]
         with bench.timing() as costs:
@@ -166,7 +166,7 @@ def _copy(bench: Bench) -> Costs:
 def send_now(bench: Bench) -> Costs:
     """A task's way to send at once."""
     options, chunks = _to_send(bench)
-    with Session(options, "limits") as session:
+    with StateSession(options, "limits") as session:
         session.open()
         with bench.timing() as costs:
             at_least_once.send_now(session, chunks, options)
@@ -177,7 +177,7 @@ def send_now(bench: Bench) -> Costs:
 def stage_and_dispatch(bench: Bench) -> Costs:
     """A task's staging and the driver's dispatch, whose one connection is timed."""
     options, chunks = _to_send(bench)
-    with Session(options, "limits") as session:
+    with StateSession(options, "limits") as session:
         session.open()
         before = bench.begin()
         staged = staging.stage(session, chunks, sink=staging.nameless_sink(), batch=0)

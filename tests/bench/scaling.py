@@ -129,7 +129,7 @@ def queues(url: str, trial: Trial) -> Iterator[Point]:
     """Send one DataFrame, by its column `queue`, to so many queues."""
     with stand(url, 10_000 if trial.quick else _BATCH) as bench:
         names = [f"q{at}" for at in range(max(_QUEUES))]
-        with Session(SinkOptions(url=bench.url), "bench", state=False) as session:
+        with Session(SinkOptions(url=bench.url), "bench") as session:
             for name in names:
                 session.open().run("create_queue", tables={"queue": QueueAddress(name)})
         bench.frame.count()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from psycopg import sql
 
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive import task as receive
 from sqlq_spark.wire.address import QueueAddress
@@ -55,7 +55,7 @@ def received(
     if errors:
         options = replace(options, error_address=QueueAddress(errors, place.schema))
     queue = QueueAddress("Shop.Orders", place.schema)
-    with Session(options, "test") as session:
+    with StateSession(options, "test") as session:
         connection = session.open()
         if batch == 1:
             name = connection.printed(queue)

@@ -24,10 +24,10 @@ from waiting import until
 from sqlq_spark import database
 from sqlq_spark.admin import checks
 from sqlq_spark.database import schema, transaction
-from sqlq_spark.database.names import names_of
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.names import names_of
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, BatchPlan, Offset, write_plan
 from sqlq_spark.receive.receipts import Acknowledged, Claim, acknowledge, save
@@ -173,9 +173,7 @@ class Bench:
 
     def session(self, application: str = "", **raw: str) -> Session:
         """Give a session of ours; closed at the end of the test."""
-        return self._stack.enter_context(
-            Session(self.source(**raw), f"{self.name} {application}", state=False)
-        )
+        return self._stack.enter_context(Session(self.source(**raw), f"{self.name} {application}"))
 
     def open(self, application: str = "", **raw: str) -> Connection:
         """Open a connection."""

@@ -19,8 +19,7 @@ from waiting import until
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.admin.script import Roles, script
-from sqlq_spark.database import schema, transaction
-from sqlq_spark.database.spellings import find_same
+from sqlq_spark.database import find_same, schema, transaction
 from sqlq_spark.errors import Deadlock, RightMissing, SchemaNotFound, StaleTask
 from sqlq_spark.receive import task as tasks
 from sqlq_spark.wire.address import QueueAddress
@@ -288,7 +287,7 @@ def _reader(bench: Bench) -> Iterator[tuple[str, str, QueueAddress]]:
         bench.dotnet.kill(f"{bench.name} reader")
         dotnet.dba.drop_login(login)
         dotnet.dba.drop_schema(state)
-        for role in (roles.reader, roles.sender):
+        for role in filter(None, (roles.reader, roles.sender)):
             said(bench, "drop_role", role=role)
 
 

@@ -10,8 +10,8 @@ import pytest
 from servers import only
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.names import names_of
 from sqlq_spark.errors import CheckpointIncomplete
+from sqlq_spark.options.names import names_of
 from sqlq_spark.receive import pace, receipts
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.wire.address import QueueAddress

@@ -16,7 +16,7 @@ from servers import only
 from waiting import until
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.postgresql import ranges
+from sqlq_spark.database.postgresql import connection as postgresql
 from sqlq_spark.errors import (
     ConnectionLost,
     QueueNotFound,
@@ -193,7 +193,7 @@ def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) 
 
     with bench.running(task, "first") as rows:
         do = partial(receive, task=task, timeout=TIMEOUT, origin=Origin())
-        attempt = bench.thread(lambda: second.do(do))
+        attempt = bench.thread(lambda: second.run_with_retries(do))
         bench.blocked("second")
         assert not attempt.done()
 
@@ -314,7 +314,7 @@ def test_a_wait_longer_than_query_timeout_ends(bench: Bench) -> None:
     task, session = bench.task(bench.new_stream()), bench.session()
     with bench.dotnet.locked(bench.queue), pytest.raises(TimedOut) as caught:
         # a session that was idle for so long is ended, which is another matter
-        session.do(partial(receive, task=task, timeout=0.2, origin=Origin()))
+        session.run_with_retries(partial(receive, task=task, timeout=0.2, origin=Origin()))
 
     assert "Raise the option queryTimeout" in str(caught.value)
 
@@ -448,7 +448,9 @@ def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again
             bytes_each=9999.0,
         )
 
-        rows = session.do(partial(receive, task=task, timeout=TIMEOUT, origin=Origin()))
+        rows = session.run_with_retries(
+            partial(receive, task=task, timeout=TIMEOUT, origin=Origin())
+        )
 
         moved = bench.dotnet.rows(bench.errors)
         assert sorted([*rows["id"].to_pylist(), *(row.id.bytes for row in moved)]) == sorted(sent)
@@ -472,7 +474,9 @@ def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -
         sent = sorted(row.id.bytes for row in bench.dotnet.rows(bench.queue))
         task = bench.task(None)
 
-        rows = session.do(partial(receive, task=task, timeout=TIMEOUT, origin=Origin()))
+        rows = session.run_with_retries(
+            partial(receive, task=task, timeout=TIMEOUT, origin=Origin())
+        )
 
         assert sorted(rows["id"].to_pylist()) == ([] if after else sent)
         assert bench.receive(task).num_rows == 0
@@ -517,8 +521,8 @@ def test_a_range_that_is_deleted_at_once_holds_the_lowest_messages_of_the_queue(
     task = bench.task(stream, first=base, stop=base + 25, messages=messages, bytes=ceiling)
 
     with bench.dotnet.hold(bench.queue, locked), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges, "FEWEST", 0)
-        patch.setattr(ranges, "HELD", {})
+        patch.setattr(postgresql, "FEWEST", 0)
+        patch.setattr(postgresql, "HELD", {})
         taken = bench.receive(task)["seq"].to_pylist()
 
     assert taken == free[: len(taken)]
@@ -538,26 +542,26 @@ def test_a_queue_with_another_consumer_is_not_received_from_by_ranges(
     The server counts the limit for each row, so a larger one adds up beside busy endpoints.
     """
     waits: list[float | None] = []
-    patience = bench.desk.patience
+    patience = bench.desk.set_lock_timeout
 
     def wait(seconds: float | None) -> None:
         waits.append(seconds)
         patience(seconds)
 
-    monkeypatch.setattr(bench.desk, "patience", wait)
-    monkeypatch.setattr(ranges, "FEWEST", 0)
-    monkeypatch.setattr(ranges, "HELD", {})
+    monkeypatch.setattr(bench.desk, "set_lock_timeout", wait)
+    monkeypatch.setattr(postgresql, "FEWEST", 0)
+    monkeypatch.setattr(postgresql, "HELD", {})
     stream = bench.new_stream()
     bench.dotnet.send_many(bench.queue, [b"a", b"b", b"c", b"d"])
     ours = partial(bench.task, stream, first=1, stop=10, messages=2)
 
     with bench.dotnet.hold(bench.queue, [2]):
         first = bench.receive(ours(task=0))
-        tried = dict(ranges.HELD)
+        tried = dict(postgresql.HELD)
         second = bench.receive(ours(task=1))
 
     assert (bodies(first), bodies(second)) == ([b"a", b"c"], [b"d"])
     assert waits == [0.001]
     assert len(tried) == 1
-    assert tried == ranges.HELD
+    assert tried == postgresql.HELD
     assert bodies(bench.receive(ours(task=2))) == [b"b"]

@@ -11,7 +11,7 @@ from servers import only
 
 from sqlq_spark.admin import checks
 from sqlq_spark.database import schema
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.errors import DatabaseFailure, RightMissing, StateRightMissing
 from sqlq_spark.receive import browse
 from sqlq_spark.receive.driver import StreamDriver
@@ -89,7 +89,7 @@ class Service:
         loop = StreamDriver(options, Clock(), checks.at_start)
         try:
             end = loop.latest(INITIAL)
-            with Session(options, "service") as session:
+            with StateSession(options, "service") as session:
                 connection = session.open()
                 for task in loop.tasks(end):
                     receive(connection, task, timeout=TIMEOUT, origin=Origin())

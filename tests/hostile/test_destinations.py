@@ -237,7 +237,7 @@ class Scene:
 
     def connection(self, url: str | None = None) -> Any:
         """Give a connection of the stream's login, or of another."""
-        session = Session(self.source(url), "test", state=False)
+        session = Session(self.source(url), "test")
         self.stack.append(session)
         return session.open()
 
@@ -283,7 +283,7 @@ class Scene:
 def scene(place: Place, tenants: Tenants) -> Iterator[Scene]:
     """Give a stream's login with an error queue, and an attacker without a right of theirs."""
     options = SourceOptions.parse({"url": place.url, "queue": "x", "stateSchema": place.state})
-    with Session(options, "install", state=False) as desk:
+    with Session(options, "install") as desk:
         connection = desk.open()
         schema.install(connection, timeout=TIMEOUT)
         for table in ("Shop", "error", "audit", "Mallory"):
@@ -602,7 +602,7 @@ def test_a_return_is_refused_again_when_it_is_done(scene: Scene) -> None:
     scene.place.sql(f"ALTER TABLE {scene.trap} OWNER TO {scene.place.sql('SELECT user')[0][0]}")
     scene.put(scene.table("error"), **{FAILED_Q: scene.trap})
     errors = POSTGRESQL.parse_address(scene.table("error"))
-    with Session(scene.source(scene.place.url), "retry", state=False) as session:
+    with Session(scene.source(scene.place.url), "retry") as session:
         planned = failed_messages.plan(
             session.open(), errors, failed_messages.Choice(), timeout=TIMEOUT
         )

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from sqlq_spark.cli import main
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.demo.embedded import _programs as programs
 from sqlq_spark.errors import NotAQueue, RightMissing, StateRightMissing, StreamNotFound
 from sqlq_spark.receive import task as receive
@@ -239,7 +239,7 @@ def open_transactions(a: Team) -> Iterator[None]:
     stream = a.stream()
     stream.plan()
     (task,) = stream.loop.tasks(stream.end)
-    with Session(a.writer().options, "holds") as session:
+    with StateSession(a.writer().options, "holds") as session:
         holder = session.open()
         with transaction(holder, timeout=TIMEOUT):
             receive.fence(holder, task)

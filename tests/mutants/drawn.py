@@ -32,9 +32,9 @@ DRAWN = [
     Fault(
         id="options-1",
         promise="The option undeliverable takes the word fail, or an error queue.",
-        file="options/addresses.py",
-        old="return None if text.lower() == word else",
-        new="return None if not (text.lower() == word) else",
+        file="options/sink.py",
+        old="return None if text.lower() == FAIL else",
+        new="return None if not (text.lower() == FAIL) else",
         tests=["conformance/test_undeliverable.py::test_fail_stops_the_batch_as_before"],
     ),
     Fault(
@@ -50,7 +50,7 @@ DRAWN = [
     Fault(
         id="database-7",
         promise="A password of the environment that is for another database is named.",
-        file="database/names.py",
+        file="options/names.py",
         old="if each.password_variable is not None and each is not own",
         new="if each.password_variable is not None and each is own",
         tests=["test_names.py::test_a_password_of_another_database_is_known"],

@@ -129,9 +129,10 @@ def _sqlstate(error: Error) -> str:
 
 def connection_error(server: str, text: str) -> errors.DatabaseFailure:
     """Return the error for a connection that failed, by libpq's sentence."""
-    passing = _passing_failure(text)
-    if passing is not None:
-        return passing
+    if re.search(GONE, text):
+        return errors.ConnectionLost(statement="connect", reason=text)
+    if re.search(TOO_MANY, text):
+        return errors.ServerShort(statement="connect", code="53300", reason=text)
     if re.search(UNVERIFIED, text):
         return errors.ServerNotVerified(server=server, reason=text)
     if re.search(CLIENT_CERTIFICATE, text):
@@ -141,15 +142,6 @@ def connection_error(server: str, text: str) -> errors.DatabaseFailure:
     if re.search(r"authentication|password|role .* (does not exist|is not permitted)|pg_hba", text):
         return errors.LoginRefused(server=server, reason=text)
     return errors.NotReachable(server=server, reason=text)
-
-
-def _passing_failure(text: str) -> errors.DatabaseFailure | None:
-    """Return the error of a server that was reached and is worth another attempt, if it is one."""
-    if re.search(GONE, text):
-        return errors.ConnectionLost(statement="connect", reason=text)
-    if re.search(TOO_MANY, text):
-        return errors.ServerShort(statement="connect", code="53300", reason=text)
-    return None
 
 
 def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send.dispatch_log import OPEN, close, enter, last
 
@@ -37,5 +37,5 @@ class RequestLog:
     def _do(self, request: str, work: Callable[..., int], *more: int) -> int:
         options = SinkOptions.parse(self._sink(request))
         sink, timeout = f"app:{options.txn_app_id}", options.query_timeout
-        with Session(options, "triage") as session:
-            return session.do(partial(work, sink, timeout, *more))
+        with StateSession(options, "triage") as session:
+            return session.run_with_retries(partial(work, sink, timeout, *more))

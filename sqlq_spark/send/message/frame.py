@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.errors import BadMessage, BadOption
-from sqlq_spark.options.addresses import parse_destination, parse_reply_column
+from sqlq_spark.options.names import parse_destination, parse_reply_address
 from sqlq_spark.send.message import delays
 from sqlq_spark.send.message.own_headers import Own, OwnMaps, OwnTexts, default
 from sqlq_spark.wire import headers as wire
@@ -65,7 +65,8 @@ class Frame:
         known = []
         for code, text in enumerate(coded.dictionary.to_pylist()):
             try:
-                known.append(write(parse_reply_column("replyToAddress", text, naming)))
+                address = parse_reply_address("replyToAddress", text, naming, in_row=True)
+                known.append(write(address))
             except BadOption as error:
                 reason = f"column replyToAddress is {error.found!r}: expected {error.expected}"
                 self.refuse(pc.equal(coded.indices, code), reason)

@@ -68,7 +68,7 @@ def check_source(connection: Connection, named: Named, options: SinkOptions, que
             queues = named.find_queues(connection, options) if rows else []
     except (RightMissing, StateNotInstalled):
         return
-    own = set(connection.identities([connection.parsed(queue) for (queue,) in rows]))
+    own = set(connection.identities([connection.names.parse_address(queue) for (queue,) in rows]))
     for queue, identity in zip(queues, connection.identities(queues), strict=True):
         if identity in own:
             raise BadOption(

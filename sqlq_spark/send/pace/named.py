@@ -101,6 +101,6 @@ class Named:
         for topic in sorted(self.topics):
             for each in by_topic.get(full_name(topic), []):
                 try:
-                    yield connection.parsed(each.address)
+                    yield connection.names.parse_address(each.address)
                 except BadAddress:
                     continue

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.send import dispatch_log
 from sqlq_spark.send.pace.backlog import Above, check_source, find_above
 from sqlq_spark.send.pace.named import Named
@@ -78,14 +78,16 @@ def wait_before_chunks(
     """
     for chunk in chunks:
         if options.pause_above is not None:
-            wait_for_backlog(options, options.pause_above, Named.of_chunk(chunk), task, session.do)
+            wait_for_backlog(
+                options, options.pause_above, Named.of_chunk(chunk), task, session.run_with_retries
+            )
         yield chunk
 
 
 def do_once(options: SinkOptions, name: str, work: Work) -> Above | None:
     """Do something in a session of its own, which leaves its connection to the next one."""
-    with Session(options, f"sink {name}", worker=True, reached=True) as session:
-        return session.do(work)
+    with StateSession(options, f"sink {name}", worker=True, reached=True) as session:
+        return session.run_with_retries(work)
 
 
 def wait_for_backlog(
@@ -130,8 +132,8 @@ class BacklogLook:
 
 def wait_for_rate(options: SinkOptions, task: WriteTask, rate: int) -> None:
     """Wait until the rate allows the next dispatch of the sink."""
-    with Session(options, f"sink {task.name}", worker=True, reached=True) as session:
-        left = session.do(partial(read_seconds_left, options, task, rate))
+    with StateSession(options, f"sink {task.name}", worker=True, reached=True) as session:
+        left = session.run_with_retries(partial(read_seconds_left, options, task, rate))
     # such a wait comes with each batch, so it is no warning
     wait_while(RateLook(time.monotonic() + left, rate), f"sink {task.name}", level=logging.INFO)
 

@@ -19,8 +19,8 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from sqlq_spark.database.names import names_of
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.names import names_of
 from sqlq_spark.send.message.delays import CHUNK_DELAYS
 from sqlq_spark.send.message.sender import CHUNK_ROW
 from sqlq_spark.send.topics import CHUNK_TOPICS

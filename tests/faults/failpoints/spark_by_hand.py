@@ -20,7 +20,7 @@ from sqlq_spark import database
 from sqlq_spark.admin import checks, failed_messages
 from sqlq_spark.admin import return_to_source as returning
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask
 from sqlq_spark.jobs.triage.request_log import RequestLog
 from sqlq_spark.receive import pace, receipts
@@ -100,12 +100,12 @@ class Desk:
     @cached_property
     def tasks(self) -> Session:
         """What executors receive by."""
-        return Session(self.shop.source(), "task", state=False)
+        return Session(self.shop.source(), "task")
 
     @cached_property
     def sends(self) -> Session:
         """What is sent by."""
-        return Session(self.shop.sink(), "sink")
+        return StateSession(self.shop.sink(), "sink")
 
     def restart(self) -> None:
         """Be a new driver."""
@@ -139,7 +139,7 @@ def latest(desk: Desk, start: Offset) -> Offset:
 
 def receive(desk: Desk, task: Task, origin: Origin) -> pa.Table:
     """Run the receive of a task."""
-    return desk.tasks.do(
+    return desk.tasks.run_with_retries(
         lambda connection: receiving.receive(connection, task, timeout=TIMEOUT, origin=origin)
     )
 
@@ -159,13 +159,15 @@ def stage(desk: Desk, chunks: list[pa.Table], sink: str, batch: int, origin: Ori
 
 def dispatch(desk: Desk, staged: list[Staged], options: SinkOptions) -> int:
     """Commit a write."""
-    return desk.sends.do(lambda connection: send.dispatch(connection, staged, options))
+    return desk.sends.run_with_retries(
+        lambda connection: send.dispatch(connection, staged, options)
+    )
 
 
 def discard(desk: Desk, sink: str, batch: int) -> None:
     """Abort a micro-batch, or a write without a name, which is not tried again."""
     final = sink.startswith("write:")
-    desk.sends.do(
+    desk.sends.run_with_retries(
         lambda connection: staging.discard(connection, sink, batch, final=final, timeout=TIMEOUT)
     )
 
