@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
 from servers import only
 
 from sqlq_spark.admin import inspect
+from sqlq_spark.datasource.stream import StreamReader
 from sqlq_spark.errors import (
     QueueNotFound,
     StreamNotFound,
@@ -217,6 +220,26 @@ def test_available_now_freezes_the_end_of_each_queue(several: Several) -> None:
 
 
 # ----- looking ---------------------------------------------------------------------------------
+
+
+def test_ranges_that_share_a_partition_keep_their_receipts(several: Several) -> None:
+    """One task of Spark receives them all, and its retry hands out what it received."""
+    sent = [several.send(at, 2) for at in range(3)]
+    options = several.bench.source(queues=", ".join(several.names), maxConcurrency="1")
+    reader = StreamReader(options, StructType([StructField("body", BinaryType())]))
+    with closing(reader.driver):
+        end = reader.latestOffset(reader.initialOffset())
+        (partition,) = reader.partitions(reader.initialOffset(), end)
+    begun = reader.read(partition)
+    first = next(begun)
+    del begun
+
+    rows = [batch["body"].to_pylist() for batch in reader.read(partition)]
+
+    assert first["body"].to_pylist() == sent[0]
+    assert rows == sent
+    receipts = several.bench.dotnet.state_rows("receipt", "task, queue")
+    assert receipts == [*enumerate(several.names)]
 
 
 def test_an_empty_queue_alone_is_left_alone(several: Several) -> None:
