@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 96, "lines": 15192, "tokens": 80344},
-    "everything else": {"files": 103, "lines": 14358, "tokens": 77812},
+    "core": {"files": 83, "lines": 14770, "tokens": 79098},
+    "everything else": {"files": 103, "lines": 14355, "tokens": 77794},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1356},
-    "package": {"files": 199, "lines": 29550, "tokens": 158156},
+    "package": {"files": 186, "lines": 29125, "tokens": 156892},
     "sql": {"statement lines": 2651},
-    "tests": {"files": 303, "lines": 53652, "tokens": 359755},
-    "words": {"words": 69854},
+    "tests": {"files": 303, "lines": 53698, "tokens": 360083},
+    "words": {"words": 69853},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
