@@ -250,8 +250,8 @@ def messages(
     from sqlq_spark.receive import browse  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.rows import without_odd_expiries  # noqa: PLC0415 - see cli
 
-    ends = browse.ranges(connection, queue, parts=1, timeout=timeout)
-    for first, stop in ends if limit else ():
+    ends = browse.parts(connection, [queue], parts=1, timeout=timeout)
+    for _, first, stop in ends if limit else ():
         for page in browse.pages(connection, queue, first, stop, narrow=False, timeout=timeout):
             for row in without_odd_expiries(page.slice(0, limit)).to_pylist():
                 yield message(row)
