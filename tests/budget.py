@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 82, "lines": 14697, "tokens": 78872},
+    "core": {"files": 82, "lines": 14693, "tokens": 78862},
     "everything else": {"files": 103, "lines": 14354, "tokens": 77788},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1356},
-    "package": {"files": 185, "lines": 29051, "tokens": 156660},
+    "package": {"files": 185, "lines": 29047, "tokens": 156650},
     "sql": {"statement lines": 2651},
-    "tests": {"files": 305, "lines": 53922, "tokens": 362108},
+    "tests": {"files": 303, "lines": 53732, "tokens": 360338},
     "words": {"words": 69853},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
