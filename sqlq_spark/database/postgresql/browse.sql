@@ -15,8 +15,7 @@ SELECT id,
        seq::bigint AS seq,
        CASE WHEN bytes > :largest::bigint THEN bytes END AS large
   FROM (SELECT q.id, q.expires, q.headers, q.body, q.seq,
-               coalesce(octet_length(q.headers), 0)::bigint
-               + coalesce(octet_length(q.body), 0) AS bytes
+               {message_bytes} AS bytes
           FROM {queue} AS q
          WHERE q.seq >= :first::bigint
            AND q.seq < :stop::bigint
@@ -27,8 +26,7 @@ SELECT id,
                               sum(CASE WHEN bytes <= :largest::bigint THEN bytes ELSE 0 END)
                                   OVER (ROWS UNBOUNDED PRECEDING) AS up_to
                          FROM (SELECT q.seq,
-                                      coalesce(octet_length(q.headers), 0)::bigint
-                                      + coalesce(octet_length(q.body), 0) AS bytes
+                                      {message_bytes} AS bytes
                                  FROM {queue} AS q
                                 WHERE q.seq >= :first::bigint
                                   AND q.seq < :stop::bigint

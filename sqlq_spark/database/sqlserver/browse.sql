@@ -7,8 +7,7 @@
 WITH lowest AS (
     SELECT TOP (@messages)
            Id, Expires, Headers, Body, RowVersion,
-           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-           + ISNULL(DATALENGTH(Body), 0) AS bytes
+           {message_bytes} AS bytes
       FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE RowVersion >= @first AND RowVersion < @stop
      ORDER BY RowVersion
