@@ -176,33 +176,26 @@ SELECT pg_table_size(oid) - toast, pg_indexes_size(oid), toast,
 -- named may also be a view, or the table of subscriptions, readable or not.
 -- Returns: schema, name text; identity bigint; delayed boolean; messages (an estimate), bytes bigint;
 --          by schema, name
-SELECT f.nspname::text,
-       f.relname::text,
-       f.oid::bigint,
-       NOT f.is_queue,
-       coalesce(nullif(pg_stat_get_live_tuples(f.oid), 0), greatest(f.reltuples, 0)::bigint),
-       f.relpages * current_setting('block_size')::bigint
-  FROM (SELECT c.*,
-               n.nspname,
-               kinds.*
-          FROM pg_catalog.pg_class AS c
-          JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-         CROSS JOIN LATERAL (
-                SELECT count(*) FILTER (WHERE a.attname IN ('id', 'expires', 'headers', 'body', 'seq')) = 5
-                           AS is_queue,
-                       count(*) FILTER (WHERE a.attname IN ('headers', 'body', 'due')) = 3 AS is_delayed,
-                       count(*) FILTER (WHERE a.attname IN ('topic', 'endpoint', 'queueaddress')) = 3
-                           AND :table_name::text IS NOT NULL AS is_subscriptions
-                  FROM pg_catalog.pg_attribute AS a
-                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS kinds
-         WHERE (c.relkind = 'r' AND NOT c.relispartition
-                OR c.relkind IN ('r', 'p', 'f', 'v', 'm') AND :table_name::text IS NOT NULL)
-           AND c.relpersistence <> 't'
-           AND (:schema_name::text IS NULL OR n.nspname = :schema_name::text)
-           AND (:table_name::text IS NULL OR c.relname = :table_name::text)) AS f
- WHERE f.is_subscriptions
-    OR (f.is_queue OR f.is_delayed)
-       AND has_schema_privilege(f.relnamespace, 'USAGE')
-       AND has_table_privilege(f.oid, 'SELECT')
- ORDER BY f.nspname, f.relname
+SELECT n.nspname::text,
+       c.relname::text,
+       c.oid::bigint,
+       NOT its.names @> '{id,expires,headers,body,seq}',
+       coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0), greatest(c.reltuples, 0)::bigint),
+       c.relpages * current_setting('block_size')::bigint
+  FROM pg_catalog.pg_class AS c
+  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ CROSS JOIN LATERAL (
+        SELECT array_agg(a.attname::text) AS names
+          FROM pg_catalog.pg_attribute AS a
+         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS its
+ WHERE (c.relkind = 'r' AND NOT c.relispartition
+        OR c.relkind IN ('r', 'p', 'f', 'v', 'm') AND :table_name::text IS NOT NULL)
+   AND c.relpersistence <> 't'
+   AND (:schema_name::text IS NULL OR n.nspname = :schema_name::text)
+   AND (:table_name::text IS NULL OR c.relname = :table_name::text)
+   AND (its.names @> '{topic,endpoint,queueaddress}' AND :table_name::text IS NOT NULL
+        OR (its.names @> '{id,expires,headers,body,seq}' OR its.names @> '{headers,body,due}')
+           AND has_schema_privilege(c.relnamespace, 'USAGE')
+           AND has_table_privilege(c.oid, 'SELECT'))
+ ORDER BY n.nspname, c.relname
  LIMIT 10000

@@ -156,14 +156,11 @@ END
 
 -- name: state_parts
 -- Returns: name of each table and index in the state schema; no row where this login may not see all
-SELECT t.name
+SELECT part.name
   FROM sys.tables AS t
- WHERE t.schema_id = SCHEMA_ID({state_name})
-   AND HAS_PERMS_BY_NAME(N'{state_escaped}', N'SCHEMA', N'VIEW DEFINITION') = 1
-UNION ALL
-SELECT i.name
-  FROM sys.indexes AS i
-  JOIN sys.tables AS t ON t.object_id = i.object_id
+ CROSS APPLY (SELECT t.name
+              UNION ALL
+              SELECT i.name FROM sys.indexes AS i WHERE i.object_id = t.object_id) AS part
  WHERE t.schema_id = SCHEMA_ID({state_name})
    AND HAS_PERMS_BY_NAME(N'{state_escaped}', N'SCHEMA', N'VIEW DEFINITION') = 1
 
