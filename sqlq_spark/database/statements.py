@@ -33,7 +33,15 @@ FILES = (
 )
 
 # texts that other statements contain
-PARTS = ("message_bytes", "received_row", "take_lock", "asked_table", "code_parts", "state_faults")
+PARTS = (
+    "message_bytes",
+    "received_row",
+    "take_lock",
+    "table_figures",
+    "asked_table",
+    "code_parts",
+    "state_faults",
+)
 COMMENTS = re.compile(r"^ *--.*\n?", re.MULTILINE)
 HEAD = re.compile(r"\A\n(?:--.*\n)+\n")
 

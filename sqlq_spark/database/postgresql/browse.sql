@@ -102,6 +102,15 @@ WITH gone AS (
     RETURNING true)
 SELECT count(*) FROM gone
 
+-- name: table_figures
+-- What the catalogue says of a table's size; other statements contain it.
+SELECT c.oid,
+       coalesce(pg_relation_size(c.oid) > :largest::bigint, false) AS large,
+       coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0),
+                greatest(c.reltuples, 0)::bigint) AS estimate
+  FROM pg_catalog.pg_class AS c
+ WHERE c.oid = :table_name::text::regclass
+
 -- name: stats
 -- Counts the messages. In a table of more than :largest bytes it estimates them by the server's
 -- statistics, but never as more than the seqs allow; null always counts. Measured: a count reads the
@@ -117,12 +126,7 @@ SELECT CASE WHEN NOT its.large THEN counted.messages
        ends.first,
        ends.last,
        its.large
-  FROM (SELECT c.oid,
-               coalesce(pg_relation_size(c.oid) > :largest::bigint, false) AS large,
-               coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0),
-                        greatest(c.reltuples, 0)::bigint) AS estimate
-          FROM pg_catalog.pg_class AS c
-         WHERE c.oid = :table_name::text::regclass) AS its
+  FROM ({table_figures}) AS its
  CROSS JOIN (SELECT min(seq)::bigint AS first, max(seq)::bigint AS last FROM {queue}) AS ends
  CROSS JOIN LATERAL (SELECT count(*) AS messages,
                             count(*) FILTER (WHERE expires <= clock_timestamp() AT TIME ZONE 'UTC')
@@ -138,17 +142,12 @@ SELECT CASE WHEN NOT its.large THEN counted.messages
 SELECT CASE WHEN its.large THEN its.estimate ELSE counted.messages END,
        CASE WHEN :zone::text IS NOT NULL
             THEN (SELECT count(*)
-                    FROM {delayed}
+                    FROM {queue}
                    WHERE due <= now() AT TIME ZONE 'UTC' AT TIME ZONE :zone::text) END,
        pg_total_relation_size(its.oid),
        its.large
-  FROM (SELECT c.oid,
-               coalesce(pg_relation_size(c.oid) > :largest::bigint, false) AS large,
-               coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0),
-                        greatest(c.reltuples, 0)::bigint) AS estimate
-          FROM pg_catalog.pg_class AS c
-         WHERE c.oid = :table_name::text::regclass) AS its
- CROSS JOIN LATERAL (SELECT count(*) AS messages FROM {delayed} WHERE NOT its.large) AS counted
+  FROM ({table_figures}) AS its
+ CROSS JOIN LATERAL (SELECT count(*) AS messages FROM {queue} WHERE NOT its.large) AS counted
 
 -- name: seq_given
 -- The highest seq that was ever handed out, those of sends that were undone among them.

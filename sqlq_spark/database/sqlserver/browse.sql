@@ -101,14 +101,8 @@ BEGIN
 END;
 SELECT @gone AS messages
 
--- name: stats
--- Each figure is a query of its own, so that an index answers it. No index is named, because a table
--- may lack it. No query reads headers or bodies. In a table of more than @largest bytes the messages
--- are an estimate, the rows that the catalogue counts; null always counts.
--- Locks:   keeps none, waits for no row.
--- Index:   Index_RowVersion and Index_Expires.
--- Returns: messages, expired (null where estimated), bytes of table and indexes, first and last seq,
---          bigint; estimated bit
+-- name: table_figures
+-- What the catalogue says of a table's size; other statements contain it.
 DECLARE @rows bigint, @stored bigint, @bytes bigint;
 SELECT @stored = SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN a.data_pages END) * 8192,
        @rows = SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN p.rows END),
@@ -118,6 +112,16 @@ SELECT @stored = SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN a.data_pages E
     ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
  WHERE p.object_id = OBJECT_ID({queue_text}, N'U');
 DECLARE @large bit = CASE WHEN @stored > @largest THEN 1 ELSE 0 END;
+
+-- name: stats
+-- Each figure is a query of its own, so that an index answers it. No index is named, because a table
+-- may lack it. No query reads headers or bodies. In a table of more than @largest bytes the messages
+-- are an estimate, the rows that the catalogue counts; null always counts.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_RowVersion and Index_Expires.
+-- Returns: messages, expired (null where estimated), bytes of table and indexes, first and last seq,
+--          bigint; estimated bit
+{table_figures}
 SELECT CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
             ELSE (SELECT COUNT_BIG(*)
                     FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) END AS messages,
@@ -137,20 +141,12 @@ SELECT CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_Due.
 -- Returns: messages, due, bytes of table and indexes, bigint; estimated bit
-DECLARE @rows bigint, @stored bigint, @bytes bigint;
-SELECT @stored = SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN a.data_pages END) * 8192,
-       @rows = SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN p.rows END),
-       @bytes = SUM(a.total_pages) * 8192
-  FROM {delayed_catalog}sys.partitions AS p
-  JOIN {delayed_catalog}sys.allocation_units AS a
-    ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
- WHERE p.object_id = OBJECT_ID({delayed_text}, N'U');
-DECLARE @large bit = CASE WHEN @stored > @largest THEN 1 ELSE 0 END;
+{table_figures}
 SELECT CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
             ELSE (SELECT COUNT_BIG(*)
-                    FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) END AS messages,
+                    FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) END AS messages,
        (SELECT COUNT_BIG(*)
-          FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
          WHERE Due <= GETUTCDATE()) AS due,
        ISNULL(@bytes, 0) AS bytes,
        @large AS estimated
