@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 96, "lines": 15192, "tokens": 80344},
-    "everything else": {"files": 103, "lines": 14358, "tokens": 77812},
+    "core": {"files": 82, "lines": 14697, "tokens": 78872},
+    "everything else": {"files": 103, "lines": 14354, "tokens": 77788},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1356},
-    "package": {"files": 199, "lines": 29550, "tokens": 158156},
+    "package": {"files": 185, "lines": 29051, "tokens": 156660},
     "sql": {"statement lines": 2651},
-    "tests": {"files": 303, "lines": 53652, "tokens": 359755},
-    "words": {"words": 69854},
+    "tests": {"files": 305, "lines": 53922, "tokens": 362108},
+    "words": {"words": 69853},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

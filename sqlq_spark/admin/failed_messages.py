@@ -161,7 +161,7 @@ def plan(
     chosen: dict[str, list[Failed]] = {}
     spellings = Spellings(connection, choice.failed_queue)
     seen: set[str] = set()
-    for first, stop in browse.ranges(connection, errors, parts=1, timeout=timeout):
+    for _, first, stop in browse.parts(connection, [errors], parts=1, timeout=timeout):
         for page in browse.pages(connection, errors, first, stop, narrow=False, timeout=timeout):
             failures = list(read_failures(page))
             queues = spellings.find({each.failed_queue or "" for each, _ in failures} - {""})

@@ -22,7 +22,7 @@ from sqlq_spark.database import read_clock, transaction
 from sqlq_spark.database.schema import check_state, delayed_of
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, RightMissing, StateNotInstalled
 from sqlq_spark.options.names import parse_queue
-from sqlq_spark.receive.driver.progress import seconds_since
+from sqlq_spark.receive.peek import seconds_since
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

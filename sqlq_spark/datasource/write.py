@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from sqlq_spark.datasource.column_types import column_types
-from sqlq_spark.datasource.origin import origin
 from sqlq_spark.errors import BadOption, SqlQueueError
 from sqlq_spark.send.message.columns import check_frame
 from sqlq_spark.send.message.sent_by import SentBy
@@ -23,7 +21,7 @@ from sqlq_spark.send.write import (
     look_ahead,
     write,
 )
-from sqlq_spark.spark_api import DataSourceStreamArrowWriter
+from sqlq_spark.spark_api import DataSourceStreamArrowWriter, column_types, origin
 from sqlq_spark.wire.headers import begins_with_interface
 
 if TYPE_CHECKING:

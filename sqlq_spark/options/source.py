@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from sqlq_spark.errors import BadOption, MissingOption
+from sqlq_spark.errors import BadFrame, BadOption, MissingOption
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.fields import (
     DEFAULT_MESSAGE_SIZE,
@@ -20,6 +20,18 @@ from sqlq_spark.options.fields import (
     size,
 )
 from sqlq_spark.options.names import parse_queue, parse_queues
+
+COLUMNS = {
+    "id": "string",
+    "correlationId": "string",
+    "replyToAddress": "string",
+    "expires": "timestamp",
+    "headers": "map<string,string>",
+    "corruptHeaders": "string",
+    "body": "binary",
+    "seq": "bigint",
+    "queue": "string",
+}
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,6 +134,33 @@ class SourceOptions(DatabaseOptions):
     def address(self) -> QueueAddress:
         """The queue to read, the first of several."""
         return self.addresses[0]
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Column → type, as a read with these options gives them."""
+        if self.headers_format == "map":
+            return COLUMNS
+        kept = {name: kind for name, kind in COLUMNS.items() if name != "corruptHeaders"}
+        return kept | {"headers": "string"}
+
+    def check_columns(self, wanted: Mapping[str, str]) -> None:
+        """
+        Refuse a schema with columns that a read does not give; fewer are allowed.
+
+        Args:
+            wanted: column → type.
+
+        Raises:
+            BadFrame.
+        """
+        known = self.columns
+        for column, kind in wanted.items():
+            if known.get(column) != kind:
+                expected = ", ".join(f"{name} {kind}" for name, kind in known.items())
+                raise BadFrame(
+                    reason=f"a read has no column {column} {kind}; choose from {expected}",
+                    done="read",
+                )
 
     def most_tasks(self, address: QueueAddress) -> int | None:
         """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +19,7 @@ from sqlq_spark.admin import checks
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.driver.loop import PeekLoop
-from sqlq_spark.receive.driver.peeker import Peeker
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import at_least_once, dispatch, queue_writer, staging
@@ -125,7 +124,7 @@ def receive_batches(bench: Bench) -> Costs:
     raw = {"url": bench.url, "queue": "orders", "maxMessagesPerTrigger": str(bench.batch)}
     options = SourceOptions.parse(raw | {"maxConcurrency": "2"})
     query = str(uuid.uuid4())  # Spark gives each query another name
-    loop, offset, taken = PeekLoop(options, time.monotonic, checks.at_start), INITIAL, 0
+    loop, offset, taken = StreamDriver(options, time.monotonic, checks.at_start), INITIAL, 0
     with StateSession(options, "limits") as session:
         peek = _peek(options, session.open())
         loop.freeze()
@@ -143,13 +142,12 @@ def receive_batches(bench: Bench) -> Costs:
 
 def _peek(options: SourceOptions, connection: Connection) -> float:
     """Milliseconds to see a batch and where to cut it."""
-    peek = Peeker(options, options.address, options.names[0], time.monotonic)
-    with transaction(connection, timeout=_TIMEOUT):
-        peek.freeze(connection)
+    driver = StreamDriver(options, time.monotonic, checks.at_start)
+    with closing(driver), transaction(connection, timeout=_TIMEOUT):
         start = time.perf_counter()
-        peek.look(connection, time.monotonic())
+        look = driver.look(connection, options.names[0], time.monotonic())
         elapsed = time.perf_counter() - start
-    expect("saw", peek.found.messages, options.max_messages)
+    expect("saw", look.found.messages, options.max_messages)
     return elapsed * 1000
 
 

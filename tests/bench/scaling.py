@@ -21,7 +21,7 @@ from pyspark.sql import functions
 
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.receive.stored_receipt import CEILING
+from sqlq_spark.receive.receipts import CEILING
 from sqlq_spark.wire.address import QueueAddress
 
 from . import postgresql

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from psycopg import sql
@@ -51,6 +52,8 @@ def received(
     options = SourceOptions.parse(
         {"url": url or place.url, "queue": "x", "stateSchema": place.state, "queryTimeout": "10s"}
     )
+    if errors:
+        options = replace(options, error_address=QueueAddress(errors, place.schema))
     queue = QueueAddress("Shop.Orders", place.schema)
     with StateSession(options, "test") as session:
         connection = session.open()
@@ -65,7 +68,7 @@ def received(
             first=0,
             stop=2**31,
             messages=messages,
-            rules=receive.TaskRules(errors=QueueAddress(errors, place.schema) if errors else None),
+            options=options,
         )
         rows = receive.receive(connection, task, timeout=10, origin=Origin())
         bodies: list[bytes] = rows["body"].to_pylist()

@@ -131,7 +131,7 @@ def escalation(bench: Bench) -> Seen:
     connection = bench.open("takes")
     with transaction(connection, timeout=TIMEOUT):
         task = bench.task(None, messages=MOST)
-        taken = tasks.take_allowed(connection, task).rows.num_rows
+        taken = tasks.take(connection, task).num_rows
         modes = set(said(bench, "locks"))
         with bench.dotnet.apart() as other:
             row = bench.thread(lambda: other.receive(bench.queue)).result(WAIT)

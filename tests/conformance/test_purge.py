@@ -14,8 +14,8 @@ from sqlq_spark.admin.inspect import depth
 from sqlq_spark.admin.purge import purge_expired, purge_parts
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import Deadlock, QueueNotFound, TimedOut
+from sqlq_spark.receive.driver import purge
 from sqlq_spark.receive.offset import INITIAL
-from sqlq_spark.receive.purge import purge
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench, Strike

@@ -27,7 +27,7 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.receive import task as module
 from sqlq_spark.receive.receipts import return_
-from sqlq_spark.receive.task import TaskRules, receive
+from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 
@@ -140,7 +140,7 @@ def test_expired_messages_are_counted_and_gone(bench: Bench) -> None:
     bench.dotnet.send(bench.queue, body=b"eternal")
     expires = bench.dotnet.rows(bench.queue)[3].expires
 
-    rows = bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
+    rows = bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
 
     assert bodies(rows) == [b"alive", b"eternal"]
     assert rows["expires"].to_pylist() == [expires, None]
@@ -242,9 +242,8 @@ def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> No
     with transaction(bench.desk, timeout=TIMEOUT):
         return_(bench.desk, stream, 1, 0, bench.queue)
 
-    again = [
-        bench.receive(replace(task, rules=TaskRules(fail_on_data_loss=False))) for task in tasks
-    ]
+    accepting = bench.source(failOnDataLoss="false")
+    again = [bench.receive(replace(task, options=accepting)) for task in tasks]
 
     assert [bodies(rows) for rows in again] == [[], [b"1"]]
     assert bench.bodies() == [b"2", b"0"]
@@ -328,7 +327,7 @@ def test_no_headers_are_not_poison(bench: Bench) -> None:
     bench.dotnet.dba.allow_null_headers(bench.queue)
     bench.dotnet.send(bench.queue, None)
 
-    rows = bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
+    rows = bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
 
     assert rows["headers"].to_pylist() == [None]
     assert bench.bodies(bench.errors) == []
@@ -338,7 +337,7 @@ def test_poison_of_5_mb_without_a_body_is_moved_whole(bench: Bench) -> None:
     """NULL stays NULL."""
     bench.dotnet.send(bench.queue, "[" + "x" * 5_000_000, None)
 
-    bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
+    bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
 
     (row,) = bench.dotnet.rows(bench.errors)
     assert row.headers == "[" + "x" * 5_000_000
@@ -351,7 +350,7 @@ def test_poison_whose_id_is_in_the_error_queue_gets_a_new_one(bench: Bench) -> N
     row = bench.dotnet.send(bench.queue, "[]", b"second")
     bench.dotnet.send(bench.errors, "{}", b"first", row=row)
 
-    bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
+    bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
 
     first, second = bench.dotnet.rows(bench.errors)
     assert (first.id, first.body) == (row, b"first")
@@ -366,7 +365,7 @@ def test_poison_that_the_error_queue_refuses_stays_in_its_queue(bench: Bench) ->
     bench.dotnet.send_many(bench.errors, there)
     bench.dotnet.dba.on(bench.errors, "UPDATE {queue} SET Seq = Seq + 3")
     bench.dotnet.send(bench.queue, "[]", b"poison")
-    task = bench.task(bench.new_stream(), errors=bench.errors)
+    task = bench.task(bench.new_stream(), error_address=bench.errors)
 
     with pytest.raises(StatementFailed, match="let it go on behind the highest seq"):
         bench.receive(task)
@@ -384,7 +383,7 @@ def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:
     stream = bench.new_stream()
 
     with pytest.raises(QueueNotFound):
-        bench.receive(bench.task(stream, errors=absent))
+        bench.receive(bench.task(stream, error_address=absent))
 
     assert bench.seqs() == [1]
     assert bench.dotnet.state_rows("receipt", "batch") == []
@@ -442,7 +441,12 @@ def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again
         for headers, body in (("{}", b"1"), ("[]", b"poison"), ("{}", large), ("{}", b"4")):
             bench.dotnet.send(bench.queue, headers, body)
         sent = {row.id.bytes for row in bench.dotnet.rows(bench.queue)}
-        task = bench.task(bench.new_stream(), errors=bench.errors, largest=1000, bytes_each=9999.0)
+        task = bench.task(
+            bench.new_stream(),
+            error_address=bench.errors,
+            max_message_bytes=1000,
+            bytes_each=9999.0,
+        )
 
         rows = session.run_with_retries(
             partial(receive, task=task, timeout=TIMEOUT, origin=Origin())

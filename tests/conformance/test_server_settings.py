@@ -25,7 +25,7 @@ from sqlq_spark.errors import (
     StatementPooling,
 )
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.driver.loop import PeekLoop
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.address import QueueAddress
@@ -91,7 +91,7 @@ def test_what_was_received_outlives_a_crash() -> None:
         with psycopg.connect(server.url) as dotnet:
             dotnet.execute("INSERT INTO orders VALUES (gen_random_uuid(), NULL, '{}', 'x')")
         with StateSession(options, "test") as session:
-            loop = PeekLoop(options, time.monotonic, checks.at_start)
+            loop = StreamDriver(options, time.monotonic, checks.at_start)
             end = loop.latest(INITIAL)
             (task,) = loop.tasks(end)
             got = receive(session.open(), task, timeout=TIMEOUT, origin=NO_STREAM)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from sqlq_spark.admin import checks
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.driver.loop import PeekLoop
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
@@ -46,7 +46,7 @@ class Stream:
         given = {"url": url, "stateSchema": place.state, "queryTimeout": f"{TIMEOUT}s"}
         self.options = SourceOptions.parse(given | queues | raw)
         ticks = count(1000.0, 2.0)  # a peek pauses for less
-        self.loop = PeekLoop(self.options, lambda: next(ticks), checks.at_start)
+        self.loop = StreamDriver(self.options, lambda: next(ticks), checks.at_start)
         self.end = end
 
     @property

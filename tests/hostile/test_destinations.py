@@ -8,7 +8,7 @@ the rights of whoever inserts. What that code does is seen in `loot`.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -31,7 +31,7 @@ from sqlq_spark.errors import (
 from sqlq_spark.jobs import acknowledgement
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.due import Mover
-from sqlq_spark.receive.task import Task, TaskRules, receive
+from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.send import at_least_once
 from sqlq_spark.send.message.sender import CHUNK_ROW
 from sqlq_spark.send.pace.backlog import find_above
@@ -252,9 +252,7 @@ class Scene:
             first=-(2**63),
             stop=2**63 - 1,
             messages=1000,
-            rules=TaskRules(
-                errors=options.error_address if errors else None, allowed=options.allowed
-            ),
+            options=options if errors else replace(options, error_address=None),
         )
         connection = connection or self.connection()
         return receive(connection, task, timeout=TIMEOUT, origin=Origin())

@@ -99,7 +99,7 @@ HISTORY = [
         id="receipts-after-none",
         promise="A checkpoint of transactionMode=none can begin receipts.",
         fixed="a727839",
-        file="receive/driver/loop.py",
+        file="receive/driver.py",
         old="return replace(NOTHING, batch=0 if self._receipts else batch)",
         new="return replace(NOTHING, batch=batch)",
         tests=[
@@ -122,7 +122,7 @@ HISTORY = [
         promise="A receipt is not handed out for another batch of its query.",
         fixed="ff32860",
         file="receive/task.py",
-        old="            check_number(task, stored, origin)\n",
+        old="                check_number(task, stored, origin)\n",
         new="",
         tests=[
             "conformance/test_high_water.py::test_a_receipt_is_not_handed_out_for_another_batch_of_its_query"
@@ -132,9 +132,9 @@ HISTORY = [
         id="database-went-back",
         promise="A database that is older than the checkpoint is an error.",
         fixed="b5f17b0",
-        file="receive/streams.py",
-        old="return row.acked < batch - 1 or (row.acked < batch and not planned)",
-        new="return row.acked < batch - 1",
+        file="receive/receipts.py",
+        old="if row.acked < batch - 1 or (row.acked < batch and not planned):",
+        new="if row.acked < batch - 1:",
         tests=[
             "conformance/test_receipts.py::test_an_ack_ahead_of_the_stream_is_a_database_that_went_back"
         ],
@@ -143,7 +143,7 @@ HISTORY = [
         id="plan-on-old-database",
         promise="A plan is stored only if the database has acknowledged the batch before it.",
         fixed="465f043",
-        file="receive/streams.py",
+        file="receive/receipts.py",
         old="if row.acked < batch - 1:  # before",
         new="if row.acked < 0:  # before",
         tests=[
@@ -155,8 +155,8 @@ HISTORY = [
         promise="With failOnMissingReceipts a batch with fewer receipts than tasks is an error.",
         fixed="82bd485",
         file="receive/receipts.py",
-        old="    if who.fail_on_missing_receipts:\n",
-        new="    if who.fail_on_missing_receipts and not found:\n",
+        old="        if who.fail_on_missing_receipts:\n",
+        new="        if who.fail_on_missing_receipts and not found:\n",
         tests=[
             "conformance/test_receipts.py::test_receipts_that_are_missing_are_an_error_if_an_option_asks_for_it"
         ],
@@ -166,7 +166,7 @@ HISTORY = [
         promise="A stored plan receives only from queues that the options name.",
         fixed="f58f670",
         file="receive/offset.py",
-        old="receives=options.naming.print_address(queue) in options.names,",
+        old="receives=part.queue in known,",
         new="receives=True,",
         tests=[
             "hostile/test_state.py::test_a_stored_plan_receives_only_from_queues_that_the_options_name"
@@ -212,7 +212,7 @@ RETURNING""",
         id="receipts-kept-by-a-failed-look",
         promise="A queue that cannot be looked at does not keep the receipts of a finished batch.",
         fixed="1d0a544",
-        file="receive/driver/loop.py",
+        file="receive/driver.py",
         old="""            self._acknowledge(connection, start)
             raise""",
         new="            raise",
@@ -441,8 +441,8 @@ RETURNING""",
         promise="A header alone directs messages only to tables of the same owner.",
         fixed="b4cce32",
         file="receive/forward.py",
-        old="source=queue, by_header=True",
-        new="source=queue, by_header=False",
+        old="source=task.queue, by_header=True",
+        new="source=task.queue, by_header=False",
         tests=[
             "hostile/test_destinations.py::test_a_header_directs_no_message_into_a_table_of_another_owner"
         ],

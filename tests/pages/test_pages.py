@@ -16,7 +16,7 @@ from sqlq_spark.errors import BadFrame, BadOption
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import SERVICES
 from sqlq_spark.options.fields import option_names
-from sqlq_spark.receive.columns import COLUMNS
+from sqlq_spark.options.source import COLUMNS
 from sqlq_spark.send.message.columns import WRITTEN, check_frame
 
 from . import programs

@@ -23,10 +23,9 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask
 from sqlq_spark.jobs.triage.request_log import RequestLog
-from sqlq_spark.receive import receipts
+from sqlq_spark.receive import pace, receipts
 from sqlq_spark.receive import task as receiving
-from sqlq_spark.receive.driver import pace
-from sqlq_spark.receive.driver.loop import PeekLoop
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import at_least_once, fan_out, staging
 from sqlq_spark.send import dispatch as send
@@ -94,9 +93,9 @@ class Desk:
         self.shop = shop
         self.loop = self._new_loop()
 
-    def _new_loop(self) -> PeekLoop:
+    def _new_loop(self) -> StreamDriver:
         # every look at the clock is a minute later: no pause lasts
-        return PeekLoop(self.shop.source(), partial(next, count(0.0, 60.0)), checks.at_start)
+        return StreamDriver(self.shop.source(), partial(next, count(0.0, 60.0)), checks.at_start)
 
     @cached_property
     def tasks(self) -> Session:

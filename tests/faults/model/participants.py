@@ -214,7 +214,7 @@ class World(Places):
         text = f'SELECT driver FROM "{self.dotnet.state}".stream WHERE stream = %s'
         return any(
             self.dotnet.connection.execute(text.encode(), [start.stream]).fetchone()
-            != (stream.who.driver,)
+            != (stream.claim.driver,)
             for stream, start in zip(driver.streams, driver.start, strict=True)
         )
 

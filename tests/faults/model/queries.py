@@ -26,7 +26,7 @@ from sqlq_spark.errors import (
     StreamTakenOver,
 )
 from sqlq_spark.receive import task as receiving
-from sqlq_spark.receive.driver.loop import PeekLoop
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import staging
@@ -119,7 +119,7 @@ class Driver:
         self.job: Job | None = None
         self.results: dict[tuple[int, int], Result] = {}
         self.streams = [
-            PeekLoop(world.source, world.clock, unchecked) for _ in range(checkpoint.sources)
+            StreamDriver(world.source, world.clock, unchecked) for _ in range(checkpoint.sources)
         ]
         logs, last = checkpoint.offsets, max(checkpoint.offsets, default=-1)
         nothing = (INITIAL,) * checkpoint.sources
