@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 83, "lines": 14770, "tokens": 79098},
-    "everything else": {"files": 103, "lines": 14355, "tokens": 77794},
+    "core": {"files": 82, "lines": 14697, "tokens": 78872},
+    "everything else": {"files": 103, "lines": 14354, "tokens": 77788},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1356},
-    "package": {"files": 186, "lines": 29125, "tokens": 156892},
+    "package": {"files": 185, "lines": 29051, "tokens": 156660},
     "sql": {"statement lines": 2651},
-    "tests": {"files": 303, "lines": 53698, "tokens": 360083},
+    "tests": {"files": 305, "lines": 53922, "tokens": 362108},
     "words": {"words": 69853},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.database import attempt, read_clock, transaction
+from sqlq_spark.database import attempt, endpoint_zone, read_clock, transaction
 from sqlq_spark.database.schema import delayed_of
-from sqlq_spark.database.zone import endpoint_zone
 from sqlq_spark.errors import BadAddress, DelayedQueueNotFound, MissingOption, RightMissing
 from sqlq_spark.wire.address import split_canonical
 

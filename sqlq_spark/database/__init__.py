@@ -1,10 +1,10 @@
 """
 The seam between the package and its databases.
 
-A dialect is a package beside this module. It has a `Connection`, the SQL files of the statements,
-and everything else in which one database differs from another. The statements have the same names
-for every database: see statements.py. The rest of the package uses a `Connection` by these names
-and imports no driver.
+A dialect is a package beside this module. It extends `Connection`, and has the SQL files of the
+statements and everything else in which one database differs from another. The statements have the
+same names for every database: see statements.py. The rest of the package uses a `Connection` by
+these names and imports no driver.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from datetime import UTC
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
-from sqlq_spark.errors import BadAddress
+from sqlq_spark.errors import BadAddress, BadOption, MissingOption, TimeZoneNotFound
+from sqlq_spark.options.connection import ZONE
 from sqlq_spark.options.names import names_of
 
 if TYPE_CHECKING:
@@ -123,7 +124,23 @@ class Dialect(Protocol):
     TOKENS: Mapping[str, Callable[[str], str]]  # option `credentials` → password for a url
 
     def connect(self, url: str, *, application: str, timeout: float, state: str) -> Connection:
-        """Open a session; `timeout` limits each statement and wait of a transaction, in seconds."""
+        """
+        Open a session.
+
+        Args:
+            url: of this kind of database, with the login.
+            application: what the DBA sees between transactions, where the driver takes a name.
+            timeout: seconds to wait for the server, and for each statement.
+            state: schema of the state tables.
+
+        Raises:
+            BadOption: the url cannot be read.
+            NotReachable, LoginRefused, DatabaseNotFound: in the server's words.
+            ConnectionLost, ReadOnly: the server is there, and went away or takes no session now.
+            ServerNotVerified: it has no certificate for that host name that is trusted here.
+            ServerTooOld: it lacks what the statements use.
+            MissingDriver: no driver can be used on this machine.
+        """
 
     def fill_names(
         self, text: str, state: str, tables: dict[str, QueueAddress], **words: str
@@ -191,6 +208,40 @@ def read_clock(connection: Connection) -> datetime:
     """Return the database's time, in UTC."""
     found: datetime = connection.rows("clock")[0][0]
     return found.replace(tzinfo=UTC)
+
+
+def endpoint_zone(connection: Connection, option: str | None) -> str:
+    """
+    Return the time zone of the .NET endpoints' sessions, in which PostgreSQL computes due times.
+
+    On PostgreSQL a due time is a timestamptz. The transport makes it of the server's UTC clock, as
+    a local time of its session's zone, and compares it in the same way. So it is right only in
+    that zone: that of the option, or that of a session without settings of its own.
+    On SQL Server a due time is a datetime in UTC, whatever the zone.
+
+    Args:
+        connection: any.
+        option: endpointTimeZone.
+
+    Raises:
+        BadOption: the server knows no such zone.
+        MissingOption: this session's own zone hides the server's.
+    """
+    if "endpoint_zone" in connection.lacks:
+        return "UTC"
+    try:
+        zone: str | None = connection.rows("endpoint_zone", zone=option)[0][0]
+    except TimeZoneNotFound:
+        if option is None:
+            raise
+        raise BadOption(option="endpointTimeZone", found=option, expected=ZONE) from None
+    if zone is None:
+        raise MissingOption(
+            option="endpointTimeZone",
+            example=f"{ZONE}; this session cannot read the server's own zone, because PGTZ or the "
+            "options of the url set another one",
+        )
+    return zone
 
 
 # ---------------------------------------------------------------- which addresses name one queue

@@ -2,7 +2,7 @@
 The statements of the databases, by name.
 
 Each database has the same SQL files with the same statements in the same order, but for those that
-it lacks (see names.py). `StatementName` lists the names, so that a typo in a call is a type error.
+it lacks (see LACKS). `StatementName` lists the names, so that a typo in a call is a type error.
 A file that differs fails on load.
 """
 

@@ -6,10 +6,9 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlq_spark.database import transaction
+from sqlq_spark.database import endpoint_zone, transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.trust import DELAYED, Destinations
-from sqlq_spark.database.zone import endpoint_zone
 from sqlq_spark.errors import (
     DelayedQueueNotFound,
     NotAQueue,

@@ -40,7 +40,7 @@ DRAWN = [
     Fault(
         id="database-1",
         promise="The zone of endpoints is read from the database where no option names it.",
-        file="database/zone.py",
+        file="database/__init__.py",
         old="    if zone is None:",
         new="    if zone is not None:",
         tests=[

@@ -89,22 +89,6 @@ UNDO = (
 
 
 def connect(url: str, *, application: str, timeout: float, state: str) -> Connection:
-    """
-    Open a session.
-
-    Args:
-        url: a libpq URI.
-        application: shown in pg_stat_activity between transactions.
-        timeout: seconds to wait for the server.
-        state: schema of the state tables.
-
-    Raises:
-        BadOption: the url cannot be read.
-        NotReachable, LoginRefused, DatabaseNotFound: in the server's words.
-        ConnectionLost: the server is there, and went away or is not ready yet.
-        ServerNotVerified: it has no certificate for that host name that is trusted here.
-        ServerTooOld: it lacks what the statements use.
-    """
     server = redact(url)
     raw = drivers.connect(url, server, application, timeout)
     return Connection(raw, server=server, state=state, timeout=timeout, application=application)
@@ -259,7 +243,7 @@ class Connection(database.Connection):
         self,
         statement: str,
         text: str,
-        values: Sequence[Value | pa.Array],
+        values: Sequence[Value],
         tables: dict[str, QueueAddress],
     ) -> pa.Table:
         self._began = time.monotonic()

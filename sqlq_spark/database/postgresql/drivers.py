@@ -45,19 +45,7 @@ RDS_HOST = re.compile(r"(?i)[^,]+\.([a-z0-9-]+)\.rds\.amazonaws\.com(?:\.cn)?\.?
 
 
 def connect(url: str, server: str, application: str, timeout: float) -> dbapi.Connection:
-    """
-    Open a connection of the driver.
-
-    Args:
-        url: a libpq URI.
-        server: the url without secrets.
-        application: shown in pg_stat_activity between transactions.
-        timeout: seconds to wait for the server.
-
-    Raises:
-        DatabaseFailure: of `connection_error`.
-        ServerTooOld: it lacks what the statements use.
-    """
+    """Open a connection of the driver; `server` is the url without secrets."""
     raw = _open(url, server, application, timeout)
     major, minor = divmod(int(raw.adbc_get_info()["vendor_version"]), 10_000)  # of 180006
     if major < OLDEST:

@@ -179,21 +179,18 @@ def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
 def _missing_object(failure: Failure, place: Place) -> errors.DatabaseFailure | None:
     """Return the error for a table, schema or column that is not there; None for other errors."""
     state, text, target = failure.state, failure.text, place.target
+    # whether the server misses the queue or its schema, not something that its trigger uses
+    is_named = any(name.strip('"').replace('""', '"') in text for name in target.split('"."'))
     if state in {"42P01", "3F000"}:
         if place.is_state:
             return errors.StateNotInstalled(schema=place.state, server=place.server)
-        if not place.statement.startswith("create") and _is_named(target, text):
+        if not place.statement.startswith("create") and is_named:
             return errors.QueueNotFound(queue=target, server=place.server)
     if state == "3F000":
         return errors.SchemaNotFound(table=target, server=place.server, reason=text)
     if state == "42703" and not place.is_state:
         return errors.NotAQueue(queue=target, reason=text)
     return None
-
-
-def _is_named(target: str, text: str) -> bool:
-    """Whether the server misses the queue or its schema, not something that its trigger uses."""
-    return any(name.strip('"').replace('""', '"') in text for name in target.split('"."'))
 
 
 def find_table(tables: dict[str, QueueAddress], text: str) -> tuple[str, str]:

@@ -90,7 +90,7 @@ def fill_names(text: str, state: str, tables: dict[str, QueueAddress], **words: 
     return WORD.sub(lambda match: quoted[match[1]], text)
 
 
-def bind(values: Sequence[Value | pa.Array]) -> pa.RecordBatch | None:
+def bind(values: Sequence[Value]) -> pa.RecordBatch | None:
     """
     Return the parameters of a statement, in columns of their own types.
 
@@ -98,10 +98,7 @@ def bind(values: Sequence[Value | pa.Array]) -> pa.RecordBatch | None:
     """
     if not values:
         return None
-    columns = [
-        value if isinstance(value, pa.Array) else pa.array([value], KINDS[type(value)])
-        for value in values
-    ]
+    columns = [pa.array([value], KINDS[type(value)]) for value in values]
     return pa.record_batch(columns, names=[str(at) for at in range(len(columns))])
 
 

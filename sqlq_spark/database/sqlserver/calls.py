@@ -60,21 +60,14 @@ def fill_names(
 
     `words` are put in as they are.
     """
-    found = quoted_words(state, tables, recoverable=recoverable)
-    found |= {"fits": fits, "seek": "FORCESEEK, " if seek else "", **words}
-    return IDENTIFIER.sub(lambda match: found.get(match[1], match[0]), text)
-
-
-def quoted_words(
-    state: str, tables: dict[str, QueueAddress], *, recoverable: bool = True
-) -> dict[str, str]:
-    """Return the quoted text for each word in braces."""
     found = {
         "state": SQLSERVER.quote_name(state),
         "state_name": literal(state),
         "state_escaped": SQLSERVER.quote_name(state).replace("'", "''"),
         "recoverable": "Recoverable, " if recoverable else "",
         "one": "1, " if recoverable else "",
+        "fits": fits,
+        "seek": "FORCESEEK, " if seek else "",
     }
     for role, address in tables.items():
         quoted = SQLSERVER.quote_address(address)
@@ -86,20 +79,17 @@ def quoted_words(
         # GRANT takes no database
         found[f"{role}_use"] = literal(catalog and f"USE {catalog[:-1]}; ")
         found[f"{role}_here"] = literal(quoted.removeprefix(catalog))
-        found[f"{role}_lock"] = lock_of(quoted, catalog)
-    return found
+        # what the transport's installer locks: the table with its database
+        database = "" if catalog else "QUOTENAME(DB_NAME()) + N'.' + "
+        found[f"{role}_lock"] = f"LEFT({database}{literal(quoted + '_lock')}, 255)"
+    found |= words
+    return IDENTIFIER.sub(lambda match: found.get(match[1], match[0]), text)
 
 
 def find_table(tables: dict[str, QueueAddress], text: str) -> QueueAddress | None:
     """Return the table in the server's sentence; the first one, where it names none."""
     named = (each for each in tables.values() if f"{each.table}'" in text)
     return next(named, next(iter(tables.values()), None))
-
-
-def lock_of(quoted: str, catalog: str) -> str:
-    """Return what the transport's installer locks: the table with its database."""
-    database = "" if catalog else "QUOTENAME(DB_NAME()) + N'.' + "
-    return f"LEFT({database}{literal(quoted + '_lock')}, 255)"
 
 
 def literal(text: str) -> str:

@@ -39,7 +39,7 @@ from sqlq_spark.database.sqlserver.rows import (
     json_rows,
     no_rows,
     plain_columns,
-    read_row,
+    read_value,
 )
 from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.database.statements import LACKS
@@ -97,20 +97,6 @@ MOST_ROWS, MOST_BYTES = 2000, 8 << 20
 
 
 def connect(url: str, *, application: str, timeout: float, state: str) -> Connection:
-    """
-    Open a session.
-
-    Args:
-        url: see `sqlserver_url`.
-        application: the program's name in sys.dm_exec_sessions, where the driver takes one.
-        timeout: seconds to wait for the server.
-        state: schema of the state tables.
-
-    Raises:
-        NotReachable, LoginRefused, DatabaseNotFound: in the server's words.
-        ConnectionLost, ReadOnly: the server is there, and went away or takes no session now.
-        MissingDriver: no driver can be used on this machine.
-    """
     target = Target.parse(url)
     secrets = (target.password,)
     try:
@@ -125,7 +111,7 @@ def connect(url: str, *, application: str, timeout: float, state: str) -> Connec
     )
     made.secrets = secrets
     try:
-        made.settle()
+        made.prepare()
     except errors.SqlQueueError:
         made.close()
         raise
@@ -166,9 +152,9 @@ class Connection(database.Connection):
         self._watchdog = Watchdog(self._end)
         self._columns: dict[QueueAddress, dict[str, str]] = {}  # read once in a transaction
         self.secrets: tuple[str, ...] = ()
-        self.catalog: str | None = None  # the database's name; known after `settle`
+        self.catalog: str | None = None  # the database's name; known after `prepare`
 
-    def settle(self) -> None:
+    def prepare(self) -> None:
         """Make the session's own settings, and read which database it is in."""
         self._raw.timeout = whole_seconds(self._timeout)
         context = f"SET CONTEXT_INFO {context_info(self.application)}"
@@ -399,7 +385,7 @@ class Connection(database.Connection):
             while more:
                 if cursor.description:
                     names = [column[0] for column in cursor.description]
-                    found += [read_row(names, row) for row in cursor.fetchall()]
+                    found += [tuple(map(read_value, names, row)) for row in cursor.fetchall()]
                     drivers.check_complete(cursor)
                 more = cursor.nextset()
         return found
@@ -411,7 +397,7 @@ class Connection(database.Connection):
         """Execute a text, and let the block read its results from the cursor."""
         try:
             with self._watchdog.statement(), closing(self._raw.cursor()) as cursor:
-                self._driver.typed(cursor, bound)
+                self._driver.set_types(cursor, bound)
                 cursor.execute(sql, bound) if bound else cursor.execute(sql)
                 yield cursor
         except self._driver.errors as error:

@@ -55,7 +55,9 @@ class Driver:
     name: str
     open: Callable[[Target, str, int], Any]  # target, application, seconds → connection
     errors: tuple[type[Exception], ...]  # what it raises
-    typed: Callable[[Any, Sequence[Value]], None] = lambda *_: None  # cursor, values to be bound
+    set_types: Callable[[Any, Sequence[Value]], None] = lambda *_: (
+        None
+    )  # cursor, values to be bound
 
 
 def connect(target: Target, application: str, seconds: int) -> tuple[Driver, Any]:
@@ -95,7 +97,7 @@ def candidates(asked: str) -> Iterator[tuple[str, Callable[[], Driver]]]:
 
 def mssql_python() -> Driver:
     """Load mssql-python without its pool, which would keep open transactions."""
-    module, raised = imported("mssql_python"), imported("mssql_python.exceptions")
+    module, raised = import_driver("mssql_python"), import_driver("mssql_python.exceptions")
     module.pooling(enabled=False)
     errors = (raised.Exception, raised.ConnectionStringParseError, RuntimeError, Incomplete)
 
@@ -103,14 +105,14 @@ def mssql_python() -> Driver:
         try:
             return module.connect(target.connection_string(), autocommit=True, timeout=seconds)
         except errors as error:
-            raise unless_missing(error) from None
+            raise unless_not_loaded(error) from None
 
     return Driver(name=MSSQL_PYTHON, open=open_, errors=errors)
 
 
 def pyodbc(names: tuple[str, ...]) -> Driver:
     """Load pyodbc, with the first of some ODBC drivers that is installed."""
-    module = imported("pyodbc")
+    module = import_driver("pyodbc")
     module.pooling = False
     there = set(module.drivers())
     name = next((each for each in names if each in there), None)
@@ -122,7 +124,7 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
         try:
             return module.connect(text, autocommit=True, timeout=seconds)
         except module.Error as error:
-            raise unless_missing(error) from None
+            raise unless_not_loaded(error) from None
 
     # without sizes a text of more than 2,000 characters is sent as ntext, which a database refuses
     # if its collation has supplementary characters or UTF-8; 0 is (max)
@@ -131,10 +133,10 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
         bytes: (module.SQL_VARBINARY, 0, 0),
     }
 
-    def typed(cursor: Any, values: Sequence[Value]) -> None:  # noqa: ANN401
+    def set_types(cursor: Any, values: Sequence[Value]) -> None:  # noqa: ANN401
         cursor.setinputsizes([sizes.get(type(value)) for value in values])
 
-    return Driver(name=PYODBC, open=open_, errors=(module.Error, Incomplete), typed=typed)
+    return Driver(name=PYODBC, open=open_, errors=(module.Error, Incomplete), set_types=set_types)
 
 
 def check_complete(cursor: Any) -> None:  # noqa: ANN401
@@ -152,7 +154,7 @@ def check_complete(cursor: Any) -> None:  # noqa: ANN401
             raise Incomplete(found[1], text)
 
 
-def imported(name: str) -> Any:  # noqa: ANN401 - a module without types
+def import_driver(name: str) -> Any:  # noqa: ANN401 - a module without types
     """Import a driver's module, which may lack shared libraries."""
     try:
         return import_module(name)
@@ -160,7 +162,7 @@ def imported(name: str) -> Any:  # noqa: ANN401 - a module without types
         raise NotHere(str(error)) from None
 
 
-def unless_missing(error: Exception) -> Exception:
+def unless_not_loaded(error: Exception) -> Exception:
     """Return NotHere where parts of the driver are missing, else the error."""
     missing = next((text for text in NOT_LOADED if text in str(error)), None)
     return error if missing is None else NotHere(missing)

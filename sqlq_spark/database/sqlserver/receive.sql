@@ -29,7 +29,7 @@ SELECT payload
 
 -- name: weigh
 -- The lowest messages of a range and their sizes, before `receive` deletes them. The client cuts the
--- range where the size of a step ends (see weigh.py). A UTF-16 unit of headers counts as one byte. A
+-- range where the size of a step ends (see calls.py). A UTF-16 unit of headers counts as one byte. A
 -- message larger than @largest is left out.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion, a seek.
