@@ -31,7 +31,7 @@ from sqlq_spark.jobs.frame.main import print_line
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.addresses import parse_table
 from sqlq_spark.options.connection import DatabaseOptions
-from sqlq_spark.receive.due import BATCH, Mover
+from sqlq_spark.send.delayed import BATCH, Mover
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from sqlq_spark.database import schema
-from sqlq_spark.receive.due import Mover
 from sqlq_spark.receive.task import divert, fence, take
 from sqlq_spark.send import dispatch, dispatch_log, staging, subscriptions
+from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.message import sender as messages
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.header_columns import to_read_columns

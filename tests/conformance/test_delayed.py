@@ -15,11 +15,11 @@ from servers import only
 
 from sqlq_spark.database import schema
 from sqlq_spark.errors import DelayedQueueNotFound, QueueNotFound
-from sqlq_spark.receive import due
-from sqlq_spark.receive.due import Moved, Mover, pause
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.send import at_least_once, staging
+from sqlq_spark.send import delayed as due
 from sqlq_spark.send import dispatch as send
+from sqlq_spark.send.delayed import Moved, Mover, pause
 from sqlq_spark.send.message.delays import CHUNK_DELAYS
 from sqlq_spark.send.message.sender import CHUNK_ROW
 from sqlq_spark.wire.address import QueueAddress

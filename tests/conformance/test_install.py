@@ -20,8 +20,8 @@ from sqlq_spark.errors import (
     StateTooNew,
     StateTooOld,
 )
-from sqlq_spark.receive.due import Mover
 from sqlq_spark.send import subscriptions
+from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.message.sender import Sender
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps

@@ -29,9 +29,9 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.jobs import acknowledgement
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.due import Mover
 from sqlq_spark.receive.task import Task, TaskRules, receive
 from sqlq_spark.send import at_least_once
+from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.message.sender import CHUNK_ROW
 from sqlq_spark.send.pace.backlog import find_above
 from sqlq_spark.send.pace.named import Named

@@ -19,10 +19,10 @@ from sqlq_spark.receive import receipts, streams
 from sqlq_spark.receive.driver import progress
 from sqlq_spark.receive.driver.pace import Outcome
 from sqlq_spark.receive.driver.planner import Planner
-from sqlq_spark.receive.due import Satellite
 from sqlq_spark.receive.offset import INITIAL, Offset, read_plan, tasks_of
 from sqlq_spark.receive.purge import purge
 from sqlq_spark.receive.receipts import Acknowledged
+from sqlq_spark.send.delayed import DueMessagePoller
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +64,9 @@ class PeekLoop:
             fail_on_missing_receipts=options.fail_on_missing_receipts,
         )
         self.planner = Planner(options, self.who.queue, clock)
-        self.satellites = [Satellite(options, each.address) for each in self.planner.peekers]
+        self.due_pollers = [
+            DueMessagePoller(options, each.address) for each in self.planner.peekers
+        ]
         self._receipts = options.transaction_mode == "receiveOnly"
         self._session = Session(options, f"driver {name_queues(options)}", state=self._receipts)
         self._at_start = at_start
@@ -77,8 +79,8 @@ class PeekLoop:
 
     def freeze(self) -> None:
         """Take the highest seq as it is now for the end of this run (AvailableNow)."""
-        for satellite in self.satellites:
-            self._do(satellite.finish)
+        for poller in self.due_pollers:
+            self._do(poller.finish)
         self._do(self._freeze)
 
     def latest(self, start: Offset) -> Offset:
@@ -184,8 +186,8 @@ class PeekLoop:
 
     def _move_due(self, connection: Connection, now: float) -> None:
         """Move delayed messages that are due, if the options ask for it."""
-        for peeker, satellite in zip(self.planner.peekers, self.satellites, strict=True):
-            if satellite.turn(connection, now):
+        for peeker, poller in zip(self.planner.peekers, self.due_pollers, strict=True):
+            if poller.poll(connection, now):
                 peeker.wake()
 
     def _plan_next(
