@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
@@ -12,17 +13,15 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from sqlq_spark.datasource.column_types import column_types
 from sqlq_spark.datasource.origin import origin
+from sqlq_spark.database import read_clock
+from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, SqlQueueError
-from sqlq_spark.send.message.columns import check_frame
-from sqlq_spark.send.message.sent_by import SentBy
-from sqlq_spark.send.staging import nameless_sink
-from sqlq_spark.send.write import (
-    WriteTask,
-    discard_staged,
-    dispatch_staged,
-    look_ahead,
-    write,
-)
+from sqlq_spark.send.dispatch import discard, dispatch
+from sqlq_spark.send.frame import check_frame
+from sqlq_spark.send.insert import check_tables, send_now
+from sqlq_spark.send.sender import Sender, SentBy
+from sqlq_spark.send.staging import Staged, nameless_sink, stage
+from sqlq_spark.send.throttle import DestinationNames, wait_before_chunks, wait_before_dispatch
 from sqlq_spark.spark_api import DataSourceStreamArrowWriter
 from sqlq_spark.wire.message_types import begins_with_interface
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.send.staging import Staged
 
 log = logging.getLogger("sqlq_spark")
 
@@ -57,10 +55,15 @@ def warn_of_order(types: str) -> None:
     )
 
 
-@cache
-def look_ahead_once(options: SinkOptions) -> None:
-    """Look ahead for a stream, once: Spark makes a new writer for each micro-batch."""
-    look_ahead(options)
+def look_ahead(options: SinkOptions) -> None:
+    """Fail on the driver, before a task runs, if a table that the options name does not exist."""
+    if options.names_tables:
+        exactly_once = options.delivery == "exactlyOnce"
+        with Session(options, "look ahead", state=exactly_once, worker=True) as session:
+            session.do(partial(check_tables, options=options))
+
+
+look_ahead_once = cache(look_ahead)  # for a stream: Spark makes a new writer for each micro-batch
 
 
 @dataclass
@@ -96,8 +99,9 @@ class Writing:
         """
         if overwrite:
             complete = isinstance(self, StreamWriter)
-            mode = ("outputMode", "complete") if complete else ("mode", "overwrite")
-            raise BadOption(*mode, "append: sending adds to a queue")
+            option, mode = ("outputMode", "complete") if complete else ("mode", "overwrite")
+            expected = "append: sending adds to a queue"
+            raise BadOption(option=option, found=mode, expected=expected)
         check_frame(
             column_types(schema),
             queue=options.address is not None,
@@ -112,13 +116,56 @@ class Writing:
         self.sent_by = SentBy.here(options.originating_endpoint or sender)
 
     def send(self, batches: Iterator[pa.RecordBatch], sink: str, batch: int) -> Written:
-        """Stage or send the rows of one task."""
-        context = TaskContext.get()
+        """Stage or send the rows of one task, and wait as the options ask for it."""
+        options, context = self.options, TaskContext.get()
         partition = 0 if context is None else context.partitionId()
-        task = WriteTask(
-            sink=sink, batch=batch, partition=partition, origin=origin(), sent_by=self.sent_by
+        name, exactly_once = f"{sink}/{batch}/{partition}", options.delivery == "exactlyOnce"
+        # the database was reached by the batches of the stream before
+        session = Session(
+            options, f"sink {name}", state=exactly_once, worker=True, reached=batch > 0
         )
-        return Written(*write(self.options, batches, task))
+        names = DestinationNames()
+        with session:
+            chunks = Sender(
+                options=options,
+                partition=partition,
+                # a task that Spark tries again sends the same ids
+                seed=None if exactly_once else hashlib.sha256(name.encode()).digest()[:16],
+                clock=partial(session.do, read_clock),  # it decides when messages expire
+                # An endpoint on SQL Server with another default database would answer into that
+                # one, so an address names ours.
+                own_address=lambda address: session.do(lambda opened: opened.canonical(address)),
+                sent_by=self.sent_by,
+            ).chunks(batches)
+            if not exactly_once:
+                paced = wait_before_chunks(session, chunks, options)
+                return Written(None, send_now(session, paced, options))
+            chunks = names.record(chunks)
+            staged = stage(session, chunks, sink=sink, batch=batch, origin=origin())
+        wait_before_dispatch(options, sink, batch, partition, names)
+        return Written(staged, staged.messages)
+
+    def dispatch(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Send what the tasks of a batch staged, in one transaction."""
+        if staged := staged_in(messages):
+            name = f"dispatch {staged[0].sink}/{staged[0].batch}"
+            with Session(self.options, name, worker=True, reached=True) as session:
+                session.do(partial(dispatch, staged=staged, options=self.options))
+
+    def discard(self, sink: str, batch: int, *, final: bool) -> None:
+        """
+        Delete what was staged for a batch that was aborted; `final`: it is never tried again.
+
+        A failure is only logged, because Spark reports why the write was aborted.
+        """
+        if self.options.delivery != "exactlyOnce":
+            return
+        timeout = self.options.query_timeout
+        try:
+            with Session(self.options, f"abort {sink}/{batch}") as session:
+                session.do(partial(discard, sink=sink, batch=batch, final=final, timeout=timeout))
+        except SqlQueueError as error:
+            log.warning("%s: batch %d: its chunks are left for now: %s", sink, batch, error)
 
 
 def staged_in(messages: list[WriterCommitMessage | None]) -> list[Staged]:
@@ -149,7 +196,9 @@ class BatchWriter(Writing, DataSourceArrowWriter):
         super().__init__(options, schema, overwrite=overwrite, sender=sender)
         named = options.txn_app_id is not None
         if options.max_rate is not None and not named:
-            raise BadOption("maxMessagesPerSecond", str(options.max_rate), RATED)
+            raise BadOption(
+                option="maxMessagesPerSecond", found=str(options.max_rate), expected=RATED
+            )
         self.sink = f"app:{options.txn_app_id}" if named else nameless_sink()
         self.batch = options.txn_version or 0
 
@@ -159,11 +208,11 @@ class BatchWriter(Writing, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send what was staged."""
-        dispatch_staged(self.options, staged_in(messages))
+        self.dispatch(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Drop what was staged. Some tasks may still run."""
-        discard_staged(self.options, self.sink, self.batch, final=self.options.txn_app_id is None)
+        self.discard(self.sink, self.batch, final=self.options.txn_app_id is None)
 
 
 class StreamWriter(Writing, DataSourceStreamArrowWriter):
@@ -175,19 +224,19 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
         if batch.query_id is None or batch.query_batch is None:
             # without them two queries would share a row of the dispatch log and lose messages
             raise SqlQueueError(
-                "Spark did not give this task its query and batch, so a stream cannot send once. "
-                "Use foreachBatch with txnAppId and txnVersion"
+                reason="Spark did not give this task its query and batch, so a stream cannot send "
+                "once. Use foreachBatch with txnAppId and txnVersion"
             )
         return self.send(iterator, f"query:{batch.query_id}", batch.query_batch)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """Send what was staged, unless the dispatch log has the batch."""
-        dispatch_staged(self.options, staged_in(messages))
+        self.dispatch(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """Drop what was staged. The next batch drops what this process does not know of."""
         for sink, batch in {(each.sink, each.batch) for each in staged_in(messages)}:
-            discard_staged(self.options, sink, batch, final=False)
+            self.discard(sink, batch, final=False)
 
 
 def batch_writer(

@@ -19,22 +19,17 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import DELAYED, Destinations
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.zone import endpoint_zone
-from sqlq_spark.errors import (
-    DelayedQueueNotFound,
-    NotAQueue,
-    QueueNotFound,
-)
-from sqlq_spark.send.message.delays import CHUNK_DELAYS, MOMENT
-from sqlq_spark.wire.header_columns import NAMED_IN_HEX, parse_headers
-from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps, escape
+from sqlq_spark.errors import DelayedQueueNotFound, NotAQueue, QueueNotFound
+from sqlq_spark.send.frame import MOMENT
+from sqlq_spark.send.sender import CHUNK_DELAYS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sqlq_spark.database import Connection
     from sqlq_spark.errors import SqlQueueError
-    from sqlq_spark.options import SinkOptions, SourceOptions
-    from sqlq_spark.send.undeliverable import Undeliverable
+    from sqlq_spark.options import SourceOptions
+    from sqlq_spark.send.insert import Inserts
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -46,7 +41,7 @@ SHORTEST, LONGEST = 1.0, 60.0  # seconds, the pauses of a mover that finds nothi
 # ---------------------------------------------------------------- store
 
 
-def waiting(chunk: pa.Table) -> pa.ChunkedArray | None:
+def find_waiting(chunk: pa.Table) -> pa.ChunkedArray | None:
     """Return which rows of a chunk are delayed, as booleans; None where none is."""
     marks = [chunk[name].is_valid() for name in CHUNK_DELAYS if name in chunk.column_names]
     if not marks:
@@ -55,91 +50,59 @@ def waiting(chunk: pa.Table) -> pa.ChunkedArray | None:
     return mask if pc.any(mask).as_py() else None
 
 
-def store_delayed(
-    connection: Connection,
-    chunk: pa.Table,
-    chosen: dict[QueueAddress, pa.ChunkedArray],
-    options: SinkOptions,
-    undeliverable: Undeliverable,
-) -> None:
+def store(inserts: Inserts, chunk: pa.Table, chosen: dict[QueueAddress, pa.ChunkedArray]) -> None:
     """
     Insert delayed messages into the tables where they wait, Due by the database's clock.
 
     A time in the past is stored as it is, as the transport does. The next mover takes it.
     The insert is part of the transaction that sends the rest of the chunk.
 
+    A message for a queue whose own table is missing can be set aside. The table of the option
+    `delayedQueue`, for all queues, must be there.
+
     Args:
-        connection: in a transaction.
+        inserts: of the transaction.
         chunk: of CHUNK_ROW and CHUNK_DELAYS; each row is delayed.
         chosen: which rows are for which queue.
-        options: the sink's.
-        undeliverable: of this transaction. It locks and checks the tables, and takes the messages
-            for a queue whose own table is missing. The table of the option `delayedQueue` must be
-            there.
 
     Raises:
         DelayedQueueNotFound, DestinationRefused, BadOption, MissingOption.
     """
-    rows = pa.table(
-        {
-            "headers": chunk["headers"],
-            "body": chunk["body"],
-            "due": due_times(
-                connection, chunk, endpoint_zone(connection, options.endpoint_time_zone)
-            ),
-        }
-    )
-    for queue, own in chosen.items():
-        mine = rows if len(chosen) == 1 else rows.filter(own)
-        headers = set_forward_destination(mine["headers"], connection.canonical(queue))
-        mine = mine.set_column(0, "headers", headers)
-        if options.delayed_address is not None:
-            lock_table(undeliverable.destinations, options.delayed_address, queue)
-            connection.load(options.delayed_address, mine)
-            continue
-        reason = store_beside(undeliverable, queue, mine)
+    connection, options = inserts.connection, inserts.options
+    zone = endpoint_zone(connection, options.endpoint_time_zone)
+    rows = chunk.select(["headers", "body"])
+    rows = rows.append_column("due", _due_times(connection, chunk, zone))
+    common = options.delayed_address
+    if common is not None:
+        try:
+            inserts.destinations.lock_and_check([common], DELAYED)
+        except (QueueNotFound, NotAQueue):
+            raise _not_found(connection, common, next(iter(chosen))) from None
+        connection.load(common, rows)
+        return
+    for queue, mine in chosen.items():
+        table = delayed_of(queue)
+        reason = _lock(inserts, table, queue) or inserts.load(table, rows.filter(mine))
         if reason is not None:
-            undeliverable.add(chunk.filter(own), queue, reason)
+            inserts.set_aside(chunk.filter(mine), queue, reason)
 
 
-def store_beside(
-    undeliverable: Undeliverable, queue: QueueAddress, rows: pa.Table
-) -> SqlQueueError | None:
-    """
-    Insert messages into the delayed table of their destination; return why not, if it refuses.
-
-    Raises:
-        DelayedQueueNotFound, DestinationRefused: the transaction is not careful.
-    """
-    table, connection = delayed_of(queue), undeliverable.connection
-    if undeliverable.careful:
-        for reason in undeliverable.lock([table], DELAYED).values():
-            missing = isinstance(reason, (QueueNotFound, NotAQueue))
-            return table_not_found(connection, table, queue) if missing else reason
-    else:
-        lock_table(undeliverable.destinations, table, queue)
-    return undeliverable.send(table, rows)
-
-
-def lock_table(destinations: Destinations, table: QueueAddress, queue: QueueAddress) -> None:
-    """
-    Lock the table in which messages for a queue wait, and check it.
-
-    Raises:
-        DelayedQueueNotFound, DestinationRefused.
-    """
+def _lock(inserts: Inserts, table: QueueAddress, queue: QueueAddress) -> SqlQueueError | None:
+    """Lock the table in which messages for a queue wait, and check it; return why not, or None."""
     try:
-        destinations.lock_and_check([table], DELAYED)
+        reason = inserts.lock([table], DELAYED).get(table)
     except (QueueNotFound, NotAQueue):
-        raise table_not_found(destinations.connection, table, queue) from None
+        raise _not_found(inserts.connection, table, queue) from None
+    missing = isinstance(reason, QueueNotFound | NotAQueue)
+    return _not_found(inserts.connection, table, queue) if missing else reason
 
 
-def table_not_found(
+def _not_found(
     connection: Connection, table: QueueAddress, queue: QueueAddress
 ) -> DelayedQueueNotFound:
-    """Return the error for a missing table of delayed messages."""
-    names = connection.printed(table), connection.printed(queue)
-    return DelayedQueueNotFound(*names, connection.server)
+    return DelayedQueueNotFound(
+        table=connection.printed(table), queue=connection.printed(queue), server=connection.server
+    )
 
 
 def check_table(destinations: Destinations, table: QueueAddress) -> None:
@@ -152,19 +115,22 @@ def check_table(destinations: Destinations, table: QueueAddress) -> None:
     connection = destinations.connection
     for reason in destinations.find_refused([table], DELAYED).values():
         if isinstance(reason, QueueNotFound | NotAQueue):
-            name = connection.printed(table)
-            raise DelayedQueueNotFound(name, "the option delayedQueue", connection.server)
+            raise DelayedQueueNotFound(
+                table=connection.printed(table),
+                queue="the option delayedQueue",
+                server=connection.server,
+            )
         raise reason
 
 
-def due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:
+def _due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:
     """Return when each row is due; the database computes each distinct delay or time once."""
-    found = {
+    coded = {
         name: chunk[name].combine_chunks().dictionary_encode()
         for name in CHUNK_DELAYS
         if name in chunk.column_names
     }
-    texts = {name: coded.dictionary.cast(pa.string()).to_pylist() for name, coded in found.items()}
+    texts = {name: each.dictionary.cast(pa.string()).to_pylist() for name, each in coded.items()}
     delays, moments = connection.rows(
         "dues",
         zone=zone,
@@ -173,32 +139,8 @@ def due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedA
     )[0]
     known = {"delay": delays, "due": moments}
     return pc.coalesce(
-        *(pa.array(known[name], MOMENT).take(coded.indices) for name, coded in found.items())
+        *(pa.array(known[name], MOMENT).take(each.indices) for name, each in coded.items())
     )
-
-
-def _without_forward_destination(headers: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return header texts without the destination that a delivered message may still have."""
-    named = pc.match_substring(headers, FORWARD_DESTINATION)
-    marked = pc.or_(named, pc.match_substring_regex(headers, NAMED_IN_HEX))
-    if not pc.any(marked).as_py():
-        return headers
-    found = [parse_headers(text) or {} for text in headers.filter(marked).to_pylist()]
-    others = [
-        {name: text for name, text in each.items() if name != FORWARD_DESTINATION} for each in found
-    ]
-    texts = pa.array([dumps(each) for each in others], pa.string())
-    return pc.replace_with_mask(headers.combine_chunks(), marked.combine_chunks(), texts)
-
-
-def set_forward_destination(headers: pa.ChunkedArray, destination: str) -> pa.ChunkedArray:
-    """Return header texts with ForwardDestination at their end, and nowhere else."""
-    headers = _without_forward_destination(headers)
-    entry = f'"{FORWARD_DESTINATION}":"{escape(destination)}"}}'
-    whole = pc.ascii_trim_whitespace(headers)
-    open_ = pc.ascii_rtrim_whitespace(pc.utf8_slice_codeunits(whole, 0, -1))
-    comma = pc.if_else(pc.equal(open_, "{"), "", ",")
-    return pc.binary_join_element_wise(open_, comma, entry, "")
 
 
 # ---------------------------------------------------------------- move what is due
@@ -264,10 +206,9 @@ class Mover:
                 )[0]
                 next_due = connection.rows("next_due", tables=tables, zone=zone)[0][0]
         except (QueueNotFound, NotAQueue) as error:
-            names = connection.printed(self.delayed), connection.printed(self.queue)
-            if error.args[0] != names[0]:
+            if error.queue != connection.printed(self.delayed):
                 raise
-            raise DelayedQueueNotFound(*names, connection.server) from None
+            raise _not_found(connection, self.delayed, self.queue) from None
         self._zone = zone
         if renamed:
             log.warning(

@@ -1,0 +1,367 @@
+"""
+Where a sink waits, as the options maxMessagesPerSecond and pauseAboveBacklog ask.
+
+Tasks wait, not the driver. Measured on Spark 4.2, when a query is stopped: Spark ends a waiting
+task after three seconds. A wait in the driver's Python worker goes on, and `stop` does not return.
+
+With delivery=exactlyOnce a task waits after it has staged its messages: the driver dispatches when
+all tasks have ended. One task is enough to keep the dispatch waiting, so only the first one waits
+for the rate and for the destinations of the options. The others end, and free their cores. Each
+task waits for destinations that its own rows name.
+
+With delivery=atLeastOnce a task waits before each chunk.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import pyarrow.compute as pc
+
+from sqlq_spark.database import transaction
+from sqlq_spark.database.destinations import RETURNED, Destinations
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.errors import (
+    BadAddress,
+    BadInput,
+    DestinationRefused,
+    NotAQueue,
+    QueueNotFound,
+    RightMissing,
+    SubscriptionsNotFound,
+)
+from sqlq_spark.send import publish
+from sqlq_spark.send.delayed import find_waiting
+from sqlq_spark.send.dispatch import last_sent
+from sqlq_spark.send.insert import destination_of
+from sqlq_spark.wire.message_types import full_name
+from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import pyarrow as pa
+
+    from sqlq_spark.database import Connection
+    from sqlq_spark.options import SinkOptions
+    from sqlq_spark.wire.address import QueueAddress
+
+log = logging.getLogger("sqlq_spark")
+T = TypeVar("T")
+
+REMINDER = 600.0  # seconds after which a wait is logged again
+PAUSE = 1.0  # seconds between looks at a backlog
+PAUSE_SHARE = 10.0  # of the time that a look took: dead rows that a snapshot keeps make it slow
+LONGEST_PAUSE = 60.0  # seconds between looks at the clock
+COUNTED = 100_000  # messages that a log line counts at least; they take 12 ms
+
+
+def wait_before_dispatch(
+    options: SinkOptions, sink: str, batch: int, partition: int, names: DestinationNames
+) -> None:
+    """
+    Wait until the driver may dispatch, as far as this task decides it.
+
+    No connection is held during a pause.
+
+    Args:
+        options: the sink's.
+        sink: that sends.
+        batch: of the sink.
+        partition: of the task, which has staged its rows.
+        names: what its rows name.
+    """
+    name, first = f"sink {sink}/{batch}/{partition}", partition == 0
+
+    def run(work: Callable[[Connection], T]) -> T:
+        # this session leaves its connection to the next one
+        with Session(options, name, worker=True, reached=True) as session:
+            return session.do(work)
+
+    if first and options.max_rate is not None:
+        rate = options.max_rate
+        until = time.monotonic() + run(partial(read_seconds_left, options, sink, batch, rate))
+
+        def look(*, exact: bool) -> Reason | None:  # noqa: ARG001
+            left = until - time.monotonic()
+            text = f"{left:.1f} s until the next batch (maxMessagesPerSecond={rate})"
+            return Reason(text, min(left, LONGEST_PAUSE)) if left > 0 else None
+
+        # such a wait comes with each batch, so it is no warning
+        wait_while(look, name, level=logging.INFO)
+    common = DestinationNames.of_options(options)
+    _wait_for_backlog(options, names | common if first else names - common, name, run)
+
+
+def wait_before_chunks(
+    session: Session, chunks: Iterable[pa.Table], options: SinkOptions
+) -> Iterator[pa.Table]:
+    """
+    Pass chunks on, each when it may be inserted.
+
+    Args:
+        session: of the task; no transaction is open. It reconnects if the server ended it.
+        chunks: tables of CHUNK_ROW.
+        options: the sink's.
+    """
+    for chunk in chunks:
+        names = DestinationNames()
+        names.add(chunk)
+        _wait_for_backlog(options, names, session.application, session.do)
+        yield chunk
+
+
+# ---------------------------------------------------------------- a wait
+
+
+class Reason(NamedTuple):
+    """What a wait waits for."""
+
+    text: str
+    pause: float  # seconds until another look is worthwhile
+
+
+def wait_while(
+    look: Callable[..., Reason | None],
+    name: str,
+    *,
+    level: int = logging.WARNING,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """
+    Return when there is no reason to wait any more.
+
+    A wait has no end of its own. Spark ends the process of a task when its query is stopped. One
+    line is logged when the wait begins, a warning every REMINDER seconds, and one line at the end.
+
+    Args:
+        look: returns the reason, or None; `exact` says that its text is for a line of the log. It
+            holds no transaction open afterwards.
+        name: of what waits, for the log.
+        level: of the first line and the last.
+        clock: monotonic seconds.
+        sleep: passes seconds.
+    """
+    began = clock()
+    reason = look(exact=True)
+    if reason is None:
+        return
+    log.log(level, "%s waits: %s", name, reason.text)
+    remind = began + REMINDER
+    while reason is not None:
+        sleep(reason.pause)
+        late = clock() >= remind
+        reason = look(exact=late)
+        if late and reason is not None:
+            log.warning("%s still waits, %d s: %s", name, clock() - began, reason.text)
+            remind = clock() + REMINDER
+    log.log(level, "%s waited %.1f s and goes on", name, clock() - began)
+
+
+# ---------------------------------------------------------------- for maxMessagesPerSecond
+
+
+def read_seconds_left(
+    options: SinkOptions, sink: str, batch: int, rate: int, connection: Connection
+) -> float:
+    """Return how long the batch must wait; 0 for one that was sent before."""
+    with transaction(connection, timeout=options.query_timeout):
+        sent = last_sent(connection, sink)
+    if sent is None or sent.batch >= batch:
+        return 0.0
+    return seconds_left(sent.messages, sent.seconds, rate)
+
+
+def seconds_left(messages: int, seconds: float, rate: int) -> float:
+    """
+    Return how long the next dispatch must still wait, from 0 to messages/rate seconds.
+
+    A dispatch is one transaction, so the pause is between batches. After a batch of n messages, the
+    next one begins n/rate seconds later at the earliest. Within any t seconds, at most rate·t
+    messages and one batch become visible.
+
+    Args:
+        messages: of the last dispatch.
+        seconds: since it began. If the database's clock was set back they are negative, and the
+            wait is not longer for it.
+        rate: messages per second, >= 1.
+    """
+    pause = messages / rate
+    return min(max(0.0, pause - seconds), pause)
+
+
+# ---------------------------------------------------------------- for pauseAboveBacklog
+
+
+@dataclass
+class DestinationNames:
+    """
+    Destinations by name, untrusted; a queue None is that of the options.
+
+    Those of delayed rows are left out. They reach their queue only when they are due.
+    """
+
+    queues: set[str | None] = field(default_factory=set)
+    topics: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of_options(cls, options: SinkOptions) -> DestinationNames:
+        """Return what the options name."""
+        topics = set(options.topics or ())
+        return cls(set() if topics or options.address is None else {None}, topics)
+
+    def record(self, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        """Pass chunks on, and add what their rows name."""
+        for chunk in chunks:
+            self.add(chunk)
+            yield chunk
+
+    def add(self, chunk: pa.Table) -> None:
+        """Add what the rows of a chunk name."""
+        waiting = find_waiting(chunk)
+        if waiting is not None:
+            chunk = chunk.filter(pc.invert(waiting))
+        own, topics = chunk["queue"], publish.topics_of(chunk)
+        if topics is not None:
+            self.topics.update(pc.unique(pc.list_flatten(topics)).to_pylist())
+            own = own.filter(pc.is_null(topics))
+        self.queues.update(pc.unique(own).to_pylist())
+
+    def __or__(self, other: DestinationNames) -> DestinationNames:
+        return DestinationNames(self.queues | other.queues, self.topics | other.topics)
+
+    def __sub__(self, other: DestinationNames) -> DestinationNames:
+        return DestinationNames(self.queues - other.queues, self.topics - other.topics)
+
+    def find_queues(self, connection: Connection, options: SinkOptions) -> list[QueueAddress]:
+        """
+        Return the queues of these names, those of subscribers among them, in a constant order.
+
+        Names that lead to no queue are left out: the dispatch reports them.
+
+        Args:
+            connection: in a transaction, if there are topics.
+            options: the sink's.
+        """
+        queues: list[QueueAddress] = []
+        for name in sorted(self.queues, key=str):
+            with suppress(BadInput):
+                queues.append(destination_of(name, options))
+        with suppress(SubscriptionsNotFound):
+            by_topic = publish.cache.by_topic(
+                connection, options.url, options.subscription_address
+            ) if self.topics else {}
+            for topic in sorted(self.topics):
+                for each in by_topic.get(full_name(topic), []):
+                    with suppress(BadAddress):
+                        queues.append(connection.parsed(each.address))
+        return list(dict.fromkeys(map(connection.names.qualify, queues)))
+
+
+@dataclass(frozen=True)
+class Above:
+    """A queue with a backlog above the limit."""
+
+    queue: QueueAddress
+    printed: str
+    messages: int  # counted up to `most`
+    most: int
+    limit: int
+
+    def __str__(self) -> str:
+        counted = f"{self.messages}{' or more' if self.messages >= self.most else ''}"
+        return f"{counted} messages wait in {self.printed} (pauseAboveBacklog={self.limit})"
+
+
+def _wait_for_backlog(
+    options: SinkOptions, names: DestinationNames, name: str, run: Callable[[Callable[[Connection], Above | None]], Above | None]
+) -> None:
+    """Wait while the backlog of a destination is above the limit, if there is one."""
+    limit, above = options.pause_above, None
+    if limit is None or not (names.queues or names.topics):
+        return
+
+    def look(*, exact: bool) -> Reason | None:
+        nonlocal above
+        # the queue that was above the limit last is the first to look at
+        first, began = above and above.queue, time.monotonic()
+        above = run(partial(find_above, names, options, limit, first=first, exact=exact))
+        pause = max(PAUSE, PAUSE_SHARE * (time.monotonic() - began))
+        return above and Reason(str(above), pause)
+
+    wait_while(look, name)
+
+
+def find_above(
+    names: DestinationNames,
+    options: SinkOptions,
+    limit: int,
+    connection: Connection,
+    *,
+    first: QueueAddress | None = None,
+    exact: bool = False,
+) -> Above | None:
+    """
+    Return the first destination whose backlog is above the limit, or None.
+
+    A look is a short transaction that counts with the statement `peek`, and locks no message.
+
+    Args:
+        names: the destinations.
+        options: the sink's.
+        limit: messages.
+        connection: no transaction open.
+        first: the destination to look at first.
+        exact: whether to count on for a log line; otherwise a count ends above the limit.
+
+    Raises:
+        RightMissing: this login may not read a destination.
+    """
+    with transaction(connection, timeout=options.query_timeout):
+        queues = names.find_queues(connection, options)
+    most = max(limit + 1, COUNTED if exact else 0)
+    for queue in sorted(queues, key=lambda each: each != first):
+        messages = _count_waiting(connection, queue, options, most)
+        if messages > limit:
+            return Above(queue, connection.printed(queue), messages, most, limit)
+    return None
+
+
+def _count_waiting(
+    connection: Connection, queue: QueueAddress, options: SinkOptions, most: int
+) -> int:
+    """
+    Count what waits in a queue, up to `most`; 0 for one that cannot be sent to.
+
+    Rows name queues that are untrusted, so a table is checked as before an INSERT: a SELECT from a
+    view would run its owner's code.
+
+    Raises:
+        RightMissing: this login may not read it, but may send to it.
+    """
+    try:
+        with transaction(connection, timeout=options.query_timeout):
+            Destinations(connection, options.allowed).lock_and_check([queue], RETURNED)
+            (row,) = connection.rows(
+                "peek",
+                tables={"queue": queue},
+                first=LOWEST_SEQ,
+                last=HIGHEST_SEQ,
+                messages=most,
+                grain=most,
+            )
+            return row[0] or 0
+    except (QueueNotFound, NotAQueue, DestinationRefused):
+        return 0  # the dispatch reports it
+    except RightMissing:
+        with transaction(connection, timeout=options.query_timeout):
+            found = connection.destinations([queue], RETURNED, None).get(queue)
+        if found is not None and found.may_insert:
+            raise
+        return 0
