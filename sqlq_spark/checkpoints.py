@@ -35,7 +35,7 @@ def open_batch(spark: SparkSession, checkpoint: str) -> int | None:
     planned = names(spark, f"{folder}/offsets")
     if planned is None:
         expected = "the checkpointLocation of a query, which has a folder offsets"
-        raise BadOption("checkpoint", checkpoint, expected)
+        raise BadOption(option="checkpoint", found=checkpoint, expected=expected)
     last = newest(planned)
     return last if last > newest(names(spark, f"{folder}/commits")) else None
 

@@ -16,12 +16,9 @@ class NoJava(SqlQueueError):
     """Java is missing or too old for Spark."""
 
     template = (
-        "Spark needs Java {0} or newer, but {1}. Install it with "
+        f"Spark needs Java {OLDEST_JAVA} or newer, but {{found}}. Install it with "
         "`apt install openjdk-17-jre-headless`, or from https://adoptium.net"
     )
-
-    def __init__(self, found: str) -> None:
-        super().__init__(OLDEST_JAVA, found)
 
 
 def check_java() -> None:
@@ -34,10 +31,12 @@ def check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
     if java is None or not os.access(java, os.X_OK):
-        raise NoJava(f"JAVA_HOME is {home}, without bin/java" if home else "there is none on PATH")
+        raise NoJava(
+            found=f"JAVA_HOME is {home}, without bin/java" if home else "there is none on PATH"
+        )
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     if found is None:
-        raise NoJava(f"{java} does not run")
+        raise NoJava(found=f"{java} does not run")
     if int(found[1]) < OLDEST_JAVA:
-        raise NoJava(f"{java} is version {found[1]}")
+        raise NoJava(found=f"{java} is version {found[1]}")

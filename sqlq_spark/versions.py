@@ -33,14 +33,19 @@ def check(*packages: str) -> None:
         ImportError: one of them is missing.
     """
     if sys.version_info < OLDEST_PYTHON:
+        needed = ".".join(map(str, OLDEST_PYTHON))
         raise UnsupportedVersion(
-            "Python",
-            ".".join(map(str, sys.version_info[:3])),
-            ".".join(map(str, OLDEST_PYTHON)),
+            what="Python",
+            found=".".join(map(str, sys.version_info[:3])),
+            needed=needed,
+            fix=f"Run it with Python {needed} or newer",
         )
     for package in packages:
         # pyarrow takes 0.2 s to import, and Spark imports this package in processes without it
         loaded = sys.modules.get(package)
         found = str(loaded.__version__) if loaded else metadata.version(package)
         if numbers(found) < numbers(OLDEST[package]):
-            raise UnsupportedVersion(package, found, OLDEST[package])
+            fix = f"Run: pip install '{package}>={OLDEST[package]}'"
+            if package == "pyspark":
+                fix += ", and use a cluster with Spark 4 (Databricks Runtime 17.3 LTS or newer)"
+            raise UnsupportedVersion(what=package, found=found, needed=OLDEST[package], fix=fix)

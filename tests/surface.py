@@ -194,7 +194,7 @@ def of_errors() -> Facts:
     for cls in classes:  # it grows
         classes += cls.__subclasses__()
         if cls.__module__.startswith("sqlq_spark."):
-            star = "" if cls.__name__ in errors.__all__ else "*"
+            star = "" if cls.__module__ == errors.__name__ else "*"
             yield (
                 f"error, {', '.join(each.__name__ for each in cls.__bases__)}",
                 cls.__name__ + star,

@@ -179,7 +179,7 @@ def test_an_address_that_cannot_be_read_says_why(parse: Parse, text: str, reason
     with pytest.raises(BadAddress) as caught:
         parse(text)
 
-    assert caught.value.args == (text, reason)
+    assert (caught.value.text, caught.value.reason) == (text, reason)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_any_text_is_an_address_or_refused_with_its_reason(text: str) -> None:
         try:
             address = parse(text)
         except BadAddress as error:
-            assert error.args[0] == text  # noqa: PT017
+            assert error.text == text  # noqa: PT017
         else:
             assert replace(parse(write(address)), schema=None) == replace(address, schema=None)
 

@@ -260,7 +260,7 @@ def test_an_option_that_is_not_passed(kind: Any, table: dict[str, str], said: st
 
 def test_an_error_is_one_sentence() -> None:
     """Ours in one sentence, also where only Spark's text of it is left; others by their name."""
-    ours = QueueNotFound('"public"."Orders"', "localhost")
+    ours = QueueNotFound(queue='"public"."Orders"', server="localhost")
     spark = RuntimeError(
         "[STREAM_FAILED] Query terminated: Traceback (most recent call last):\n"
         f'  File "x.py", line 1\nsqlq_spark.errors.QueueNotFound: {ours}\n\n\tat org.apache.spark\n'

@@ -103,7 +103,7 @@ def test_options_that_contradict_are_refused_with_what_is_expected(
     with pytest.raises(BadOption) as refused:
         parse(**raw)
 
-    assert refused.value.args[0] == option
+    assert refused.value.option == option
     assert sentence in str(refused.value)
     with pytest.raises(
         MissingOption, match="option queue is missing: give a queue's name, also as"

@@ -53,14 +53,14 @@ def test_a_password_of_the_environment_is_added_to_a_url_without_one(
 @pytest.mark.parametrize(
     ("fault", "times"),
     [
-        (errors.LockTimedOut("receive", 30, "…"), sessions.ATTEMPTS),
-        (errors.LogFull("load", "9002", "…"), sessions.ATTEMPTS),
-        (errors.Deadlock("receive", "…"), sessions.ATTEMPTS),
-        (errors.ServerShort("load", "1105", "…"), sessions.ATTEMPTS),
-        (errors.ConnectionLost("commit", "…"), sessions.ATTEMPTS),
-        (errors.TimedOut("receive", 30, "…"), 1),
-        (errors.StatementRefused("load", "2628", "…"), 1),
-        (errors.StatementFailed("load", "824", "…"), 1),
+        (errors.LockTimedOut(statement="receive", seconds=30, reason="…"), sessions.ATTEMPTS),
+        (errors.LogFull(statement="load", code="9002", reason="…"), sessions.ATTEMPTS),
+        (errors.Deadlock(statement="receive", reason="…"), sessions.ATTEMPTS),
+        (errors.ServerShort(statement="load", code="1105", reason="…"), sessions.ATTEMPTS),
+        (errors.ConnectionLost(statement="commit", reason="…"), sessions.ATTEMPTS),
+        (errors.TimedOut(statement="receive", seconds=30, reason="…"), 1),
+        (errors.StatementRefused(statement="load", code="2628", reason="…"), 1),
+        (errors.StatementFailed(statement="load", code="824", reason="…"), 1),
     ],
 )
 def test_a_fault_that_may_pass_is_tried_again(

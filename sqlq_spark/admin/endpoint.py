@@ -96,8 +96,8 @@ def _derive(flag: str, naming: Names, primary: QueueAddress, text: str) -> Queue
     try:
         naming.parse_queue(naming.print_address(made))
     except BadAddress as error:
-        expected = f"a name that can follow {primary.table}. ({error.args[-1]})"
-        raise BadOption(flag, text, expected) from None
+        expected = f"a name that can follow {primary.table}. ({error.reason})"
+        raise BadOption(option=flag, found=text, expected=expected) from None
     return made
 
 
@@ -111,11 +111,13 @@ def _primary(naming: Names, text: str, *, delayed: bool) -> QueueAddress:
     try:
         found = parse_queue("queue", text, naming)
     except BadOption as error:
-        option, shown, expected = error.args
-        raise BadOption(option, shown, expected.replace("a queue's name", both)) from None
+        expected = error.expected.replace("a queue's name", both)
+        raise BadOption(option=error.option, found=error.found, expected=expected) from None
     size = limits.size(found.table)
     if delayed and size > limits.longest_with_delayed:
-        raise BadOption("queue", text, f"{both} (the table has {size} {limits.unit})")
+        raise BadOption(
+            option="queue", found=text, expected=f"{both} (the table has {size} {limits.unit})"
+        )
     return found
 
 
@@ -125,7 +127,9 @@ def _check_each_once(naming: Names, made: Endpoint) -> None:
         for each in queues:
             name = naming.print_address(each)
             if name in seen:
-                raise BadOption(flag, name, "another queue than those before it")
+                raise BadOption(
+                    option=flag, found=name, expected="another queue than those before it"
+                )
             seen.add(name)
 
 

@@ -256,9 +256,9 @@ def sources(
         try:
             parsed[text] = connection.parsed(text)
         except BadAddress as error:
-            bad = BadAddress(text[:LONGEST], error.args[1])
+            bad = BadAddress(text=text[:LONGEST], reason=error.reason)
             other = names.is_of_other_database(text)
-            reasons[text] = str(QueueElsewhere(text[:LONGEST], own) if other else bad)
+            reasons[text] = str(QueueElsewhere(queue=text[:LONGEST], errors=own) if other else bad)
     refused: dict[QueueAddress, SqlQueueError] = {}
     if parsed:
         with transaction(connection, timeout=timeout):
@@ -283,8 +283,10 @@ def explain(
         return error
     here = connection.printed(replace(address, catalog=None)) == connection.printed(address)
     if not here or names.is_of_other_database(text):
-        return QueueElsewhere(text, own)
+        return QueueElsewhere(queue=text, errors=own)
     if (guess := names.guess_table(text)) is not None:
         meant = connection.printed(guess)
-        return QueueUnquoted(text, connection.printed(address), meant, connection.server)
+        return QueueUnquoted(
+            text=text, read=connection.printed(address), meant=meant, server=connection.server
+        )
     return error

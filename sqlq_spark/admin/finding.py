@@ -64,12 +64,11 @@ def absent(where: str) -> Finding:
 
 def no_address(error: BadOption, state: str) -> Finding:
     """The finding for a stream whose queue is no address; a tenant can write such a row."""
-    _, name, expected = error.args
     return Finding(
-        where=name,
+        where=error.found,
         name="no_address",
         severity="warning",
-        found=f"a row of {state}.stream names this queue, expected {expected}",
+        found=f"a row of {state}.stream names this queue, expected {error.expected}",
         fix="find out which login wrote the row, and delete the row",
     )
 

@@ -280,8 +280,11 @@ def delayed_messages(
     table = delayed_of(queue)
     with transaction(connection, timeout=timeout):
         if "due" not in connection.columns(table):
-            names = connection.printed(table), connection.printed(queue)
-            raise DelayedQueueNotFound(*names, connection.server)
+            raise DelayedQueueNotFound(
+                table=connection.printed(table),
+                queue=connection.printed(queue),
+                server=connection.server,
+            )
         rows = connection.rows(
             "browse_delayed",
             tables={"delayed": table},

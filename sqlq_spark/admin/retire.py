@@ -42,10 +42,7 @@ PATIENCE = 5  # seconds for which an endpoint keeps the subscribers that it has 
 class StillUsed(SqlQueueError):
     """The queue cannot be dropped. Neither it nor its table of delayed messages was dropped."""
 
-    template = "queue {0} was not dropped: {1}"
-
-    def __init__(self, queue: str, reason: str) -> None:
-        super().__init__(queue, reason)
+    template = "queue {queue} was not dropped: {reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +119,9 @@ class Retirement:
         name = connection.printed(queue)
         found = connection.destinations([queue], RETURNED, None).get(queue)
         if found is None:
-            raise QueueNotFound(name, connection.server)
+            raise QueueNotFound(queue=name, server=connection.server)
         if found.missing is not None:
-            raise NotAQueue(name, f"it has no column {found.missing}")
+            raise NotAQueue(queue=name, reason=f"it has no column {found.missing}")
         if state is None:
             states, unread = _readable(connection, *find_states(connection))
         else:
@@ -196,7 +193,7 @@ class Retirement:
             StillUsed.
         """
         if reasons := list(left.reasons(expected)):
-            raise StillUsed(connection.printed(self.queue), "; ".join(reasons))
+            raise StillUsed(queue=connection.printed(self.queue), reason="; ".join(reasons))
 
     def drop(
         self, connection: Connection, expected: Remains, *, trails: Sequence[str] = ()

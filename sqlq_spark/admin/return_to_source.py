@@ -170,7 +170,7 @@ def return_batch(
         taken = sort_by_seq(connection.arrow("take", tables={"queue": errors}, seqs=[*ids]))
         for seq, row in zip(taken["seq"].to_pylist(), taken["id"].to_pylist(), strict=True):
             if ids[seq] != uuid_text(row):
-                raise MessageChanged(uuid_text(row), connection.printed(errors))
+                raise MessageChanged(row=uuid_text(row), queue=connection.printed(errors))
         if taken.num_rows:
             rows = to_source(connection, errors, destination, taken)
             known = Destinations(connection, allowed, source=errors, by_header=True)
@@ -192,7 +192,7 @@ def to_source(
         headers = parse_headers(text) or {}
         source = headers.get(FAILED_Q)
         if not source or connection.parsed(source) != destination:
-            raise MessageChanged(uuid_text(row), connection.printed(errors))
+            raise MessageChanged(row=uuid_text(row), queue=connection.printed(errors))
         texts.append(dumps(remove_faults(headers, uuid_text(row))))
     body = pc.fill_null(taken["body"], b"")
     return add_ids(pa.table({"headers": pa.array(texts, pa.string()), "body": body}))

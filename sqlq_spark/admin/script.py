@@ -72,7 +72,11 @@ class Roles:
                 continue
             size = len(name.encode("utf-8", "replace"))
             if not 0 < size <= 63 or len(name.splitlines()) > 1 or "\0" in name:  # noqa: PLR2004
-                raise BadOption(option, name, "a role's name of at most 63 bytes, in one line")
+                raise BadOption(
+                    option=option,
+                    found=name,
+                    expected="a role's name of at most 63 bytes, in one line",
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +167,7 @@ def _check_names(names: Names, given: list[str], tables: Iterable[Tables]) -> No
     ]
     for name in given:
         if names.misread is not None and re.search(names.misread, name):
-            raise BadAddress(name, "sqlcmd would misread a line break or $( in a name")
+            raise BadAddress(text=name, reason="sqlcmd would misread a line break or $( in a name")
 
 
 def _write(

@@ -78,14 +78,14 @@ def _reasons(connection: Connection, texts: set[str]) -> dict[str, tuple[str, st
         try:
             parsed[text] = connection.parsed(text)
         except BadAddress as error:
-            reasons[text] = f"is no address ({error.args[1]})", None
+            reasons[text] = f"is no address ({error.reason})", None
     refused = Destinations(connection).find_refused(parsed.values())
     for text, queue in parsed.items():
         reason = refused.get(queue)
         if isinstance(reason, QueueNotFound):
             reasons[text] = f"was not found in {connection.server}", connection.printed(queue)
         elif isinstance(reason, NotAQueue):
-            reasons[text] = f"is not a queue ({reason.args[1]})", None
+            reasons[text] = f"is not a queue ({reason.reason})", None
     return reasons
 
 
@@ -109,7 +109,7 @@ def check(connection: Connection, table: QueueAddress, *, timeout: float) -> lis
         with transaction(connection, timeout=timeout):
             return of_subscriptions(connection, table)
     except RightMissing as error:
-        found = of_error(connection.printed(table), "subscribers_right", error, str(error.args[2]))
+        found = of_error(connection.printed(table), "subscribers_right", error, error.fix)
         return [replace(found, severity="note")]
     except SubscriptionsRefused as error:
         return [refused(connection, table, error)]

@@ -50,10 +50,7 @@ SCHEMA = pa.schema(
 class BadLine(BadInput):
     """A line cannot become a message. Nothing was sent."""
 
-    template = "line {0} cannot be sent: {1}. Nothing was sent."
-
-    def __init__(self, line: int, reason: str) -> None:
-        super().__init__(line, reason)
+    template = "line {line} cannot be sent: {reason}. Nothing was sent."
 
 
 class Unfit(ValueError):
@@ -79,8 +76,7 @@ def chunks(
         everywhere = sender.options.address is not None or sender.options.topics is not None
         yield from sender.chunks(_batches(lines, headers, numbers, homeless=not everywhere))
     except BadMessage as error:
-        _, row, reason = error.args
-        raise BadLine(numbers[row], reason) from None
+        raise BadLine(line=numbers[error.row], reason=error.reason) from None
 
 
 def whole(body: bytes, headers: Mapping[str, str]) -> pa.RecordBatch:
@@ -100,9 +96,9 @@ def _batches(
         try:
             rows.append(row(line, headers))
         except Unfit as error:
-            raise BadLine(number, str(error)) from None
+            raise BadLine(line=number, reason=str(error)) from None
         if homeless and rows[-1]["queue"] is None and rows[-1]["topics"] is None:
-            raise BadLine(number, HOMELESS)
+            raise BadLine(line=number, reason=HOMELESS)
         numbers.append(number)
         if len(rows) == BATCH:
             yield pa.RecordBatch.from_pylist(rows, schema=SCHEMA)

@@ -83,7 +83,9 @@ def send_(
 
     queue, source = queue_and_file(queue, source, topic, file)
     if source is not None and file is not None:
-        raise BadOption("--file", str(file), "a file of JSON lines or --file, not both")
+        raise BadOption(
+            option="--file", found=str(file), expected="a file of JSON lines or --file, not both"
+        )
     options = sink_options(
         url,
         queue=queue,
@@ -166,10 +168,14 @@ def queue_and_file(
     """
     if not topic:
         if queue is None and file is not None:
-            raise MissingOption("QUEUE", "a queue's name, or publish with --topic")
+            raise MissingOption(option="QUEUE", example="a queue's name, or publish with --topic")
         return queue, source
     if source is not None:
-        raise BadOption("--topic", ", ".join(topic), "a file of lines, but no QUEUE, with it")
+        raise BadOption(
+            option="--topic",
+            found=", ".join(topic),
+            expected="a file of lines, but no QUEUE, with it",
+        )
     return None, None if queue is None else Path(queue)
 
 
@@ -177,5 +183,5 @@ def pair(text: str) -> tuple[str, str]:
     """Read KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise BadOption("--header", text, "KEY=VALUE")
+        raise BadOption(option="--header", found=text, expected="KEY=VALUE")
     return key, value

@@ -92,7 +92,7 @@ def location(url: str | None, credentials: str | None) -> str:
     With `credentials` that password is not used.
     """
     if not url:
-        raise MissingOption("--url", f"{EXAMPLES}, or set SQLQUEUE_URL")
+        raise MissingOption(option="--url", example=f"{EXAMPLES}, or set SQLQUEUE_URL")
     return url if credentials else with_password(url, os.environ.get("SQLQUEUE_PASSWORD"))
 
 
@@ -126,7 +126,11 @@ def _texts(url: str | None, state_schema: str, raw: dict[str, str | None]) -> di
 def answerable(*, yes: bool, as_json: bool) -> None:
     """Reject --json without --yes before connecting, because a program cannot be asked."""
     if as_json and not yes:
-        raise BadOption("--json", "true", "--yes with it, because a program cannot be asked")
+        raise BadOption(
+            option="--json",
+            found="true",
+            expected="--yes with it, because a program cannot be asked",
+        )
 
 
 def confirm(what: str, *, yes: bool, as_json: bool = False) -> None:

@@ -156,7 +156,7 @@ def return_(
         settled = [each for each in found if each.settled]
         open_ = [each for each in found if not each.settled]
         for each in settled:
-            say_error(str(ReceiptSettled(each.stream, each.batch, each.task)))
+            say_error(str(ReceiptSettled(stream=each.stream, batch=each.batch, task=each.task)))
         if open_:
             queues = ", ".join(sorted({each.queue for each in open_}))
             gone = f", and delete {', '.join(without)} of them" if without else ""
@@ -231,7 +231,7 @@ def check_logins(
         queue = parse_queue("queue", each.queue, options.naming)
         table = connection.destinations([queue], SENT, None).get(queue)
         if table is not None and not is_allowed(table, options.allowed):
-            raise ReceiptRefused(each.name, each.login, each.queue)
+            raise ReceiptRefused(receipt=each.name, login=each.login, queue=each.queue)
 
 
 def return_all(

@@ -140,8 +140,12 @@ def ask(name: str, planned: Plan, *, yes: bool, as_json: bool) -> None:
 def no_choice(*, everything: bool) -> Exception:
     """The error for a choice of nothing, or of all messages and a part of them."""
     if everything:
-        return BadOption("--all", "true", "no other choice of messages with it")
-    return MissingOption("ID", "the messages to return, or --exception, --failed-queue, or --all")
+        return BadOption(
+            option="--all", found="true", expected="no other choice of messages with it"
+        )
+    return MissingOption(
+        option="ID", example="the messages to return, or --exception, --failed-queue, or --all"
+    )
 
 
 def read_choice(
@@ -175,9 +179,9 @@ def moment(option: str, text: str | None) -> datetime | None:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise BadOption(option, text, MOMENT) from None
+        raise BadOption(option=option, found=text, expected=MOMENT) from None
     if found.tzinfo is None:
-        raise BadOption(option, text, MOMENT)
+        raise BadOption(option=option, found=text, expected=MOMENT)
     return found
 
 

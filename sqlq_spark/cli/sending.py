@@ -137,7 +137,9 @@ def contents(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BadOption("--file", str(path), f"a file to read ({error.strerror})") from None
+        raise BadOption(
+            option="--file", found=str(path), expected=f"a file to read ({error.strerror})"
+        ) from None
 
 
 @contextmanager
@@ -151,6 +153,8 @@ def open_lines(path: Path | None) -> Iterator[tuple[BinaryIO, int | None]]:
     try:
         stream = path.open("rb")
     except OSError as error:
-        raise BadOption("SOURCE", str(path), f"a file to read ({error.strerror})") from None
+        raise BadOption(
+            option="SOURCE", found=str(path), expected=f"a file to read ({error.strerror})"
+        ) from None
     with stream:
         yield stream, path.stat().st_size or None

@@ -48,10 +48,14 @@ def ask(url: str, credentials: str) -> str:
         raise
     except Exception as error:  # noqa: BLE001 - of the user's function or of a cloud's package
         reason = words_of(error) if credentials in tokens else place_of(error)
-        raise CredentialsFailed(credentials, reason) from None
+        raise CredentialsFailed(credentials=credentials, reason=reason) from None
     if not is_password(password):
         expected = "a function that returns the password, a text that is not empty"
-        raise BadOption("credentials", credentials, f"{expected}, but found {kind_of(password)}")
+        raise BadOption(
+            option="credentials",
+            found=credentials,
+            expected=f"{expected}, but found {kind_of(password)}",
+        )
     return password
 
 
@@ -64,10 +68,10 @@ def find_function(credentials: str) -> Callable[[str], object]:
         own = isinstance(error, (ImportError, AttributeError))  # these quote names only
         reason = words_of(error) if own else place_of(error)
         expected = f"a function that every driver and executor can import ({reason})"
-        raise BadOption("credentials", credentials, expected) from None
+        raise BadOption(option="credentials", found=credentials, expected=expected) from None
     if not callable(found):
         expected = f"a function, but found {kind_of(found)}"
-        raise BadOption("credentials", credentials, expected)
+        raise BadOption(option="credentials", found=credentials, expected=expected)
     function: Callable[[str], object] = found
     return function
 

@@ -101,7 +101,7 @@ class Destinations:
         try:
             self.connection.run("lock_destination", tables={"queue": queue})
         except StatementRefused as error:
-            raise NotAQueue(self.connection.printed(queue), error.args[2]) from None
+            raise NotAQueue(queue=self.connection.printed(queue), reason=error.reason) from None
 
     def check_locked(
         self, queues: Iterable[QueueAddress], columns: Sequence[str]
@@ -134,7 +134,7 @@ class Destinations:
         for queue in open_:
             kept, text = locks.get(held[queue].identity, (False, ""))
             if not kept:
-                raise DestinationChanged(self.connection.printed(queue))
+                raise DestinationChanged(queue=self.connection.printed(queue))
             held[queue] = replace(held[queue], locks=text)
 
     def _locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
@@ -190,7 +190,7 @@ class Destinations:
                     or locks.get(before.identity, (False, ""))[1] != before.locks
                     or self._reason(queue, now) is not None
                 ):
-                    raise DestinationChanged(self.connection.printed(queue))
+                    raise DestinationChanged(queue=self.connection.printed(queue))
 
     def _ask(
         self, queues: Sequence[QueueAddress], columns: Sequence[str]
@@ -204,19 +204,21 @@ class Destinations:
         name, server = self.connection.printed(queue), self.connection.server
         unfit = found is None or found.missing is not None
         if self.by_header and (found is None or unfit or not found.may_insert):
-            return QueueNotWritable(name, server)
+            return QueueNotWritable(queue=name, server=server)
         if found is None:
-            return QueueNotFound(name, server)
+            return QueueNotFound(queue=name, server=server)
         if found.missing is not None:
-            return NotAQueue(name, f"it has no column {found.missing}")
+            return NotAQueue(queue=name, reason=f"it has no column {found.missing}")
         return None if is_allowed(found, self.allowed) else self._distrust(name, found)
 
     def _distrust(self, name: str, found: Destination) -> SqlQueueError | None:
         """Return why a table is not trusted, or None."""
         if found.code is not None:
-            return DestinationRefused(name, found.owner, found.code)
+            return DestinationRefused(queue=name, owner=found.owner, found=found.code)
         if self.by_header and self.source is not None and not found.same_owner:
-            return DestinationOfOther(name, found.owner, self.connection.printed(self.source))
+            return DestinationOfOther(
+                queue=name, owner=found.owner, found=self.connection.printed(self.source)
+            )
         return None
 
 
@@ -233,7 +235,7 @@ def check_writable(
     for queue in queues:
         there = found.get(queue)
         if there is None or there.missing is not None or not there.may_insert:
-            raise QueueNotWritable(connection.printed(queue), connection.server)
+            raise QueueNotWritable(queue=connection.printed(queue), server=connection.server)
     for reason in Destinations(connection, allowed).find_refused(queues, RETURNED).values():
         raise reason
 

@@ -163,7 +163,7 @@ def names_of(url: str) -> Names:
         return SCHEMES[scheme.lower()]
     except KeyError:
         found = f"{scheme}://…" if colon else "…"  # the text may hold a password
-        raise BadOption("url", found, EXAMPLES) from None
+        raise BadOption(option="url", found=found, expected=EXAMPLES) from None
 
 
 def other_password_variables(url: str) -> set[str]:

@@ -59,12 +59,16 @@ def install(connection: Connection, *, timeout: float) -> None:
         try:
             connection.run("install_schema")
             if found := find_faults(connection):
-                raise StateOfOther(connection.state, connection.server, found)
+                raise StateOfOther(schema=connection.state, server=connection.server, found=found)
             connection.run("install_state")
             check_state(connection, connection.state)
         except TimedOut as error:
-            where = connection.state, connection.server
-            raise InstallBlocked(*where, min(LOCK_WAIT, timeout), str(error.args[-1])) from None
+            raise InstallBlocked(
+                schema=connection.state,
+                server=connection.server,
+                seconds=min(LOCK_WAIT, timeout),
+                reason=error.reason,
+            ) from None
 
 
 def check_state(connection: Connection, schema: str) -> None:
@@ -76,11 +80,11 @@ def check_state(connection: Connection, schema: str) -> None:
     """
     row = connection.rows("version")
     if not row:
-        raise StateNotInstalled(schema, connection.server)
+        raise StateNotInstalled(schema=schema, server=connection.server)
     if row[0][0] < VERSION:
-        raise StateTooOld(schema, row[0][0], VERSION)
+        raise StateTooOld(schema=schema, found=row[0][0], known=VERSION)
     if row[0][0] > VERSION:
-        raise StateTooNew(schema, row[0][0], VERSION)
+        raise StateTooNew(schema=schema, found=row[0][0], known=VERSION)
 
 
 def state_parts(connection: Connection) -> dict[str, str]:

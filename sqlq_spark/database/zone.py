@@ -38,11 +38,11 @@ def endpoint_zone(connection: Connection, option: str | None) -> str:
     except TimeZoneNotFound:
         if option is None:
             raise
-        raise BadOption("endpointTimeZone", option, ZONE) from None
+        raise BadOption(option="endpointTimeZone", found=option, expected=ZONE) from None
     if zone is None:
         raise MissingOption(
-            "endpointTimeZone",
-            f"{ZONE}; this session cannot read the server's own zone, because PGTZ or the options "
-            "of the url set another one",
+            option="endpointTimeZone",
+            example=f"{ZONE}; this session cannot read the server's own zone, because PGTZ or the "
+            "options of the url set another one",
         )
     return zone

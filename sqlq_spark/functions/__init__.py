@@ -353,8 +353,9 @@ def _own(
 ) -> dict[str, Column]:
     if isinstance(message_type, str) and (reason := unfit_types(message_type)) is not None:
         raise BadFrame(
-            f"message_type is {message_type!r}, with {reason}: expected a .NET type's full name, "
-            f"or several joined by {SEPARATOR}, each once"
+            done="sent",
+            reason=f"message_type is {message_type!r}, with {reason}: expected a .NET type's full "
+            f"name, or several joined by {SEPARATOR}, each once",
         )
     stated = {wire.ENCLOSED_MESSAGE_TYPES: message_type, wire.CONTENT_TYPE: content_type}
     given: dict[str, Column | str | None] = {**stated, **(headers or {})}

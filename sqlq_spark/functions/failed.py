@@ -139,7 +139,7 @@ def retry_later(
         ValueError: `delay` is text that cannot be read.
     """
     if most < 0:
-        raise BadFrame(f"most is {most}: expected a whole number of at least 0")
+        raise BadFrame(done="sent", reason=f"most is {most}: expected a whole number of at least 0")
     if isinstance(delay, str):
         wire.parse_span(delay, longest=wire.LONGEST_DELAY, what="delay")
     headers = of(received, "headers")

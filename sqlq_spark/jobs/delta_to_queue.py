@@ -78,11 +78,13 @@ class Settings(job.DatabaseSettings):
         """Reject unknown message columns, and options that would send rows again."""
         for each in self.delta:
             if each.lower() in NOT_OURS:
-                raise job.BadSettings(f"setting {each} in [delta]: {NOT_OURS[each.lower()]}")
+                raise job.BadSettings(reason=f"setting {each} in [delta]: {NOT_OURS[each.lower()]}")
         for each in self.columns:
             if each not in WRITTEN:
                 known = ", ".join(WRITTEN)
-                raise job.BadSettings(f"setting {each} in [columns]: expected one of {known}")
+                raise job.BadSettings(
+                    reason=f"setting {each} in [columns]: expected one of {known}"
+                )
 
     def write(self) -> dict[str, str]:
         """Options of the sink."""

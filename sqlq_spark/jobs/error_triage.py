@@ -94,7 +94,8 @@ class Settings(job.DatabaseSettings):
         """Reject settings that would overwrite the failures by the groups."""
         if self.groups_into.rstrip("/") == self.table.rstrip("/"):
             raise job.BadSettings(
-                f"setting groups_table is {self.groups_table!r}: expected another table than table"
+                reason=f"setting groups_table is {self.groups_table!r}: expected another table "
+                "than table"
             )
 
     def options(self) -> list[SourceOptions | SinkOptions]:
@@ -103,9 +104,11 @@ class Settings(job.DatabaseSettings):
         if self.mode == "retry":
             return [source, SinkOptions.parse(self.write())]
         if self.checkpoint is None:
-            raise job.BadSettings("setting checkpoint is missing: mode collect needs a folder")
+            raise job.BadSettings(
+                reason="setting checkpoint is missing: mode collect needs a folder"
+            )
         if self.groups or self.ids or self.give_up:
-            raise job.BadSettings("settings groups, ids and give_up are for --mode retry")
+            raise job.BadSettings(reason="settings groups, ids and give_up are for --mode retry")
         return [source]
 
     def tables(self) -> dict[str, bool]:

@@ -262,7 +262,7 @@ def check(
     there = [each for each in queues if connection.columns(each)]
     absent = [connection.printed(each) for each in queues if each not in there]
     return checks.everything(connection, there, timeout=timeout, unnamed=there) + [
-        unreadable(each, QueueNotFound(each, connection.server)) for each in absent
+        unreadable(each, QueueNotFound(queue=each, server=connection.server)) for each in absent
     ]
 
 

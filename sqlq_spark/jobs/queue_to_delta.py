@@ -101,18 +101,20 @@ class Settings(job.DatabaseSettings):
         """Check settings that depend on each other."""
         for each in self.partition_by:
             if each not in PARTITIONS or self.partition_by.count(each) > 1:
-                raise job.BadSettings(f"setting partition_by names {each!r}: expected date, type")
+                raise job.BadSettings(
+                    reason=f"setting partition_by names {each!r}: expected date, type"
+                )
         for name in self.names.values():
             if not re.fullmatch(r"[A-Za-z0-9_]{1,100}", name):
                 raise job.BadSettings(
-                    f"setting names has {name!r}: expected letters, digits and underscores"
+                    reason=f"setting names has {name!r}: expected letters, digits and underscores"
                 )
         if self.names and not self.split:
-            raise job.BadSettings("setting names needs split = true")
+            raise job.BadSettings(reason="setting names needs split = true")
         if self.format == "iceberg" and job.is_path(self.table):
             raise job.BadSettings(
-                f"setting table is {self.table!r}: expected a name of an Iceberg catalog, for "
-                "example lake.shop.orders"
+                reason=f"setting table is {self.table!r}: expected a name of an Iceberg catalog, "
+                "for example lake.shop.orders"
             )
         typed_settings.check(self)
 

@@ -123,8 +123,8 @@ class Settings(job.Settings):
         }
         if stray := named.keys() - set(source.names):
             raise job.BadSettings(
-                f"setting {named[min(stray)]} in [targets] is not one of the queues that are read: "
-                f"{', '.join(source.names)}"
+                reason=f"setting {named[min(stray)]} in [targets] is not one of the queues that "
+                f"are read: {', '.join(source.names)}"
             )
         found = {}
         for queue, name in zip(source.addresses, source.names, strict=True):
@@ -153,7 +153,7 @@ def check_loop(routes: dict[str, str], database: str) -> None:
     again = routes.keys() & set(routes.values())
     if again:
         raise job.BadSettings(
-            f"queue {min(again)} is read and sent to in {database}: set another "
+            reason=f"queue {min(again)} is read and sent to in {database}: set another "
             "target_url, target_schema or [targets]"
         )
 
@@ -216,8 +216,8 @@ def check(settings: Settings) -> dict[str, str]:
             find_loop(routes, connection)
         elif settings.atomic:
             raise job.BadSettings(
-                f"setting atomic is true: expected one database, not {received.open().server} and "
-                f"{connection.server}"
+                reason="setting atomic is true: expected one database, not "
+                f"{received.open().server} and {connection.server}"
             )
         queues = [connection.parsed(each) for each in dict.fromkeys(routes.values())]
         with transaction(connection, timeout=target.query_timeout):

@@ -46,9 +46,9 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
         batch, done = map(checkpoints.newest, logs)
         if known and batch > done:
             raise BadSettings(
-                f"setting checkpoint is {checkpoint!r}: its batch {batch} is open, and may have "
-                f"been sent to {was}. The dispatch log of {here} does not have it, so the batch "
-                "would be sent again. First run the job with the former target until it ends "
+                reason=f"setting checkpoint is {checkpoint!r}: its batch {batch} is open, and may "
+                f"have been sent to {was}. The dispatch log of {here} does not have it, so the "
+                "batch would be sent again. First run the job with the former target until it ends "
                 f"without an error. Or, if the batch was not sent, delete {note}"
             )
         fresh = f"job:{uuid.uuid4()}"

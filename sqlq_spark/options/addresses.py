@@ -65,7 +65,11 @@ def _parse_reply(
 ) -> QueueAddress:
     if naming.is_of_other_database(text):
         example = naming.print_address(QueueAddress("Spark.In"))
-        raise BadOption(option, text[:SHOWN], f"an address of this database, for example {example}")
+        raise BadOption(
+            option=option,
+            found=text[:SHOWN],
+            expected=f"an address of this database, for example {example}",
+        )
     # `public."Spark.In"` is an address, although no name of a queue begins so
     return _parse(option, text, naming.parse_address if '"' in text else parse)
 
@@ -90,12 +94,14 @@ def _parse(option: str, text: str, parse: Callable[[str], QueueAddress]) -> Queu
     try:
         return parse(text)
     except BadAddress as error:
-        raise BadOption(option, text[:SHOWN], f"a queue's name ({error.args[1]})") from None
+        raise BadOption(
+            option=option, found=text[:SHOWN], expected=f"a queue's name ({error.reason})"
+        ) from None
 
 
 def _split(option: str, text: str, naming: Names) -> list[str]:
     try:
         return naming.split_list(text)
     except BadAddress as error:
-        expected = f"names of queues, separated by commas ({error.args[1]})"
-        raise BadOption(option, text, expected) from None
+        expected = f"names of queues, separated by commas ({error.reason})"
+        raise BadOption(option=option, found=text, expected=expected) from None

@@ -113,10 +113,10 @@ class DatabaseOptions:
             queue = given.setdefault("queue", given["path"])
             if queue != given["path"]:
                 expected = f"nothing beside .load or .save of {given['path']!r}"
-                raise BadOption("queue", queue, expected)
+                raise BadOption(option="queue", found=queue, expected=expected)
         cls._refuse_strays(given)
         if "url" not in given:
-            raise MissingOption("url", f"{EXAMPLES}. {OF_A_TABLE}")
+            raise MissingOption(option="url", example=f"{EXAMPLES}. {OF_A_TABLE}")
         naming = names_of(given["url"])
         values = read_options(cls, given, naming)
         url = with_login(values["url"], given.get("user"), given.get("password"))
@@ -130,13 +130,17 @@ class DatabaseOptions:
         own = option_names(cls)
         known = own | option_names(*DatabaseOptions.__subclasses__())
         if misplaced := (given.keys() & known.keys()) - own.keys() - {CHECKPOINT}:
-            raise MisplacedOption(known[min(misplaced)], *cls.side)
+            given_to, home = cls.side
+            raise MisplacedOption(option=known[min(misplaced)], given=given_to, home=home)
         unknown = given.keys() - known.keys() - {"path"}
         for key in sorted(unknown):
             if key in FOREIGN:
-                raise OptionOfOtherSource(*FOREIGN[key])
+                option_name, instead = FOREIGN[key]
+                raise OptionOfOtherSource(option=option_name, instead=instead)
             if key.startswith(KAFKA):
-                raise OptionOfOtherSource(key, "url, user and password name the server and login")
+                raise OptionOfOtherSource(
+                    option=key, instead="url, user and password name the server and login"
+                )
         refuse_typos(unknown, own | LOGIN)
 
     def __post_init__(self) -> None:

@@ -83,7 +83,7 @@ def read_option(each: Field[Any], text: str, naming: Names) -> Any:  # noqa: ANN
     try:
         return each.metadata["read"](public, text, naming)
     except ValueError:
-        raise BadOption(public, text, each.metadata["expected"]) from None
+        raise BadOption(option=public, found=text, expected=each.metadata["expected"]) from None
 
 
 def read_options(cls: type, given: Mapping[str, str], naming: Names) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def read_options(cls: type, given: Mapping[str, str], naming: Names) -> dict[str
         if text is not None:
             values[each.name] = read_option(each, text, naming)
         elif each.default is MISSING:
-            raise MissingOption(public, each.metadata["expected"])
+            raise MissingOption(option=public, example=each.metadata["expected"])
     return values
 
 
@@ -124,4 +124,4 @@ def refuse_typos(given: Collection[str], known: Mapping[str, str]) -> None:
     for key in set(given) - known.keys():
         near = difflib.get_close_matches(key, known, n=1, cutoff=LIKELY_TYPO)
         if near:
-            raise UnknownOption(key, known[near[0]])
+            raise UnknownOption(option=key, near=known[near[0]])

@@ -39,7 +39,9 @@ def credentials(text: str) -> str:
     if text.lower() in SERVICES:
         return text.lower()
     if not FUNCTION.fullmatch(text):
-        raise BadOption("credentials", "…", "azure, aws or package.module:function")
+        raise BadOption(
+            option="credentials", found="…", expected="azure, aws or package.module:function"
+        )
     return text
 
 
@@ -54,9 +56,13 @@ def refuse_password(url: str, text: str, naming: Names) -> None:
         expected = (
             f"{naming.own_credentials} instead, with which the driver gets a token at each connect"
         )
-        raise BadOption("credentials", text, expected)
+        raise BadOption(option="credentials", found=text, expected=expected)
     if OWN_PASSWORD.search(url):
-        raise BadOption("credentials", text, "no password beside it, in the url or as an option")
+        raise BadOption(
+            option="credentials",
+            found=text,
+            expected="no password beside it, in the url or as an option",
+        )
 
 
 def with_login(url: str, user: str | None, password: str | None) -> str:

@@ -137,15 +137,17 @@ class SinkOptions(DatabaseOptions):
         """Refuse options that contradict the transaction mode or `asReceived`."""
         if self.settles and self.delivery != "exactlyOnce":
             raise BadOption(
-                "delivery", self.delivery, "exactlyOnce with transactionMode=sendsAtomicWithReceive"
+                option="delivery",
+                found=self.delivery,
+                expected="exactlyOnce with transactionMode=sendsAtomicWithReceive",
             )
         if self.max_rate is not None and self.delivery != "exactlyOnce":
             expected = "exactlyOnce with maxMessagesPerSecond, or pauseAboveBacklog instead"
-            raise BadOption("delivery", self.delivery, expected)
+            raise BadOption(option="delivery", found=self.delivery, expected=expected)
         stated = self._list_stated_headers()
         if self.as_received and stated:
             expected = f"no option that states a header beside it, {stated} here"
-            raise BadOption("asReceived", "true", expected)
+            raise BadOption(option="asReceived", found="true", expected=expected)
 
     def _list_stated_headers(self) -> list[str]:
         """Return what the options write into headers."""
@@ -166,22 +168,26 @@ class SinkOptions(DatabaseOptions):
                 names = ("txnAppId", "txnVersion")
                 missing, other = names if self.txn_app_id is None else names[::-1]
                 expected = f"both or none of txnAppId and txnVersion ({other} is there)"
-                raise MissingOption(missing, expected)
+                raise MissingOption(option=missing, example=expected)
             return
         if len(self.txn_app_id) > LONGEST_APPLICATION:
             expected = f"at most {LONGEST_APPLICATION} characters"
-            raise BadOption("txnAppId", self.txn_app_id[:20] + "…", expected)
+            raise BadOption(option="txnAppId", found=self.txn_app_id[:20] + "…", expected=expected)
         if self.txn_app_id != self.txn_app_id.strip():
             # SQL Server ignores blanks at the end of names: two writes would be one
-            raise BadOption("txnAppId", self.txn_app_id, "a name without blanks at its ends")
+            raise BadOption(
+                option="txnAppId",
+                found=self.txn_app_id,
+                expected="a name without blanks at its ends",
+            )
 
     def _check_destination(self) -> None:
         """Refuse topics beside a queue."""
         if self.topics is not None and self.address is not None:
             queue = self.naming.print_address(self.address)
             raise BadOption(
-                "topics",
-                ", ".join(self.topics),
-                f"no queue beside it, {queue} here: rows without a destination of their own "
-                "are sent to that queue or published, not both",
+                option="topics",
+                found=", ".join(self.topics),
+                expected=f"no queue beside it, {queue} here: rows without a destination of their "
+                "own are sent to that queue or published, not both",
             )

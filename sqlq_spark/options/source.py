@@ -136,12 +136,17 @@ class SourceOptions(DatabaseOptions):
         if self.queue is None:
             if not self.queues:
                 raise MissingOption(
-                    "queue", "a queue's name, also as .load(name), or several in queues"
+                    option="queue",
+                    example="a queue's name, also as .load(name), or several in queues",
                 )
             return self.queues
         if self.queues:
             name, *names = map(self.naming.print_address, (self.queue, *self.queues))
-            raise BadOption("queues", ", ".join(names), f"nothing beside the one queue {name}")
+            raise BadOption(
+                option="queues",
+                found=", ".join(names),
+                expected=f"nothing beside the one queue {name}",
+            )
         return (self.queue,)
 
     def _is_instance(self, address: QueueAddress, names: tuple[str, ...]) -> bool:
@@ -164,16 +169,20 @@ class SourceOptions(DatabaseOptions):
             ("minConcurrency", self.min_concurrency, self.concurrency),
         ):
             if least is not None and least > most:
-                raise BadOption(option_name, str(least), f"at most {most}, the maximum")
+                raise BadOption(
+                    option=option_name, found=str(least), expected=f"at most {most}, the maximum"
+                )
 
     def _check_queues(self) -> None:
         """Refuse a queue that is named twice or that is also the error queue."""
         for name in self.names:
             if self.names.count(name) > 1:
                 found, expected = ", ".join(self.names), f"each queue once, but {name} is twice"
-                raise BadOption("queues", found, expected)
+                raise BadOption(option="queues", found=found, expected=expected)
         if self.error_address is not None:
             name = self.naming.print_address(self.error_address)
             if name in self.names:
                 one = "the one read" if not self.queues else "those read"
-                raise BadOption("errorQueue", name, f"another queue than {one}")
+                raise BadOption(
+                    option="errorQueue", found=name, expected=f"another queue than {one}"
+                )

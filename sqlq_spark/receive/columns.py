@@ -50,4 +50,6 @@ def check_columns(wanted: Mapping[str, str], options: SourceOptions) -> None:
     for name, kind in wanted.items():
         if known.get(name) != kind:
             expected = ", ".join(f"{name} {kind}" for name, kind in known.items())
-            raise BadFrame(f"a read has no column {name} {kind}; choose from {expected}", "read")
+            raise BadFrame(
+                reason=f"a read has no column {name} {kind}; choose from {expected}", done="read"
+            )

@@ -176,7 +176,7 @@ class Forwarding:
         for address in dict.fromkeys(there.values()):
             reason = self._attempt(partial(self.destinations.lock, address))
             if isinstance(reason, TimedOut):
-                reason = DestinationLocked(self.connection.printed(address), PATIENCE)
+                reason = DestinationLocked(queue=self.connection.printed(address), seconds=PATIENCE)
             if reason is not None:
                 failed[address] = reason
         locked = [address for address in there.values() if address not in failed]

@@ -82,16 +82,17 @@ class Offset:
             BadPlan: the plan in it cannot be one.
         """
         if not isinstance(found, dict) or "v" not in found:
-            raise BadOffset("it is not an offset of the format sqlqueue")
+            raise BadOffset(reason="it is not an offset of the format sqlqueue")
         if type(found["v"]) is not int or found["v"] != VERSION:
             raise BadOffset(
-                f"its version is {found['v']!r:.40}, and this release reads version {VERSION}"
+                reason=f"its version is {found['v']!r:.40}, and this release reads version "
+                f"{VERSION}"
             )
         if found.keys() != set(KEYS):
-            raise BadOffset(f"its keys are not {', '.join(KEYS)}")
+            raise BadOffset(reason=f"its keys are not {', '.join(KEYS)}")
         stream, batch = found["stream"], found["batch"]
         if not (stream is None or type(stream) is str) or type(batch) is not int:
-            raise BadOffset("its stream is not a text, or its batch is not a whole number")
+            raise BadOffset(reason="its stream is not a text, or its batch is not a whole number")
         return cls(stream=stream, batch=batch, plan=parse_plan(found["plan"], stream, batch))
 
     def to_json(self) -> dict[str, Any]:
@@ -119,11 +120,15 @@ def read_plan(text: str, stream: str | None, batch: int) -> BatchPlan:
         BadPlan: the text is too long, is not JSON, or is not a plan.
     """
     if len(text) > LONGEST:
-        raise BadPlan(stream, batch, f"it has {len(text)} characters, and {LONGEST} are the most")
+        raise BadPlan(
+            stream=stream,
+            batch=batch,
+            reason=f"it has {len(text)} characters, and {LONGEST} are the most",
+        )
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise BadPlan(stream, batch, "it is not JSON") from None
+        raise BadPlan(stream=stream, batch=batch, reason="it is not JSON") from None
     return parse_plan(found, stream, batch)
 
 
@@ -140,14 +145,18 @@ def parse_plan(found: Any, stream: str | None, batch: int) -> BatchPlan:  # noqa
         BadPlan: it has not.
     """
     if type(found) is not list:
-        raise BadPlan(stream, batch, "it is not a list")
+        raise BadPlan(stream=stream, batch=batch, reason="it is not a list")
     for at, part in enumerate(found):
         if fault := find_fault(part):
-            raise BadPlan(stream, batch, f"its part {at} {fault}")
+            raise BadPlan(stream=stream, batch=batch, reason=f"its part {at} {fault}")
     plan = tuple(QueuePlan(**part | {"bounds": tuple(part["bounds"])}) for part in found)
     tasks = sum(part.tasks for part in plan)
     if tasks > MOST_TASKS:
-        raise BadPlan(stream, batch, f"it has {tasks} tasks, and {MOST_TASKS} are the most")
+        raise BadPlan(
+            stream=stream,
+            batch=batch,
+            reason=f"it has {tasks} tasks, and {MOST_TASKS} are the most",
+        )
     return plan
 
 

@@ -143,10 +143,12 @@ def store_renamed_if_needed(
     try:
         return store(True)  # noqa: FBT003
     except StatementRefused as error:
-        statement, code, said = error.args
-        fix = BEHIND if "duplicate" in said else "fix that table, or name another errorQueue"
+        fix = (
+            BEHIND if "duplicate" in error.reason else "fix that table, or name another errorQueue"
+        )
         name = connection.printed(errors)
-        raise StatementFailed(statement, code, f"{said}: {name} takes no poison: {fix}") from None
+        reason = f"{error.reason}: {name} takes no poison: {fix}"
+        raise StatementFailed(statement=error.statement, code=error.code, reason=reason) from None
 
 
 # ---------------------------------------------------------------- what is too large
@@ -174,7 +176,7 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
     name = connection.printed(task.queue)
     if rules.errors is None:
         seq, size = found[0]
-        raise MessageTooLarge(name, seq, size, rules.largest)
+        raise MessageTooLarge(queue=name, seq=seq, size=size, largest=rules.largest)
     moved = expired = 0
     for group in cut_groups(found):
         counts = move(connection, task, rules.errors, [seq for seq, _ in group])

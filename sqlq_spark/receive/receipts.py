@@ -1,7 +1,7 @@
 """
 The end of receipts: the driver acknowledges a batch, or an operator returns or drops a receipt.
 
-database/receipt_moves.py lists the moves of a receipt; a move that it does not list is an error.
+database/receipt_moves.py lists the moves of a receipt.
 
 A batch is open while `batch > acked_batch` of its stream; a task of another batch is stale.
 An acknowledgement also raises the high-water mark of Spark's query: none of its streams receives
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 
 from sqlq_spark.database.destinations import SENT, Destinations
-from sqlq_spark.database.receipt_moves import check_stored, next_state, stored_state
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     DatabaseRolledBack,
+    ReceiptSettled,
     ReceiptsMissing,
     StreamTakenOver,
 )
@@ -98,15 +98,20 @@ def acknowledge(
     if claim:
         connection.run("claim", stream=stream, driver=who.driver, queue_name=who.queue)
     elif row.driver != who.driver:
-        raise StreamTakenOver(stream)
+        raise StreamTakenOver(stream=stream)
     if row.acked > batch:
-        accept_or_raise(CheckpointRolledBack(stream, batch, row.acked), who)
+        accept_or_raise(CheckpointRolledBack(stream=stream, start=batch, acked=row.acked), who)
         return Acknowledged(batch=row.acked, outcome=Outcome(0, 0, 0), plan=row.plan)
     # a batch that a return or a drop has closed keeps its other receipts
     first = min(row.acked + 1, batch)
     counts = connection.rows("outcome", stream=stream, first=first, batch=batch)
     if lacks_commits(row, batch, found=bool(counts)):
-        accept_or_raise(DatabaseRolledBack(stream, batch, row.acked, connection.server), who)
+        accept_or_raise(
+            DatabaseRolledBack(
+                stream=stream, start=batch, acked=row.acked, server=connection.server
+            ),
+            who,
+        )
     total = count_batch(batch, [each[:6] for _, *each in counts])
     if row.acked < batch and total.outcome.tasks < tasks:
         miss_receipts(stream, batch, tasks, total.outcome.tasks, who)
@@ -128,7 +133,7 @@ def miss_receipts(stream: str, batch: int, tasks: int, found: int, who: Claim) -
         ReceiptsMissing: the options failOnMissingReceipts and failOnDataLoss ask for it.
     """
     if who.fail_on_missing_receipts:
-        accept_or_raise(ReceiptsMissing(stream, batch, tasks, found), who)
+        accept_or_raise(ReceiptsMissing(stream=stream, batch=batch, tasks=tasks, found=found), who)
     else:
         log.warning(MISSING, who.queue, batch, tasks, found)
 
@@ -137,7 +142,6 @@ def close_batch(
     connection: Connection, stream: str, first: int, total: Acknowledged, origin: Origin
 ) -> None:
     """Raise the acknowledged batch of stream and query, and delete the receipts from `first` on."""
-    check_stored("acknowledge", f"the receipts of batch {total.batch} of stream {stream}")
     connection.run(
         "acknowledge",
         stream=stream,
@@ -254,7 +258,7 @@ def drop(connection: Connection, stream: str, batch: int, task: int) -> int:
 
 def delete_receipt(connection: Connection, move: Move, receipt: ReceiptKey) -> StoredReceipt | None:
     """Delete a receipt and close its batch; the stream's lock waits for running tasks."""
-    stream, batch, _ = receipt
+    stream, batch, task = receipt
     connection.run("lock_stream", stream=stream)  # its row may be gone
     values = receipt_values(receipt)
     paged = join_pages(connection, values)
@@ -262,7 +266,8 @@ def delete_receipt(connection: Connection, move: Move, receipt: ReceiptKey) -> S
     if not found:
         return None
     _, messages, settled, payload, size, query_id, query_batch = found[0]
-    next_state(stored_state(settled=settled), move, receipt)
+    if settled and move == "return_":
+        raise ReceiptSettled(stream=stream, batch=batch, task=task)
     query_id = None if query_batch is None else query_id
     names = {"query_id": query_id, "query_batch": query_batch}
     connection.run("retire_stream", stream=stream, batch=batch, **names)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.database.receipt_moves import name_receipt, next_state
+from sqlq_spark.database.receipt_moves import name_receipt
 from sqlq_spark.wire.payload import RECEIPT_KEY, in_row, pack, pages
 from sqlq_spark.wire.rows import QUEUE_ROW, weigh
 from sqlq_spark.wire.unpack import Expected, unpack
@@ -83,7 +83,6 @@ def join_pages(connection: Connection, values: dict[str, Any]) -> bytes:
 
 def save(connection: Connection, task: Task, kept: Kept, origin: Origin) -> None:
     """Write the receipt, also if nothing was received: a replay must then receive nothing again."""
-    next_state("none", "save", task.key)
     payload = pack(kept.rows)
     connection.run(
         "save_receipt",

@@ -49,7 +49,7 @@ class Claim:
             StreamOfOtherQueue: none of them is read here.
         """
         if queue != self.queue and self.queues.isdisjoint(split_canonical(queue)):
-            raise StreamOfOtherQueue(queue, self.queue)
+            raise StreamOfOtherQueue(found=queue, asked=self.queue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def lock_stream(connection: Connection, stream: str) -> StreamRow:
     """
     found = connection.rows("lock_stream", stream=stream)
     if not found:
-        raise StreamNotFound(stream, connection.state, connection.server)
+        raise StreamNotFound(stream=stream, schema=connection.state, server=connection.server)
     return StreamRow(*found[0])
 
 
@@ -108,9 +108,14 @@ def store_plan(
     """
     row = lock_stream(connection, stream)
     if row.acked < batch - 1:  # before the driver: a claim may be among what was lost
-        accept_or_raise(DatabaseRolledBack(stream, batch - 1, row.acked, connection.server), who)
+        accept_or_raise(
+            DatabaseRolledBack(
+                stream=stream, start=batch - 1, acked=row.acked, server=connection.server
+            ),
+            who,
+        )
     if row.driver != who.driver:
-        raise StreamTakenOver(stream)
+        raise StreamTakenOver(stream=stream)
     stored = row.plan_of(batch)
     if stored is not None:
         return read_plan(stored, stream, batch)

@@ -26,7 +26,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.receipt_moves import check_stored, name_receipt
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask, StreamNotFound
 from sqlq_spark.options.parse import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.forward import forward
@@ -155,12 +154,12 @@ def fence(
     stream, batch, number = task.key
     row = connection.rows("fence", stream=stream, query_id=origin.query_id)
     if not row:
-        raise StreamNotFound(stream, connection.state, connection.server)
+        raise StreamNotFound(stream=stream, schema=connection.state, server=connection.server)
     acked, high_water = row[0]
     if batch > acked:
         lock(connection, task)
         return True, high_water
-    accept_or_raise(StaleTask(stream, batch, number, acked), task)
+    accept_or_raise(StaleTask(stream=stream, batch=batch, task=number, acked=acked), task)
     return False, high_water
 
 
@@ -184,7 +183,7 @@ def is_new(task: Task, high_water: int | None, origin: Origin) -> bool:
     """
     if high_water is None or origin.query_batch is None or origin.query_batch > high_water:
         return True
-    error = CheckpointIncomplete(str(origin.query_id), origin.query_batch, high_water, task.name)
+    error = _incomplete(task, origin.query_id, origin.query_batch, high_water)
     accept_or_raise(error, task)
     return False
 
@@ -197,12 +196,23 @@ def check_number(task: Task, stored: StoredReceipt, origin: Origin) -> None:
         CheckpointIncomplete.
     """
     received, asked = stored.query_batch, origin.query_batch
-    if stored.query_id != origin.query_id or received is None or asked in (None, received):
+    if stored.query_id != origin.query_id or received is None or asked is None or asked == received:
         return
-    error = CheckpointIncomplete(str(origin.query_id), asked, received, task.name)
+    error = _incomplete(task, origin.query_id, asked, received)
     if task.rules.fail_on_data_loss:
         raise error
     log.warning("this task hands out its receipt because failOnDataLoss=false: %s", error)
+
+
+def _incomplete(task: Task, query: str | None, batch: int, received: int) -> CheckpointIncomplete:
+    last = max(batch, received)
+    return CheckpointIncomplete(
+        query=query,
+        batch=batch,
+        high_water=received,
+        task=task.name,
+        files=f"{batch}" if batch == last else f"{batch} to {last}",
+    )
 
 
 def lock(connection: Connection, task: Task) -> None:
@@ -215,7 +225,6 @@ def lock(connection: Connection, task: Task) -> None:
 
 def replay(task: Task, stored: StoredReceipt) -> pa.Table:
     """Hand out what an earlier attempt received. The receipt stays as it is."""
-    check_stored("replay", name_receipt(task.key))
     return stored.unpack(task.key, messages=task.messages, largest=task.rules.largest)
 
 

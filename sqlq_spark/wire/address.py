@@ -191,7 +191,7 @@ def _check_length(text: str) -> None:
     """Reject an address that is too long for any database, before parsing it."""
     if len(text) > LONGEST_ADDRESS:
         most = f"it has {len(text)} characters where {LONGEST_ADDRESS} are the most"
-        raise BadAddress(text[:SHOWN] + "…", most)
+        raise BadAddress(text=text[:SHOWN] + "…", reason=most)
 
 
 def print_sqlserver(address: QueueAddress) -> str:
@@ -276,7 +276,9 @@ def _names(address: QueueAddress, notation: Notation) -> list[str]:
     table, catalog = address.table, address.catalog
     schema = notation.default_schema if address.schema is None else address.schema
     if catalog is not None and notation.most < len(LABELS):
-        raise BadAddress(table, f"it names a catalog, which {notation.database} does not have")
+        raise BadAddress(
+            text=table, reason=f"it names a catalog, which {notation.database} does not have"
+        )
     names = [table, schema] if catalog is None else [table, schema, catalog]
     for label, name in zip(LABELS, names, strict=False):
         # `<queue>.Delayed` may be longer than a queue's name.
@@ -302,9 +304,9 @@ def _plain_part(text: str, at: int, notation: Notation) -> tuple[str | None, int
     stray = text.find(notation.opening, at, stop)
     if stray >= 0 and not notation.stray_quotes:
         raise BadAddress(
-            text,
-            f"the {notation.quote} at character {stray + 1} stands inside a part that does not "
-            f"begin with one; put the whole part in {notation.quote}s and double those inside",
+            text=text,
+            reason=f"the {notation.quote} at character {stray + 1} stands inside a part that does "
+            f"not begin with one; put the whole part in {notation.quote}s and double those inside",
         )
     return text[at:stop], stop
 
@@ -317,13 +319,13 @@ def _quoted_part(text: str, at: int, notation: Notation) -> tuple[str | None, in
         end = text.find(closing, end + 2)
     if end < 0:
         raise BadAddress(
-            text, f"the {notation.quote} that opens at character {at + 1} is not closed"
+            text=text, reason=f"the {notation.quote} that opens at character {at + 1} is not closed"
         )
     stop = end + 1
     if stop < len(text) and text[stop] != notation.separator:
         raise BadAddress(
-            text,
-            f"text follows the {notation.quote} that closes at character {end + 1}; "
+            text=text,
+            reason=f"text follows the {notation.quote} that closes at character {end + 1}; "
             f"double the {notation.quote} if it belongs to the name",
         )
     name = text[at + 1 : end].replace(closing * 2, closing)
@@ -334,8 +336,8 @@ def _address(parts: Sequence[str | None], text: str, notation: Notation) -> Queu
     """Check the parts, table first, and make an address."""
     if len(parts) > notation.most:
         raise BadAddress(
-            text,
-            f"it has {len(parts)} parts where {notation.most} are the most; "
+            text=text,
+            reason=f"it has {len(parts)} parts where {notation.most} are the most; "
             f"put a part that holds {notation.separator!r} in {notation.quote}s",
         )
     table = parts[0] or ""
@@ -349,14 +351,14 @@ def _address(parts: Sequence[str | None], text: str, notation: Notation) -> Queu
 def _check(label: str, name: str, text: str, notation: Notation, longest: int) -> None:
     """Reject a name that the database cannot store, or would cut."""
     if not name:
-        raise BadAddress(text, f"the {label} is empty")
+        raise BadAddress(text=text, reason=f"the {label} is empty")
     if "\0" in name:
-        raise BadAddress(text, f"the {label} holds a NUL character")
+        raise BadAddress(text=text, reason=f"the {label} holds a NUL character")
     try:
         size = notation.size(name)
     except UnicodeEncodeError as error:
-        raise BadAddress(text, f"the {label} holds half of a surrogate pair") from error
+        raise BadAddress(text=text, reason=f"the {label} holds half of a surrogate pair") from error
     if size > longest:
         raise BadAddress(
-            text, f"the {label} has {size} {notation.unit} where {longest} are the most"
+            text=text, reason=f"the {label} has {size} {notation.unit} where {longest} are the most"
         )

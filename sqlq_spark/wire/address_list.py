@@ -36,9 +36,9 @@ def split_list(text: str) -> list[str]:
     """
     if text.count('"') % 2:
         raise BadAddress(
-            text,
-            "a double quote is not closed; put a name that holds one in double quotes and double "
-            "it there",
+            text=text,
+            reason="a double quote is not closed; put a name that holds one in double quotes and "
+            "double it there",
         )
     return _complete(text, _names(text))
 
@@ -81,7 +81,7 @@ def _complete(text: str, found: Sequence[str]) -> list[str]:
     """The names without surrounding blanks; no name may be empty."""
     names = [each.strip() for each in found]
     if not all(names):
-        raise BadAddress(text, "a name is missing beside a comma")
+        raise BadAddress(text=text, reason="a name is missing beside a comma")
     return names
 
 

@@ -59,7 +59,7 @@ def unpack(payload: bytes, pages: Iterable[tuple[bytes]], expected: Expected) ->
             check(digest(whole) == expected.seal.digest, "it is not the one that the task wrote")
         return table(whole, expected)
     except (Unfit, pa.ArrowException, OSError) as error:
-        raise PayloadRefused(expected.where, str(error)[:300]) from None
+        raise PayloadRefused(where=expected.where, reason=str(error)[:300]) from None
 
 
 def table(whole: pa.Buffer, expected: Expected) -> pa.Table:

@@ -83,7 +83,7 @@ class Spied(RecordedConnection):
         if strike is not None and strike.falls(statement, after=True):
             strike.kill()
             reason = "the answer was lost"
-            raise ConnectionLost(statement, reason)
+            raise ConnectionLost(statement=statement, reason=reason)
         return done
 
 

@@ -212,7 +212,7 @@ class Forbidden(RecordedConnection):
         """As RecordedConnection; the first look fails."""
         self.asked += statement == "check_server"
         if statement == "check_server" and self.asked == 1:
-            raise RightMissing(statement, "not allowed", "GRANT VIEW")
+            raise RightMissing(statement=statement, reason="not allowed", fix="GRANT VIEW")
         return call()
 
 

@@ -353,7 +353,7 @@ def test_the_error_of_an_absent_table_says_which(desk: Desk) -> None:
     desk.dotnet.dba.drop(desk.bench.queue)
     with pytest.raises(QueueNotFound) as caught:
         desk.move()
-    assert caught.value.args[0] == desk.bench.printed
+    assert caught.value.queue == desk.bench.printed
 
     desk.dotnet.dba.drop(desk.table)
     for another in (True, False):

@@ -149,6 +149,6 @@ def test_a_zone_that_the_server_does_not_know_is_refused(desk: Desk, zone: str) 
     with pytest.raises(BadOption) as caught:
         desk.move(endpointTimeZone=zone)
 
-    assert caught.value.args[:2] == ("endpointTimeZone", zone)
+    assert (caught.value.option, caught.value.found) == ("endpointTimeZone", zone)
     with pytest.raises(BadOption):
         send_now(desk, chunk({"delay": 1}), endpointTimeZone=zone)

@@ -66,7 +66,8 @@ def test_without_an_error_queue_nothing_is_taken(bench: Bench) -> None:
     with pytest.raises(MessageTooLarge) as caught:
         bench.receive(task(bench, errors=None))
 
-    assert caught.value.args == (bench.printed, 2, 5002, 1000)
+    facts = {"queue": bench.printed, "seq": 2, "size": 5002, "largest": 1000}
+    assert vars(caught.value) == facts
     assert bench.seqs() == [1, 2]
 
 

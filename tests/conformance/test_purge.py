@@ -102,7 +102,7 @@ class Victim(RecordedConnection):
         found = call()
         if statement.startswith("purge_") and not self.undone:
             self.undone = True
-            raise Deadlock(statement, "victim")
+            raise Deadlock(statement=statement, reason="victim")
         return found
 
 

@@ -250,7 +250,7 @@ def test_a_queue_that_is_missing_is_named(several: Several, missing: int) -> Non
     for work in (loop.freeze, partial(loop.latest, INITIAL)):
         with pytest.raises(QueueNotFound) as caught:
             work()
-        assert caught.value.args[0] == several.names[missing]
+        assert caught.value.queue == several.names[missing]
 
     assert several.bench.dotnet.state_rows("stream", "stream") == []
     assert len(several.bench.dotnet.rows(several.queues[1])) == 3
@@ -322,7 +322,8 @@ def test_a_checkpoint_that_shares_no_queue_is_refused(several: Several) -> None:
     for work in (other.tasks, other.latest, other.acknowledge):
         with pytest.raises(StreamOfOtherQueue) as caught:
             work(end)
-        assert caught.value.args == (f"{several.names[0]}, {several.names[1]}", several.names[2])
+        found, asked = f"{several.names[0]}, {several.names[1]}", several.names[2]
+        assert (caught.value.found, caught.value.asked) == (found, asked)
     assert bench.dotnet.state_rows("stream", "queue, acked_batch") == [
         (f"{several.names[0]}, {several.names[1]}", 0)
     ]

@@ -5,18 +5,15 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import pytest
 from servers import only
 
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import transaction
-from sqlq_spark.database.receipt_moves import MOVES, Move
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     DatabaseRolledBack,
-    ReceiptMoveRefused,
     ReceiptSettled,
     ReceiptsMissing,
     StaleTask,
@@ -26,15 +23,9 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.receive import receipts, streams
 from sqlq_spark.receive.offset import BatchPlan, QueuePlan, write_plan
-from sqlq_spark.send import dispatch
-from sqlq_spark.send.staging import Staged
 from sqlq_spark.wire.headers import TIME_SENT, dumps, wire_time
-from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench, bodies
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROWS = "stream, batch, task"
 
@@ -56,33 +47,6 @@ def drop(bench: Bench, stream: str, batch: int = 1, task: int = 0) -> int:
     """Drop a receipt as the operator's command does."""
     with transaction(bench.desk, timeout=TIMEOUT):
         return receipts.drop(bench.desk, stream, batch, task)
-
-
-@pytest.mark.parametrize("move", ["save", "replay", "acknowledge", "return_", "drop", "settle"])
-def test_a_move_that_the_table_does_not_list_is_not_done(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, move: Move
-) -> None:
-    """Each place that moves a receipt looks it up in MOVES first, and changes nothing."""
-    stream = bench.new_stream()
-    received(bench, stream)
-    staged = Staged("sink", 0, "attempt", 0, origin=Origin(query_id="q", query_batch=0))
-    options = bench.sink(transactionMode="sendsAtomicWithReceive")
-    sending = dispatch.Dispatch(bench.desk, [staged], options)
-    monkeypatch.delitem(MOVES, ("none" if move == "save" else "held", move))
-    before = bench.dotnet.state_rows("receipt", f"{ROWS}, settled"), bench.seqs()
-    moves: dict[Move, Callable[[], object]] = {
-        "save": lambda: bench.receive(bench.task(stream, task=1)),
-        "replay": lambda: bench.receive(bench.task(stream)),
-        "acknowledge": lambda: bench.ack(stream, 1),
-        "return_": lambda: return_(bench, stream),
-        "drop": lambda: drop(bench, stream),
-        "settle": sending.settle,
-    }
-
-    with pytest.raises(ReceiptMoveRefused, match=f"move {move} of"):
-        moves[move]()
-
-    assert (bench.dotnet.state_rows("receipt", f"{ROWS}, settled"), bench.seqs()) == before
 
 
 def test_an_ack_deletes_the_receipts_and_adds_up_what_they_held(bench: Bench) -> None:

@@ -6,9 +6,9 @@ DRAWN = [
     Fault(
         id="errors-8",
         promise="CheckpointIncomplete names the files of the checkpoint that are lost.",
-        file="errors/checkpoint.py",
-        old='files = files or (f"{batch}" if batch == last else',
-        new='files = files or (f"{batch}" if not (batch == last) else',
+        file="receive/task.py",
+        old='files=f"{batch}" if batch == last else',
+        new='files=f"{batch}" if not (batch == last) else',
         tests=[
             "conformance/test_high_water.py::test_a_lost_first_entry_is_an_error_that_names_the_files"
         ],

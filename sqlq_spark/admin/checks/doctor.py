@@ -175,7 +175,7 @@ def not_waited(where: str, error: DatabaseFailure) -> Finding:
     """As `unreadable`, for a queue that nobody named, which is not waited for as long."""
     if isinstance(error, TimedOut):
         fix = "name the queue in the command to wait for it"
-        return replace(unreadable(where, error), found=f"it is not read: {error.args[2]}", fix=fix)
+        return replace(unreadable(where, error), found=f"it is not read: {error.reason}", fix=fix)
     return unreadable(where, error)
 
 
@@ -187,4 +187,5 @@ def unreadable(where: str, error: DatabaseFailure) -> Finding:
         case TimedOut():
             fix = "end the session that locks it, or raise --query-timeout"
             return of_error(where, "locked", error, fix)
-    return of_error(where, "unreadable", error, str(error.args[-1]))
+    facts = vars(error)
+    return of_error(where, "unreadable", error, facts.get("fix") or facts.get("reason", ""))

@@ -104,7 +104,7 @@ def without_grants(
         return found
     schema = connection.names.qualify(queue).schema
     for state, _, roles in connection.rows("state_schemas", schema_name=schema):
-        fix = StateRightMissing.fix(state, roles)
+        fix = StateRightMissing.fix_of(state, roles)
         found = [replace(each, fix=fix) if "GRANT " in each.fix else each for each in found]
     return found
 

@@ -41,7 +41,7 @@ def of_any_server(connection: Connection, *, timeout: float) -> list[Finding]:
         with transaction(connection, timeout=timeout):
             return of_server(connection)
     except RightMissing as error:
-        note = of_error(connection.server, "sessions_right", error, str(error.args[2]))
+        note = of_error(connection.server, "sessions_right", error, error.fix)
     with transaction(connection, timeout=timeout):
         found = of_server(connection, older=None)
     return [*found, replace(note, severity="note")]
@@ -65,7 +65,7 @@ def of_state(connection: Connection) -> list[Finding]:
         fix = "in the folder of the clone: git pull && pip install '.[spark]'"
         return [of_error(connection.server, "state", error, fix)]
     except RightMissing as error:
-        return [of_error(connection.server, "state_right", error, str(error.args[2]))]
+        return [of_error(connection.server, "state_right", error, error.fix)]
     return missing
 
 
@@ -142,5 +142,5 @@ def of_any_streams(connection: Connection, *, timeout: float) -> list[Finding]:
         with transaction(connection, timeout=timeout):
             return of_streams(connection)
     except RightMissing as error:
-        found = of_error(connection.server, "streams_right", error, str(error.args[2]))
+        found = of_error(connection.server, "streams_right", error, error.fix)
         return [replace(found, severity="note")]

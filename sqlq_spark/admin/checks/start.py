@@ -39,9 +39,9 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
             found += of_owner(connection, each) if options.warn_if_shared else []
     for one in found:
         if one.name in MOVED_INTO and one.severity == "error":
-            raise MoveRefused(one.where, one.found, one.fix)
+            raise MoveRefused(queue=one.where, reason=one.found, fix=one.fix)
         if one.name == "table_kind":
-            raise NotAQueue(one.where, one.found)
+            raise NotAQueue(queue=one.where, reason=one.found)
         if one.is_problem:
             log.warning("%s: %s. Fix: %s", one.where, one.found, one.fix)
 
@@ -79,4 +79,4 @@ def check_spellings(connection: Connection, options: SourceOptions) -> None:
         if first is not queue:
             option = "errorQueue" if queue is options.error_address else "queues"
             expected = f"another queue than {connection.printed(first)}, which is the same table"
-            raise BadOption(option, connection.printed(queue), expected)
+            raise BadOption(option=option, found=connection.printed(queue), expected=expected)

@@ -181,12 +181,12 @@ def script_(
                 "--domain or --state-schema with it, because all roles of one state schema are one "
                 "team"
             )
-            raise BadOption(option, role, expected)
+            raise BadOption(option=option, found=role, expected=expected)
     its = Domain.of(domain)
     state_schema = state_schema or its.state
     roles = Roles(reader=reader or its.reader, sender=sender or its.sender, operator=operator)
     if dialect not in DIALECTS:
-        raise BadOption("--dialect", dialect, " or ".join(DIALECTS))
+        raise BadOption(option="--dialect", found=dialect, expected=" or ".join(DIALECTS))
     made = endpoint(
         f"{dialect}://",
         queue,
@@ -221,4 +221,4 @@ def one_endpoint(context: typer.Context) -> None:
             "one QUEUE; name the endpoint's other queues with --error, --audit, --instance or "
             "--qualifier, and run the command again for another endpoint"
         )
-        raise BadOption("QUEUE", " ".join(context.args), expected)
+        raise BadOption(option="QUEUE", found=" ".join(context.args), expected=expected)

@@ -58,7 +58,9 @@ def report_(
     from sqlq_spark.admin.page import report as report_page  # noqa: PLC0415 - see cli
 
     if html is None and not as_json:
-        raise MissingOption("--html", "a file for the page, or use --json to print the figures")
+        raise MissingOption(
+            option="--html", example="a file for the page, or use --json to print the figures"
+        )
     options = database_options(
         url,
         state_schema,
@@ -94,4 +96,6 @@ def write(path: Path, text: str) -> None:
             file.write(text)
         Path(file.name).replace(path)
     except OSError as error:
-        raise BadOption("--html", str(path), f"a file to write ({error.strerror})") from None
+        raise BadOption(
+            option="--html", found=str(path), expected=f"a file to write ({error.strerror})"
+        ) from None

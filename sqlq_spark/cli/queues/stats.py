@@ -93,7 +93,7 @@ def stats(
     for name in names:
         parse_queue("QUEUE", name, options.naming)  # before anything is connected
     if count is not None and not watch_:
-        raise BadOption("--count", str(count), "--watch with it")
+        raise BadOption(option="--count", found=str(count), expected="--watch with it")
     with Session(options, "stats", state=False) as session:
         if watch_:
             shower = choose_shower(interval, as_json=as_json)

@@ -230,8 +230,7 @@ class Connection:
         if stream is None and sink is None:
             return error
         name = f" {stream!s} " if sink is None else f" {sink!s}/"
-        statement, seconds, reason = error.args
-        kind = type(error)
+        kind, seconds, reason = type(error), error.seconds, error.reason
         for pid, login, application, ended in self.rows(
             "end_frozen", name=name[:NAMED], state_name=self.state, seconds=seconds
         ):
@@ -240,7 +239,7 @@ class Connection:
                 continue
             log.warning(FROZEN, application, pid, seconds)
             kind, reason = errors.LockTimedOut, f"{reason}; session {pid} hung and was ended"
-        return kind(statement, seconds, reason)
+        return kind(statement=error.statement, seconds=seconds, reason=reason)
 
     def _ingest(self, statement: str, target: str, schema: str, table: str, rows: pa.Table) -> None:
         # the driver copies a batch before it sends it: small ones, or all is in memory twice
@@ -286,14 +285,14 @@ class Connection:
         failure = read_error(error)
         took = time.monotonic() - self._began
         if "statement pooling" in failure.text:
-            return errors.StatementPooling(self.server, failure.text)
+            return errors.StatementPooling(server=self.server, reason=failure.text)
         undo, self._open = UNDO[self._open], max(0, self._open - 1)
         try:
             with self._raw.cursor() as cursor:
                 for text in undo:
                     cursor.executemany(text, None)
         except Error:
-            return errors.ConnectionLost(statement, failure.text)
+            return errors.ConnectionLost(statement=statement, reason=failure.text)
         place = Place(
             statement=statement,
             target=target,

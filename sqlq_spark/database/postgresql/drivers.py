@@ -48,7 +48,7 @@ def connect(url: str, server: str, application: str, timeout: float) -> dbapi.Co
     major, minor = divmod(int(raw.adbc_get_info()["vendor_version"]), 10_000)  # of 180006
     if major < OLDEST:
         raw.close()
-        raise errors.ServerTooOld(server, f"{major}.{minor}", OLDEST)
+        raise errors.ServerTooOld(server=server, found=f"{major}.{minor}", needed=OLDEST)
     return raw
 
 

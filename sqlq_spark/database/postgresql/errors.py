@@ -139,22 +139,22 @@ def connection_error(server: str, text: str) -> errors.DatabaseFailure:
     if passing is not None:
         return passing
     if re.search(UNVERIFIED, text):
-        return errors.ServerNotVerified(server, text)
+        return errors.ServerNotVerified(server=server, reason=text)
     if re.search(CLIENT_CERTIFICATE, text):
-        return errors.CertificateRefused(server, text)
+        return errors.CertificateRefused(server=server, reason=text)
     if "does not exist" in text and "database" in text:
-        return errors.DatabaseNotFound(server, text)
+        return errors.DatabaseNotFound(server=server, reason=text)
     if re.search(r"authentication|password|role .* (does not exist|is not permitted)|pg_hba", text):
-        return errors.LoginRefused(server, text)
-    return errors.NotReachable(server, text)
+        return errors.LoginRefused(server=server, reason=text)
+    return errors.NotReachable(server=server, reason=text)
 
 
 def _passing_failure(text: str) -> errors.DatabaseFailure | None:
     """Return the error of a server that was reached and is worth another attempt, if it is one."""
     if re.search(GONE, text):
-        return errors.ConnectionLost("connect", text)
+        return errors.ConnectionLost(statement="connect", reason=text)
     if re.search(TOO_MANY, text):
-        return errors.ServerShort("connect", "53300", text)
+        return errors.ServerShort(statement="connect", code="53300", reason=text)
     return None
 
 
@@ -162,25 +162,27 @@ def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
     """Return the error for a statement that failed."""
     statement, text, state = place.statement, failure.text, failure.state
     kind = errors.StatementRefused if state.startswith(LASTING) else errors.StatementFailed
-    found: errors.DatabaseFailure = kind(statement, state, text)
+    found: errors.DatabaseFailure = kind(statement=statement, code=state, reason=text)
     match state:
         case "25006":
-            found = errors.ReadOnly(statement, text, FIND_PRIMARY)
+            found = errors.ReadOnly(statement=statement, reason=text, fix=FIND_PRIMARY)
         case "40P01" | "40001":
-            found = errors.Deadlock(statement, text)
+            found = errors.Deadlock(statement=statement, reason=text)
         case "53000" | "53100" | "53200" | "53300":  # no room, memory, locks or connection left
-            found = errors.ServerShort(statement, state, text)
+            found = errors.ServerShort(statement=statement, code=state, reason=text)
         case "57014" if place.took < LIMIT_REACHED * place.limit:
-            found = errors.Cancelled(statement, text)
+            found = errors.Cancelled(statement=statement, reason=text)
         case "57014" | "55P03" | "25P03":
-            found = errors.TimedOut(statement, place.limit, text)
+            found = errors.TimedOut(statement=statement, seconds=place.limit, reason=text)
         case "42501" if place.team is not None:
-            fix = errors.StateRightMissing.fix(*place.team)
-            found = errors.StateRightMissing(statement, text, fix)
+            fix = errors.StateRightMissing.fix_of(*place.team)
+            found = errors.StateRightMissing(statement=statement, reason=text, fix=fix)
         case "42501" if "row-level security" not in text:
-            found = errors.RightMissing(statement, text, missing_grant(text, place))
+            found = errors.RightMissing(
+                statement=statement, reason=text, fix=missing_grant(text, place)
+            )
         case "22023" if statement == "endpoint_zone":
-            found = errors.TimeZoneNotFound(statement, text)
+            found = errors.TimeZoneNotFound(statement=statement, reason=text)
         case _:
             found = _missing_object(failure, place) or found
     return found
@@ -191,13 +193,13 @@ def _missing_object(failure: Failure, place: Place) -> errors.DatabaseFailure | 
     state, text, target = failure.state, failure.text, place.target
     if state in {"42P01", "3F000"}:
         if place.is_state:
-            return errors.StateNotInstalled(place.state, place.server)
+            return errors.StateNotInstalled(schema=place.state, server=place.server)
         if not place.statement.startswith("create") and _is_named(target, text):
-            return errors.QueueNotFound(target, place.server)
+            return errors.QueueNotFound(queue=target, server=place.server)
     if state == "3F000":
-        return errors.SchemaNotFound(target, place.server, text)
+        return errors.SchemaNotFound(table=target, server=place.server, reason=text)
     if state == "42703" and not place.is_state:
-        return errors.NotAQueue(target, text)
+        return errors.NotAQueue(queue=target, reason=text)
     return None
 
 

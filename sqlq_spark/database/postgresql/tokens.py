@@ -42,9 +42,17 @@ def aws_token(url: str) -> str:
     target = Target.parse(url, os.environ)
     host, user, port = target.hosts, target.user, target.port
     if not host or "," in host or "," in port or host.startswith(("/", "@")):
-        raise BadOption("credentials", "aws", "one host in the url, because a token is for one")
+        raise BadOption(
+            option="credentials",
+            found="aws",
+            expected="one host in the url, because a token is for one",
+        )
     if not user:
-        raise BadOption("credentials", "aws", "the user in the url, the option user or PGUSER")
+        raise BadOption(
+            option="credentials",
+            found="aws",
+            expected="the user in the url, the option user or PGUSER",
+        )
     client = aws_client(region_of(host))
     token: str = client.generate_db_auth_token(DBHostname=host, Port=int(port), DBUsername=user)
     return token
@@ -72,7 +80,7 @@ def aws_client(region: str | None) -> Any:  # noqa: ANN401 - of a package of an 
     """
     session = imported("boto3", "boto3", "aws").session.Session(region_name=region)
     if session.region_name is None:
-        raise BadOption("credentials", "aws", "a region: set AWS_REGION")
+        raise BadOption(option="credentials", found="aws", expected="a region: set AWS_REGION")
     return session.client("rds")
 
 
@@ -81,7 +89,7 @@ def imported(module: str, package: str, extra: str) -> Any:  # noqa: ANN401
     try:
         return import_module(module)
     except ModuleNotFoundError:
-        raise MissingPackage(package, extra) from None
+        raise MissingPackage(package=package, extra=extra) from None
 
 
 # option → what gives a password for a url

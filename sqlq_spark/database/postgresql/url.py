@@ -138,7 +138,7 @@ def redact(url: str) -> str:
     found = URL.fullmatch(url)
     if found is None or UNCODED.search(url):
         expected = "postgresql://user@host:5432/database, its parts percent-encoded"
-        raise BadOption("url", f"{url.partition('://')[0]}://…", expected)
+        raise BadOption(option="url", found=f"{url.partition('://')[0]}://…", expected=expected)
     return f"{found['scheme']}://{found['hosts'] or 'local socket'}{found['path'] or ''}"
 
 

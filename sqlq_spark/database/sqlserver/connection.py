@@ -411,12 +411,12 @@ class Connection:
         if not self._open:
             self._watchdog.watch(None)
         if (limit := self._watchdog.ended) is not None:
-            return errors.ConnectionLost(statement, IDLE.format(limit))
+            return errors.ConnectionLost(statement=statement, reason=IDLE.format(limit))
         try:
             with self._watchdog.statement():
                 self._plain(undo)
         except self._driver.errors:
-            return errors.ConnectionLost(statement, failure.text)
+            return errors.ConnectionLost(statement=statement, reason=failure.text)
         queue = find_table(tables, failure.text)
         level = self._level() if failure.number in MAYBE_OLD else 0
         place = Place(

@@ -65,7 +65,7 @@ def connect(target: Target, application: str, seconds: int) -> tuple[Driver, Any
             return driver, driver.open(target, application, seconds)
         except NotHere as error:
             missing.append(f"{name}: {error}")
-    raise MissingDriver("; ".join(missing))
+    raise MissingDriver(found="; ".join(missing))
 
 
 def candidates(asked: str) -> Iterator[tuple[str, Callable[[], Driver]]]:
@@ -79,7 +79,9 @@ def candidates(asked: str) -> Iterator[tuple[str, Callable[[], Driver]]]:
         yield PYODBC, lambda: pyodbc((asked,))
     elif wanted != MSSQL_PYTHON:
         raise BadOption(
-            "url, parameter driver", asked[:60], f"{MSSQL_PYTHON}, {PYODBC} or {ODBC[0]}"
+            option="url, parameter driver",
+            found=asked[:60],
+            expected=f"{MSSQL_PYTHON}, {PYODBC} or {ODBC[0]}",
         )
 
 

@@ -148,19 +148,19 @@ def connection_error(server: str, failure: Failure) -> errors.DatabaseFailure:
     """Return the error for a connection that failed."""
     match failure.kind:
         case Kind.LOST:
-            return errors.ConnectionLost("connect", failure.text)
+            return errors.ConnectionLost(statement="connect", reason=failure.text)
         case Kind.READ_ONLY:
-            return errors.ReadOnly("connect", failure.text, LISTENER)
+            return errors.ReadOnly(statement="connect", reason=failure.text, fix=LISTENER)
         case Kind.NO_DATABASE:
-            return errors.DatabaseNotFound(server, failure.text)
+            return errors.DatabaseNotFound(server=server, reason=failure.text)
     if failure.kind is Kind.REFUSED or failure.state == "28000":
         # for a database that it cannot open, the server sends 4060 and then 18456
         unclear = failure.first_only and failure.number in {None, LOGIN_FAILED}
         kind = errors.LoginUnclear if unclear else errors.LoginRefused
-        return kind(server, failure.text)
+        return kind(server=server, reason=failure.text)
     if failure.state in LOST_STATES:
-        return errors.ConnectionLost("connect", failure.text)
-    return errors.NotReachable(server, failure.text)
+        return errors.ConnectionLost(statement="connect", reason=failure.text)
+    return errors.NotReachable(server=server, reason=failure.text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,9 +196,9 @@ def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
 def lost_connection(failure: Failure, statement: str) -> errors.ConnectionLost | None:
     """Return the error for a session that has ended or cannot write; None for other errors."""
     if failure.kind is Kind.READ_ONLY:
-        return errors.ReadOnly(statement, failure.text, LISTENER)
+        return errors.ReadOnly(statement=statement, reason=failure.text, fix=LISTENER)
     if failure.kind is Kind.LOST or failure.state in LOST_STATES:
-        return errors.ConnectionLost(statement, failure.text)
+        return errors.ConnectionLost(statement=statement, reason=failure.text)
     return None
 
 
@@ -206,16 +206,16 @@ def worth_another(failure: Failure, place: Place) -> errors.DatabaseFailure | No
     """Return the error for waits and shortages; None for other errors."""
     statement, kind, state = place.statement, failure.kind, failure.state
     if kind is Kind.DEADLOCK or state == "40001":
-        return errors.Deadlock(statement, failure.text)
+        return errors.Deadlock(statement=statement, reason=failure.text)
     if kind is Kind.LOCK_TIMEOUT:
-        return errors.LockTimedOut(statement, place.seconds, failure.text)
+        return errors.LockTimedOut(statement=statement, seconds=place.seconds, reason=failure.text)
     if kind in {Kind.SHORTAGE, Kind.LOG_FULL}:
         if statement == "commit":  # whether it was carried out is not known
-            return errors.ConnectionLost(statement, failure.text)
+            return errors.ConnectionLost(statement=statement, reason=failure.text)
         short = errors.LogFull if kind is Kind.LOG_FULL else errors.ServerShort
-        return short(statement, failure.code, with_fix(failure, place))
+        return short(statement=statement, code=failure.code, reason=with_fix(failure, place))
     if kind is Kind.TIMEOUT or state in TIMEOUT_STATES:
-        return errors.TimedOut(statement, place.seconds, failure.text)
+        return errors.TimedOut(statement=statement, seconds=place.seconds, reason=failure.text)
     return None
 
 
@@ -227,24 +227,26 @@ def missing_right(failure: Failure, place: Place) -> errors.RightMissing | None:
     schema = denied[3] if denied else place.schema
     is_other = place.statement in OF_SERVER or DENIED_IN_DATABASE.search(failure.text)
     if not is_other and (schema == place.state or is_domain(schema)):
-        fix = errors.StateRightMissing.fix(schema, "")
-        return errors.StateRightMissing(place.statement, failure.text, fix)
-    return errors.RightMissing(place.statement, failure.text, missing_grant(failure.text, place))
+        fix = errors.StateRightMissing.fix_of(schema, "")
+        return errors.StateRightMissing(statement=place.statement, reason=failure.text, fix=fix)
+    return errors.RightMissing(
+        statement=place.statement, reason=failure.text, fix=missing_grant(failure.text, place)
+    )
 
 
 def missing_object(failure: Failure, place: Place) -> errors.DatabaseFailure | None:
     """Return the error for a table, column or schema that is not there; None for other errors."""
     if too_old(failure, place):
-        return errors.DatabaseTooOld(place.server, place.level, LEAST_LEVEL)
+        return errors.DatabaseTooOld(server=place.server, found=place.level, needed=LEAST_LEVEL)
     no_table = failure.kind is Kind.NO_TABLE or (
         failure.number is None and failure.state == "42S02"
     )
     if no_table and place.is_state:
-        return errors.StateNotInstalled(place.target, place.server)
+        return errors.StateNotInstalled(schema=place.target, server=place.server)
     if no_table and not place.statement.startswith("create"):
-        return errors.QueueNotFound(place.target, place.server)
+        return errors.QueueNotFound(queue=place.target, server=place.server)
     if failure.kind is Kind.NO_SCHEMA:
-        return errors.SchemaNotFound(place.target, place.server, failure.text)
+        return errors.SchemaNotFound(table=place.target, server=place.server, reason=failure.text)
     return None if place.is_state else missing_column(failure, place)
 
 
@@ -252,7 +254,7 @@ def missing_column(failure: Failure, place: Place) -> errors.DatabaseFailure | N
     """Return the error for a queue's column that is not there; None for other errors."""
     if failure.kind is not Kind.NO_COLUMN:
         return None
-    return errors.NotAQueue(place.target, failure.text)
+    return errors.NotAQueue(queue=place.target, reason=failure.text)
 
 
 def too_old(failure: Failure, place: Place) -> bool:
@@ -267,7 +269,7 @@ def other_error(failure: Failure, place: Place) -> errors.StatementFailed:
     """Return the error for any other failure, with its fix where one is known."""
     lasting = failure.state.startswith(LASTING_STATES) or failure.kind is not None
     kind = errors.StatementRefused if lasting else errors.StatementFailed
-    return kind(place.statement, failure.code, with_fix(failure, place))
+    return kind(statement=place.statement, code=failure.code, reason=with_fix(failure, place))
 
 
 def with_fix(failure: Failure, place: Place) -> str:

@@ -43,7 +43,7 @@ class Shapes:
             found = self._connection.columns(queue)
             if not found:
                 name = self._connection.printed(queue)
-                raise errors.QueueNotFound(name, self._connection.server)
+                raise errors.QueueNotFound(queue=name, server=self._connection.server)
             self._known[queue] = found
         return self._known[queue]
 
@@ -69,7 +69,7 @@ class Shapes:
         except errors.QueueNotFound:
             if "due" not in self.of(tables["delayed"]):
                 name = self._connection.printed(tables["delayed"])
-                raise errors.NotAQueue(name, "it has no column Due") from None
+                raise errors.NotAQueue(queue=name, reason="it has no column Due") from None
             raise
 
     def _has_due_index(self, tables: dict[str, QueueAddress]) -> bool:

@@ -77,11 +77,17 @@ class Target:
             host, port = parts.hostname, parts.port
         except ValueError:
             raise BadOption(
-                "url", "sqlserver://…", f"{EXAMPLE}, its parts percent-encoded"
+                option="url",
+                found="sqlserver://…",
+                expected=f"{EXAMPLE}, its parts percent-encoded",
             ) from None
         database = parts.path.removeprefix("/")
         if not host or ";" in parts.netloc or "/" in database or "#" in url:
-            raise BadOption("url", "sqlserver://…", f"{EXAMPLE}, its parts percent-encoded")
+            raise BadOption(
+                option="url",
+                found="sqlserver://…",
+                expected=f"{EXAMPLE}, its parts percent-encoded",
+            )
         given = {
             "host": host,
             "database": readable("database", database),
@@ -125,7 +131,7 @@ def parameters(query: str) -> dict[str, str]:
         name = known(unquote(key))
         at = re.sub("([A-Z])", r"_\1", name).lower()
         if at in found and name not in LAST_WINS:
-            raise BadOption("url", f"{name} twice", "each parameter once")
+            raise BadOption(option="url", found=f"{name} twice", expected="each parameter once")
         found[at] = valued(name, readable(name, text))
     return {at: text for at, text in found.items() if text}
 
@@ -137,8 +143,12 @@ def known(key: str) -> str:
         return names[key.lower()]
     near = difflib.get_close_matches(key.lower(), names, n=1, cutoff=0.7)
     if near:
-        raise UnknownOption(f"{key} (in url)", names[near[0]])
-    raise BadOption("url", f"…?{key[:40]}=…", f"only the parameters {', '.join(PARAMETERS)}")
+        raise UnknownOption(option=f"{key} (in url)", near=names[near[0]])
+    raise BadOption(
+        option="url",
+        found=f"…?{key[:40]}=…",
+        expected=f"only the parameters {', '.join(PARAMETERS)}",
+    )
 
 
 def valued(name: str, text: str) -> str:
@@ -148,7 +158,9 @@ def valued(name: str, text: str) -> str:
         return text
     if text.lower() not in values:
         expected = ", ".join(dict.fromkeys(values.values()))
-        raise BadOption(f"url, parameter {name}", text[:40], f"one of {expected}")
+        raise BadOption(
+            option=f"url, parameter {name}", found=text[:40], expected=f"one of {expected}"
+        )
     return values[text.lower()]
 
 
@@ -159,7 +171,9 @@ def readable(name: str, text: str) -> str:
     except UnicodeDecodeError:
         plain = "\0"
     if UNPRINTABLE.search(plain):
-        raise BadOption(f"url, {name}", "…", "UTF-8 text without control characters")
+        raise BadOption(
+            option=f"url, {name}", found="…", expected="UTF-8 text without control characters"
+        )
     return plain
 
 

@@ -217,7 +217,7 @@ def look_at_tables(spark: SparkSession, settings: Settings) -> Iterator[str]:
     for table, must in settings.tables().items():
         there = job_spark.has_table(spark, table)
         if must and not there:
-            raise BadSettings(f"table {table} does not exist, or is not a Delta table")
+            raise BadSettings(reason=f"table {table} does not exist, or is not a Delta table")
         yield f"table {table}: {'exists' if there else 'will be created'}"
     frame = settings.frame(spark)
     if frame is not None:
@@ -239,7 +239,7 @@ def look_at_database(options: SourceOptions | SinkOptions) -> list[str]:
         with transaction(connection, timeout=options.query_timeout):
             for queue in reads:
                 if not connection.columns(queue):
-                    raise QueueNotFound(connection.printed(queue), connection.server)
+                    raise QueueNotFound(queue=connection.printed(queue), server=connection.server)
                 lines.append(f"queue {connection.printed(queue)}: exists")
             for queue in (each for each in writes if each is not None):
                 check_writable(connection, [queue], options.allowed)

@@ -233,10 +233,11 @@ def raw_options(
     for name in table:
         if name.lower() in ours:
             raise BadSettings(
-                f"setting {name} in [{title}] is set by the job: use the job's own settings instead"
+                reason=f"setting {name} in [{title}] is set by the job: use the job's own settings "
+                "instead"
             )
         if name.lower() not in lower:
-            raise BadSettings(unknown(f"setting {name} in [{title}]", name, free))
+            raise BadSettings(reason=unknown(f"setting {name} in [{title}]", name, free))
     given = {name: _as_text(each) for name, each in own.items() if each is not None}
     raw = given | {lower[name.lower()]: text for name, text in table.items()}
     kind.parse(raw)

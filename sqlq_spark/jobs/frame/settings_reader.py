@@ -106,11 +106,11 @@ def parse_words(doc: str, kind: type[Settings], words: Sequence[str]) -> argpars
         if word in flags:
             places = ", ".join(["the file", *flags[word].metadata["environment"]])
             raise BadSettings(
-                f"there is no flag {word}, because other users can see a command line: set it in "
-                f"{places} or a secret scope"
+                reason=f"there is no flag {word}, because other users can see a command line: set "
+                f"it in {places} or a secret scope"
             )
         known = [name for name, each in flags.items() if not each.metadata["secret"]]
-        raise BadSettings(unknown(f"flag {word}", word, [*known, "--settings", "--dry-run"]))
+        raise BadSettings(reason=unknown(f"flag {word}", word, [*known, "--settings", "--dry-run"]))
     return found
 
 
@@ -141,7 +141,7 @@ def load(kind: type[S], found: argparse.Namespace, secret: Callable[[str, str], 
         except BadSettings as error:
             wrong.append(str(error))
     if wrong:
-        raise BadSettings("\n".join(sorted(wrong)))
+        raise BadSettings(reason="\n".join(sorted(wrong)))
     for each in fields(kind):
         if each.name not in values and (found_there := _secret(each, values, secret)):
             values[each.name] = found_there
@@ -155,10 +155,10 @@ def contents(path: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise BadSettings(
-            f"flag --settings is {path!r}: expected a file to read ({reason})"
+            reason=f"flag --settings is {path!r}: expected a file to read ({reason})"
         ) from None
     except tomllib.TOMLDecodeError as error:
-        raise BadSettings(f"{path} is not TOML: {error}") from None
+        raise BadSettings(reason=f"{path} is not TOML: {error}") from None
 
 
 def _given_value(
@@ -184,7 +184,7 @@ def value(each: Field[Any], kind: type, given: Any, source: str) -> Any:  # noqa
         return made if read is None else read(str(made))
     except (ValueError, TypeError):
         shown = BLANK if each.metadata["secret"] else repr(blank(each.name, given))
-        raise BadSettings(f"{source} is {shown}: expected {expected}") from None
+        raise BadSettings(reason=f"{source} is {shown}: expected {expected}") from None
 
 
 def _text(given: Any) -> str:  # noqa: ANN401

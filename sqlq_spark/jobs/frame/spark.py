@@ -178,7 +178,7 @@ def secret(scope: str, key: str) -> str:
         from pyspark.dbutils import DBUtils  # type: ignore[import-not-found]  # noqa: PLC0415
     except ImportError:
         raise BadSettings(
-            f"setting secret_scope is {scope!r}: expected none outside Databricks; "
+            reason=f"setting secret_scope is {scope!r}: expected none outside Databricks; "
             "set the password in the environment variable SQLQUEUE_PASSWORD"
         ) from None
     from pyspark.sql import SparkSession  # noqa: PLC0415

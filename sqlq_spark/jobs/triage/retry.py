@@ -62,13 +62,10 @@ class RequestStuck(SqlQueueError):
     """A request cannot be finished yet. Either all of it was sent, or nothing."""
 
     template = (
-        "request {0} of table {1} cannot be finished: {2}. {3}. The next run then finishes it, and "
-        "sends nothing twice."
+        "request {request} of table {table} cannot be finished: {reason}. {fix}. The next run then "
+        "finishes it, and sends nothing twice."
     )
-
-    def __init__(self, request: str, table: str, reason: str, fix: str, messages: int = 0) -> None:
-        super().__init__(request, table, reason, fix)
-        self.messages = messages
+    messages: int  # that wait for it
 
 
 class Retry:
@@ -95,7 +92,7 @@ class Retry:
         """
         if not has_table(spark, table):
             raise BadSettings(
-                f"setting table is {table!r}: expected a table that mode collect created"
+                reason=f"setting table is {table!r}: expected a table that mode collect created"
             )
         self.spark = spark
         self.table = table
@@ -142,7 +139,7 @@ class Retry:
         if strange := sorted({*requests} - {*pending}):
             known = ", ".join(pending) or "none"
             raise BadSettings(
-                f"setting give_up names {strange[0]!r}: expected a pending request ({known})"
+                reason=f"setting give_up names {strange[0]!r}: expected a pending request ({known})"
             )
         return sum(self._free(each) for each in requests if self.log.give_up(each) == GIVEN_UP)
 
@@ -193,7 +190,13 @@ class Retry:
             return 0
         state = self.log.state(request)
         if state == UNKNOWN:
-            raise RequestStuck(request, self.table, ELSEWHERE, GO_BACK, sum(counted.values()))
+            raise RequestStuck(
+                request=request,
+                table=self.table,
+                reason=ELSEWHERE,
+                fix=GO_BACK,
+                messages=sum(counted.values()),
+            )
         if state < SENT:
             self.send(request, rows, counted)
             state = self.log.state(request)
@@ -214,7 +217,13 @@ class Retry:
         if reasons:
             found = "; ".join(sorted(set(reasons.values()))).rstrip(".")
             fix = GIVE_UP.format(request)
-            raise RequestStuck(request, self.table, found, fix, sum(counted.values()))
+            raise RequestStuck(
+                request=request,
+                table=self.table,
+                reason=found,
+                fix=fix,
+                messages=sum(counted.values()),
+            )
         pairs = [F.lit(each) for pair in there.items() for each in pair]
         sent = rows.withColumnRenamed("failureId", "id").select(
             *return_to_source(json=True)[:-1],

@@ -37,15 +37,16 @@ def check(settings: Settings) -> None:
     if settings.schema is not None:
         object.__setattr__(settings, "schema", read_ddl("schema", settings.schema))
     if settings.schema is not None and settings.split:
-        raise BadSettings("setting schema is for one table: with split use [schemas]")
+        raise BadSettings(reason="setting schema is for one table: with split use [schemas]")
     if settings.schemas and not settings.split:
-        raise BadSettings("setting schemas needs split = true; without split use schema")
+        raise BadSettings(reason="setting schemas needs split = true; without split use schema")
     if settings.ddl and settings.error_queue is None:
         raise BadSettings(
-            "setting error_queue is missing: messages whose body does not fit the schema go there"
+            reason="setting error_queue is missing: messages whose body does not fit the schema go "
+            "there"
         )
     if settings.schema_prefix and not settings.ddl:
-        raise BadSettings("setting schema_prefix needs schema or [schemas]")
+        raise BadSettings(reason="setting schema_prefix needs schema or [schemas]")
     _check_tables(settings)
 
 
@@ -57,12 +58,12 @@ def _check_tables(settings: Settings) -> None:
         pair = settings.schemas.get(message_type), settings.schemas.get(other)
         if pair[0] != pair[1]:
             raise BadSettings(
-                f"setting names gives {message_type} and {other} the table {table}: expected the "
-                "same schema for both"
+                reason=f"setting names gives {message_type} and {other} the table {table}: "
+                "expected the same schema for both"
             )
         if table.lower() == type_tables.OTHER and pair[0]:
             raise BadSettings(
-                f"setting names gives {message_type} the table {table}, which has no schema"
+                reason=f"setting names gives {message_type} the table {table}, which has no schema"
             )
 
 
@@ -80,10 +81,10 @@ def read_ddl(name: str, given: str) -> str:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise BadSettings(
-                f"setting {name} is {given!r}: expected a file to read ({reason})"
+                reason=f"setting {name} is {given!r}: expected a file to read ({reason})"
             ) from None
     if not text.strip():
-        raise BadSettings(f"setting {name} is empty: expected DDL, for example number INT")
+        raise BadSettings(reason=f"setting {name} is empty: expected DDL, for example number INT")
     return text.strip()
 
 
@@ -130,7 +131,7 @@ def _columns(spark: SparkSession, name: str, given: str) -> StructType:
     except PySparkException as error:
         reason = " ".join(line.strip() for line in str(error).splitlines() if line.strip())[:300]
     raise BadSettings(
-        f"setting {name} is {given!r}: expected DDL, for example number INT ({reason})"
+        reason=f"setting {name} is {given!r}: expected DDL, for example number INT ({reason})"
     )
 
 
@@ -139,8 +140,8 @@ def _check_names(name: str, columns: Sequence[str], taken: Iterable[str]) -> Non
     for each in columns:
         if each.lower() in others:
             raise BadSettings(
-                f"setting {name} has the column {each}, which the table has already. Names are "
-                "not case-sensitive. Set schema_prefix, for example to body_"
+                reason=f"setting {name} has the column {each}, which the table has already. Names "
+                "are not case-sensitive. Set schema_prefix, for example to body_"
             )
         if [other.lower() for other in columns].count(each.lower()) > 1:
-            raise BadSettings(f"setting {name} has the column {each} twice")
+            raise BadSettings(reason=f"setting {name} has the column {each} twice")

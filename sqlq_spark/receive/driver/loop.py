@@ -146,11 +146,15 @@ class PeekLoop:
     def _check_owner(self, connection: Connection, end: Offset) -> None:
         """Make sure that a batch of other queues is of our stream, which read them before."""
         if end.stream is None:
-            raise StreamOfOtherQueue(", ".join(part.queue for part in end.plan), self.who.queue)
+            raise StreamOfOtherQueue(
+                found=", ".join(part.queue for part in end.plan), asked=self.who.queue
+            )
         with transaction(connection, timeout=self.options.query_timeout):
             row = connection.rows("stream_queue", stream=end.stream)
         if not row:
-            raise StreamNotFound(end.stream, self.options.state_schema, connection.server)
+            raise StreamNotFound(
+                stream=end.stream, schema=self.options.state_schema, server=connection.server
+            )
         self.who.check(row[0][0])
 
     # ------------------------------------------------------------ the loop

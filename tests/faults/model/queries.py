@@ -288,7 +288,7 @@ class Driver:
         elif isinstance(error, StreamTakenOver):
             assert self.world.spoken_for(self), error
         elif isinstance(error, DispatchLogAhead):  # a copy, or a checkpoint that went back
-            assert (self.checkpoint.query, error.args[2]) in self.checkpoint.sink.dispatched
+            assert (self.checkpoint.query, error.found) in self.checkpoint.sink.dispatched
         elif isinstance(error, NothingToSettle):  # closed by its stream, or by one that was lost
             closed = any(self.world.acked(end.stream) >= end.batch for _, end in pairs)
             assert closed or self.checkpoint.query in self.world.marred, error

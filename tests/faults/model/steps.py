@@ -197,7 +197,7 @@ class Gated(RecordedConnection):
         if order == "cut":  # the server undoes what was begun; another process may use the session
             self.undo()
             reason = "the connection was cut"
-            raise ConnectionLost(statement, reason)
+            raise ConnectionLost(statement=statement, reason=reason)
         try:
             found = call()
         except ConnectionLost:
@@ -214,7 +214,7 @@ class Gated(RecordedConnection):
                 raise Killed
             if order == "mute":  # the session itself is sound, and another process may use it
                 reason = "the answer was lost"
-                raise ConnectionLost(statement, reason)
+                raise ConnectionLost(statement=statement, reason=reason)
         return found
 
     def close(self) -> None:

@@ -1,0 +1,750 @@
+"""
+The errors of this package, by what they are about.
+
+::
+
+    SqlQueueError
+    ├── BadInput             an option, an address or a DataFrame; nothing was changed
+    ├── MissingPackage · MissingDelta · MissingDriver · UnsupportedVersion
+    ├── DatabaseFailure      the server rejected a statement, or did not answer
+    │   ├── of connections and of statements in general, from NotReachable to StatementRefused
+    │   ├── of queues and their messages, from QueueNotFound to DelayedQueueNotFound
+    │   └── of the state tables, from StateNotInstalled to InstallBlocked
+    ├── PayloadRefused · ReceiptSettled · ReceiptRefused
+    ├── CheckpointFailure    the checkpoint does not match the stream's row in the database
+    └── ChunksMissing · NothingToSettle · DispatchLogAhead
+
+Every message says what failed, where, what was found, and how to fix it.
+No fact may hold a password: callers redact the addresses of servers first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+
+class SqlQueueError(Exception):
+    """
+    The root of all errors of this package. Its text is `template`, filled with its facts.
+
+    Each fact is an attribute: `error.queue` of `QueueNotFound(queue="public.Orders", server="db")`.
+    All facts survive pickling between Spark's processes.
+    """
+
+    template: ClassVar[str] = "{reason}"
+
+    def __init__(self, **facts: Any) -> None:  # noqa: ANN401 - the template names them
+        super().__init__()
+        vars(self).update(facts)
+
+    def __str__(self) -> str:
+        return self.template.format_map(vars(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, fact: str) -> Any: ...  # noqa: ANN401
+
+
+# ---------------------------------------------------------------- inputs
+
+
+class BadInput(SqlQueueError):
+    """An input cannot be used. Nothing was changed."""
+
+
+class BadOption(BadInput):
+    """An option has a value that cannot be used."""
+
+    template = "option {option} is {found!r}: expected {expected}"
+
+
+class UnknownOption(BadInput):
+    """An option is not known, but its name is similar to a known one."""
+
+    template = "option {option} is not known: did you mean {near}?"
+
+
+class MisplacedOption(BadInput):
+    """An option of a write was set on a read, or the other way round. It would have no effect."""
+
+    template = "option {option} has no effect on a {given}: set it on {home}"
+
+
+class OptionOfOtherSource(BadInput):
+    """An option of Spark's Kafka, JDBC or Pub/Sub source or sink. It would have no effect."""
+
+    template = "option {option} is of another source, and has no effect here: {instead}"
+
+
+class MissingOption(BadInput):
+    """An option without a default was not set."""
+
+    template = "option {option} is missing: give {example}"
+
+
+class OptionsOfTable(BadInput):
+    """CREATE TABLE has OPTIONS, which Spark stores, passwords too, and never passes on."""
+
+    template = (
+        "a table in a catalog cannot have the options {options}: Spark stores them, and passes "
+        "them to no read or write. Use CREATE TEMPORARY VIEW. Or name the columns and give no "
+        "OPTIONS, as in CREATE TABLE t (seq BIGINT, body BINARY) USING sqlqueue, and write WITH "
+        "(url '…', …) after the name of the table in each statement"
+    )
+
+
+class BadAddress(BadInput):
+    """A queue's name or address cannot be read."""
+
+    template = "queue address {text!r} cannot be used: {reason}"
+
+
+class BadFrame(BadInput):
+    """The columns of a DataFrame do not fit."""
+
+    template = "the DataFrame cannot be {done}: {reason}"
+
+
+class BadMessage(BadInput):
+    """One row of a DataFrame cannot become a message. Nothing of its batch was sent."""
+
+    template = "row {row} of partition {partition} cannot be sent: {reason}"
+
+
+# ---------------------------------------------------------------- this machine
+
+
+class MissingPackage(SqlQueueError):
+    """A package of an extra is not installed."""
+
+    template = "package {package} is not installed. Run: pip install 'sqlq-spark[{extra}]'"
+
+
+class UnsupportedVersion(SqlQueueError, ImportError):
+    """Python, pyspark or pyarrow is older than this package needs."""
+
+    template = "sqlq_spark needs {what} {needed} or newer, but found {found}. {fix}"
+
+
+class MissingDelta(SqlQueueError):
+    """A job needs Delta tables, but its Spark has no Delta Lake."""
+
+    template = (
+        "Delta Lake is not available in this Spark. With spark-submit, add --properties-file "
+        "conf/spark-defaults.conf, which names the jar. With python, run: pip install "
+        "'sqlq-spark[delta]'"
+    )
+
+
+class MissingDriver(SqlQueueError):
+    """This machine has no driver for SQL Server that can be used."""
+
+    template = (
+        "no driver for SQL Server can be used here ({found}). Run: pip install "
+        "'sqlq-spark[sqlserver]' for mssql-python, which needs the system's libltdl and "
+        "libgssapi-krb5. Or install unixODBC and Microsoft's ODBC Driver 18 for SQL Server, and "
+        "use pyodbc"
+    )
+
+
+# ---------------------------------------------------------------- connections and statements
+
+
+class DatabaseFailure(SqlQueueError):
+    """The database rejected a statement, or did not answer."""
+
+
+class NotReachable(DatabaseFailure):
+    """No connection to the server could be opened."""
+
+    template = "no connection to {server}: {reason}. Check host, port and firewall in the url."
+
+
+class LoginRefused(DatabaseFailure):
+    """The server does not accept this user or password."""
+
+    template = "{server} refused the login: {reason}. Check user and password."
+
+
+class LoginUnclear(LoginRefused):
+    """The server accepts this login or its database not. The driver does not report which."""
+
+    template = (
+        "{server} refused the login: {reason}. Check user and password, and the database's name."
+    )
+
+
+class CertificateRefused(LoginRefused):
+    """The server does not accept this client's certificate, or it cannot be read here."""
+
+    template = (
+        "{server} refused the login: {reason}. Check the client's certificate and its key, which "
+        "the url's parameters sslcert and sslkey name (see docs/security.md)."
+    )
+
+
+class CredentialsFailed(DatabaseFailure):
+    """The function or the service of the option `credentials` raised an error."""
+
+    template = "option credentials is {credentials!r}, but it gave no password: {reason}"
+
+
+class ServerNotVerified(DatabaseFailure):
+    """The server has no certificate that this machine trusts for the host's name."""
+
+    template = (
+        "{server} could not be verified, so nothing was sent to it: {reason}. Write the host in "
+        "the url as its certificate names it. Name the file with the issuer's certificate in the "
+        "url's parameter sslrootcert, or set a weaker sslmode (see docs/security.md)."
+    )
+
+
+class DatabaseNotFound(DatabaseFailure):
+    """The server has no database of this name."""
+
+    template = "{server}: {reason}. Create the database, or name another one at the end of the url."
+
+
+class ConnectionLost(DatabaseFailure):
+    """The connection broke. It is unknown whether a commit in progress was carried out."""
+
+    template = "the connection was lost during {statement}: {reason}"
+
+
+class ReadOnly(ConnectionLost):
+    """The server accepts no writes, for example a standby. Another host may be the primary."""
+
+    template = "{statement} was refused: {reason}. {fix}"
+
+
+class Deadlock(DatabaseFailure):
+    """The database rolled this transaction back to end a deadlock. It may be tried again."""
+
+    template = "{statement} was rolled back to end a deadlock: {reason}"
+
+
+class TimedOut(DatabaseFailure):
+    """A statement, or the wait for a lock, took longer than queryTimeout."""
+
+    template = (
+        "{statement} took longer than {seconds:g} s: {reason}. Raise the option queryTimeout."
+    )
+
+
+class LockTimedOut(TimedOut):
+    """The wait for a lock took longer than queryTimeout. It may be tried again."""
+
+
+class Cancelled(DatabaseFailure):
+    """Ctrl-C or a DBA cancelled a statement. Its transaction was rolled back."""
+
+    template = "{statement} was cancelled by Ctrl-C or by a DBA (pg_cancel_backend): {reason}"
+
+
+class RightMissing(DatabaseFailure):
+    """The login lacks a permission."""
+
+    template = "{reason} (statement {statement}). A DBA can fix this with: {fix}"
+
+
+class StateRightMissing(RightMissing):
+    """The login may not use a state schema: it is another team's, or the login lacks a role."""
+
+    template = (
+        "{reason} (statement {statement}). The state schema is another team's, or this login lacks "
+        "a role of its team. {fix}"
+    )
+
+    @staticmethod
+    def fix_of(schema: str, roles: str) -> str:
+        """
+        Say what to do. A GRANT would hand out all of another team's state.
+
+        Args:
+            schema: the state schema.
+            roles: those that may use it, joined by ", "; empty where the server does not show them.
+        """
+        return (
+            f"Set the option stateSchema to your team's schema instead of {schema}, or ask for "
+            f"membership in a role of its team{f' ({roles})' if roles else ''}."
+        )
+
+
+class TimeZoneNotFound(DatabaseFailure):
+    """The server knows no time zone of this name."""
+
+    template = "{statement} failed: {reason}"
+
+
+class ServerTooOld(DatabaseFailure):
+    """The server's version lacks what the statements use. Nothing was changed."""
+
+    template = (
+        "{server} is PostgreSQL {found}, but {needed} or later is needed. Ask a DBA to upgrade it."
+    )
+
+
+class DatabaseTooOld(DatabaseFailure):
+    """The compatibility level of a SQL Server database has no JSON."""
+
+    template = (
+        "the database of {server} has compatibility level {found}, but {needed} is needed, because "
+        "messages are sent as JSON. A DBA can fix this on SQL Server 2016 or later with: ALTER "
+        "DATABASE CURRENT SET COMPATIBILITY_LEVEL = {needed}"
+    )
+
+
+class StatementPooling(DatabaseFailure):
+    """A pooler assigns a server session for one statement only. Nothing was changed."""
+
+    template = (
+        "a pooler in front of {server} assigns a session for one statement only ({reason}), but "
+        "transactions are needed. Set pool_mode=transaction or pool_mode=session for this database "
+        "in the pooler, or use a url that bypasses the pooler."
+    )
+
+
+class StatementFailed(DatabaseFailure):
+    """The database answered with any other error."""
+
+    template = "{statement} failed with error {code}: {reason}"
+
+
+class ServerShort(StatementFailed):
+    """The server is short of memory, locks, space or connections. It may be tried again."""
+
+
+class LogFull(ServerShort):
+    """The transaction log is full. The statement may be tried again."""
+
+
+class StatementRefused(StatementFailed):
+    """The message or the table causes the error. Another attempt would fail as well."""
+
+
+# ---------------------------------------------------------------- queues and messages
+
+
+class QueueNotFound(DatabaseFailure):
+    """The queue's table does not exist, or this login may not see it."""
+
+    template = (
+        "queue {queue} was not found in {server}. Create it with `sqlqueue create`, or grant this "
+        "login the rights that `sqlqueue script` prints. If it is in another schema, write its "
+        "address in the form of {queue}."
+    )
+
+
+class SchemaNotFound(DatabaseFailure):
+    """A table cannot be created because its schema does not exist. Nothing was created."""
+
+    template = (
+        "{table} cannot be created in {server}: {reason}. Ask a DBA to create the schema first "
+        "(CREATE SCHEMA), or name another schema."
+    )
+
+
+class NotAQueue(DatabaseFailure):
+    """The table exists, but is not a queue."""
+
+    template = (
+        "table {queue} is not a queue: {reason}. A queue has the columns id, expires, headers, "
+        "body and seq, in lower case (on SQL Server RowVersion instead of seq, in any case). Run "
+        "`sqlqueue create` to create a queue, or `sqlqueue doctor` to see how to fix this one."
+    )
+
+
+class MoveRefused(DatabaseFailure):
+    """The server moves no delayed message into the queue as its table is."""
+
+    template = (
+        "delayed messages that are due cannot be moved into queue {queue}: {reason}. Fix this "
+        "with: {fix}. Without delayedDelivery=true the stream can receive."
+    )
+
+
+class SubscriptionsNotFound(DatabaseFailure):
+    """The subscription table does not exist, or this login may not see it. Nothing was sent."""
+
+    template = (
+        "the subscription table {table} was not found in {server}. Name it in the option "
+        "subscriptionTable, or grant this login the rights that `sqlqueue script` prints. If no "
+        "endpoint has subscribed yet, run `sqlqueue subscribe`, which creates the table."
+    )
+
+
+class SubscriptionsRefused(DatabaseFailure):
+    """The subscription table could run code of an owner that is not trusted. It was not read."""
+
+    template = (
+        "the subscription table {table} is refused, because {danger} could run code of its owner "
+        "with the permissions of this login. Find out who made the table. If you trust it, make a "
+        "superuser or this login its owner. Or name another table in the option subscriptionTable."
+    )
+
+
+class SubscriberUnreachable(DatabaseFailure):
+    """A message cannot be copied to one of its subscribers. Nothing of its batch was sent."""
+
+    template = (
+        "endpoint {endpoint!r} is subscribed to topic {topic!r} with the queue {address!r}, which "
+        "{reason}. Nothing was sent, because this subscriber would miss the message. Create the "
+        "queue with `sqlqueue create`, subscribe the endpoint again, or run `sqlqueue unsubscribe`."
+    )
+
+
+class SubscriberLost(SubscriberUnreachable):
+    """A copy of a message for one subscriber went to the error queue. The others were sent."""
+
+    template = (
+        "endpoint {endpoint!r} is subscribed to topic {topic!r} with the queue {address!r}, which "
+        "{reason}. Create the queue with `sqlqueue create` and return this message, or run "
+        "`sqlqueue unsubscribe`."
+    )
+
+
+class QueueNotWritable(DatabaseFailure):
+    """A message cannot be forwarded: this login cannot send to its destination."""
+
+    template = (
+        "this login cannot insert into a queue {queue} in {server}. Create it with `sqlqueue "
+        "create`, or grant this login the rights of a sender, which `sqlqueue script` prints."
+    )
+
+
+class DestinationRefused(DatabaseFailure):
+    """A table runs code of an owner that is not trusted. Nothing was inserted."""
+
+    template = (
+        "table {queue} of owner {owner} is refused as a destination: {found}. An INSERT would run "
+        "that code with the permissions of this login. If you trust the table, list it in the "
+        "option allowedDestinations."
+    )
+
+
+class DestinationOfOther(DestinationRefused):
+    """A message's header names a table of another owner. Nothing was inserted."""
+
+    template = (
+        "table {queue} is refused as a destination: it belongs to {owner}, and {found} to another "
+        "owner. A header can direct messages only to tables of the same owner. To allow the table, "
+        "list it in the option allowedDestinations."
+    )
+
+
+class DestinationLocked(DatabaseFailure):
+    """Another session locks a destination, so messages cannot be forwarded to it now."""
+
+    template = (
+        "table {queue} was locked by another session. The driver waits at most {seconds:g} s for "
+        "all destinations together. Return the message with `sqlqueue retry` when the lock is "
+        "released."
+    )
+
+
+class DestinationChanged(DatabaseFailure):
+    """A destination was replaced by another table during the insert. Nothing was sent."""
+
+    template = (
+        "table {queue} was replaced or altered while messages were sent to it. Nothing was sent. "
+        "Find out who alters the table or renames its schema."
+    )
+
+
+class MessageTooLarge(DatabaseFailure):
+    """A message is larger than maxMessageBytes, and there is no error queue."""
+
+    template = (
+        "queue {queue}: the message with seq {seq} has {size} bytes, more than maxMessageBytes "
+        "({largest}). Nothing was received. Set the option errorQueue, so that the server moves "
+        "the message there. Or raise maxMessageBytes, at most to 1000m: a task holds a message in "
+        "memory several times. Or delete the message."
+    )
+
+
+class QueueElsewhere(DatabaseFailure):
+    """A message cannot be returned: it failed in another database."""
+
+    template = (
+        "{queue!r} names a queue in another database than {errors}, or uses the notation of "
+        "another database. Return its messages there."
+    )
+
+
+class QueueUnquoted(DatabaseFailure):
+    """A message cannot be returned: its header has a dotted name without quotes."""
+
+    template = (
+        "{text!r} is read as schema and table {read}. This login cannot insert into such a queue "
+        "in {server}. If the table's name contains a dot, write {meant}, with its schema."
+    )
+
+
+class MessageChanged(DatabaseFailure):
+    """A message changed after it was looked at. Nothing of its batch was returned."""
+
+    template = (
+        "message {row} of {queue} has changed since it was looked at. Nothing of its batch was "
+        "returned. Run the command again."
+    )
+
+
+class DelayedQueueNotFound(DatabaseFailure):
+    """The table of delayed messages does not exist, or is another kind of table."""
+
+    template = (
+        "the table {table} for delayed messages of {queue} was not found in {server}. Create it "
+        "with `sqlqueue create QUEUE --delayed`, or grant this login the rights that `sqlqueue "
+        "script QUEUE --delayed` prints. To send, you can also name another table in the option "
+        "delayedQueue."
+    )
+
+
+# ---------------------------------------------------------------- state tables, receipts and chunks
+
+
+class StateNotInstalled(DatabaseFailure):
+    """The state tables do not exist, or this login may not see them."""
+
+    template = (
+        "the state tables were not found in schema {schema} of {server}. Run `sqlqueue install` "
+        "once, set the option stateSchema to your team's schema, or ask for membership in a role "
+        "that may use it."
+    )
+
+
+class StateTooOld(DatabaseFailure):
+    """An older release created the state tables."""
+
+    template = (
+        "the state tables in schema {schema} have version {found}, but this release supports "
+        "{known}. Stop the queries that use them, and see that the tables receipt and staging are "
+        "empty. Then drop the schema and run `sqlqueue install`, or the script of `sqlqueue "
+        "script`. If receipt or staging is not empty, its messages would be lost."
+    )
+
+
+class StateTooNew(DatabaseFailure):
+    """A newer release created the state tables."""
+
+    template = (
+        "the state tables in schema {schema} have version {found}, but this release supports "
+        "{known}. Upgrade sqlq-spark here."
+    )
+
+
+class StateOfOther(DatabaseFailure):
+    """An untrusted login owns the state schema or a table in it, and could run code as this one."""
+
+    template = (
+        "nothing is installed in schema {schema} of {server}: {found}. The owner of a state table, "
+        "or of a trigger on it, can run code as the logins that use it. Trusted are this login, "
+        "superusers and the owner of the database. Ask a DBA to drop or rename what is there, or "
+        "name another schema in the option stateSchema."
+    )
+
+
+class InstallBlocked(DatabaseFailure):
+    """Another session creates or changes the state tables for longer than an install waits."""
+
+    template = (
+        "nothing was installed in schema {schema} of {server}: another session creates the state "
+        "tables, or holds a lock on one, for longer than {seconds:g} s ({reason}). End that "
+        "session's transaction, or run the install again later."
+    )
+
+
+class PayloadRefused(SqlQueueError):
+    """A receipt's or chunk's content differs from what was written. None of it was used."""
+
+    template = (
+        "the payload of {where} in the state tables cannot be used: {reason}. None of it was "
+        "delivered or sent. A login that may write the state tables changed it, or the database is "
+        "damaged. Restore that row from a backup. Or run `sqlqueue receipts drop`, which loses the "
+        "messages of a receipt. If a larger maxMessageBytes was set when it was written, set that "
+        "again."
+    )
+
+
+class ReceiptSettled(SqlQueueError):
+    """A receipt's messages were already sent on. They cannot be returned to the queue."""
+
+    template = (
+        "receipt {stream}/{batch}/{task} is settled: its messages were processed and sent on in "
+        "one transaction. Drop it with `sqlqueue receipts drop`."
+    )
+
+
+class ReceiptRefused(SqlQueueError):
+    """A receipt names a queue from which its login may not receive. Nothing was returned."""
+
+    template = (
+        "receipt {receipt} of login {login} names queue {queue}, from which that login may not "
+        "receive, so the receipt may be forged. If you trust it, name the queue in --allow."
+    )
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+class CheckpointFailure(SqlQueueError):
+    """The checkpoint and the stream's row in the database do not match."""
+
+
+class CheckpointRolledBack(CheckpointFailure):
+    """The checkpoint is at an earlier batch than the last one that was acknowledged."""
+
+    template = (
+        "the checkpoint of stream {stream} is at batch {start}, but batch {acked} was "
+        "acknowledged. The checkpoint was rolled back or copied, and the messages between are gone "
+        "from the queue. Restore the newer checkpoint, or start with a new one. "
+        "failOnDataLoss=false continues with this one. Then as many batches receive nothing, and "
+        "new messages come after them."
+    )
+
+
+class DatabaseRolledBack(CheckpointFailure):
+    """The stream's row is at an earlier batch than Spark's commit log."""
+
+    template = (
+        "the checkpoint of stream {stream} is at batch {start}, but {server} has acknowledged only "
+        "up to batch {acked}. The database went back in time: a standby that lagged took over, or "
+        "a backup was restored. Messages received since then are in the queue again. Messages sent "
+        "since then may be lost. failOnDataLoss=false continues and delivers the messages in the "
+        "queue a second time. Compare them with the sink's tables and transaction log."
+    )
+
+
+class ReceiptsMissing(CheckpointFailure):
+    """A batch that Spark has committed left fewer receipts than it had tasks."""
+
+    template = (
+        "batch {batch} of stream {stream} had {tasks} tasks and left {found} receipts. The "
+        "database has lost commits: a standby that lagged took over, or a backup was restored. "
+        "Messages of the batch are in the queue again. Compare them with the sink, and delete "
+        "those that it has. Then start once with failOnDataLoss=false. If the sink does not read "
+        "all of each batch, set failOnMissingReceipts=false."
+    )
+
+
+class StreamNotFound(CheckpointFailure):
+    """The checkpoint names a stream that the state tables do not have."""
+
+    template = (
+        "stream {stream} of this checkpoint is not in schema {schema} of {server}. Either this is "
+        "another database, or the state tables were created again. Set url and stateSchema to "
+        "where this checkpoint began. Or start with a new checkpoint."
+    )
+
+
+class StreamOfOtherQueue(CheckpointFailure):
+    """A stream on another queue created the checkpoint."""
+
+    template = (
+        "this checkpoint belongs to a stream of queue {found}, not of {asked}. Set a "
+        "checkpointLocation of its own for this stream."
+    )
+
+
+class StreamTakenOver(CheckpointFailure):
+    """A second driver runs on the same checkpoint, or on a copy of it."""
+
+    template = (
+        "stream {stream} was taken over by another driver: two queries run on one checkpoint or on "
+        "copies of it. Stop one of them, and set a checkpointLocation of its own for it."
+    )
+
+
+class BadOffset(CheckpointFailure):
+    """An offset of the checkpoint cannot be read. Nothing was received by it."""
+
+    template = (
+        "the offset of this checkpoint cannot be used: {reason}. Run the query with the release of "
+        "sqlq_spark that wrote the checkpoint, or restore the checkpoint, or start with a new one."
+    )
+
+
+class BadPlan(CheckpointFailure):
+    """A stored plan cannot be used. Nothing was received by it."""
+
+    template = (
+        "the plan of batch {batch} of stream {stream} cannot be used: {reason}. Someone changed it "
+        "in the table stream of the state schema, or in the checkpoint. Find out who may write "
+        "there. Restore the plan, or start with a new checkpoint."
+    )
+
+
+class StaleTask(CheckpointFailure):
+    """A task belongs to a batch that was acknowledged or returned. It must not use the queue."""
+
+    template = (
+        "task {task} of batch {batch} of stream {stream} ran after the batch was acknowledged (up "
+        "to {acked}). It is an earlier attempt that was abandoned, or the checkpoint was rolled "
+        "back or copied."
+    )
+
+
+class CheckpointIncomplete(CheckpointFailure):
+    """Spark uses the number of a batch again for other messages. Nothing was received for it."""
+
+    template = (
+        "Spark runs batch {batch} of query {query} with other messages than before (task {task}). "
+        "The query has received up to batch {high_water} already. The checkpoint has its file "
+        "metadata, but it has lost files of batch {files} in its folders offsets and commits. An "
+        "idempotent sink (Delta, files, this one) may hold batch {files}, and would drop new "
+        "messages. Nothing was received. Restore the files. Or start with a new checkpoint, and "
+        "return or drop what `sqlqueue receipts list` shows. failOnDataLoss=false continues with "
+        "this checkpoint: it receives nothing up to batch {high_water}, and the messages wait in "
+        "the queue for later batches."
+    )
+
+
+# ---------------------------------------------------------------- sending
+
+
+class ChunksMissing(SqlQueueError):
+    """Staged chunks disappeared before they were sent. Nothing was sent."""
+
+    template = (
+        "batch {batch} of sink {sink} staged {staged} chunks, but {found} were found. Nothing of "
+        "it was sent. Check whether chunks were dropped, or whether the driver uses another "
+        "database or stateSchema than the tasks."
+    )
+
+
+class NothingToSettle(SqlQueueError):
+    """A batch has no receipts to commit its sends with. Nothing was sent."""
+
+    template = (
+        "query {query} has no stream and no receipt in schema {schema} of {server}, so nothing of "
+        "its micro-batch {batch} was sent. transactionMode=sendsAtomicWithReceive needs a sqlqueue "
+        "source in the same database: give the read and the write the same url and stateSchema. If "
+        "the queue was still empty at the first batch, start the query once without "
+        "transactionMode."
+    )
+
+
+class BatchClosed(NothingToSettle):
+    """Receipts of a batch were returned or dropped before its sends. Nothing was sent."""
+
+    template = (
+        "micro-batch {batch} of query {query} is closed in schema {schema} of {server}, so nothing "
+        "of it was sent: receipts of it were returned or dropped, and its messages may be in their "
+        "queue again. Start the query with a new checkpoint."
+    )
+
+
+class DispatchLogAhead(SqlQueueError):
+    """The dispatch log has a batch that the sink cannot have reached. Nothing was sent."""
+
+    template = (
+        "sink {sink} is at batch {batch}, but the dispatch log in schema {schema} of {server} says "
+        "that batch {found} was sent. Nothing was sent, because a new batch would be skipped as "
+        "one already sent. Either the checkpoint was rolled back by several batches, or txnVersion "
+        "is not the next number, or the log was changed. Restore the newer checkpoint, or give the "
+        "stream a new one. If batch {batch} was not sent yet, ask a DBA to set the column batch of "
+        "the sink's row in the table dispatch_log to the last batch that was sent."
+    )
