@@ -39,7 +39,7 @@ from sqlq_spark.receive.driver.pace import Outcome, Ramp
 from sqlq_spark.receive.driver.peek import Found
 from sqlq_spark.receive.driver.progress import report_stream
 from sqlq_spark.receive.receipts import Acknowledged
-from sqlq_spark.send.message.columns import IGNORED, WRITTEN, check_frame
+from sqlq_spark.send.frame import IGNORED, WRITTEN, check_frame
 from sqlq_spark.testing import plugin
 
 if TYPE_CHECKING:

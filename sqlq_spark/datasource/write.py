@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from sqlq_spark.datasource.column_types import column_types
-from sqlq_spark.datasource.origin import origin
 from sqlq_spark.database import read_clock
 from sqlq_spark.database.sessions import Session
+from sqlq_spark.datasource.column_types import column_types
+from sqlq_spark.datasource.origin import origin
 from sqlq_spark.errors import BadOption, SqlQueueError
 from sqlq_spark.send.dispatch import discard, dispatch
 from sqlq_spark.send.frame import check_frame
@@ -142,7 +142,7 @@ class Writing:
                 return Written(None, send_now(session, paced, options))
             chunks = names.record(chunks)
             staged = stage(session, chunks, sink=sink, batch=batch, origin=origin())
-        wait_before_dispatch(options, sink, batch, partition, names)
+        wait_before_dispatch(options, staged, partition, names)
         return Written(staged, staged.messages)
 
     def dispatch(self, messages: list[WriterCommitMessage | None]) -> None:

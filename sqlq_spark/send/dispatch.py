@@ -82,9 +82,8 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
         login, last = lock_exclusive(connection, sink)
         if last is not None and last > batch + AHEAD:
             # it would drop new messages as sent
-            raise DispatchLogAhead(
-                sink=sink, batch=batch, found=last, schema=connection.state, server=connection.server
-            )
+            schema, server = connection.state, connection.server
+            raise DispatchLogAhead(sink=sink, batch=batch, found=last, schema=schema, server=server)
         new = advance(connection, sink, batch, messages)
         if new:
             if options.settles:
@@ -202,7 +201,7 @@ def delete_abandoned(connection: Connection) -> None:
     connection.run("delete_old_sinks", seconds=ABANDONED)
 
 
-# ---------------------------------------------------------------- the dispatch log, in a transaction
+# ---------------------------------------------------------------- the dispatch log
 
 
 class Sent(NamedTuple):

@@ -20,7 +20,7 @@ from sqlq_spark.wire.message_types import unfit
 from sqlq_spark.wire.texts import find_undecodable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sqlq_spark.database.names import Names
     from sqlq_spark.options import SinkOptions
@@ -80,44 +80,43 @@ def check_frame(
     Raises:
         BadFrame.
     """
-    reason = _find_fault(types, queue=queue, topics=topics, as_received=as_received)
-    if reason is not None:
+    faults = _find_faults(types, queue=queue, topics=topics, as_received=as_received)
+    for reason in faults:
         raise BadFrame(done="sent", reason=reason)
 
 
-def _find_fault(
+def _find_faults(
     types: dict[str, str], *, queue: bool, topics: bool, as_received: bool
-) -> str | None:
+) -> Iterator[str]:
     if as_received and types.get("expires", "timestamp") != "timestamp":
-        return f"column expires is {types['expires']}: expected timestamp"
+        yield f"column expires is {types['expires']}: expected timestamp"
     for name, kind in types.items():
         if name in IGNORED:
             continue
         if name not in WRITTEN:
             known, ignored = ", ".join(WRITTEN), ", ".join(IGNORED)
-            return f"column {name} is not known; known are {known} (ignored: {ignored})"
+            yield f"column {name} is not known; known are {known} (ignored: {ignored})"
         span = name in {"timeToBeReceived", "delay"}
         if not (_is_span(kind) if span else kind in TYPES.get(name, {"string"})):
-            return f"column {name} is {kind}: expected {EXPECTED.get(name, 'string')}"
+            yield f"column {name} is {kind}: expected {EXPECTED.get(name, 'string')}"
     if "body" not in types:
-        return f"it has no column body (binary or string); it has {', '.join(types) or 'none'}"
+        yield f"it has no column body (binary or string); it has {', '.join(types) or 'none'}"
     if types.keys().isdisjoint({"queue", "topics"}) and not queue and not topics:
-        return (
+        yield (
             "no destination: give the option queue, or a column queue; to publish, the option "
             "topics, or a column topics"
         )
     if {"queue", "delay"} <= types.keys() and "seq" not in types and queue:
-        return (
+        yield (
             "its columns queue and delay, as retry_later makes them, say where each row comes "
             "back, and the option queue would override them: drop the option, and name the error "
             "queue by to"
         )
     if {"queue", "seq"} <= types.keys() and topics:
-        return (
+        yield (
             "its columns queue and seq, as a read gives them, say where each row came from, and "
             "would override the option topics: drop the column queue, or the option"
         )
-    return None
 
 
 def _is_span(kind: str) -> bool:

@@ -71,20 +71,22 @@ def run_and_isolate_failures(
         options: the sink's. Without an error queue the failure is raised.
         work: all that is done between begin and commit.
     """
-    isolate = False
-    while True:
-        try:
-            with transaction(connection, timeout=options.query_timeout):
-                inserts = Inserts(connection, options, isolate_failures=isolate)
-                result = work(inserts)
-                inserts.confirm()
-            return result
-        except PASSING:
+
+    def run(*, isolate: bool) -> T:
+        with transaction(connection, timeout=options.query_timeout):
+            inserts = Inserts(connection, options, isolate_failures=isolate)
+            result = work(inserts)
+            inserts.confirm()
+        return result
+
+    try:
+        return run(isolate=False)
+    except PASSING:
+        raise
+    except DatabaseFailure:
+        if options.undeliverable_address is None:
             raise
-        except DatabaseFailure:
-            if isolate or options.undeliverable_address is None:
-                raise
-            isolate = True
+    return run(isolate=True)
 
 
 def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions) -> int:

@@ -137,8 +137,7 @@ class Sender:
             queues = pa.nulls(frame.rows, pa.string())
         topics = frame.topics(queues, options)
         delays = frame.delays(lifetime)
-        forward = self._forward_destinations(frame, queues, delays)
-        headers = self._headers(frame, lifetime, topics, delays, forward)
+        headers = self._headers(frame, queues, lifetime, topics, delays)
         columns = [queues, headers, frame.body(), lifetime]
         if options.undeliverable_address is None:
             frame.check_queues(queues, topics, options)
@@ -152,11 +151,9 @@ class Sender:
     def _write(self, address: QueueAddress) -> str:
         return (self.own_address or self.options.naming.print_address)(address)
 
-    def _forward_destinations(
-        self, frame: Frame, queues: pa.Array, delays: dict[str, pa.Array]
-    ) -> pa.Array:
+    def _forward_destinations(self, frame: Frame, queues: pa.Array, delayed: pa.Array) -> pa.Array:
         """Return where delayed rows go when they are due; null for others, and for no address."""
-        if not delays:
+        if not pc.any(delayed).as_py():
             return pa.nulls(frame.rows, pa.string())
 
         def read(name: str) -> str | None:
@@ -168,15 +165,15 @@ class Sender:
         places = frame.convert(queues, pa.string(), read)
         if self.options.address is not None:
             places = pc.if_else(queues.is_null(), self._write(self.options.address), places)
-        return pc.if_else(pc.coalesce(*delays.values()).is_valid(), places, None)
+        return pc.if_else(delayed, places, None)
 
     def _headers(
         self,
         frame: Frame,
+        queues: pa.Array,
         lifetime: pa.Array,
         topics: pa.Array | None,
         delays: dict[str, pa.Array],
-        forward: pa.Array,
     ) -> pa.Array:
         """
         Return the header texts of a record batch: defaults first, then the row's own headers.
@@ -190,13 +187,14 @@ class Sender:
         def message_ids() -> pa.Array:
             return pc.coalesce(frame.text("id"), id_texts(fresh[::2]))
 
-        own = frame.headers()
+        own, deliver_at = frame.headers(), _deliver_at(delays, sent, frame.rows)
+        forward = self._forward_destinations(frame, queues, deliver_at.is_valid())
         if options.as_received:
             return _as_received(own, message_ids(), forward)
         explicit = {
             wire.CORRELATION_ID: frame.text("correlationId"),
             wire.REPLY_TO_ADDRESS: frame.reply_addresses(own, options.naming, self._write),
-            wire.DELIVER_AT: _deliver_at(delays, sent, frame.rows),
+            wire.DELIVER_AT: deliver_at,
             wire.FORWARD_DESTINATION: forward,
         }
         own = own.without(explicit)
@@ -226,7 +224,7 @@ class Sender:
             wire.CONTENT_TYPE: lambda: options.content_type,
             wire.TIME_SENT: lambda: wire.wire_time(sent),
             wire.TIME_TO_BE_RECEIVED: lambda: _span_texts(lifetime),
-            wire.DELIVER_AT: lambda: explicit[wire.DELIVER_AT],
+            wire.DELIVER_AT: lambda: deliver_at,
             wire.FORWARD_DESTINATION: lambda: forward,
         }
         unsent, parts = own.lacking(wire.TIME_SENT), []
@@ -279,11 +277,15 @@ def _refuse_empty_bodies(
     empty = pc.equal(pc.binary_length(frame.batch.column("body")), 0)
     if not pc.any(empty).as_py():
         return
-    own_type = pc.fill_null(pc.not_equal(own.text(wire.ENCLOSED_MESSAGE_TYPES), ""), fill_value=False)
+    own_type = pc.fill_null(
+        pc.not_equal(own.text(wire.ENCLOSED_MESSAGE_TYPES), ""), fill_value=False
+    )
     sink_type = own.lacking(wire.ENCLOSED_MESSAGE_TYPES)
     if options.message_type is None:
         sink_type = pc.and_(sink_type, False if topics is None else topics.is_valid())
-    exempt = pc.fill_null(pc.equal(pc.utf8_lower(own.text(wire.CONTROL_MESSAGE)), "true"), fill_value=False)
+    exempt = pc.fill_null(
+        pc.equal(pc.utf8_lower(own.text(wire.CONTROL_MESSAGE)), "true"), fill_value=False
+    )
     exempt = pc.or_(exempt, pc.and_(own_type, frame.text("id").is_valid()))
     for name in SENT_BEFORE:
         exempt = pc.or_(exempt, pc.invert(own.lacking(name)))

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SinkOptions
+    from sqlq_spark.send.staging import Staged
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -62,7 +63,7 @@ COUNTED = 100_000  # messages that a log line counts at least; they take 12 ms
 
 
 def wait_before_dispatch(
-    options: SinkOptions, sink: str, batch: int, partition: int, names: DestinationNames
+    options: SinkOptions, staged: Staged, partition: int, names: DestinationNames
 ) -> None:
     """
     Wait until the driver may dispatch, as far as this task decides it.
@@ -71,12 +72,11 @@ def wait_before_dispatch(
 
     Args:
         options: the sink's.
-        sink: that sends.
-        batch: of the sink.
-        partition: of the task, which has staged its rows.
+        staged: of the task.
+        partition: of the task.
         names: what its rows name.
     """
-    name, first = f"sink {sink}/{batch}/{partition}", partition == 0
+    name, first = f"sink {staged.sink}/{staged.batch}/{partition}", partition == 0
 
     def run(work: Callable[[Connection], T]) -> T:
         # this session leaves its connection to the next one
@@ -85,7 +85,9 @@ def wait_before_dispatch(
 
     if first and options.max_rate is not None:
         rate = options.max_rate
-        until = time.monotonic() + run(partial(read_seconds_left, options, sink, batch, rate))
+        sink, batch = staged.sink, staged.batch
+        left = run(lambda connection: read_seconds_left(connection, options, sink, batch, rate))
+        until = time.monotonic() + left
 
         def look(*, exact: bool) -> Reason | None:  # noqa: ARG001
             left = until - time.monotonic()
@@ -168,7 +170,7 @@ def wait_while(
 
 
 def read_seconds_left(
-    options: SinkOptions, sink: str, batch: int, rate: int, connection: Connection
+    connection: Connection, options: SinkOptions, sink: str, batch: int, rate: int
 ) -> float:
     """Return how long the batch must wait; 0 for one that was sent before."""
     with transaction(connection, timeout=options.query_timeout):
@@ -254,9 +256,11 @@ class DestinationNames:
             with suppress(BadInput):
                 queues.append(destination_of(name, options))
         with suppress(SubscriptionsNotFound):
-            by_topic = publish.cache.by_topic(
-                connection, options.url, options.subscription_address
-            ) if self.topics else {}
+            by_topic = (
+                publish.cache.by_topic(connection, options.url, options.subscription_address)
+                if self.topics
+                else {}
+            )
             for topic in sorted(self.topics):
                 for each in by_topic.get(full_name(topic), []):
                     with suppress(BadAddress):
@@ -280,7 +284,10 @@ class Above:
 
 
 def _wait_for_backlog(
-    options: SinkOptions, names: DestinationNames, name: str, run: Callable[[Callable[[Connection], Above | None]], Above | None]
+    options: SinkOptions,
+    names: DestinationNames,
+    name: str,
+    run: Callable[[Callable[[Connection], Above | None]], Above | None],
 ) -> None:
     """Wait while the backlog of a destination is above the limit, if there is one."""
     limit, above = options.pause_above, None
@@ -291,18 +298,20 @@ def _wait_for_backlog(
         nonlocal above
         # the queue that was above the limit last is the first to look at
         first, began = above and above.queue, time.monotonic()
-        above = run(partial(find_above, names, options, limit, first=first, exact=exact))
+        above = run(
+            partial(find_above, names=names, options=options, limit=limit, first=first, exact=exact)
+        )
         pause = max(PAUSE, PAUSE_SHARE * (time.monotonic() - began))
-        return above and Reason(str(above), pause)
+        return None if above is None else Reason(str(above), pause)
 
     wait_while(look, name)
 
 
 def find_above(
+    connection: Connection,
     names: DestinationNames,
     options: SinkOptions,
     limit: int,
-    connection: Connection,
     *,
     first: QueueAddress | None = None,
     exact: bool = False,
@@ -313,10 +322,10 @@ def find_above(
     A look is a short transaction that counts with the statement `peek`, and locks no message.
 
     Args:
+        connection: no transaction open.
         names: the destinations.
         options: the sink's.
         limit: messages.
-        connection: no transaction open.
         first: the destination to look at first.
         exact: whether to count on for a log line; otherwise a count ends above the limit.
 

@@ -12,7 +12,7 @@ import pytest
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import dispatch, staging
-from sqlq_spark.send.message.sender import Sender
+from sqlq_spark.send.sender import Sender
 
 from .database import STREAM, address, as_role, executed, received
 

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 from waiting import until
 
+from sqlq_spark.datasource.write import BatchWriter, Written
 from sqlq_spark.errors import RightMissing
-from sqlq_spark.send.pace.backlog import Above, find_above
-from sqlq_spark.send.pace.named import Named
-from sqlq_spark.send.pace.turn import read_seconds_left, wait_before_dispatch
-from sqlq_spark.send.write import WriteTask, write
+from sqlq_spark.send.staging import Staged
+from sqlq_spark.send.throttle import (
+    Above,
+    DestinationNames,
+    find_above,
+    read_seconds_left,
+    wait_before_dispatch,
+)
 from sqlq_spark.wire.address import QueueAddress
-from sqlq_spark.wire.rows import NO_STREAM
 
 from .conftest import TIMEOUT, Bench
 from .test_send import chunk, dispatch, stage
@@ -24,6 +29,8 @@ from .test_send import chunk, dispatch, stage
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
+
+    from sqlq_spark.options import SinkOptions
 
 PLACED = "Shop.OrderPlaced"
 
@@ -39,14 +46,19 @@ def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
     return [text for text in found if f" {word}" in text]
 
 
-def task(bench: Bench, *, partition: int = 0, batch: int = 1, sink: str = "sink") -> WriteTask:
-    """Name a task; its sessions bear the bench's name."""
-    return WriteTask(
-        sink=f"{bench.name} {sink}", batch=batch, partition=partition, origin=NO_STREAM
-    )
+def task(bench: Bench, *, batch: int = 1, sink: str = "sink") -> Staged:
+    """Name what a task staged; its sessions bear the bench's name."""
+    return Staged(f"{bench.name} {sink}", batch, "attempt", 0)
 
 
-def above(bench: Bench, named: Named, **raw: str) -> str | None:
+def wait(
+    bench: Bench, names: DestinationNames, /, options: SinkOptions, partition: int = 0
+) -> None:
+    """Let a task wait."""
+    wait_before_dispatch(options, task(bench), partition, names)
+
+
+def above(bench: Bench, named: DestinationNames, **raw: str) -> str | None:
     """The queue that a look finds with a message in it."""
     found = find_above(bench.desk, named, bench.sink(**raw), 0)
     return None if found is None else found.printed
@@ -78,11 +90,9 @@ def test_a_dispatch_is_held_until_the_destination_is_drained(
     Meanwhile it holds nothing: an endpoint receives, and a DBA may lock the whole queue.
     """
     bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(7)])
-    wait = partial(
-        wait_before_dispatch, bench.sink(pauseAboveBacklog="5"), task(bench), Named({None})
-    )
+    held = partial(wait, bench, DestinationNames({None}), bench.sink(pauseAboveBacklog="5"))
 
-    waits = hold(bench, looks, wait)
+    waits = hold(bench, looks, held)
     with bench.dotnet.locked(bench.queue):
         pass
     assert bench.dotnet.receive(bench.queue)
@@ -101,11 +111,9 @@ def test_a_dispatch_is_held_until_the_destination_is_drained(
 def test_a_wait_survives_the_loss_of_its_connection(bench: Bench, looks: Callable[[], int]) -> None:
     """As when the server ends idle sessions, or restarts."""
     bench.dotnet.send(bench.queue)
-    wait = partial(
-        wait_before_dispatch, bench.sink(pauseAboveBacklog="0"), task(bench), Named({None})
-    )
+    held = partial(wait, bench, DestinationNames({None}), bench.sink(pauseAboveBacklog="0"))
 
-    waits = hold(bench, looks, wait)
+    waits = hold(bench, looks, held)
     until(lambda: bench.dotnet.kill(f"{bench.name} sink"))
     again = looks()
     until(lambda: looks() >= again + 2)
@@ -121,11 +129,13 @@ def test_with_at_least_once_each_chunk_is_held(bench: Bench, looks: Callable[[],
     large = [b"1" * (9 << 20), b"2" * (9 << 20)]  # two chunks
     rows = pa.RecordBatch.from_pydict({"body": large})
 
-    waits = hold(bench, looks, partial(write, options, iter([rows]), task(bench)))
+    writer = BatchWriter(options, StructType().add("body", "binary"), overwrite=False)
+
+    waits = hold(bench, looks, partial(writer.write, iter([rows])))
     assert bench.bodies() == large[:1]
     assert bench.dotnet.receive(bench.queue)
 
-    assert waits.result(timeout=TIMEOUT) == (None, 2)
+    assert waits.result(timeout=TIMEOUT) == Written(None, 2)
     assert bench.bodies() == large[1:]
 
 
@@ -135,14 +145,14 @@ def test_which_task_waits_for_which_destination(bench: Bench, looks: Callable[[]
     bench.dotnet.send(full)
     options = bench.sink(pauseAboveBacklog="0")
     elsewhere = bench.sink(pauseAboveBacklog="0", queue=bench.address("error"))
-    own = Named({bench.printed})
+    own = DestinationNames({bench.printed})
 
-    wait_before_dispatch(options, task(bench, partition=1), Named({None}))
-    wait_before_dispatch(elsewhere, task(bench), Named({None, bench.address("absent")}))
-    wait_before_dispatch(bench.sink(), task(bench), Named({None}))
+    wait(bench, DestinationNames({None}), options, 1)
+    wait(bench, DestinationNames({None, bench.address("absent")}), elsewhere)
+    wait(bench, DestinationNames({None}), bench.sink())
     held = [
-        hold(bench, looks, partial(wait_before_dispatch, options, task(bench), Named())),
-        hold(bench, looks, partial(wait_before_dispatch, elsewhere, task(bench, partition=1), own)),
+        hold(bench, looks, partial(wait, bench, DestinationNames(), options)),
+        hold(bench, looks, partial(wait, bench, own, elsewhere, 1)),
     ]
     assert bench.dotnet.receive(full)
 
@@ -154,7 +164,7 @@ def test_the_queues_of_subscribers_are_destinations(bench: Bench) -> None:
     """Of any of the topics; a subscriber whose queue is gone is left to the dispatch."""
     table = QueueAddress("Subscribed", bench.dotnet.schema)
     raw = {"subscriptionTable": bench.desk.printed(table)}
-    named = Named(set(), {PLACED, "Shop.IEvent"})
+    named = DestinationNames(set(), {PLACED, "Shop.IEvent"})
     assert above(bench, named, **raw) is None  # there is no such table
 
     bench.dotnet.create_subscriptions(table)
@@ -165,7 +175,7 @@ def test_the_queues_of_subscribers_are_destinations(bench: Bench) -> None:
     bench.dotnet.send(bench.queue)
 
     assert above(bench, named, **raw) == bench.address("error")
-    assert above(bench, Named(set(), {PLACED}), **raw) is None
+    assert above(bench, DestinationNames(set(), {PLACED}), **raw) is None
 
 
 def test_a_destination_that_cannot_be_sent_to_is_left_to_the_dispatch(bench: Bench) -> None:
@@ -173,8 +183,8 @@ def test_a_destination_that_cannot_be_sent_to_is_left_to_the_dispatch(bench: Ben
     bench.dotnet.send(bench.errors)
     bad = [bench.address("absent"), *bench.dotnet.dba.shapes.no_address]
 
-    assert above(bench, Named({*bad})) is None
-    assert above(bench, Named({*bad, bench.address("error")})) == bench.address("error")
+    assert above(bench, DestinationNames({*bad})) is None
+    assert above(bench, DestinationNames({*bad, bench.address("error")})) == bench.address("error")
 
 
 def test_a_look_counts_no_further_than_it_must(bench: Bench) -> None:
@@ -183,7 +193,7 @@ def test_a_look_counts_no_further_than_it_must(bench: Bench) -> None:
     seqs = bench.seqs()
 
     def look(*, exact: bool = False) -> Above | None:
-        return find_above(bench.desk, Named({None}), bench.sink(), 5, exact=exact)
+        return find_above(bench.desk, DestinationNames({None}), bench.sink(), 5, exact=exact)
 
     with bench.dotnet.hold(bench.queue, seqs[:1]):
         found, exact = look(), look(exact=True)
@@ -199,7 +209,7 @@ def test_a_login_that_may_not_read_the_destination_gets_the_grant(bench: Bench) 
     login = bench.dotnet.dba.login()
     try:
         with bench.session("service", url=login.url) as session:
-            look = partial(find_above, session.open(), Named({None}), bench.sink(), 0)
+            look = partial(find_above, session.open(), DestinationNames({None}), bench.sink(), 0)
             assert look() is None
             bench.dotnet.dba.grant(login, "INSERT", bench.queue)
             with pytest.raises(RightMissing, match=r"statement peek.*GRANT SELECT"):
@@ -213,14 +223,17 @@ def test_a_login_that_may_not_read_the_destination_gets_the_grant(bench: Bench) 
 def test_the_next_batch_waits_for_the_rate(bench: Bench) -> None:
     """By the dispatch log, so in a new process too; a new sink and a replay do not wait."""
     sink = task(bench).sink
-    left = partial(read_seconds_left, bench.sink(), rate=1, connection=bench.desk)
+
+    def left(batch: int, name: str = sink) -> float:
+        return read_seconds_left(bench.desk, bench.sink(), name, batch, rate=1)
+
     staged = stage(bench, chunk(*[b"x"] * 600), sink=sink, batch=1)
-    assert left(task(bench)) == 0
+    assert left(1) == 0
 
     dispatch(bench, staged)
 
-    assert 0 < left(task(bench, batch=2)) <= 600
-    assert left(task(bench, batch=1)) == 0
-    assert left(task(bench, batch=2, sink="other")) == 0
+    assert 0 < left(2) <= 600
+    assert left(1) == 0
+    assert left(2, "other") == 0
     bench.dotnet.dba.age("dispatch_log", "dispatched", hours=1)
-    assert left(task(bench, batch=2)) == 0
+    assert left(2) == 0

@@ -30,12 +30,10 @@ from sqlq_spark.errors import (
 from sqlq_spark.jobs import acknowledgement
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.task import Task, TaskRules, receive
-from sqlq_spark.send import at_least_once
+from sqlq_spark.send import insert
 from sqlq_spark.send.delayed import Mover
-from sqlq_spark.send.message.sender import CHUNK_ROW
-from sqlq_spark.send.pace.backlog import find_above
-from sqlq_spark.send.pace.named import Named
-from sqlq_spark.send.topics import CHUNK_TOPICS
+from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
+from sqlq_spark.send.throttle import DestinationNames, find_above
 from sqlq_spark.wire.address import QueueAddress, parse_postgresql
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.payload import pack
@@ -207,7 +205,7 @@ class Scene:
         options = SinkOptions.parse(given)
         rows = [{"queue": queue, "headers": "{}", "body": b"secret", "lifetime": None}]
         chunk = pa.Table.from_pylist(rows, schema=CHUNK_ROW)
-        at_least_once.send_chunk(connection or self.connection(), chunk, options)
+        insert.send_chunk(connection or self.connection(), chunk, options)
 
     def errors(self) -> list[dict[str, str]]:
         """Headers of what is in the error queue."""
@@ -284,7 +282,7 @@ def test_no_code_of_an_attacker_runs_by_a_look_at_the_backlog(scene: Scene) -> N
     scene.put(scene.trap)
     options = SinkOptions.parse({"url": scene.shop.url, "stateSchema": scene.place.state})
 
-    found = find_above(scene.connection(), Named({view, scene.trap}), options, 0)
+    found = find_above(scene.connection(), DestinationNames({view, scene.trap}), options, 0)
 
     assert scene.loot() == []
     assert found is not None
@@ -600,9 +598,9 @@ def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
     )
 
     with pytest.raises(SubscriberUnreachable, match="trigger t calls"):
-        at_least_once.send_chunk(connection, chunk, options)
+        insert.send_chunk(connection, chunk, options)
     options = SinkOptions.parse({**given, **undeliverable, "topics": "Shop.Placed"})
-    at_least_once.send_chunk(connection, chunk, options)
+    insert.send_chunk(connection, chunk, options)
 
     assert scene.loot() == []
     (headers,) = scene.errors()

@@ -13,12 +13,8 @@ from pyspark.sql.types import StructType
 from sqlq_spark.datasource.write import BatchWriter
 from sqlq_spark.errors import BadOption
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send.message.delays import CHUNK_DELAYS
-from sqlq_spark.send.message.sender import CHUNK_ROW
-from sqlq_spark.send.pace.named import Named
-from sqlq_spark.send.pace.rate import seconds_left
-from sqlq_spark.send.pace.wait import REMINDER, Reason, wait_while
-from sqlq_spark.send.topics import CHUNK_TOPICS
+from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
+from sqlq_spark.send.throttle import REMINDER, DestinationNames, Reason, seconds_left, wait_while
 
 BODY = StructType().add("body", "binary")
 BATCHES = st.lists(
@@ -97,6 +93,13 @@ def test_a_wait_logs_its_begin_its_end_and_a_line_every_ten_minutes(
     assert sum(hours.exact) == 3
 
 
+def named(chunk: pa.Table) -> DestinationNames:
+    """Return what a chunk names."""
+    names = DestinationNames()
+    names.add(chunk)
+    return names
+
+
 def test_what_the_rows_of_a_chunk_name() -> None:
     """Queues of rows that are sent, topics of rows that are published; no row that is delayed."""
     rows: list[dict[str, object]] = [
@@ -110,11 +113,11 @@ def test_what_the_rows_of_a_chunk_name() -> None:
     fields = [*CHUNK_ROW, CHUNK_TOPICS, pa.field("delay", CHUNK_DELAYS["delay"].type)]
     chunk = pa.Table.from_pylist(whole, schema=pa.schema(fields))
 
-    assert Named.of_chunk(chunk) == Named({None, "a"}, {"T", "I"})
-    assert Named.of_chunk(chunk.slice(1, 2).select(CHUNK_ROW.names)) == Named({"a"})
-    recorded = Named()
+    assert named(chunk) == DestinationNames({None, "a"}, {"T", "I"})
+    assert named(chunk.slice(1, 2).select(CHUNK_ROW.names)) == DestinationNames({"a"})
+    recorded = DestinationNames()
     assert list(recorded.record([chunk.slice(0, 1), chunk.slice(3)])) != []
-    assert recorded == Named({None}, {"T", "I"})
+    assert recorded == DestinationNames({None}, {"T", "I"})
 
 
 def sink(**raw: str) -> SinkOptions:
@@ -124,9 +127,9 @@ def sink(**raw: str) -> SinkOptions:
 
 def test_what_the_options_name() -> None:
     """The queue, or the topics, or nothing."""
-    assert Named.of_options(sink(queue="q")) == Named({None})
-    assert Named.of_options(sink(topics="T,I")) == Named(set(), {"T", "I"})
-    assert Named.of_options(sink()) == Named()
+    assert DestinationNames.of_options(sink(queue="q")) == DestinationNames({None})
+    assert DestinationNames.of_options(sink(topics="T,I")) == DestinationNames(set(), {"T", "I"})
+    assert DestinationNames.of_options(sink()) == DestinationNames()
 
 
 def test_a_rate_where_nothing_could_wait_is_refused() -> None:
