@@ -226,6 +226,12 @@ class Deadlock(DatabaseFailure):
     template = "{statement} was rolled back to end a deadlock: {reason}"
 
 
+class ReceiptExists(DatabaseFailure):
+    """Another attempt of the same task has left its receipt. The task may be tried again."""
+
+    template = "another attempt of the same task has finished meanwhile ({statement}: {reason})"
+
+
 class TimedOut(DatabaseFailure):
     """A statement, or the wait for a lock, took longer than queryTimeout."""
 

@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 125, "lines": 16283, "tokens": 84541},
-    "everything else": {"files": 103, "lines": 14301, "tokens": 77504},
+    "core": {"files": 117, "lines": 16031, "tokens": 83108},
+    "everything else": {"files": 103, "lines": 14342, "tokens": 77691},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
-    "other files in tests": {"files": 70, "lines": 1365},
-    "package": {"files": 228, "lines": 30584, "tokens": 162045},
-    "sql": {"statement lines": 2786},
-    "tests": {"files": 301, "lines": 53275, "tokens": 357300},
-    "words": {"words": 69800},
+    "other files in tests": {"files": 70, "lines": 1353},
+    "package": {"files": 220, "lines": 30373, "tokens": 160799},
+    "sql": {"statement lines": 2770},
+    "tests": {"files": 303, "lines": 53455, "tokens": 358626},
+    "words": {"words": 69765},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -185,20 +185,22 @@ def of_jobs() -> Facts:
             yield f"setting {' '.join(words)}", job.removeprefix("sqlqueue-")
 
 
-def of_errors() -> Facts:
-    """Classes of errors by their parents; a star marks what users import from elsewhere."""
+def error_classes() -> list[type[SqlQueueError]]:
+    """All errors of the package."""
     for module in pkgutil.walk_packages(sqlq_spark.__path__, "sqlq_spark."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
     classes = [SqlQueueError]
     for cls in classes:  # it grows
         classes += cls.__subclasses__()
-        if cls.__module__.startswith("sqlq_spark."):
-            star = "" if cls.__module__ == errors.__name__ else "*"
-            yield (
-                f"error, {', '.join(each.__name__ for each in cls.__bases__)}",
-                cls.__name__ + star,
-            )
+    return [cls for cls in classes if cls.__module__.startswith("sqlq_spark.")]
+
+
+def of_errors() -> Facts:
+    """Classes of errors by their parents; a star marks what users import from elsewhere."""
+    for cls in error_classes():
+        star = "" if cls.__module__ == errors.__name__ else "*"
+        yield f"error, {', '.join(each.__name__ for each in cls.__bases__)}", cls.__name__ + star
 
 
 def of_exports() -> Facts:

@@ -105,41 +105,6 @@ def test_no_word_in_braces_is_left() -> None:
         assert not re.search(r"\{[a-z_]+\}", text), name
 
 
-# variables that statements declare themselves
-LOCAL = {
-    *("name", "got", "number", "said", "table", "marks", "open", "before", "gone", "taken", "now"),
-    *("named", "found", "login", "columns", "indexed", "delayed", "azure", "seq_indexes", "into"),
-    *("large", "stored", "rows", "fault", "known"),
-}
-
-
-def test_both_dialects_take_the_same_values() -> None:
-    """A value that only one of them binds would be forgotten in a call; some have no use here."""
-    model = Statements.load("postgresql")
-    unused = {
-        ("queue_columns", "table_name"),  # by {queue_text}
-        ("stats", "table_name"),
-        ("check_queue", "table_name"),
-        *((name, "table_name") for name in ("stats_delayed", "seq_given", "table_sizes")),
-        ("check_delayed", "table_name"),
-        ("timeouts", "milliseconds"),  # written out
-        ("patience", "milliseconds"),
-        ("destinations", "source_schema"),  # in the name
-        ("destination_code", "source_schema"),
-        ("destination_code", "source_table"),  # it is asked of what is not trusted
-        ("timeouts", "application"),
-        *((name, "zone") for name in ("dues", "move_due", "next_due")),
-        *((name, "zone") for name in ("browse_delayed", "stats_delayed")),
-        ("receive", "bytes"),  # the client cuts what `weigh` returns
-    }
-    for name in model.keys() & calls.STATEMENTS.keys():
-        expected = set(re.findall(r"(?<![:\w]):([a-z_]+)", model[name]))
-        found = set(calls.PARAMETER.findall(calls.STATEMENTS[name]))
-
-        assert expected - found <= {value for at, value in unused if at == name}, name
-        assert found - expected <= LOCAL, name
-
-
 # ---------------------------------------------------------------- as the transport has it
 
 
@@ -300,17 +265,16 @@ def test_a_new_subscription_locks_the_gap_and_is_no_merge() -> None:
     assert "MERGE" not in TEXTS["subscribe"]
 
 
-@pytest.mark.parametrize("name", ["new_sink", "new_task"])
-def test_a_duplicate_row_of_ours_is_no_error_and_no_gap_is_locked(name: str) -> None:
+def test_a_duplicate_row_of_ours_is_no_error_and_no_gap_is_locked() -> None:
     """The transaction goes on with the other session's row. Any other error is raised."""
-    text = plain(TEXTS[name])
+    text = plain(TEXTS["new_sink"])
 
     assert text.startswith("SET XACT_ABORT OFF; BEGIN TRY INSERT INTO")
     assert text.endswith("IF ERROR_NUMBER() <> 2627 BEGIN; THROW; END; END CATCH")
     assert "HOLDLOCK" not in text
 
 
-@pytest.mark.parametrize("name", ["lock_stream", "task_lock", "sink_close"])
+@pytest.mark.parametrize("name", ["lock_stream", "sink_close"])
 def test_a_row_is_locked_by_an_update_that_changes_nothing(name: str) -> None:
     """A lock that is only hinted may be passed over by others."""
     found = re.search(r"WITH \(REPEATABLEREAD, ROWLOCK\)\s+SET (\w+) = (\w+)\s+OUTPUT", TEXTS[name])

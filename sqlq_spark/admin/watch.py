@@ -221,8 +221,7 @@ def look_at(
         given = connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue)
         sent = None
         if depth.first is not None:
-            lowest = {"tables": {"queue": queue}, "first": depth.first}
-            sent = connection.rows("sample", **lowest)[0][1]  # type: ignore[arg-type]
+            sent = connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]
         zone = options.endpoint_time_zone
         delayed, refused = look_at_delayed(connection, queue, zone, is_named=unnamed is None)
         now = read_clock(connection)

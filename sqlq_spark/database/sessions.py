@@ -28,6 +28,7 @@ from sqlq_spark.errors import (
     LoginRefused,
     LoginUnclear,
     NotReachable,
+    ReceiptExists,
     ServerShort,
     SqlQueueError,
 )
@@ -42,7 +43,9 @@ T = TypeVar("T")
 
 ATTEMPTS = 7
 LONGEST_PAUSE = 5.0  # seconds; all pauses together are about 10
-TRANSIENT = (ConnectionLost, Deadlock, DestinationChanged, LockTimedOut, ServerShort)
+TRANSIENT = (
+    *(ConnectionLost, Deadlock, DestinationChanged, LockTimedOut, ReceiptExists, ServerShort),
+)
 # worth another attempt only once the url led to a database: during a failover the server, or a
 # database that recovers there, may be absent
 ABSENT = (DatabaseNotFound, LoginUnclear, NotReachable)
@@ -163,8 +166,8 @@ class Session:
         Run `work`, and run it again with growing pauses after a failure that may end soon.
 
         Such failures are a lost connection, a deadlock, a lock that others hold for too long, a
-        full log, and a server that is short of memory or space. If the answer to a commit is lost,
-        `work` must find out whether it was done.
+        receipt of another attempt, a full log, and a server that is short of memory or space. If
+        the answer to a commit is lost, `work` must find out whether it was done.
 
         With the option `credentials` a login that was refused is such a failure too: the password
         may have changed since it was given. So is an error of the service that gives it.

@@ -65,8 +65,6 @@ StatementName = Literal[
     "top",
     # receive.sql
     "fence",
-    "task_lock",
-    "new_task",
     "find_receipt",
     "receipt_pages",
     "weigh",
@@ -102,6 +100,7 @@ StatementName = Literal[
     "advance",
     "settle",
     "query_mark",
+    "query_queues",
     "chunks",
     "chunk",
     "chunk_pages",

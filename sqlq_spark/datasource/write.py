@@ -138,7 +138,7 @@ class Writing:
                 sent_by=self.sent_by,
             ).chunks(batches)
             if not exactly_once:
-                paced = wait_before_chunks(session, chunks, options)
+                paced = wait_before_chunks(session, chunks, options, origin().query_id)
                 return Written(None, send_now(session, paced, options))
             chunks = names.record(chunks)
             staged = stage(session, chunks, sink=sink, batch=batch, origin=origin())

@@ -85,20 +85,24 @@ def create(connection: Connection, stream: str, who: Claim) -> None:
     connection.run("new_stream", stream=stream, queue_name=who.queue, driver=who.driver)
 
 
-def store_plan(
-    connection: Connection, stream: str, batch: int, plan: BatchPlan, who: Claim
-) -> BatchPlan:
+def store_plan(connection: Connection, stream: str, batch: int, plan: BatchPlan) -> None:
+    """Give a batch its plan, which `lock_for_plan` or an acknowledgement has not found."""
+    connection.run("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
+
+
+def lock_for_plan(connection: Connection, stream: str, batch: int, who: Claim) -> BatchPlan | None:
     """
-    Give a batch its plan, in the transaction that is open. A batch never gets a second plan.
+    Lock a stream's row, so that a batch can get its plan. A batch never gets a second plan.
 
     Two plans of one batch would share its receipts. Messages that only one of them receives would
     be lost.
 
-    The caller has acknowledged the batch before. If the row has not, the database has lost commits
-    since: a standby that was behind took over from under a query that runs.
+    The caller has acknowledged the batch before, in an earlier transaction. If the row has not, the
+    database has lost commits since: a standby that was behind took over from under a query that
+    runs.
 
     Returns:
-        The plan to use: an earlier one, if the answer of its commit was lost.
+        The plan that is there, if the answer of its commit was lost.
 
     Raises:
         StreamNotFound: the stream's row is gone.
@@ -117,10 +121,7 @@ def store_plan(
     if row.driver != who.driver:
         raise StreamTakenOver(stream=stream)
     stored = row.plan_of(batch)
-    if stored is not None:
-        return read_plan(stored, stream, batch)
-    connection.run("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
-    return plan
+    return None if stored is None else read_plan(stored, stream, batch)
 
 
 def lacks_commits(row: StreamRow, batch: int, *, found: bool) -> bool:

@@ -2,25 +2,27 @@
 One receive task: a database transaction that takes messages and leaves a receipt.
 
     fence         the batch is not acknowledged, and cannot be while the task runs; else StaleTask
-    task_lock     one attempt at a time
     find_receipt  an earlier attempt left a receipt: hand out its messages, and receive nothing more
     high water    Spark's query has not received for this batch by another plan: a sink may hold it
                   already, and would drop new messages; else CheckpointIncomplete
     receive       delete what no one else holds, step by step, up to the ceiling
     divert        expired rows are counted and dropped; poison, and what is too large to be fetched,
                   goes to the error queue; what was delayed for another queue is forwarded there
-    save_receipt  the rest, in the same commit
+    save_receipt  the rest, in the same commit. Its key is the lock of an attempt: another attempt
+                  waits here for the first one's commit, fails, starts again and finds the receipt
 
 The rows go to Spark only after the commit.
 After a lost connection, the caller runs the task again. It does not matter whether the commit was
 done: either nothing has happened, or the receipt is there.
+Two attempts at once share nothing: each passes over the rows that the other holds. If the one that
+holds messages dies or hangs, the other leaves a receipt without them. They come in a later batch.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -115,6 +117,7 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
 
     Raises:
         StaleTask: the batch was acknowledged.
+        ReceiptExists: another attempt has just left its receipt: call again.
         CheckpointIncomplete: Spark's query has received for this batch before, by another plan.
         DatabaseFailure: nothing was taken. After ConnectionLost that is not known: call again.
     """
@@ -139,7 +142,7 @@ def fence(
     connection: Connection, task: Task, origin: Origin = NO_STREAM
 ) -> tuple[bool, int | None]:
     """
-    Make sure that the batch is open, and that no other attempt of the task runs.
+    Make sure that the batch is open.
 
     With failOnDataLoss=false a closed batch raises no error: the task hands out its receipt if it
     still has one, and receives nothing.
@@ -157,7 +160,6 @@ def fence(
         raise StreamNotFound(stream=stream, schema=connection.state, server=connection.server)
     acked, high_water = row[0]
     if batch > acked:
-        lock(connection, task)
         return True, high_water
     accept_or_raise(StaleTask(stream=stream, batch=batch, task=number, acked=acked), task)
     return False, high_water
@@ -213,14 +215,6 @@ def _incomplete(task: Task, query: str | None, batch: int, received: int) -> Che
         task=task.name,
         files=f"{batch}" if batch == last else f"{batch} to {last}",
     )
-
-
-def lock(connection: Connection, task: Task) -> None:
-    """Wait for another attempt of the task, and let others wait for this one."""
-    key: dict[str, Any] = {"stream": task.stream, "task": task.task}
-    if not connection.rows("task_lock", **key):
-        connection.run("new_task", **key)
-        connection.rows("task_lock", **key)
 
 
 def replay(task: Task, stored: StoredReceipt) -> pa.Table:

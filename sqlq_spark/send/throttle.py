@@ -19,7 +19,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow.compute as pc
 
@@ -29,10 +29,12 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import (
     BadAddress,
     BadInput,
+    BadOption,
     DestinationRefused,
     NotAQueue,
     QueueNotFound,
     RightMissing,
+    StateNotInstalled,
     SubscriptionsNotFound,
 )
 from sqlq_spark.send import publish
@@ -97,11 +99,12 @@ def wait_before_dispatch(
         # such a wait comes with each batch, so it is no warning
         wait_while(look, name, level=logging.INFO)
     common = DestinationNames.of_options(options)
-    _wait_for_backlog(options, names | common if first else names - common, name, run)
+    own, query = names | common if first else names - common, staged.origin.query_id
+    _wait_for_backlog(options, own, name, query, run)
 
 
 def wait_before_chunks(
-    session: Session, chunks: Iterable[pa.Table], options: SinkOptions
+    session: Session, chunks: Iterable[pa.Table], options: SinkOptions, query: str | None
 ) -> Iterator[pa.Table]:
     """
     Pass chunks on, each when it may be inserted.
@@ -110,11 +113,12 @@ def wait_before_chunks(
         session: of the task; no transaction is open. It reconnects if the server ended it.
         chunks: tables of CHUNK_ROW.
         options: the sink's.
+        query: Spark's id of it.
     """
     for chunk in chunks:
         names = DestinationNames()
         names.add(chunk)
-        _wait_for_backlog(options, names, session.application, session.do)
+        _wait_for_backlog(options, names, session.application, query, session.do)
         yield chunk
 
 
@@ -287,12 +291,15 @@ def _wait_for_backlog(
     options: SinkOptions,
     names: DestinationNames,
     name: str,
-    run: Callable[[Callable[[Connection], Above | None]], Above | None],
+    query: str | None,
+    run: Callable[[Callable[[Connection], Any]], Any],
 ) -> None:
     """Wait while the backlog of a destination is above the limit, if there is one."""
     limit, above = options.pause_above, None
     if limit is None or not (names.queues or names.topics):
         return
+    if query is not None:
+        run(partial(check_source, names=names, options=options, query=query))
 
     def look(*, exact: bool) -> Reason | None:
         nonlocal above
@@ -305,6 +312,40 @@ def _wait_for_backlog(
         return None if above is None else Reason(str(above), pause)
 
     wait_while(look, name)
+
+
+def check_source(
+    connection: Connection, names: DestinationNames, options: SinkOptions, query: str
+) -> None:
+    """
+    Refuse to wait for a queue that the query itself receives from: it would wait for itself.
+
+    A login that may not read receipts, as that of a sender, is not checked.
+
+    Args:
+        connection: no transaction open.
+        names: the destinations.
+        options: the sink's.
+        query: Spark's id of it.
+
+    Raises:
+        BadOption.
+    """
+    try:
+        with transaction(connection, timeout=options.query_timeout):
+            rows = connection.rows("query_queues", query_id=query)
+            queues = names.find_queues(connection, options) if rows else []
+    except (RightMissing, StateNotInstalled):
+        return
+    own = set(connection.identities([connection.parsed(queue) for (queue,) in rows]))
+    for queue, identity in zip(queues, connection.identities(queues), strict=True):
+        if identity in own:
+            raise BadOption(
+                option="pauseAboveBacklog",
+                found=str(options.pause_above),
+                expected="no limit, because this query receives from "
+                f"{connection.printed(queue)} and would wait for itself",
+            )
 
 
 def find_above(

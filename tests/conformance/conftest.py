@@ -244,7 +244,7 @@ class Bench:
     def plan(self, stream: str, batch: int) -> None:
         """Give a batch a plan without tasks."""
         with transaction(self.desk, timeout=TIMEOUT):
-            store_plan(self.desk, stream, batch, (), self.who)
+            store_plan(self.desk, stream, batch, ())
 
     @property
     def who(self) -> Claim:

@@ -310,7 +310,7 @@ UNION ALL SELECT concat_ws(' ', conrelid::regclass, pg_get_constraintdef(oid)) F
 ORDER BY 1
 """
 PARTS = [
-    *("stream", "task", "receipt", "receipt_page", "staging", "staging_page", "dispatch_log"),
+    *("stream", "receipt", "receipt_page", "staging", "staging_page", "dispatch_log"),
     *("trail", "version", "stream_query", "receipt_query"),
 ]
 

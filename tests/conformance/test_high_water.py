@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
+from servers import only
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.names import names_of
@@ -190,17 +191,6 @@ def test_a_lost_last_entry_of_two_sources_is_an_error(pair: Query) -> None:
     assert pair.receive(0) == new
 
 
-def test_a_batch_that_one_source_acknowledged_is_closed_for_the_other(pair: Query) -> None:
-    """Spark has committed it; a late attempt of the other may not receive."""
-    for source in (0, 1):
-        send(pair, b"first", to=source)
-    pair.plan()
-    pair.receive(0)
-    pair.loops[0].acknowledge(pair.offsets[0][0])
-
-    assert batches(refused(pair, 1)) == (0, 0)
-
-
 def test_a_restart_in_the_middle_of_a_batch_of_two_sources_receives_the_rest(pair: Query) -> None:
     """Only one of them had received when the driver died."""
     for number in range(3):
@@ -278,3 +268,27 @@ def test_what_an_operator_returned_or_dropped_closes_the_batch_of_the_query(
     other.start()
     other.plan()
     assert other.receive() == sent
+
+
+@only("postgresql", "generate_series")
+def test_the_first_plan_of_a_stream_is_small_beside_many_old_ones(
+    bench: Bench, query: Query
+) -> None:
+    """Its query is not known yet, so it has the marks of those that were seen last."""
+    send(query, b"0")
+    query.plan()
+    query.receive()
+    query.plan()
+    bench.dotnet.execute(f"""
+        INSERT INTO "{bench.dotnet.state}".stream
+               (stream, queue, driver, query_id, query_batch, seen)
+        SELECT gen_random_uuid(), 'old', 'gone', gen_random_uuid(), n, now() - n * interval '1 h'
+          FROM generate_series(1, 10000) AS n""")
+    send(query, b"1")
+    query.offsets.clear()
+    query.start()
+    query.plan()
+
+    assert batches(refused(query)) == (0, 0)
+    sizes = bench.dotnet.state_rows("stream", "coalesce(length(plan_after), 0)")
+    assert 20_000 < max(sizes)[0] < 25_000

@@ -12,19 +12,22 @@ from pyspark.sql.types import StructType
 from waiting import until
 
 from sqlq_spark.datasource.write import BatchWriter, Written
-from sqlq_spark.errors import RightMissing
+from sqlq_spark.errors import BadOption, RightMissing
 from sqlq_spark.send.staging import Staged
 from sqlq_spark.send.throttle import (
     Above,
     DestinationNames,
+    check_source,
     find_above,
     read_seconds_left,
+    wait_before_chunks,
     wait_before_dispatch,
 )
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.rows import NO_STREAM, Origin
 
 from .conftest import TIMEOUT, Bench
-from .test_send import chunk, dispatch, stage
+from .test_send import MICRO_BATCH, chunk, dispatch, passed_on, stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,16 +49,20 @@ def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
     return [text for text in found if f" {word}" in text]
 
 
-def task(bench: Bench, *, batch: int = 1, sink: str = "sink") -> Staged:
+def task(bench: Bench, *, batch: int = 1, sink: str = "sink", origin: Origin = NO_STREAM) -> Staged:
     """Name what a task staged; its sessions bear the bench's name."""
-    return Staged(f"{bench.name} {sink}", batch, "attempt", 0)
+    return Staged(f"{bench.name} {sink}", batch, "attempt", 0, origin=origin)
 
 
 def wait(
-    bench: Bench, names: DestinationNames, /, options: SinkOptions, partition: int = 0
+    bench: Bench,
+    names: DestinationNames,
+    options: SinkOptions,
+    partition: int = 0,
+    origin: Origin = NO_STREAM,
 ) -> None:
     """Let a task wait."""
-    wait_before_dispatch(options, task(bench), partition, names)
+    wait_before_dispatch(options, task(bench, origin=origin), partition, names)
 
 
 def above(bench: Bench, named: DestinationNames, **raw: str) -> str | None:
@@ -158,6 +165,27 @@ def test_which_task_waits_for_which_destination(bench: Bench, looks: Callable[[]
 
     for each in held:
         each.result(timeout=TIMEOUT)
+
+
+def test_a_query_does_not_wait_for_a_queue_that_it_receives_from(bench: Bench) -> None:
+    """Nothing else would empty it; a login that may not read receipts is not checked."""
+    bench.dotnet.send_many(bench.queue, [b"1", b"2"])
+    passed_on(bench)
+    options, names = bench.sink(pauseAboveBacklog="9"), DestinationNames({None})
+    login = bench.dotnet.dba.login()
+
+    with pytest.raises(BadOption, match="would wait for itself"):
+        wait(bench, names, options, origin=MICRO_BATCH)
+    with pytest.raises(BadOption, match="would wait for itself"):
+        next(wait_before_chunks(bench.session(), [chunk(b"3")], options, "query"))
+    elsewhere = bench.sink(pauseAboveBacklog="9", queue=bench.address("error"))
+    wait(bench, names, elsewhere, origin=MICRO_BATCH)
+    wait(bench, names, options, origin=Origin(query_id="other", query_batch=4))
+    try:
+        with bench.session("service", url=login.url) as session:
+            check_source(session.open(), names, options, "query")
+    finally:
+        bench.dotnet.dba.drop_login(login)
 
 
 def test_the_queues_of_subscribers_are_destinations(bench: Bench) -> None:

@@ -1,23 +1,11 @@
 -- fence
-SELECT o.acked_batch, h.query_batch
-  FROM [sqlqueue].stream AS o WITH (REPEATABLEREAD, ROWLOCK)
- CROSS APPLY (SELECT MAX(u.query_batch) AS query_batch
-                FROM (SELECT q.query_batch
-                        FROM [sqlqueue].stream AS q
-                       WHERE q.query_id = @query_id
-                      UNION ALL
-                      SELECT p.batch
-                        FROM OPENJSON(o.plan_after)
-                             WITH (query nvarchar(36) '$.query', batch bigint '$.batch') AS p
-                       WHERE p.query = @query_id) AS u) AS h
- WHERE o.stream = @stream;
-GO
-
--- task_lock
-UPDATE [sqlqueue].task WITH (REPEATABLEREAD, ROWLOCK)
-   SET task = task
-OUTPUT CAST(1 AS bit)
- WHERE stream = @stream AND task = @task;
+SELECT acked_batch,
+       (SELECT MAX(p.batch)
+          FROM OPENJSON(plan_after)
+               WITH (query nvarchar(36) '$.query', batch bigint '$.batch') AS p
+         WHERE p.query = @query_id) AS query_batch
+  FROM [sqlqueue].stream WITH (REPEATABLEREAD, ROWLOCK)
+ WHERE stream = @stream;
 GO
 
 -- receive
@@ -115,9 +103,9 @@ GO
 
 -- delete_receipts
 DELETE FROM [sqlqueue].receipt_page
- WHERE stream = @stream AND batch BETWEEN @acked AND @batch;
+ WHERE stream = @stream AND batch BETWEEN @first AND @batch;
 DELETE FROM [sqlqueue].receipt
- WHERE stream = @stream AND batch BETWEEN @acked AND @batch;
+ WHERE stream = @stream AND batch BETWEEN @first AND @batch;
 GO
 
 -- sink_close

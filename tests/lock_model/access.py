@@ -116,11 +116,19 @@ class Tables:
         return (*(Get(place, "X", fact=fact) for place in places), Remove(fact))
 
     def insert(self, table: str, row: str, *, caught: bool = False) -> Block:
-        """Return what the Insert operator does: a test of the gap, the row, then its keys."""
-        heap = table in HEAPS  # its ids need not be unique
-        gap = () if heap else (Get(self.row(table, END), "RangeI-N", kept=False),)
-        places = [self.row(table, row), *self.keys(table, row)]
-        return (*gap, *(Get(place, "X") for place in places), Put(Fact(table, row), caught or heap))
+        """
+        Return what the Insert operator does: a test of the gap, the row, then its keys.
+
+        A duplicate ends it at the row, before it locks a key of another index.
+        """
+        heap, fact = table in HEAPS, Fact(table, row)  # the ids of a heap need not be unique
+        first = Get(self.row(table, row), "X")
+        keys = (Get(key, "X") for key in self.keys(table, row))
+        if heap:
+            return (first, *keys, Put(fact, caught=True))
+        gap = Get(self.row(table, END), "RangeI-N", kept=False)
+        absent = Needs(fact, present=False, otherwise=None if caught else "duplicate key")
+        return (gap, first, absent, *keys, Put(fact, caught))
 
     def insert_if_absent(self, statement: str, table: str, row: str, *, use: int = 1) -> Block:
         """Return INSERT … WHERE NOT EXISTS: HOLDLOCK locks the gap where the key would be."""

@@ -19,7 +19,6 @@ _SEEK = _TAKE.replace("(", "(FORCESEEK,")
 REPLACED = {
     "receive": f"SELECT {_SEEK} ORDER BY RowVersion SELECT ORDER BY RowVersion DELETE",
     "purge_expired": f"SELECT {_TAKE} DELETE SELECT",
-    "new_task": "INSERT task SELECT EXISTS SELECT task(UPDLOCK,HOLDLOCK,ROWLOCK)",
     "new_sink": "INSERT dispatch_log SELECT EXISTS SELECT dispatch_log(UPDLOCK,HOLDLOCK,ROWLOCK)",
     "discard": "DELETE staging_page DELETE staging",
     "discard_abandoned": f"DELETE staging_page JOIN staging{_PAST} DELETE staging{_PAST}",
@@ -50,11 +49,6 @@ class Before(Ours):
             for row in expired
         ]
         return Statement("purge_expired", (self.table("purge_expired", "queue"), *blocks))
-
-    def new_task(self, task: str) -> Statement:
-        """HOLDLOCK on a key that is absent locks the gap."""
-        intent = self.table("new_task", "task")
-        return Statement("new_task", (intent, self.insert_if_absent("new_task", "task", task)))
 
     def new_sink(self, sink: str) -> Statement:
         """HOLDLOCK on a key that is absent locks the gap."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 ESCALATION = 5000  # locks of one transaction on one table or index
 # tables with LOCK_ESCALATION = DISABLE
 NO_ESCALATION = {
-    *("stream", "task", "receipt", "receipt_page", "staging", "staging_page", "dispatch_log"),
+    *("stream", "receipt", "receipt_page", "staging", "staging_page", "dispatch_log"),
     "trail",
 }
 

@@ -31,7 +31,7 @@ NEW = {
     ("delayed", "1"): "new 1",
     ("delayed", "2"): "new 2",
 }
-RECEIPTS = ("0", "1", "2", "3", "new", "new 1", "new 2", "new 3")
+RECEIPTS = ("0", "1", "2", "3")
 CHUNKS = ("a", "b", "x")  # of the sinks a and b, and one that was abandoned
 
 
@@ -80,8 +80,6 @@ ON_DELAYED: dict[str, Make] = {
 ON_STREAM: dict[str, Make] = {
     "task": lambda at, copy: ours.task(at.on, at.queue[:2], number=copy),
     "attempt": lambda at, _: ours.task(at.on, at.queue[:2], name="attempt"),
-    "new task": lambda at, copy: ours.task(at.on, (), number=f"new {copy}", new=True),
-    "new attempt": lambda at, _: ours.task(at.on, at.queue[:2], number="new", new=True),
     "acknowledge": lambda at, _: ours.acknowledge(at.on, RECEIPTS),
     "plan of another source": lambda at, _: ours.plan(at.on, "2", RECEIPTS),
     "return_": lambda at, _: ours.return_(at.on, "0"),
@@ -119,7 +117,6 @@ GROUPS = {
 START = (
     *(Fact("queue", row) for row in ("1", "e2")),
     *(Fact("delayed", row) for row in "12"),
-    *(Fact("task", number) for number in "0123"),
     *(Fact("stream", number) for number in "12"),
     *(Fact(table, "0") for table in ("receipt", "receipt_page")),  # of an earlier task
     *(Fact("dispatch_log", sink) for sink in "abxy"),

@@ -37,15 +37,14 @@ SHAPES = {
     "move_due": f"SELECT {_TAKE.replace('queue', 'delayed')} ORDER BY Due DELETE queue SELECT",
     "next_due": f"SELECT delayed{_PAST}",
     # streams and receipts
-    "fence": "SELECT stream(REPEATABLEREAD,ROWLOCK) SELECT SELECT stream SELECT",
-    "task_lock": "UPDATE task(REPEATABLEREAD,ROWLOCK)",
-    "new_task": "INSERT task",
+    "fence": "SELECT SELECT stream(REPEATABLEREAD,ROWLOCK)",
     "find_receipt": "SELECT receipt",
     "save_receipt": "INSERT receipt",
     "lock_stream": "UPDATE stream(REPEATABLEREAD,ROWLOCK)",
     "outcome": "SELECT receipt",
     "acknowledge": "UPDATE stream",
-    "store_plan": f"UPDATE SELECT receipt{_PAST} SELECT receipt{_PAST} stream",
+    "store_plan": f"UPDATE SELECT SELECT receipt{_PAST} SELECT stream{_PAST} ORDER BY MAX"
+    f" SELECT SELECT receipt{_PAST} SELECT stream{_PAST} stream",
     "delete_receipts": "DELETE receipt_page DELETE receipt",
     "drop_receipt": "DELETE receipt_page DELETE receipt",
     # staging and dispatch
@@ -133,7 +132,7 @@ class Ours(Tables):
     # ------------------------------------------------------------ a task and its driver
 
     def fence(self) -> Statement:
-        """A task of a batch that was acknowledged ends here. It reads the query's other streams."""
+        """A task of a batch that was acknowledged ends here."""
         fresh = Needs(
             Fact("acked", "1"),
             present=False,
@@ -141,13 +140,7 @@ class Ours(Tables):
             otherwise="rolled back",
         )
         intent = self.table("fence", "stream", writes=False)
-        other = self.look("fence", "stream", "2", by="stream_query", use=1)
-        return Statement("fence", (intent, (*self.look("fence", "stream", "1"), fresh), other))
-
-    def new_task(self, task: str) -> Statement:
-        """The second of two attempts waits, and inserts nothing."""
-        intent = self.table("new_task", "task")
-        return Statement("new_task", (intent, self.insert("task", task, caught=True)))
+        return Statement("fence", (intent, (*self.look("fence", "stream", "1"), fresh)))
 
     def find_receipt(self, task: str) -> Statement:
         """An attempt that finds a receipt receives nothing more."""
@@ -158,7 +151,7 @@ class Ours(Tables):
         return Statement(name, ((absent,) if versions else (key, absent),))
 
     def save_receipt(self, task: str) -> Statement:
-        """The row, its key in receipt_query, and its page."""
+        """The row, which a second attempt fails to insert; its key in receipt_query; its page."""
         pages = self.insert("receipt_page", task)
         intents = (self.table("save_receipt", "receipt"), (Get(self.whole("receipt_page"), "IX"),))
         return Statement("save_receipt", (*intents, self.insert("receipt", task), pages))
@@ -169,9 +162,10 @@ class Ours(Tables):
         return Statement("acknowledge", (self.table("acknowledge", "stream"), change))
 
     def store_plan(self, stream: str, receipts: Iterable[str]) -> Statement:
-        """The stream's row is locked by lock_stream; the receipts of its query are read."""
+        """The stream's row is locked by lock_stream; its query's receipts and streams are read."""
         name = "store_plan"
         found = [self.look(name, "receipt", row, by="receipt_query") for row in receipts]
+        found += [self.look(name, "stream", row, by="stream_query") for row in "12"]
         intents = (self.table(name, "stream"), self.table(name, "receipt", writes=False))
         return Statement(name, (*intents, *found, (Get(self.row("stream", stream), "X"),)))
 

@@ -23,16 +23,11 @@ def ours(name: str, *statements: Statement, ending: Ending = "committed") -> Tra
 # ---------------------------------------------------------------- queues
 
 
-def task(
-    on: Ours, rows: Sequence[str], *, number: str = "1", new: bool = False, name: str = "task"
-) -> Transaction:
-    """A receive task; `new`: the stream never had a task of this number."""
-    lock = [on.update("task_lock", "task", number)]
+def task(on: Ours, rows: Sequence[str], *, number: str = "1", name: str = "task") -> Transaction:
+    """A receive task."""
     return ours(
         name,
         on.fence(),
-        *([on.new_task(number)] if new else []),
-        *lock,
         on.find_receipt(number),
         *on.receive(rows),
         on.save_receipt(number),

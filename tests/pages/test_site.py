@@ -85,7 +85,7 @@ def test_the_lists_of_the_front_page_are_written() -> None:
 
 
 def test_the_states_of_a_receipt_are_those_of_the_code() -> None:
-    """Each arrow is a move of the table that the code obeys, and each move is an arrow."""
+    """Each arrow is a move of MOVES, and each move of MOVES is an arrow."""
     [drawn] = blocks(DIAGRAMS, "receipt-states")
     arrows = re.findall(r"^ +(\S+) --> (\S+): (\w+)$", drawn.text, flags=re.MULTILINE)
 

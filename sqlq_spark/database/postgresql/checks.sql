@@ -418,7 +418,7 @@ SELECT law.name, law.severity, law.found, law.fix
                  WHERE t.oid IN (c.oid, c.reltoastrelid)) AS options
          WHERE n.nspname = :state_name::text
            AND c.relkind = 'r'
-           AND c.relname IN ('stream', 'task', 'receipt', 'receipt_page', 'staging', 'staging_page',
+           AND c.relname IN ('stream', 'receipt', 'receipt_page', 'staging', 'staging_page',
                              'dispatch_log')) AS t
  CROSS JOIN LATERAL (VALUES
     ('state_autovacuum', 'error',

@@ -67,24 +67,33 @@ DELETE FROM {state}.receipt
  WHERE stream = :stream::text AND batch BETWEEN :first::bigint AND :batch::bigint
 
 -- name: store_plan
--- Keeps, as JSON, for which batches of Spark's query other plans have receipts already: the sink may hold
--- these batches, so the plan may not be used for them. Before the first acknowledgement the stream's
--- query is not known, so the batches of all queries are kept.
--- Index:   receipt_query, behind the batches acknowledged before.
+-- Stores a plan with the high-water mark of Spark's query: the last batch that one of its streams has
+-- acknowledged or has receipts of. The sink may hold the batches up to it, so the plan may not be used
+-- for them. Before the first acknowledgement the stream's query is not known. Then the marks of the 500
+-- queries that were seen last are stored, as JSON: 23 kB at most.
+-- Index:   receipt_query, behind the batches acknowledged before; stream_query.
 UPDATE {state}.stream AS o
    SET plan_batch = :batch::bigint,
        plan       = :plan::text,
        plan_after = CASE WHEN o.query_id IS NULL
                     THEN (SELECT json_object_agg(h.query_id, h.query_batch)::text
-                            FROM (SELECT r.query_id, max(r.query_batch) AS query_batch
-                                    FROM {state}.receipt AS r
-                                   WHERE r.query_id IS NOT NULL
-                                   GROUP BY r.query_id) AS h)
-                    ELSE (SELECT json_build_object(o.query_id, max(r.query_batch))::text
-                            FROM {state}.receipt AS r
-                           WHERE r.query_id = o.query_id
-                             AND r.query_batch > o.query_batch
-                          HAVING count(*) > 0) END,
+                            FROM (SELECT m.query_id, max(m.query_batch) AS query_batch
+                                    FROM (SELECT r.query_id, r.query_batch, r.created AS seen
+                                            FROM {state}.receipt AS r
+                                          UNION ALL
+                                          SELECT q.query_id, q.query_batch, q.seen
+                                            FROM {state}.stream AS q) AS m
+                                   WHERE m.query_id IS NOT NULL
+                                   GROUP BY m.query_id
+                                   ORDER BY max(m.seen) DESC
+                                   LIMIT 500) AS h)
+                    ELSE json_build_object(o.query_id, greatest(
+                            (SELECT max(r.query_batch)
+                               FROM {state}.receipt AS r
+                              WHERE r.query_id = o.query_id AND r.query_batch > o.query_batch),
+                            (SELECT max(q.query_batch)
+                               FROM {state}.stream AS q
+                              WHERE q.query_id = o.query_id)))::text END,
        seen       = now()
  WHERE o.stream = :stream::text
 

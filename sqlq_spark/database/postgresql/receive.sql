@@ -1,34 +1,13 @@
 -- name: fence
 -- A task of a batch that was acknowledged must not receive.
--- The second column is the query's high-water mark: the last batch of Spark's query that one of its
--- streams acknowledged, or that had receipts when this stream's plan was stored. :query_id may be null.
+-- The second column is the query's high-water mark, as it was when the plan was stored: the last batch
+-- of Spark's query that one of its streams had received for. :query_id may be null.
 -- Locks:   the stream's row FOR SHARE, until commit; acknowledge waits for the task.
--- Index:   the primary key; stream_query.
 -- Returns: acked_batch bigint, query_batch bigint or null; no row where the stream is not there
-SELECT o.acked_batch,
-       greatest((o.plan_after::json ->> :query_id::text)::bigint,
-                (SELECT max(q.query_batch)
-                   FROM {state}.stream AS q
-                  WHERE q.query_id = :query_id::text)) AS query_batch
-  FROM {state}.stream AS o
- WHERE o.stream = :stream::text
-   FOR SHARE OF o
-
--- name: task_lock
--- Runs one attempt of a task at a time: the second waits here, then finds the first one's receipt. It
--- locks a row, because a login without any right could take an advisory lock.
--- Locks:   the row of this number of the stream's tasks, until commit.
--- Returns: one row; none for a new number
-SELECT true
-  FROM {state}.task
- WHERE stream = :stream::text AND task = :task::bigint
-   FOR UPDATE
-
--- name: new_task
--- Locks:   the row it writes, until commit; the second of two attempts waits for the first.
-INSERT INTO {state}.task (stream, task)
-VALUES (:stream::text, :task::bigint)
-    ON CONFLICT DO NOTHING
+SELECT acked_batch, (plan_after::json ->> :query_id::text)::bigint AS query_batch
+  FROM {state}.stream
+ WHERE stream = :stream::text
+   FOR SHARE
 
 -- name: find_receipt
 -- Returns: payload bytea; empty where it is in pages; messages, unpacked (bytes) bigint; query_id text,
@@ -427,6 +406,9 @@ moved AS (
 SELECT count(*) FILTER (WHERE NOT expired), count(*) FILTER (WHERE expired) FROM gone
 
 -- name: save_receipt
+-- The key is the lock of an attempt: of two attempts of one task, the second fails (23505), starts again
+-- and then finds the first one's receipt.
+-- Locks:   the row it writes, until commit; waits for another attempt that has written it.
 INSERT INTO {state}.receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)

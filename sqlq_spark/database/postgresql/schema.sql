@@ -83,13 +83,6 @@ BEGIN
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     CREATE INDEX stream_query ON {state}.stream (query_id);
 
-    -- a row for each task number of a stream, which an attempt locks
-    CREATE TABLE {state}.task (
-        stream varchar(36) NOT NULL,
-        task   integer     NOT NULL CHECK (task >= 0),
-        PRIMARY KEY (stream, task)
-    );
-
     -- what one task received, until its batch is acknowledged
     CREATE TABLE {state}.receipt (
         stream      varchar(36) NOT NULL,
@@ -173,7 +166,7 @@ BEGIN
     );
 
     CREATE TABLE {state}.version (version integer PRIMARY KEY);
-    INSERT INTO {state}.version (version) VALUES (2);
+    INSERT INTO {state}.version (version) VALUES (3);
 END
 $do$
 

@@ -74,6 +74,14 @@ SELECT max(query_batch)
   FROM {state}.stream
  WHERE query_id = :query_id::text
 
+-- name: query_queues
+-- Which queues a query of Spark receives from now. Locks nothing.
+-- Index:   receipt_query.
+-- Returns: queue text
+SELECT DISTINCT queue
+  FROM {state}.receipt
+ WHERE query_id = :query_id::text
+
 -- name: chunks
 -- Returns: attempt text, chunk bigint
 SELECT attempt, chunk::bigint

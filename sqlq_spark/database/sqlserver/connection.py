@@ -227,7 +227,7 @@ class Connection:
     def _receive(self, tables: dict[str, QueueAddress], limits: dict[str, int]) -> pa.Table:
         """Receive what fits; go on behind it where other sessions took all that was weighed."""
         while True:
-            rows = self.rows("weigh", tables=tables, **limits)
+            rows = self.rows("weigh", tables={"queue": tables["queue"]}, **limits)
             step = cut_step(rows, most=limits["bytes"], largest=limits["largest"])
             if step is None:
                 return no_rows()

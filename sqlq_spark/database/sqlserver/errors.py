@@ -265,8 +265,10 @@ def too_old(failure: Failure, place: Place) -> bool:
     return maybe and 0 < place.level < LEAST_LEVEL
 
 
-def other_error(failure: Failure, place: Place) -> errors.StatementFailed:
+def other_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
     """Return the error for any other failure, with its fix where one is known."""
+    if failure.kind is Kind.DUPLICATE and place.statement == "save_receipt":
+        return errors.ReceiptExists(statement=place.statement, reason=failure.text)
     lasting = failure.state.startswith(LASTING_STATES) or failure.kind is not None
     kind = errors.StatementRefused if lasting else errors.StatementFailed
     return kind(statement=place.statement, code=failure.code, reason=with_fix(failure, place))

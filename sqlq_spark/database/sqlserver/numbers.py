@@ -27,6 +27,7 @@ class Kind(Enum):
     TIMEOUT = auto()  # the statement took longer than queryTimeout: lasting
     SHORTAGE = auto()  # of memory, locks, threads or space: run the transaction again
     LOG_FULL = auto()  # a shortage with a fix of its own
+    DUPLICATE = auto()  # of a receipt: run the transaction again; else lasting
     RIGHT = auto()  # a permission is missing: lasting
     NO_TABLE = auto()
     NO_COLUMN = auto()
@@ -133,8 +134,8 @@ KNOWN: dict[int, tuple[Kind, str]] = {
     334: (Kind.LASTING, r"The target table '.*' of the DML statement .* any enabled triggers"),
     515: (Kind.LASTING, r"Cannot insert the value NULL into column"),
     547: (Kind.LASTING, r"The [A-Z ]+ statement conflicted with the"),
-    2601: (Kind.LASTING, r"Cannot insert duplicate key row"),
-    2627: (Kind.LASTING, r"Violation of (?:PRIMARY|UNIQUE) KEY constraint"),
+    2601: (Kind.DUPLICATE, r"Cannot insert duplicate key row"),
+    2627: (Kind.DUPLICATE, r"Violation of (?:PRIMARY|UNIQUE) KEY constraint"),
     2628: (Kind.LASTING, r"String or binary data would be truncated"),
     2714: (Kind.LASTING, r"There is already an object named"),
     8622: (Kind.LASTING, r"Query processor could not produce a query plan because of the hints"),

@@ -66,24 +66,38 @@ DELETE FROM {state}.receipt
  WHERE stream = @stream AND batch BETWEEN @first AND @batch
 
 -- name: store_plan
--- Keeps, as JSON, for which batches of Spark's query other plans have receipts already: the sink may hold
--- these batches, so the plan may not be used for them. Before the first acknowledgement the stream's
--- query is not known, so the batches of all queries are kept. Receipts that a task is writing now are
--- skipped.
--- Index:   receipt_query, behind the batches acknowledged before.
+-- Stores a plan with the high-water mark of Spark's query: the last batch that one of its streams has
+-- acknowledged or has receipts of. The sink may hold the batches up to it, so the plan may not be used
+-- for them. Before the first acknowledgement the stream's query is not known. Then the marks of the 500
+-- queries that were seen last are stored, as JSON: 23 kB at most.
+-- Rows that other sessions are writing now are skipped.
+-- Index:   receipt_query, behind the batches acknowledged before; stream_query.
 UPDATE o
    SET plan_batch = @batch,
        [plan]     = @plan,
        plan_after = CASE WHEN o.query_id IS NULL
-                    THEN (SELECT r.query_id AS query, MAX(r.query_batch) AS batch
-                            FROM {state}.receipt AS r WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
-                           WHERE r.query_id IS NOT NULL
-                           GROUP BY r.query_id
+                    THEN (SELECT TOP (500) m.query_id AS query, MAX(m.query_batch) AS batch
+                            FROM (SELECT r.query_id, r.query_batch, r.created AS seen
+                                    FROM {state}.receipt AS r
+                                         WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+                                  UNION ALL
+                                  SELECT q.query_id, q.query_batch, q.seen
+                                    FROM {state}.stream AS q
+                                         WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS m
+                           WHERE m.query_id IS NOT NULL
+                           GROUP BY m.query_id
+                           ORDER BY MAX(m.seen) DESC
                              FOR JSON PATH)
-                    ELSE (SELECT r.query_id AS query, MAX(r.query_batch) AS batch
-                            FROM {state}.receipt AS r WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
-                           WHERE r.query_id = o.query_id AND r.query_batch > o.query_batch
-                           GROUP BY r.query_id
+                    ELSE (SELECT o.query_id AS query, MAX(m.query_batch) AS batch
+                            FROM (SELECT r.query_batch
+                                    FROM {state}.receipt AS r
+                                         WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+                                   WHERE r.query_id = o.query_id AND r.query_batch > o.query_batch
+                                  UNION ALL
+                                  SELECT q.query_batch
+                                    FROM {state}.stream AS q
+                                         WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+                                   WHERE q.query_id = o.query_id) AS m
                              FOR JSON PATH) END,
        seen       = SYSUTCDATETIME()
   FROM {state}.stream AS o

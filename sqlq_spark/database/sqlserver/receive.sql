@@ -1,48 +1,17 @@
 -- name: fence
 -- A task of a batch that was acknowledged must not receive.
--- The second column is the query's high-water mark: the last batch of Spark's query that one of its
--- streams acknowledged, or that had receipts when this stream's plan was stored. @query_id may be null.
+-- The second column is the query's high-water mark, as it was when the plan was stored: the last batch
+-- of Spark's query that one of its streams had received for. @query_id may be null.
 -- Locks:   the stream's row, shared, until commit; acknowledge waits for the task. REPEATABLEREAD
 --          locks also where the database reads row versions.
--- Index:   the primary key; stream_query.
 -- Returns: acked_batch bigint, query_batch bigint or null; no row where the stream is not there
-SELECT o.acked_batch, h.query_batch
-  FROM {state}.stream AS o WITH (REPEATABLEREAD, ROWLOCK)
- CROSS APPLY (SELECT MAX(u.query_batch) AS query_batch
-                FROM (SELECT q.query_batch
-                        FROM {state}.stream AS q
-                       WHERE q.query_id = @query_id
-                      UNION ALL
-                      SELECT p.batch
-                        FROM OPENJSON(o.plan_after)
-                             WITH (query nvarchar(36) '$.query', batch bigint '$.batch') AS p
-                       WHERE p.query = @query_id) AS u) AS h
- WHERE o.stream = @stream
-
--- name: task_lock
--- Runs one attempt of a task at a time: the second waits here, then finds the first one's receipt. It
--- locks a row, because a login without any right could take an application lock. The update changes
--- nothing, as in lock_stream.
--- Locks:   the row of this number of the stream's tasks, until commit.
--- Returns: one row; none for a new number
-UPDATE {state}.task WITH (REPEATABLEREAD, ROWLOCK)
-   SET task = task
-OUTPUT CAST(1 AS bit)
- WHERE stream = @stream AND task = @task
-
--- name: new_task
--- The second of two attempts waits for the first, and then inserts nothing; see new_sink.
--- Locks:   the row it writes, until commit. No gap, so other new tasks do not wait.
-SET XACT_ABORT OFF;
-BEGIN TRY
-    INSERT INTO {state}.task (stream, task) VALUES (@stream, @task);
-END TRY
-BEGIN CATCH
-    IF ERROR_NUMBER() <> 2627
-    BEGIN;
-        THROW;
-    END;
-END CATCH
+SELECT acked_batch,
+       (SELECT MAX(p.batch)
+          FROM OPENJSON(plan_after)
+               WITH (query nvarchar(36) '$.query', batch bigint '$.batch') AS p
+         WHERE p.query = @query_id) AS query_batch
+  FROM {state}.stream WITH (REPEATABLEREAD, ROWLOCK)
+ WHERE stream = @stream
 
 -- name: find_receipt
 -- Returns: payload varbinary; empty where it is in pages; messages, unpacked (bytes) bigint; query_id,
@@ -298,6 +267,9 @@ SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS moved
   FROM @gone
 
 -- name: save_receipt
+-- The key is the lock of an attempt: of two attempts of one task, the second fails (2627), starts again
+-- and then finds the first one's receipt.
+-- Locks:   the row it writes, until commit; waits for another attempt that has written it.
 INSERT INTO {state}.receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)

@@ -92,14 +92,6 @@ BEGIN
     ALTER TABLE {state}.stream SET (LOCK_ESCALATION = DISABLE);
     CREATE INDEX stream_query ON {state}.stream (query_id);
 
-    -- a row for each task number of a stream, which an attempt locks
-    CREATE TABLE {state}.task (
-        stream nvarchar(36) COLLATE Latin1_General_100_BIN2 NOT NULL,
-        task   int          NOT NULL CHECK (task >= 0),
-        PRIMARY KEY (stream, task)
-    );
-    ALTER TABLE {state}.task SET (LOCK_ESCALATION = DISABLE);
-
     -- what one task received, until its batch is acknowledged
     CREATE TABLE {state}.receipt (
         stream      nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -191,7 +183,7 @@ BEGIN
     ALTER TABLE {state}.trail SET (LOCK_ESCALATION = DISABLE);
 
     CREATE TABLE {state}.version (version int NOT NULL PRIMARY KEY);
-    INSERT INTO {state}.version (version) VALUES (2);
+    INSERT INTO {state}.version (version) VALUES (3);
 END
 
 -- name: state_parts

@@ -90,6 +90,14 @@ SELECT MAX(query_batch) AS query_batch
   FROM {state}.stream
  WHERE query_id = @query_id
 
+-- name: query_queues
+-- Which queues a query of Spark receives from now.
+-- Index:   receipt_query.
+-- Returns: queue
+SELECT DISTINCT queue
+  FROM {state}.receipt
+ WHERE query_id = @query_id
+
 -- name: chunks
 -- Returns: attempt, chunk bigint
 SELECT attempt, CAST(chunk AS bigint) AS chunk

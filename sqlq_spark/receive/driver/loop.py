@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
-    from sqlq_spark.receive.offset import BatchPlan
     from sqlq_spark.receive.task import Task
 
 log = logging.getLogger("sqlq_spark")
@@ -173,7 +172,7 @@ class PeekLoop:
                 return start
             with transaction(connection, timeout=self._timeout(known=known)):
                 closed = self._closed if known else self._close(connection, start)
-                following = self._plan_next(connection, start.stream, closed, now)
+                following = self._plan_next(connection, start.stream, closed, now, locked=not known)
         except ConnectionLost:
             self.planner.forget_plan()
             raise
@@ -195,9 +194,19 @@ class PeekLoop:
                 peeker.wake()
 
     def _plan_next(
-        self, connection: Connection, stream: str | None, closed: Acknowledged, now: float
+        self,
+        connection: Connection,
+        stream: str | None,
+        closed: Acknowledged,
+        now: float,
+        *,
+        locked: bool,
     ) -> Offset | None:
-        """Plan the next batch, in the transaction that is open; None: there is nothing to do."""
+        """
+        Plan the next batch, in the transaction that is open; None: there is nothing to do.
+
+        `locked`: this transaction has acknowledged the batch before, so it has the stream's row.
+        """
         batch = closed.batch + 1
         if closed.plan is not None:
             return Offset(stream=stream, batch=batch, plan=read_plan(closed.plan, stream, batch))
@@ -206,18 +215,16 @@ class PeekLoop:
             return None
         if not self._receipts:
             return Offset(stream=None, batch=batch, plan=plan)
-        return self._store(connection, stream, batch, plan)
-
-    def _store(
-        self, connection: Connection, stream: str | None, batch: int, plan: BatchPlan
-    ) -> Offset:
-        """Keep a plan in the stream's row; the first plan creates the stream."""
-        if stream is None:
+        if stream is None:  # the first plan creates the stream
             stream = str(uuid.uuid4())
             self._warn_of_orphans(connection)
             streams.create(connection, stream, self.who)
-        stored = streams.store_plan(connection, stream, batch, plan, self.who)
-        return Offset(stream=stream, batch=batch, plan=stored)
+        elif not locked:
+            stored = streams.lock_for_plan(connection, stream, batch, self.who)
+            if stored is not None:
+                return Offset(stream=stream, batch=batch, plan=stored)
+        streams.store_plan(connection, stream, batch, plan)
+        return Offset(stream=stream, batch=batch, plan=plan)
 
     def _acknowledge(self, connection: Connection, end: Offset) -> None:
         """Close `end`'s batch."""

@@ -173,7 +173,7 @@ class Place:
         tables = self.ground.ask(
             "SELECT tablename FROM pg_tables WHERE schemaname = %s", self.state
         )
-        kept = {"version", "stream", "task", "dispatch_log"}
+        kept = {"version", "stream", "dispatch_log"}
         rows = {name: self.count(f"{self.state}.{name}") for (name,) in tables if name not in kept}
         return {name: count for name, count in rows.items() if count}
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 # state tables that hold what a run leaves
 EMPTIED = (
     "stream",
-    "task",
     "receipt",
     "receipt_page",
     "staging",
