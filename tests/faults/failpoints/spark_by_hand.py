@@ -300,6 +300,7 @@ def write(desk: Desk, books: Books, do: Doing) -> None:
     Some messages of the second have no destination, and go to the error queue.
     """
     given_up(desk, books, do)
+    clean_up(desk, books, do)
     options = desk.shop.sink(undeliverable=desk.shop.printed("error"))
     # a job of its own: nothing is remembered
     publish.cache.drop(options.url, options.subscription_address)
@@ -330,6 +331,17 @@ def given_up(desk: Desk, books: Books, do: Doing) -> None:
         return
     stage(desk, chunks, sink, 0, NO_STREAM)
     books.a_week_passes()
+
+
+def clean_up(desk: Desk, books: Books, do: Doing) -> None:
+    """Send a write without a name, whose dispatch deletes what such a write left a week ago."""
+    sink = staging.nameless_sink()
+    chunks = [books.chunk([books.message("sold")], ["{}"])]
+    for _ in range(TRIES):
+        staged = [stage(desk, chunks, sink, 0, NO_STREAM)]
+        with suppress(Died):
+            do("dispatch_nameless", dispatch, staged, desk.shop.sink())
+            break
 
 
 # ---------------------------------------------------------------- an operator
