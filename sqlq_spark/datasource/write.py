@@ -21,7 +21,7 @@ from sqlq_spark.send.frame import check_frame
 from sqlq_spark.send.insert import check_tables, send_now
 from sqlq_spark.send.sender import Sender, SentBy
 from sqlq_spark.send.staging import Staged, nameless_sink, stage
-from sqlq_spark.send.throttle import DestinationNames, wait_before_chunks, wait_before_dispatch
+from sqlq_spark.send.throttle import Names, record_names, wait_before_chunks, wait_before_dispatch
 from sqlq_spark.spark_api import DataSourceStreamArrowWriter
 from sqlq_spark.wire.message_types import begins_with_interface
 
@@ -124,7 +124,7 @@ class Writing:
         session = Session(
             options, f"sink {name}", state=exactly_once, worker=True, reached=batch > 0
         )
-        names = DestinationNames()
+        names: Names = set()
         with session:
             chunks = Sender(
                 options=options,
@@ -140,7 +140,7 @@ class Writing:
             if not exactly_once:
                 paced = wait_before_chunks(session, chunks, options, origin().query_id)
                 return Written(None, send_now(session, paced, options))
-            chunks = names.record(chunks)
+            chunks = record_names(chunks, names)
             staged = stage(session, chunks, sink=sink, batch=batch, origin=origin())
         wait_before_dispatch(options, staged, partition, names)
         return Written(staged, staged.messages)

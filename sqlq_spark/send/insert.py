@@ -161,18 +161,18 @@ class Inserts:
             delayed.store(self, rows, rows_by_queue(rows, options))
             chunk = chunk.filter(pc.invert(waiting))
         rows = add_expires(self.connection, chunk)
-        chosen = _unite_spellings(self.connection, rows_by_queue(chunk, options))
+        chosen = rows_by_queue(chunk, options, self.connection)
         topics = publish.topics_of(chunk)
         whole = topics is None and len(chosen) == 1
         for queue, reason in self.lock(chosen).items():
             self.set_aside(chunk.filter(chosen.pop(queue)), queue, reason)
         if topics is not None:
-            copies = publish.find_copies(self, topics)
-            self.without_subscriber += copies.without_subscriber
-            for queue, mine in copies.queues.items():
-                chosen[queue] = pc.or_(chosen[queue], mine) if queue in chosen else mine
-            for address, mine in copies.lost.items():
-                self.set_aside(chunk.filter(mine), address, copies.reasons[address])
+            copies, reasons = publish.find_copies(self, topics)
+            for place, mine in copies.items():
+                if isinstance(place, str):
+                    self.set_aside(chunk.filter(mine), place, reasons[place])
+                else:
+                    chosen[place] = pc.or_(chosen[place], mine) if place in chosen else mine
         for queue, mine in chosen.items():
             refused = self.load(queue, add_ids(rows if whole else rows.filter(mine)))
             if refused is not None:
@@ -320,15 +320,25 @@ class Inserts:
 # ---------------------------------------------------------------- which rows go where
 
 
-def rows_by_queue(chunk: pa.Table, options: SinkOptions) -> dict[QueueAddress, pa.ChunkedArray]:
-    """Return which rows are sent to one queue, as booleans, for each queue."""
+def rows_by_queue(
+    chunk: pa.Table, options: SinkOptions, connection: Connection | None = None
+) -> dict[QueueAddress, pa.ChunkedArray]:
+    """
+    Return which rows are sent to one queue, as booleans, for each queue.
+
+    With a connection the rows of all spellings of a queue are together, so that they keep their
+    order.
+    """
     own, topics = chunk["queue"], publish.topics_of(chunk)
-    names: dict[QueueAddress, list[str | None]] = {}
-    for name in _names_of_queues(chunk):
-        names.setdefault(destination_of(name, options), []).append(name)
+    names = {name: destination_of(name, options) for name in _names_of_queues(chunk)}
+    spellings: dict[QueueAddress, list[str | None]] = {}
+    several = len(set(names.values())) > 1
+    first = unite(connection, names.values()) if connection and several else {}
+    for name, queue in names.items():
+        spellings.setdefault(first.get(queue, queue), []).append(name)
     chosen = {
-        queue: pc.is_in(own, value_set=pa.array(spellings, pa.string()))
-        for queue, spellings in names.items()
+        queue: pc.is_in(own, value_set=pa.array(texts, pa.string()))
+        for queue, texts in spellings.items()
     }
     if topics is None:
         return chosen
@@ -342,20 +352,6 @@ def _names_of_queues(chunk: pa.Table) -> list[str | None]:
         own if topics is None else own.filter(pc.is_null(topics))
     ).to_pylist()
     return names
-
-
-def _unite_spellings(
-    connection: Connection, chosen: dict[QueueAddress, pa.ChunkedArray]
-) -> dict[QueueAddress, pa.ChunkedArray]:
-    """Put the rows of all spellings of a queue together, so that they keep their order."""
-    if len(chosen) <= 1:
-        return chosen
-    first = unite(connection, chosen)
-    united: dict[QueueAddress, pa.ChunkedArray] = {}
-    for queue, rows in chosen.items():
-        one = first[queue]
-        united[one] = pc.or_(united[one], rows) if one in united else rows
-    return united
 
 
 def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,6 +38,7 @@ from sqlq_spark.send.sender import CHUNK_TOPICS
 from sqlq_spark.wire.message_types import SEPARATOR, full_name, unfit
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Sequence
 
     from sqlq_spark.database import Connection, Row
@@ -59,28 +59,24 @@ UNSENDABLE = re.compile("[\0\ud800-\udfff]")
 # ---------------------------------------------------------------- copies
 
 
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """Which rows are copied into which queue, as booleans."""
-
-    queues: dict[QueueAddress, pa.Array]
-    lost: dict[str, pa.Array]  # the same for queues that cannot be sent to, by their addresses
-    reasons: dict[str, SqlQueueError]  # why they cannot
-    without_subscriber: Counter[str]  # lists of topics that no queue gets, and how many rows
-
-
 def topics_of(chunk: pa.Table) -> pa.ChunkedArray | None:
     """Return the topics of a chunk's rows; None where no row is published."""
     return chunk[CHUNK_TOPICS.name] if CHUNK_TOPICS.name in chunk.column_names else None
 
 
-def find_copies(inserts: Inserts, topics: pa.ChunkedArray) -> Copies:
+def find_copies(
+    inserts: Inserts, topics: pa.ChunkedArray
+) -> tuple[dict[QueueAddress | str, pa.Array], dict[str, SqlQueueError]]:
     """
-    Find the queues of each row's subscribers, and lock them.
+    Find the queues of each row's subscribers, and lock them; count rows that no queue gets.
 
     Args:
         inserts: of the transaction that sends.
         topics: a list of each row; null where it is not published.
+
+    Returns:
+        Which rows are copied into which queue, as booleans; and for each text among the queues, an
+        address that cannot be sent to, why not.
 
     Raises:
         SubscriberUnreachable, SubscriptionsNotFound: nothing must be sent.
@@ -88,20 +84,16 @@ def find_copies(inserts: Inserts, topics: pa.ChunkedArray) -> Copies:
     items = pc.list_flatten(topics)
     rows = np.repeat(np.arange(len(topics)), pc.fill_null(pc.list_value_length(topics), 0))
     places, reasons = _topics_by_place(inserts, pc.unique(items).to_pylist())
+    copies: dict[QueueAddress | str, pa.Array] = {}
     alone = pc.is_valid(topics).to_numpy()
-    copies = Copies({}, {}, reasons, Counter())
     for place, wanted in places.items():
         mask = np.zeros(len(topics), bool)
         mask[rows[pc.is_in(items, value_set=pa.array(wanted, pa.string())).to_numpy()]] = True
-        alone = alone & ~mask
-        if isinstance(place, str):
-            copies.lost[place] = pa.array(mask)
-        else:
-            copies.queues[place] = pa.array(mask)
+        copies[place], alone = pa.array(mask), alone & ~mask
     texts = pc.binary_join(topics.filter(pa.array(alone)), SEPARATOR)
     for each in pc.value_counts(texts).to_pylist():
-        copies.without_subscriber[each["values"]] = each["counts"]
-    return copies
+        inserts.without_subscriber[each["values"]] += each["counts"]
+    return copies, reasons
 
 
 def _topics_by_place(

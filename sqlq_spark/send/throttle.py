@@ -17,9 +17,8 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import pyarrow.compute as pc
 
@@ -56,16 +55,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
+# destinations, untrusted: ("topic", its name), ("queue", its name or None for that of the options)
+Names: TypeAlias = "set[tuple[str, str | None]]"
 
 REMINDER = 600.0  # seconds after which a wait is logged again
 PAUSE = 1.0  # seconds between looks at a backlog
 PAUSE_SHARE = 10.0  # of the time that a look took: dead rows that a snapshot keeps make it slow
 LONGEST_PAUSE = 60.0  # seconds between looks at the clock
-COUNTED = 100_000  # messages that a log line counts at least; they take 12 ms
+COUNTED = 100_000  # messages that a look counts at most, if the limit is less; they take 12 ms
 
 
 def wait_before_dispatch(
-    options: SinkOptions, staged: Staged, partition: int, names: DestinationNames
+    options: SinkOptions, staged: Staged, partition: int, names: Names
 ) -> None:
     """
     Wait until the driver may dispatch, as far as this task decides it.
@@ -78,7 +79,8 @@ def wait_before_dispatch(
         partition: of the task.
         names: what its rows name.
     """
-    name, first = f"sink {staged.sink}/{staged.batch}/{partition}", partition == 0
+    sink, batch, first = staged.sink, staged.batch, partition == 0
+    name = f"sink {sink}/{batch}/{partition}"
 
     def run(work: Callable[[Connection], T]) -> T:
         # this session leaves its connection to the next one
@@ -87,18 +89,9 @@ def wait_before_dispatch(
 
     if first and options.max_rate is not None:
         rate = options.max_rate
-        sink, batch = staged.sink, staged.batch
         left = run(lambda connection: read_seconds_left(connection, options, sink, batch, rate))
-        until = time.monotonic() + left
-
-        def look(*, exact: bool) -> Reason | None:  # noqa: ARG001
-            left = until - time.monotonic()
-            text = f"{left:.1f} s until the next batch (maxMessagesPerSecond={rate})"
-            return Reason(text, min(left, LONGEST_PAUSE)) if left > 0 else None
-
-        # such a wait comes with each batch, so it is no warning
-        wait_while(look, name, level=logging.INFO)
-    common = DestinationNames.of_options(options)
+        _wait_for_rate(time.monotonic() + left, rate, name)
+    common = names_of_options(options)
     own, query = names | common if first else names - common, staged.origin.query_id
     _wait_for_backlog(options, own, name, query, run)
 
@@ -116,13 +109,8 @@ def wait_before_chunks(
         query: Spark's id of it.
     """
     for chunk in chunks:
-        names = DestinationNames()
-        names.add(chunk)
-        _wait_for_backlog(options, names, session.application, query, session.do)
+        _wait_for_backlog(options, names_of_chunk(chunk), session.application, query, session.do)
         yield chunk
-
-
-# ---------------------------------------------------------------- a wait
 
 
 class Reason(NamedTuple):
@@ -133,7 +121,7 @@ class Reason(NamedTuple):
 
 
 def wait_while(
-    look: Callable[..., Reason | None],
+    look: Callable[[], Reason | None],
     name: str,
     *,
     level: int = logging.WARNING,
@@ -147,30 +135,38 @@ def wait_while(
     line is logged when the wait begins, a warning every REMINDER seconds, and one line at the end.
 
     Args:
-        look: returns the reason, or None; `exact` says that its text is for a line of the log. It
-            holds no transaction open afterwards.
+        look: returns the reason, or None; it holds no transaction open afterwards.
         name: of what waits, for the log.
         level: of the first line and the last.
         clock: monotonic seconds.
         sleep: passes seconds.
     """
     began = clock()
-    reason = look(exact=True)
+    reason = look()
     if reason is None:
         return
     log.log(level, "%s waits: %s", name, reason.text)
     remind = began + REMINDER
     while reason is not None:
         sleep(reason.pause)
-        late = clock() >= remind
-        reason = look(exact=late)
-        if late and reason is not None:
+        reason = look()
+        if clock() >= remind and reason is not None:
             log.warning("%s still waits, %d s: %s", name, clock() - began, reason.text)
             remind = clock() + REMINDER
     log.log(level, "%s waited %.1f s and goes on", name, clock() - began)
 
 
 # ---------------------------------------------------------------- for maxMessagesPerSecond
+
+
+def _wait_for_rate(until: float, rate: int, name: str) -> None:
+    def look() -> Reason | None:
+        left = until - time.monotonic()
+        text = f"{left:.1f} s until the next batch (maxMessagesPerSecond={rate})"
+        return Reason(text, min(left, LONGEST_PAUSE)) if left > 0 else None
+
+    # such a wait comes with each batch, so it is no warning
+    wait_while(look, name, level=logging.INFO)
 
 
 def read_seconds_left(
@@ -205,118 +201,81 @@ def seconds_left(messages: int, seconds: float, rate: int) -> float:
 # ---------------------------------------------------------------- for pauseAboveBacklog
 
 
-@dataclass
-class DestinationNames:
+def names_of_options(options: SinkOptions) -> Names:
+    """Return what the options name."""
+    if options.topics is not None:
+        return {("topic", topic) for topic in options.topics}
+    return set() if options.address is None else {("queue", None)}
+
+
+def names_of_chunk(chunk: pa.Table) -> Names:
     """
-    Destinations by name, untrusted; a queue None is that of the options.
+    Return what the rows of a chunk name.
 
     Those of delayed rows are left out. They reach their queue only when they are due.
     """
+    waiting = find_waiting(chunk)
+    if waiting is not None:
+        chunk = chunk.filter(pc.invert(waiting))
+    own, topics, names = chunk["queue"], publish.topics_of(chunk), set()
+    if topics is not None:
+        names = {("topic", topic) for topic in pc.unique(pc.list_flatten(topics)).to_pylist()}
+        own = own.filter(pc.is_null(topics))
+    return names | {("queue", queue) for queue in pc.unique(own).to_pylist()}
 
-    queues: set[str | None] = field(default_factory=set)
-    topics: set[str] = field(default_factory=set)
 
-    @classmethod
-    def of_options(cls, options: SinkOptions) -> DestinationNames:
-        """Return what the options name."""
-        topics = set(options.topics or ())
-        return cls(set() if topics or options.address is None else {None}, topics)
+def record_names(chunks: Iterable[pa.Table], names: Names) -> Iterator[pa.Table]:
+    """Pass chunks on, and add what their rows name."""
+    for chunk in chunks:
+        names |= names_of_chunk(chunk)
+        yield chunk
 
-    def record(self, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
-        """Pass chunks on, and add what their rows name."""
-        for chunk in chunks:
-            self.add(chunk)
-            yield chunk
 
-    def add(self, chunk: pa.Table) -> None:
-        """Add what the rows of a chunk name."""
-        waiting = find_waiting(chunk)
-        if waiting is not None:
-            chunk = chunk.filter(pc.invert(waiting))
-        own, topics = chunk["queue"], publish.topics_of(chunk)
-        if topics is not None:
-            self.topics.update(pc.unique(pc.list_flatten(topics)).to_pylist())
-            own = own.filter(pc.is_null(topics))
-        self.queues.update(pc.unique(own).to_pylist())
+def _find_queues(connection: Connection, options: SinkOptions, names: Names) -> list[QueueAddress]:
+    """
+    Return the queues of names, those of subscribers among them, in a constant order.
 
-    def __or__(self, other: DestinationNames) -> DestinationNames:
-        return DestinationNames(self.queues | other.queues, self.topics | other.topics)
-
-    def __sub__(self, other: DestinationNames) -> DestinationNames:
-        return DestinationNames(self.queues - other.queues, self.topics - other.topics)
-
-    def find_queues(self, connection: Connection, options: SinkOptions) -> list[QueueAddress]:
-        """
-        Return the queues of these names, those of subscribers among them, in a constant order.
-
-        Names that lead to no queue are left out: the dispatch reports them.
-
-        Args:
-            connection: in a transaction, if there are topics.
-            options: the sink's.
-        """
-        queues: list[QueueAddress] = []
-        for name in sorted(self.queues, key=str):
+    Names that lead to no queue are left out: the dispatch reports them. Topics need a transaction.
+    """
+    queues: list[QueueAddress] = []
+    by_topic: dict[str, list[publish.Subscription]] = {}
+    if any(kind == "topic" for kind, _ in names):
+        with suppress(SubscriptionsNotFound):
+            by_topic = publish.cache.by_topic(connection, options.url, options.subscription_address)
+    for kind, name in sorted(names, key=str):
+        if kind == "queue":
             with suppress(BadInput):
                 queues.append(destination_of(name, options))
-        with suppress(SubscriptionsNotFound):
-            by_topic = (
-                publish.cache.by_topic(connection, options.url, options.subscription_address)
-                if self.topics
-                else {}
-            )
-            for topic in sorted(self.topics):
-                for each in by_topic.get(full_name(topic), []):
-                    with suppress(BadAddress):
-                        queues.append(connection.parsed(each.address))
-        return list(dict.fromkeys(map(connection.names.qualify, queues)))
-
-
-@dataclass(frozen=True)
-class Above:
-    """A queue with a backlog above the limit."""
-
-    queue: QueueAddress
-    printed: str
-    messages: int  # counted up to `most`
-    most: int
-    limit: int
-
-    def __str__(self) -> str:
-        counted = f"{self.messages}{' or more' if self.messages >= self.most else ''}"
-        return f"{counted} messages wait in {self.printed} (pauseAboveBacklog={self.limit})"
+            continue
+        for each in by_topic.get(full_name(name or ""), []):
+            with suppress(BadAddress):
+                queues.append(connection.parsed(each.address))
+    return list(dict.fromkeys(map(connection.names.qualify, queues)))
 
 
 def _wait_for_backlog(
     options: SinkOptions,
-    names: DestinationNames,
+    names: Names,
     name: str,
     query: str | None,
     run: Callable[[Callable[[Connection], Any]], Any],
 ) -> None:
     """Wait while the backlog of a destination is above the limit, if there is one."""
-    limit, above = options.pause_above, None
-    if limit is None or not (names.queues or names.topics):
+    if options.pause_above is None or not names:
         return
     if query is not None:
-        run(partial(check_source, names=names, options=options, query=query))
+        run(partial(check_source, options=options, names=names, query=query))
 
-    def look(*, exact: bool) -> Reason | None:
-        nonlocal above
-        # the queue that was above the limit last is the first to look at
-        first, began = above and above.queue, time.monotonic()
-        above = run(
-            partial(find_above, names=names, options=options, limit=limit, first=first, exact=exact)
-        )
+    def look() -> Reason | None:
+        began = time.monotonic()
+        text = run(partial(find_backlog, options=options, names=names))
         pause = max(PAUSE, PAUSE_SHARE * (time.monotonic() - began))
-        return None if above is None else Reason(str(above), pause)
+        return None if text is None else Reason(text, pause)
 
     wait_while(look, name)
 
 
-def check_source(
-    connection: Connection, names: DestinationNames, options: SinkOptions, query: str
-) -> None:
+def check_source(connection: Connection, options: SinkOptions, names: Names, query: str) -> None:
     """
     Refuse to wait for a queue that the query itself receives from: it would wait for itself.
 
@@ -324,8 +283,8 @@ def check_source(
 
     Args:
         connection: no transaction open.
-        names: the destinations.
         options: the sink's.
+        names: of destinations.
         query: Spark's id of it.
 
     Raises:
@@ -334,7 +293,7 @@ def check_source(
     try:
         with transaction(connection, timeout=options.query_timeout):
             rows = connection.rows("query_queues", query_id=query)
-            queues = names.find_queues(connection, options) if rows else []
+            queues = _find_queues(connection, options, names) if rows else []
     except (RightMissing, StateNotInstalled):
         return
     own = set(connection.identities([connection.parsed(queue) for (queue,) in rows]))
@@ -348,38 +307,30 @@ def check_source(
             )
 
 
-def find_above(
-    connection: Connection,
-    names: DestinationNames,
-    options: SinkOptions,
-    limit: int,
-    *,
-    first: QueueAddress | None = None,
-    exact: bool = False,
-) -> Above | None:
+def find_backlog(connection: Connection, options: SinkOptions, names: Names) -> str | None:
     """
-    Return the first destination whose backlog is above the limit, or None.
+    Say which destination has a backlog above the limit, for a line of the log; None: none has.
 
     A look is a short transaction that counts with the statement `peek`, and locks no message.
 
     Args:
         connection: no transaction open.
-        names: the destinations.
         options: the sink's.
-        limit: messages.
-        first: the destination to look at first.
-        exact: whether to count on for a log line; otherwise a count ends above the limit.
+        names: of destinations.
 
     Raises:
         RightMissing: this login may not read a destination.
     """
+    limit = options.pause_above or 0
+    most = max(limit + 1, COUNTED)
     with transaction(connection, timeout=options.query_timeout):
-        queues = names.find_queues(connection, options)
-    most = max(limit + 1, COUNTED if exact else 0)
-    for queue in sorted(queues, key=lambda each: each != first):
+        queues = _find_queues(connection, options, names)
+    for queue in queues:
         messages = _count_waiting(connection, queue, options, most)
         if messages > limit:
-            return Above(queue, connection.printed(queue), messages, most, limit)
+            counted = f"{messages}{' or more' if messages >= most else ''}"
+            where = connection.printed(queue)
+            return f"{counted} messages wait in {where} (pauseAboveBacklog={limit})"
     return None
 
 

@@ -33,7 +33,7 @@ from sqlq_spark.receive.task import Task, TaskRules, receive
 from sqlq_spark.send import insert
 from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
-from sqlq_spark.send.throttle import DestinationNames, find_above
+from sqlq_spark.send.throttle import find_backlog
 from sqlq_spark.wire.address import QueueAddress, parse_postgresql
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.payload import pack
@@ -280,13 +280,14 @@ def test_no_code_of_an_attacker_runs_by_a_look_at_the_backlog(scene: Scene) -> N
     scene.mallory.sql(f"GRANT SELECT, INSERT ON {view} TO PUBLIC")
     scene.place.sql(f"GRANT SELECT ON {scene.trap} TO {scene.shop.login}")
     scene.put(scene.trap)
-    options = SinkOptions.parse({"url": scene.shop.url, "stateSchema": scene.place.state})
+    given = {"url": scene.shop.url, "stateSchema": scene.place.state, "pauseAboveBacklog": "0"}
 
-    found = find_above(scene.connection(), DestinationNames({view, scene.trap}), options, 0)
+    found = find_backlog(
+        scene.connection(), SinkOptions.parse(given), {("queue", view), ("queue", scene.trap)}
+    )
 
     assert scene.loot() == []
-    assert found is not None
-    assert found.printed == scene.trap
+    assert f"wait in {scene.trap} " in str(found)
 
 
 def test_a_header_directs_no_message_into_a_table_of_another_owner(scene: Scene) -> None:
