@@ -38,7 +38,7 @@ def test_both_writers_write_the_bytes_of_the_endpoint(case: Case) -> None:
 
     assert wire.dumps(read) == case.headers
     assert [f"{{{text}}}" for text in OwnMaps(maps).members().to_pylist()] == [case.headers]
-    assert OwnTexts(pa.array([case.headers])).objects().to_pylist() == [case.headers]
+    assert OwnTexts(pa.array([case.headers])).objects.to_pylist() == [case.headers]
 
 
 def test_readers_in_columns_find_all_headers() -> None:

@@ -50,7 +50,9 @@ def find_waiting(chunk: pa.Table) -> pa.ChunkedArray | None:
     return mask if pc.any(mask).as_py() else None
 
 
-def store(inserts: Inserts, chunk: pa.Table, chosen: dict[QueueAddress, pa.ChunkedArray]) -> None:
+def store_delayed(
+    inserts: Inserts, chunk: pa.Table, chosen: dict[QueueAddress, pa.ChunkedArray]
+) -> None:
     """
     Insert delayed messages into the tables where they wait, Due by the database's clock.
 
@@ -82,7 +84,7 @@ def store(inserts: Inserts, chunk: pa.Table, chosen: dict[QueueAddress, pa.Chunk
         return
     for queue, mine in chosen.items():
         table = delayed_of(queue)
-        reason = _lock(inserts, table, queue) or inserts.load(table, rows.filter(mine))
+        reason = _lock(inserts, table, queue) or inserts.copy_rows(table, rows.filter(mine))
         if reason is not None:
             inserts.set_aside(chunk.filter(mine), queue, reason)
 
@@ -199,7 +201,10 @@ class Mover:
         tables = {"delayed": self.delayed, "queue": self.queue}
         try:
             with transaction(connection, timeout=self.timeout):
-                self._check(connection)
+                known = Destinations(connection, self.allowed, source=self.queue)
+                # what leaves the delayed table must run no code of an untrusted owner
+                for reason in known.find_refused([self.delayed], DELAYED).values():
+                    raise reason
                 zone = self._zone or endpoint_zone(connection, self._given_zone)
                 moved, renamed = connection.rows(
                     "move_due", tables=tables, zone=zone, messages=most
@@ -217,12 +222,6 @@ class Mover:
                 renamed,
             )
         return Moved(moved, next_due)
-
-    def _check(self, connection: Connection) -> None:
-        """Make sure that what leaves the delayed table runs no code of an untrusted owner."""
-        known = Destinations(connection, self.allowed, source=self.queue)
-        for reason in known.find_refused([self.delayed], DELAYED).values():
-            raise reason
 
     def move_all(self, connection: Connection, most: int | None = None) -> Moved:
         """Move all that is due, or at most so many messages, a batch in a transaction."""

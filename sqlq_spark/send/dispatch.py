@@ -28,8 +28,8 @@ from sqlq_spark.send.staging import NAMELESS
 from sqlq_spark.wire.unpack import Expected, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Executor, Future
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     import pyarrow as pa
 
@@ -156,27 +156,20 @@ def copy_chunks(inserts: Inserts, staged: Sequence[Staged]) -> None:
         ChunksMissing: the staging lacks one.
     """
     sink, batch = staged[0].sink, staged[0].batch
-    wanted = {key: seal for each in staged for key, seal in each.chunks().items()}
+    wanted = {key: seal for each in staged for key, seal in each.chunks.items()}
     there = set(inserts.connection.rows("chunks", sink=sink, batch=batch))
     found = sum((key.attempt, key.chunk) in there for key in wanted)
     if found < len(wanted):
         raise ChunksMissing(sink=sink, batch=batch, staged=len(wanted), found=found)
-    with ThreadPoolExecutor(1) as pool:
-        for chunk in _unpack(inserts.connection, wanted, pool):
-            inserts.insert(chunk)
-
-
-def _unpack(
-    connection: Connection, wanted: dict[ChunkKey, Seal], pool: Executor
-) -> Iterator[pa.Table]:
-    """Yield chunks; while the caller sends one, a thread unpacks the next one."""
     ahead: Future[pa.Table] | None = None
-    for key, seal in wanted.items():
-        chunk, ahead = ahead, pool.submit(_fetch(connection, key, seal))
-        if chunk is not None:
-            yield chunk.result()
-    if ahead is not None:
-        yield ahead.result()
+    with ThreadPoolExecutor(1) as pool:
+        # while this thread sends a chunk, the other one unpacks the next
+        for key, seal in wanted.items():
+            chunk, ahead = ahead, pool.submit(_fetch(inserts.connection, key, seal))
+            if chunk is not None:
+                inserts.insert(chunk.result())
+        if ahead is not None:
+            inserts.insert(ahead.result())
 
 
 def _fetch(connection: Connection, key: ChunkKey, seal: Seal) -> Callable[[], pa.Table]:

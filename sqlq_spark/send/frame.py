@@ -20,7 +20,7 @@ from sqlq_spark.wire.message_types import unfit
 from sqlq_spark.wire.texts import find_undecodable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from sqlq_spark.database.names import Names
     from sqlq_spark.options import SinkOptions
@@ -80,43 +80,41 @@ def check_frame(
     Raises:
         BadFrame.
     """
-    faults = _find_faults(types, queue=queue, topics=topics, as_received=as_received)
-    for reason in faults:
-        raise BadFrame(done="sent", reason=reason)
-
-
-def _find_faults(
-    types: dict[str, str], *, queue: bool, topics: bool, as_received: bool
-) -> Iterator[str]:
+    faults = [_find_fault(name, kind) for name, kind in types.items() if name not in IGNORED]
     if as_received and types.get("expires", "timestamp") != "timestamp":
-        yield f"column expires is {types['expires']}: expected timestamp"
-    for name, kind in types.items():
-        if name in IGNORED:
-            continue
-        if name not in WRITTEN:
-            known, ignored = ", ".join(WRITTEN), ", ".join(IGNORED)
-            yield f"column {name} is not known; known are {known} (ignored: {ignored})"
-        span = name in {"timeToBeReceived", "delay"}
-        if not (_is_span(kind) if span else kind in TYPES.get(name, {"string"})):
-            yield f"column {name} is {kind}: expected {EXPECTED.get(name, 'string')}"
+        faults.insert(0, f"column expires is {types['expires']}: expected timestamp")
     if "body" not in types:
-        yield f"it has no column body (binary or string); it has {', '.join(types) or 'none'}"
+        faults.append(
+            f"it has no column body (binary or string); it has {', '.join(types) or 'none'}"
+        )
     if types.keys().isdisjoint({"queue", "topics"}) and not queue and not topics:
-        yield (
+        faults.append(
             "no destination: give the option queue, or a column queue; to publish, the option "
             "topics, or a column topics"
         )
     if {"queue", "delay"} <= types.keys() and "seq" not in types and queue:
-        yield (
+        faults.append(
             "its columns queue and delay, as retry_later makes them, say where each row comes "
             "back, and the option queue would override them: drop the option, and name the error "
             "queue by to"
         )
     if {"queue", "seq"} <= types.keys() and topics:
-        yield (
+        faults.append(
             "its columns queue and seq, as a read gives them, say where each row came from, and "
             "would override the option topics: drop the column queue, or the option"
         )
+    for reason in filter(None, faults):
+        raise BadFrame(done="sent", reason=reason)
+
+
+def _find_fault(name: str, kind: str) -> str | None:
+    if name not in WRITTEN:
+        known, ignored = ", ".join(WRITTEN), ", ".join(IGNORED)
+        return f"column {name} is not known; known are {known} (ignored: {ignored})"
+    span = name in {"timeToBeReceived", "delay"}
+    if _is_span(kind) if span else kind in TYPES.get(name, {"string"}):
+        return None
+    return f"column {name} is {kind}: expected {EXPECTED.get(name, 'string')}"
 
 
 def _is_span(kind: str) -> bool:
@@ -150,17 +148,17 @@ class Frame:
 
     def convert(
         self,
-        texts: pa.Array,
+        column: pa.Array,
         kind: pa.DataType,
-        read: Callable[[str], Any],
+        read: Callable[[Any], Any],
         explain: Callable[[Any], str] = str,
     ) -> pa.Array:
-        """Convert each distinct text once; refuse the first row whose text cannot be read."""
-        coded = texts.dictionary_encode()
+        """Convert each distinct value once; refuse the first row whose value cannot be read."""
+        coded = column.dictionary_encode()
         values = []
-        for code, text in enumerate(coded.dictionary.to_pylist()):
+        for code, value in enumerate(coded.dictionary.to_pylist()):
             try:
-                values.append(read(text))
+                values.append(read(value))
             except (BadOption, wire.BadTimeSpan) as error:
                 self.refuse(pc.equal(coded.indices, code), explain(error))
         return pa.array(values, kind).take(coded.indices)
@@ -257,22 +255,17 @@ class Frame:
 
     def _check_lists(self, topics: pa.Array) -> pa.Array:
         """Refuse items that are no topics; return the lists, with null for an empty one."""
-        rows, items = pc.list_parent_indices(topics), topics.flatten().dictionary_encode()
-        wrong = [(items.is_null(), "a null")] if items.null_count else []
-        wrong += [
-            (pc.equal(items.indices, code), reason)
-            for code, topic in enumerate(items.dictionary.to_pylist())
-            if (reason := unfit(topic)) is not None
-        ]
-        for places, reason in wrong:
-            bad = rows.filter(places)
-            self.refuse(
-                pc.is_in(pa.array(range(self.rows), bad.type), value_set=bad),
-                f"topics holds {reason}",
-            )
-        return pc.if_else(
-            pc.greater(pc.list_value_length(topics), 0), topics, pa.nulls(len(topics), TOPICS)
-        )
+        wrong = {
+            topic: reason
+            for topic in pc.unique(topics.flatten()).to_pylist()
+            if (reason := "a null" if topic is None else unfit(topic)) is not None
+        }
+        for row, items in enumerate(topics.to_pylist() if wrong else ()):
+            for topic in items or ():
+                if topic in wrong:
+                    reason = f"topics holds {wrong[topic]}"
+                    raise BadMessage(partition=self.partition, row=self.row + row, reason=reason)
+        return pc.if_else(pc.greater(pc.list_value_length(topics), 0), topics, None)
 
     # ------------------------------------------------------------ how long a message lives or waits
 

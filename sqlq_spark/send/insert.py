@@ -158,7 +158,7 @@ class Inserts:
         waiting = delayed.find_waiting(chunk)
         if waiting is not None:
             rows = chunk.filter(waiting)
-            delayed.store(self, rows, rows_by_queue(rows, options))
+            delayed.store_delayed(self, rows, rows_by_queue(rows, options))
             chunk = chunk.filter(pc.invert(waiting))
         rows = add_expires(self.connection, chunk)
         chosen = rows_by_queue(chunk, options, self.connection)
@@ -174,7 +174,7 @@ class Inserts:
                 else:
                     chosen[place] = pc.or_(chosen[place], mine) if place in chosen else mine
         for queue, mine in chosen.items():
-            refused = self.load(queue, add_ids(rows if whole else rows.filter(mine)))
+            refused = self.copy_rows(queue, add_ids(rows if whole else rows.filter(mine)))
             if refused is not None:
                 self.set_aside(chunk.filter(mine), queue, refused)
         self._load_set_aside()
@@ -215,7 +215,7 @@ class Inserts:
         locked = [queue for queue in new if queue not in refused]
         return refused | self.destinations.check_locked(locked, columns)
 
-    def load(self, queue: QueueAddress, rows: pa.Table) -> SqlQueueError | None:
+    def copy_rows(self, queue: QueueAddress, rows: pa.Table) -> SqlQueueError | None:
         """
         Insert rows at their destination; return why not, if it refuses them.
 

@@ -223,7 +223,9 @@ class Sender:
             wire.ENCLOSED_MESSAGE_TYPES: lambda: types,
             wire.CONTENT_TYPE: lambda: options.content_type,
             wire.TIME_SENT: lambda: wire.wire_time(sent),
-            wire.TIME_TO_BE_RECEIVED: lambda: _span_texts(lifetime),
+            wire.TIME_TO_BE_RECEIVED: lambda: frame.convert(
+                lifetime, pa.string(), wire.format_span
+            ),
             wire.DELIVER_AT: lambda: deliver_at,
             wire.FORWARD_DESTINATION: lambda: forward,
         }
@@ -305,10 +307,3 @@ def _deliver_at(delays: dict[str, pa.Array], sent: datetime, rows: int) -> pa.Ar
         moments.append(pc.add(pa.scalar(sent, MOMENT).cast(pa.timestamp("us")), wait))
     texts = pc.strftime(pc.coalesce(*moments), "%Y-%m-%d %H:%M:%S")
     return pc.binary_join_element_wise(pc.replace_substring(texts, ".", ":"), "Z", " ")
-
-
-def _span_texts(lifetimes: pa.Array) -> pa.Array:
-    """Return TimeToBeReceived as its header writes it."""
-    coded = lifetimes.dictionary_encode()
-    texts = [wire.format_span(each) for each in coded.dictionary.to_pylist()]
-    return pa.array(texts, pa.string()).take(coded.indices)

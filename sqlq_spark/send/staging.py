@@ -9,7 +9,7 @@ are deleted without being sent.
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,15 +36,9 @@ class Staged:
     batch: int
     attempt: str
     messages: int
-    seals: tuple[Seal, ...] = ()  # one for each chunk; they do not pass through the database
+    # in the order in which the task wrote them; the seals do not pass through the database
+    chunks: dict[ChunkKey, Seal] = field(default_factory=dict)
     origin: Origin = NO_STREAM  # the micro-batch, whose receipts may be settled
-
-    def chunks(self) -> dict[ChunkKey, Seal]:
-        """Return the chunks, in the order in which the task wrote them."""
-        return {
-            ChunkKey(self.sink, self.batch, self.attempt, number): seal
-            for number, seal in enumerate(self.seals)
-        }
 
 
 class ChunkKey(NamedTuple):
@@ -80,15 +74,15 @@ def stage(
         origin: Spark's names for the micro-batch that runs.
     """
     attempt, messages = str(uuid.uuid4()), 0
-    seals: list[Seal] = []
+    sealed: dict[ChunkKey, Seal] = {}
     for chunk in chunks:
         payload = pack(chunk)
-        key = ChunkKey(sink, batch, attempt, len(seals))
+        key = ChunkKey(sink, batch, attempt, len(sealed))
         timeout = session.options.query_timeout
         session.do(partial(_stage_chunk, key, payload, chunk.num_rows, timeout))
-        seals.append(payload.seal)
+        sealed[key] = payload.seal
         messages += chunk.num_rows
-    return Staged(sink, batch, attempt, messages, tuple(seals), origin)
+    return Staged(sink, batch, attempt, messages, sealed, origin)
 
 
 def _stage_chunk(
