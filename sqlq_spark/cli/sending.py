@@ -57,7 +57,7 @@ def insert(
         for chunk in chunks:
             inserts.insert(chunk)
             advance(chunk.num_rows)
-        inserts.confirm()
+        inserts.destinations.confirm()
     sent.without_subscriber += inserts.without_subscriber
     sent.printed = connection.printed
 

@@ -96,4 +96,4 @@ def insert(connection: Connection, source: str, messages: pa.Table, options: Sin
         )
         inserts = Inserts(connection, options, trusted)
         inserts.insert(messages)
-        inserts.confirm()
+        inserts.destinations.confirm()

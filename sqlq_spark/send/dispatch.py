@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import BatchClosed, ChunksMissing, DispatchLogAhead, NothingToSettle
-from sqlq_spark.send.insert import run_and_isolate_failures
+from sqlq_spark.send.insert import send_in_transaction
 from sqlq_spark.send.publish import log_without_subscriber
 from sqlq_spark.send.sender import CHUNK_OPTIONAL, CHUNK_ROW
 from sqlq_spark.send.staging import NAMELESS
@@ -78,14 +78,17 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
     sink, batch = staged[0].sink, staged[0].batch
     where, messages = f"{sink}: batch {batch}", sum(each.messages for each in staged)
 
-    def send(inserts: Inserts) -> tuple[Inserts, str | None]:
+    before: str | None = None  # the login that began the sink, if the batch was sent before
+
+    def send(inserts: Inserts) -> None:
+        nonlocal before
         login, last = lock_exclusive(connection, sink)
         if last is not None and last > batch + AHEAD:
             # it would drop new messages as sent
             schema, server = connection.state, connection.server
             raise DispatchLogAhead(sink=sink, batch=batch, found=last, schema=schema, server=server)
-        new = advance(connection, sink, batch, messages)
-        if new:
+        before = None if advance(connection, sink, batch, messages) else login
+        if before is None:
             if options.settles:
                 settle(connection, staged[0].origin)
             copy_chunks(inserts, staged)
@@ -93,9 +96,8 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
         connection.run("discard", sink=sink, batch=batch)
         if sink.startswith(NAMELESS):
             delete_abandoned(connection)
-        return inserts, None if new else login
 
-    inserts, before = run_and_isolate_failures(connection, options, send)
+    inserts = send_in_transaction(connection, options, send)
     if before is not None:
         log.info("%s: was sent before; login %s began this sink", where, before)
         return 0

@@ -18,7 +18,7 @@ import logging
 import time
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -53,16 +53,15 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
-T = TypeVar("T")
 
 # failures that are no fault of a destination: another attempt may succeed, or a DBA ended this one
 PASSING = (*TRANSIENT, Cancelled, TimedOut)
 NOWHERE = "the row has no queue, and the sink has no option queue; a reply needs a ReplyToAddress"
 
 
-def run_and_isolate_failures(
-    connection: Connection, options: SinkOptions, work: Callable[[Inserts], T]
-) -> T:
+def send_in_transaction(
+    connection: Connection, options: SinkOptions, work: Callable[[Inserts], None]
+) -> Inserts:
     """
     Run a transaction that sends; if a destination refuses, run it again and isolate that failure.
 
@@ -72,12 +71,12 @@ def run_and_isolate_failures(
         work: all that is done between begin and commit.
     """
 
-    def run(*, isolate: bool) -> T:
+    def run(*, isolate: bool) -> Inserts:
         with transaction(connection, timeout=options.query_timeout):
             inserts = Inserts(connection, options, isolate_failures=isolate)
-            result = work(inserts)
-            inserts.confirm()
-        return result
+            work(inserts)
+            inserts.destinations.confirm()
+        return inserts
 
     try:
         return run(isolate=False)
@@ -108,12 +107,7 @@ def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions)
 
 def send_chunk(connection: Connection, chunk: pa.Table, options: SinkOptions) -> Counter[str]:
     """Insert a chunk in a transaction of its own; return the topics that nobody subscribed to."""
-
-    def insert(inserts: Inserts) -> Inserts:
-        inserts.insert(chunk)
-        return inserts
-
-    inserts = run_and_isolate_failures(connection, options, insert)
+    inserts = send_in_transaction(connection, options, lambda inserts: inserts.insert(chunk))
     inserts.log_set_aside(connection.application)
     return inserts.without_subscriber
 
@@ -136,8 +130,8 @@ class Inserts:
             connection: in a transaction.
             options: the sink's.
             destinations: which tables may be sent to; None: by the options alone.
-            isolate_failures: whether the messages for a destination that refuses go to the error
-                queue, and the transaction goes on.
+            isolate_failures: whether the messages for a destination that refuses are set aside, and
+                the transaction goes on.
         """
         self.connection = connection
         self.options = options
@@ -178,15 +172,6 @@ class Inserts:
             if refused is not None:
                 self.set_aside(chunk.filter(mine), queue, refused)
         self._load_set_aside()
-
-    def confirm(self) -> None:
-        """
-        Make sure, after the last insert, that the tables are still those that were decided on.
-
-        Raises:
-            DestinationChanged: the transaction must be undone.
-        """
-        self.destinations.confirm()
 
     # ------------------------------------------------------------ destinations
 
@@ -260,14 +245,7 @@ class Inserts:
         return chunk.filter(pc.invert(bad))
 
     def set_aside(self, rows: pa.Table, place: QueueAddress | str, reason: SqlQueueError) -> None:
-        """
-        Keep messages for the error queue.
-
-        Args:
-            rows: of a chunk.
-            place: where they were to go; a text is untrusted.
-            reason: why they cannot go there.
-        """
+        """Keep rows of a chunk for the error queue; a place that is a text is untrusted."""
         address = place if isinstance(place, str) else self.connection.canonical(place)
         self._set_aside(rows, [self._describe(address, reason)] * rows.num_rows)
 
@@ -324,10 +302,9 @@ def rows_by_queue(
     chunk: pa.Table, options: SinkOptions, connection: Connection | None = None
 ) -> dict[QueueAddress, pa.ChunkedArray]:
     """
-    Return which rows are sent to one queue, as booleans, for each queue.
+    Return which rows are sent to each queue, as booleans.
 
-    With a connection the rows of all spellings of a queue are together, so that they keep their
-    order.
+    With a connection all spellings of a queue are one, so that its rows keep their order.
     """
     own, topics = chunk["queue"], publish.topics_of(chunk)
     names = {name: destination_of(name, options) for name in _names_of_queues(chunk)}
@@ -367,11 +344,7 @@ def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
 
 def check_tables(connection: Connection, options: SinkOptions) -> None:
     """
-    Make sure that the tables that the options name are there.
-
-    Args:
-        connection: no transaction open.
-        options: the sink's.
+    Make sure that the tables that the options name are there; no transaction is open.
 
     Raises:
         QueueNotFound, NotAQueue, DestinationRefused, DelayedQueueNotFound, SubscriptionsNotFound.
