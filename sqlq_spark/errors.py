@@ -386,9 +386,10 @@ class SubscriptionsRefused(DatabaseFailure):
     """The subscription table could run code of an owner that is not trusted. It was not read."""
 
     template = (
-        "the subscription table {table} is refused, because {danger} could run code of its owner "
-        "with the permissions of this login. Find out who made the table. If you trust it, make a "
-        "superuser or this login its owner. Or name another table in the option subscriptionTable."
+        "the subscription table {table} is refused, because it could run code of its owner with "
+        "the permissions of this login: {code}. Find out who made the table. If you trust it, make "
+        "a superuser or this login its owner. Or name another table in the option "
+        "subscriptionTable."
     )
 
 

@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 117, "lines": 16031, "tokens": 83108},
-    "everything else": {"files": 103, "lines": 14342, "tokens": 77691},
+    "core": {"files": 109, "lines": 15671, "tokens": 81826},
+    "everything else": {"files": 103, "lines": 14353, "tokens": 77780},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1353},
-    "package": {"files": 220, "lines": 30373, "tokens": 160799},
-    "sql": {"statement lines": 2770},
-    "tests": {"files": 303, "lines": 53455, "tokens": 358626},
-    "words": {"words": 69765},
+    "package": {"files": 212, "lines": 30024, "tokens": 159606},
+    "sql": {"statement lines": 2643},
+    "tests": {"files": 303, "lines": 53572, "tokens": 359268},
+    "words": {"words": 69764},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

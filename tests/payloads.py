@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from sqlq_spark.wire.payload import ZSTD, Packed
+from sqlq_spark.wire.payload import ZSTD, Expected, Packed, unpack
 from sqlq_spark.wire.rows import QUEUE_ROW
-from sqlq_spark.wire.unpack import Expected, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

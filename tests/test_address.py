@@ -9,19 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sqlq_spark.errors import BadAddress
-from sqlq_spark.wire.address import (
-    QueueAddress,
-    message_sqlserver,
-    name_postgresql,
-    name_sqlserver,
-    parse_postgresql,
-    parse_sqlserver,
-    print_postgresql,
-    print_sqlserver,
-    quote_postgresql,
-    quote_sqlserver,
-)
-from sqlq_spark.wire.address_list import split_canonical, split_list, split_list_sqlserver
+from sqlq_spark.wire.address import POSTGRESQL, SQLSERVER, QueueAddress, split_canonical
 
 SPECIAL = "\"'[]@.;-/*\\%{}$ \n\t\r"
 CHARACTERS = st.one_of(
@@ -37,8 +25,8 @@ def names(*, utf8: int = 10_000, utf16: int = 10_000) -> st.SearchStrategy[str]:
     )
 
 
-POSTGRESQL = st.builds(QueueAddress, names(utf8=55), st.none() | names(utf8=63))
-SQLSERVER = st.builds(
+IN_POSTGRESQL = st.builds(QueueAddress, names(utf8=55), st.none() | names(utf8=63))
+IN_SQLSERVER = st.builds(
     QueueAddress, names(utf16=128), st.none() | names(utf16=128), st.none() | names(utf16=128)
 )
 
@@ -52,53 +40,61 @@ Parse = Callable[[str], QueueAddress]
 @pytest.mark.parametrize(
     ("parse", "text", "expected"),
     [
-        (parse_postgresql, '"public"."orders"', QueueAddress("orders", "public")),
-        (parse_postgresql, '"public"."Shop.Orders"', QueueAddress("Shop.Orders", "public")),
-        (parse_postgresql, '"Shop.Orders"', QueueAddress("Shop.Orders")),
-        (parse_postgresql, "orders", QueueAddress("orders")),
-        (parse_postgresql, "sales.orders", QueueAddress("orders", "sales")),
-        (parse_postgresql, 'sales."Shop.Orders"', QueueAddress("Shop.Orders", "sales")),
-        (parse_postgresql, '"sa.les".orders', QueueAddress("orders", "sa.les")),
-        (parse_postgresql, '"say ""hi"""."a"', QueueAddress("a", 'say "hi"')),
-        (parse_postgresql, '""""', QueueAddress('"')),
-        (parse_postgresql, " Orders ", QueueAddress(" Orders ")),
-        (parse_postgresql, "orders@[dbo]", QueueAddress("orders@[dbo]")),
-        (name_postgresql, "orders", QueueAddress("orders")),
-        (name_postgresql, "Shop.Orders", QueueAddress("Shop.Orders")),
-        (name_postgresql, '"sales"."Shop.Orders"', QueueAddress("Shop.Orders", "sales")),
-        (name_postgresql, 'or"ders', QueueAddress('or"ders')),
-        (name_postgresql, "[dbo]", QueueAddress("[dbo]")),
-        (name_postgresql, ".", QueueAddress(".")),
-        (parse_sqlserver, "orders", QueueAddress("orders")),
-        (parse_sqlserver, "Shop.Orders@[dbo]", QueueAddress("Shop.Orders", "dbo")),
-        (parse_sqlserver, "orders@dbo", QueueAddress("orders", "dbo")),
+        (POSTGRESQL.parse_address, '"public"."orders"', QueueAddress("orders", "public")),
+        (POSTGRESQL.parse_address, '"public"."Shop.Orders"', QueueAddress("Shop.Orders", "public")),
+        (POSTGRESQL.parse_address, '"Shop.Orders"', QueueAddress("Shop.Orders")),
+        (POSTGRESQL.parse_address, "orders", QueueAddress("orders")),
+        (POSTGRESQL.parse_address, "sales.orders", QueueAddress("orders", "sales")),
+        (POSTGRESQL.parse_address, 'sales."Shop.Orders"', QueueAddress("Shop.Orders", "sales")),
+        (POSTGRESQL.parse_address, '"sa.les".orders', QueueAddress("orders", "sa.les")),
+        (POSTGRESQL.parse_address, '"say ""hi"""."a"', QueueAddress("a", 'say "hi"')),
+        (POSTGRESQL.parse_address, '""""', QueueAddress('"')),
+        (POSTGRESQL.parse_address, " Orders ", QueueAddress(" Orders ")),
+        (POSTGRESQL.parse_address, "orders@[dbo]", QueueAddress("orders@[dbo]")),
+        (POSTGRESQL.parse_queue, "orders", QueueAddress("orders")),
+        (POSTGRESQL.parse_queue, "Shop.Orders", QueueAddress("Shop.Orders")),
+        (POSTGRESQL.parse_queue, '"sales"."Shop.Orders"', QueueAddress("Shop.Orders", "sales")),
+        (POSTGRESQL.parse_queue, 'or"ders', QueueAddress('or"ders')),
+        (POSTGRESQL.parse_queue, "[dbo]", QueueAddress("[dbo]")),
+        (POSTGRESQL.parse_queue, ".", QueueAddress(".")),
+        (SQLSERVER.parse_address, "orders", QueueAddress("orders")),
+        (SQLSERVER.parse_address, "Shop.Orders@[dbo]", QueueAddress("Shop.Orders", "dbo")),
+        (SQLSERVER.parse_address, "orders@dbo", QueueAddress("orders", "dbo")),
         (
-            parse_sqlserver,
+            SQLSERVER.parse_address,
             "orders@my.schema@my.catalog",
             QueueAddress("orders", "my.schema", "my.catalog"),
         ),
-        (parse_sqlserver, "orders@[]@[shop]", QueueAddress("orders", None, "shop")),
-        (parse_sqlserver, "orders@[]", QueueAddress("orders")),
-        (parse_sqlserver, "orders@[a@b]@[c@d]", QueueAddress("orders", "a@b", "c@d")),
-        (parse_sqlserver, "orders@[my]]schema]", QueueAddress("orders", "my]schema")),
-        (parse_sqlserver, "orders@my]schema", QueueAddress("orders", "my]schema")),
-        (parse_sqlserver, "my]table@[dbo]", QueueAddress("my]table", "dbo")),
-        (parse_sqlserver, "my[table@[dbo]", QueueAddress("my[table", "dbo")),
-        (parse_sqlserver, "[a@b]@[dbo]", QueueAddress("a@b", "dbo")),
-        (parse_sqlserver, "Shop.Orders@[dbo]@[shop]", QueueAddress("Shop.Orders", "dbo", "shop")),
-        (parse_sqlserver, "[orders]", QueueAddress("[orders]")),  # the transport keeps its brackets
-        (parse_sqlserver, "[orders]@[dbo]", QueueAddress("[orders]", "dbo")),
-        (parse_sqlserver, "[a]]@[dbo]", QueueAddress("[a]]", "dbo")),
-        (parse_sqlserver, "[a@[dbo]@[shop]", QueueAddress("[a", "dbo", "shop")),
-        (parse_sqlserver, "[]@[dbo]", QueueAddress("[]", "dbo")),
-        (name_sqlserver, "[orders]@[dbo]", QueueAddress("orders", "dbo")),
-        (name_sqlserver, "[[orders]]]@[dbo]", QueueAddress("[orders]", "dbo")),
-        (parse_sqlserver, '"public"."orders"', QueueAddress('"public"."orders"')),
-        (name_sqlserver, "Shop.Orders", QueueAddress("Shop.Orders")),
-        (name_sqlserver, "Shop.Orders@[sales]", QueueAddress("Shop.Orders", "sales")),
-        (name_sqlserver, "[a@b]", QueueAddress("a@b")),
-        (name_sqlserver, "my]table", QueueAddress("my]table")),
-        (name_sqlserver, '"public"."orders"', QueueAddress('"public"."orders"')),
+        (SQLSERVER.parse_address, "orders@[]@[shop]", QueueAddress("orders", None, "shop")),
+        (SQLSERVER.parse_address, "orders@[]", QueueAddress("orders")),
+        (SQLSERVER.parse_address, "orders@[a@b]@[c@d]", QueueAddress("orders", "a@b", "c@d")),
+        (SQLSERVER.parse_address, "orders@[my]]schema]", QueueAddress("orders", "my]schema")),
+        (SQLSERVER.parse_address, "orders@my]schema", QueueAddress("orders", "my]schema")),
+        (SQLSERVER.parse_address, "my]table@[dbo]", QueueAddress("my]table", "dbo")),
+        (SQLSERVER.parse_address, "my[table@[dbo]", QueueAddress("my[table", "dbo")),
+        (SQLSERVER.parse_address, "[a@b]@[dbo]", QueueAddress("a@b", "dbo")),
+        (
+            SQLSERVER.parse_address,
+            "Shop.Orders@[dbo]@[shop]",
+            QueueAddress("Shop.Orders", "dbo", "shop"),
+        ),
+        (
+            SQLSERVER.parse_address,
+            "[orders]",
+            QueueAddress("[orders]"),
+        ),  # the transport keeps its brackets
+        (SQLSERVER.parse_address, "[orders]@[dbo]", QueueAddress("[orders]", "dbo")),
+        (SQLSERVER.parse_address, "[a]]@[dbo]", QueueAddress("[a]]", "dbo")),
+        (SQLSERVER.parse_address, "[a@[dbo]@[shop]", QueueAddress("[a", "dbo", "shop")),
+        (SQLSERVER.parse_address, "[]@[dbo]", QueueAddress("[]", "dbo")),
+        (SQLSERVER.parse_queue, "[orders]@[dbo]", QueueAddress("orders", "dbo")),
+        (SQLSERVER.parse_queue, "[[orders]]]@[dbo]", QueueAddress("[orders]", "dbo")),
+        (SQLSERVER.parse_address, '"public"."orders"', QueueAddress('"public"."orders"')),
+        (SQLSERVER.parse_queue, "Shop.Orders", QueueAddress("Shop.Orders")),
+        (SQLSERVER.parse_queue, "Shop.Orders@[sales]", QueueAddress("Shop.Orders", "sales")),
+        (SQLSERVER.parse_queue, "[a@b]", QueueAddress("a@b")),
+        (SQLSERVER.parse_queue, "my]table", QueueAddress("my]table")),
+        (SQLSERVER.parse_queue, '"public"."orders"', QueueAddress('"public"."orders"')),
     ],
 )
 def test_an_address_is_split_outside_its_quotes(
@@ -115,60 +111,84 @@ def test_an_address_is_split_outside_its_quotes(
 @pytest.mark.parametrize(
     ("parse", "text", "reason"),
     [
-        (parse_postgresql, "", "the table is empty"),
-        (parse_postgresql, '""', "the table is empty"),
-        (parse_postgresql, '""."orders"', "the schema is empty"),
-        (parse_postgresql, ".orders", "the schema is empty"),
-        (parse_postgresql, "sales.", "the table is empty"),
-        (parse_postgresql, "or\0ders", "the table holds a NUL character"),
-        (parse_postgresql, "or\ud83dders", "the table holds half of a surrogate pair"),
-        (parse_postgresql, 's."orders', "the quote that opens at character 3 is not closed"),
-        (parse_postgresql, '"orders""', "the quote that opens at character 1 is not closed"),
+        (POSTGRESQL.parse_address, "", "the table is empty"),
+        (POSTGRESQL.parse_address, '""', "the table is empty"),
+        (POSTGRESQL.parse_address, '""."orders"', "the schema is empty"),
+        (POSTGRESQL.parse_address, ".orders", "the schema is empty"),
+        (POSTGRESQL.parse_address, "sales.", "the table is empty"),
+        (POSTGRESQL.parse_address, "or\0ders", "the table holds a NUL character"),
+        (POSTGRESQL.parse_address, "or\ud83dders", "the table holds half of a surrogate pair"),
         (
-            parse_postgresql,
+            POSTGRESQL.parse_address,
+            's."orders',
+            "the quote that opens at character 3 is not closed",
+        ),
+        (
+            POSTGRESQL.parse_address,
+            '"orders""',
+            "the quote that opens at character 1 is not closed",
+        ),
+        (
+            POSTGRESQL.parse_address,
             '"orders"; DROP TABLE x',
             "text follows the quote that closes at character 8; " + DOUBLED.format("quote"),
         ),
         (
-            parse_postgresql,
+            POSTGRESQL.parse_address,
             'or"ders',
             "the quote at character 3 stands inside a part that does not begin with one; " + WHOLE,
         ),
         (
-            parse_postgresql,
+            POSTGRESQL.parse_address,
             "shop.public.orders",
             "it has 3 parts where 2 are the most; put a part that holds '.' in quotes",
         ),
-        (parse_postgresql, "o" * 56, "the table has 56 UTF-8 bytes where 55 are the most"),
-        (parse_postgresql, "ä" * 28, "the table has 56 UTF-8 bytes where 55 are the most"),
+        (POSTGRESQL.parse_address, "o" * 56, "the table has 56 UTF-8 bytes where 55 are the most"),
+        (POSTGRESQL.parse_address, "ä" * 28, "the table has 56 UTF-8 bytes where 55 are the most"),
         (
-            parse_postgresql,
+            POSTGRESQL.parse_address,
             "s" * 64 + ".orders",
             "the schema has 64 UTF-8 bytes where 63 are the most",
         ),
-        (parse_sqlserver, "", "the table is empty"),
-        (parse_sqlserver, "@[dbo]", "the table is empty"),
-        (parse_sqlserver, "orders@", "the schema is empty"),
-        (parse_sqlserver, "orders@@[shop]", "the schema is empty"),
-        (parse_sqlserver, "orders@[dbo]@", "the catalog is empty"),
-        (parse_sqlserver, "or\0ders", "the table holds a NUL character"),
-        (parse_sqlserver, "orders@[\udc00]", "the schema holds half of a surrogate pair"),
-        (parse_sqlserver, "orders@[dbo", "the bracket that opens at character 8 is not closed"),
-        (parse_sqlserver, "orders@[dbo]]", "the bracket that opens at character 8 is not closed"),
+        (SQLSERVER.parse_address, "", "the table is empty"),
+        (SQLSERVER.parse_address, "@[dbo]", "the table is empty"),
+        (SQLSERVER.parse_address, "orders@", "the schema is empty"),
+        (SQLSERVER.parse_address, "orders@@[shop]", "the schema is empty"),
+        (SQLSERVER.parse_address, "orders@[dbo]@", "the catalog is empty"),
+        (SQLSERVER.parse_address, "or\0ders", "the table holds a NUL character"),
+        (SQLSERVER.parse_address, "orders@[\udc00]", "the schema holds half of a surrogate pair"),
         (
-            parse_sqlserver,
+            SQLSERVER.parse_address,
+            "orders@[dbo",
+            "the bracket that opens at character 8 is not closed",
+        ),
+        (
+            SQLSERVER.parse_address,
+            "orders@[dbo]]",
+            "the bracket that opens at character 8 is not closed",
+        ),
+        (
+            SQLSERVER.parse_address,
             "orders@[dbo]; DROP TABLE x",
             "text follows the bracket that closes at character 12; " + DOUBLED.format("bracket"),
         ),
         (
-            parse_sqlserver,
+            SQLSERVER.parse_address,
             "a@b@c@d",
             "it has 4 parts where 3 are the most; put a part that holds '@' in brackets",
         ),
-        (parse_sqlserver, "o" * 129, "the table has 129 UTF-16 code units where 128 are the most"),
-        (parse_sqlserver, "🚀" * 65, "the table has 130 UTF-16 code units where 128 are the most"),
         (
-            parse_sqlserver,
+            SQLSERVER.parse_address,
+            "o" * 129,
+            "the table has 129 UTF-16 code units where 128 are the most",
+        ),
+        (
+            SQLSERVER.parse_address,
+            "🚀" * 65,
+            "the table has 130 UTF-16 code units where 128 are the most",
+        ),
+        (
+            SQLSERVER.parse_address,
             "orders@" + "s" * 129,
             "the schema has 129 UTF-16 code units where 128 are the most",
         ),
@@ -198,7 +218,7 @@ def test_a_user_reads_a_sqlserver_address_that_can_be_given_back(
     address: QueueAddress, expected: str
 ) -> None:
     """The table is plain unless it could not be read back."""
-    assert print_sqlserver(address) == expected
+    assert SQLSERVER.print_address(address) == expected
 
 
 @pytest.mark.parametrize(
@@ -214,11 +234,11 @@ def test_a_message_holds_a_sqlserver_address_as_the_transport_writes_it(
     address: QueueAddress, expected: str
 ) -> None:
     """A table has brackets only if the transport has no address for it."""
-    assert message_sqlserver(address) == expected
-    assert parse_sqlserver(expected) == replace(address, schema=address.schema or "dbo")
+    assert SQLSERVER.canonical_address(address) == expected
+    assert SQLSERVER.parse_address(expected) == replace(address, schema=address.schema or "dbo")
 
 
-@given(POSTGRESQL, SQLSERVER)
+@given(IN_POSTGRESQL, IN_SQLSERVER)
 @example(QueueAddress('"', "]]"), QueueAddress("]", '""'))
 def test_any_address_is_read_back_as_it_was(
     postgresql: QueueAddress, sqlserver: QueueAddress
@@ -226,33 +246,33 @@ def test_any_address_is_read_back_as_it_was(
     """Printed, it names its schema, the default one if it had none."""
     expected = replace(sqlserver, schema=sqlserver.schema or "dbo")
 
-    assert name_sqlserver(print_sqlserver(sqlserver)) == expected
-    assert parse_postgresql(print_postgresql(postgresql)) == replace(
+    assert SQLSERVER.parse_queue(SQLSERVER.print_address(sqlserver)) == expected
+    assert POSTGRESQL.parse_address(POSTGRESQL.print_address(postgresql)) == replace(
         postgresql, schema=postgresql.schema or "public"
     )
     if not postgresql.table.startswith('"'):  # a dotted, hostile or odd name needs no quotes
-        assert name_postgresql(postgresql.table) == QueueAddress(postgresql.table)
+        assert POSTGRESQL.parse_queue(postgresql.table) == QueueAddress(postgresql.table)
 
 
-@given(SQLSERVER)
+@given(IN_SQLSERVER)
 def test_any_sqlserver_address_in_a_message_is_read_back_or_refused(address: QueueAddress) -> None:
     """Refused only if the table has `@[` in its name, which the transport could not read either."""
     whole = replace(address, schema=address.schema or "dbo", catalog=address.catalog or "shop")
-    text = message_sqlserver(whole)
+    text = SQLSERVER.canonical_address(whole)
 
     if "@" in whole.table and "@[" in f"[{whole.table}":
         with pytest.raises(BadAddress):
-            parse_sqlserver(text)
+            SQLSERVER.parse_address(text)
     else:
-        assert parse_sqlserver(text) == whole
+        assert SQLSERVER.parse_address(text) == whole
 
 
-@given(POSTGRESQL, SQLSERVER)
+@given(IN_POSTGRESQL, IN_SQLSERVER)
 def test_no_name_leaves_its_quotes(postgresql: QueueAddress, sqlserver: QueueAddress) -> None:
     """The identifier is two or three quoted names and nothing else."""
     part = r"\[((?:[^\]]|\]\])+)\]"
-    mine = re.fullmatch(r'"((?:[^"]|"")+)"\."((?:[^"]|"")+)"', quote_postgresql(postgresql))
-    other = re.fullmatch(rf"(?:{part}\.)?{part}\.{part}", quote_sqlserver(sqlserver))
+    mine = re.fullmatch(r'"((?:[^"]|"")+)"\."((?:[^"]|"")+)"', POSTGRESQL.quote_address(postgresql))
+    other = re.fullmatch(rf"(?:{part}\.)?{part}\.{part}", SQLSERVER.quote_address(sqlserver))
 
     assert mine is not None
     names = [name.replace('""', '"') for name in mine.groups()]
@@ -264,15 +284,17 @@ def test_no_name_leaves_its_quotes(postgresql: QueueAddress, sqlserver: QueueAdd
 
 def test_postgresql_has_longer_delayed_tables_and_no_catalog() -> None:
     """The longest queue's `.Delayed` has 63 bytes; an address of SQL Server is refused, not cut."""
-    assert quote_postgresql(QueueAddress("o" * 55 + ".Delayed"))
+    assert POSTGRESQL.quote_address(QueueAddress("o" * 55 + ".Delayed"))
     with pytest.raises(BadAddress, match="64 UTF-8 bytes where 63"):
-        quote_postgresql(QueueAddress("o" * 64))
+        POSTGRESQL.quote_address(QueueAddress("o" * 64))
     with pytest.raises(BadAddress, match="it names a catalog, which PostgreSQL does not have"):
-        quote_postgresql(QueueAddress("orders", "dbo", "shop"))
+        POSTGRESQL.quote_address(QueueAddress("orders", "dbo", "shop"))
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "\ud83d"])
-@pytest.mark.parametrize("write", [quote_postgresql, quote_sqlserver, print_sqlserver])
+@pytest.mark.parametrize(
+    "write", [POSTGRESQL.quote_address, SQLSERVER.quote_address, SQLSERVER.print_address]
+)
 def test_an_address_made_by_hand_is_checked_too(
     write: Callable[[QueueAddress], str], name: str
 ) -> None:
@@ -286,10 +308,10 @@ def test_an_address_made_by_hand_is_checked_too(
 def test_any_text_is_an_address_or_refused_with_its_reason(text: str) -> None:
     """Nothing a message holds makes the parser fail in another way, or not end."""
     for parse, write in (
-        (parse_postgresql, print_postgresql),
-        (name_postgresql, print_postgresql),
-        (parse_sqlserver, message_sqlserver),
-        (name_sqlserver, print_sqlserver),
+        (POSTGRESQL.parse_address, POSTGRESQL.print_address),
+        (POSTGRESQL.parse_queue, POSTGRESQL.print_address),
+        (SQLSERVER.parse_address, SQLSERVER.canonical_address),
+        (SQLSERVER.parse_queue, SQLSERVER.print_address),
     ):
         try:
             address = parse(text)
@@ -302,7 +324,10 @@ def test_any_text_is_an_address_or_refused_with_its_reason(text: str) -> None:
 # ----- lists -----------------------------------------------------------------------------------
 
 
-@given(st.lists(POSTGRESQL, min_size=1, max_size=5), st.lists(SQLSERVER, min_size=1, max_size=5))
+@given(
+    st.lists(IN_POSTGRESQL, min_size=1, max_size=5),
+    st.lists(IN_SQLSERVER, min_size=1, max_size=5),
+)
 @example(
     [QueueAddress("a")],
     [QueueAddress("a, b"), QueueAddress("c@[d], e", "f]@["), QueueAddress("[x")],
@@ -311,10 +336,10 @@ def test_a_list_of_canonical_addresses_is_split_as_it_was_joined(
     postgresql: list[QueueAddress], sqlserver: list[QueueAddress]
 ) -> None:
     """As options and the row of a stream hold them, whatever their names contain."""
-    mine = [print_postgresql(address) for address in postgresql]
-    others = [print_sqlserver(address) for address in sqlserver]
+    mine = [POSTGRESQL.print_address(address) for address in postgresql]
+    others = [SQLSERVER.print_address(address) for address in sqlserver]
 
-    assert split_list(", ".join(mine)) == mine
+    assert POSTGRESQL.split_list(", ".join(mine)) == mine
     assert split_canonical(", ".join(mine)) == mine
     assert split_canonical(", ".join(others)) == others
 
@@ -324,7 +349,7 @@ def test_a_list_of_any_text_is_split_or_refused(text: str) -> None:
     """No name is empty, and nothing but commas and blanks is lost; of a stream's row nothing is."""
     assert ", ".join(split_canonical(text)) == text
     try:
-        names = split_list(text)
+        names = POSTGRESQL.split_list(text)
     except BadAddress:
         return
     assert all(names)
@@ -343,7 +368,7 @@ def test_a_list_of_any_text_is_split_or_refused(text: str) -> None:
 )
 def test_a_list_of_sqlserver_is_split_outside_brackets(text: str, found: list[str]) -> None:
     """A double quote is a character like others, and so is a bracket inside a part."""
-    assert split_list_sqlserver(text) == found
+    assert SQLSERVER.split_list(text) == found
 
 
 # the rule in one pattern, which takes quadratic time where brackets are not closed; `]]` is always
@@ -362,10 +387,10 @@ def test_a_list_of_sqlserver_is_split_by_the_rule(text: str) -> None:
         at = found.end() + 1
 
     if all(expected):
-        assert split_list_sqlserver(text) == expected
+        assert SQLSERVER.split_list(text) == expected
     else:
         with pytest.raises(BadAddress, match="a name is missing beside a comma"):
-            split_list_sqlserver(text)
+            SQLSERVER.split_list(text)
 
 
 @pytest.mark.parametrize("part", ["@[", "a,[", "]]", "[", "@[]]", "a, @[]", " ", "x,"])
@@ -373,4 +398,4 @@ def test_a_long_list_of_sqlserver_takes_time_in_proportion(part: str) -> None:
     """Of a million characters, where the square would be beyond the time of a suite."""
     text = "[" + part * (1_000_000 // len(part)) + "x"
 
-    assert len(split_list_sqlserver(text)) >= 1
+    assert len(SQLSERVER.split_list(text)) >= 1

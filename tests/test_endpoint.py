@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sqlq_spark.admin.endpoint import Endpoint, endpoint
 from sqlq_spark.errors import BadOption
-from sqlq_spark.wire.address import QueueAddress, parse_postgresql, print_postgresql
+from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
 
 URL = "postgresql://"
 
@@ -95,14 +95,14 @@ def test_a_name_that_cannot_be_is_refused_by_its_flag(
 )
 def test_hostile_names_stay_what_they_are(name: str, suffix: str) -> None:
     """Whatever is accepted reads back from its canonical address, and ends with what was asked."""
-    primary = print_postgresql(QueueAddress(name[:10], "s"))
+    primary = POSTGRESQL.print_address(QueueAddress(name[:10], "s"))
     try:
         made = endpoint(URL, primary, instances=[suffix])
     except BadOption:
         return
 
     (queue,) = made.instances
-    assert parse_postgresql(print_postgresql(queue)) == (
+    assert POSTGRESQL.parse_address(POSTGRESQL.print_address(queue)) == (
         QueueAddress(queue.table, queue.schema or "public")
     )
     if not suffix.startswith('"'):

@@ -100,7 +100,7 @@ def test_headers_are_the_same_in_columns_and_row_by_row(texts: list[str | None])
     rows = [parse_headers(text) for text in texts]
 
     assert headers.text("a").to_pylist() == [(row or {}).get("a") for row in rows]
-    assert headers.lacking("a").to_pylist() == ["a" not in (row or {}) for row in rows]
+    assert headers.missing("a").to_pylist() == ["a" not in (row or {}) for row in rows]
     assert headers.without_any().to_pylist() == [not row for row in rows]
     assert headers.poison().to_pylist() == [row is None for row in rows]
     expected = [None if row is None else list(row.items()) for row in rows]
@@ -111,7 +111,7 @@ def test_headers_are_the_same_in_columns_and_row_by_row(texts: list[str | None])
         for at, (text, row) in enumerate(zip(texts, rows, strict=True))
         if row and json.loads(text or "", object_pairs_hook=are_unfit)
     ]
-    assert sorted({*Headers(pa.array(texts, pa.string())).unfit()}) == unfit
+    assert sorted({*Headers(pa.array(texts, pa.string())).unreadable_by_9_0()}) == unfit
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_texts_that_old_endpoints_cannot_read_are_found(text: str, is_unfit: boo
     """A name twice, or `__type` first; between other rows."""
     headers = Headers(pa.array(['{"x":"y"}', text, '{"__type2":"y"}'], pa.string()))
 
-    assert headers.unfit() == [1] * is_unfit
+    assert headers.unreadable_by_9_0() == [1] * is_unfit
 
 
 @pytest.mark.parametrize("times", [1, 8, 9, 1_000_000])
@@ -153,7 +153,7 @@ def test_white_space_of_any_length_is_read(white: str, times: int) -> None:
     expected = [None if row is None else list(row.items()) for row in rows]
     assert rows[1:] == [{"a": "b", "c": " " * times}, None, None]
     assert headers.map(MAP).to_pylist() == expected
-    assert headers.unfit() == []
+    assert headers.unreadable_by_9_0() == []
     assert FlatObjects(pa.array(texts, pa.string())).is_read[1] == (times <= MOST_SPACES)
 
 

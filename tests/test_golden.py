@@ -8,9 +8,9 @@ from wire import Case, golden
 
 from sqlq_spark.send.own_headers import OwnMaps, OwnTexts
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.address import parse_postgresql, print_postgresql
-from sqlq_spark.wire.header_columns import HEADER_COLUMNS, Headers, quick_text
-from sqlq_spark.wire.message_types import full_name, split_types
+from sqlq_spark.wire.address import POSTGRESQL
+from sqlq_spark.wire.header_columns import HEADER_COLUMNS, Headers
+from sqlq_spark.wire.headers import full_name, split_types
 
 ROWS = golden()
 TEXTS = pa.array([case.headers for case in ROWS], pa.string())
@@ -42,14 +42,13 @@ def test_both_writers_write_the_bytes_of_the_endpoint(case: Case) -> None:
 
 
 def test_readers_in_columns_find_all_headers() -> None:
-    """As a map, and one header alone by a search in the text; none is poison."""
+    """As a map, and one header alone; none is poison."""
     found = Headers(TEXTS)
 
     assert found.map(MAP).to_pylist() == [list(each.items()) for each in READ]
     assert not any(found.poison().to_pylist())
     for name in [*HEADER_COLUMNS.values(), wire.ENCLOSED_MESSAGE_TYPES, wire.FAILED_Q]:
-        alone = quick_text(TEXTS.to_pylist(), name).to_pylist()
-        assert alone == [each.get(name) for each in READ]
+        assert found.text(name).to_pylist() == [each.get(name) for each in READ]
 
 
 @EACH
@@ -60,7 +59,7 @@ def test_times_lifetimes_and_addresses_are_read_and_written_back(case: Case) -> 
     for name in TIMES & read.keys():
         assert wire.wire_time(wire.parse_wire_time(read[name] or "")) == read[name]
     for name in ADDRESSES & read.keys():
-        assert print_postgresql(parse_postgresql(read[name] or "")) == read[name]
+        assert POSTGRESQL.print_address(POSTGRESQL.parse_address(read[name] or "")) == read[name]
     if lifetime := read.get(wire.TIME_TO_BE_RECEIVED):
         assert (wire.parse_span(lifetime), wire.format_span(20_000)) == (20_000, lifetime)
 

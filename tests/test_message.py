@@ -16,9 +16,15 @@ from strict_headers import PoisonHeaders, loads
 
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.header_columns import Headers, to_read_columns, with_legacy_columns
-from sqlq_spark.wire.ids import id_texts, random_ids, uuid_text
 from sqlq_spark.wire.payload import pack
-from sqlq_spark.wire.rows import QUEUE_ROW, record_batches, sort_by_seq
+from sqlq_spark.wire.rows import (
+    QUEUE_ROW,
+    id_texts,
+    random_ids,
+    record_batches,
+    sort_by_seq,
+    uuid_text,
+)
 
 SCHEMA = pa.schema(
     [

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.wire.message_types import (
+from sqlq_spark.wire.headers import (
     SEPARATOR,
     begins_with_interface,
     full_name,
     split_names,
     split_types,
-    unfit,
-    unfit_types,
+    topic_problem,
+    types_problem,
 )
 
 VERSION = "Version=1.0.0.0, Culture=neutral, PublicKeyToken=null"
@@ -73,7 +73,7 @@ def test_a_header_lists_types_most_derived_first(header: str | None, types: list
     assert split_types(header) == types
 
 
-@given(st.lists(MARKED.map(str.strip).filter(lambda text: unfit(text) is None), max_size=5))
+@given(st.lists(MARKED.map(str.strip).filter(lambda text: topic_problem(text) is None), max_size=5))
 def test_topics_that_fit_come_back_from_their_header(topics: list[str]) -> None:
     """So that none of them can pass for two."""
     assert split_types(SEPARATOR.join(topics)) == topics
@@ -89,8 +89,8 @@ def test_names_in_an_option_are_separated_outside_brackets() -> None:
 )
 def test_what_can_be_no_topic_is_refused_with_the_reason(topic: str, why: str) -> None:
     """And what can, is not."""
-    assert why in (unfit(topic) or "")
-    assert unfit("Shop.Placed, Shop") is None
+    assert why in (topic_problem(topic) or "")
+    assert topic_problem("Shop.Placed, Shop") is None
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_only_what_is_certainly_wrong_is_no_header_of_types(
     header: str, reason: str | None
 ) -> None:
     """An odd name may be right: .NET decides."""
-    assert unfit_types(header) == reason
+    assert types_problem(header) == reason
 
 
 @pytest.mark.parametrize(

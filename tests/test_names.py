@@ -6,16 +6,9 @@ import pickle
 
 import pytest
 
-from sqlq_spark.database.names import (
-    DIALECTS,
-    POSTGRESQL,
-    SQLSERVER,
-    Names,
-    names_of,
-    other_password_variables,
-)
+from sqlq_spark.database.names import DIALECTS, names_of, other_password_variables
 from sqlq_spark.errors import BadOption
-from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.address import POSTGRESQL, SQLSERVER, Names, QueueAddress
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,8 @@ from payloads import forged, of_receipt, reread, sealed
 from sqlq_spark.errors import PayloadRefused
 from sqlq_spark.send.frame import TOPICS
 from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
-from sqlq_spark.wire.payload import LARGE, PAGE, RECEIPT_KEY, in_row, pack, pages
+from sqlq_spark.wire.payload import LARGE, PAGE, RECEIPT_KEY, Expected, in_row, pack, pages, unpack
 from sqlq_spark.wire.rows import QUEUE_ROW
-from sqlq_spark.wire.unpack import Expected, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

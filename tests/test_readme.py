@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from pages.page import blocks, table
 
-from sqlq_spark.database.names import POSTGRESQL
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import option_fields, option_names, read_option
+from sqlq_spark.wire.address import POSTGRESQL
 
 if TYPE_CHECKING:
     from sqlq_spark.options.connection import DatabaseOptions

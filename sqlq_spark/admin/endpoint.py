@@ -20,7 +20,7 @@ from sqlq_spark.wire.address import DELAYED, QueueAddress
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sqlq_spark.database.names import Names
+    from sqlq_spark.wire.address import Names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,21 +102,20 @@ def _derive(flag: str, naming: Names, primary: QueueAddress, text: str) -> Queue
 
 
 def _primary(naming: Names, text: str, *, delayed: bool) -> QueueAddress:
-    """Read the endpoint's name; one that is too long is refused with both limits."""
-    limits = naming.notation
+    """Read the endpoint's name; one that is too long is refused with both naming."""
     both = (
-        f"a queue's name of at most {limits.longest_table} {limits.unit}, or of "
-        f"{limits.longest_with_delayed} with --delayed, which needs room for {DELAYED}"
+        f"a queue's name of at most {naming.longest_table} {naming.unit}, or of "
+        f"{naming.longest_with_delayed} with --delayed, which needs room for {DELAYED}"
     )
     try:
         found = parse_queue("queue", text, naming)
     except BadOption as error:
         expected = error.expected.replace("a queue's name", both)
         raise BadOption(option=error.option, found=error.found, expected=expected) from None
-    size = limits.size(found.table)
-    if delayed and size > limits.longest_with_delayed:
+    size = naming.size(found.table)
+    if delayed and size > naming.longest_with_delayed:
         raise BadOption(
-            option="queue", found=text, expected=f"{both} (the table has {size} {limits.unit})"
+            option="queue", found=text, expected=f"{both} (the table has {size} {naming.unit})"
         )
     return found
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import RETURNED, Destinations
 from sqlq_spark.database.spellings import find_same
+from sqlq_spark.database.trust import RETURNED, Destinations
 from sqlq_spark.errors import (
     BadAddress,
     DestinationRefused,
@@ -33,7 +33,7 @@ from sqlq_spark.wire.headers import (
     BadWireTime,
     parse_wire_time,
 )
-from sqlq_spark.wire.ids import uuid_text
+from sqlq_spark.wire.rows import uuid_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

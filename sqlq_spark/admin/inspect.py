@@ -13,7 +13,7 @@ from sqlq_spark.database import attempt, read_clock, transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.zone import endpoint_zone
 from sqlq_spark.errors import BadAddress, DelayedQueueNotFound, MissingOption, RightMissing
-from sqlq_spark.wire.address_list import split_canonical
+from sqlq_spark.wire.address import split_canonical
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -298,7 +298,7 @@ def delayed_messages(
 
 def message(row: dict[str, Any]) -> Message:
     """The message in a row of QUEUE_ROW."""
-    from sqlq_spark.wire.ids import uuid_text  # noqa: PLC0415 - see cli
+    from sqlq_spark.wire.rows import uuid_text  # noqa: PLC0415 - see cli
 
     headers, corrupt = headers_of(row["headers"])
     return Message(

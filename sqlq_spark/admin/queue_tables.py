@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin.finding import Finding
+from sqlq_spark.database.trust import find_code
 from sqlq_spark.wire.address import DELAYED, QueueAddress
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 HELD = 60.0  # seconds for which a transaction may have messages locked
 LOCK_WAIT = 2.0  # seconds that a queue that nobody named is waited for
-ABSENT = "a view, or a table that this login may not read,"
+ABSENT = "it is a view, or a table that this login may not read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Table:
 
     address: QueueAddress
     is_delayed: bool
-    danger: str | None  # the code of another owner that a SELECT could run
+    danger: str | None  # the first code of another owner that a SELECT could run
     messages: int  # an estimate
     bytes: int
 
@@ -40,9 +41,13 @@ def tables(connection: Connection, only: QueueAddress | None = None) -> list[Tab
     schema = None if only is None else connection.names.qualify(only).schema
     table = None if only is None else only.table
     rows = connection.rows("queue_tables", schema_name=schema, table_name=table)
+    addresses = {QueueAddress(name, place): identity for place, name, identity, *_ in rows}
+    code = find_code(connection, addresses, "select")
     return [
-        Table(QueueAddress(name, place), bool(delayed), danger, int(messages), int(size))
-        for place, name, delayed, danger, messages, size in rows
+        Table(
+            QueueAddress(name, place), bool(delayed), code.get(identity), int(messages), int(size)
+        )
+        for place, name, identity, delayed, messages, size in rows
     ]
 
 
@@ -84,7 +89,7 @@ def refusal(where: str, danger: str, *, name: str = "not_read") -> Finding:
         where=where,
         name=name,
         severity="warning",
-        found=f"it is not read, because {danger} could run code of its owner",
+        found=f"it is not read, because it could run code of its owner: {danger}",
         fix="name the queue in the command, if you trust its owner",
     )
 

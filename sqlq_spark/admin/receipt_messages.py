@@ -9,7 +9,7 @@ from sqlq_spark.admin import inspect
 from sqlq_spark.database import transaction
 from sqlq_spark.receive.receipts import rows_of
 from sqlq_spark.receive.stored_receipt import find_receipt
-from sqlq_spark.wire.chosen import has_id
+from sqlq_spark.wire.header_columns import has_id
 from sqlq_spark.wire.rows import without_odd_expiries
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 The figures of `sqlqueue report`: the current state of queues, their headers, and failures.
 
 If a queue is deep, the headers of a sample are read, spread evenly over its seqs. Bodies are not
-read. The times of sending cover only messages that still wait.
+read, and neither are headers that are longer than what a statement returns of them. The times of
+sending cover only messages that still wait.
 
 Locks nothing.
 """
@@ -15,15 +16,18 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+
 from sqlq_spark.admin import inspect, queue_tables, watch
+from sqlq_spark.admin.checks.sight import CUT
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import BadAddress
 from sqlq_spark.options.addresses import parse_table
 from sqlq_spark.receive.browse import cut
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.header_columns import quick_text
-from sqlq_spark.wire.message_types import full_name, split_types
-from sqlq_spark.wire.texts import find_undecodable, with_readable_texts
+from sqlq_spark.wire.header_columns import Headers
+from sqlq_spark.wire.headers import full_name, split_types
+from sqlq_spark.wire.rows import with_readable_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -187,11 +191,11 @@ def one(
     sent: list[datetime | None] = []
     found = pages(connection, queue, look.depth, most=most, timeout=timeout, named=named)
     for page in found:
-        tally.update(map(derived_type, quick_text(page, wire.ENCLOSED_MESSAGE_TYPES).to_pylist()))
+        tally.update(map(derived_type, page.text(wire.ENCLOSED_MESSAGE_TYPES).to_pylist()))
         tally = limit_names(tally)
-        sent += map(moment, quick_text(page, wire.TIME_SENT).to_pylist())
+        sent += map(moment, page.text(wire.TIME_SENT).to_pylist())
         if look.kind == "error queue":
-            failed.update(filter(None, quick_text(page, wire.FAILED_Q).to_pylist()))
+            failed.update(filter(None, page.text(wire.FAILED_Q).to_pylist()))
             failed = limit_names(failed)
     sizes = Sizes(*rows[0]) if rows else None
     return QueueReport(look, sizes, make_sample(tally, sent, look.at), failed)
@@ -206,9 +210,9 @@ def failures(
     groups: dict[str, Group] = {}
     read = 0
     for page in pages(connection, queue, depth, most=most, timeout=options.query_timeout):
-        read += len(page)
-        columns = [quick_text(page, name).to_pylist() for name in FAILURE]
+        columns = [page.text(name).to_pylist() for name in FAILURE]
         for exception, message, failed_queue, failed in zip(*columns, strict=True):
+            read += 1
             name = (exception or NONE)[:LONGEST]
             if name not in groups and len(groups) >= NAMES:
                 name = OTHERS
@@ -234,9 +238,9 @@ def pages(
     most: int,
     timeout: float,
     named: bool = True,
-) -> Iterator[list[str | None]]:
+) -> Iterator[Headers]:
     """
-    Read the header texts of a queue, or of a sample of it, each page in its own transaction.
+    Read the headers of a queue, or of a sample of it, each page in its own transaction.
 
     A queue that nobody named is read as long as that runs no code of its owner.
     """
@@ -258,9 +262,8 @@ def pages(
                 )
             if not page.num_rows:
                 break
-            yield with_readable_texts(page, find_undecodable(page["headers"]))[
-                "headers"
-            ].to_pylist()
+            texts = with_readable_texts(page)["headers"].combine_chunks()
+            yield Headers(texts.filter(pc.less(pc.fill_null(pc.utf8_length(texts), 0), CUT)))
             at, left = page["seq"][-1].as_py() + 1, left - page.num_rows
 
 

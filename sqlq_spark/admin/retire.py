@@ -16,8 +16,8 @@ from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.subscribers import subscriptions_of
 from sqlq_spark.database import trail, transaction
-from sqlq_spark.database.destinations import RETURNED
 from sqlq_spark.database.schema import check_state, delayed_of, find_states, use_state
+from sqlq_spark.database.trust import RETURNED, find_destinations
 from sqlq_spark.errors import (
     BadAddress,
     ConnectionLost,
@@ -117,7 +117,7 @@ class Retirement:
             QueueNotFound, NotAQueue: the table is not there, or is another one.
         """
         name = connection.printed(queue)
-        found = connection.destinations([queue], RETURNED, None).get(queue)
+        found = find_destinations(connection, [queue], RETURNED).get(queue)
         if found is None:
             raise QueueNotFound(queue=name, server=connection.server)
         if found.missing is not None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import RETURNED, Destinations
+from sqlq_spark.database.trust import RETURNED, Destinations
 from sqlq_spark.errors import (
     DestinationRefused,
     MessageChanged,
@@ -38,8 +38,7 @@ from sqlq_spark.wire.headers import (
     MESSAGE_ID,
     dumps,
 )
-from sqlq_spark.wire.ids import uuid_text
-from sqlq_spark.wire.rows import sort_by_seq
+from sqlq_spark.wire.rows import sort_by_seq, uuid_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

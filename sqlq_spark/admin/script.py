@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain
-from textwrap import indent
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database import dialect_named
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sqlq_spark.admin.endpoint import Endpoint
-    from sqlq_spark.database.names import Names
     from sqlq_spark.database.statements import StatementName
-    from sqlq_spark.wire.address import QueueAddress
+    from sqlq_spark.wire.address import Names, QueueAddress
 
     Tables = dict[str, QueueAddress]
 
@@ -138,8 +136,7 @@ def script(
     bare, commented = Statements.load(dialect), Statements.read(dialect, comments=True)
     write = partial(_write, dialect, state)
 
-    faults = indent(bare["state_faults"], " " * 8).strip()
-    parts = [write(commented[name].replace("{state_faults}", faults)) for name in BEGIN]
+    parts = [write(commented[name]) for name in BEGIN]
     queues = []
     for each in (*tables["own"], *tables["shared"]):
         queues.append(write(bare["create_queue"], each))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark.admin.finding import Finding, of_error
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.database.spellings import find_same
+from sqlq_spark.database.trust import Destinations
 from sqlq_spark.errors import (
     BadAddress,
     NotAQueue,

@@ -27,8 +27,8 @@ from sqlq_spark.cli.screens import progress, screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.cli.trail import keeps_trail
 from sqlq_spark.database import trail, transaction
-from sqlq_spark.database.destinations import SENT, is_allowed
 from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.trust import SENT, find_destinations, is_allowed
 from sqlq_spark.errors import ReceiptRefused, ReceiptSettled
 from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.options.connection import DatabaseOptions
@@ -229,7 +229,7 @@ def check_logins(
         if each.entitled:
             continue
         queue = parse_queue("queue", each.queue, options.naming)
-        table = connection.destinations([queue], SENT, None).get(queue)
+        table = find_destinations(connection, [queue], SENT).get(queue)
         if table is not None and not is_allowed(table, options.allowed):
             raise ReceiptRefused(receipt=each.name, login=each.login, queue=each.queue)
 

@@ -10,7 +10,6 @@ and imports no driver.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
@@ -23,31 +22,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sqlq_spark.database.names import Names
     from sqlq_spark.database.statements import StatementName
-    from sqlq_spark.wire.address import QueueAddress
+    from sqlq_spark.wire.address import Names, QueueAddress
 
 Value: TypeAlias = "str | int | float | bool | bytes | None"
 Row: TypeAlias = "tuple[Any, ...]"
-
-
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """What the database knows of a table that messages are to go to."""
-
-    identity: int  # while it exists
-    catalog: str | None
-    here: bool  # whether it is in the database of the connection
-    schema: str
-    table: str
-    missing: str | None  # the first column that it lacks
-    may_insert: bool
-    owner: str
-    same_owner: bool  # whether its owner is that of the queue that is read
-    settled: bool  # whether, once locked, no untrusted owner can replace it by another table
-    plain: bool  # whether an INSERT runs no code that must be checked
-    code: str | None = None  # the first code of an untrusted owner that an INSERT would run
-    locks: str | None = None  # what this transaction has locked by this name; None: not read
 
 
 class Connection(Protocol):
@@ -60,6 +39,7 @@ class Connection(Protocol):
     """
 
     names: Names  # how this database writes names
+    lacks: frozenset[StatementName]  # statements that it has no use for; callers ask
     server: str  # the url without secrets
     state: str  # the schema of the state tables
     application: str  # what the DBA sees while a transaction is open
@@ -99,15 +79,6 @@ class Connection(Protocol):
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         """Return a queue's columns in lower case → type; empty where the table is absent."""
-
-    def destinations(
-        self, queues: Sequence[QueueAddress], columns: Sequence[str], source: QueueAddress | None
-    ) -> dict[QueueAddress, Destination]:
-        """
-        Return what is known of tables that messages are to go to; fails for none of them.
-
-        `columns` are those that each table must have, `source` is the queue that is read, if any.
-        """
 
     def patience(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""
@@ -186,7 +157,7 @@ def attempt(connection: Connection) -> Iterator[None]:
 def load_checked(connection: Connection, queue: QueueAddress, rows: pa.Table) -> None:
     """Insert rows in bulk; checks that the table defers to the commit fail here."""
     connection.load(queue, rows)
-    if "check_deferred" not in connection.names.lacks:
+    if "check_deferred" not in connection.lacks:
         connection.run("check_deferred")
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database.destinations import without_server
+from sqlq_spark.database.trust import without_server
 from sqlq_spark.wire.address import LONGEST_ADDRESS
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, TIME_OF_FAILURE, wire_time
-from sqlq_spark.wire.ids import rising_ids
+from sqlq_spark.wire.rows import rising_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sqlq_spark.database import dialect_named, transaction
 from sqlq_spark.database.statements import Statements
+from sqlq_spark.database.trust import find_state_faults
 from sqlq_spark.errors import (
     InstallBlocked,
     StatementFailed,
@@ -58,7 +59,7 @@ def install(connection: Connection, *, timeout: float) -> None:
         connection.patience(min(LOCK_WAIT, timeout))
         try:
             connection.run("install_schema")
-            if found := find_faults(connection):
+            if found := find_state_faults(connection):
                 raise StateOfOther(schema=connection.state, server=connection.server, found=found)
             connection.run("install_state")
             check_state(connection, connection.state)
@@ -100,11 +101,6 @@ def state_parts(connection: Connection) -> dict[str, str]:
     return {name: fill(part.strip(), connection.state, {}) for name, part in parts.items()}
 
 
-def find_faults(connection: Connection) -> str:
-    """Return why the connection's state tables are not trusted; empty where they are."""
-    return "; ".join(text for (text,) in connection.rows("state_faults"))
-
-
 def find_states(connection: Connection) -> tuple[list[str], dict[str, str]]:
     """Return the state schemas that this login may enter and trust; and why not the others."""
     states, unread = [], {}
@@ -113,7 +109,7 @@ def find_states(connection: Connection) -> tuple[list[str], dict[str, str]]:
             unread[state] = f"this login may not enter it{f' (roles {roles})' if roles else ''}"
             continue
         with use_state(connection, state):
-            faults = find_faults(connection)
+            faults = find_state_faults(connection)
         if faults:
             unread[state] = f"{faults}. Name it in --state-schema, if you trust its owner"
         else:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 from itertools import zip_longest
+from textwrap import indent
 from typing import Literal, Self, get_args
-
-from sqlq_spark.database.names import DIALECTS
 
 PACKAGE = "sqlq_spark.database"
 # the SQL files of each database, one for each concern
 FILES = (
     "transactions",
+    "trust",
     "schema",
     "peek",
     "receive",
@@ -32,6 +32,10 @@ FILES = (
     "script",
 )
 
+PARTS = ("code_parts", "state_faults")  # which other statements contain
+COMMENTS = re.compile(r"^ *--.*\n?", re.MULTILINE)
+HEAD = re.compile(r"\A\n(?:--.*\n)+\n")
+
 # in the order of the files and of the statements in them
 StatementName = Literal[
     # transactions.sql
@@ -44,10 +48,15 @@ StatementName = Literal[
     "check_deferred",
     "end_frozen",
     "clock",
+    # trust.sql
+    "state_faults",
+    "lock_destination",
+    "destinations",
+    "table_code",
+    "destination_locks",
     # schema.sql
     "install_lock",
     "install_schema",
-    "state_faults",
     "install_state",
     "state_parts",
     "version",
@@ -72,10 +81,6 @@ StatementName = Literal[
     "receive",
     "take",
     "patience",
-    "lock_destination",
-    "destinations",
-    "destination_code",
-    "destination_locks",
     "find_large",
     "divert_large",
     "save_receipt",
@@ -161,6 +166,22 @@ StatementName = Literal[
 ]
 
 
+# dialect → statements that it has no use for; callers ask their connection
+LACKS: dict[str, frozenset[StatementName]] = {
+    "postgresql": frozenset({"weigh"}),  # `receive` weighs the rows that it locks
+    # It defers no check to the commit. `receive` has one pass, which locks a row as it deletes it.
+    # The right to INSERT gives no lock of a table: what an INSERT runs is checked before and after.
+    # Due is a datetime in UTC, whatever the session's zone. To end a session needs a right on the
+    # whole server.
+    "sqlserver": frozenset(
+        {
+            *("check_deferred", "receive_range", "lock_destination", "destination_locks"),
+            *("endpoint_zone", "end_frozen"),
+        }
+    ),
+}
+
+
 def sql(dialect: str, name: str) -> str:
     """Return one of a dialect's SQL files, with its comments."""
     return files(PACKAGE).joinpath(dialect, f"{name}.sql").read_text(encoding="utf-8")
@@ -178,8 +199,7 @@ class Statements(dict[str, str]):
             RuntimeError: their statements, or the order of these, are not those of StatementName.
         """
         statements = cls.read(dialect)
-        lacks = DIALECTS[dialect].lacks
-        names = [each for each in get_args(StatementName) if each not in lacks]
+        names = [each for each in get_args(StatementName) if each not in LACKS[dialect]]
         for found, expected in zip_longest(statements, names):
             if found != expected:
                 message = f"{dialect}: statement {found} was found where {expected} was expected"
@@ -192,9 +212,24 @@ class Statements(dict[str, str]):
         Split a dialect's SQL files, in the order of FILES, at their `-- name:` lines.
 
         With `comments`, those that a blank line follows are left out: they are not for a script.
+        A text of PARTS is put in where other statements name it in braces, without comments.
         """
         text = "\n".join(sql(dialect, name) for name in FILES)
-        _, *parts = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
-        left_out = r"\A\n(?:--.*\n)+\n" if comments else r"^ *--.*\n?"
-        texts = [re.sub(left_out, "", each, flags=re.MULTILINE) for each in parts[1::2]]
-        return cls(zip(parts[::2], (each.strip("\n") for each in texts), strict=True))
+        _, *found = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
+        texts = dict(zip(found[::2], found[1::2], strict=True))
+        for part in PARTS:
+            inner = COMMENTS.sub("", texts[part]).strip("\n")
+            texts = {name: _include(text, part, inner) for name, text in texts.items()}
+        del texts["code_parts"]  # a part only
+        left_out = HEAD if comments else COMMENTS
+        return cls((name, left_out.sub("", text).strip("\n")) for name, text in texts.items())
+
+
+def _include(text: str, part: str, inner: str) -> str:
+    """Put a text into the place that names it, as far to the right as that line begins."""
+    return re.sub(
+        rf"^( *)(.*)\{{{part}\}}",
+        lambda match: f"{match[1]}{match[2]}{indent(inner, match[1]).lstrip()}",
+        text,
+        flags=re.MULTILINE,
+    )

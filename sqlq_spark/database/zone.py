@@ -31,7 +31,7 @@ def endpoint_zone(connection: Connection, option: str | None) -> str:
         BadOption: the server knows no such zone.
         MissingOption: this session's own zone hides the server's.
     """
-    if "endpoint_zone" in connection.names.lacks:
+    if "endpoint_zone" in connection.lacks:
         return "UTC"
     try:
         zone: str | None = connection.rows("endpoint_zone", zone=option)[0][0]

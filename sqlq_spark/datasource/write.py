@@ -23,7 +23,7 @@ from sqlq_spark.send.sender import Sender, SentBy
 from sqlq_spark.send.staging import Staged, nameless_sink, stage
 from sqlq_spark.send.throttle import Names, record_names, wait_before_chunks, wait_before_dispatch
 from sqlq_spark.spark_api import DataSourceStreamArrowWriter
-from sqlq_spark.wire.message_types import begins_with_interface
+from sqlq_spark.wire.headers import begins_with_interface
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

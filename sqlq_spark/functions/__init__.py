@@ -50,8 +50,8 @@ from sqlq_spark.functions.expressions import (
 )
 from sqlq_spark.functions.failed import acknowledge_retries, fail, is_retried, retry_later
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.message_types import SEPARATOR, split_types, unfit_types
-from sqlq_spark.wire.message_types import full_name as full_type_name
+from sqlq_spark.wire.headers import SEPARATOR, split_types, types_problem
+from sqlq_spark.wire.headers import full_name as full_type_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -351,7 +351,7 @@ def _own(
     content_type: str | None,
     headers: Mapping[str, Column | str] | None,
 ) -> dict[str, Column]:
-    if isinstance(message_type, str) and (reason := unfit_types(message_type)) is not None:
+    if isinstance(message_type, str) and (reason := types_problem(message_type)) is not None:
         raise BadFrame(
             done="sent",
             reason=f"message_type is {message_type!r}, with {reason}: expected a .NET type's full "

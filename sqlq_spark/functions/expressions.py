@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.message_types import SEPARATOR
+from sqlq_spark.wire.headers import SEPARATOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LIMITS = dict.fromkeys(("maxStringLen", "maxNumLen"), str(2**31 - 1))
 STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"} | LIMITS
 
-# The full name of a type, up to the first comma outside brackets, as in message_types.py, but
+# The full name of a type, up to the first comma outside brackets, as in wire/headers.py, but
 # without backslashes. The quantifiers are possessive: a megabyte takes one pass and no stack.
 FULL_NAME = r"(?s)\A\s*+([^,\[\]\\\x00-\x1f\x7f]++(?:\[.*\][^,\[\]]*+)?)(?:,.*)?\z"
 

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import PATIENCE, Destinations
 from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.trust import PATIENCE, Destinations
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.functions import acknowledge_retries, is_retried
 from sqlq_spark.send.insert import Inserts
@@ -52,7 +52,7 @@ def acknowledge(processed: DataFrame, options: SinkOptions) -> int:
         options: of a sink in the database of the queues.
 
     Returns:
-        How many were sent.
+        How many could not be sent.
     """
     asked = processed.where(F.col(COLUMN).isNotNull()).select(f"{COLUMN}.*")
     short = (F.length("headers") <= LONGEST) & (F.length("queue") <= LONGEST)
@@ -63,9 +63,10 @@ def acknowledge(processed: DataFrame, options: SinkOptions) -> int:
     counted = Counter(pairs)
     chosen = dict(counted.most_common(MOST_QUEUES))
     sent = sum(send_to(source, queue, answers, options) for source, queue in chosen)
-    if sent < answers.num_rows:
-        log.warning("%d of %d retries were not acknowledged", answers.num_rows - sent, len(answers))
-    return sent
+    left: int = answers.num_rows - sent
+    if left:
+        log.warning("%d of %d retries were not acknowledged", left, len(answers))
+    return left
 
 
 def send_to(source: str, queue: str, answers: pa.Table, options: SinkOptions) -> int:

@@ -26,9 +26,9 @@ from sqlq_spark.admin import checks, inspect, purge, queue_tables
 from sqlq_spark.admin.checks.doctor import unreadable
 from sqlq_spark.admin.finding import Finding, no_address, of_error
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import DELAYED, RETURNED, Destinations
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.trust import DELAYED, RETURNED, Destinations
 from sqlq_spark.errors import (
     BadOption,
     ConnectionLost,
@@ -192,7 +192,7 @@ def distrust(connection: Connection, queue: QueueAddress) -> str | None:
     """Why code of an owner could run in a step on a queue that nobody named; None: none could."""
     danger = queue_tables.danger(connection, queue)
     if danger is not None:
-        return f"{danger} could run code of its owner"
+        return f"it could run code of its owner: {danger}"
     delayed, known = delayed_of(queue), Destinations(connection)
     reasons = known.find_refused([queue], RETURNED)
     if connection.columns(delayed):

@@ -187,6 +187,7 @@ class Settings(job.DatabaseSettings):
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     """Receive into the table or the tables."""
     schemas = parse_schemas(spark, settings)
+    appenders: list[Appender] = []
 
     def start(read: dict[str, str]) -> StreamingQuery:
         writer = read_rows(spark, settings, read, schemas).writeStream
@@ -194,12 +195,16 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
         writer = job.with_trigger(writer, settings.trigger)
         own = settings.split or settings.acknowledge_retries or schemas
         if own or settings.format == "iceberg":
-            kind = Splitter if settings.split else Appender
-            return writer.foreachBatch(kind(settings, schemas).write).start()
+            appenders.append((Splitter if settings.split else Appender)(settings, schemas))
+            return writer.foreachBatch(appenders[-1].write).start()
         writer = writer.option("mergeSchema", "true").partitionBy(*settings.partitions)
         return job.start_into(writer, settings.table)
 
-    return job.receive(start, job.spread(spark, settings.read()), settings.trigger)
+    totals = job.receive(start, job.spread(spark, settings.read()), settings.trigger)
+    connected = type(spark).__module__.startswith("pyspark.sql.connect")
+    if settings.acknowledge_retries and not connected:
+        totals["unacknowledged"] = sum(each.unacknowledged for each in appenders)
+    return totals
 
 
 def parse_schemas(spark: SparkSession, settings: Settings) -> list[typed.Schema]:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import check_writable
 from sqlq_spark.database.names import names_of
 from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.trust import check_writable
 from sqlq_spark.errors import TimedOut
 from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.options import SinkOptions, SourceOptions

@@ -47,6 +47,7 @@ class Appender:
         self.settings = settings
         self.schemas = schemas
         self.query = ""
+        self.unacknowledged = 0  # retries; with Spark Connect only the server's copy counts them
 
     def write(self, batch: DataFrame, number: int) -> None:
         """Write a batch. A replay has the same rows, and writes them to the same tables."""
@@ -57,7 +58,8 @@ class Appender:
             self.write_rows(good, number)
             self.fail(frame, number)
             if self.settings.acknowledge_retries:
-                acknowledgement.acknowledge(good, self.settings.answers())
+                answers = self.settings.answers()
+                self.unacknowledged += acknowledgement.acknowledge(good, answers)
 
     def write_rows(self, frame: DataFrame, number: int) -> None:
         """Write the rows of a batch."""

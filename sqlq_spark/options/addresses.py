@@ -10,7 +10,7 @@ from sqlq_spark.wire.address import SHOWN, QueueAddress
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlq_spark.database.names import Names
+    from sqlq_spark.wire.address import Names
 
 
 def parse_queue(option: str, text: str, naming: Names) -> QueueAddress:

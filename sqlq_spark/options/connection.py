@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from sqlq_spark.database.names import EXAMPLES, STATE, Names, names_of
+from sqlq_spark.database.names import EXAMPLES, STATE, names_of
 from sqlq_spark.database.zone import ZONE
 from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption, OptionOfOtherSource
 from sqlq_spark.options.addresses import parse_tables
@@ -24,7 +24,7 @@ from sqlq_spark.options.parse import duration, name, words
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sqlq_spark.wire.address import QueueAddress
+    from sqlq_spark.wire.address import Names, QueueAddress
 
 # said where the url is missing: who wrote OPTIONS in CREATE TABLE has given one
 OF_A_TABLE = (

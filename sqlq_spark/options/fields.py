@@ -17,7 +17,7 @@ from sqlq_spark.options.parse import words
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from sqlq_spark.database.names import Names
+    from sqlq_spark.wire.address import Names
 
 LOGIN = {"user": "user", "password": "password"}  # options that become part of the url
 LIKELY_TYPO = 0.8  # from this similarity on, a name is taken for a misspelt option

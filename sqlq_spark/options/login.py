@@ -9,7 +9,7 @@ from urllib.parse import quote
 from sqlq_spark.errors import BadOption
 
 if TYPE_CHECKING:
-    from sqlq_spark.database.names import Names
+    from sqlq_spark.wire.address import Names
 
 SERVICES = {"azure", "aws"}
 FUNCTION = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")

@@ -11,7 +11,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from sqlq_spark.wire.message_types import split_names, unfit, unfit_types
+from sqlq_spark.wire.headers import split_names, topic_problem, types_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,7 +112,7 @@ def words(text: str) -> str:
 
 def type_names(text: str) -> str:
     """Read what becomes the header EnclosedMessageTypes."""
-    if unfit_types(words(text)) is not None:
+    if types_problem(words(text)) is not None:
         raise Unreadable
     return text
 
@@ -120,6 +120,6 @@ def type_names(text: str) -> str:
 def topic_names(text: str) -> tuple[str, ...]:
     """Read topics that commas separate."""
     found = tuple(split_names(text))
-    if any(map(unfit, found)):
+    if any(map(topic_problem, found)):
         raise Unreadable
     return found

@@ -16,8 +16,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.options.parse import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.driver.pace import apportion
 from sqlq_spark.receive.selection import ALL
-from sqlq_spark.wire.rows import QUEUE_ROW
-from sqlq_spark.wire.texts import find_undecodable, with_readable_texts
+from sqlq_spark.wire.rows import QUEUE_ROW, with_readable_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -145,7 +144,7 @@ def leave_out_large(page: pa.Table, queue: str, largest: int) -> pa.Table:
             ", ".join(map(str, page["seq"].filter(large)[:NAMED].to_pylist())),
         )
         page = page.filter(pc.invert(large))
-    return with_readable_texts(page, find_undecodable(page["headers"]))
+    return with_readable_texts(page)
 
 
 def fill_columns(page: pa.Table) -> pa.Table:

@@ -7,7 +7,7 @@ is removed. A message that cannot be sent on goes to the error queue, from where
 Without an error queue it is delivered here as it is.
 
 The addresses are untrusted. They are parsed, looked up all at once, and receive messages only if
-database/destinations.py allows it. Any other failure of one destination is undone alone.
+database/trust.py allows it. Any other failure of one destination is undone alone.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sqlq_spark.database import attempt, load_checked
-from sqlq_spark.database.destinations import PATIENCE, RETURNED, Destinations
 from sqlq_spark.database.failure_headers import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.database.spellings import find_same
+from sqlq_spark.database.trust import PATIENCE, RETURNED, Destinations
 from sqlq_spark.errors import (
     BadAddress,
     Cancelled,

@@ -21,11 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import attempt
-from sqlq_spark.database.destinations import Destinations
+from sqlq_spark.database.trust import Destinations
 from sqlq_spark.errors import MessageTooLarge, StatementFailed, StatementRefused
 from sqlq_spark.wire.header_columns import Headers
-from sqlq_spark.wire.ids import rising_ids
-from sqlq_spark.wire.texts import find_undecodable, with_readable_texts
+from sqlq_spark.wire.rows import find_undecodable, rising_ids, with_readable_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

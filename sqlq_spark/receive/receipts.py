@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-from sqlq_spark.database.destinations import SENT, Destinations
+from sqlq_spark.database.trust import SENT, Destinations
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     DatabaseRolledBack,
@@ -30,7 +30,7 @@ from sqlq_spark.options.parse import LARGEST_MESSAGE
 from sqlq_spark.receive.driver.pace import Outcome
 from sqlq_spark.receive.stored_receipt import StoredReceipt, join_pages, receipt_values
 from sqlq_spark.receive.streams import accept_or_raise, lacks_commits, lock_stream
-from sqlq_spark.wire.chosen import has_id
+from sqlq_spark.wire.header_columns import has_id
 from sqlq_spark.wire.rows import Origin, without_odd_expiries
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database.receipt_moves import name_receipt
-from sqlq_spark.wire.payload import RECEIPT_KEY, in_row, pack, pages
+from sqlq_spark.wire.payload import RECEIPT_KEY, Expected, in_row, pack, pages, unpack
 from sqlq_spark.wire.rows import QUEUE_ROW, weigh
-from sqlq_spark.wire.unpack import Expected, unpack
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,7 +18,7 @@ from sqlq_spark.errors import (
     StreamTakenOver,
 )
 from sqlq_spark.receive.offset import read_plan, write_plan
-from sqlq_spark.wire.address_list import split_canonical
+from sqlq_spark.wire.address import split_canonical
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection

@@ -6,7 +6,7 @@ all chunks of the batch. A batch that is in the dispatch log is not sent again. 
 has sent nothing.
 
 With sendsAtomicWithReceive the transaction also settles the receipts of the micro-batch. They can
-no longer be returned to their queue, so receive and sends commit together.
+no longer be returned to their queue.
 
 The dispatch log has the last batch that each sink has sent. A task that stages for a sink locks the
 sink's row shared. A driver that dispatches or discards locks it exclusively.
@@ -25,7 +25,7 @@ from sqlq_spark.send.insert import send_in_transaction
 from sqlq_spark.send.publish import log_without_subscriber
 from sqlq_spark.send.sender import CHUNK_OPTIONAL, CHUNK_ROW
 from sqlq_spark.send.staging import NAMELESS
-from sqlq_spark.wire.unpack import Expected, unpack
+from sqlq_spark.wire.payload import Expected, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,16 +16,15 @@ from sqlq_spark.errors import BadFrame, BadMessage, BadOption
 from sqlq_spark.options.addresses import parse_destination, parse_reply_column
 from sqlq_spark.send.own_headers import OwnMaps, OwnTexts
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.message_types import unfit
-from sqlq_spark.wire.texts import find_undecodable
+from sqlq_spark.wire.headers import topic_problem
+from sqlq_spark.wire.rows import find_undecodable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlq_spark.database.names import Names
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.send.own_headers import Own
-    from sqlq_spark.wire.address import QueueAddress
+    from sqlq_spark.wire.address import Names, QueueAddress
 
 WRITTEN = (
     "body",
@@ -258,7 +257,7 @@ class Frame:
         wrong = {
             topic: reason
             for topic in pc.unique(topics.flatten()).to_pylist()
-            if (reason := "a null" if topic is None else unfit(topic)) is not None
+            if (reason := "a null" if topic is None else topic_problem(topic)) is not None
         }
         for row, items in enumerate(topics.to_pylist() if wrong else ()):
             for topic in items or ():

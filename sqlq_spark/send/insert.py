@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import attempt, load_checked, transaction
-from sqlq_spark.database.destinations import SENT, Destinations
 from sqlq_spark.database.failure_headers import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.database.sessions import TRANSIENT
 from sqlq_spark.database.spellings import unite
+from sqlq_spark.database.trust import SENT, Destinations
 from sqlq_spark.errors import (
     BadAddress,
     BadInput,
@@ -41,7 +41,7 @@ from sqlq_spark.send import delayed, publish
 from sqlq_spark.send.sender import CHUNK_LEGACY
 from sqlq_spark.wire.header_columns import parse_headers
 from sqlq_spark.wire.headers import FAILED_Q, FORWARD_DESTINATION, dumps
-from sqlq_spark.wire.ids import rising_ids
+from sqlq_spark.wire.rows import rising_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -29,13 +29,15 @@ class OwnTexts(Headers):
     """
     Headers that came as JSON; unchanged texts stay byte for byte.
 
-    A text that endpoints up to 9.0 cannot read is written again: see `Headers.unfit`.
+    A text that endpoints up to 9.0 cannot read is written again: see `Headers.unreadable_by_9_0`.
     """
 
     def __init__(self, texts: pa.Array) -> None:
         super().__init__(texts)
         self.objects = texts
-        self._replace({at: wire.dumps(headers) for at, headers in self._read(self.unfit())})
+        self._replace(
+            {at: wire.dumps(headers) for at, headers in self._read(self.unreadable_by_9_0())}
+        )
 
     def _read(self, rows: list[int]) -> list[tuple[int, dict[str, str | None]]]:
         texts = self.objects.take(pa.array(rows, pa.int64())).to_pylist()
@@ -56,7 +58,7 @@ class OwnTexts(Headers):
             if column.null_count < len(column):
                 # a header that is null in the text differs too
                 same = pc.fill_null(pc.equal(self.text(name), column), fill_value=False)
-                other = pc.and_not(column.is_valid(), pc.or_(same, self.lacking(name)))
+                other = pc.and_not(column.is_valid(), pc.or_(same, self.missing(name)))
                 for at in np.flatnonzero(other.to_numpy(zero_copy_only=False)).tolist():
                     names[at].append(name)
         kept: dict[int, str] = {}
@@ -117,11 +119,11 @@ class OwnMaps:
             self.parents = self.parents[places]
             self.names, self.values = self.names.take(places), self.values.take(places)
 
-    def lacking(self, name: str) -> pa.Array:
+    def missing(self, name: str) -> pa.Array:
         """Return which rows do not have a header, as booleans."""
-        lacking = np.ones(self.rows, bool)
-        lacking[self.parents[places_of(self.names, name)]] = False
-        return pa.array(lacking)
+        missing = np.ones(self.rows, bool)
+        missing[self.parents[places_of(self.names, name)]] = False
+        return pa.array(missing)
 
     def text(self, name: str) -> pa.Array:
         """Return one header of every row; null where it is absent."""
@@ -145,14 +147,14 @@ class OwnMaps:
         return pc.if_else(pa.array(counts > 0), texts, pa.scalar(None, pa.string()))
 
 
-def default(name: str, value: pa.Array | str, lacking: pa.Array) -> pa.Array:
+def default(name: str, value: pa.Array | str, missing: pa.Array) -> pa.Array:
     """Return a header, `"name":"value"`, for the rows that lack it; null for the others."""
     head = f'"{wire.escape(name)}":"'
     if isinstance(value, str):
         text = pa.scalar(f'{head}{wire.escape(value)}"')
     else:
         text = pc.binary_join_element_wise(head, escape_all(value), '"', "")
-    return pc.if_else(lacking, text, pa.scalar(None, pa.string()))
+    return pc.if_else(missing, text, pa.scalar(None, pa.string()))
 
 
 def escape_all(texts: pa.Array) -> pa.Array:

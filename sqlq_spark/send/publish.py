@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import create_subscriptions
 from sqlq_spark.database.spellings import unite
+from sqlq_spark.database.trust import find_code
 from sqlq_spark.errors import (
     BadAddress,
     BadOption,
@@ -35,7 +36,7 @@ from sqlq_spark.errors import (
     SubscriptionsRefused,
 )
 from sqlq_spark.send.sender import CHUNK_TOPICS
-from sqlq_spark.wire.message_types import SEPARATOR, full_name, unfit
+from sqlq_spark.wire.headers import SEPARATOR, full_name, topic_problem
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -223,7 +224,7 @@ class Subscription:
                 expected = f"1 to {LONGEST} characters, no NUL and no half of a surrogate pair"
                 raise BadOption(option=name, found=text[:LONGEST], expected=expected)
         topic = full_name(self.topic)
-        if topic != self.topic or unfit(topic):
+        if topic != self.topic or topic_problem(topic):
             raise BadOption(
                 option="topic", found=self.topic, expected=f"a type's full name, as {topic}"
             )
@@ -349,9 +350,9 @@ def refuse_code(connection: Connection, table: QueueAddress) -> None:
         return  # of SQL Server, whose catalogue shows only this database
     place = connection.names.qualify(table)
     rows = connection.rows("queue_tables", schema_name=place.schema, table_name=place.table)
-    for _, _, _, danger, *_ in rows:
-        if danger is not None:
-            raise SubscriptionsRefused(table=connection.printed(table), danger=danger)
+    for _, _, identity, *_ in rows:
+        for code in find_code(connection, {place: identity}, "select").values():
+            raise SubscriptionsRefused(table=connection.printed(table), code=code)
 
 
 def _rows(

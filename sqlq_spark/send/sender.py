@@ -22,9 +22,8 @@ from sqlq_spark.send.frame import MOMENT, TOPICS, Frame
 from sqlq_spark.send.own_headers import OwnTexts, default
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.header_columns import HEADER_COLUMNS, with_legacy_columns
-from sqlq_spark.wire.ids import id_texts, random_ids
-from sqlq_spark.wire.message_types import SEPARATOR
-from sqlq_spark.wire.rows import split_by_size
+from sqlq_spark.wire.headers import SEPARATOR
+from sqlq_spark.wire.rows import id_texts, random_ids, split_by_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -229,16 +228,16 @@ class Sender:
             wire.DELIVER_AT: lambda: deliver_at,
             wire.FORWARD_DESTINATION: lambda: forward,
         }
-        unsent, parts = own.lacking(wire.TIME_SENT), []
+        unsent, parts = own.missing(wire.TIME_SENT), []
         for name, compute in defaults.items():
-            lacking = own.lacking(name)
+            missing = own.missing(name)
             stated = name == wire.ORIGINATING_ENDPOINT and options.originating_endpoint is not None
             if name in SENT_BY and not stated:
                 # a message that is sent on does not get headers of two senders
-                lacking = pc.and_(lacking, unsent)
-            value = compute() if pc.any(lacking).as_py() else None
+                missing = pc.and_(missing, unsent)
+            value = compute() if pc.any(missing).as_py() else None
             if isinstance(value, str) or (value is not None and value.null_count < len(value)):
-                parts.append(default(name, value, lacking))
+                parts.append(default(name, value, missing))
         return _join(*parts, own.members())
 
 
@@ -255,7 +254,7 @@ def _as_received(own: Own, message_ids: pa.Array, forward: pa.Array) -> pa.Array
     delayed one gets its destination.
     """
     own = own.without({wire.FORWARD_DESTINATION: forward})
-    unnamed, undirected = own.lacking(wire.MESSAGE_ID), own.lacking(wire.FORWARD_DESTINATION)
+    unnamed, undirected = own.missing(wire.MESSAGE_ID), own.missing(wire.FORWARD_DESTINATION)
     texts = _join(
         default(wire.MESSAGE_ID, message_ids, unnamed),
         own.members(),
@@ -282,7 +281,7 @@ def _refuse_empty_bodies(
     own_type = pc.fill_null(
         pc.not_equal(own.text(wire.ENCLOSED_MESSAGE_TYPES), ""), fill_value=False
     )
-    sink_type = own.lacking(wire.ENCLOSED_MESSAGE_TYPES)
+    sink_type = own.missing(wire.ENCLOSED_MESSAGE_TYPES)
     if options.message_type is None:
         sink_type = pc.and_(sink_type, False if topics is None else topics.is_valid())
     exempt = pc.fill_null(
@@ -290,7 +289,7 @@ def _refuse_empty_bodies(
     )
     exempt = pc.or_(exempt, pc.and_(own_type, frame.text("id").is_valid()))
     for name in SENT_BEFORE:
-        exempt = pc.or_(exempt, pc.invert(own.lacking(name)))
+        exempt = pc.or_(exempt, pc.invert(own.missing(name)))
     typed = pc.or_(own_type, sink_type)
     frame.refuse(pc.and_not(pc.and_(empty, typed), exempt), EMPTY)
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import RETURNED, Destinations
 from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.trust import RETURNED, Destinations, find_destinations
 from sqlq_spark.errors import (
     BadAddress,
     BadInput,
@@ -40,7 +40,7 @@ from sqlq_spark.send import publish
 from sqlq_spark.send.delayed import find_waiting
 from sqlq_spark.send.dispatch import last_sent
 from sqlq_spark.send.insert import destination_of
-from sqlq_spark.wire.message_types import full_name
+from sqlq_spark.wire.headers import full_name
 from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ
 
 if TYPE_CHECKING:
@@ -362,7 +362,7 @@ def _count_waiting(
         return 0  # the dispatch reports it
     except RightMissing:
         with transaction(connection, timeout=options.query_timeout):
-            found = connection.destinations([queue], RETURNED, None).get(queue)
+            found = find_destinations(connection, [queue], RETURNED).get(queue)
         if found is not None and found.may_insert:
             raise
         return 0

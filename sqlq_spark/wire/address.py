@@ -2,16 +2,43 @@
 Queue addresses: a table, optionally with schema and catalog, in the notation of each database.
 
 Addresses come from users and from messages, so they are untrusted. They are parsed, checked and
-quoted only here. Other modules put names into SQL only as these functions return them. Source:
+quoted only here. Other modules put names into SQL only as these methods return them. Source:
 WIRE.md part 5 and the transports' parsers. This parser accepts the same addresses, but raises an
 error where they would misread one.
 """
 
+from __future__ import annotations
+
 import re
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from bisect import bisect
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from sqlq_spark.errors import BadAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+LABELS = ("table", "schema", "catalog")
+DELAYED = ".Delayed"  # ends the name of a queue's table of delayed messages
+# characters of an address; the longest that a database can hold, all quoted and doubled, has 783
+LONGEST_ADDRESS = 1000
+SHOWN = 200  # characters of a rejected address in an error
+
+# a part in quotes: possessive, because a doubled quote never ends it
+QUOTED = r'"(?:[^"]|"")*+"'
+BRACKETS = r"\[(?:[^\]]|\]\])*+\]"
+BRACKETED_TABLE = re.compile(rf"({BRACKETS})(?:@|\Z)")
+# addresses as we write them: PostgreSQL's ends with a quote, SQL Server's with a bracket
+CANONICAL = re.compile(
+    rf"(?:{QUOTED}\.{QUOTED}|(?:{BRACKETS}|[^@\[][^@]*)(?:@{BRACKETS}){{1,2}})(?:, |\Z)"
+)
+QUOTED_OR_COMMA = re.compile(r'"[^"]*"|,')  # a doubled quote inside quotes is two quoted runs
+# a bracket opens only where a part begins; a double quote is a character like others
+OPENING_OR_COMMA = re.compile(r"(?:(?:\A|,)\s*|@)\[|,")
+CLOSING = re.compile(r"(?<!\])\](?:\]\])*(?!\])")  # in a run of brackets, pairs belong to the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,342 +50,379 @@ class QueueAddress:
     catalog: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Notation:
-    """How one database writes an address."""
+class Names(ABC):
+    """
+    How one database writes names, and what else is known of it before anything is connected.
 
-    database: str
+    The rest of the package asks this value. It never looks at a url's scheme or a quote character.
+    Methods that read or write an address raise BadAddress for a name that the database cannot hold.
+    """
+
+    dialect: str  # its folder in database/
+    database: str  # its name in errors
+    has_legacy_columns: bool  # its queues have columns for endpoints of version 1
+    misread: str | None  # what the tool that runs a script would misread in a name, a pattern
+    password_variable: str | None  # the environment variable that only this database's tools read
+    # what replaces the option `credentials`; None: the option may be set
+    own_credentials: str | None
     opening: str
     closing: str  # doubled inside a quoted part
+    quoted: re.Pattern[str]  # a part in quotes
     quote: str  # the name of `opening` in errors
     separator: str
-    most: int  # parts
-    table_last: bool
+    has_catalogs: bool  # an address in a message names the database too
     stray_quotes: bool  # may `opening` stand inside a part that does not begin with it?
     empty_is_default: bool  # does an empty quoted part mean the default?
-    size: Callable[[str], int]
     unit: str  # what `size` counts
     longest_table: int  # of a queue
     longest: int  # of every other name
     default_schema: str  # of a name without a schema
+
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """Count the units of a name."""
+
+    @abstractmethod
+    def parse_address(self, text: str) -> QueueAddress:
+        """Read an address as it stands in a message."""
+
+    @abstractmethod
+    def parse_queue(self, text: str) -> QueueAddress:
+        """Read what a user writes as a queue; `print_address` writes it."""
+
+    def parse_table(self, text: str) -> QueueAddress:
+        """Read the name of an existing table, as `parse_queue`; it may be longer than a queue's."""
+        return self.parse_queue(text)
+
+    def parse_destination(self, text: str) -> QueueAddress:
+        """Read a queue's name or an address, in a row of a frame."""
+        return self.parse_queue(text)
+
+    @abstractmethod
+    def split_list(self, text: str) -> list[str]:
+        """
+        Split the names of several queues at the commas that belong to none of them.
+
+        Blanks around a name are not part of it.
+
+        Raises:
+            BadAddress: a quote is not closed, or a name is missing before or after a comma.
+        """
+
+    @abstractmethod
+    def is_of_other_database(self, text: str) -> bool:
+        """Whether an address is in another notation, or has a host."""
+
+    def guess_table(self, text: str) -> QueueAddress | None:  # noqa: ARG002
+        """Guess what an address without quotes may mean."""
+        return None
+
+    def print_address(self, address: QueueAddress) -> str:
+        """Write an address for people and state tables."""
+        return self.quote_address(address)
+
+    def canonical_address(self, address: QueueAddress) -> str:
+        """Write an address for a message, as an endpoint's ReplyToAddress; see `parse_address`."""
+        return self.quote_address(address)
+
+    def quote_address(self, address: QueueAddress) -> str:
+        """Write the SQL identifier; no name can end its quotes early."""
+        return ".".join(self.quote_name(name) for name in reversed(self._names_of(address)))
+
+    def quote_name(self, name: str) -> str:
+        """Write one part as an SQL identifier."""
+        return self.opening + name.replace(self.closing, self.closing * 2) + self.closing
+
+    def qualify(self, address: QueueAddress) -> QueueAddress:
+        """Return the address with its schema, the default one if it names none."""
+        return address if address.schema else replace(address, schema=self.default_schema)
 
     @property
     def longest_with_delayed(self) -> int:
         """The size of a queue's name to which the name of its delayed table fits."""
         return self.longest_table - self.size(DELAYED)
 
+    def _names_of(self, address: QueueAddress) -> list[str]:
+        """Check an address, and return its names, table first."""
+        table, catalog = address.table, address.catalog
+        if catalog is not None and not self.has_catalogs:
+            reason = f"it names a catalog, which {self.database} does not have"
+            raise BadAddress(text=table, reason=reason)
+        schema = self.default_schema if address.schema is None else address.schema
+        names = [table, schema] if catalog is None else [table, schema, catalog]
+        for label, name in zip(LABELS, names, strict=False):
+            # `<queue>.Delayed` may be longer than a queue's name.
+            self._check(label, name, name, self.longest)
+        return names
 
-def _utf8_bytes(text: str) -> int:
-    return len(text.encode())
+    def _check_length(self, text: str) -> None:
+        """Refuse an address that is too long for any database, before parsing it."""
+        if len(text) > LONGEST_ADDRESS:
+            reason = f"it has {len(text)} characters where {LONGEST_ADDRESS} are the most"
+            raise BadAddress(text=text[:SHOWN] + "…", reason=reason)
 
+    def _split(self, text: str, at: int = 0) -> list[str | None]:
+        """Cut an address at its separators: the parts unquoted, None for a default."""
+        parts: list[str | None] = []
+        while at <= len(text):
+            read = self._quoted_part if text.startswith(self.opening, at) else self._plain_part
+            part, stop = read(text, at)
+            parts.append(part)
+            at = stop + 1
+        return parts
 
-def _utf16_units(text: str) -> int:
-    return len(text.encode("utf-16-le")) // 2
+    def _plain_part(self, text: str, at: int) -> tuple[str, int]:
+        """Read the unquoted part that begins at `at`; return it and the place of its separator."""
+        part = text[at:].partition(self.separator)[0]
+        stray = part.find(self.opening)
+        if stray >= 0 and not self.stray_quotes:
+            reason = (
+                f"the {self.quote} at character {at + stray + 1} stands inside a part that does "
+                f"not begin with one; put the whole part in {self.quote}s and double those inside"
+            )
+            raise BadAddress(text=text, reason=reason)
+        return part, at + len(part)
 
+    def _quoted_part(self, text: str, at: int) -> tuple[str | None, int]:
+        """Read the quoted part that begins at `at`; return it and the place of its separator."""
+        quoted = self.quoted.match(text, at)
+        if quoted is None:
+            reason = f"the {self.quote} that opens at character {at + 1} is not closed"
+            raise BadAddress(text=text, reason=reason)
+        stop = quoted.end()
+        if stop < len(text) and text[stop] != self.separator:
+            reason = (
+                f"text follows the {self.quote} that closes at character {stop}; "
+                f"double the {self.quote} if it belongs to the name"
+            )
+            raise BadAddress(text=text, reason=reason)
+        name = quoted[0][1:-1].replace(self.closing * 2, self.closing)
+        return name or (None if self.empty_is_default else ""), stop
 
-LABELS = ("table", "schema", "catalog")
-DELAYED = ".Delayed"  # ends the name of a queue's table of delayed messages
-# characters of an address; the longest that a database can hold, all quoted and doubled, has 783
-LONGEST_ADDRESS = 1000
-SHOWN = 200  # characters of a rejected address in an error
-BRACKETS = r"\[(?:[^\]]|\]\])*\]"
-BRACKETED_TABLE = re.compile(rf"({BRACKETS})(?:@|\Z)")
+    def _address(
+        self, parts: Sequence[str | None], text: str, longest_table: int | None = None
+    ) -> QueueAddress:
+        """Check the parts, table first, and make an address."""
+        most = 3 if self.has_catalogs else 2
+        if len(parts) > most:
+            reason = (
+                f"it has {len(parts)} parts where {most} are the most; "
+                f"put a part that holds {self.separator!r} in {self.quote}s"
+            )
+            raise BadAddress(text=text, reason=reason)
+        table, *others = parts
+        self._check("table", table or "", text, longest_table or self.longest_table)
+        for label, name in zip(LABELS[1:], others, strict=False):
+            if name is not None:
+                self._check(label, name, text, self.longest)
+        return QueueAddress(table or "", *others)
 
-POSTGRESQL = Notation(
-    database="PostgreSQL",
-    opening='"',
-    closing='"',
-    quote="quote",
-    separator=".",
-    most=2,
-    table_last=True,
-    stray_quotes=False,
-    empty_is_default=False,
-    size=_utf8_bytes,
-    unit="UTF-8 bytes",
-    longest_table=55,  # the transport needs 8 of PostgreSQL's 63 bytes for the suffix `_seq_seq`
-    longest=63,
-    default_schema="public",
-)
-
-SQLSERVER = Notation(
-    database="SQL Server",
-    opening="[",
-    closing="]",
-    quote="bracket",
-    separator="@",
-    most=3,
-    table_last=False,
-    stray_quotes=True,
-    empty_is_default=True,
-    size=_utf16_units,
-    unit="UTF-16 code units",
-    longest_table=128,
-    longest=128,
-    default_schema="dbo",
-)
-
-
-def parse_postgresql(text: str) -> QueueAddress:
-    """
-    Read an address as it stands in a message: `"schema"."table"`, the quotes and schema optional.
-
-    Args:
-        text: split at the dot outside quotes; `""` inside quotes is one quote. Case is kept.
-
-    Raises:
-        BadAddress: an empty or unclosed part, more than two, or a name PostgreSQL cannot hold.
-    """
-    _check_length(text)
-    return _address(_split(text, POSTGRESQL), text, POSTGRESQL)
-
-
-def parse_sqlserver(text: str) -> QueueAddress:
-    """
-    Read an address as it stands in a message: `table@[schema]@[catalog]`, the latter two optional.
-
-    The table is the text up to the first `@`, brackets included, as the transport reads it. So
-    `[Orders]@[dbo]` names a table called `[Orders]`. The transport has no address for a table with
-    an `@` in its name. `message_sqlserver` writes that one in brackets, and it is read so.
-
-    Args:
-        text: in schema and catalog `]]` inside brackets is one bracket, and `[]` is the default. A
-            part without brackets ends at the next `@`.
-
-    Raises:
-        BadAddress: an empty or unclosed part, more than three, or a name SQL Server cannot hold.
-    """
-    _check_length(text)
-    if _has_at_in_table(text):
-        return _address(_split(text, SQLSERVER), text, SQLSERVER)
-    table, at, _ = text.partition("@")
-    rest = _split(text, SQLSERVER, len(table) + 1) if at else ()
-    return _address([table, *rest], text, SQLSERVER)
-
-
-def _has_at_in_table(text: str) -> bool:
-    """Whether an address begins with a table in brackets, as only `message_sqlserver` writes it."""
-    found = BRACKETED_TABLE.match(text)
-    return found is not None and "@" in found[1] and "@[" not in found[1]
+    def _check(self, label: str, name: str, text: str, longest: int) -> None:
+        """Reject a name that the database cannot store, or would cut."""
+        if not name:
+            raise BadAddress(text=text, reason=f"the {label} is empty")
+        if "\0" in name:
+            raise BadAddress(text=text, reason=f"the {label} holds a NUL character")
+        try:
+            size = self.size(name)
+        except UnicodeEncodeError as error:
+            reason = f"the {label} holds half of a surrogate pair"
+            raise BadAddress(text=text, reason=reason) from error
+        if size > longest:
+            reason = f"the {label} has {size} {self.unit} where {longest} are the most"
+            raise BadAddress(text=text, reason=reason)
 
 
-def name_postgresql(text: str) -> QueueAddress:
-    """
-    Read what a user writes as a queue: an address if it begins with a quote, else one table name.
+@dataclass(frozen=True)
+class _PostgreSQL(Names):
+    """As `"schema"."table"`."""
 
-    Args:
-        text: `Shop.Orders` is one table in the default schema, for endpoint names hold dots;
-            `"sales"."Shop.Orders"` names the schema too.
+    dialect = "postgresql"
+    database = "PostgreSQL"
+    has_legacy_columns = False
+    misread = None
+    password_variable = "PGPASSWORD"  # noqa: S105 - the variable's name
+    own_credentials = None
+    opening = closing = '"'
+    quoted = re.compile(QUOTED)
+    quote = "quote"
+    separator = "."
+    has_catalogs = False
+    stray_quotes = False
+    empty_is_default = False
+    unit = "UTF-8 bytes"
+    longest_table = 55  # the transport needs 8 of PostgreSQL's 63 bytes for the suffix `_seq_seq`
+    longest = 63
+    default_schema = "public"
 
-    Raises:
-        BadAddress: as `parse_postgresql`.
-    """
-    if text.startswith('"'):
-        return parse_postgresql(text)
-    _check_length(text)
-    return _address([text], text, POSTGRESQL)
+    def size(self, name: str) -> int:
+        return len(name.encode())
 
+    def parse_address(self, text: str) -> QueueAddress:
+        """Read `"schema"."table"`, the quotes and schema optional; the case is kept."""
+        self._check_length(text)
+        return self._address(self._split(text)[::-1], text)
 
-def table_postgresql(text: str) -> QueueAddress:
-    """
-    Read the name of an existing table, as `name_postgresql`; it may be too long for the transport.
+    def parse_queue(self, text: str) -> QueueAddress:
+        """
+        Read an address if it begins with a quote, else one table name.
 
-    Raises:
-        BadAddress: as `parse_postgresql`, but for a table of up to 63 bytes.
-    """
-    _check_length(text)
-    notation = replace(POSTGRESQL, longest_table=POSTGRESQL.longest)
-    parts = _split(text, notation) if text.startswith('"') else [text]
-    return _address(parts, text, notation)
+        `Shop.Orders` is one table in the default schema, for endpoint names hold dots.
+        """
+        return self._parse_name(text, self.longest_table)
 
+    def parse_table(self, text: str) -> QueueAddress:
+        return self._parse_name(text, self.longest)
 
-def name_sqlserver(text: str) -> QueueAddress:
-    """
-    Read what a user writes as a queue: as `print_sqlserver` writes it, or in fewer brackets.
+    def _parse_name(self, text: str, longest_table: int) -> QueueAddress:
+        self._check_length(text)
+        parts = self._split(text)[::-1] if text.startswith('"') else [text]
+        return self._address(parts, text, longest_table)
 
-    Args:
-        text: `Shop.Orders` is one table in the default schema; `Shop.Orders@[sales]` names it.
-            Every part may be bracketed. Unlike in a message, the table too.
+    def split_list(self, text: str) -> list[str]:
+        """Split `orders, "sales"."a, b"` at the commas outside double quotes."""
+        if text.count('"') % 2:
+            reason = (
+                "a double quote is not closed; put a name that holds one in double quotes and "
+                "double it there"
+            )
+            raise BadAddress(text=text, reason=reason)
+        marks = QUOTED_OR_COMMA.finditer(text)
+        return _listed(text, (mark.start() for mark in marks if mark[0] == ","))
 
-    Raises:
-        BadAddress: as `parse_sqlserver`.
-    """
-    _check_length(text)
-    return _address(_split(text, SQLSERVER), text, SQLSERVER)
+    def is_of_other_database(self, text: str) -> bool:
+        return "@" in text and not text.startswith('"')
 
-
-def _check_length(text: str) -> None:
-    """Reject an address that is too long for any database, before parsing it."""
-    if len(text) > LONGEST_ADDRESS:
-        most = f"it has {len(text)} characters where {LONGEST_ADDRESS} are the most"
-        raise BadAddress(text=text[:SHOWN] + "…", reason=most)
-
-
-def print_sqlserver(address: QueueAddress) -> str:
-    """
-    Write an address for people and state tables: `table@[schema]`, with `@[catalog]` if any.
-
-    A table that contains `@` or begins with `[` is bracketed, so that `name_sqlserver` can read it.
-
-    Raises:
-        BadAddress: a name SQL Server cannot hold.
-    """
-    names = _names(address, SQLSERVER)
-    table, *rest = (_quote(name, SQLSERVER) for name in names)
-    plain = "@" not in address.table and not address.table.startswith("[")
-    return "@".join([address.table if plain else table, *rest])
+    def guess_table(self, text: str) -> QueueAddress | None:
+        """Guess the table whose name has dots: without quotes the first part is its schema."""
+        return QueueAddress(text) if "." in text and '"' not in text else None
 
 
-def message_sqlserver(address: QueueAddress) -> str:
-    """
-    Write an address for a message, as the transport does; `parse_sqlserver` reads it.
+@dataclass(frozen=True)
+class _SQLServer(Names):
+    """As `table@[schema]@[catalog]`."""
 
-    Only a table that contains `@` is bracketed, for which the transport has no address.
+    dialect = "sqlserver"
+    database = "SQL Server"
+    has_legacy_columns = True
+    misread = r"\$\(|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]"
+    password_variable = None
+    own_credentials = "authentication=ActiveDirectoryDefault (or another value) in the url"
+    opening = "["
+    closing = "]"
+    quoted = re.compile(BRACKETS)
+    quote = "bracket"
+    separator = "@"
+    has_catalogs = True
+    stray_quotes = True
+    empty_is_default = True
+    unit = "UTF-16 code units"
+    longest_table = longest = 128
+    default_schema = "dbo"
 
-    Raises:
-        BadAddress: a name SQL Server cannot hold.
-    """
-    names = _names(address, SQLSERVER)
-    table, *rest = (_quote(name, SQLSERVER) for name in names)
-    return "@".join([table if "@" in address.table else address.table, *rest])
+    def size(self, name: str) -> int:
+        return len(name.encode("utf-16-le")) // 2
+
+    def parse_address(self, text: str) -> QueueAddress:
+        """
+        Read `table@[schema]@[catalog]`, the latter two optional.
+
+        The table is the text up to the first `@`, brackets included, as the transport reads it. So
+        `[Orders]@[dbo]` names a table called `[Orders]`. The transport has no address for a table
+        with an `@` in its name. `canonical_address` writes it in brackets, and it is read so.
+        In schema and catalog `]]` inside brackets is one bracket, and `[]` is the default. A part
+        without brackets ends at the next `@`.
+        """
+        self._check_length(text)
+        bracketed = BRACKETED_TABLE.match(text)
+        if bracketed and "@" in bracketed[1] and "@[" not in bracketed[1]:
+            return self._address(self._split(text), text)
+        table, at, _ = text.partition("@")
+        schema = self._split(text, len(table) + 1) if at else ()
+        return self._address([table, *schema], text)
+
+    def parse_queue(self, text: str) -> QueueAddress:
+        """
+        Read an address as `print_address` writes it, or in fewer brackets.
+
+        `Shop.Orders` is one table in the default schema. Unlike in a message, the table too may be
+        bracketed.
+        """
+        self._check_length(text)
+        return self._address(self._split(text), text)
+
+    def parse_destination(self, text: str) -> QueueAddress:
+        return self.parse_address(text)
+
+    def print_address(self, address: QueueAddress) -> str:
+        """Write `table@[schema]`, with `@[catalog]` if any; `@` and a first `[` need brackets."""
+        bare = "@" not in address.table and not address.table.startswith("[")
+        return self._write(address, bare=bare)
+
+    def canonical_address(self, address: QueueAddress) -> str:
+        return self._write(address, bare="@" not in address.table)
+
+    def _write(self, address: QueueAddress, *, bare: bool) -> str:
+        table, *others = map(self.quote_name, self._names_of(address))
+        return "@".join([address.table if bare else table, *others])
+
+    def split_list(self, text: str) -> list[str]:
+        """Split `orders, [a, b]@[sales]` at the commas outside brackets, in linear time."""
+        return _listed(text, self._commas(text))
+
+    def _commas(self, text: str) -> Iterator[int]:
+        closing = [bracket.end() for bracket in CLOSING.finditer(text)]
+        at = 0
+        while mark := OPENING_OR_COMMA.search(text, at):
+            if mark[0].startswith(","):
+                yield mark.start()
+            at = mark.end()
+            if mark[0].endswith("[") and (place := bisect(closing, at)) < len(closing):
+                at = closing[place]
+
+    def is_of_other_database(self, text: str) -> bool:
+        return text.startswith('"')
 
 
-def quote_postgresql(address: QueueAddress) -> str:
-    """
-    Write the SQL identifier, `"schema"."table"`; no name can end its quotes early.
-
-    Raises:
-        BadAddress: a name PostgreSQL cannot hold, or a catalog.
-    """
-    names = _names(address, POSTGRESQL)
-    return ".".join(_quote(name, POSTGRESQL) for name in reversed(names))
-
-
-# the canonical address, as in an endpoint's ReplyToAddress, is the SQL identifier
-print_postgresql = quote_postgresql
-
-
-def quote_sqlserver(address: QueueAddress) -> str:
-    """
-    Write the SQL identifier, `[schema].[table]`, the catalog before it if there is one.
-
-    Raises:
-        BadAddress: a name SQL Server cannot hold.
-    """
-    names = _names(address, SQLSERVER)
-    return ".".join(_quote(name, SQLSERVER) for name in reversed(names))
-
-
-def identifier(name: str) -> str:
-    """A name in PostgreSQL's quotes."""
-    return _quote(name, POSTGRESQL)
-
-
-def bracketed(name: str) -> str:
-    """A name in SQL Server's brackets."""
-    return _quote(name, SQLSERVER)
+POSTGRESQL: Names = _PostgreSQL()
+SQLSERVER: Names = _SQLServer()
 
 
 def due_index(delayed: QueueAddress) -> str:
-    """The name of a delayed table's index, cut so that it differs from the table's name."""
+    """Return the name of a delayed table's index, cut so that it differs from the table's name."""
     suffix = "_Due"
     room = POSTGRESQL.longest - len(suffix)
     return delayed.table.encode()[:room].decode(errors="ignore") + suffix
 
 
-def _quote(name: str, notation: Notation) -> str:
-    closing = notation.closing
-    return notation.opening + name.replace(closing, closing * 2) + closing
+# ----- several queues in one text ------------------------------------------------------------
 
 
-def _names(address: QueueAddress, notation: Notation) -> list[str]:
-    """Check an address, and return its names, table first."""
-    table, catalog = address.table, address.catalog
-    schema = notation.default_schema if address.schema is None else address.schema
-    if catalog is not None and notation.most < len(LABELS):
-        raise BadAddress(
-            text=table, reason=f"it names a catalog, which {notation.database} does not have"
-        )
-    names = [table, schema] if catalog is None else [table, schema, catalog]
-    for label, name in zip(LABELS, names, strict=False):
-        # `<queue>.Delayed` may be longer than a queue's name.
-        _check(label, name, name, notation, notation.longest)
+def split_canonical(text: str) -> list[str]:
+    """
+    Split canonical addresses of either database that are joined by `, `.
+
+    Args:
+        text: the queues of a stream, as in the state tables; any other text is one address.
+    """
+    addresses, at = [], 0
+    while at < len(text):
+        one = CANONICAL.match(text, at)
+        if one is None:
+            return [text]
+        addresses.append(one[0].removesuffix(", "))
+        at = one.end()
+    return addresses
+
+
+def split_at(text: str, places: Iterable[int]) -> list[str]:
+    """Cut a text at separators of one character; the parts are without blanks around them."""
+    edges = [-1, *places, len(text)]
+    return [text[at + 1 : stop].strip() for at, stop in pairwise(edges)]
+
+
+def _listed(text: str, commas: Iterable[int]) -> list[str]:
+    names = split_at(text, commas)
+    if not all(names):
+        raise BadAddress(text=text, reason="a name is missing beside a comma")
     return names
-
-
-def _split(text: str, notation: Notation, at: int = 0) -> list[str | None]:
-    """Cut an address at its separators: the parts unquoted, the table first, None for a default."""
-    parts: list[str | None] = []
-    while at <= len(text):
-        read = _quoted_part if text.startswith(notation.opening, at) else _plain_part
-        part, stop = read(text, at, notation)
-        parts.append(part)
-        at = stop + 1
-    return parts[::-1] if notation.table_last else parts
-
-
-def _plain_part(text: str, at: int, notation: Notation) -> tuple[str | None, int]:
-    """Read the unquoted part that begins at `at`; returns it and the place of its separator."""
-    found = text.find(notation.separator, at)
-    stop = len(text) if found < 0 else found
-    stray = text.find(notation.opening, at, stop)
-    if stray >= 0 and not notation.stray_quotes:
-        raise BadAddress(
-            text=text,
-            reason=f"the {notation.quote} at character {stray + 1} stands inside a part that does "
-            f"not begin with one; put the whole part in {notation.quote}s and double those inside",
-        )
-    return text[at:stop], stop
-
-
-def _quoted_part(text: str, at: int, notation: Notation) -> tuple[str | None, int]:
-    """Read the quoted part that begins at `at`; returns it and the place of its separator."""
-    closing = notation.closing
-    end = text.find(closing, at + 1)
-    while end >= 0 and text.startswith(closing, end + 1):
-        end = text.find(closing, end + 2)
-    if end < 0:
-        raise BadAddress(
-            text=text, reason=f"the {notation.quote} that opens at character {at + 1} is not closed"
-        )
-    stop = end + 1
-    if stop < len(text) and text[stop] != notation.separator:
-        raise BadAddress(
-            text=text,
-            reason=f"text follows the {notation.quote} that closes at character {end + 1}; "
-            f"double the {notation.quote} if it belongs to the name",
-        )
-    name = text[at + 1 : end].replace(closing * 2, closing)
-    return None if not name and notation.empty_is_default else name, stop
-
-
-def _address(parts: Sequence[str | None], text: str, notation: Notation) -> QueueAddress:
-    """Check the parts, table first, and make an address."""
-    if len(parts) > notation.most:
-        raise BadAddress(
-            text=text,
-            reason=f"it has {len(parts)} parts where {notation.most} are the most; "
-            f"put a part that holds {notation.separator!r} in {notation.quote}s",
-        )
-    table = parts[0] or ""
-    _check("table", table, text, notation, notation.longest_table)
-    for label, name in zip(LABELS[1:], parts[1:], strict=False):
-        if name is not None:
-            _check(label, name, text, notation, notation.longest)
-    return QueueAddress(table, *parts[1:])
-
-
-def _check(label: str, name: str, text: str, notation: Notation, longest: int) -> None:
-    """Reject a name that the database cannot store, or would cut."""
-    if not name:
-        raise BadAddress(text=text, reason=f"the {label} is empty")
-    if "\0" in name:
-        raise BadAddress(text=text, reason=f"the {label} holds a NUL character")
-    try:
-        size = notation.size(name)
-    except UnicodeEncodeError as error:
-        raise BadAddress(text=text, reason=f"the {label} holds half of a surrogate pair") from error
-    if size > longest:
-        raise BadAddress(
-            text=text, reason=f"the {label} has {size} {notation.unit} where {longest} are the most"
-        )

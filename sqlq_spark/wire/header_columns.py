@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.wire.flat_json import LONGEST_NAME, FlatObjects
-from sqlq_spark.wire.headers import CORRELATION_ID, NEVER_FIRST, REPLY_TO_ADDRESS
-from sqlq_spark.wire.ids import id_texts
+from sqlq_spark.wire.headers import CORRELATION_ID, MESSAGE_ID, NEVER_FIRST, REPLY_TO_ADDRESS
+from sqlq_spark.wire.rows import id_texts
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    from collections.abc import Iterable
+
 
 # columns of a read that are headers; the table's columns of these names are empty today
 HEADER_COLUMNS = {"correlationId": CORRELATION_ID, "replyToAddress": REPLY_TO_ADDRESS}
@@ -49,20 +50,20 @@ class Headers:
         self._parsed |= zip(rows, map(parse_headers, texts), strict=True)
 
     def poison(self) -> pa.Array:
-        """Which rows are poison, as booleans."""
+        """Return which rows are poison, as booleans."""
         found = np.zeros(len(self._texts), bool)
         found[[row for row, headers in self._parsed.items() if headers is None]] = True
         return pa.array(found)
 
-    def lacking(self, name: str) -> pa.Array:
-        """Which rows do not have a header, as booleans."""
-        lacking = np.ones(len(self._texts), bool)
-        lacking[self._flat.parents[self._flat.places(name)]] = False
-        lacking[[row for row, headers in self._parsed.items() if name in (headers or {})]] = False
-        return pa.array(lacking)
+    def missing(self, name: str) -> pa.Array:
+        """Return which rows do not have a header, as booleans."""
+        missing = np.ones(len(self._texts), bool)
+        missing[self._flat.parents[self._flat.places(name)]] = False
+        missing[[row for row, headers in self._parsed.items() if name in (headers or {})]] = False
+        return pa.array(missing)
 
     def text(self, name: str) -> pa.Array:
-        """One header of every row; null if it is missing, or if the row is poison."""
+        """Return one header of every row; null if it is missing, or if the row is poison."""
         found = self._flat.values_of(name)
         if not self._parsed:
             return found
@@ -71,76 +72,59 @@ class Headers:
         return pc.replace_with_mask(found, others, pa.array(parsed, pa.string()))
 
     def without_any(self) -> pa.Array:
-        """Which rows have no header at all, as booleans."""
+        """Return which rows have no header at all, as booleans."""
         counts = self._flat.counts.copy()
         for row, headers in self._parsed.items():
             counts[row] = len(headers or {})
         return pa.array(counts == 0)
 
-    def unfit(self) -> list[int]:
-        """Find rows that endpoints up to 9.0 cannot read: a name twice, or NEVER_FIRST first."""
+    def unreadable_by_9_0(self) -> list[int]:
+        """Return rows that endpoints up to 9.0 cannot read: a name twice, NEVER_FIRST first."""
         flat = self._flat
         repeated, first = flat.repeated(), flat.places(NEVER_FIRST)
         first = first[(first == 0) | (flat.parents[first] != flat.parents[first - 1])]
         texts = self._texts.take(pa.array(list(self._parsed), pa.int64())).to_pylist()
         parsed = zip(texts, self._parsed.items(), strict=True)
-        others = [row for text, (row, found) in parsed if found and is_unfit(text, found)]
+        others = [row for text, (row, found) in parsed if found and _fails_9_0(text, found)]
         return [*repeated, *flat.parents[first].tolist(), *others]
 
     def map(self, kind: pa.MapType) -> pa.MapArray:
-        """The headers as a map column; null for poison."""
+        """Return the headers as a map column; null for poison."""
         flat = self._flat
         if repeated := flat.repeated():
             flat.leave_out(repeated)
             self._parse(repeated)
         names, values, parents = flat.names.dictionary_decode(), flat.values(), flat.parents
         if self._parsed:
-            more_names, more_values, rows = self._members_parsed()
-            parents = np.append(parents, rows)
+            parsed = [headers or {} for headers in self._parsed.values()]
+            more_names = [name for headers in parsed for name in headers]
+            more_values = [value for headers in parsed for value in headers.values()]
+            rows = np.fromiter(self._parsed, np.intp, len(parsed))
+            parents = np.append(parents, np.repeat(rows, [len(headers) for headers in parsed]))
             order = np.argsort(parents, kind="stable")
-            names = pa.concat_arrays([names, more_names]).take(order)
-            values = pa.concat_arrays([values, more_values]).take(order)
+            names = pa.concat_arrays([names, pa.array(more_names, pa.string())]).take(order)
+            values = pa.concat_arrays([values, pa.array(more_values, pa.string())]).take(order)
         offsets = np.zeros(len(self._texts) + 1, np.int32)
         np.cumsum(np.bincount(parents, minlength=len(self._texts)), out=offsets[1:])
         names, values = names.cast(kind.key_type), values.cast(kind.item_type)
         mask = self.poison()
         return pa.MapArray.from_arrays(pa.array(offsets), names, values, type=kind, mask=mask)
 
-    def _members_parsed(self) -> tuple[pa.Array, pa.Array, npt.NDArray[np.intp]]:
-        """Return names, values and rows of the headers that were parsed one by one."""
-        found = {row: headers or {} for row, headers in self._parsed.items()}
-        names = [name for headers in found.values() for name in headers]
-        values = [value for headers in found.values() for value in headers.values()]
-        counts = [len(headers) for headers in found.values()]
-        rows = np.repeat(np.fromiter(found, np.intp, len(found)), counts)
-        return pa.array(names, pa.string()), pa.array(values, pa.string()), rows
 
-
-def parse_object(text: str | None) -> dict[str, str | None] | None:
-    """Parse one header text into a dict with unchecked values; None if it is not an object."""
+def parse_headers(text: str | None) -> dict[str, str | None] | None:
+    """Parse one header text; None if it is poison."""
     if not text:
         return {}
     try:
-        found = orjson.loads(text)
+        headers = orjson.loads(text)
     except orjson.JSONDecodeError:
         return None
-    return found if type(found) is dict else None
-
-
-def is_flat(headers: dict[str, str | None]) -> bool:
-    """Whether all values are texts or nulls."""
-    return TEXTS.issuperset(map(type, headers.values()))
-
-
-def parse_headers(text: str | None) -> dict[str, str | None] | None:
-    """Parse one header text, and check its values; None if it is poison."""
-    found = parse_object(text)
-    if found is None or not is_flat(found) or is_beyond_spark(text or ""):
+    if type(headers) is not dict or not TEXTS.issuperset(map(type, headers.values())):
         return None
-    return found
+    return None if _is_beyond_spark(text) else headers
 
 
-def is_beyond_spark(text: str) -> bool:
+def _is_beyond_spark(text: str) -> bool:
     """
     Whether Spark may not read an object of texts that orjson reads.
 
@@ -156,54 +140,21 @@ def is_beyond_spark(text: str) -> bool:
     except RecursionError:
         return True
     return any(
-        type(value) not in TEXTS or utf16_length(name) > LONGEST_NAME for name, value in members
+        type(value) not in TEXTS or len(name.encode("utf-16-le")) // 2 > LONGEST_NAME
+        for name, value in members
     )
 
 
-def utf16_length(text: str) -> int:
-    """Count characters as Java does."""
-    return len(text.encode("utf-16-le")) // 2
-
-
-def is_unfit(text: str, headers: dict[str, str | None]) -> bool:
+def _fails_9_0(text: str, headers: dict[str, str | None]) -> bool:
     """
     Whether endpoints up to 9.0 cannot read an object: a name twice, or NEVER_FIRST first.
 
-    Args:
-        text: with more quotes than its headers need, if a later value replaces another.
-        headers: of the text, one or more.
+    The text has more quotes than its headers need, one or more, if a later value replaces another.
     """
     text = text.replace(r"\\", "")
     quotes = text.count('"') - text.count(r"\"")
     needed = 4 * len(headers) - 2 * [*headers.values()].count(None)
     return quotes != needed or next(iter(headers)) == NEVER_FIRST
-
-
-def quick_text(texts: list[str | None], name: str) -> pa.Array:
-    """
-    Find one header of texts that may be cut, by a search; null if it is missing.
-
-    The search assumes the form that the transports write. In JSON a quote inside a string is
-    escaped, so `"name":"` without a backslash before it is a key. If the value has an escape, or if
-    the name is there twice or in another form, the row is parsed. A name with a hex escape
-    (`NAMED_IN_HEX`) is not found.
-    """
-    key, on = f'"{name}":"', len(name) + 3
-
-    def value(text: str) -> str | None:
-        at = text.find(name)  # a text without the name takes one pass
-        if at < 0:
-            return None
-        end = text.find('"', at + on)
-        found = text[at + on : end]
-        plain = end >= 0 and text.startswith(key, at - 1) and "\\" not in text[at - 2] + found
-        return found if plain and text.find(name, end) < 0 else parsed(text)
-
-    def parsed(text: str) -> str | None:
-        found = (parse_object(text) or {}).get(name)
-        return found if isinstance(found, str) else None
-
-    return pa.array([value(text) if text else None for text in texts], pa.string())
 
 
 def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> pa.RecordBatch:
@@ -221,17 +172,12 @@ def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> p
     as_map = any(pa.types.is_map(field.type) for field in schema)
     needed = as_map or asked & (HEADER_COLUMNS.keys() | {"corruptHeaders"})
     headers = Headers(rows.column("headers")) if needed else None
-    columns = [column(field, rows, headers, queue) for field in schema]
+    columns = [_column(field, rows, headers, queue) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def column(
-    field: pa.Field,
-    rows: pa.RecordBatch,
-    headers: Headers | None,
-    queue: str,
-) -> pa.Array:
-    """One column of a read; `headers` are those of the rows, if the columns need any of them."""
+def _column(field: pa.Field, rows: pa.RecordBatch, headers: Headers | None, queue: str) -> pa.Array:
+    """Return one column of a read; `headers` of the rows are there if the columns need any."""
     name, kind = field.name, field.type
     if name == "id":
         return id_texts(rows.column("id"))
@@ -263,3 +209,19 @@ def with_legacy_columns(rows: pa.Table) -> pa.Table:
         fits = pc.and_(short, pc.string_is_ascii(found))
         rows = rows.append_column(name.lower(), pc.if_else(fits, found, None))
     return rows
+
+
+def has_id(rows: pa.Table, ids: Iterable[str]) -> pa.Array:
+    """
+    Return which rows of QUEUE_ROW are messages of some ids, as booleans.
+
+    An id is that of a row, or the header NServiceBus.MessageId; case does not matter.
+    """
+    wanted = {message.lower() for message in ids}
+    row_ids = id_texts(rows["id"].combine_chunks()).to_pylist()
+    message_ids = Headers(rows["headers"].combine_chunks()).text(MESSAGE_ID).to_pylist()
+    pairs = zip(row_ids, message_ids, strict=True)
+    return pa.array(
+        [row in wanted or (own is not None and own.lower() in wanted) for row, own in pairs],
+        pa.bool_(),
+    )

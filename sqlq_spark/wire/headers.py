@@ -1,61 +1,59 @@
 """
-Header text: the JSON of a message's headers, the names of headers, and the times in them.
+Header text: the JSON of a message's headers, their names, and the times and types in them.
 
 The text is the same, byte for byte, as that of the transports' version 9.1. Source: WIRE.md part 2.
-`rows.py` reads headers, in columns.
+`header_columns.py` reads headers, in columns.
 """
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Final
 
-MESSAGE_ID: Final = "NServiceBus.MessageId"
-CORRELATION_ID: Final = "NServiceBus.CorrelationId"
-CONVERSATION_ID: Final = "NServiceBus.ConversationId"
-RELATED_TO: Final = "NServiceBus.RelatedTo"
-MESSAGE_INTENT: Final = "NServiceBus.MessageIntent"
-ENCLOSED_MESSAGE_TYPES: Final = "NServiceBus.EnclosedMessageTypes"
-CONTENT_TYPE: Final = "NServiceBus.ContentType"
-REPLY_TO_ADDRESS: Final = "NServiceBus.ReplyToAddress"
-TIME_TO_BE_RECEIVED: Final = "NServiceBus.TimeToBeReceived"
-TIME_SENT: Final = "NServiceBus.TimeSent"
-DELIVER_AT: Final = "NServiceBus.DeliverAt"
-ORIGINATING_ENDPOINT: Final = "NServiceBus.OriginatingEndpoint"
-CONTROL_MESSAGE: Final = "NServiceBus.ControlMessage"  # "True": the body is not read
-ORIGINATING_MACHINE: Final = "NServiceBus.OriginatingMachine"
-VERSION: Final = "NServiceBus.Version"
-HOST_ID: Final = "$.diagnostics.originating.hostid"
-PROCESSING_STARTED: Final = "NServiceBus.ProcessingStarted"
-PROCESSING_ENDED: Final = "NServiceBus.ProcessingEnded"
-PROCESSING_ENDPOINT: Final = "NServiceBus.ProcessingEndpoint"
-PROCESSING_MACHINE: Final = "NServiceBus.ProcessingMachine"
-FAILED_Q: Final = "NServiceBus.FailedQ"
-TIME_OF_FAILURE: Final = "NServiceBus.TimeOfFailure"
-EXCEPTION_INFO: Final = "NServiceBus.ExceptionInfo."  # a prefix
-RETRIES: Final = "NServiceBus.Retries"  # also a prefix, of RETRIES.Timestamp
-FL_RETRIES: Final = "NServiceBus.FLRetries"
-ORIGINATING_SAGA_ID: Final = "NServiceBus.OriginatingSagaId"  # of a request; a reply's SAGA_ID
-ORIGINATING_SAGA_TYPE: Final = "NServiceBus.OriginatingSagaType"
-SAGA_ID: Final = "NServiceBus.SagaId"
-SAGA_TYPE: Final = "NServiceBus.SagaType"
-FORWARD_DESTINATION: Final = "NServiceBus.SqlServer.ForwardDestination"  # on both databases
-TRACE_PARENT: Final = "traceparent"
-TRACE_STATE: Final = "tracestate"
-BAGGAGE: Final = "baggage"
+from sqlq_spark.wire.address import split_at
+
+MESSAGE_ID = "NServiceBus.MessageId"
+CORRELATION_ID = "NServiceBus.CorrelationId"
+CONVERSATION_ID = "NServiceBus.ConversationId"
+RELATED_TO = "NServiceBus.RelatedTo"
+MESSAGE_INTENT = "NServiceBus.MessageIntent"
+ENCLOSED_MESSAGE_TYPES = "NServiceBus.EnclosedMessageTypes"
+CONTENT_TYPE = "NServiceBus.ContentType"
+REPLY_TO_ADDRESS = "NServiceBus.ReplyToAddress"
+TIME_TO_BE_RECEIVED = "NServiceBus.TimeToBeReceived"
+TIME_SENT = "NServiceBus.TimeSent"
+DELIVER_AT = "NServiceBus.DeliverAt"
+ORIGINATING_ENDPOINT = "NServiceBus.OriginatingEndpoint"
+CONTROL_MESSAGE = "NServiceBus.ControlMessage"  # "True": the body is not read
+ORIGINATING_MACHINE = "NServiceBus.OriginatingMachine"
+VERSION = "NServiceBus.Version"
+HOST_ID = "$.diagnostics.originating.hostid"
+PROCESSING_STARTED = "NServiceBus.ProcessingStarted"
+PROCESSING_ENDED = "NServiceBus.ProcessingEnded"
+PROCESSING_ENDPOINT = "NServiceBus.ProcessingEndpoint"
+PROCESSING_MACHINE = "NServiceBus.ProcessingMachine"
+FAILED_Q = "NServiceBus.FailedQ"
+TIME_OF_FAILURE = "NServiceBus.TimeOfFailure"
+EXCEPTION_INFO = "NServiceBus.ExceptionInfo."  # a prefix
+RETRIES = "NServiceBus.Retries"  # also a prefix, of RETRIES.Timestamp
+FL_RETRIES = "NServiceBus.FLRetries"
+ORIGINATING_SAGA_ID = "NServiceBus.OriginatingSagaId"  # of a request; a reply's SAGA_ID
+ORIGINATING_SAGA_TYPE = "NServiceBus.OriginatingSagaType"
+SAGA_ID = "NServiceBus.SagaId"
+SAGA_TYPE = "NServiceBus.SagaType"
+FORWARD_DESTINATION = "NServiceBus.SqlServer.ForwardDestination"  # on both databases
+TRACE_PARENT = "traceparent"
+TRACE_STATE = "tracestate"
+BAGGAGE = "baggage"
 
 # Endpoints up to 9.0 fail on headers that begin with this name.
-NEVER_FIRST: Final = "__type"
+NEVER_FIRST = "__type"
 
 # Headers that begin with one of these are removed when a failed message returns to its source.
-FAULT_PREFIXES: Final = (RETRIES, FAILED_Q, TIME_OF_FAILURE, EXCEPTION_INFO)
+FAULT_PREFIXES = (RETRIES, FAILED_Q, TIME_OF_FAILURE, EXCEPTION_INFO)
 
-_SHORT = {'"': '\\"', "\\": "\\\\", "/": "\\/", "\b": "\\b", "\t": "\\t"} | {
-    "\n": "\\n",
-    "\f": "\\f",
-    "\r": "\\r",
-}
+_SHORT = {'"': r"\"", "\\": r"\\", "/": r"\/"}
+_SHORT |= {"\b": r"\b", "\t": r"\t", "\n": r"\n", "\f": r"\f", "\r": r"\r"}
 _ESCAPED = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
 _BYTE_ORDER_MARK = "\ufeff"  # escaped too, unlike the other characters of its category
 _BMP_END = 0xFFFF
@@ -123,8 +121,9 @@ def dumps(headers: Mapping[str, str | None]) -> str:
 
 # ----- times ---------------------------------------------------------------------------------
 
-LONGEST_SPAN: Final = 2**31 - 1  # milliseconds, 24.8 days: the transports use an int32
-LONGEST_DELAY: Final = 365_000 * 86_400_000  # milliseconds, no year of five digits
+LONGEST_SPAN = 2**31 - 1  # milliseconds, 24.8 days: the transports use an int32
+LONGEST_DELAY = 365_000 * 86_400_000  # milliseconds, no year of five digits
+LIFETIME = "time to be received"  # in errors
 
 _WIRE_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d):(\d{6}) Z", re.ASCII)
 _SPAN = re.compile(
@@ -135,24 +134,12 @@ _SPAN = re.compile(
 class BadWireTime(ValueError):
     """A time in a header is not in the transports' form."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-
-    def __str__(self) -> str:
-        return (
-            f"time {self.args[0][:64]!r} cannot be read: "
-            "expected yyyy-MM-dd HH:mm:ss:ffffff Z, as 2026-06-30 17:05:09:123456 Z"
-        )
-
 
 class BadTimeSpan(ValueError):
     """A time-to-be-received or a delay cannot be read, or is too long for the transports."""
 
-    def __init__(self, found: str, reason: str, what: str = "time to be received") -> None:
-        super().__init__(found, reason, what)
-
     def __str__(self) -> str:
-        found, reason, what = self.args
+        what, found, reason = self.args
         return (
             f"{what} {found[:64]!r} {reason}: "
             "expected [d.]hh:mm:ss[.fffffff], as 00:30:00 or 1.12:00:00"
@@ -180,15 +167,17 @@ def parse_wire_time(text: str) -> datetime:
         BadWireTime: the form is different, or there is no such day.
     """
     found = _WIRE_TIME.fullmatch(text)
-    if found is None:
-        raise BadWireTime(text)
     try:
-        return datetime.fromisoformat(f"{found[1]}.{found[2]}+00:00")
+        return datetime.fromisoformat(f"{found[1]}.{found[2]}+00:00" if found else "")
     except ValueError:
-        raise BadWireTime(text) from None
+        reason = (
+            f"time {text[:64]!r} cannot be read: "
+            "expected yyyy-MM-dd HH:mm:ss:ffffff Z, as 2026-06-30 17:05:09:123456 Z"
+        )
+        raise BadWireTime(reason) from None
 
 
-def parse_span(text: str, *, longest: int = LONGEST_SPAN, what: str = "time to be received") -> int:
+def parse_span(text: str, *, longest: int = LONGEST_SPAN, what: str = LIFETIME) -> int:
     """
     Read a time-to-be-received, or a delay; .NET's invariant `[d.]hh:mm:ss[.fffffff]`.
 
@@ -206,12 +195,12 @@ def parse_span(text: str, *, longest: int = LONGEST_SPAN, what: str = "time to b
     found = _SPAN.fullmatch(text)
     if found is None:
         negative = _SPAN.fullmatch(text.removeprefix("-"))
-        raise BadTimeSpan(text, "is negative" if negative else "cannot be read", what)
+        raise BadTimeSpan(what, text, "is negative" if negative else "cannot be read")
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[:4])
     whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     milliseconds = whole * 1000 + int((found[5] or "").ljust(3, "0")[:3])
     if milliseconds > longest:
-        raise BadTimeSpan(text, f"is longer than {span(longest)}", what)
+        raise BadTimeSpan(what, text, f"is longer than {span(longest)}")
     return milliseconds
 
 
@@ -223,7 +212,8 @@ def format_span(milliseconds: int) -> str:
         BadTimeSpan: a negative number, or one above LONGEST_SPAN.
     """
     if not 0 <= milliseconds <= LONGEST_SPAN:
-        raise BadTimeSpan(f"{milliseconds} ms", f"is not between 0 and {LONGEST_SPAN} ms")
+        reason = f"is not between 0 and {LONGEST_SPAN} ms"
+        raise BadTimeSpan(LIFETIME, f"{milliseconds} ms", reason)
     return span(milliseconds)
 
 
@@ -235,3 +225,85 @@ def span(milliseconds: int) -> str:
     seconds, rest = divmod(rest, 1000)
     fraction = f".{rest:03d}0000" if rest else ""
     return f"{f'{days}.' if days else ''}{hours:02d}:{minutes:02d}:{seconds:02d}{fraction}"
+
+
+# ----- names of .NET types -------------------------------------------------------------------
+
+# A header lists assembly-qualified names (`Shop.Placed, Shop, Version=1.0.0.0`). A topic is a full
+# name (`Shop.Placed`). A generic type has its arguments, with their assemblies, in brackets. A
+# comma therefore ends a name only outside of brackets. A backslash escapes a character.
+# The text is untrusted: every function accepts any text and takes one pass. A text that is not a
+# type name is returned unchanged.
+
+SEPARATOR = ";"  # of EnclosedMessageTypes; the transports split at each one
+
+_MARKS = re.compile(r"\\.|[\[\],]", re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_INTERFACE = re.compile(r"I[A-Z][a-z]")  # how .NET code names interfaces: IOrderEvent
+
+
+def full_name(name: str) -> str:
+    """Return the full name of a type, which is its topic: what stands before the first comma."""
+    return name[: next(_commas(name), len(name))].strip()
+
+
+def split_types(header: str | None) -> list[str]:
+    """Return the names in EnclosedMessageTypes, most derived first; blank ones are left out."""
+    return [name for part in (header or "").split(SEPARATOR) if (name := part.strip())]
+
+
+def split_names(text: str) -> list[str]:
+    """Split full names at commas, as in an option; keep blank names, which are then rejected."""
+    return split_at(text, _commas(text))
+
+
+def topic_problem(topic: str) -> str | None:
+    """Return why a text cannot be a topic; None if it can."""
+    if not topic.strip():
+        return "a blank topic"
+    if SEPARATOR in topic:
+        return f"a topic with {SEPARATOR!r}: give each type as an item of its own"
+    if "\0" in topic:
+        return "a topic with a NUL character"
+    return None
+
+
+def types_problem(header: str) -> str | None:
+    """
+    Return why a text cannot be EnclosedMessageTypes; None if it can.
+
+    An endpoint fails on a blank name between semicolons (read in NServiceBus 10).
+    """
+    seen: set[str] = set()
+    for part in header.split(SEPARATOR):
+        name = full_name(part)
+        if not name:
+            return "a blank name"
+        if name[0] in "[]" or _CONTROL.search(part.strip()):
+            return f"{part.strip()!r}, which is no type name"
+        if name in seen:
+            return f"{name} twice"
+        seen.add(name)
+    return None
+
+
+def begins_with_interface(header: str) -> bool:
+    """
+    Whether an interface comes before a class, by the names alone.
+
+    Only a warning may follow from it: a class can be named IPhoneOrdered.
+    """
+    names = [re.split(r"[.+]", full_name(name))[-1] for name in split_types(header)]
+    interfaces = [bool(_INTERFACE.match(name)) for name in names]
+    return bool(interfaces) and interfaces[0] and not all(interfaces)
+
+
+def _commas(text: str) -> Iterator[int]:
+    depth = 0
+    for mark in _MARKS.finditer(text):
+        if mark[0] == "[":
+            depth += 1
+        elif mark[0] == "]":
+            depth = max(0, depth - 1)
+        elif mark[0] == "," and not depth:
+            yield mark.start()

@@ -1,9 +1,10 @@
 """
 The content of a receipt or a staged chunk: rows as columns, each buffer compressed with zstd.
 
-A login that may write the state tables may write any bytes there. Arrow's stream format is not
-used, because its reader allocates any size that the metadata claims, and trusts the offsets. This
-format contains less, and `unpack` checks all of it.
+A login that may write the state tables may write any bytes there, so a payload is untrusted.
+Arrow's stream format is not used, because its reader allocates any size that the metadata claims,
+and trusts the offsets. This format contains less, and `unpack` checks all of it: the types are
+known, the sizes are checked before anything is decompressed, and every value before it is used.
 
     the compressed buffers, one after the other
     a list, as JSON: the names of the columns, and of each batch its rows and each buffer's sizes,
@@ -20,14 +21,18 @@ from __future__ import annotations
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
+from sqlq_spark.errors import PayloadRefused
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 # Measured on messages of 1.2 kB: level 1 2.0 us and 165 bytes a message, level -3 1.2 us and 262,
 # lz4 1.4 us and 298.
@@ -36,6 +41,8 @@ THREADS = 2  # headers and bodies are compressed in parallel, as in Arrow's stre
 ALONE = 1 << 20  # bytes; less takes longer to share among threads, which take 2 ms to start
 
 ROOM = 64 << 10  # bytes for a batch in the list, and for the list's ends
+LENGTH = 4  # bytes of the list's length
+LONGEST_LIST = 4 << 20  # bytes; that of a receipt of 64 MiB has 2 kB
 LARGE = 256 << 10  # bytes; a longer payload is cut into pages
 PAGE = 7_900  # bytes; with its key it fills a page of the table
 
@@ -58,7 +65,7 @@ class Packed:
     @property
     def seal(self) -> Seal:
         """The seal by which the driver recognises the payload; takes 1 ms for a chunk."""
-        return Seal(self.size, digest(self.bytes))
+        return Seal(self.size, _digest(self.bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +76,24 @@ class Seal:
     digest: str  # of the payload
 
 
-def digest(payload: pa.Buffer | bytes) -> str:
-    """The SHA-256 digest of a payload."""
-    return hashlib.sha256(payload).hexdigest()
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What is known of a payload before it is read."""
+
+    where: str  # which receipt or chunk, for an error
+    schema: pa.Schema
+    optional: tuple[pa.Field, ...] = ()  # columns that may follow, in this order
+    most: int  # bytes, unpacked
+    size: int | None = None  # bytes, unpacked, as stored with it; None: not stored
+    rows: int | None = None  # as stored with it
+    seal: Seal | None = None  # of the payload when it was packed, if known
+
+
+class BadPayload(ValueError):
+    """The reason why a payload cannot be used."""
+
+
+# ----- write ---------------------------------------------------------------------------------
 
 
 def pack(rows: pa.Table) -> Packed:
@@ -87,52 +109,24 @@ def pack(rows: pa.Table) -> Packed:
     with ThreadPoolExecutor(THREADS) as pool:
         spread = pool.map if rows.nbytes > ALONE else map
         for batch in batches:
-            plain = [buffer for column in batch.columns for buffer in buffers(column)]
+            buffers = [buffer for column in batch.columns for buffer in _buffers(column)]
             sizes: list[tuple[int, int] | None] = []
-            for buffer, small in zip(plain, spread(compress, plain), strict=True):
-                sizes.append(None if buffer is None or small is None else (buffer.size, small.size))
-                size += 0 if buffer is None else buffer.size
-                if small is not None:
-                    sink.write(small)
+            for plain, packed in zip(buffers, spread(_compress, buffers), strict=True):
+                if plain is None or packed is None:
+                    sizes.append(None)
+                    continue
+                sizes.append((plain.size, packed.size))
+                size += plain.size
+                sink.write(packed)
             listed.append({"rows": batch.num_rows, "buffers": sizes})
     listing = orjson.dumps({"columns": rows.column_names, "batches": listed})
     sink.write(listing)
-    sink.write(len(listing).to_bytes(4, "little"))
+    sink.write(len(listing).to_bytes(LENGTH, "little"))
     return Packed(room.slice(0, sink.tell()), size)
 
 
-def compress(buffer: pa.Buffer | None) -> pa.Buffer | None:
-    """A compressed buffer; None for a missing one."""
-    return None if buffer is None else ZSTD.compress(buffer)
-
-
-def buffers(column: pa.Array) -> Iterator[pa.Buffer | None]:
-    """The buffers of a column from its first value: validity, then those of its type."""
-    kind, found, first, rows = column.type, column.buffers(), column.offset, len(column)
-    yield validity(column)
-    if pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind):
-        width = kind.bit_width // 8
-        yield found[1].slice(first * width, rows * width)
-        return
-    ends = np.frombuffer(found[1], np.int32)[first : first + rows + 1]
-    yield pa.py_buffer(ends - ends[0])
-    if pa.types.is_list(kind):
-        yield from buffers(column.values.slice(ends[0], ends[-1] - ends[0]))
-        return
-    data = found[2] if found[2] is not None else pa.py_buffer(b"")
-    yield data.slice(int(ends[0]), int(ends[-1] - ends[0]))
-
-
-def validity(column: pa.Array) -> pa.Buffer | None:
-    """A bit for each value that is not null; None if there are no nulls."""
-    if not column.null_count:
-        return None
-    there = column.is_valid().to_numpy(zero_copy_only=False)
-    return pa.py_buffer(np.packbits(there, bitorder="little"))
-
-
 def in_row(payload: pa.Buffer) -> bytes:
-    """The part in the row itself: all of a small payload, nothing of a large one."""
+    """Return the part in the row itself: all of a small payload, nothing of a large one."""
     return b"" if payload.size > LARGE else payload.to_pybytes()
 
 
@@ -140,7 +134,7 @@ def pages(
     payload: pa.Buffer, kinds: dict[str, pa.DataType], key: tuple[str | int, ...]
 ) -> pa.Table:
     """
-    The rows of the table of pages for a large payload; none for a small one.
+    Return the rows of the table of pages for a large payload; none for a small one.
 
     Args:
         payload: the result of `pack`.
@@ -149,10 +143,161 @@ def pages(
     """
     count = 0 if payload.size <= LARGE else -(-payload.size // PAGE)
     offsets = np.minimum(np.arange(count + 1) * PAGE, payload.size).astype(np.int32)
-    named = zip(kinds.items(), key, strict=True)
-    columns = {name: pa.repeat(pa.scalar(value, kind), count) for (name, kind), value in named}
+    values = zip(kinds.items(), key, strict=True)
+    columns = {name: pa.repeat(pa.scalar(value, kind), count) for (name, kind), value in values}
     columns["page"] = pa.array(range(count), pa.int32())
     columns["payload"] = pa.BinaryArray.from_buffers(
         pa.binary(), count, [None, pa.py_buffer(offsets), payload]
     )
     return pa.table(columns)
+
+
+def _buffers(column: pa.Array) -> Iterator[pa.Buffer | None]:
+    """Yield the buffers of a column from its first value: validity, then those of its type."""
+    kind, buffers, first, rows = column.type, column.buffers(), column.offset, len(column)
+    if column.null_count:
+        there = column.is_valid().to_numpy(zero_copy_only=False)
+        yield pa.py_buffer(np.packbits(there, bitorder="little"))
+    else:
+        yield None
+    if _is_fixed(kind):
+        width = kind.bit_width // 8
+        yield buffers[1].slice(first * width, rows * width)
+        return
+    ends = np.frombuffer(buffers[1], np.int32)[first : first + rows + 1]
+    yield pa.py_buffer(ends - ends[0])
+    start, size = int(ends[0]), int(ends[-1] - ends[0])
+    if pa.types.is_list(kind):
+        yield from _buffers(column.values.slice(start, size))
+    else:
+        yield (pa.py_buffer(b"") if buffers[2] is None else buffers[2]).slice(start, size)
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _compress(buffer: pa.Buffer | None) -> pa.Buffer | None:
+    return None if buffer is None else ZSTD.compress(buffer)
+
+
+def _digest(payload: pa.Buffer) -> str:
+    return hashlib.sha256(payload).hexdigest()
+
+
+# ----- read ----------------------------------------------------------------------------------
+
+
+def unpack(payload: bytes, pages: Iterable[tuple[bytes]], expected: Expected) -> pa.Table:
+    """
+    Return the rows of a payload, which is in its row, or in its pages if the row's value is empty.
+
+    Raises:
+        PayloadRefused: `pack` cannot have written it, or it is too large.
+    """
+    whole = pa.py_buffer(payload or b"".join(page for (page,) in pages))
+    try:
+        if expected.seal is not None:
+            intact = _digest(whole) == expected.seal.digest
+            _check(intact, "it is not the one that the task wrote")
+        return _read_table(whole, expected)
+    except (BadPayload, pa.ArrowException, OSError) as error:
+        raise PayloadRefused(where=expected.where, reason=str(error)[:300]) from None
+
+
+def _read_table(whole: pa.Buffer, expected: Expected) -> pa.Table:
+    """Read the list, check what it says, and only then unpack."""
+    columns, batches, end = _read_list(whole)
+    fields = [*expected.schema, *(field for field in expected.optional if field.name in columns)]
+    _check(columns == [field.name for field in fields], "it has other columns")
+    sizes = [pair for _, pairs in batches for pair in pairs if pair is not None]
+    size, rows = sum(plain for plain, _ in sizes), sum(count for count, _ in batches)
+    _check(size <= expected.most, f"it holds {size} bytes, more than the {expected.most} it may")
+    _check(expected.size in {None, size}, f"it holds {size} bytes, and {expected.size} were stored")
+    _check(expected.rows in {None, rows}, f"it has {rows} rows, and {expected.rows} were stored")
+    _check(sum(packed for _, packed in sizes) == end, "its buffers do not fill it")
+    at, made, schema = 0, [], pa.schema(fields)
+    with ThreadPoolExecutor(THREADS) as pool:
+        spread = pool.map if size > ALONE else map
+        for count, pairs in batches:
+            starts = [*accumulate((0 if pair is None else pair[1] for pair in pairs), initial=at)]
+            at = starts.pop()
+            buffers = spread(partial(_decompress, whole), starts, pairs)
+            arrays = [_read_column(field.type, count, buffers) for field in fields]
+            _check(not [*buffers], "it has more buffers than columns")
+            made.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    table = pa.Table.from_batches(made, schema=schema)
+    table.validate(full=True)
+    return table
+
+
+def _read_list(whole: pa.Buffer) -> tuple[list[Any], list[tuple[int, list[Any]]], int]:
+    """Read the list: the columns, each batch's rows and buffers, and the end of the buffers."""
+    _check(whole.size > LENGTH, "it is cut off")
+    length = int.from_bytes(whole.slice(whole.size - LENGTH).to_pybytes(), "little")
+    end = whole.size - LENGTH - length
+    _check(end >= 0 and length <= LONGEST_LIST, "it is cut off")
+    try:
+        match orjson.loads(whole.slice(end, length).to_pybytes()):
+            case {"columns": list(columns), "batches": list(batches)}:
+                return columns, [_read_batch(batch) for batch in batches], end
+    except orjson.JSONDecodeError:
+        pass
+    raise BadPayload("its list cannot be read")
+
+
+def _read_batch(listed: object) -> tuple[int, list[Any]]:
+    """Read the rows of a batch, and the sizes of its buffers."""
+    match listed:
+        case {"rows": int(rows), "buffers": list(pairs)} if 0 < rows < 2**31:
+            if all(map(_is_size, pairs)):
+                return rows, pairs
+    raise BadPayload("its list names no batch")
+
+
+def _is_size(pair: object) -> bool:
+    """Whether it is a pair of sizes, or null for a missing buffer."""
+    match pair:
+        case [int(plain), int(packed)]:
+            return 0 <= plain < 2**62 and 0 <= packed < 2**62
+    return pair is None
+
+
+def _decompress(whole: pa.Buffer, at: int, pair: list[int] | None) -> pa.Buffer | None:
+    """Decompress a buffer to the size in the list; None for a missing one."""
+    if pair is None:
+        return None
+    plain, packed = pair
+    return ZSTD.decompress(whole.slice(at, packed), decompressed_size=plain)
+
+
+def _read_column(kind: pa.DataType, rows: int, buffers: Iterator[pa.Buffer | None]) -> pa.Array:
+    """Make a column of the next buffers, whose sizes must fit its rows."""
+    there = _next_buffer(buffers, -(-rows // 8), absent=True)
+    if _is_fixed(kind):
+        data = _next_buffer(buffers, rows * kind.bit_width // 8)
+        return pa.Array.from_buffers(kind, rows, [there, data])
+    offsets = _next_buffer(buffers, 4 * (rows + 1))
+    if not pa.types.is_list(kind):
+        return pa.Array.from_buffers(kind, rows, [there, offsets, _next_buffer(buffers)])
+    ends = np.frombuffer(offsets or b"", np.int32)
+    _check(ends[0] == 0 and ends[-1] >= 0, "its lists are out of bounds")
+    children = [_read_column(kind.value_type, int(ends[-1]), buffers)]
+    return pa.Array.from_buffers(kind, rows, [there, offsets], children=children)
+
+
+def _next_buffer(
+    buffers: Iterator[pa.Buffer | None], size: int | None = None, *, absent: bool = False
+) -> pa.Buffer | None:
+    """Take the next buffer; its size is known, except for the bytes of texts."""
+    buffer = next(buffers, None)
+    if buffer is None:
+        _check(absent, "a buffer is missing")
+    else:
+        _check(size in {None, buffer.size}, f"a buffer holds {buffer.size} bytes and not {size}")
+    return buffer
+
+
+def _check(fine: bool, reason: str) -> None:  # noqa: FBT001
+    if not fine:
+        raise BadPayload(reason)

@@ -138,7 +138,7 @@ def test_looking_runs_no_code_of_another_owner(
     assert calls(place) == before
     assert (found["read"], found["state"]) == (False, "not read")
     reasons = [each["found"] for each in checked if each["name"] == "not_read"]
-    assert any("could run code of its owner" in each for each in reasons)
+    assert any("it could run code of its owner" in each for each in reasons)
     assert looked_at(run, place, table)["trap"]["read"] is True
     if danger != "a type of a column":
         assert calls(place) > before

@@ -197,7 +197,7 @@ def test_the_queues_of_subscribers_are_destinations(bench: Bench) -> None:
     """Of any of the topics; a subscriber whose queue is gone is left to the dispatch."""
     table = QueueAddress("Subscribed", bench.dotnet.schema)
     raw = {"subscriptionTable": bench.desk.printed(table)}
-    named = {("topic", PLACED), ("topic", "Shop.IEvent")}
+    named: Names = {("topic", PLACED), ("topic", "Shop.IEvent")}
     assert above(bench, named, **raw) is None  # there is no such table
 
     bench.dotnet.create_subscriptions(table)

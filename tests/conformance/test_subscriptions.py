@@ -301,7 +301,7 @@ def test_many_messages_are_copied_in_sets(bench: Bench, shop: Shop) -> None:
 
     sending = {"subscribers": 1, "destinations": 4, "lock_destination": 3, "load": 4}
     said = Counter(bench.said)
-    wanted = sending.keys() - bench.desk.names.lacks
+    wanted = sending.keys() - bench.desk.lacks
     assert {name: said[name] for name in wanted} == {name: sending[name] for name in wanted}
     got = {name: len(bodies) for name, bodies in shop.got().items()}
     assert got == {"web": 1000, "mail": 500, "stock": 500}
@@ -436,7 +436,7 @@ def test_a_session_lost_at_any_statement_of_a_send_is_answered_by_doing_it_again
         assert staging(bench) == []
 
     wanted = "stage advance chunks chunk subscribers destinations lock_destination load discard"
-    assert {*wanted.split()} - bench.desk.names.lacks <= {*bench.struck}
+    assert {*wanted.split()} - bench.desk.lacks <= {*bench.struck}
     assert bench.struck.count("commit") == 4
 
 

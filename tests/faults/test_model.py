@@ -24,7 +24,7 @@ from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.driver import pace
 from sqlq_spark.wire import payload
-from sqlq_spark.wire.address import QueueAddress, print_postgresql
+from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
 
 from .model.message_places import Lost
 from .model.participants import World
@@ -66,8 +66,8 @@ def machine(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Mach
     source = SourceOptions.parse(
         {
             **shared,
-            "queue": print_postgresql(queues["orders"]),
-            "errorQueue": print_postgresql(queues["error"]),
+            "queue": POSTGRESQL.print_address(queues["orders"]),
+            "errorQueue": POSTGRESQL.print_address(queues["error"]),
             "maxMessagesPerTrigger": "4",
             "maxConcurrency": "2",
         }
@@ -77,7 +77,7 @@ def machine(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Mach
         "atomic": {"transactionMode": "sendsAtomicWithReceive"},
     }
     targets = {
-        kind: SinkOptions.parse({**shared, **mode, "queue": print_postgresql(queues[kind])})
+        kind: SinkOptions.parse({**shared, **mode, "queue": POSTGRESQL.print_address(queues[kind])})
         for kind, mode in modes.items()
     }
     monkeypatch.setattr(pace, "MESSAGES_PER_TASK", 1)

@@ -17,10 +17,11 @@ import pytest
 from recorded_connection import RecordedConnection
 from typer.testing import CliRunner
 
-from sqlq_spark.admin import failed_messages, return_to_source
+from sqlq_spark.admin import failed_messages, queue_tables, return_to_source
 from sqlq_spark.cli import main
-from sqlq_spark.database import schema
+from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.trust import Destinations, find_state_faults
 from sqlq_spark.errors import (
     DestinationChanged,
     DestinationRefused,
@@ -34,7 +35,7 @@ from sqlq_spark.send import insert
 from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.throttle import find_backlog
-from sqlq_spark.wire.address import QueueAddress, parse_postgresql
+from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.payload import pack
 from sqlq_spark.wire.rows import QUEUE_ROW, Origin
@@ -50,61 +51,118 @@ TIMEOUT = 30.0
 COLUMNS = "id uuid, expires timestamp, headers text NOT NULL, body bytea, seq serial"
 # a built-in function that runs a text as SQL, with the rights of whoever calls it
 TEXT = "ts_rewrite('a'::tsquery, 'SELECT {0}.steal(''x'')::tsquery, ''b''::tsquery')"
-# what mallory can let an INSERT run: {0} is its schema; steal() and take() write into {0}.loot
-CODE = {
-    "trigger": "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION {0}.spy()",
-    "trigger of the statement": (
-        "CREATE TRIGGER t AFTER INSERT ON {0}.trap EXECUTE FUNCTION {0}.spy()"
-    ),
-    "deferred trigger": (
-        "CREATE CONSTRAINT TRIGGER t AFTER INSERT ON {0}.trap DEFERRABLE INITIALLY DEFERRED "
-        "FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
-    ),
-    "condition of a trigger": (
-        "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW WHEN ({0}.steal('x') IS NULL) "
-        "EXECUTE FUNCTION suppress_redundant_updates_trigger()"
-    ),
-    "rule": "CREATE RULE r AS ON INSERT TO {0}.trap DO ALSO SELECT {0}.steal(NEW.headers)",
-    "default": (
-        "ALTER TABLE {0}.trap ADD extra text;"
-        "ALTER TABLE {0}.trap ALTER extra SET DEFAULT {0}.steal('x')"
-    ),
-    "default that runs a text": "ALTER TABLE {0}.trap ADD extra tsquery DEFAULT {text}",
-    "generated column": (
-        "ALTER TABLE {0}.trap ADD extra text GENERATED ALWAYS AS ({0}.steal(headers)) STORED"
-    ),
-    "check constraint": "ALTER TABLE {0}.trap ADD CHECK ({0}.steal(headers) IS NOT NULL)",
-    "check that runs a text": "ALTER TABLE {0}.trap ADD CHECK ({text} IS NOT NULL)",
-    "operator of a check": (
-        "CREATE OPERATOR {0}.!@ (RIGHTARG = text, FUNCTION = {0}.steal);"
-        "ALTER TABLE {0}.trap ADD CHECK ((OPERATOR({0}.!@) headers) IS NOT NULL)"
-    ),
-    "expression index": "CREATE INDEX ON {0}.trap ({0}.steal(headers))",
-    "partial index": "CREATE INDEX ON {0}.trap (id) WHERE {0}.steal(headers) IS NOT NULL",
-    "domain": (
-        "CREATE DOMAIN {0}.worded AS text CHECK ({0}.steal(VALUE) IS NOT NULL);"
-        "ALTER TABLE {0}.trap ALTER headers TYPE {0}.worded"
-    ),
-    "policy": (
-        "ALTER TABLE {0}.trap ENABLE ROW LEVEL SECURITY;"
-        "CREATE POLICY p ON {0}.trap WITH CHECK ({0}.steal(headers) IS NOT NULL)"
-    ),
-    "definer": (
-        "ALTER FUNCTION {0}.spy() SECURITY DEFINER;"
-        "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
-    ),
-    "partition": (
-        "DROP TABLE {0}.trap; CREATE TABLE {0}.trap ("
-        + COLUMNS
-        + ") PARTITION BY LIST (headers); CREATE TABLE {0}.part PARTITION OF {0}.trap DEFAULT;"
-        "CREATE TRIGGER t BEFORE INSERT ON {0}.part FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
-    ),
-    "view": (
-        "CREATE TABLE {0}.kept (" + COLUMNS + "); DROP TABLE {0}.trap;"
-        "CREATE VIEW {0}.trap AS SELECT * FROM {0}.kept;"
-        "CREATE TRIGGER t INSTEAD OF INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
-    ),
+# What mallory can put into its table trap, by the actions for which a table with it is refused: an
+# INSERT into a table of another owner, a SELECT from it, and its use as a state table, whoever
+# owns it. {0} is the schema; steal() and take() write into {0}.loot.
+KINDS = {
+    "insert own": {
+        "trigger": (
+            "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
+        ),
+        "trigger of the statement": (
+            "CREATE TRIGGER t AFTER INSERT ON {0}.trap EXECUTE FUNCTION {0}.spy()"
+        ),
+        "deferred trigger": (
+            "CREATE CONSTRAINT TRIGGER t AFTER INSERT ON {0}.trap DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
+        ),
+        "condition of a trigger": (
+            "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW WHEN ({0}.steal('x') IS "
+            "NULL) EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+        ),
+        "rule": "CREATE RULE r AS ON INSERT TO {0}.trap DO ALSO SELECT {0}.steal(NEW.headers)",
+        "default": (
+            "ALTER TABLE {0}.trap ADD extra text;"
+            "ALTER TABLE {0}.trap ALTER extra SET DEFAULT {0}.steal('x')"
+        ),
+        "generated column": (
+            "ALTER TABLE {0}.trap ADD extra text GENERATED ALWAYS AS ({0}.steal(headers)) STORED"
+        ),
+        "policy": (
+            "ALTER TABLE {0}.trap ENABLE ROW LEVEL SECURITY;"
+            "CREATE POLICY p ON {0}.trap WITH CHECK ({0}.steal(headers) IS NOT NULL)"
+        ),
+        "definer": (
+            "ALTER FUNCTION {0}.spy() SECURITY DEFINER;"
+            "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
+        ),
+        "type": "CREATE TYPE {0}.e AS ENUM ('a'); ALTER TABLE {0}.trap ADD extra {0}.e",
+        "foreign key": (
+            "CREATE TABLE {0}.other (id uuid PRIMARY KEY);"
+            "ALTER TABLE {0}.trap ADD FOREIGN KEY (id) REFERENCES {0}.other"
+        ),
+        "trigger of the server": (
+            "CREATE TRIGGER t BEFORE UPDATE ON {0}.trap FOR EACH ROW EXECUTE FUNCTION "
+            "suppress_redundant_updates_trigger()"
+        ),
+    },
+    "insert": {
+        "default that runs a text": "ALTER TABLE {0}.trap ADD extra tsquery DEFAULT {text}",
+        "check that runs a text": "ALTER TABLE {0}.trap ADD CHECK ({text} IS NOT NULL)",
+        "volatile default": "ALTER TABLE {0}.trap ADD extra float DEFAULT random()",
+    },
+    "insert select own": {
+        "check constraint": "ALTER TABLE {0}.trap ADD CHECK ({0}.steal(headers) IS NOT NULL)",
+        "operator of a check": (
+            "CREATE OPERATOR {0}.!@ (RIGHTARG = text, FUNCTION = {0}.steal);"
+            "ALTER TABLE {0}.trap ADD CHECK ((OPERATOR({0}.!@) headers) IS NOT NULL)"
+        ),
+        "expression index": "CREATE INDEX ON {0}.trap ({0}.steal(headers))",
+        "partial index": "CREATE INDEX ON {0}.trap (id) WHERE {0}.steal(headers) IS NOT NULL",
+        "domain": (
+            "CREATE DOMAIN {0}.worded AS text CHECK ({0}.steal(VALUE) IS NOT NULL);"
+            "ALTER TABLE {0}.trap ALTER headers TYPE {0}.worded"
+        ),
+        "partition": (
+            "DROP TABLE {0}.trap; CREATE TABLE {0}.trap ({columns}) PARTITION BY LIST (headers);"
+            "CREATE TABLE {0}.part PARTITION OF {0}.trap DEFAULT;"
+            "CREATE TRIGGER t BEFORE INSERT ON {0}.part FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
+        ),
+        "view": (
+            "CREATE TABLE {0}.kept ({columns}); DROP TABLE {0}.trap;"
+            "CREATE VIEW {0}.trap AS SELECT * FROM {0}.kept;"
+            "CREATE TRIGGER t INSTEAD OF INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION "
+            "{0}.spy()"
+        ),
+        "exclusion": "ALTER TABLE {0}.trap ADD EXCLUDE (({0}.steal(headers)) WITH =)",
+        "type of headers": (
+            "CREATE TYPE {0}.e AS ENUM ('a');"
+            "ALTER TABLE {0}.trap ALTER headers TYPE {0}.e USING 'a'::{0}.e"
+        ),
+        "composite of a domain": (
+            "CREATE DOMAIN {0}.d AS text CHECK ({0}.steal(VALUE) IS NOT NULL);"
+            "CREATE TYPE {0}.c AS (a {0}.d); ALTER TABLE {0}.trap ADD extra {0}.c"
+        ),
+        "array of a domain": (
+            "CREATE DOMAIN {0}.d AS text CHECK ({0}.steal(VALUE) IS NOT NULL);"
+            "ALTER TABLE {0}.trap ADD extra {0}.d[]"
+        ),
+        "child with a trigger": (
+            "CREATE TABLE {0}.child () INHERITS ({0}.trap);"
+            "CREATE TRIGGER t BEFORE INSERT ON {0}.child FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
+        ),
+    },
+    "select own": {
+        "statistics": "CREATE STATISTICS {0}.s ON ({0}.steal(headers)), id FROM {0}.trap",
+    },
+    "select": {
+        "child": "CREATE TABLE {0}.child () INHERITS ({0}.trap)",
+    },
+    "own": {
+        "disabled trigger": (
+            "CREATE TRIGGER t BEFORE INSERT ON {0}.trap FOR EACH ROW EXECUTE FUNCTION {0}.spy();"
+            "ALTER TABLE {0}.trap DISABLE TRIGGER t"
+        ),
+        "view of it": "CREATE VIEW {0}.v AS SELECT {0}.steal(headers) FROM {0}.trap",
+    },
+    "": {
+        "default of a sequence": (
+            "CREATE SEQUENCE {0}.q; ALTER TABLE {0}.trap ADD extra bigint DEFAULT nextval('{0}.q')"
+        ),
+        "none": "SELECT",
+    },
 }
+CODE = {kind: text for group in KINDS.values() for kind, text in group.items()}
 OPEN = """
 GRANT USAGE ON SCHEMA {0} TO PUBLIC;
 GRANT INSERT ON {0}.trap TO PUBLIC;
@@ -128,7 +186,7 @@ CREATE FUNCTION {0}.spy() RETURNS trigger LANGUAGE plpgsql AS
 
 def code(kind: str) -> str:
     """The statements of a kind of code, but for the schema."""
-    return CODE[kind].replace("{text}", TEXT)
+    return CODE[kind].replace("{text}", TEXT).replace("{columns}", COLUMNS)
 
 
 @dataclass
@@ -185,7 +243,7 @@ class Scene:
         """Receive all of the queue as one task."""
         options = self.source(**raw)
         task = Task(
-            queue=parse_postgresql(self.shop.queue),
+            queue=POSTGRESQL.parse_address(self.shop.queue),
             stream=None,
             batch=1,
             task=0,
@@ -243,7 +301,9 @@ def scene(place: Place, tenants: Tenants) -> Iterator[Scene]:
 # ---------------------------------------------------------------- forwards
 
 
-@pytest.mark.parametrize("kind", CODE)
+@pytest.mark.parametrize(
+    "kind", [kind for group in KINDS if "insert" in group for kind in KINDS[group]]
+)
 def test_no_code_of_an_attacker_runs_by_a_forward_or_a_reply(scene: Scene, kind: str) -> None:
     """
     Whatever the attacker has an INSERT run.
@@ -266,6 +326,29 @@ def test_no_code_of_an_attacker_runs_by_a_forward_or_a_reply(scene: Scene, kind:
     forwarded, sent = scene.errors()
     assert [each[FAILED_Q] for each in (forwarded, sent)] == [scene.trap] * 2
     assert sent[f"{EXCEPTION_INFO}ExceptionType"].endswith(".DestinationRefused")
+
+
+@pytest.mark.parametrize("kind", CODE)
+def test_code_counts_for_each_action_that_can_run_it(scene: Scene, kind: str) -> None:
+    """A table is refused for the actions of its kind of code, and for no other."""
+    scene.arm(kind)
+    connection, own = scene.connection(scene.place.url), f"own_{scene.mallory.login}"
+    scene.place.sql(f"CREATE SCHEMA {own}; CREATE TABLE {own}.trap ({COLUMNS})")
+    scene.place.sql(SPY.format(own) + ";" + code(kind).format(own))
+    trap = POSTGRESQL.parse_address(scene.trap)
+    scene.place.sql(f"GRANT SELECT ON {scene.trap} TO {scene.shop.login}")
+
+    with transaction(connection, timeout=TIMEOUT):
+        reasons = {
+            "insert": Destinations(connection).find_refused([trap]),
+            "select": queue_tables.danger(connection, trap),
+        }
+        with schema.use_state(connection, own):
+            reasons["own"] = find_state_faults(connection)
+
+    scene.place.sql(f"DROP SCHEMA {own} CASCADE")
+    refused = " ".join(action for action, reason in reasons.items() if reason)
+    assert kind in KINDS[refused]
 
 
 def test_no_code_of_an_attacker_runs_by_a_look_at_the_backlog(scene: Scene) -> None:
@@ -418,7 +501,7 @@ def test_code_that_is_added_after_the_first_look_does_not_run(scene: Scene) -> N
     scene.arm(None)
 
     def act() -> None:
-        scene.mallory.sql(CODE["trigger"].format(scene.mallory.login))
+        scene.mallory.sql(code("trigger").format(scene.mallory.login))
 
     with pytest.raises(DestinationRefused):
         scene.send(scene.trap, Gap(scene.connection(), "lock_destination", act))
@@ -519,14 +602,14 @@ def test_a_return_is_refused_again_when_it_is_done(scene: Scene) -> None:
     scene.arm(None)
     scene.place.sql(f"ALTER TABLE {scene.trap} OWNER TO {scene.place.sql('SELECT user')[0][0]}")
     scene.put(scene.table("error"), **{FAILED_Q: scene.trap})
-    errors = parse_postgresql(scene.table("error"))
+    errors = POSTGRESQL.parse_address(scene.table("error"))
     with Session(scene.source(scene.place.url), "retry", state=False) as session:
         planned = failed_messages.plan(
             session.open(), errors, failed_messages.Choice(), timeout=TIMEOUT
         )
         assert planned.messages == 1
         scene.place.sql(f"ALTER TABLE {scene.trap} OWNER TO {scene.mallory.login}")
-        scene.mallory.sql(CODE["trigger"].format(scene.mallory.login))
+        scene.mallory.sql(code("trigger").format(scene.mallory.login))
 
         (done,) = return_to_source.give_back(session, errors, planned)
 

@@ -19,7 +19,7 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SubscriptionsRefused
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.send.publish import Subscription, check_table, list_subscriptions, unsubscribe
-from sqlq_spark.wire.address import parse_postgresql
+from sqlq_spark.wire.address import POSTGRESQL
 
 if TYPE_CHECKING:
     from conftest import Place
@@ -205,7 +205,7 @@ def start(place: Place, tenant: Tenant) -> list[str]:
     with Session(options, "test", state=False) as session:
         checks.at_start(session.open(), options)
         with transaction(session.open(), timeout=30):
-            return owner.find_signs(session.open(), parse_postgresql(tenant.queue))
+            return owner.find_signs(session.open(), POSTGRESQL.parse_address(tenant.queue))
 
 
 @pytest.mark.parametrize("grant", GRANTS)
@@ -227,9 +227,11 @@ def test_subscriptions_that_run_code_are_not_read(
         publish(place, shop.url, table)
     with Session(SinkOptions.parse({"url": shop.url}), "test", state=False) as session:
         with pytest.raises(SubscriptionsRefused):
-            check_table(session.open(), parse_postgresql(table))
+            check_table(session.open(), POSTGRESQL.parse_address(table))
         with pytest.raises(SubscriptionsRefused):
-            unsubscribe(session.open(), parse_postgresql(table), "Shop.Placed", "e", timeout=30)
+            unsubscribe(
+                session.open(), POSTGRESQL.parse_address(table), "Shop.Placed", "e", timeout=30
+            )
     named = [run(place, "doctor", *more) for more in ([shop.queue], [])]
 
     assert loot(mallory) == []

@@ -25,8 +25,8 @@ DRAWN = [
         id="wire-3",
         promise="A printed address of SQL Server can be read back, also with an @ in its table.",
         file="wire/address.py",
-        old='plain = "@" not in address.table and not',
-        new='plain = "@" not in address.table or not',
+        old='bare = "@" not in address.table and not',
+        new='bare = "@" not in address.table or not',
         tests=["test_address.py::test_a_user_reads_a_sqlserver_address_that_can_be_given_back"],
     ),
     Fault(
@@ -66,7 +66,7 @@ DRAWN = [
     Fault(
         id="database-12",
         promise="allowedDestinations trusts only the tables that it lists.",
-        file="database/destinations.py",
+        file="database/trust.py",
         old='(".*" if each == "*" else',
         new='(".*" if not (each == "*") else',
         tests=["hostile/test_destinations.py::test_a_listed_destination_is_trusted"],
@@ -82,7 +82,7 @@ DRAWN = [
     Fault(
         id="database-16",
         promise="A destination that is as it was decided on is sent to.",
-        file="database/destinations.py",
+        file="database/trust.py",
         old="""
                 if (
                     not same
@@ -228,8 +228,8 @@ DRAWN = [
         id="admin-4",
         promise="stats shows since when the lowest message waits.",
         file="admin/watch.py",
-        old='sent = connection.rows("sample", **lowest)[0][1]',
-        new='sent = connection.rows("sample", **lowest)[0][2]',
+        old='connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]',
+        new='connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][2]',
         tests=["conformance/test_watch.py::test_a_look_finds_since_when_the_lowest_waits"],
     ),
     Fault(

@@ -491,7 +491,7 @@ PARTS: dict[str, dict[str, str]] = {
         "targets": f"{JOBS}_the_targets_are_those_of_the_bundle",
     },
     "docs/load.md": {
-        **dict.fromkeys(["wal", "shapes", "vacuum"], FIGURES),
+        **dict.fromkeys(["wal", "vacuum"], FIGURES),
         "statements": TRIED,
         "connections": PROSE,
     },

@@ -15,7 +15,7 @@ from send.frames import frame, headers, sender
 from sqlq_spark.datasource.write import warn_of_order
 from sqlq_spark.errors import BadOption
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.wire.message_types import begins_with_interface
+from sqlq_spark.wire.headers import begins_with_interface
 
 from .page import blocks, read, table
 

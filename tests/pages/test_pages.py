@@ -274,12 +274,19 @@ def test_figures_that_are_repeated_are_those_of_the_bench() -> None:
     measured = figures("".join(text for title, text in sections("docs/growth.md")[:3]))
     [repeated] = [text for title, text in sections("README.md") if title == "Speed"]
     [receive] = re.findall(r"([\d.]+) of a JDBC read; (\d+) times", speed.row("receive-json")[2])
-    rate, _, loop = re.findall(r"\d[\d.]*", " ".join(table("README.md", "comparison").row("rate")))
+    compared = " ".join(table("README.md", "comparison").row("rate"))
+    rate, _, endpoint, loop = re.findall(r"\d\.\d+|\d", compared)
+    [slow, fast] = re.findall(r"received ([\d,]+) to ([\d,]+) per second", read("docs/growth.md"))[
+        0
+    ]
+    read_by_jdbc = float(speed.row("receive-json")[1].replace(",", "")) / float(receive[0])
     [browse] = re.findall(r"([\d.]+) of a JDBC read", speed.row("browse-json")[2])
     wal = table("docs/dba.md", "growth").row("wal")[1]
 
     assert figures(repeated) <= measured
     assert (rate, loop) == (receive[0], f"{float(receive[0]) / int(receive[1]):.3f}")
+    each = {f"{float(text.replace(',', '')) / read_by_jdbc:.3f}" for text in (slow, fast)}
+    assert each == {endpoint}
     assert {browse, receive[1]} <= figures(read("docs/migration.md"))
     assert figures(wal) == figures(" ".join(limits.column(2)))
 

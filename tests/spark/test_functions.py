@@ -40,8 +40,7 @@ from sqlq_spark.functions import (
 from sqlq_spark.functions.expressions import as_map
 from sqlq_spark.send.frame import check_frame
 from sqlq_spark.wire.header_columns import parse_headers
-from sqlq_spark.wire.headers import BadWireTime, parse_wire_time
-from sqlq_spark.wire.message_types import full_name
+from sqlq_spark.wire.headers import BadWireTime, full_name, parse_wire_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

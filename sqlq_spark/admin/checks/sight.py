@@ -37,7 +37,7 @@ def lowest_headers(
     connection: Connection, queue: QueueAddress, first: int | None, last: int | None
 ) -> tuple[list[str | None], list[int]]:
     """The beginning of the headers of the lowest messages, and their seqs; None: not UTF-8."""
-    from sqlq_spark.wire.texts import find_undecodable, with_readable_texts  # noqa: PLC0415 - see cli
+    from sqlq_spark.wire.rows import with_readable_texts  # noqa: PLC0415 - see cli
 
     if first is None or last is None:
         return [], []
@@ -48,7 +48,7 @@ def lowest_headers(
         stop=last + 1,
         messages=LOWEST,
     )
-    texts = with_readable_texts(page, find_undecodable(page["headers"]))
+    texts = with_readable_texts(page)
     return texts["headers"].to_pylist(), page["seq"].to_pylist()
 
 

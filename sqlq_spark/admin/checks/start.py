@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sqlq_spark.admin.checks.queue import MOVED_INTO, of_delayed, of_owner, of_queue
 from sqlq_spark.admin.checks.server import of_any_server
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import Destinations
+from sqlq_spark.database.trust import Destinations
 from sqlq_spark.errors import BadOption, MoveRefused, NotAQueue
 
 if TYPE_CHECKING:

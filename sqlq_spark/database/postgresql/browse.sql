@@ -176,75 +176,35 @@ SELECT pg_table_size(oid) - toast, pg_indexes_size(oid), toast,
 -- login may read. Plain tables only: a view runs code of its owner. Reads only the catalogue, and
 -- waits for no lock. :schema_name and :table_name limit it to one table, null to none. One that is
 -- named may also be a view, or the table of subscriptions, readable or not.
--- Returns: schema, name text; delayed boolean; danger text: the code of another owner that a SELECT
---          could run, null where there is none; messages (an estimate), bytes bigint; by schema, name
-WITH found AS (
-    SELECT c.oid,
-           n.nspname,
-           c.relname,
-           c.relowner,
-           c.relkind,
-           count(*) FILTER (WHERE a.attname IN ('id', 'expires', 'headers', 'body', 'seq')) = 5
-               AS is_queue,
-           count(*) FILTER (WHERE a.attname IN ('headers', 'body', 'due')) = 3 AS is_delayed,
-           count(*) FILTER (WHERE a.attname IN ('topic', 'endpoint', 'queueaddress')) = 3
-               AND :table_name::text IS NOT NULL AS is_subscriptions,
-           bool_or(a.atttypid >= 16384) AS has_types,
-           bool_or(a.attgenerated NOT IN ('', 's')) AS has_generated
-      FROM pg_catalog.pg_class AS c
-      JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-      JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
-     WHERE (c.relkind = 'r' AND NOT c.relispartition
-            OR c.relkind IN ('r', 'p', 'f', 'v', 'm') AND :table_name::text IS NOT NULL)
-       AND c.relpersistence <> 't'
-       AND a.attnum > 0
-       AND NOT a.attisdropped
-       AND a.attname IN ('id', 'expires', 'headers', 'body', 'seq', 'due',
-                         'topic', 'endpoint', 'queueaddress')
-       AND (:schema_name::text IS NULL OR n.nspname = :schema_name::text)
-       AND (:table_name::text IS NULL OR c.relname = :table_name::text)
-     GROUP BY c.oid, n.nspname, c.relname, c.relowner, c.relkind
-)
+-- Returns: schema, name text; identity bigint; delayed boolean; messages (an estimate), bytes bigint;
+--          by schema, name
 SELECT f.nspname::text,
        f.relname::text,
+       f.oid::bigint,
        NOT f.is_queue,
-       CASE WHEN o.oid = (SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user)
-                 OR o.rolsuper THEN NULL
-            WHEN f.relkind <> 'r' THEN 'a view or another kind of table'
-            WHEN row_security_active(f.oid) THEN 'a policy'
-            WHEN f.has_types THEN 'a type of a column'
-            WHEN f.has_generated THEN 'a generated column'
-            WHEN EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = f.oid)
-                 THEN 'a table that inherits from it'
-            WHEN EXISTS (
-                     SELECT
-                       FROM (SELECT 'pg_catalog.pg_class'::regclass AS class, i.indexrelid AS oid
-                               FROM pg_catalog.pg_index AS i
-                              WHERE i.indrelid = f.oid
-                              UNION ALL
-                             SELECT 'pg_catalog.pg_constraint'::regclass, k.oid
-                               FROM pg_catalog.pg_constraint AS k
-                              WHERE k.conrelid = f.oid
-                              UNION ALL
-                             SELECT 'pg_catalog.pg_statistic_ext'::regclass, x.oid
-                               FROM pg_catalog.pg_statistic_ext AS x
-                              WHERE x.stxrelid = f.oid) AS part
-                       JOIN pg_catalog.pg_depend AS d
-                         ON d.classid = part.class AND d.objid = part.oid
-                      WHERE d.refobjid >= 16384
-                        AND d.refclassid IN ('pg_catalog.pg_proc'::regclass,
-                                             'pg_catalog.pg_operator'::regclass,
-                                             'pg_catalog.pg_opclass'::regclass,
-                                             'pg_catalog.pg_type'::regclass))
-                 THEN 'an index, a constraint or statistics' END,
-       coalesce(nullif(pg_stat_get_live_tuples(f.oid), 0), greatest(c.reltuples, 0)::bigint),
-       c.relpages * current_setting('block_size')::bigint
-  FROM found AS f
-  JOIN pg_catalog.pg_class AS c ON c.oid = f.oid
-  JOIN pg_catalog.pg_roles AS o ON o.oid = f.relowner
+       coalesce(nullif(pg_stat_get_live_tuples(f.oid), 0), greatest(f.reltuples, 0)::bigint),
+       f.relpages * current_setting('block_size')::bigint
+  FROM (SELECT c.*,
+               n.nspname,
+               kinds.*
+          FROM pg_catalog.pg_class AS c
+          JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+         CROSS JOIN LATERAL (
+                SELECT count(*) FILTER (WHERE a.attname IN ('id', 'expires', 'headers', 'body', 'seq')) = 5
+                           AS is_queue,
+                       count(*) FILTER (WHERE a.attname IN ('headers', 'body', 'due')) = 3 AS is_delayed,
+                       count(*) FILTER (WHERE a.attname IN ('topic', 'endpoint', 'queueaddress')) = 3
+                           AND :table_name::text IS NOT NULL AS is_subscriptions
+                  FROM pg_catalog.pg_attribute AS a
+                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS kinds
+         WHERE (c.relkind = 'r' AND NOT c.relispartition
+                OR c.relkind IN ('r', 'p', 'f', 'v', 'm') AND :table_name::text IS NOT NULL)
+           AND c.relpersistence <> 't'
+           AND (:schema_name::text IS NULL OR n.nspname = :schema_name::text)
+           AND (:table_name::text IS NULL OR c.relname = :table_name::text)) AS f
  WHERE f.is_subscriptions
     OR (f.is_queue OR f.is_delayed)
-       AND has_schema_privilege(c.relnamespace, 'USAGE')
+       AND has_schema_privilege(f.relnamespace, 'USAGE')
        AND has_table_privilege(f.oid, 'SELECT')
  ORDER BY f.nspname, f.relname
  LIMIT 10000

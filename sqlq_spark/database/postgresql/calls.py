@@ -9,7 +9,7 @@ from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database.statements import Statements
-from sqlq_spark.wire.address import due_index, identifier, quote_postgresql
+from sqlq_spark.wire.address import POSTGRESQL, due_index
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,17 +53,19 @@ def fill_names(text: str, state: str, tables: dict[str, QueueAddress], **words: 
 
     `{name_escaped}` is for the inside of a literal. `words` are put in as they are.
     """
-    quoted = {name: quote_postgresql(address) for name, address in tables.items()}
-    quoted["state"] = identifier(state)
+    quoted = {name: POSTGRESQL.quote_address(address) for name, address in tables.items()}
+    quoted["state"] = POSTGRESQL.quote_name(state)
     if "{schema}" in text:
-        quoted["schema"] = identifier(next(iter(tables.values())).schema or "public")
+        quoted["schema"] = POSTGRESQL.quote_name(next(iter(tables.values())).schema or "public")
     if "{sequence}" in text:
         queue = tables["queue"]
-        quoted["sequence"] = quote_postgresql(replace(queue, table=f"{queue.table}_seq_seq"))
+        quoted["sequence"] = POSTGRESQL.quote_address(
+            replace(queue, table=f"{queue.table}_seq_seq")
+        )
     if "{index}" in text:
         index = due_index(tables["delayed"])
-        quoted["index"] = identifier(index)
-        quoted["index_place"] = quote_postgresql(replace(tables["delayed"], table=index))
+        quoted["index"] = POSTGRESQL.quote_name(index)
+        quoted["index_place"] = POSTGRESQL.quote_address(replace(tables["delayed"], table=index))
     quoted |= {f"{name}_escaped": word.replace("'", "''") for name, word in quoted.items()}
     quoted |= {"state_name": "'" + state.replace("'", "''") + "'", **words}
     if "$do$" in text:  # the quotes of a block, which no name may end

@@ -21,7 +21,6 @@ import pyarrow as pa
 from adbc_driver_manager import Error
 
 from sqlq_spark import errors
-from sqlq_spark.database.names import POSTGRESQL
 from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.calls import (
     STATEMENTS,
@@ -29,7 +28,6 @@ from sqlq_spark.database.postgresql.calls import (
     number_parameters,
     write_values,
 )
-from sqlq_spark.database.postgresql.destinations import find_destinations
 from sqlq_spark.database.postgresql.errors import (
     Place,
     find_table,
@@ -40,14 +38,15 @@ from sqlq_spark.database.postgresql.errors import (
 from sqlq_spark.database.postgresql.ranges import receive_range
 from sqlq_spark.database.postgresql.rows import bind, plain_columns, read_rows
 from sqlq_spark.database.postgresql.url import redact
-from sqlq_spark.wire.address import parse_postgresql, print_postgresql, quote_postgresql
+from sqlq_spark.database.statements import LACKS
+from sqlq_spark.wire.address import POSTGRESQL
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
     from adbc_driver_postgresql import dbapi
 
-    from sqlq_spark.database import Destination, Row, Value
+    from sqlq_spark.database import Row, Value
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
@@ -100,6 +99,7 @@ class Connection:
     """One session; see the protocol in `sqlq_spark.database`."""
 
     names = POSTGRESQL
+    lacks = LACKS["postgresql"]
 
     def __init__(
         self, raw: dbapi.Connection, *, server: str, state: str, timeout: float, application: str
@@ -165,7 +165,9 @@ class Connection:
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
         """Insert rows in bulk, in the transaction that is open; columns go by name."""
-        self._ingest("load", print_postgresql(queue), queue.schema or "public", queue.table, rows)
+        self._ingest(
+            "load", POSTGRESQL.print_address(queue), queue.schema or "public", queue.table, rows
+        )
 
     def store(self, table: str, rows: pa.Table) -> None:
         """
@@ -178,13 +180,7 @@ class Connection:
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         """Return a queue's columns in lower case → type; empty where the table is absent."""
-        return dict(self.rows("queue_columns", table_name=quote_postgresql(queue)))
-
-    def destinations(
-        self, queues: Sequence[QueueAddress], columns: Sequence[str], source: QueueAddress | None
-    ) -> dict[QueueAddress, Destination]:
-        """Return what is known of tables that messages are to go to; fails for none of them."""
-        return find_destinations(self, queues, columns, source)
+        return dict(self.rows("queue_columns", table_name=POSTGRESQL.quote_address(queue)))
 
     def patience(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""
@@ -193,15 +189,15 @@ class Connection:
 
     def printed(self, address: QueueAddress) -> str:
         """Return the canonical address."""
-        return print_postgresql(address)
+        return POSTGRESQL.print_address(address)
 
     def canonical(self, address: QueueAddress) -> str:
         """Return the canonical address, as messages contain it."""
-        return print_postgresql(address)
+        return POSTGRESQL.print_address(address)
 
     def parsed(self, text: str) -> QueueAddress:
         """Read an address from a message, which is untrusted."""
-        return parse_postgresql(text)
+        return POSTGRESQL.parse_address(text)
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
         """Return the addresses with their schemas: a table has one spelling."""

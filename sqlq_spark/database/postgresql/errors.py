@@ -11,13 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
-from sqlq_spark.wire.address import (
-    QueueAddress,
-    identifier,
-    parse_postgresql,
-    print_postgresql,
-    quote_postgresql,
-)
+from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
 
 if TYPE_CHECKING:
     from adbc_driver_manager import Error
@@ -216,7 +210,7 @@ def find_table(tables: dict[str, QueueAddress], text: str) -> tuple[str, str]:
     ends = " {}", '.{}" does not exist'
     named = (at for at in others if text.endswith(tuple(end.format(at[1].table) for end in ends)))
     role, address = next(named, first)
-    return role, print_postgresql(address)
+    return role, POSTGRESQL.print_address(address)
 
 
 def refused_schema(failure: Failure, target: str) -> str | None:
@@ -226,7 +220,7 @@ def refused_schema(failure: Failure, target: str) -> str | None:
         return None
     if kind == "schema":
         return name
-    return parse_postgresql(target).schema if target.startswith('"') else target
+    return POSTGRESQL.parse_address(target).schema if target.startswith('"') else target
 
 
 def missing_grant(text: str, place: Place) -> str:
@@ -237,10 +231,12 @@ def missing_grant(text: str, place: Place) -> str:
         return f"a login that owns {target}"
     if kind in {"schema", "database"}:
         right = "CREATE" if statement.startswith(("create", "install")) else "USAGE"
-        return f"GRANT {right} ON {kind.upper()} {identifier(name)} TO the_user"
+        return f"GRANT {right} ON {kind.upper()} {POSTGRESQL.quote_name(name)} TO the_user"
     if kind == "sequence":
         # the server leaves out the schema of the sequence, which is the queue's
-        sequence = quote_postgresql(QueueAddress(name, parse_postgresql(target).schema))
+        sequence = POSTGRESQL.quote_address(
+            QueueAddress(name, POSTGRESQL.parse_address(target).schema)
+        )
         return f"GRANT USAGE ON SEQUENCE {sequence} TO the_user"
     rights = RIGHTS.get(f"{statement} {place.role}") or RIGHTS.get(statement, "SELECT")
     return f"GRANT {rights} ON {target} TO the_user"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sqlq_spark.wire.texts import replace_undecodable
+from sqlq_spark.wire.rows import replace_undecodable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

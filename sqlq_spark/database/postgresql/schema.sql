@@ -13,38 +13,6 @@ BEGIN
 END
 $do$
 
--- name: state_faults
--- Finds what another login than this one, a superuser or the owner of the database owns in the state
--- schema, and what runs code there. Reads only the catalogue, because a view runs code when it is read.
--- Returns: fault text; a row for each thing that is wrong
-WITH objects AS (
-    SELECT 'the schema' AS named, 0::oid AS id, nspowner AS owner, 'r' AS kind
-      FROM pg_namespace WHERE nspname = {state_name}
-    UNION ALL
-    SELECT 'table ' || oid::regclass, oid, relowner, relkind
-      FROM pg_class
-     WHERE relnamespace = to_regnamespace('{state_escaped}') AND relkind NOT IN ('i', 'S')
-), parts AS (
-    SELECT named, 'pg_class'::regclass AS class, id FROM objects
-    UNION ALL
-    SELECT named, classid, objid
-      FROM objects JOIN pg_depend ON refclassid = 'pg_class'::regclass AND refobjid = id
-     WHERE deptype <> 'n'
-)
-SELECT format('%s belongs to %I', named, pg_get_userbyid(owner)) AS fault
-  FROM objects
- WHERE owner NOT IN (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user
-                     UNION SELECT datdba FROM pg_database WHERE datname = current_database())
-UNION ALL
-SELECT format('%s is no plain table', named) FROM objects WHERE kind <> 'r'
-UNION ALL
-SELECT format('%s has the %s', named, pg_describe_object(class, id, 0))
-  FROM parts WHERE class IN ('pg_trigger'::regclass, 'pg_rewrite'::regclass)
-UNION ALL
-SELECT format('%s uses %s', named, pg_describe_object(refclassid, refobjid, 0))
-  FROM parts JOIN pg_depend ON classid = class AND objid = id
- WHERE refclassid IN ('pg_proc'::regclass, 'pg_type'::regclass)
-
 -- name: install_state
 -- A row of `stream` is updated twice in a batch; free space in its page keeps these updates HOT. No update
 -- changes the key of its index, except the first acknowledgement. `query_id` and `query_batch` are Spark's

@@ -189,41 +189,30 @@ SELECT ISNULL(SUM(CASE WHEN p.index_id < 2 AND a.type <> 2 THEN a.total_pages EN
 -- name: queue_tables
 -- The tables of this database that have the columns of a queue, or of delayed messages, and that this
 -- login may read. Reads only the catalogue. @schema_name and @table_name limit it to one table, null
--- to none. One that is named may also be the table of subscriptions.
+-- to none. One that is named may also be the table of subscriptions. HAS_PERMS_BY_NAME returns null for
+-- a name of more than 128 characters; that counts as a right.
 -- Locks:   keeps none, waits for no row.
--- Returns: schema, name; delayed bit; danger: the code of another owner that a SELECT could run, null
---          where there is none; messages (an estimate), bytes bigint; by schema, name
+-- Returns: schema, name; identity bigint; delayed bit; messages (an estimate), bytes bigint; by schema,
+--          name
 WITH found AS (
-    SELECT t.object_id, t.schema_id, t.name, t.is_external,
-           COALESCE(t.principal_id, s.principal_id) AS owner_id,
-           s.name AS schema_name,
+    SELECT t.object_id, t.name, s.name AS schema_name,
            COUNT(CASE WHEN c.name IN (N'Id', N'Expires', N'Headers', N'Body', N'RowVersion') THEN 1 END)
                AS queue_columns,
            COUNT(CASE WHEN c.name IN (N'Headers', N'Body', N'Due') THEN 1 END) AS delayed_columns,
            COUNT(CASE WHEN c.name IN (N'Topic', N'Endpoint', N'QueueAddress') THEN 1 END)
-               AS subscription_columns,
-           MAX(CASE WHEN c.is_computed = 1 OR y.is_user_defined = 1 THEN 1 ELSE 0 END) AS has_code
+               AS subscription_columns
       FROM sys.tables AS t
       JOIN sys.schemas AS s ON s.schema_id = t.schema_id
       JOIN sys.columns AS c ON c.object_id = t.object_id
-      JOIN sys.types AS y ON y.user_type_id = c.user_type_id
-     WHERE c.name IN (N'Id', N'Expires', N'Headers', N'Body', N'RowVersion', N'Due',
-                      N'Topic', N'Endpoint', N'QueueAddress')
-       AND (@schema_name IS NULL OR s.name = @schema_name)
+     WHERE (@schema_name IS NULL OR s.name = @schema_name)
        AND (@table_name IS NULL OR t.name = @table_name)
-     GROUP BY t.object_id, t.schema_id, t.name, t.is_external, t.principal_id, s.principal_id, s.name
+     GROUP BY t.object_id, t.name, s.name
 )
 SELECT TOP (10000)
        f.schema_name,
        f.name,
+       CAST(f.object_id AS bigint) AS [identity],
        CAST(CASE WHEN f.queue_columns = 5 THEN 0 ELSE 1 END AS bit) AS delayed,
-       CASE WHEN f.owner_id IN (1, DATABASE_PRINCIPAL_ID()) THEN NULL
-            WHEN f.is_external = 1 THEN N'an external table'
-            WHEN f.has_code = 1 THEN N'a computed column or the type of a column'
-            WHEN EXISTS (SELECT 1
-                           FROM sys.security_predicates AS p
-                          WHERE p.target_object_id = f.object_id)
-                 THEN N'a policy' END AS danger,
        (SELECT ISNULL(SUM(p.rows), 0)
           FROM sys.partitions AS p
          WHERE p.object_id = f.object_id AND p.index_id < 2) AS messages,
@@ -235,6 +224,6 @@ SELECT TOP (10000)
   FROM found AS f
  WHERE (f.queue_columns = 5 OR f.delayed_columns = 3
         OR f.subscription_columns = 3 AND @table_name IS NOT NULL)
-   AND HAS_PERMS_BY_NAME(CONCAT(QUOTENAME(f.schema_name), N'.', QUOTENAME(f.name)),
-                         N'OBJECT', N'SELECT') = 1
+   AND ISNULL(HAS_PERMS_BY_NAME(CONCAT(QUOTENAME(f.schema_name), N'.', QUOTENAME(f.name)),
+                                N'OBJECT', N'SELECT'), 1) = 1
  ORDER BY f.schema_name, f.name

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database.statements import Statements
-from sqlq_spark.wire.address import bracketed, quote_sqlserver
+from sqlq_spark.wire.address import SQLSERVER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,15 +69,15 @@ def quoted_words(
 ) -> dict[str, str]:
     """Return the quoted text for each word in braces."""
     found = {
-        "state": bracketed(state),
+        "state": SQLSERVER.quote_name(state),
         "state_name": literal(state),
-        "state_escaped": bracketed(state).replace("'", "''"),
+        "state_escaped": SQLSERVER.quote_name(state).replace("'", "''"),
         "recoverable": "Recoverable, " if recoverable else "",
         "one": "1, " if recoverable else "",
     }
     for role, address in tables.items():
-        quoted = quote_sqlserver(address)
-        catalog = "" if address.catalog is None else f"{bracketed(address.catalog)}."
+        quoted = SQLSERVER.quote_address(address)
+        catalog = "" if address.catalog is None else f"{SQLSERVER.quote_name(address.catalog)}."
         found[role] = quoted
         found[f"{role}_text"] = literal(quoted)
         found[f"{role}_schema_text"] = literal(address.schema or "dbo")

@@ -16,13 +16,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlq_spark import errors
-from sqlq_spark.database.names import SQLSERVER
 from sqlq_spark.database.sqlserver import drivers
 from sqlq_spark.database.sqlserver.calls import STATEMENTS, build_call, build_insert, find_table
-from sqlq_spark.database.sqlserver.destinations import (
-    find_destinations,
-    find_identities,
-)
 from sqlq_spark.database.sqlserver.errors import (
     MAYBE_OLD,
     Place,
@@ -41,21 +36,16 @@ from sqlq_spark.database.sqlserver.shapes import Shapes
 from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.database.sqlserver.watchdog import Watchdog
 from sqlq_spark.database.sqlserver.weigh import cut_step
-from sqlq_spark.wire.address import (
-    QueueAddress,
-    bracketed,
-    message_sqlserver,
-    parse_sqlserver,
-    print_sqlserver,
-    quote_sqlserver,
-)
+from sqlq_spark.database.statements import LACKS
+from sqlq_spark.database.trust import places_of
+from sqlq_spark.wire.address import SQLSERVER, QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
     import pyarrow as pa
 
-    from sqlq_spark.database import Destination, Row, Value
+    from sqlq_spark.database import Row, Value
     from sqlq_spark.database.sqlserver.drivers import Driver
     from sqlq_spark.database.statements import StatementName
 
@@ -142,6 +132,7 @@ class Connection:
     """One session; see the protocol in `sqlq_spark.database`."""
 
     names = SQLSERVER
+    lacks = LACKS["sqlserver"]
 
     def __init__(
         self,
@@ -291,9 +282,9 @@ class Connection:
             return
         values = rows.slice(0, 1).to_pylist()[0]
         values["payload"] = b"".join(rows["payload"].to_pylist())
-        names = ", ".join(map(bracketed, values))
+        names = ", ".join(map(SQLSERVER.quote_name, values))
         parameters = ", ".join(f"@{name}" for name in values)
-        target = f"{bracketed(self.state)}.{bracketed(table)}"
+        target = f"{SQLSERVER.quote_name(self.state)}.{SQLSERVER.quote_name(table)}"
         text = f"INSERT INTO {target} ({names}) VALUES ({parameters})"  # noqa: S608 - quoted
         self.call(f"store {table}", text, values, {})
 
@@ -302,12 +293,6 @@ class Connection:
         found = self.rows("queue_columns", tables={"queue": queue})
         return {name.lower(): kind for name, kind in found}
 
-    def destinations(
-        self, queues: Sequence[QueueAddress], columns: Sequence[str], source: QueueAddress | None
-    ) -> dict[QueueAddress, Destination]:
-        """Return what is known of tables that messages are to go to; fails for none of them."""
-        return find_destinations(self, queues, columns, source)
-
     def patience(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""
         limit = self._timeout if seconds is None else seconds
@@ -315,15 +300,15 @@ class Connection:
 
     def printed(self, address: QueueAddress) -> str:
         """Return the address with its schema and database, as users read and write it."""
-        return print_sqlserver(self._whole(address))
+        return SQLSERVER.print_address(self._whole(address))
 
     def canonical(self, address: QueueAddress) -> str:
         """Return the address with its schema and database, as messages contain it."""
-        return message_sqlserver(self._whole(address))
+        return SQLSERVER.canonical_address(self._whole(address))
 
     def parsed(self, text: str) -> QueueAddress:
         """Read an address from a message, which is untrusted."""
-        return parse_sqlserver(text)
+        return SQLSERVER.parse_address(text)
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
         """
@@ -334,7 +319,11 @@ class Connection:
         """
         whole = [self._whole(each) for each in addresses]
         distinct = list(dict.fromkeys(whole))
-        found = find_identities(self, distinct) if len(distinct) > 1 else {}
+        found: dict[QueueAddress, Hashable] = {}
+        if len(distinct) > 1:
+            places = json.dumps(places_of(self.names, distinct))
+            rows = self.rows("destinations", places=places, source_table=None)
+            found = {distinct[at]: (catalog, identity) for at, identity, catalog, *_ in rows}
         return [found.get(each, each) for each in whole]
 
     def close(self) -> None:
@@ -422,7 +411,9 @@ class Connection:
         place = Place(
             statement=statement,
             target=self.state if queue is None else self.printed(queue),
-            table=bracketed(self.state) if queue is None else quote_sqlserver(queue),
+            table=SQLSERVER.quote_name(self.state)
+            if queue is None
+            else SQLSERVER.quote_address(queue),
             schema=self.state if queue is None else str(self.names.qualify(queue).schema),
             state=self.state,
             server=self.server,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sqlq_spark import errors
 from sqlq_spark.database.names import STATE
 from sqlq_spark.database.sqlserver.numbers import OLD_LEVEL, Kind, kind_of, number_of
-from sqlq_spark.wire.address import bracketed
+from sqlq_spark.wire.address import SQLSERVER
 
 # mssql-python's phrase → SQLSTATE, for those that are used here
 PHRASES = {
@@ -280,7 +280,7 @@ def with_fix(failure: Failure, place: Place) -> str:
     if fix is None:
         return failure.text
     found = FOUND_CONSTRAINT.search(failure.text)
-    constraint = bracketed(found[1]) if found else "[its name]"
+    constraint = SQLSERVER.quote_name(found[1]) if found else "[its name]"
     return f"{failure.text}; {fix.format(place.target, place.table, constraint)}"
 
 
@@ -294,8 +294,8 @@ def missing_grant(text: str, place: Place) -> str:
     if place.statement in OF_SERVER:
         return SERVER_STATE
     if found := DENIED.search(text):
-        right, table, schema = found.groups()
-        return f"GRANT {right} ON {bracketed(schema)}.{bracketed(table)} TO the_user"
+        table, schema = map(SQLSERVER.quote_name, found.groups()[1:])
+        return f"GRANT {found[1]} ON {schema}.{table} TO the_user"
     if found := DENIED_IN_DATABASE.search(text):
         return f"GRANT {found[1]} TO the_user"
     return f"GRANT {RIGHTS.get(place.statement, 'SELECT')} ON {place.table} TO the_user"

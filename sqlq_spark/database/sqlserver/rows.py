@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from sqlq_spark.wire.ids import id_texts
+from sqlq_spark.wire.rows import id_texts
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Row

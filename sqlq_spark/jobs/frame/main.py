@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from sqlq_spark import errors, versions
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import check_writable
 from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.trust import check_writable
 from sqlq_spark.errors import (
     BadInput,
     MissingDelta,

@@ -22,7 +22,7 @@ from waiting import until
 from sqlq_spark import database
 from sqlq_spark.database import schema
 from sqlq_spark.demo import embedded
-from sqlq_spark.wire.address import QueueAddress, print_postgresql
+from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,7 +144,7 @@ class Place:
 
     def address(self, table: str) -> str:
         """A queue's canonical address, which is what SQL needs too."""
-        return print_postgresql(QueueAddress(table, self.name))
+        return POSTGRESQL.print_address(QueueAddress(table, self.name))
 
     def make(self) -> None:
         """Create all of it."""

@@ -1,8 +1,12 @@
 """
-Which tables messages may go to: one decision for forwards, returns, sends, publishing and jobs.
+May this table run foreign code? One decision for what is sent to, read, and used as state tables.
 
-The owner of a table decides what code an INSERT into it runs, with the rights of the login that
-inserts. Addresses come from messages, columns and subscriptions. So each destination has two rules:
+The owner of a table decides what code its use runs, with the rights of the login that uses it. Both
+databases have one list of the kinds of code, `code_parts` in trust.sql. The action decides what of
+it counts: `insert` all of it, `select` what a look at the rows can run, and for a state table even
+the code of a trusted owner.
+
+Addresses of destinations come from messages, columns and subscriptions. They have two rules:
 
     code     an INSERT must run no code of an owner other than this login, a superuser (on SQL
              Server dbo), or the owner of the queue that is read
@@ -21,9 +25,9 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from sqlq_spark.errors import (
     DestinationChanged,
@@ -36,16 +40,35 @@ from sqlq_spark.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from sqlq_spark.database import Connection, Destination
+    from sqlq_spark.database import Connection
     from sqlq_spark.errors import SqlQueueError
-    from sqlq_spark.wire.address import QueueAddress
+    from sqlq_spark.wire.address import Names, QueueAddress
 
 SENT = ("id", "expires", "headers", "body")  # columns that a queue has in every database
 RETURNED = (*SENT, "seq")  # columns of a table that only a header names
 PATIENCE = 2.0  # seconds that one task waits for all destinations that others lock
 DELAYED = ("headers", "body", "due")  # of a table of delayed messages
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """What the database knows of a table that messages are to go to."""
+
+    identity: int  # while it exists
+    catalog: str | None
+    here: bool  # whether it is in the database of the connection
+    schema: str
+    table: str
+    missing: str | None  # the first column that it lacks
+    may_insert: bool
+    owner: str
+    same_owner: bool  # whether its owner is that of the queue that is read
+    trusted: bool  # whether, once locked, no untrusted owner can replace it by another table
+    plain: bool  # whether an INSERT runs no code that must be checked
+    code: str | None = None  # the first code of an untrusted owner that an INSERT would run
+    locks: str | None = None  # what this transaction has locked by this name; None: not read
 
 
 class Destinations:
@@ -96,7 +119,7 @@ class Destinations:
         Raises:
             DatabaseFailure: it is not there, may not be inserted into, or is locked by others.
         """
-        if "lock_destination" in self.connection.names.lacks:
+        if "lock_destination" in self.connection.lacks:
             return
         try:
             self.connection.run("lock_destination", tables={"queue": queue})
@@ -127,7 +150,7 @@ class Destinations:
 
     def _mark(self, held: dict[QueueAddress, Destination], new: list[QueueAddress]) -> None:
         """Record what is locked by the names of tables whose schema may be renamed."""
-        open_ = [queue for queue in new if not held[queue].settled]
+        open_ = [queue for queue in new if not held[queue].trusted]
         if not open_:
             return
         locks = self._locks([held[queue] for queue in open_])
@@ -143,7 +166,7 @@ class Destinations:
 
         The text beside it lists all tables of that name that the transaction has locked.
         """
-        if "destination_locks" in self.connection.names.lacks:
+        if "destination_locks" in self.connection.lacks:
             return {each.identity: (True, "") for each in found}
         places = json.dumps([each.identity for each in found])
         rows = self.connection.rows("destination_locks", places=places)
@@ -177,7 +200,7 @@ class Destinations:
             DestinationChanged: the transaction must be undone.
         """
         for columns, held in self._held.items():
-            open_ = [queue for queue, each in held.items() if not each.settled]
+            open_ = [queue for queue, each in held.items() if not each.trusted]
             if not open_:
                 continue
             found = self._ask(open_, columns)
@@ -197,7 +220,7 @@ class Destinations:
     ) -> dict[QueueAddress, Destination]:
         if not queues:
             return {}
-        return self.connection.destinations(queues, columns, self.source)
+        return find_destinations(self.connection, queues, columns, self.source)
 
     def _reason(self, queue: QueueAddress, found: Destination | None) -> SqlQueueError | None:
         """Return why a table must not be sent to, or None."""
@@ -222,6 +245,79 @@ class Destinations:
         return None
 
 
+def find_destinations(
+    connection: Connection,
+    queues: Sequence[QueueAddress],
+    columns: Sequence[str],
+    source: QueueAddress | None = None,
+) -> dict[QueueAddress, Destination]:
+    """
+    Return what is known of tables; those that are not there are left out. Fails for none of them.
+
+    Args:
+        connection: the session.
+        queues: the tables.
+        columns: those that each table must have.
+        source: the queue that is read, if one is; its owner is trusted.
+    """
+    places = [{**place, "columns": list(columns)} for place in places_of(connection.names, queues)]
+    read = None if source is None else connection.names.quote_address(source)
+    rows = connection.rows("destinations", places=json.dumps(places), source_table=read)
+    found = {queues[at]: Destination(*facts) for at, *facts in rows}
+    odd = {queue: each.identity for queue, each in found.items() if not each.plain}
+    code = find_code(connection, odd, "insert", read)
+    return {queue: replace(each, code=code.get(each.identity)) for queue, each in found.items()}
+
+
+def find_code(
+    connection: Connection,
+    tables: Mapping[QueueAddress, int],
+    action: Literal["insert", "select"],
+    source: str | None = None,
+) -> dict[int, str]:
+    """
+    Return the first code of an owner who is not trusted that an action on tables would run.
+
+    Args:
+        connection: the session.
+        tables: each with its identity.
+        action: what is to be done with them.
+        source: the queue that is read, quoted; its owner is trusted.
+
+    Returns:
+        By identity; nothing for tables that may be used.
+    """
+    if not tables:
+        return {}
+    places = [
+        {**place, "identity": identity}
+        for place, identity in zip(
+            places_of(connection.names, list(tables)), tables.values(), strict=True
+        )
+    ]
+    asked = json.dumps(places)
+    return dict(connection.rows("table_code", places=asked, action=action, source_table=source))
+
+
+def find_state_faults(connection: Connection) -> str:
+    """Return why the connection's state tables are not trusted; empty where they are."""
+    return "; ".join(text for (text,) in connection.rows("state_faults"))
+
+
+def places_of(names: Names, queues: Sequence[QueueAddress]) -> list[dict[str, Any]]:
+    """Return tables as the statements `destinations` and `table_code` take them."""
+    return [
+        {
+            "place": at,
+            "catalog": queue.catalog,
+            "schema_name": names.qualify(queue).schema,
+            "table_name": queue.table,
+            "name": names.quote_address(queue),
+        }
+        for at, queue in enumerate(queues)
+    ]
+
+
 def check_writable(
     connection: Connection, queues: Sequence[QueueAddress], allowed: Sequence[QueueAddress]
 ) -> None:
@@ -231,7 +327,7 @@ def check_writable(
     Raises:
         QueueNotWritable, DestinationRefused.
     """
-    found = connection.destinations(queues, RETURNED, None)
+    found = find_destinations(connection, queues, RETURNED)
     for queue in queues:
         there = found.get(queue)
         if there is None or there.missing is not None or not there.may_insert:
