@@ -225,12 +225,13 @@ class Sender:
             wire.TIME_TO_BE_RECEIVED: lambda: frame.convert(
                 lifetime, pa.string(), wire.format_span
             ),
-            wire.DELIVER_AT: lambda: deliver_at,
-            wire.FORWARD_DESTINATION: lambda: forward,
         }
+        if delays:
+            defaults[wire.DELIVER_AT] = lambda: deliver_at
+            defaults[wire.FORWARD_DESTINATION] = lambda: forward
         unsent, parts = own.missing(wire.TIME_SENT), []
         for name, compute in defaults.items():
-            missing = own.missing(name)
+            missing = unsent if name == wire.TIME_SENT else own.missing(name)
             stated = name == wire.ORIGINATING_ENDPOINT and options.originating_endpoint is not None
             if name in SENT_BY and not stated:
                 # a message that is sent on does not get headers of two senders
