@@ -145,8 +145,12 @@ class Writing:
         wait_before_dispatch(options, staged, partition, names)
         return Written(staged, staged.messages)
 
-    def dispatch(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Send what the tasks of a batch staged, in one transaction."""
+    def commit(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batchId: int = 0,  # noqa: ARG002
+    ) -> None:
+        """Send what the tasks of a batch staged, in one transaction, unless it was sent before."""
         if staged := staged_in(messages):
             name = f"dispatch {staged[0].sink}/{staged[0].batch}"
             with Session(self.options, name, worker=True, reached=True) as session:
@@ -206,10 +210,6 @@ class BatchWriter(Writing, DataSourceArrowWriter):
         """Stage or send one task's rows."""
         return self.send(iterator, self.sink, self.batch)
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Send what was staged."""
-        self.dispatch(messages)
-
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Drop what was staged. Some tasks may still run."""
         self.discard(self.sink, self.batch, final=self.options.txn_app_id is None)
@@ -228,10 +228,6 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
                 "once. Use foreachBatch with txnAppId and txnVersion"
             )
         return self.send(iterator, f"query:{batch.query_id}", batch.query_batch)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
-        """Send what was staged, unless the dispatch log has the batch."""
-        self.dispatch(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """Drop what was staged. The next batch drops what this process does not know of."""

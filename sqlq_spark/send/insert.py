@@ -70,22 +70,21 @@ def send_in_transaction(
         options: the sink's. Without an error queue the failure is raised.
         work: all that is done between begin and commit.
     """
-
-    def run(*, isolate: bool) -> Inserts:
-        with transaction(connection, timeout=options.query_timeout):
-            inserts = Inserts(connection, options, isolate_failures=isolate)
-            work(inserts)
-            inserts.destinations.confirm()
-        return inserts
-
-    try:
-        return run(isolate=False)
-    except PASSING:
-        raise
-    except DatabaseFailure:
-        if options.undeliverable_address is None:
+    isolate = False
+    while True:
+        inserts = Inserts(connection, options, isolate_failures=isolate)
+        try:
+            with transaction(connection, timeout=options.query_timeout):
+                work(inserts)
+                inserts.destinations.confirm()
+        except PASSING:
             raise
-    return run(isolate=True)
+        except DatabaseFailure:
+            if isolate or options.undeliverable_address is None:
+                raise
+            isolate = True
+        else:
+            return inserts
 
 
 def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions) -> int:
