@@ -1,5 +1,5 @@
 """
-The parts of pyspark that differ between the versions of Spark 4.
+What this package asks Spark, and the parts of pyspark that differ between the versions of Spark 4.
 
 Databricks Runtime has parts of newer Spark versions, so each part is looked up by name.
 Spark 4.0 lacks DataSourceStreamArrowWriter; 4.0 and 4.1 lack admission control, which
@@ -12,6 +12,7 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
+from pyspark import TaskContext
 from pyspark.sql import datasource
 from pyspark.sql.pandas import types
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
         SupportsTriggerAvailableNow,
     )
     from pyspark.sql.types import StructType
+
+    from sqlq_spark.wire.rows import Origin
 
     ADMISSION_CONTROL = True
 else:
@@ -71,7 +74,9 @@ __all__ = [
     "ReadLimit",
     "ReadMaxRows",
     "SupportsTriggerAvailableNow",
+    "column_types",
     "drains_at_once",
+    "origin",
     "pushes_filters",
     "to_arrow_schema",
 ]
@@ -82,6 +87,25 @@ _ZONE: dict[str, Any] = (
     if "timezone" in inspect.signature(types.to_arrow_schema).parameters
     else {"timestamp_utc": True}
 )
+
+
+def column_types(schema: StructType) -> dict[str, str]:
+    """Column → type, in Spark's words."""
+    return {field.name: field.dataType.simpleString() for field in schema}
+
+
+def origin() -> Origin:
+    """What Spark calls the micro-batch of the task that runs here."""
+    from sqlq_spark.wire.rows import Origin  # noqa: PLC0415 - loads pyarrow
+
+    context = TaskContext.get()
+    if context is None:
+        return Origin()
+    batch = context.getLocalProperty("streaming.sql.batchId")
+    return Origin(
+        query_id=context.getLocalProperty("sql.streaming.queryId"),
+        query_batch=None if batch is None else int(batch),
+    )
 
 
 def to_arrow_schema(schema: StructType) -> pa.Schema:

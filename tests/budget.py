@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 109, "lines": 15671, "tokens": 81826},
-    "everything else": {"files": 103, "lines": 14353, "tokens": 77780},
+    "core": {"files": 82, "lines": 14697, "tokens": 78872},
+    "everything else": {"files": 103, "lines": 14354, "tokens": 77788},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
-    "other files in tests": {"files": 70, "lines": 1353},
-    "package": {"files": 212, "lines": 30024, "tokens": 159606},
-    "sql": {"statement lines": 2643},
-    "tests": {"files": 303, "lines": 53572, "tokens": 359268},
-    "words": {"words": 69764},
+    "other files in tests": {"files": 70, "lines": 1356},
+    "package": {"files": 185, "lines": 29051, "tokens": 156660},
+    "sql": {"statement lines": 2651},
+    "tests": {"files": 305, "lines": 53922, "tokens": 362108},
+    "words": {"words": 69853},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

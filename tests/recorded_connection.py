@@ -11,11 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # of a Connection, those that run no statement
-OTHERS = {"printed", "canonical", "parsed", "identities", "close"}
+OTHERS = {"whole", "printed", "canonical", "identities", "close"}
 METHODS = {name for name in vars(database.Connection) if name[0] != "_"} - OTHERS
 
 
-class RecordedConnection:
+ANY: Any = object  # a recorded connection is passed on as a connection
+
+
+class RecordedConnection(ANY):  # type: ignore[misc]
     """Hands everything on to a connection; a subclass says what happens around each statement."""
 
     def __init__(self, inner: database.Connection) -> None:

@@ -34,10 +34,8 @@ from sqlq_spark.jobs.frame import main as jobs
 from sqlq_spark.jobs.frame import settings_reader
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import option_fields
-from sqlq_spark.receive.columns import columns
-from sqlq_spark.receive.driver.pace import Outcome, Ramp
-from sqlq_spark.receive.driver.peek import Found
-from sqlq_spark.receive.driver.progress import report_stream
+from sqlq_spark.receive.pace import Outcome, Ramp
+from sqlq_spark.receive.peek import Found, report_stream
 from sqlq_spark.receive.receipts import Acknowledged
 from sqlq_spark.send.frame import IGNORED, WRITTEN, check_frame
 from sqlq_spark.testing import plugin
@@ -82,7 +80,7 @@ def of_columns() -> Facts:
     """Columns of a read in each format of headers, and the types that a write takes."""
     read = SourceOptions.parse({"url": "postgresql://u@h/d", "queue": "q"})
     for name in ("map", "json"):
-        for column, kind in columns(replace(read, headers_format=name)).items():
+        for column, kind in replace(read, headers_format=name).columns.items():
             yield f"column of a read, {column} {kind}", f"headersFormat={name}"
     for column in (*WRITTEN, *IGNORED):
         kinds = list(filter(fits(column), KINDS))

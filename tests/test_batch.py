@@ -9,8 +9,16 @@ import pytest
 
 from sqlq_spark.errors import BadAddress, BadOffset, BadPlan
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.offset import INITIAL, LONGEST, MOST_TASKS, Offset, read_plan, tasks_of
-from sqlq_spark.receive.stored_receipt import CEILING
+from sqlq_spark.receive.offset import (
+    INITIAL,
+    LONGEST,
+    MOST_TASKS,
+    Offset,
+    read_plan,
+    share_out,
+    tasks_of,
+)
+from sqlq_spark.receive.receipts import CEILING
 from sqlq_spark.wire.address import QueueAddress
 
 MIB = 1 << 20
@@ -41,10 +49,10 @@ def test_tasks_are_numbered_over_all_queues() -> None:
 
     assert [each.key for each in found] == [("r", 3, at) for at in range(5)]
     assert [(each.queue, each.first, each.stop, each.messages) for each in found] == [
-        (QueueAddress("a", "public"), 1, 6, 5),
-        (QueueAddress("a", "public"), 6, 11, 5),
+        (QueueAddress("a"), 1, 6, 5),
+        (QueueAddress("a"), 6, 11, 5),
         (QueueAddress("b, c", "sales"), 7, 9, 10),
-        (QueueAddress("a", "public"), 2, 3, 5),
+        (QueueAddress("a"), 2, 3, 5),
         (QueueAddress('a"; DROP TABLE b; --'), 4, 5, 5),
     ]
     # a queue that the options do not name is not received from, but its tasks keep their numbers
@@ -63,6 +71,21 @@ def test_the_bytes_of_a_batch_are_shared_by_what_was_expected() -> None:
     ]
     assert [each.bytes for each in tasks_of(end, options(maxBytesPerTrigger="1"))] == [1, 1, 1]
     assert [each.bytes for each in tasks_of(offset({}), options(maxBytesPerTrigger="9"))] == [4, 4]
+
+
+def test_small_tasks_share_partitions_and_large_ones_do_not() -> None:
+    """No more partitions than are allowed, each with about as much to do as the others."""
+    small = {"messages": 1, "share": 1, "bounds": [1, 2]}
+    large = {"messages": 50_000, "share": 50_000, "bytes": 1000, "bounds": [1, 100_000]}
+    tasks = tasks_of(offset(*[small] * 5, large, *[small] * 6), options())
+
+    assert [[task.task for task in part] for part in share_out(tasks, 3)] == [
+        [5],
+        [0, 2, 4, 7, 9, 11],
+        [1, 3, 6, 8, 10],
+    ]
+    assert [len(part) for part in share_out(tasks, 100)] == [1] * 12
+    assert share_out([], 3) == []
 
 
 @pytest.mark.parametrize("queue", ['"a', '"a"."b"."c"', "", "x" * 56])

@@ -14,10 +14,9 @@ from given_password import CREDENTIALS
 from rotation import rotation
 
 from sqlq_spark.cli import main
-from sqlq_spark.database.credentials import ask, log_in
-from sqlq_spark.database.postgresql import tokens
+from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.url import Target
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession, ask_password, log_in
 from sqlq_spark.errors import BadOption, CredentialsFailed, MissingPackage, UnknownOption
 from sqlq_spark.jobs import relay
 from sqlq_spark.jobs.frame import main as job
@@ -161,7 +160,7 @@ def test_the_password_is_percent_encoded_in_the_url_of_one_attempt(module: str) 
 def test_what_is_no_password_is_an_error_without_it(module: str, name: str, said: str) -> None:
     """The error names the option, and says what was found instead."""
     with pytest.raises(BadOption) as caught:
-        ask(URL, f"{module}:{name}")
+        ask_password(URL, f"{module}:{name}")
 
     assert f"option credentials is 'shop_login:{name}': expected" in str(caught.value)
     assert said in str(caught.value)
@@ -171,7 +170,7 @@ def test_what_is_no_password_is_an_error_without_it(module: str, name: str, said
 def test_an_error_of_the_function_is_named_without_its_text(module: str) -> None:
     """Class and line say where to look."""
     with pytest.raises(CredentialsFailed) as caught:
-        ask(URL, f"{module}:fails")
+        ask_password(URL, f"{module}:fails")
 
     assert "'shop_login:fails', but it gave no password: ValueError in shop_login.py, line 7" in (
         str(caught.value)
@@ -191,7 +190,7 @@ def test_an_error_of_the_function_is_named_without_its_text(module: str) -> None
 def test_a_module_that_cannot_be_imported(text: str, said: str) -> None:
     """It may be on the driver and not on an executor."""
     with pytest.raises(BadOption) as caught:
-        ask(URL, text)
+        ask_password(URL, text)
 
     assert said in str(caught.value)
     assert "every driver and executor can import" in str(caught.value)
@@ -206,10 +205,10 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No client of another test, and no region."""
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "PGUSER", "PGHOST", "PGPORT"):
         monkeypatch.delenv(name, raising=False)
-    for cached in (tokens.aws_client, tokens.azure_credential):
+    for cached in (drivers.aws_client, drivers.azure_credential):
         cached.cache_clear()
     yield
-    for cached in (tokens.aws_client, tokens.azure_credential):
+    for cached in (drivers.aws_client, drivers.azure_credential):
         cached.cache_clear()
 
 
@@ -224,7 +223,7 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, module, None)
 
     with pytest.raises(MissingPackage) as caught:
-        ask(RDS, service)
+        ask_password(RDS, service)
 
     expected = f"package {package} is not installed. Run: pip install 'sqlq-spark[{service}]'"
     assert str(caught.value) == expected
@@ -259,7 +258,7 @@ def test_the_host_the_port_and_the_user_of_a_url(url: str, expected: tuple[str, 
 def test_a_token_of_aws_is_for_one_host_and_user(url: str, said: str) -> None:
     """Another one would not open the session."""
     with pytest.raises(BadOption, match=said):
-        ask(url, "aws")
+        ask_password(url, "aws")
 
 
 @pytest.mark.parametrize(
@@ -280,7 +279,7 @@ def test_a_token_of_aws_is_signed_for_host_port_user_and_region(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_REGION", "us-west-2")
 
-    token = ask(url, "aws")
+    token = ask_password(url, "aws")
 
     target = Target.parse(url, {})
     query = parse_qs(token.partition("?")[2])
@@ -298,7 +297,7 @@ def test_aws_without_a_region_says_what_to_set(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
 
     with pytest.raises(BadOption, match="a region: set AWS_REGION"):
-        ask(URL, "aws")
+        ask_password(URL, "aws")
 
 
 # ---------------------------------------------------------------- a server
@@ -307,13 +306,13 @@ def test_aws_without_a_region_says_what_to_set(
 def test_each_connection_asks_and_the_next_password_is_used(rotating: Rotation) -> None:
     """A password that the server accepted before opens nothing."""
     options = DatabaseOptions.parse(rotating.options)
-    with Session(options, "test", state=False) as session:
-        assert session.do(lambda connection: connection.rows("clock"))
+    with Session(options, "test") as session:
+        assert session.run_with_retries(lambda connection: connection.rows("clock"))
     rotating.change()
     rotating.publish()
 
-    with Session(options, "test", state=False) as session:
-        assert session.do(lambda connection: connection.rows("clock"))
+    with Session(options, "test") as session:
+        assert session.run_with_retries(lambda connection: connection.rows("clock"))
 
     assert [call.partition(" ")[2] for call in rotating.calls] == [rotating.url] * 2
     with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
@@ -343,8 +342,8 @@ def test_a_password_that_is_late_is_asked_for_again(
                 rotating.publish()
             return super().open()
 
-    with Counting(options, "test", state=False) as session:
-        assert session.do(work) == 1
+    with Counting(options, "test") as session:
+        assert session.run_with_retries(work) == 1
 
     assert asked == [0, 1, 2]
     assert rotating.shown_in(caplog.text) == []
@@ -356,7 +355,7 @@ def test_a_kept_connection_is_not_that_of_another_function(rotating: Rotation) -
     given: tuple[dict[str, str], ...] = ({}, {"credentials": "aws"}, rotating.options)
 
     keys = {
-        Session(DatabaseOptions.parse(raw | each), "test", worker=True)._key  # noqa: SLF001
+        StateSession(DatabaseOptions.parse(raw | each), "test", worker=True)._key  # noqa: SLF001
         for each in given
     }
 

@@ -175,7 +175,7 @@ def test_the_ten_lines_run(tmp_path: Path) -> None:
     """What the demo prints at its end works on a queue of one's own, without more."""
     with embedded.server() as server:
         options = SourceOptions.parse({"url": server.url, "queue": "Shop.Orders"})
-        with Session(options, "test", state=False) as session:
+        with Session(options, "test") as session:
             schema.install(session.open(), timeout=30)
             schema.create_queue(session.open(), options.address, timeout=30)
         env = environ(SQLQUEUE_URL=server.url)

@@ -12,8 +12,8 @@ filters = pytest.importorskip("pyspark.sql.datasource")
 if not hasattr(filters, "Filter"):
     pytest.skip("Spark 4.0 pushes no filters", allow_module_level=True)
 
-from sqlq_spark.datasource.filters import narrow  # noqa: E402
-from sqlq_spark.receive.selection import ALL  # noqa: E402
+from sqlq_spark.datasource.browse import narrow  # noqa: E402
+from sqlq_spark.receive.browse import ALL  # noqa: E402
 from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ  # noqa: E402
 
 if TYPE_CHECKING:

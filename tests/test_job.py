@@ -19,7 +19,7 @@ from sqlq_spark.jobs.frame import settings as job_settings
 from sqlq_spark.jobs.frame import settings_reader
 from sqlq_spark.jobs.frame import spark as job_spark
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.parse import count
+from sqlq_spark.options.fields import count
 
 ROOT = Path(__file__).parent.parent
 URL = "postgresql://spark:s3cret@localhost:5432/shop"

@@ -12,7 +12,6 @@ PACKAGE = Path(__file__).parent.parent / "sqlq_spark"
 FLOORS = (
     {"errors"},
     {"wire", "versions", "java", "checkpoints"},
-    {"database"},
     {"options"},
     {"send"},
     {"receive", "functions", "spark_api"},

@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from sqlq_spark.database.names import DIALECTS, names_of, other_password_variables
 from sqlq_spark.errors import BadOption
+from sqlq_spark.options.names import DIALECTS, names_of, other_password_variables
 from sqlq_spark.wire.address import POSTGRESQL, SQLSERVER, Names, QueueAddress
 
 

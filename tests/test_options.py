@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -230,3 +232,10 @@ def test_a_url_that_is_missing_is_explained_for_sql_too() -> None:
     """Who wrote it in CREATE TABLE has given one, and Spark did not pass it on."""
     with pytest.raises(MissingOption, match=r"option url is missing: .*WITH \(url '…'\)"):
         SourceOptions.parse({"queue": "orders"})
+
+
+def test_options_are_read_without_pyarrow() -> None:
+    """It takes a tenth of a second, and a process that only finds the format needs none."""
+    program = "import sys, sqlq_spark.options; sys.exit('pyarrow' in sys.modules)"
+
+    subprocess.run([sys.executable, "-c", program], check=True)

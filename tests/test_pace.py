@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.receive.driver.pace import (
+from sqlq_spark.receive.pace import (
     BYTES_PER_TASK,
     MESSAGES_PER_TASK,
     RAMP_DOWN,

@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.receive.driver import peek
-from sqlq_spark.receive.driver.pace import Outcome, Plan
-from sqlq_spark.receive.driver.peek import Answer, Found, PeekState, Query, cut
+from sqlq_spark.receive import peek
+from sqlq_spark.receive.pace import Outcome, Plan
+from sqlq_spark.receive.peek import Answer, Found, PeekState, Query, cut
 from sqlq_spark.wire.rows import LOWEST_SEQ
 
 

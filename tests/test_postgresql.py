@@ -13,9 +13,9 @@ import pytest
 
 from sqlq_spark import errors
 from sqlq_spark.database import transaction
-from sqlq_spark.database.postgresql.calls import STATEMENTS
 from sqlq_spark.database.postgresql.connection import connect
 from sqlq_spark.database.postgresql.errors import RIGHTS, connection_error
+from sqlq_spark.database.postgresql.rows import STATEMENTS
 from sqlq_spark.database.postgresql.url import redact
 from sqlq_spark.wire.address import QueueAddress
 

@@ -25,6 +25,7 @@ from sqlq_spark.cli.queues import create
 from sqlq_spark.database.schema import LOCK_WAIT, VERSION
 from sqlq_spark.database.sqlserver import calls, connection, rows
 from sqlq_spark.database.statements import Statements
+from sqlq_spark.database.trust import DELAYED, RETURNED
 from sqlq_spark.errors import BadAddress
 from sqlq_spark.wire.address import QueueAddress
 
@@ -363,19 +364,45 @@ def made(**more: str) -> str:
 
 
 def test_the_script_parses_and_creates_all_in_one_batch() -> None:
-    """An error ends the batch and undoes its transaction: nothing follows a failed check."""
+    """An error ends the batch and undoes its transaction; after a failed check nothing runs."""
     settings, batch, end, nothing = made().split("\nGO\n")
 
     assert "SET XACT_ABORT ON;" in settings
     assert "SET QUOTED_IDENTIFIER ON;" in settings
-    places = ("BEGIN TRANSACTION;", "THROW", "CREATE TABLE", "CREATE ROLE", "COMMIT", "GRANT ")
+    checked = ("ROLLBACK TRANSACTION;", "RAISERROR", "SET NOEXEC ON;", "RETURN;")
+    places = ("BEGIN TRANSACTION;", *checked, "CREATE TABLE", "CREATE ROLE", "COMMIT", "GRANT ")
     assert [batch.index(each) for each in places] == sorted(batch.index(each) for each in places)
-    assert batch.count("TRANSACTION;") == 2
+    assert batch.count("TRANSACTION;") == 3
     assert "GRANT" not in batch.partition("COMMIT TRANSACTION;")[0]
-    assert end.endswith("SET LOCK_TIMEOUT -1;")
+    assert re.sub("--.*\n", "", end).startswith("SET NOEXEC OFF;")
+    assert "LOCK_TIMEOUT" not in end
     assert nothing == ""
     for each in (settings, batch, end):
         assert faults(each) == []
+
+
+def test_columns_are_named_as_the_transport_creates_them() -> None:
+    """Byte for byte, also where they are text: a database may tell Id from ID or Turkish from i."""
+    column = re.compile(r"^ {4,8}(\w+) +(?:uniqueidentifier|var|bit|date|nvar|big)", re.MULTILINE)
+    made = {name: {*column.findall(TEXTS[f"create_{name}"])} for name in ("queue", "delayed")}
+    known = {each.lower(): each for each in (*made["queue"], *made["delayed"])}
+
+    assert {"Id", "RowVersion"} < made["queue"]
+    assert {"RowVersion" if each == "Seq" else each for each in RETURNED} <= made["queue"]
+    assert set(DELAYED) <= made["delayed"]
+    for name, text in TEXTS.items():
+        for word in re.findall(r"N'(\w+)'", text):
+            assert word == known.get(word.lower(), word), name
+
+
+def test_a_grant_names_no_database() -> None:
+    """It takes none: the fix goes into the table's database first."""
+    table = QueueAddress("orders", "dbo", "shop")
+    for name, role in (("check_queue", "queue"), ("check_delayed", "delayed")):
+        text = calls.fill_names(calls.STATEMENTS[name], "sqlqueue", {"queue": table, role: table})
+        grants = re.findall(r"CONCAT\((.*) N'GRANT (?:SELECT|INSERT).* ON ', (N'.*?'),", text)
+
+        assert grants == [("N'USE [shop]; ',", "N'[dbo].[orders]'")] * 2
 
 
 def test_the_script_can_be_run_again() -> None:
@@ -410,7 +437,7 @@ def test_the_script_gives_the_rights_that_the_wire_lists() -> None:
         "GRANT SELECT, DELETE ON [sales].[Shop.Orders] TO [sqlqueue_reader];",
         "GRANT SELECT, DELETE ON [sales].[Shop.Orders.web1] TO [sqlqueue_reader];",
         "GRANT INSERT ON [dbo].[error] TO [sqlqueue_reader];",
-        "GRANT INSERT ON [sales].[Shop.Orders] TO [sqlqueue_sender];",
+        "GRANT INSERT, SELECT (RowVersion) ON [sales].[Shop.Orders] TO [sqlqueue_sender];",
         "GRANT SELECT, DELETE ON [sales].[Shop.Orders.Delayed] TO [sqlqueue_reader];",
         "GRANT INSERT ON [sales].[Shop.Orders.Delayed] TO [sqlqueue_sender];",
         "GRANT SELECT ON [dbo].[SubscriptionRouting] TO [sqlqueue_sender];",

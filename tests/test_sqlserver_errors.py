@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from dataclasses import replace
 
 import pytest
 from tds.messages import MESSAGES, Row
@@ -162,6 +163,11 @@ def test_an_error_contains_its_fix() -> None:
         return str(sqlserver_errors.statement_error(said, place(statement)))
 
     assert "GRANT SELECT ON [dbo].[orders] TO the_user" in told("42000", 229, DENIED)
+    elsewhere = replace(place(), table="[shop].[dbo].[orders]", catalog="[shop].")
+    for sentence, right in ((DENIED, "SELECT"), ("Verboten.", "SELECT, DELETE")):
+        assert sqlserver_errors.missing_grant(sentence, elsewhere) == (
+            f"USE [shop]; GRANT {right} ON [dbo].[orders] TO the_user"
+        )
     denied = "CREATE TABLE permission denied in database 'shop'."
     assert "GRANT CREATE TABLE TO the_user" in told("42000", 262, denied, "create_queue")
     assert "GRANT SELECT, DELETE ON [dbo].[orders] TO the_user" in told("42000", 229, "Verboten.")

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from sqlq_spark import database, errors
 from sqlq_spark.database.sqlserver import connection, drivers
 from sqlq_spark.database.sqlserver.drivers import Driver
-from sqlq_spark.database.sqlserver.url import Target, braced
-from sqlq_spark.options.login import with_login
+from sqlq_spark.database.sqlserver.url import Target, in_braces
+from sqlq_spark.options.names import with_login
 
 SECRET = "hush-#1"  # noqa: S105 - of no one
 QUOTED = "hush-%231"
@@ -104,7 +104,7 @@ def test_a_target_shows_no_password() -> None:
 @given(st.text(st.characters(min_codepoint=32, exclude_characters="\x7f"), max_size=30))
 def test_no_value_can_end_its_braces(text: str) -> None:
     """As the drivers read a connection string: `}}` is a brace, `}` the end."""
-    inside = braced(text)[1:-1]
+    inside = in_braces(text)[1:-1]
 
     assert inside.replace("}}", "") == inside.replace("}}", "").replace("}", "")
     assert inside.replace("}}", "}") == text
@@ -215,9 +215,9 @@ def test_pyodbc_binds_no_legacy_type(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(
         drivers=lambda: [name], Error=ValueError, SQL_WVARCHAR=-9, SQL_VARBINARY=-3
     )
-    monkeypatch.setattr(drivers, "imported", lambda _: module)
+    monkeypatch.setattr(drivers, "import_driver", lambda _: module)
     cursor = SimpleNamespace(setinputsizes=sizes.append)
 
-    drivers.pyodbc((name,)).typed(cursor, ("text", 1, b"bytes", 1.5, True))
+    drivers.pyodbc((name,)).set_types(cursor, ("text", 1, b"bytes", 1.5, True))
 
     assert sizes == [[(-9, 0, 0), None, (-3, 0, 0), None, None]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.database.sqlserver.weigh import MOST_LOCKS, PAGE, cut_step
+from sqlq_spark.database.sqlserver.calls import MOST_LOCKS, PAGE, cut_step
 
 LARGEST = 1000
 SIZES = st.lists(st.integers(0, LARGEST), min_size=1, max_size=60)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 import pytest
 
-from sqlq_spark.database.postgresql import calls as postgresql
+from sqlq_spark.database.postgresql import rows as postgresql
 from sqlq_spark.database.sqlserver import calls as sqlserver
 from sqlq_spark.database.statements import StatementName, Statements
 from sqlq_spark.wire.address import QueueAddress

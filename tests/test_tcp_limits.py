@@ -17,8 +17,8 @@ import psycopg
 import pytest
 from waiting import until
 
-from sqlq_spark.database.postgresql.calls import write_values
 from sqlq_spark.database.postgresql.connection import connect
+from sqlq_spark.database.postgresql.rows import write_values
 
 if TYPE_CHECKING:
     from conftest import Place

@@ -73,14 +73,14 @@ def test_a_fault_that_may_pass_is_tried_again(
         seen.append(1)
         raise fault
 
-    session = sessions.Session(SourceOptions.parse({"url": SQLSERVER, "queue": "q"}), "test")
+    session = sessions.StateSession(SourceOptions.parse({"url": SQLSERVER, "queue": "q"}), "test")
     monkeypatch.setattr(session, "open", lambda: None)
 
     with (
         stamina.set_testing(testing=True, attempts=sessions.ATTEMPTS, cap=True),  # no pauses
         pytest.raises(type(fault)),
     ):
-        session.do(work)
+        session.run_with_retries(work)
 
     assert len(seen) == times
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sqlq_spark.database.names import names_of
 from sqlq_spark.errors import BadAddress, BadOption
-from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.names import names_of, parse_queue
 from sqlq_spark.wire.address import DELAYED, QueueAddress
 
 if TYPE_CHECKING:

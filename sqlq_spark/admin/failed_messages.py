@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database import transaction
-from sqlq_spark.database.spellings import find_same
+from sqlq_spark.database import find_same, transaction
 from sqlq_spark.database.trust import RETURNED, Destinations
 from sqlq_spark.errors import (
     BadAddress,
@@ -162,7 +161,7 @@ def plan(
     chosen: dict[str, list[Failed]] = {}
     spellings = Spellings(connection, choice.failed_queue)
     seen: set[str] = set()
-    for first, stop in browse.ranges(connection, errors, parts=1, timeout=timeout):
+    for _, first, stop in browse.parts(connection, [errors], parts=1, timeout=timeout):
         for page in browse.pages(connection, errors, first, stop, narrow=False, timeout=timeout):
             failures = list(read_failures(page))
             queues = spellings.find({each.failed_queue or "" for each, _ in failures} - {""})
@@ -254,7 +253,7 @@ def sources(
     reasons: dict[str, str] = {}
     for text in texts:
         try:
-            parsed[text] = connection.parsed(text)
+            parsed[text] = connection.names.parse_address(text)
         except BadAddress as error:
             bad = BadAddress(text=text[:LONGEST], reason=error.reason)
             other = names.is_of_other_database(text)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.database import attempt, read_clock, transaction
+from sqlq_spark.database import attempt, endpoint_zone, read_clock, transaction
 from sqlq_spark.database.schema import delayed_of
-from sqlq_spark.database.zone import endpoint_zone
 from sqlq_spark.errors import BadAddress, DelayedQueueNotFound, MissingOption, RightMissing
 from sqlq_spark.wire.address import split_canonical
 
@@ -251,8 +250,8 @@ def messages(
     from sqlq_spark.receive import browse  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.rows import without_odd_expiries  # noqa: PLC0415 - see cli
 
-    ends = browse.ranges(connection, queue, parts=1, timeout=timeout)
-    for first, stop in ends if limit else ():
+    ends = browse.parts(connection, [queue], parts=1, timeout=timeout)
+    for _, first, stop in ends if limit else ():
         for page in browse.pages(connection, queue, first, stop, narrow=False, timeout=timeout):
             for row in without_odd_expiries(page.slice(0, limit)).to_pylist():
                 yield message(row)

@@ -108,7 +108,7 @@ def subscriptions_with(connection: Connection, queue: QueueAddress) -> list[Subs
     for table in subscription_tables(connection, queue):
         for each in list_readable(connection, table):
             try:
-                address = connection.parsed(each.address)
+                address = connection.names.parse_address(each.address)
             except BadAddress:
                 continue
             if address.table.lower() == queue.table.lower():

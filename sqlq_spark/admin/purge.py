@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlq_spark.database import trail, transaction
+from sqlq_spark.database import transaction
+from sqlq_spark.database.schema import record_action
 from sqlq_spark.errors import Deadlock
 
 if TYPE_CHECKING:
@@ -99,6 +100,6 @@ def _delete(
         with attempt, transaction(connection, timeout=timeout):
             gone = int(connection.rows(statement, tables={"queue": queue}, **values)[0][0])
             if recorded and gone:
-                trail.record(connection, "purge", connection.printed(queue), gone)
+                record_action(connection, "purge", connection.printed(queue), gone)
             return gone
     raise AssertionError  # pragma: no cover - stamina raises the last error itself

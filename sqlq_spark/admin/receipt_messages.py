@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import transaction
-from sqlq_spark.receive.receipts import rows_of
-from sqlq_spark.receive.stored_receipt import find_receipt
+from sqlq_spark.receive.receipts import find_receipt, rows_of
 from sqlq_spark.wire.header_columns import has_id
 from sqlq_spark.wire.rows import without_odd_expiries
 

@@ -22,7 +22,7 @@ from sqlq_spark.admin import inspect, queue_tables, watch
 from sqlq_spark.admin.checks.sight import CUT
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import BadAddress
-from sqlq_spark.options.addresses import parse_table
+from sqlq_spark.options.names import parse_table
 from sqlq_spark.receive.browse import cut
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.header_columns import Headers
@@ -166,7 +166,7 @@ def failed_in(connection: Connection, queues: Sequence[QueueReport]) -> dict[str
     found: Counter[str] = Counter()
     for text, count in sum((each.failed for each in queues), Counter()).items():
         try:
-            found[connection.printed(connection.parsed(text))] += count
+            found[connection.printed(connection.names.parse_address(text))] += count
         except BadAddress:
             continue  # the header is untrusted
     return dict(found)

@@ -15,8 +15,14 @@ from typing import TYPE_CHECKING
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.subscribers import subscriptions_of
-from sqlq_spark.database import trail, transaction
-from sqlq_spark.database.schema import check_state, delayed_of, find_states, use_state
+from sqlq_spark.database import transaction
+from sqlq_spark.database.schema import (
+    check_state,
+    delayed_of,
+    find_states,
+    record_action,
+    use_state,
+)
 from sqlq_spark.database.trust import RETURNED, find_destinations
 from sqlq_spark.errors import (
     BadAddress,
@@ -222,7 +228,7 @@ class Retirement:
                 connection.run("drop_queue", tables={"queue": table})
             for state in trails:
                 with use_state(connection, state):
-                    trail.record(connection, "retire", connection.printed(self.queue), left.total)
+                    record_action(connection, "retire", connection.printed(self.queue), left.total)
         return [connection.printed(table) for table in tables]
 
 

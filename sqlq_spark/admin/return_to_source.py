@@ -104,7 +104,7 @@ def give_back(
         left = len(chosen)
         for part in parts(chosen, batch):
             try:
-                messages = session.do(
+                messages = session.run_with_retries(
                     partial(
                         return_batch,
                         errors=errors,
@@ -190,7 +190,7 @@ def to_source(
     for row, text in zip(taken["id"].to_pylist(), taken["headers"].to_pylist(), strict=True):
         headers = parse_headers(text) or {}
         source = headers.get(FAILED_Q)
-        if not source or connection.parsed(source) != destination:
+        if not source or connection.names.parse_address(source) != destination:
             raise MessageChanged(row=uuid_text(row), queue=connection.printed(errors))
         texts.append(dumps(remove_faults(headers, uuid_text(row))))
     body = pc.fill_null(taken["body"], b"")

@@ -1,5 +1,5 @@
 """
-The script for a DBA: the state tables, an endpoint's queues, and the permissions of each role.
+The script for a DBA: the state tables, endpoints' queues, and the permissions of each role.
 
 Its parts are the statements that `install` and `create` run, and those of each dialect's
 script.sql. It can be run again. Nothing here connects to a database.
@@ -10,15 +10,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database import dialect_named
-from sqlq_spark.database.names import DIALECTS
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress, BadOption
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import DIALECTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +35,7 @@ RIGHTS: dict[str, dict[str, tuple[StatementName, ...]]] = {
     "reader": {
         "state": ("script_reader",),
         "own": ("script_receive",),
-        "shared": ("script_send",),
+        "shared": ("script_produce",),
         "delayed": ("script_move",),
     },
     "sender": {
@@ -46,11 +46,12 @@ RIGHTS: dict[str, dict[str, tuple[StatementName, ...]]] = {
     },
     "operator": {
         "state": ("script_operator", "script_reader", "script_sender"),
-        "own": ("script_receive", "script_send"),
-        "shared": ("script_receive", "script_send"),
+        "own": ("script_receive", "script_produce"),
+        "shared": ("script_receive", "script_produce"),
         "delayed": ("script_move", "script_delay"),
         "subscriptions": ("script_publish", "script_subscribe"),
     },
+    "producer": {"own": ("script_produce",)},
 }
 
 
@@ -59,8 +60,9 @@ class Roles:
     """The roles and what they may do. The script creates missing ones, without a login."""
 
     reader: str = "sqlqueue_reader"
-    sender: str = "sqlqueue_sender"
-    operator: str | None = None  # may run `sqlqueue`; None: no such role
+    sender: str | None = "sqlqueue_sender"  # None: no such role, as of those below
+    operator: str | None = None  # may run `sqlqueue`
+    producer: str | None = None  # may send to the queues, as endpoints do
 
     def __post_init__(self) -> None:
         """Reject names that would end a comment, or are too long."""
@@ -82,8 +84,8 @@ class Domain:
     """A group of logins that trust one another: they share a state schema and two roles."""
 
     state: str = DatabaseOptions.state_schema  # schema of the state tables
-    reader: str = Roles.reader
-    sender: str = Roles.sender
+    reader: str = "sqlqueue_reader"
+    sender: str = "sqlqueue_sender"
 
     @classmethod
     def of(cls, name: str | None) -> Domain:
@@ -94,8 +96,7 @@ class Domain:
 
 
 def script(
-    endpoint: Endpoint,
-    *,
+    *endpoints: Endpoint,
     state: str,
     subscriptions: QueueAddress | None = None,
     roles: Roles | None = None,
@@ -107,31 +108,33 @@ def script(
     Write the script.
 
     Args:
-        endpoint: its queues are created. The reader may receive from the endpoint's own queues, and
-            insert into its error and audit queues. The sender may send to the own queues. An
-            operator may do both with all queues.
+        endpoints: their queues are created. The reader may receive from the endpoints' own queues,
+            and insert into their error and audit queues. The sender and the producer may send to
+            the own queues. An operator may do both with all queues.
         state: schema of the state tables.
         subscriptions: the subscription table. It is created, and the sender may read it.
         roles: which roles to grant to.
         body_string: also add the column BodyString to each queue.
-        delayed: also create the table of delayed messages; the reader may move due messages.
+        delayed: also create the tables of delayed messages; the reader may move due messages.
         dialect: the name of the dialect.
 
     Raises:
         BadAddress: a name has a line break, which may end a batch, or `$(`, which sqlcmd reads
-            as a variable.
+            as a variable. Or an address names a database, which a GRANT cannot.
     """
     roles = roles or Roles()
     used = {use: role for use in RIGHTS if (role := getattr(roles, use)) is not None}
     tables: dict[str, list[Tables]] = {
         "state": [{}],
-        "own": [{"queue": each} for each in endpoint.own],
-        "shared": [{"queue": each} for each in endpoint.shared],
-        "delayed": [{"queue": endpoint.primary, "delayed": delayed_of(endpoint.primary)}],
+        "own": [{"queue": queue} for its in endpoints for queue in its.own],
+        "shared": [{"queue": queue} for its in endpoints for queue in its.shared],
+        "delayed": [
+            {"queue": its.primary, "delayed": delayed_of(its.primary)}
+            for its in endpoints
+            if delayed
+        ],
         "subscriptions": [] if subscriptions is None else [{"subscriptions": subscriptions}],
     }
-    if not delayed:
-        tables["delayed"] = []
     _check_names(DIALECTS[dialect], [state, *used.values()], chain.from_iterable(tables.values()))
     bare, commented = Statements.load(dialect), Statements.read(dialect, comments=True)
     write = partial(_write, dialect, state)
@@ -143,25 +146,30 @@ def script(
         queues += [write(bare["add_body_string"], each)] if body_string else []
     for kind in ("delayed", "subscriptions"):
         queues += [write(bare[f"create_{kind}"], each) for each in tables[kind]]
-    parts.append("-- Queues, as the transport creates them.\n" + ";\n".join(queues))
+    parts.append("-- Queues, as the transport creates them.\n" + ";\n".join(dict.fromkeys(queues)))
     missing = ";\n".join(write(bare["script_role"], role=role) for role in used.values())
     parts.append(write(commented["script_roles"], roles=missing))
     for use, role in used.items():
-        head, *_ = RIGHTS[use]["state"]
-        grants = [write(each, role=role) for each in commented[head].split(";\n")]
-        for kind, names in RIGHTS[use].items():
-            texts = [each for name in names if name != head for each in bare[name].split(";\n")]
-            grants += [write(text, each, role=role) for each in tables[kind] for text in texts]
-        parts.append(";\n".join(dict.fromkeys(grants)))
+        first = next(iter(RIGHTS[use].values()))[0]
+        comment = commented[first].removesuffix(bare[first])
+        grants = [
+            write(grant, its, role=role)
+            for kind, names in RIGHTS[use].items()
+            for its, name in product(tables[kind], names)
+            for grant in bare[name].split(";\n")
+        ]
+        parts.append(write(comment, role=role) + ";\n".join(dict.fromkeys(grants)))
     parts.append(commented["script_end"])
     return "\n\n".join(text if text.endswith("GO") else f"{text};" for text in parts) + "\n"
 
 
 def _check_names(names: Names, given: list[str], tables: Iterable[Tables]) -> None:
     addresses = [each for named in tables for each in named.values()]
-    given += [
-        part for each in addresses for part in (each.table, each.schema, each.catalog) if part
-    ]
+    given += [part for each in addresses for part in (each.table, each.schema) if part]
+    for each in addresses:
+        if each.catalog is not None:
+            reason = "run the script in its database, and leave the database out of the name"
+            raise BadAddress(text=names.print_address(each), reason=reason)
     for name in given:
         if names.misread is not None and re.search(names.misread, name):
             raise BadAddress(text=name, reason="sqlcmd would misread a line break or $( in a name")

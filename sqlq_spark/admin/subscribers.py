@@ -11,8 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin.finding import Finding, of_error
-from sqlq_spark.database import transaction
-from sqlq_spark.database.spellings import find_same
+from sqlq_spark.database import find_same, transaction
 from sqlq_spark.database.trust import Destinations
 from sqlq_spark.errors import (
     BadAddress,
@@ -76,7 +75,7 @@ def _reasons(connection: Connection, texts: set[str]) -> dict[str, tuple[str, st
     reasons: dict[str, tuple[str, str | None]] = {}
     for text in texts:
         try:
-            parsed[text] = connection.parsed(text)
+            parsed[text] = connection.names.parse_address(text)
         except BadAddress as error:
             reasons[text] = f"is no address ({error.reason})", None
     refused = Destinations(connection).find_refused(parsed.values())

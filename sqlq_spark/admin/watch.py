@@ -21,8 +21,8 @@ from sqlq_spark.admin.finding import absent, delayed_alone
 from sqlq_spark.database import read_clock, transaction
 from sqlq_spark.database.schema import check_state, delayed_of
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, RightMissing, StateNotInstalled
-from sqlq_spark.options.addresses import parse_queue
-from sqlq_spark.receive.driver.progress import seconds_since
+from sqlq_spark.options.names import parse_queue
+from sqlq_spark.receive.peek import seconds_since
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -212,7 +212,7 @@ def look_at(
         return unread(connection, name, unnamed, blocked)
     with transaction(connection, timeout=options.query_timeout):
         if unnamed is not None:
-            connection.patience(queue_tables.LOCK_WAIT)
+            connection.set_lock_timeout(queue_tables.LOCK_WAIT)
             danger = queue_tables.danger(connection, queue)
             if danger is not None:
                 return unread(connection, name, unnamed, [queue_tables.refusal(name, danger)])

@@ -62,7 +62,7 @@ def move_due(
     messages, moved = 0, Moved(0, None)
     with (
         stopped_by_signals() as stop,
-        Session(options, "move-due", state=False) as session,
+        Session(options, "move-due") as session,
         progress.progress("message", quiet=as_json or watch) as advance,
     ):
         name = session.open().printed(options.address)
@@ -83,7 +83,7 @@ def rounds(
     slept = 0.0
     while not stop.is_set():
         try:
-            moved = session.do(lambda connection: mover.move(connection, batch))
+            moved = session.run_with_retries(lambda connection: mover.move(connection, batch))
         except CTRL_C:
             stop.set()  # the open transaction was rolled back
             return

@@ -98,7 +98,7 @@ def send_(
         credentials=credentials,
     )
     headers = dict(pair(text) for text in header or ())
-    with Session(options, "send", state=False) as session:
+    with Session(options, "send") as session:
         sender = sending.make_sender(session, options)
         chunks = sending.read(source, file, sender, headers, quiet=as_json)
         sent = sending.Sent(chunks, options)
@@ -134,7 +134,7 @@ def browse(
         credentials=credentials,
     )
     how: dict[str, Any] = {"limit": limit, "timeout": options.query_timeout}
-    with Session(options, "browse", state=False) as session:
+    with Session(options, "browse") as session:
         connection, address = session.open(), options.address
         if delayed_:
             zone = options.endpoint_time_zone

@@ -26,12 +26,13 @@ from sqlq_spark.cli.options import (
 from sqlq_spark.cli.screens import progress, screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.cli.trail import keeps_trail
-from sqlq_spark.database import trail, transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database import transaction
+from sqlq_spark.database.schema import record_action
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.database.trust import SENT, find_destinations, is_allowed
 from sqlq_spark.errors import ReceiptRefused, ReceiptSettled
-from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import parse_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,7 +80,7 @@ def list_(
     )
     address = None if queue is None else parse_queue("queue", queue, options.naming)
     with (
-        Session(options, "receipts") as session,
+        StateSession(options, "receipts") as session,
         transaction(session.open(), timeout=options.query_timeout),
     ):
         found = inspect.receipts(session.open(), stream=stream, queue=address)
@@ -110,7 +111,7 @@ def show(
         url, state_schema, queryTimeout=query_timeout, credentials=credentials
     )
     timeout = options.query_timeout
-    with Session(options, "receipts show") as session:
+    with StateSession(options, "receipts show") as session:
         connection = session.open()
         with transaction(connection, timeout=timeout):
             held_by = inspect.receipts(connection, stream=stream, batch=batch, task=task)
@@ -149,7 +150,7 @@ def return_(
         allowedDestinations=", ".join(allow) if allow else None,
         credentials=credentials,
     )
-    with Session(options, "receipts return") as session:
+    with StateSession(options, "receipts return") as session:
         with transaction(session.open(), timeout=options.query_timeout):
             found = choose(session.open(), stream, batch, task, quiet=as_json)
             check_logins(session.open(), found, options)
@@ -198,7 +199,7 @@ def drop(
     options = database_options(
         url, state_schema, queryTimeout=query_timeout, credentials=credentials
     )
-    with Session(options, "receipts drop") as session:
+    with StateSession(options, "receipts drop") as session:
         with transaction(session.open(), timeout=options.query_timeout):
             found = choose(session.open(), stream, batch, task, quiet=as_json)
         confirm(f"delete {screen.total(found)} permanently", yes=yes, as_json=as_json)
@@ -252,9 +253,10 @@ def return_all(
                 connection, *each.key, queue, without=without, allowed=options.allowed
             )
             if recorded:
-                record(connection, "return", each, messages)
+                record_action(connection, "return", each.queue, messages, each.key)
                 if messages < each.messages:  # --without
-                    record(connection, "drop", each, each.messages - messages)
+                    dropped = each.messages - messages
+                    record_action(connection, "drop", each.queue, dropped, each.key)
         yield messages
 
 
@@ -272,23 +274,8 @@ def drop_all(
         with transaction(connection, timeout=options.query_timeout):
             messages = receipts.drop(connection, *each.key)
             if recorded:
-                record(connection, "drop", each, messages)
+                record_action(connection, "drop", each.queue, messages, each.key)
         yield messages
-
-
-def record(
-    connection: Connection, action: trail.Action, receipt: inspect.Receipt, messages: int
-) -> None:
-    """Write what was done with a receipt into the audit trail."""
-    trail.record(
-        connection,
-        action,
-        receipt.queue,
-        messages,
-        stream=receipt.stream,
-        batch=receipt.batch,
-        task=receipt.task,
-    )
 
 
 def choose(

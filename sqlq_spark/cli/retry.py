@@ -25,7 +25,7 @@ from sqlq_spark.cli.screens import progress
 from sqlq_spark.cli.screens.screen import print_json, say, say_error, show
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
-from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.names import parse_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -103,7 +103,7 @@ def retry_(
     )
     if everything != (choice == failed_messages.Choice()):
         raise no_choice(everything=everything)
-    with Session(options, "retry", state=False) as session:
+    with Session(options, "retry") as session:
         connection = session.open()
         name = connection.printed(options.address)
         planned = failed_messages.plan(

@@ -26,7 +26,7 @@ from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.names import parse_queue
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 from sqlq_spark.send import publish
 
@@ -62,7 +62,7 @@ def subscribe(
         credentials=credentials,
     )
     address = parse_queue("--queue", queue, options.naming)
-    with Session(options, "subscribe", state=False) as session:
+    with Session(options, "subscribe") as session:
         made = publish.subscribe(
             session.open(),
             options.subscription_address,
@@ -99,7 +99,7 @@ def unsubscribe(
         credentials=credentials,
     )
     table, timeout = options.subscription_address, options.query_timeout
-    with Session(options, "unsubscribe", state=False) as session:
+    with Session(options, "unsubscribe") as session:
         connection = session.open()
         with transaction(connection, timeout=timeout):
             listed = publish.list_subscriptions(connection, table)
@@ -151,7 +151,7 @@ def subscribers(
     )
     table = options.subscription_address
     with (
-        Session(options, "subscribers", state=False) as session,
+        Session(options, "subscribers") as session,
         transaction(session.open(), timeout=options.query_timeout),
     ):
         found = publish.list_subscriptions(session.open(), table, topic)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,15 +17,19 @@ from sqlq_spark.cli.options import (
     database_options,
 )
 from sqlq_spark.cli.screens import screen
-from sqlq_spark.database import trail, transaction
-from sqlq_spark.database.sessions import Session
-from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.database import transaction
+from sqlq_spark.database.schema import NO_TRAIL, has_trail
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import parse_queue
 
 if TYPE_CHECKING:
-    from sqlq_spark.database import Connection
+    from sqlq_spark.database import Connection, Row
 
 app = typer.Typer()
+COLUMNS = (  # of the statement `trail`
+    *("at", "login", "session_login", "action", "queue", "messages", "stream", "batch", "task"),
+)
 
 
 @app.command("trail")
@@ -51,40 +54,28 @@ def trail_(
     )
     address = None if queue is None else parse_queue("queue", queue, options.naming)
     with (
-        Session(options, "trail") as session,
+        StateSession(options, "trail") as session,
         transaction(session.open(), timeout=options.query_timeout),
     ):
-        found = trail.entries(session.open(), address, last=last)
+        name = None if address is None else session.open().printed(address)
+        found = session.open().rows("trail", queue_name=name, entries=last)
     if as_json:
         for each in found:
-            screen.print_json(asdict(each))
+            screen.print_json(dict(zip(COLUMNS, each, strict=True)))
     else:
         show(found)
 
 
-def show(found: list[trail.Entry]) -> None:
+def show(found: list[Row]) -> None:
     """Show entries, one per row."""
     names = ("at", "login", "session login", "action", "messages", "stream", "batch", "task")
-    rows = (
-        (
-            each.at,
-            each.login,
-            each.session_login,
-            each.action,
-            each.messages,
-            each.stream,
-            each.batch,
-            each.task,
-            each.queue,
-        )
-        for each in found
-    )
+    rows = ((*each[:4], *each[5:], each[4]) for each in found)
     screen.show((*names, "queue"), rows, "entries")
 
 
 def keeps_trail(connection: Connection) -> bool:
     """Whether actions are recorded; if not, print that on standard error."""
-    kept = trail.is_kept(connection)
+    kept = has_trail(connection)
     if not kept:
-        screen.say_error(trail.NOT_KEPT.format(connection.state, connection.server))
+        screen.say_error(NO_TRAIL.format(connection.state, connection.server))
     return kept

@@ -1,23 +1,26 @@
 """
 The seam between the package and its databases.
 
-A dialect is a package beside this module. It has a `Connection`, the SQL files of the statements,
-and everything else in which one database differs from another. The statements have the same names
-for every database: see statements.py. The rest of the package uses a `Connection` by these names
-and imports no driver.
+A dialect is a package beside this module. It extends `Connection`, and has the SQL files of the
+statements and everything else in which one database differs from another. The statements have the
+same names for every database: see statements.py. The rest of the package uses a `Connection` by
+these names and imports no driver.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from datetime import UTC
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
-from sqlq_spark.database.names import names_of
+from sqlq_spark.errors import BadAddress, BadOption, MissingOption, TimeZoneNotFound
+from sqlq_spark.options.connection import ZONE
+from sqlq_spark.options.names import names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     import pyarrow as pa
@@ -29,7 +32,7 @@ Value: TypeAlias = "str | int | float | bool | bytes | None"
 Row: TypeAlias = "tuple[Any, ...]"
 
 
-class Connection(Protocol):
+class Connection(ABC):
     """
     One session with a database.
 
@@ -38,21 +41,16 @@ class Connection(Protocol):
     The failure undoes the transaction; between `savepoint` and `release`, the work since then.
     """
 
-    names: Names  # how this database writes names
-    lacks: frozenset[StatementName]  # statements that it has no use for; callers ask
-    server: str  # the url without secrets
-    state: str  # the schema of the state tables
-    application: str  # what the DBA sees while a transaction is open
+    names: ClassVar[Names]  # how this database writes names
+    lacks: ClassVar[frozenset[StatementName]]  # statements that it has no use for; callers ask
 
-    def run(
-        self,
-        statement: StatementName,
-        *,
-        tables: dict[str, QueueAddress] | None = None,
-        **values: Value,
-    ) -> None:
-        """Execute a statement for its effect."""
+    def __init__(self, *, server: str, state: str, timeout: float, application: str) -> None:
+        self.server = server  # the url without secrets
+        self.state = state  # the schema of the state tables
+        self.application = application  # what the DBA sees while a transaction is open
+        self._timeout = timeout  # seconds for each statement and wait of the open transaction
 
+    @abstractmethod
     def rows(
         self,
         statement: StatementName,
@@ -60,8 +58,9 @@ class Connection(Protocol):
         tables: dict[str, QueueAddress] | None = None,
         **values: Value,
     ) -> list[Row]:
-        """Execute a statement and return its rows."""
+        """Execute a statement and return the rows of its results; none where it has none."""
 
+    @abstractmethod
     def arrow(
         self,
         statement: StatementName,
@@ -71,32 +70,52 @@ class Connection(Protocol):
     ) -> pa.Table:
         """Execute a statement and return its rows in columns; a uuid is 16 bytes."""
 
+    @abstractmethod
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
         """Insert rows in bulk, in the transaction that is open; columns go by name."""
 
+    @abstractmethod
     def store(self, table: str, rows: pa.Table) -> None:
         """Insert the pages of one payload into a state table; nothing is done for no rows."""
 
+    @abstractmethod
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         """Return a queue's columns in lower case → type; empty where the table is absent."""
 
-    def patience(self, seconds: float | None) -> None:
+    @abstractmethod
+    def close(self) -> None:
+        """End the session; the server undoes what was not committed."""
+
+    def run(
+        self,
+        statement: StatementName,
+        *,
+        tables: dict[str, QueueAddress] | None = None,
+        **values: Value,
+    ) -> None:
+        """Execute a statement for its effect."""
+        self.rows(statement, tables=tables, **values)
+
+    def set_lock_timeout(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""
+        limit = self._timeout if seconds is None else seconds
+        self.rows("set_lock_timeout", milliseconds=str(max(1, int(limit * 1000))))
+
+    def whole(self, address: QueueAddress) -> QueueAddress:
+        """Return an address with its schema, and with its database where the names have one."""
+        return self.names.qualify(address)
 
     def printed(self, address: QueueAddress) -> str:
-        """The whole address for people, which `names.parse_queue` reads."""
+        """Return the whole address for people, which `names.parse_queue` reads."""
+        return self.names.print_address(self.whole(address))
 
     def canonical(self, address: QueueAddress) -> str:
-        """The whole address as it stands in messages, which `parsed` reads."""
-
-    def parsed(self, text: str) -> QueueAddress:
-        """Read an address from a message, which is untrusted."""
+        """Return the whole address as messages contain it, which `names.parse_address` reads."""
+        return self.names.canonical_address(self.whole(address))
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
         """Return a value for each address; the values of two spellings of one table are equal."""
-
-    def close(self) -> None:
-        """End the session; the server undoes what was not committed."""
+        return [self.whole(each) for each in addresses]
 
 
 class Dialect(Protocol):
@@ -105,7 +124,23 @@ class Dialect(Protocol):
     TOKENS: Mapping[str, Callable[[str], str]]  # option `credentials` → password for a url
 
     def connect(self, url: str, *, application: str, timeout: float, state: str) -> Connection:
-        """Open a session; `timeout` limits each statement and wait of a transaction, in seconds."""
+        """
+        Open a session.
+
+        Args:
+            url: of this kind of database, with the login.
+            application: what the DBA sees between transactions, where the driver takes a name.
+            timeout: seconds to wait for the server, and for each statement.
+            state: schema of the state tables.
+
+        Raises:
+            BadOption: the url cannot be read.
+            NotReachable, LoginRefused, DatabaseNotFound: in the server's words.
+            ConnectionLost, ReadOnly: the server is there, and went away or takes no session now.
+            ServerNotVerified: it has no certificate for that host name that is trusted here.
+            ServerTooOld: it lacks what the statements use.
+            MissingDriver: no driver can be used on this machine.
+        """
 
     def fill_names(
         self, text: str, state: str, tables: dict[str, QueueAddress], **words: str
@@ -173,3 +208,74 @@ def read_clock(connection: Connection) -> datetime:
     """Return the database's time, in UTC."""
     found: datetime = connection.rows("clock")[0][0]
     return found.replace(tzinfo=UTC)
+
+
+def endpoint_zone(connection: Connection, option: str | None) -> str:
+    """
+    Return the time zone of the .NET endpoints' sessions, in which PostgreSQL computes due times.
+
+    On PostgreSQL a due time is a timestamptz. The transport makes it of the server's UTC clock, as
+    a local time of its session's zone, and compares it in the same way. So it is right only in
+    that zone: that of the option, or that of a session without settings of its own.
+    On SQL Server a due time is a datetime in UTC, whatever the zone.
+
+    Args:
+        connection: any.
+        option: endpointTimeZone.
+
+    Raises:
+        BadOption: the server knows no such zone.
+        MissingOption: this session's own zone hides the server's.
+    """
+    if "endpoint_zone" in connection.lacks:
+        return "UTC"
+    try:
+        zone: str | None = connection.rows("endpoint_zone", zone=option)[0][0]
+    except TimeZoneNotFound:
+        if option is None:
+            raise
+        raise BadOption(option="endpointTimeZone", found=option, expected=ZONE) from None
+    if zone is None:
+        raise MissingOption(
+            option="endpointTimeZone",
+            example=f"{ZONE}; this session cannot read the server's own zone, because PGTZ or the "
+            "options of the url set another one",
+        )
+    return zone
+
+
+# ---------------------------------------------------------------- which addresses name one queue
+# On SQL Server one queue has several spellings: with and without its database, and in any case
+# where the database's collation ignores case. Only the server can compare them. Text that is equal
+# to a queue's own address is not looked up.
+
+
+def find_same(connection: Connection, queue: QueueAddress, texts: Iterable[str]) -> set[str]:
+    """
+    Return the addresses that name a queue; all are looked up together.
+
+    Args:
+        connection: to the queue's database.
+        queue: the queue.
+        texts: addresses out of messages, which are untrusted.
+    """
+    parsed: dict[str, QueueAddress] = {}
+    for text in texts:
+        try:
+            parsed[text] = connection.names.parse_address(text)
+        except BadAddress:
+            continue
+    own, *others = connection.identities([queue, *parsed.values()])
+    return {text for text, each in zip(parsed, others, strict=True) if each == own}
+
+
+def unite(
+    connection: Connection, addresses: Iterable[QueueAddress]
+) -> dict[QueueAddress, QueueAddress]:
+    """Return for each address the first one that names the same queue, with its schema."""
+    distinct = list(dict.fromkeys(addresses))
+    first: dict[object, QueueAddress] = {}
+    return {
+        each: first.setdefault(identity, connection.names.qualify(each))
+        for each, identity in zip(distinct, connection.identities(distinct), strict=True)
+    }

@@ -3,6 +3,9 @@ Create the tables: the state tables, and queues as the transport creates them.
 
 Each function can be run again without harm, and by two installers at once. `sqlqueue script` prints
 the same statements for a DBA and connects to no database.
+
+The table `trail` records who purged, returned, dropped or retired what, and how many messages, in
+the transaction that does it.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sqlq_spark.database import dialect_named, transaction
 from sqlq_spark.database.statements import Statements
@@ -35,6 +38,11 @@ if TYPE_CHECKING:
 VERSION = 3  # of the state tables; both dialects' `install_state` and `script_check` name it
 # seconds that an install waits for a lock; `script_begin` names it
 LOCK_WAIT = 3.0
+Action: TypeAlias = Literal["purge", "return", "drop", "retire"]
+NO_TRAIL = (
+    "no entry in the audit trail: schema {0} of {1} has no table `trail` that this login may use. "
+    "`sqlqueue install` creates it"
+)
 CREATE: dict[str, StatementName] = {
     "queue": "create_queue",
     "delayed": "create_delayed",
@@ -56,7 +64,7 @@ def install(connection: Connection, *, timeout: float) -> None:
     """
     with transaction(connection, timeout=timeout):
         connection.rows("install_lock", state_name=connection.state)
-        connection.patience(min(LOCK_WAIT, timeout))
+        connection.set_lock_timeout(min(LOCK_WAIT, timeout))
         try:
             connection.run("install_schema")
             if found := find_state_faults(connection):
@@ -125,6 +133,40 @@ def use_state(connection: Connection, state: str) -> Iterator[None]:
         yield
     finally:
         connection.state = before
+
+
+def has_trail(connection: Connection, state: str | None = None) -> bool:
+    """
+    Whether actions are recorded: there is a trail, in a schema that this login may use.
+
+    A login that may use the schema and may not insert there fails when it records an action.
+    """
+    return bool(connection.rows("trail_kept", state_name=state or connection.state))
+
+
+def record_action(
+    connection: Connection,
+    action: Action,
+    queue: str,
+    messages: int,
+    receipt: tuple[str, int, int] | tuple[None, None, None] = (None, None, None),
+) -> None:
+    """
+    Write an entry into the trail, in the open transaction; `receipt` is stream, batch and task.
+
+    Raises:
+        RightMissing: the login may not insert. The action is undone with the transaction.
+    """
+    stream, batch, task = receipt
+    connection.run(
+        "record_action",
+        action=action,
+        queue_name=queue,
+        messages=messages,
+        stream=stream,
+        batch=batch,
+        task=task,
+    )
 
 
 def delayed_of(queue: QueueAddress) -> QueueAddress:

@@ -1,11 +1,16 @@
 """
 Sessions with the database: opened where Spark calls us, and reopened where that is safe.
 
-The function that `Session.do` runs must consist of whole transactions that may run twice.
+The work of `Session.run_with_retries` must consist of whole transactions that may run twice.
 Receiving, acknowledging, staging and dispatching may, because each checks what was done before.
 
 A worker's session that ends well leaves its connection to the next session of the process, for IDLE
 seconds. Connecting takes 35 ms and more, the task of a small batch 10.
+
+With the option `credentials` a function gives a password at each connect, because some expire. Only
+the option's text is stored, sent to executors or shown. The password is in the url of one attempt
+to connect, and nowhere else. An error of the function may quote it, so the error says only what was
+raised and where.
 """
 
 from __future__ import annotations
@@ -13,12 +18,16 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from importlib import import_module
+from pathlib import Path
+from traceback import extract_tb
+from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar
+from urllib.parse import quote
 
 from sqlq_spark import database
-from sqlq_spark.database.credentials import log_in
 from sqlq_spark.database.schema import check_state
 from sqlq_spark.errors import (
+    BadOption,
     ConnectionLost,
     CredentialsFailed,
     DatabaseNotFound,
@@ -37,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.options.connection import DatabaseOptions
 
 log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
@@ -52,26 +62,128 @@ ABSENT = (DatabaseNotFound, LoginUnclear, NotReachable)
 # worth another attempt with the option `credentials`, which then gives another password
 EXPIRED = (CredentialsFailed, LoginRefused)
 IDLE = 20.0  # seconds after which a connection that no session takes is closed
+LONGEST_REASON = 500  # characters of an error of azure-identity or boto3
 
 
-class Target(Protocol):
-    """What a session needs of the options of a read or a write."""
+class Session:
+    """A connection that is opened when it is first needed, and again when it broke."""
+
+    def __init__(
+        self,
+        options: DatabaseOptions,
+        application: str,
+        *,
+        worker: bool = False,
+        reached: bool = False,
+    ) -> None:
+        """
+        Prepare; nothing is connected yet.
+
+        Args:
+            options: the url, and how long to wait.
+            application: what the DBA sees behind `sqlqueue`.
+            worker: whether to keep the connection for the next session of this process, if the
+                `with` block ends well. It must end with no transaction open.
+            reached: whether another session reached this url a moment ago. Then a server that is
+                not reached, as while a standby takes over, is waited for like one that was lost.
+        """
+        self.options = options
+        self.application = application
+        self._worker = worker
+        self._connection: Connection | None = None
+        self._reached = reached
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        if self._worker and failed is None and self._connection is not None:
+            idle.keep(self._key, self._connection, IDLE)
+            self._connection = None
+        self.close()
+
+    def run_with_retries(self, work: Callable[[Connection], T]) -> T:
+        """
+        Run `work`, and run it again with growing pauses after a failure that may end soon.
+
+        Such failures are a lost connection, a deadlock, a lock that others hold for too long, a
+        receipt of another attempt, a full log, and a server that is short of memory or space. If
+        the answer to a commit is lost, `work` must find out whether it was done.
+
+        With the option `credentials` a login that was refused is such a failure too: the password
+        may have changed since it was given. So is an error of the service that gives it.
+
+        A server or a database that was never reached is not waited for, because the url is
+        probably wrong.
+        """
+        import stamina  # noqa: PLC0415 - brings asyncio, for which `--help` need not wait
+
+        attempts = stamina.retry_context(
+            on=self._worth_another, attempts=ATTEMPTS, timeout=None, wait_max=LONGEST_PAUSE
+        )
+        try:
+            for attempt in attempts:
+                with attempt:
+                    return self._run_once(work)
+        except SqlQueueError as error:
+            # Spark prints every frame of the traceback, 25 of them the retries'
+            raise error.with_traceback(None) from None
+        raise AssertionError  # pragma: no cover - stamina raises the last error itself
+
+    def open(self) -> Connection:
+        """Return the connection; open it if there is none."""
+        if self._connection is None:
+            kept = idle.take(self._key) if self._worker else None
+            self._connection = kept or self._connect()
+            self._connection.application = f"sqlqueue {self.application}"
+            self._reached = True
+        return self._connection
+
+    def close(self) -> None:
+        """End the session; what was not committed is undone."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     @property
-    def url(self) -> str:
-        """It may hold a password."""
+    def _key(self) -> object:
+        """Sessions with equal keys may share a connection; never beyond a fork."""
+        options = self.options
+        place = options.url, options.credentials, options.state_schema, options.query_timeout
+        return os.getpid(), place, type(self)
 
-    @property
-    def credentials(self) -> str | None:
-        """What gives a password at each connect; None: the url has one, or none is needed."""
+    def _worth_another(self, error: Exception) -> bool:
+        if self.options.credentials is not None and isinstance(error, EXPIRED):
+            return True
+        return isinstance(error, TRANSIENT) or (self._reached and isinstance(error, ABSENT))
 
-    @property
-    def state_schema(self) -> str:
-        """The schema of the state tables."""
+    def _run_once(self, work: Callable[[Connection], T]) -> T:
+        try:
+            return work(self.open())
+        except ConnectionLost as error:
+            log.warning("%s; connecting again", error)
+            self.close()
+            raise
 
-    @property
-    def query_timeout(self) -> float:
-        """Seconds for each statement and wait."""
+    def _connect(self) -> Connection:
+        options = self.options
+        connection = database.of(options.url).connect(
+            log_in(options.url, options.credentials),
+            application=f"sqlqueue {self.application}",
+            timeout=options.query_timeout,
+            state=options.state_schema,
+        )
+        self._reached = True
+        return connection
+
+
+class StateSession(Session):
+    """A session that makes sure, after connecting, that the state tables are there."""
+
+    def _connect(self) -> Connection:
+        connection = super()._connect()
+        check_state(connection, self.options.state_schema)
+        return connection
 
 
 class Idle:
@@ -114,118 +226,89 @@ class Idle:
 idle = Idle()
 
 
-class Session:
-    """A connection that is opened when it is first needed, and again when it broke."""
+# ---------------------------------------------------------------- the option `credentials`
 
-    def __init__(
-        self,
-        options: Target,
-        application: str,
-        *,
-        state: bool = True,
-        worker: bool = False,
-        reached: bool = False,
-    ) -> None:
-        """
-        Prepare; nothing is connected yet.
 
-        Args:
-            options: the url, and how long to wait.
-            application: what the DBA sees behind `sqlqueue`.
-            state: whether to check, after connecting, that the state tables are there.
-            worker: whether to keep the connection for the next session of this process, if the
-                `with` block ends well. It must end with no transaction open.
-            reached: whether another session reached this url a moment ago. Then a server that is
-                not reached, as while a standby takes over, is waited for like one that was lost.
-        """
-        self.options = options
-        self.application = application
-        self._state = state
-        self._worker = worker
-        self._connection: Connection | None = None
-        self._reached = reached
+def log_in(url: str, credentials: str | None) -> str:
+    """
+    Return the url with a password of the option `credentials`; unchanged without the option.
 
-    def __enter__(self) -> Self:
-        return self
+    Raises:
+        BadOption: there is no such function, or it returns no password.
+        MissingPackage: an extra is not installed.
+        CredentialsFailed: the function raised an error. Another attempt may succeed.
+    """
+    if credentials is None:
+        return url
+    password = ask_password(url, credentials)
+    return f"{url}{'&' if '?' in url else '?'}password={quote(password, safe='')}"
 
-    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
-        if self._worker and failed is None and self._connection is not None:
-            idle.keep(self._key, self._connection, IDLE)
-            self._connection = None
-        self.close()
 
-    @property
-    def _key(self) -> object:
-        """Sessions with equal keys may share a connection; never beyond a fork."""
-        options = self.options
-        place = options.url, options.credentials, options.state_schema, options.query_timeout
-        return os.getpid(), place, self._state
-
-    def do(self, work: Callable[[Connection], T]) -> T:
-        """
-        Run `work`, and run it again with growing pauses after a failure that may end soon.
-
-        Such failures are a lost connection, a deadlock, a lock that others hold for too long, a
-        receipt of another attempt, a full log, and a server that is short of memory or space. If
-        the answer to a commit is lost, `work` must find out whether it was done.
-
-        With the option `credentials` a login that was refused is such a failure too: the password
-        may have changed since it was given. So is an error of the service that gives it.
-
-        A server or a database that was never reached is not waited for, because the url is
-        probably wrong.
-        """
-        import stamina  # noqa: PLC0415 - brings asyncio, for which `--help` need not wait
-
-        attempts = stamina.retry_context(
-            on=self._worth_another, attempts=ATTEMPTS, timeout=None, wait_max=LONGEST_PAUSE
+def ask_password(url: str, credentials: str) -> str:
+    """Call the function with the url, and return its password. Raises as `log_in`."""
+    tokens = database.of(url).TOKENS
+    function = tokens.get(credentials) or find_function(credentials)
+    try:
+        password = function(url)
+    except SqlQueueError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of the user's function or of a cloud's package
+        reason = describe_error(error) if credentials in tokens else locate_error(error)
+        raise CredentialsFailed(credentials=credentials, reason=reason) from None
+    if not is_password(password):
+        expected = "a function that returns the password, a text that is not empty"
+        raise BadOption(
+            option="credentials",
+            found=credentials,
+            expected=f"{expected}, but found {describe_value(password)}",
         )
-        try:
-            for attempt in attempts:
-                with attempt:
-                    return self._once(work)
-        except SqlQueueError as error:
-            # Spark prints every frame of the traceback, 25 of them the retries'
-            raise error.with_traceback(None) from None
-        raise AssertionError  # pragma: no cover - stamina raises the last error itself
+    return password
 
-    def _worth_another(self, error: Exception) -> bool:
-        if self.options.credentials is not None and isinstance(error, EXPIRED):
-            return True
-        return isinstance(error, TRANSIENT) or (self._reached and isinstance(error, ABSENT))
 
-    def _once(self, work: Callable[[Connection], T]) -> T:
-        try:
-            return work(self.open())
-        except ConnectionLost as error:
-            log.warning("%s; connecting again", error)
-            self.close()
-            raise
+def find_function(credentials: str) -> Callable[[str], object]:
+    """Import the function of `package.module:function`. Raises BadOption."""
+    module, _, name = credentials.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except Exception as error:  # noqa: BLE001 - a module may raise anything
+        own = isinstance(error, (ImportError, AttributeError))  # these quote names only
+        reason = describe_error(error) if own else locate_error(error)
+        expected = f"a function that every driver and executor can import ({reason})"
+        raise BadOption(option="credentials", found=credentials, expected=expected) from None
+    if not callable(found):
+        expected = f"a function, but found {describe_value(found)}"
+        raise BadOption(option="credentials", found=credentials, expected=expected)
+    function: Callable[[str], object] = found
+    return function
 
-    def open(self) -> Connection:
-        """Return the connection; open it if there is none."""
-        if self._connection is None:
-            kept = idle.take(self._key) if self._worker else None
-            self._connection = kept or self._connect()
-            self._connection.application = f"sqlqueue {self.application}"
-            self._reached = True
-        return self._connection
 
-    def _connect(self) -> Connection:
-        options = self.options
-        connection = database.of(options.url).connect(
-            log_in(options.url, options.credentials),
-            application=f"sqlqueue {self.application}",
-            timeout=options.query_timeout,
-            state=options.state_schema,
-        )
-        self._reached = True
-        if self._state:
-            check_state(connection, options.state_schema)
-        return connection
+def is_password(found: object) -> TypeGuard[str]:
+    """Whether this is a text that a url can hold and a server can get."""
+    if not isinstance(found, str) or not found or "\0" in found:
+        return False
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
-    def close(self) -> None:
-        """End the session; what was not committed is undone."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+
+def describe_value(found: object) -> str:
+    """Return what a value is, without the value."""
+    if isinstance(found, str):
+        return "a text that cannot be sent" if found else "an empty text"
+    return type(found).__qualname__
+
+
+def describe_error(error: Exception) -> str:
+    """Return the error's class and sentence in one line."""
+    text = " ".join(str(error).split())
+    cut = "…" if len(text) > LONGEST_REASON else ""
+    return f"{type(error).__qualname__}: {text[:LONGEST_REASON]}{cut}"
+
+
+def locate_error(error: Exception) -> str:
+    """Return the error's class and the line that raised it, without its text."""
+    last = extract_tb(error.__traceback__)[-1]
+    place = f"{Path(last.filename).name}, line {last.lineno}"
+    return f"{type(error).__qualname__} in {place}; its text is not shown, it may hold a secret"

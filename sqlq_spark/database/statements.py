@@ -2,7 +2,7 @@
 The statements of the databases, by name.
 
 Each database has the same SQL files with the same statements in the same order, but for those that
-it lacks (see names.py). `StatementName` lists the names, so that a typo in a call is a type error.
+it lacks (see LACKS). `StatementName` lists the names, so that a typo in a call is a type error.
 A file that differs fails on load.
 """
 
@@ -41,6 +41,7 @@ StatementName = Literal[
     # transactions.sql
     "begin",
     "timeouts",
+    "set_lock_timeout",
     "commit",
     "rollback",
     "savepoint",
@@ -80,7 +81,6 @@ StatementName = Literal[
     "receive_range",
     "receive",
     "take",
-    "patience",
     "find_large",
     "divert_large",
     "save_receipt",
@@ -158,6 +158,7 @@ StatementName = Literal[
     "script_operator",
     "script_receive",
     "script_send",
+    "script_produce",
     "script_move",
     "script_delay",
     "script_publish",

@@ -46,10 +46,11 @@ if TYPE_CHECKING:
     from sqlq_spark.errors import SqlQueueError
     from sqlq_spark.wire.address import Names, QueueAddress
 
-SENT = ("id", "expires", "headers", "body")  # columns that a queue has in every database
-RETURNED = (*SENT, "seq")  # columns of a table that only a header names
+# columns as the transport's CREATE TABLE writes them, which a database may compare by case
+SENT = ("Id", "Expires", "Headers", "Body")  # of a queue
+RETURNED = (*SENT, "Seq")  # of a table that only a header names; on SQL Server RowVersion
 PATIENCE = 2.0  # seconds that one task waits for all destinations that others lock
-DELAYED = ("headers", "body", "due")  # of a table of delayed messages
+DELAYED = ("Headers", "Body", "Due")  # of a table of delayed messages
 
 
 @dataclass(frozen=True, slots=True)

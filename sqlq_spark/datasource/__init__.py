@@ -20,7 +20,6 @@ from pyspark.sql.datasource import DataSource
 
 from sqlq_spark.errors import OptionsOfTable
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.columns import columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,11 +52,11 @@ class DefaultSource(DataSource):
         """The columns of a read."""
         refuse_table(self.options)
         options = SourceOptions.parse(self.options)
-        return ", ".join(f"{name} {kind}" for name, kind in columns(options).items())
+        return ", ".join(f"{name} {kind}" for name, kind in options.columns.items())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Browse: deletes nothing."""
-        from sqlq_spark.datasource.read import browse_reader  # noqa: PLC0415
+        from sqlq_spark.datasource.browse import browse_reader  # noqa: PLC0415
 
         return browse_reader(SourceOptions.parse(self.options, cores=self.cores), schema)
 

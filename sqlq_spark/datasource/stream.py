@@ -5,24 +5,23 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pyspark
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.datasource.column_types import column_types
-from sqlq_spark.datasource.origin import origin
-from sqlq_spark.receive.columns import check_columns
-from sqlq_spark.receive.driver.loop import PeekLoop
-from sqlq_spark.receive.offset import INITIAL, Offset
+from sqlq_spark.receive.driver import StreamDriver
+from sqlq_spark.receive.offset import INITIAL, Offset, share_out
 from sqlq_spark.receive.poison import warn_of_poison
 from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.spark_api import (
     ReadLimit,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
+    column_types,
+    origin,
     to_arrow_schema,
 )
 from sqlq_spark.wire.header_columns import to_read_columns
@@ -41,30 +40,30 @@ log = logging.getLogger("sqlq_spark")
 
 @dataclass
 class TaskPartition(InputPartition):
-    """A receive task on its way to an executor."""
+    """Receive tasks on their way to an executor, which runs them one after the other."""
 
-    task: Task
+    tasks: list[Task]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """`spark.readStream`: receives, by receive/driver on the driver and receive/task.py."""
+    """`spark.readStream`: receives, by receive/driver.py on the driver and receive/task.py."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         """Start; Spark builds several of these, only one of them speaks to the database."""
-        check_columns(column_types(schema), options)
+        options.check_columns(column_types(schema))
         self.options = options
         self.columns = schema
-        self._loop: PeekLoop | None = None
+        self._driver: StreamDriver | None = None
         self._planned = INITIAL  # end of the last batch whose tasks Spark asked for
 
     @property
-    def loop(self) -> PeekLoop:
-        """The peek loop, made when the driver first needs it."""
-        if self._loop is None:
+    def driver(self) -> StreamDriver:
+        """The driver's side, made when it is first needed."""
+        if self._driver is None:
             from sqlq_spark.admin import checks  # noqa: PLC0415 - a task needs none
 
-            self._loop = PeekLoop(self.options, time.monotonic, checks.at_start)
-        return self._loop
+            self._driver = StreamDriver(self.options, time.monotonic, checks.at_start)
+        return self._driver
 
     def initialOffset(self) -> dict[str, Any]:
         """Give a constant, as Spark asks for it more than once."""
@@ -88,15 +87,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start is None:
             warn_of_single_batches()
         end = self._planned if start is None else Offset.parse(start)
-        return self.loop.latest(end).to_json()
+        return self.driver.latest(end).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Report what the progress shows."""
-        return self.loop.report()
+        return self.driver.report()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Freeze the end of this run."""
-        self.loop.freeze()
+        self.driver.freeze()
 
     def partitions(
         self,
@@ -105,32 +104,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> Sequence[TaskPartition]:
         """Make the tasks of a batch, from its offset alone: a replay has nothing else."""
         self._planned = Offset.parse(end)
-        return [TaskPartition(task) for task in self.loop.tasks(self._planned)]
+        tasks = self.driver.tasks(self._planned)
+        return [TaskPartition(each) for each in share_out(tasks, self.options.concurrency)]
 
     def read(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Receive on an executor, or hand out again what an earlier attempt received."""
-        task, options = partition.task, self.options
-        with Session(options, task.name, state=False, worker=True, reached=True) as session:
-            rows = session.do(
-                lambda connection: receive(
-                    connection, task, timeout=options.query_timeout, origin=origin()
-                )
-            )
-            queue = session.open().canonical(task.queue)
-        schema = to_arrow_schema(self.columns)
-        for chunk in record_batches(rows):
-            batch = to_read_columns(chunk, schema, queue=queue)
-            warn_of_poison(batch, queue)
-            yield batch
+        schema, options = to_arrow_schema(self.columns), self.options
+        for task in partition.tasks:
+            work = partial(receive, task=task, timeout=options.query_timeout, origin=origin())
+            with Session(options, task.name, worker=True, reached=True) as session:
+                rows = session.run_with_retries(work)
+                queue = session.open().canonical(task.queue)
+            for chunk in record_batches(rows):
+                batch = to_read_columns(chunk, schema, queue=queue)
+                warn_of_poison(batch, queue)
+                yield batch
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge `end`."""
-        self.loop.acknowledge(Offset.parse(end))
+        self.driver.acknowledge(Offset.parse(end))
 
     def stop(self) -> None:
         """End the driver's session; Spark does not always call this."""
-        if self._loop is not None:
-            self._loop.close()
+        if self._driver is not None:
+            self._driver.close()
 
 
 @cache

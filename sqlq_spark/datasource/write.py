@@ -12,9 +12,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from sqlq_spark.database import read_clock
-from sqlq_spark.database.sessions import Session
-from sqlq_spark.datasource.column_types import column_types
-from sqlq_spark.datasource.origin import origin
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import BadOption, SqlQueueError
 from sqlq_spark.send.dispatch import discard, dispatch
 from sqlq_spark.send.frame import check_frame
@@ -22,7 +20,7 @@ from sqlq_spark.send.insert import check_tables, send_now
 from sqlq_spark.send.sender import Sender, SentBy
 from sqlq_spark.send.staging import Staged, nameless_sink, stage
 from sqlq_spark.send.throttle import Names, record_names, wait_before_chunks, wait_before_dispatch
-from sqlq_spark.spark_api import DataSourceStreamArrowWriter
+from sqlq_spark.spark_api import DataSourceStreamArrowWriter, column_types, origin
 from sqlq_spark.wire.headers import begins_with_interface
 
 if TYPE_CHECKING:
@@ -55,12 +53,16 @@ def warn_of_order(types: str) -> None:
     )
 
 
+def choose_session(options: SinkOptions) -> type[Session]:
+    """Return the kind of session that the delivery needs."""
+    return StateSession if options.delivery == "exactlyOnce" else Session
+
+
 def look_ahead(options: SinkOptions) -> None:
     """Fail on the driver, before a task runs, if a table that the options name does not exist."""
     if options.names_tables:
-        exactly_once = options.delivery == "exactlyOnce"
-        with Session(options, "look ahead", state=exactly_once, worker=True) as session:
-            session.do(partial(check_tables, options=options))
+        with choose_session(options)(options, "look ahead", worker=True) as session:
+            session.run_with_retries(partial(check_tables, options=options))
 
 
 look_ahead_once = cache(look_ahead)  # for a stream: Spark makes a new writer for each micro-batch
@@ -121,9 +123,8 @@ class Writing:
         partition = 0 if context is None else context.partitionId()
         name, exactly_once = f"{sink}/{batch}/{partition}", options.delivery == "exactlyOnce"
         # the database was reached by the batches of the stream before
-        session = Session(
-            options, f"sink {name}", state=exactly_once, worker=True, reached=batch > 0
-        )
+        session_of = choose_session(options)
+        session = session_of(options, f"sink {name}", worker=True, reached=batch > 0)
         names: Names = set()
         with session:
             chunks = Sender(
@@ -131,10 +132,14 @@ class Writing:
                 partition=partition,
                 # a task that Spark tries again sends the same ids
                 seed=None if exactly_once else hashlib.sha256(name.encode()).digest()[:16],
-                clock=partial(session.do, read_clock),  # it decides when messages expire
+                clock=partial(
+                    session.run_with_retries, read_clock
+                ),  # it decides when messages expire
                 # An endpoint on SQL Server with another default database would answer into that
                 # one, so an address names ours.
-                own_address=lambda address: session.do(lambda opened: opened.canonical(address)),
+                own_address=lambda address: session.run_with_retries(
+                    lambda opened: opened.canonical(address)
+                ),
                 sent_by=self.sent_by,
             ).chunks(batches)
             if not exactly_once:
@@ -153,8 +158,8 @@ class Writing:
         """Send what the tasks of a batch staged, in one transaction, unless it was sent before."""
         if staged := staged_in(messages):
             name = f"dispatch {staged[0].sink}/{staged[0].batch}"
-            with Session(self.options, name, worker=True, reached=True) as session:
-                session.do(partial(dispatch, staged=staged, options=self.options))
+            with StateSession(self.options, name, worker=True, reached=True) as session:
+                session.run_with_retries(partial(dispatch, staged=staged, options=self.options))
 
     def discard(self, sink: str, batch: int, *, final: bool) -> None:
         """
@@ -166,8 +171,10 @@ class Writing:
             return
         timeout = self.options.query_timeout
         try:
-            with Session(self.options, f"abort {sink}/{batch}") as session:
-                session.do(partial(discard, sink=sink, batch=batch, final=final, timeout=timeout))
+            with StateSession(self.options, f"abort {sink}/{batch}") as session:
+                session.run_with_retries(
+                    partial(discard, sink=sink, batch=batch, final=final, timeout=timeout)
+                )
         except SqlQueueError as error:
             log.warning("%s: batch %d: its chunks are left for now: %s", sink, batch, error)
 

@@ -177,7 +177,7 @@ def play(stage: Stage) -> Iterator[Event]:
     options = SourceOptions.parse({"url": stage.url, "queue": QUEUE})
     tally = Tally()
     kills = 0
-    with Session(options, "demo", state=False) as session:
+    with Session(options, "demo") as session:
         connection = session.open()
         schema.install(connection, timeout=options.query_timeout)
         schema.create_queue(connection, options.address, timeout=options.query_timeout)

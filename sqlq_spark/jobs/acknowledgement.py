@@ -76,7 +76,7 @@ def send_to(source: str, queue: str, answers: pa.Table, options: SinkOptions) ->
     try:
         sender = Sender(options=options, partition=0)
         messages = [sender.messages(each, 0) for each in mine.to_batches()]
-        with Session(options, "acknowledge", state=False) as session:
+        with Session(options, "acknowledge") as session:
             insert(session.open(), source, pa.concat_tables(messages), options)
     except SqlQueueError as error:
         log.warning("%s: retries cannot be acknowledged in %.200r: %s", source, queue, error)
@@ -93,7 +93,10 @@ def insert(connection: Connection, source: str, messages: pa.Table, options: Sin
     """
     with transaction(connection, timeout=min(PATIENCE, options.query_timeout)):
         trusted = Destinations(
-            connection, options.allowed, source=connection.parsed(source), by_header=True
+            connection,
+            options.allowed,
+            source=connection.names.parse_address(source),
+            by_header=True,
         )
         inserts = Inserts(connection, options, trusted)
         inserts.insert(messages)

@@ -33,7 +33,7 @@ from sqlq_spark.functions.failed import RETRY_ID
 from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.jobs.frame.upkeep import Upkeep
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.parse import duration, size
+from sqlq_spark.options.fields import duration, size
 from sqlq_spark.wire import headers as wire
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.jobs.frame.spark import has_table, is_path
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.parse import one_of
+from sqlq_spark.options.fields import one_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

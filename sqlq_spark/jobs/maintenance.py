@@ -39,8 +39,8 @@ from sqlq_spark.errors import (
 from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.jobs.frame.main import print_line
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.addresses import parse_table
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import parse_table
 from sqlq_spark.send.delayed import BATCH, Mover
 from sqlq_spark.send.dispatch import delete_abandoned
 
@@ -107,24 +107,28 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
         an error or such receipts.
     """
     options, totals = settings.database, dict[str, Any]()
-    with Session(options, "maintenance", state=False) as session:
+    with Session(options, "maintenance") as session:
         found: list[Finding] = []
-        queues = session.do(lambda connection: choose_queues(connection, options, found))
-        there = session.do(lambda connection: existing(connection, queues, options, found))
+        queues = session.run_with_retries(
+            lambda connection: choose_queues(connection, options, found)
+        )
+        there = session.run_with_retries(
+            lambda connection: existing(connection, queues, options, found)
+        )
         totals["queues"] = len(queues)
         if settings.purge_expired:
             totals["expired"] = in_each(delete_expired, session, there, options, found)
         if settings.move_due:
             totals["moved"] = in_each(move_due, session, there, options, found)
-        session.do(lambda connection: delete_staged(connection, options))
+        session.run_with_retries(lambda connection: delete_staged(connection, options))
         if settings.doctor:
-            found += session.do(lambda connection: check(connection, queues, options))
+            found += session.run_with_retries(lambda connection: check(connection, queues, options))
         if settings.doctor or found:
             # once each: a lost connection repeats what found them
             totals["findings"] = [asdict(each) for each in dict.fromkeys(found)]
         if settings.receipts_days is not None:
             older = settings.receipts_days * DAY
-            totals["receipts"] = session.do(
+            totals["receipts"] = session.run_with_retries(
                 lambda connection: old_receipts(connection, older, options)
             )
     return totals | {"found": report(totals)}
@@ -231,7 +235,7 @@ def in_each(
         except DatabaseFailure as error:
             if isinstance(options, SourceOptions):
                 raise
-            where = session.do(methodcaller("printed", queue))
+            where = session.run_with_retries(methodcaller("printed", queue))
             fix = "fix the queue, or list the queues to maintain in the setting queues"
             found.append(of_error(where, "not_maintained", error, fix))
     return total
@@ -244,7 +248,7 @@ def delete_expired(session: Session, queue: QueueAddress, options: DatabaseOptio
     def work(connection: Connection) -> None:
         gone.extend(purge.purge_expired(connection, queue, timeout=options.query_timeout))
 
-    session.do(work)
+    session.run_with_retries(work)
     return sum(gone)
 
 
@@ -254,11 +258,11 @@ def move_due(session: Session, queue: QueueAddress, options: DatabaseOptions) ->
     mover = Mover(
         queue, zone=options.endpoint_time_zone, timeout=options.query_timeout, allowed=allowed
     )
-    if not session.do(lambda connection: connection.columns(mover.delayed)):
+    if not session.run_with_retries(lambda connection: connection.columns(mover.delayed)):
         return 0
     messages = 0
     while True:
-        batch = session.do(mover.move).messages
+        batch = session.run_with_retries(mover.move).messages
         messages += batch
         if batch < BATCH:
             return messages

@@ -27,8 +27,7 @@ from sqlq_spark.jobs.table_writer import Appender, Splitter
 from sqlq_spark.jobs.typed import schema as typed
 from sqlq_spark.jobs.typed import settings as typed_settings
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.parse import count, one_of
-from sqlq_spark.receive.columns import columns
+from sqlq_spark.options.fields import count, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -209,7 +208,7 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
 
 def parse_schemas(spark: SparkSession, settings: Settings) -> list[typed.Schema]:
     """Parse the schemas of bodies, whose columns must be no others of the table."""
-    taken = [*columns(SourceOptions.parse(settings.read())), *ADDED]
+    taken = [*SourceOptions.parse(settings.read()).columns, *ADDED]
     return typed_settings.parse(spark, settings.ddl, settings.schema_prefix, taken)
 
 

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.names import names_of
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.database.trust import check_writable
 from sqlq_spark.errors import TimedOut
 from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.names import names_of, parse_queue
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ def check_loop(routes: dict[str, str], database: str) -> None:
 def find_loop(routes: dict[str, str], connection: Connection) -> None:
     """Reject a loop as `check_loop` does, also if a queue has two spellings."""
     texts = [*routes, *routes.values()]
-    identities = connection.identities([connection.parsed(each) for each in texts])
+    identities = connection.identities([connection.names.parse_address(each) for each in texts])
     read, sent = identities[: len(routes)], identities[len(routes) :]
     for text, identity in zip(routes, read, strict=True):
         if identity in sent:
@@ -209,7 +208,7 @@ def check(settings: Settings) -> dict[str, str]:
     """
     source = SourceOptions.parse(settings.read())
     target = SinkOptions.parse(settings.write())
-    with Session(source, "relay") as received, Session(target, "relay") as sent:
+    with StateSession(source, "relay") as received, StateSession(target, "relay") as sent:
         connection = sent.open()
         routes = whole_routes(settings.routes(), received.open(), connection)
         if one_database(received.open(), connection):
@@ -219,7 +218,7 @@ def check(settings: Settings) -> dict[str, str]:
                 reason="setting atomic is true: expected one database, not "
                 f"{received.open().server} and {connection.server}"
             )
-        queues = [connection.parsed(each) for each in dict.fromkeys(routes.values())]
+        queues = [connection.names.parse_address(each) for each in dict.fromkeys(routes.values())]
         with transaction(connection, timeout=target.query_timeout):
             check_writable(connection, queues, target.allowed)
     return routes

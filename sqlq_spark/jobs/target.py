@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sqlq_spark import checkpoints
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.jobs.frame.settings import BadSettings
 from sqlq_spark.send.dispatch import UNKNOWN, open_request, read_state
 
@@ -38,10 +38,14 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
         return
     note = f"{checkpoint.rstrip('/')}/{FILE}"
     known, _, was = checkpoints.text(spark, note).partition("\n")
-    with Session(sink, "job") as session:
+    with StateSession(sink, "job") as session:
         here = f"{session.open().server}, stateSchema {sink.state_schema}"
         timeout = sink.query_timeout
-        if known and session.do(partial(read_state, sink=known, timeout=timeout)) != UNKNOWN:
+        if (
+            known
+            and session.run_with_retries(partial(read_state, sink=known, timeout=timeout))
+            != UNKNOWN
+        ):
             return
         logs = (checkpoints.names(spark, f"{checkpoint}/{log}") for log in ("offsets", "commits"))
         batch, done = map(checkpoints.newest, logs)
@@ -53,5 +57,5 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
                 f"without an error. Or, if the batch was not sent, delete {note}"
             )
         fresh = f"job:{uuid.uuid4()}"
-        session.do(partial(open_request, sink=fresh, timeout=timeout))
+        session.run_with_retries(partial(open_request, sink=fresh, timeout=timeout))
     checkpoints.write(spark, note, f"{fresh}\n{here}")

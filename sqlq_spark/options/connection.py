@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from sqlq_spark.database.names import EXAMPLES, STATE, names_of
-from sqlq_spark.database.zone import ZONE
 from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption, OptionOfOtherSource
-from sqlq_spark.options.addresses import parse_tables
 from sqlq_spark.options.fields import (
-    LOGIN,
-    address_option,
-    computed,
+    Reader,
+    duration,
+    name,
     option,
     option_names,
     read_options,
     refuse_typos,
+    words,
 )
-from sqlq_spark.options.login import credentials, refuse_password, with_login
-from sqlq_spark.options.parse import duration, name, words
+from sqlq_spark.options.names import (
+    EXAMPLES,
+    OWN_PASSWORD,
+    STATE,
+    names_of,
+    parse_tables,
+    with_login,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sqlq_spark.wire.address import Names, QueueAddress
+
+LOGIN = {"user": "user", "password": "password"}  # options that become part of the url
+ZONE = "the time zone in which the .NET endpoints' sessions work, as Europe/Berlin"
+SERVICES = {"azure", "aws"}
+FUNCTION = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 # said where the url is missing: who wrote OPTIONS in CREATE TABLE has given one
 OF_A_TABLE = (
@@ -64,6 +75,18 @@ FOREIGN = {
 KAFKA = "kafka."  # options of Kafka's client
 
 
+def _read_credentials(text: str) -> str:
+    """Read what gives the password; an error does not show the text, which may be a password."""
+    if text.lower() in SERVICES:
+        return text.lower()
+    if not FUNCTION.fullmatch(text):
+        raise BadOption(option="credentials", found="…", expected=credentials.expected)
+    return text
+
+
+credentials = Reader("azure, aws or package.module:function", _read_credentials)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DatabaseOptions:
     """Where the database is, how long to wait for it, and which names it uses."""
@@ -73,22 +96,23 @@ class DatabaseOptions:
 
     url: str = option("url", words, EXAMPLES, secret=True)  # with the login
     # what gives the password at each connect
-    credentials: str | None = option(
-        "credentials", credentials, "azure, aws or package.module:function", default=None
-    )
+    credentials: str | None = option("credentials", credentials, default=None)
     state_schema: str = option("stateSchema", name, "the schema of the state tables", default=STATE)
     query_timeout: float = option(
-        "queryTimeout", duration(1, 86400), "a time from 1s to 1d, as 30s", default=30.0
+        "queryTimeout", duration(1, 86400, "a time from 1s to 1d, as 30s"), default=30.0
     )  # seconds
     # tables that are trusted as destinations, whoever owns them; `*` and `?` are wildcards
-    allowed: tuple[QueueAddress, ...] = address_option(
+    allowed: tuple[QueueAddress, ...] = option(
         "allowedDestinations",
         parse_tables,
         "names of tables, in which * and ? may stand",
         default=(),
     )
     endpoint_time_zone: str | None = option("endpointTimeZone", name, ZONE, default=None)
-    naming: Names = computed(shown=False)  # how the database writes names
+
+    @cached_property
+    def naming(self) -> Names:
+        return names_of(self.url)
 
     @classmethod
     def parse(cls, raw: Mapping[str, str]) -> Self:
@@ -121,7 +145,7 @@ class DatabaseOptions:
         values = read_options(cls, given, naming)
         url = with_login(values["url"], given.get("user"), given.get("password"))
         if "credentials" in values:
-            refuse_password(url, values["credentials"], naming)
+            _refuse_password(url, values["credentials"], naming)
         return values | {"url": url}
 
     @classmethod
@@ -143,11 +167,14 @@ class DatabaseOptions:
                 )
         refuse_typos(unknown, own | LOGIN)
 
-    def __post_init__(self) -> None:
-        """Compute what depends on several options."""
-        self._compute(naming=names_of(self.url))
 
-    def _compute(self, **values: object) -> None:
-        """Set computed fields; only `__post_init__` may do so, because the value is frozen."""
-        for field_name, value in values.items():
-            object.__setattr__(self, field_name, value)
+def _refuse_password(url: str, text: str, naming: Names) -> None:
+    """Refuse `credentials` beside a password, and where the database has its own way."""
+    expected = "no password beside it, in the url or as an option"
+    if naming.own_credentials is not None:
+        expected = (
+            f"{naming.own_credentials} instead, with which the driver gets a token at each connect"
+        )
+    elif not OWN_PASSWORD.search(url):
+        return
+    raise BadOption(option="credentials", found=text, expected=expected)

@@ -1,64 +1,66 @@
 """
-An option is a field of a dataclass.
+Typed settings: how a text becomes a value, for options, for settings of jobs and for flags.
 
-The field's metadata holds the option's name, its reader and what the option expects.
-The field's default is the option's default.
+An option is a field of a dataclass. The field's metadata holds the option's name, its reader and
+what the option expects. The field's default is the option's default.
 """
 
 from __future__ import annotations
 
 import difflib
-from dataclasses import MISSING, Field, field, fields
+import math
+import re
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.errors import BadOption, MissingOption, UnknownOption
-from sqlq_spark.options.parse import words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from sqlq_spark.wire.address import Names
 
-LOGIN = {"user": "user", "password": "password"}  # options that become part of the url
 LIKELY_TYPO = 0.8  # from this similarity on, a name is taken for a misspelt option
+SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+INT64 = 2**63 - 1
+DEFAULT_MESSAGE_SIZE = 256 << 20  # of maxMessageBytes; a larger message is not fetched
+LARGEST_MESSAGE = 1000 << 20  # PostgreSQL sends no row of 1 GB
+LONGEST_NAME = 63  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Makes a value of a text, or raises a ValueError; an error says what was `expected`."""
+
+    expected: str
+    read: Callable[[str], Any]
+
+    def __call__(self, text: str) -> Any:  # noqa: ANN401
+        return self.read(text)
 
 
 def option(
     public: str,
-    read: Callable[[str], Any],
-    expected: str,
+    read: Reader | Callable[[str, str, Names], Any],
+    expected: str | None = None,
     *,
     default: Any = MISSING,  # noqa: ANN401 - as dataclasses.field
     secret: bool = False,
 ) -> Any:  # noqa: ANN401
-    """Describe an option whose text means the same for every database."""
+    """
+    Describe an option.
 
-    def read_alone(_: str, text: str, __: Names) -> Any:  # noqa: ANN401
-        return read(text)
-
-    metadata = {"option": public, "read": read_alone, "expected": expected}
+    Args:
+        public: its name.
+        read: reads its text. An option that names queues or tables has a function of names.py.
+        expected: what an error says was expected; a Reader knows it.
+        default: the field's default; without one the option is required.
+        secret: `repr` leaves it out.
+    """
+    expected = expected or (read.expected if isinstance(read, Reader) else None)
+    metadata = {"option": public, "read": read, "expected": expected}
     return field(default=default, repr=not secret, metadata=metadata)
-
-
-def address_option(
-    public: str,
-    read: Callable[[str, str, Names], Any],
-    expected: str,
-    *,
-    default: Any = None,  # noqa: ANN401 - as dataclasses.field
-) -> Any:  # noqa: ANN401
-    """Describe an option that names queues or tables; `read` is a function of `addresses.py`."""
-
-    def read_words(name: str, text: str, naming: Names) -> Any:  # noqa: ANN401
-        return read(name, words(text), naming)
-
-    metadata = {"option": public, "read": read_words, "expected": expected}
-    return field(default=default, metadata=metadata)
-
-
-def computed(*, shown: bool = True) -> Any:  # noqa: ANN401
-    """Describe a field that `__post_init__` computes from the options; it is no option."""
-    return field(init=False, compare=False, repr=shown)
 
 
 def option_fields(cls: type) -> list[Field[Any]]:
@@ -79,9 +81,9 @@ def read_option(each: Field[Any], text: str, naming: Names) -> Any:  # noqa: ANN
     Raises:
         BadOption: with the text and what the option expects.
     """
-    public = each.metadata["option"]
+    public, read = each.metadata["option"], each.metadata["read"]
     try:
-        return each.metadata["read"](public, text, naming)
+        return read(text) if isinstance(read, Reader) else read(public, words(text), naming)
     except ValueError:
         raise BadOption(option=public, found=text, expected=each.metadata["expected"]) from None
 
@@ -104,8 +106,7 @@ def read_options(cls: type, given: Mapping[str, str], naming: Names) -> dict[str
     values = {}
     for each in option_fields(cls):
         public = each.metadata["option"]
-        text = given.get(public.lower())
-        if text is not None:
+        if (text := given.get(public.lower())) is not None:
             values[each.name] = read_option(each, text, naming)
         elif each.default is MISSING:
             raise MissingOption(option=public, example=each.metadata["expected"])
@@ -122,6 +123,90 @@ def refuse_typos(given: Collection[str], known: Mapping[str, str]) -> None:
         UnknownOption.
     """
     for key in set(given) - known.keys():
-        near = difflib.get_close_matches(key, known, n=1, cutoff=LIKELY_TYPO)
-        if near:
-            raise UnknownOption(option=key, near=known[near[0]])
+        if (near := find_near(key, known)) is not None:
+            raise UnknownOption(option=key, near=known[near])
+
+
+def find_near(name: str, known: Iterable[str], *, likely: float = LIKELY_TYPO) -> str | None:
+    """Return the known name for which another one is likely meant."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=likely)), None)
+
+
+# ----- readers -------------------------------------------------------------------------------
+
+
+def require(fine: object) -> None:
+    """Raise the ValueError of a reader, unless it takes the text."""
+    if not fine:
+        raise ValueError
+
+
+def duration(least: float, most: float = math.inf, expected: str = "a time, as 15m") -> Reader:
+    """Return a reader of `250ms`, `1s`, `15m`, `2 hours` as seconds between two bounds."""
+    units = r"ms|millis\w*|s|sec\w*|m|min\w*|h|hours?|d|days?"
+
+    def read(text: str) -> float:
+        found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({units})", text)
+        if found is None:
+            raise ValueError
+        unit = "ms" if found[2].startswith(("ms", "mil")) else found[2][0]
+        seconds = float(found[1]) * SECONDS[unit]
+        require(least <= seconds <= most)
+        return seconds
+
+    return Reader(expected, read)
+
+
+def whole_number(least: int) -> Reader:
+    def read(text: str) -> int:
+        require(re.fullmatch(r"\d{1,18}", text) and int(text) >= least)
+        return int(text)
+
+    return Reader(f"a whole number of at least {least}", read)
+
+
+def one_of(*known: str) -> Reader:
+    """Return a reader of one of a few words, in any case."""
+    *others, last = known
+    words_by_case = {word.lower(): word for word in known}
+
+    def read(text: str) -> str:
+        require(text.lower() in words_by_case)
+        return words_by_case[text.lower()]
+
+    return Reader(f"{', '.join(others)} or {last}", read)
+
+
+def _read_size(text: str) -> int:
+    """Read `1048576`, `64m`, `1GiB` as bytes."""
+    found = re.fullmatch(r"(\d{1,15})\s*([kmg]?)(?:i?b)?", text.lower())
+    if found is None or int(found[1]) < 1:
+        raise ValueError
+    return min(int(found[1]) * BYTES[found[2]], INT64)
+
+
+def _read_message_size(text: str) -> int:
+    require(_read_size(text) <= LARGEST_MESSAGE)
+    return _read_size(text)
+
+
+def _read_name(text: str) -> str:
+    require(text and len(text.encode()) <= LONGEST_NAME and "\0" not in text)
+    return text
+
+
+def _read_words(text: str) -> str:
+    require(text.strip())
+    text.encode()  # raises a ValueError for half of a surrogate pair
+    return text
+
+
+count = whole_number(1)
+size = Reader("bytes, at least 1, as 67108864 or 64m", _read_size)
+message_size = Reader(
+    "bytes, at least 1 and at most 1000m, as 268435456 or 256m", _read_message_size
+)
+true_or_false = one_of("true", "false")
+flag = Reader(true_or_false.expected, lambda text: bool(true_or_false(text) == "true"))
+name = Reader(f"a name of 1 to {LONGEST_NAME} bytes", _read_name)
+words = Reader("a text that a driver can send", _read_words)

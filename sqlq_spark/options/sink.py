@@ -3,32 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from sqlq_spark.errors import BadOption, MissingOption
-from sqlq_spark.options.addresses import (
-    parse_queue,
-    parse_queue_unless,
-    parse_reply_address,
-    parse_table,
-)
 from sqlq_spark.options.connection import DatabaseOptions
-from sqlq_spark.options.fields import address_option, computed, option
-from sqlq_spark.options.parse import (
+from sqlq_spark.options.fields import (
+    Reader,
     count,
-    count_from_zero,
     flag,
     one_of,
-    topic_names,
-    type_names,
+    option,
+    require,
+    whole_number,
     words,
 )
+from sqlq_spark.options.names import parse_queue, parse_reply_address, parse_table
 from sqlq_spark.wire.address import QueueAddress
-from sqlq_spark.wire.headers import parse_span
+from sqlq_spark.wire.headers import parse_span, split_names, topic_problem, types_problem
+
+if TYPE_CHECKING:
+    from sqlq_spark.wire.address import Names
 
 SUBSCRIPTION_TABLE = "SubscriptionRouting"  # the transport's default
 FAIL = "fail"  # of `undeliverable`
 LONGEST_APPLICATION = 150  # characters of txnAppId
+
+
+def _parse_undeliverable(option: str, text: str, naming: Names) -> QueueAddress | None:
+    return None if text.lower() == FAIL else parse_queue(option, text, naming)
+
+
+def _read_types(text: str) -> str:
+    require(types_problem(words(text)) is None)
+    return text
+
+
+def _read_topics(text: str) -> tuple[str, ...]:
+    topics = tuple(split_names(text))
+    require(not any(map(topic_problem, topics)))
+    return topics
+
+
+type_names = Reader("a .NET type's full name, or several joined by ;, each once", _read_types)
+topic_names = Reader("types' full names, as Shop.OrderPlaced,Shop.IEvent", _read_topics)
+lifetime = Reader("hh:mm:ss, at most 24.20:31:23", parse_span)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,39 +56,28 @@ class SinkOptions(DatabaseOptions):
     side: ClassVar[tuple[str, str]] = ("write", "spark.read or spark.readStream")
 
     # where all rows go that are not published; None: to their own queues
-    address: QueueAddress | None = address_option(
-        "queue", parse_queue, "a queue's name, also as .save(name)"
+    address: QueueAddress | None = option(
+        "queue", parse_queue, "a queue's name, also as .save(name)", default=None
     )
-    topics: tuple[str, ...] | None = option(
-        "topics", topic_names, "types' full names, as Shop.OrderPlaced,Shop.IEvent", default=None
-    )
-    subscription_address: QueueAddress = address_option(
+    topics: tuple[str, ...] | None = option("topics", topic_names, default=None)
+    subscription_address: QueueAddress = option(
         "subscriptionTable",
         parse_queue,
         "a table's name, written as a queue's",
         default=QueueAddress(SUBSCRIPTION_TABLE),
     )
     # where delayed rows wait; None: in the table of their destination
-    delayed_address: QueueAddress | None = address_option(
-        "delayedQueue", parse_table, "a table's name, as Shop.Orders.Delayed"
+    delayed_address: QueueAddress | None = option(
+        "delayedQueue", parse_table, "a table's name, as Shop.Orders.Delayed", default=None
     )
     # where rows go that cannot be sent to their own destination; None: such a row fails its batch
-    undeliverable_address: QueueAddress | None = address_option(
-        "undeliverable", parse_queue_unless(FAIL), "fail, or an error queue's name"
+    undeliverable_address: QueueAddress | None = option(
+        "undeliverable", _parse_undeliverable, "fail, or an error queue's name", default=None
     )
-    delivery: str = option(
-        "delivery",
-        one_of("exactlyOnce", "atLeastOnce"),
-        "exactlyOnce or atLeastOnce",
-        default="exactlyOnce",
-    )
-    max_rate: int | None = option(
-        "maxMessagesPerSecond", count, "a whole number of at least 1", default=None
-    )
+    delivery: str = option("delivery", one_of("exactlyOnce", "atLeastOnce"), default="exactlyOnce")
+    max_rate: int | None = option("maxMessagesPerSecond", count, default=None)
     # messages in a destination
-    pause_above: int | None = option(
-        "pauseAboveBacklog", count_from_zero, "a whole number of at least 0", default=None
-    )
+    pause_above: int | None = option("pauseAboveBacklog", whole_number(0), default=None)
     transaction_mode: str | None = option(
         "transactionMode",
         one_of("sendsAtomicWithReceive"),
@@ -78,37 +85,34 @@ class SinkOptions(DatabaseOptions):
         default=None,
     )
     time_to_be_received: int | None = option(
-        "timeToBeReceived", parse_span, "hh:mm:ss, at most 24.20:31:23", default=None
+        "timeToBeReceived", lifetime, default=None
     )  # milliseconds
-    message_type: str | None = option(
-        "messageType",
-        type_names,
-        "a .NET type's full name, or several joined by ;, each once",
-        default=None,
-    )
+    message_type: str | None = option("messageType", type_names, default=None)
     content_type: str | None = option("contentType", words, "application/json", default=None)
-    intent: str = option(
-        "intent", one_of("Send", "Publish", "Reply"), "Send, Publish or Reply", default="Send"
-    )
+    intent: str = option("intent", one_of("Send", "Publish", "Reply"), default="Send")
     originating_endpoint: str | None = option(
         "originatingEndpoint", words, "an endpoint's name", default=None
     )
-    reply_to_address: QueueAddress | None = address_option(
-        "replyToAddress", parse_reply_address, "a queue's address"
+    reply_to_address: QueueAddress | None = option(
+        "replyToAddress", parse_reply_address, "a queue's address", default=None
     )
-    as_received: bool = option("asReceived", flag, "true or false", default=False)
-    legacy_columns: bool = option("legacyColumns", flag, "true or false", default=False)
+    as_received: bool = option("asReceived", flag, default=False)
+    legacy_columns: bool = option("legacyColumns", flag, default=False)
     txn_app_id: str | None = option(
         "txnAppId", words, "a name that lasts, with txnVersion", default=None
     )
-    txn_version: int | None = option(
-        "txnVersion", count_from_zero, "a whole number of at least 0", default=None
-    )
+    txn_version: int | None = option("txnVersion", whole_number(0), default=None)
     checkpoint: str | None = option("checkpointLocation", words, "a folder", default=None)
 
-    settles: bool = computed()  # whether sends and the receive of their micro-batch commit together
-    # whether CorrelationId and ReplyToAddress are also written into columns of their own
-    fills_legacy_columns: bool = computed()
+    @property
+    def settles(self) -> bool:
+        """Whether sends and the receive of their micro-batch commit together."""
+        return self.transaction_mode is not None
+
+    @property
+    def fills_legacy_columns(self) -> bool:
+        """Whether CorrelationId and ReplyToAddress are also written into columns of their own."""
+        return self.legacy_columns and self.naming.has_legacy_columns
 
     @property
     def names_subscriptions(self) -> bool:
@@ -123,26 +127,24 @@ class SinkOptions(DatabaseOptions):
         return self.names_subscriptions or any(each is not None for each in tables)
 
     def __post_init__(self) -> None:
-        """Compute what the database allows, and check what concerns several options."""
-        super().__post_init__()
-        self._compute(
-            settles=self.transaction_mode is not None,
-            fills_legacy_columns=self.legacy_columns and self.naming.has_legacy_columns,
-        )
+        """Check what concerns several options."""
         self._check_modes()
         self._check_transaction()
-        self._check_destination()
+        if self.topics is not None and self.address is not None:
+            expected = (
+                f"no queue beside it, {self.naming.print_address(self.address)} here: rows without "
+                "a destination of their own are sent to that queue or published, not both"
+            )
+            raise BadOption(option="topics", found=", ".join(self.topics), expected=expected)
 
     def _check_modes(self) -> None:
         """Refuse options that contradict the transaction mode or `asReceived`."""
-        if self.settles and self.delivery != "exactlyOnce":
-            raise BadOption(
-                option="delivery",
-                found=self.delivery,
-                expected="exactlyOnce with transactionMode=sendsAtomicWithReceive",
+        if self.delivery != "exactlyOnce" and (self.settles or self.max_rate is not None):
+            expected = (
+                "exactlyOnce with transactionMode=sendsAtomicWithReceive"
+                if self.settles
+                else "exactlyOnce with maxMessagesPerSecond, or pauseAboveBacklog instead"
             )
-        if self.max_rate is not None and self.delivery != "exactlyOnce":
-            expected = "exactlyOnce with maxMessagesPerSecond, or pauseAboveBacklog instead"
             raise BadOption(option="delivery", found=self.delivery, expected=expected)
         stated = self._list_stated_headers()
         if self.as_received and stated:
@@ -163,31 +165,18 @@ class SinkOptions(DatabaseOptions):
 
     def _check_transaction(self) -> None:
         """Refuse one of txnAppId and txnVersion without the other, and a bad txnAppId."""
-        if self.txn_app_id is None or self.txn_version is None:
-            if self.txn_app_id is not None or self.txn_version is not None:
-                names = ("txnAppId", "txnVersion")
-                missing, other = names if self.txn_app_id is None else names[::-1]
-                expected = f"both or none of txnAppId and txnVersion ({other} is there)"
-                raise MissingOption(option=missing, example=expected)
+        application, missing, other = self.txn_app_id, "txnVersion", "txnAppId"
+        if (application is None) != (self.txn_version is None):
+            if application is None:
+                missing, other = other, missing
+            expected = f"both or none of txnAppId and txnVersion ({other} is there)"
+            raise MissingOption(option=missing, example=expected)
+        if application is None:
             return
-        if len(self.txn_app_id) > LONGEST_APPLICATION:
+        if len(application) > LONGEST_APPLICATION:
             expected = f"at most {LONGEST_APPLICATION} characters"
-            raise BadOption(option="txnAppId", found=self.txn_app_id[:20] + "…", expected=expected)
-        if self.txn_app_id != self.txn_app_id.strip():
+            raise BadOption(option="txnAppId", found=application[:20] + "…", expected=expected)
+        if application != application.strip():
             # SQL Server ignores blanks at the end of names: two writes would be one
-            raise BadOption(
-                option="txnAppId",
-                found=self.txn_app_id,
-                expected="a name without blanks at its ends",
-            )
-
-    def _check_destination(self) -> None:
-        """Refuse topics beside a queue."""
-        if self.topics is not None and self.address is not None:
-            queue = self.naming.print_address(self.address)
-            raise BadOption(
-                option="topics",
-                found=", ".join(self.topics),
-                expected=f"no queue beside it, {queue} here: rows without a destination of their "
-                "own are sent to that queue or published, not both",
-            )
+            expected = "a name without blanks at its ends"
+            raise BadOption(option="txnAppId", found=application, expected=expected)

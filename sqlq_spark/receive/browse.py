@@ -7,22 +7,21 @@ A page is a short transaction of its own, so that a slow stream holds no snapsho
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
-from sqlq_spark.options.parse import DEFAULT_MESSAGE_SIZE
-from sqlq_spark.receive.driver.pace import apportion
-from sqlq_spark.receive.selection import ALL
-from sqlq_spark.wire.rows import QUEUE_ROW, with_readable_texts
+from sqlq_spark.options.fields import DEFAULT_MESSAGE_SIZE
+from sqlq_spark.receive.pace import apportion
+from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ, QUEUE_ROW, with_readable_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.receive.selection import Selection
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -31,6 +30,34 @@ PAGE_BYTES = 8 << 20  # of a page; one message at least
 FIRST_PAGE = 50  # rows; later ones grow to PAGE_BYTES by what the rows before weighed
 LARGEST_PAGE = 20_000
 NAMED = 20  # seqs in a warning
+
+
+STOP = HIGHEST_SEQ + 1  # behind all seqs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """A half-open range of seqs, and the canonical addresses of queues; None: all queues."""
+
+    first: int = LOWEST_SEQ
+    stop: int = STOP
+    queues: frozenset[str] | None = None
+
+    def within(self, first: int, stop: int) -> Self:
+        """Narrow to another half-open range of seqs too."""
+        return replace(self, first=max(self.first, first), stop=min(self.stop, stop))
+
+    def among(self, queues: Collection[str]) -> Self:
+        """Narrow to other queues too."""
+        both = frozenset(queues) if self.queues is None else self.queues & frozenset(queues)
+        return replace(self, queues=both)
+
+    def includes(self, queue: str) -> bool:
+        """Whether the queue of this canonical address is wanted."""
+        return self.queues is None or queue in self.queues
+
+
+ALL = Selection()
 
 
 def parts(
@@ -62,22 +89,6 @@ def parts(
         if share
         for part in cut(each.first, each.stop, parts=share)
     ]
-
-
-def ranges(
-    connection: Connection, queue: QueueAddress, *, parts: int, timeout: float
-) -> list[tuple[int, int]]:
-    """
-    Cut the seqs of a queue into ranges of even width.
-
-    Returns:
-        At most `parts` half-open ranges, ascending; none where the queue is empty.
-    """
-    with transaction(connection, timeout=timeout):
-        first, last = connection.rows("top", tables={"queue": queue})[0]
-    if first is None:
-        return []
-    return cut(first, last + 1, parts=parts)
 
 
 def cut(first: int, stop: int, *, parts: int) -> list[tuple[int, int]]:

@@ -15,16 +15,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from sqlq_spark.errors import BadOffset, BadPlan
-from sqlq_spark.options.parse import INT64
-from sqlq_spark.receive.stored_receipt import CEILING
-from sqlq_spark.receive.task import Task, TaskRules
+from sqlq_spark.options.fields import INT64
+from sqlq_spark.receive.receipts import CEILING
+from sqlq_spark.receive.task import Task
 from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlq_spark.options import SourceOptions
 
 
@@ -33,6 +36,8 @@ KEYS = ("v", "stream", "batch", "plan")  # of an offset, in order
 KINDS = {"queue": str, "messages": int, "share": int, "bytes": int, "bounds": list}
 LONGEST = 4 << 20  # characters of a stored plan
 MOST_TASKS = 10_000  # of a batch
+# Measured: a transaction without messages takes 5 to 8 ms, in which 1 MiB is received.
+TRANSACTION = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +57,7 @@ class QueuePlan:
 
     def to_json(self) -> dict[str, Any]:
         """Give the part of the offset, in the order of KINDS."""
-        return {
-            "queue": self.queue,
-            "messages": self.messages,
-            "share": self.share,
-            "bytes": self.bytes,
-            "bounds": list(self.bounds),
-        }
+        return {name: getattr(self, name) for name in KINDS} | {"bounds": list(self.bounds)}
 
 
 BatchPlan: TypeAlias = tuple[QueuePlan, ...]
@@ -195,15 +194,10 @@ def tasks_of(end: Offset, options: SourceOptions) -> list[Task]:
     Raises:
         BadAddress: a queue's address cannot be one.
     """
-    rules = TaskRules(
-        largest=options.max_message_bytes,
-        errors=options.error_address,
-        allowed=options.allowed,
-        fail_on_data_loss=options.fail_on_data_loss,
-    )
+    known = dict(zip(options.names, options.addresses, strict=True))
     found: list[Task] = []
     for part, ceiling in zip(end.plan, share_bytes(end.plan, options.max_bytes), strict=True):
-        queue = options.naming.parse_queue(part.queue)
+        queue = known.get(part.queue) or options.naming.parse_queue(part.queue)  # untrusted
         found += [
             Task(
                 queue=queue,
@@ -215,8 +209,8 @@ def tasks_of(end: Offset, options: SourceOptions) -> list[Task]:
                 messages=max(1, min(part.share, part.messages - at * part.share)),
                 bytes=ceiling,
                 bytes_each=part.bytes,
-                receives=options.naming.print_address(queue) in options.names,
-                rules=rules,
+                receives=part.queue in known,
+                options=options,
             )
             for at, (first, stop) in enumerate(pairwise(part.bounds))
         ]
@@ -237,3 +231,24 @@ def share_bytes(plan: BatchPlan, most: int | None) -> list[int]:
         max(1, min(CEILING, most * weight // total // part.tasks))
         for part, weight in zip(plan, weights, strict=True)
     ]
+
+
+def share_out(tasks: Sequence[Task], partitions: int) -> list[list[Task]]:
+    """
+    Deal the tasks of a batch to at most so many partitions of Spark, each of which has one.
+
+    A partition runs its tasks one after the other. The heaviest tasks are dealt first, each to the
+    partition that has least, so that the partitions take about as long as each other.
+    """
+    loads = [(0.0, at) for at in range(min(partitions, len(tasks)))]
+    dealt: list[list[Task]] = [[] for _ in loads]
+    for task in sorted(tasks, key=weigh_task, reverse=True):
+        load, at = heappop(loads)
+        dealt[at].append(task)
+        heappush(loads, (load + weigh_task(task), at))
+    return [sorted(part, key=lambda task: task.task) for part in dealt]
+
+
+def weigh_task(task: Task) -> float:
+    """Estimate what a task costs, in bytes of messages; each one costs a transaction too."""
+    return TRANSACTION + min(task.messages * task.bytes_each, task.bytes)

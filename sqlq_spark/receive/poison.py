@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar
 
@@ -75,7 +74,7 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
     Raises:
         DestinationRefused: the error queue would run code of an owner that is not trusted.
     """
-    errors = task.rules.errors
+    errors = task.options.error_address
     unread = find_undecodable(live["headers"])
     rows = with_readable_texts(live, unread)
     if errors is None:
@@ -85,30 +84,15 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
     if not pc.any(poison).as_py():
         return rows
     bad = live.filter(poison).select(["id", "headers", "body"])  # an expiry may be beyond Python
-    with check_trust(connection, task, errors):
-        store_renamed_if_needed(
-            connection, errors, lambda renamed: load(connection, errors, bad, renamed=renamed)
-        )
+    store_in_error_queue(
+        connection, task, errors, lambda renamed: load(connection, errors, bad, renamed=renamed)
+    )
     log.warning(
         "%s: %d poison messages moved to the error queue",
         connection.printed(task.queue),
         bad.num_rows,
     )
     return rows.filter(pc.invert(poison))
-
-
-@contextmanager
-def check_trust(connection: Connection, task: Task, errors: QueueAddress) -> Iterator[None]:
-    """
-    Let the block send to the error queue, if that runs no code of an owner that is not trusted.
-
-    Raises:
-        DestinationRefused, DestinationChanged.
-    """
-    destinations = Destinations(connection, task.rules.allowed, source=task.queue)
-    destinations.lock_and_check([errors])
-    yield
-    destinations.confirm()
 
 
 def load(connection: Connection, errors: QueueAddress, rows: pa.Table, *, renamed: bool) -> None:
@@ -120,34 +104,38 @@ def load(connection: Connection, errors: QueueAddress, rows: pa.Table, *, rename
     connection.load(errors, rows)
 
 
-def store_renamed_if_needed(
-    connection: Connection, errors: QueueAddress, store: Callable[[bool], T]
+def store_in_error_queue(
+    connection: Connection, task: Task, errors: QueueAddress, store: Callable[[bool], T]
 ) -> T:
     """
     Store messages in the error queue under their ids, or, if one is there already, new ones.
 
     Args:
         connection: in a transaction.
+        task: from which queue.
         errors: the error queue.
         store: stores all of them; True: under new ids.
 
     Raises:
         StatementFailed: the error queue takes them under no id; nothing was received.
+        DestinationRefused, DestinationChanged: it would run code of an owner that is not trusted.
     """
+    destinations = Destinations(connection, task.options.allowed, source=task.queue)
+    destinations.lock_and_check([errors])
     try:
         with attempt(connection):
-            return store(False)  # noqa: FBT003
+            stored = store(False)  # noqa: FBT003
     except StatementRefused:
-        pass
-    try:
-        return store(True)  # noqa: FBT003
-    except StatementRefused as error:
-        fix = (
-            BEHIND if "duplicate" in error.reason else "fix that table, or name another errorQueue"
-        )
-        name = connection.printed(errors)
-        reason = f"{error.reason}: {name} takes no poison: {fix}"
-        raise StatementFailed(statement=error.statement, code=error.code, reason=reason) from None
+        try:
+            stored = store(True)  # noqa: FBT003
+        except StatementRefused as error:
+            other = "fix that table, or name another errorQueue"
+            fix = BEHIND if "duplicate" in error.reason else other
+            reason = f"{error.reason}: {connection.printed(errors)} takes no poison: {fix}"
+            kind = StatementFailed(statement=error.statement, code=error.code, reason=reason)
+            raise kind from None
+    destinations.confirm()
+    return stored
 
 
 # ---------------------------------------------------------------- what is too large
@@ -155,7 +143,7 @@ def store_renamed_if_needed(
 
 def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[int, int]:
     """
-    Move messages that are larger than `rules.largest` to the error queue, on the server.
+    Move messages that are larger than maxMessageBytes to the error queue, on the server.
 
     Args:
         connection: in the transaction that receives.
@@ -168,49 +156,38 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
     Raises:
         MessageTooLarge: there is no error queue.
     """
-    rules = task.rules
-    found = find_large(connection, task) if short and may_hold_large(task) else []
+    errors, largest = task.options.error_address, task.options.max_message_bytes
+    # `receive` passes over large messages, at no cost, so they become the lowest of the queue. Then
+    # they are in the plan's sample, and raise its mean
+    if not short or task.bytes_each * SAMPLED < largest:
+        return 0, 0
+    found = connection.rows(
+        "find_large",
+        tables={"queue": task.queue},
+        first=task.first,
+        stop=task.stop,
+        messages=MOST_LARGE,
+        largest=largest,
+    )
     if not found:
         return 0, 0
     name = connection.printed(task.queue)
-    if rules.errors is None:
+    if errors is None:
         seq, size = found[0]
-        raise MessageTooLarge(queue=name, seq=seq, size=size, largest=rules.largest)
+        raise MessageTooLarge(queue=name, seq=seq, size=size, largest=largest)
     moved = expired = 0
     for group in cut_groups(found):
-        counts = move(connection, task, rules.errors, [seq for seq, _ in group])
+        counts = move(connection, task, errors, [seq for seq, _ in group])
         moved, expired = moved + counts[0], expired + counts[1]
         log.warning(
             "%s: %d messages are larger than maxMessageBytes (%d) and leave the queue unread, for "
             "the error queue unless they have expired; the largest has %d bytes and seq %d",
             name,
             len(group),
-            rules.largest,
+            largest,
             *max((size, seq) for seq, size in group),
         )
     return moved, expired
-
-
-def may_hold_large(task: Task) -> bool:
-    """
-    Whether the plan's sample allows that a message of the range is too large.
-
-    `receive` passes over large messages, at no cost, so they become the lowest of the queue. Then
-    they are in the sample, and raise its mean.
-    """
-    return task.bytes_each * SAMPLED >= task.rules.largest
-
-
-def find_large(connection: Connection, task: Task) -> list[Row]:
-    """Find the messages of the range that are too large: seq and bytes."""
-    return connection.rows(
-        "find_large",
-        tables={"queue": task.queue},
-        first=task.first,
-        stop=task.stop,
-        messages=MOST_LARGE,
-        largest=task.rules.largest,
-    )
 
 
 def cut_groups(found: list[Row]) -> Iterator[list[Row]]:
@@ -238,6 +215,5 @@ def move(
         listed = json.dumps(seqs)
         return connection.rows("divert_large", tables=tables, seqs=listed, renamed=renamed)[0]
 
-    with check_trust(connection, task, errors):
-        moved, expired = store_renamed_if_needed(connection, errors, divert)
+    moved, expired = store_in_error_queue(connection, task, errors, divert)
     return moved, expired

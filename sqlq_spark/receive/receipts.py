@@ -1,7 +1,10 @@
 """
-The end of receipts: the driver acknowledges a batch, or an operator returns or drops a receipt.
+Receipts and the row of their stream, in the transaction that the caller has open.
 
-database/receipt_moves.py lists the moves of a receipt.
+A receipt is a row: what one task has received. A large payload is in pages, which are rows of
+another table. A task writes it in the commit that deletes the messages, and a later attempt hands
+it out again. The driver deletes it when it acknowledges the batch. Or an operator returns or drops
+it.
 
 A batch is open while `batch > acked_batch` of its stream; a task of another batch is stale.
 An acknowledgement also raises the high-water mark of Spark's query: none of its streams receives
@@ -14,24 +17,27 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow.compute as pc
 
-from sqlq_spark.database.trust import SENT, Destinations
+from sqlq_spark.database.trust import Destinations
 from sqlq_spark.errors import (
+    CheckpointFailure,
     CheckpointRolledBack,
     DatabaseRolledBack,
     ReceiptSettled,
     ReceiptsMissing,
+    StreamNotFound,
+    StreamOfOtherQueue,
     StreamTakenOver,
 )
-from sqlq_spark.options.parse import LARGEST_MESSAGE
-from sqlq_spark.receive.driver.pace import Outcome
-from sqlq_spark.receive.stored_receipt import StoredReceipt, join_pages, receipt_values
-from sqlq_spark.receive.streams import accept_or_raise, lacks_commits, lock_stream
+from sqlq_spark.options.fields import LARGEST_MESSAGE
+from sqlq_spark.receive.pace import Outcome
+from sqlq_spark.wire.address import split_canonical
 from sqlq_spark.wire.header_columns import has_id
-from sqlq_spark.wire.rows import Origin, without_odd_expiries
+from sqlq_spark.wire.payload import RECEIPT_KEY, Expected, in_row, pack, pages, unpack
+from sqlq_spark.wire.rows import QUEUE_ROW, Origin, weigh, without_odd_expiries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,12 +45,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sqlq_spark.database import Connection, Row
-    from sqlq_spark.database.receipt_moves import Move, ReceiptKey
-    from sqlq_spark.receive.streams import Claim
+    from sqlq_spark.receive.task import Task, TaskResult
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
 
+ReceiptKey: TypeAlias = tuple[str, int, int]  # stream, batch and task
+
+# A task holds about this much of headers and bodies; the rest waits for the next batch.
+CEILING = 64 << 20
+STEP = 16 << 20
+# bytes of a row beside headers and body; a text may grow so many times as UTF-8
+ROW, GROWTH = 64, 3
+COUNTS = ("messages", "expired", "diverted", "forwarded")  # what became of messages
 MOST_MESSAGES = 10_000_000  # of a receipt, for its bound: that of an operator's has no plan
 
 # a sink may read only a part of a batch; what it has not read waits for the next one
@@ -53,6 +66,177 @@ MISSING = (
     "database has lost commits (a standby that was behind took over); in that case messages that "
     "the sink has come again"
 )
+
+
+# ---------------------------------------------------------------- the row of a stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """The claim of one driver process on a stream, with the queues that it reads."""
+
+    driver: str  # a fresh id for each driver process
+    queue: str  # the canonical address; of several queues joined by ", "
+    fail_on_data_loss: bool = True
+    fail_on_missing_receipts: bool = False
+
+    def check(self, queue: str) -> None:
+        """
+        Accept the queues of a stream's row: others may have come or gone since, but not all.
+
+        Raises:
+            StreamOfOtherQueue: none of them is read here.
+        """
+        mine = set(split_canonical(self.queue))
+        if queue != self.queue and mine.isdisjoint(split_canonical(queue)):
+            raise StreamOfOtherQueue(found=queue, asked=self.queue)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """A stream's row, locked."""
+
+    queue: str
+    driver: str
+    acked: int
+    plan_batch: int | None
+    plan: str | None
+
+    def plan_of(self, batch: int) -> str | None:
+        """Give the stored plan, if it is that of a batch."""
+        return self.plan if self.plan_batch == batch else None
+
+
+def lock_stream(connection: Connection, stream: str) -> StreamRow:
+    """
+    Lock a stream's row until commit; that waits for running tasks.
+
+    Raises:
+        StreamNotFound: there is none.
+    """
+    found = connection.rows("lock_stream", stream=stream)
+    if not found:
+        raise StreamNotFound(stream=stream, schema=connection.state, server=connection.server)
+    return StreamRow(*found[0])
+
+
+def lock_for_plan(connection: Connection, stream: str, batch: int, who: Claim) -> str | None:
+    """
+    Lock a stream's row, so that a batch can get its plan. A batch never gets a second plan.
+
+    Two plans of one batch would share its receipts. Messages that only one of them receives would
+    be lost.
+
+    The caller has acknowledged the batch before, in an earlier transaction. If the row has not, the
+    database has lost commits since: a standby that was behind took over from under a query that
+    runs.
+
+    Returns:
+        The text of the plan that is there, if the answer of its commit was lost.
+
+    Raises:
+        StreamNotFound: the stream's row is gone.
+        DatabaseRolledBack: the row has not acknowledged the batch before.
+        StreamTakenOver: another driver speaks for the stream.
+    """
+    row = lock_stream(connection, stream)
+    if row.acked < batch - 1:  # before the driver: a claim may be among what was lost
+        went_back(connection, stream, batch - 1, row, who)
+    if row.driver != who.driver:
+        raise StreamTakenOver(stream=stream)
+    return row.plan_of(batch)
+
+
+def went_back(connection: Connection, stream: str, start: int, row: StreamRow, who: Claim) -> None:
+    """Refuse a database that is older than the checkpoint."""
+    where = connection.server
+    error = DatabaseRolledBack(stream=stream, start=start, acked=row.acked, server=where)
+    accept_or_raise(error, who)
+
+
+def accept_or_raise(error: CheckpointFailure, who: Claim) -> None:
+    """Refuse a checkpoint and a stream's row of different times, unless the user accepts that."""
+    if who.fail_on_data_loss:
+        raise error
+    log.warning("the stream goes on after data loss because failOnDataLoss=false: %s", error)
+
+
+# ---------------------------------------------------------------- what a task has received
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReceipt:
+    """What a receipt holds, or held until it was deleted."""
+
+    payload: bytes  # also what is in pages
+    messages: int
+    size: int  # bytes of the payload, unpacked
+    query_id: str | None  # Spark's names for the batch that it was received for
+    query_batch: int | None
+
+    def unpack(self, receipt: ReceiptKey, *, messages: int, largest: int) -> pa.Table:
+        """
+        Unpack the messages, in rows of QUEUE_ROW.
+
+        Args:
+            receipt: which one, for an error.
+            messages: how many it may hold.
+            largest: bytes of a message that it may hold.
+
+        Raises:
+            PayloadRefused: someone has changed the receipt.
+        """
+        expected = Expected(
+            where="receipt {}/{}/{}".format(*receipt),
+            schema=QUEUE_ROW,
+            most=CEILING + GROWTH * (STEP + largest) + ROW * messages,  # one more step and message
+            size=self.size,
+            rows=self.messages,
+        )
+        return unpack(self.payload, (), expected)
+
+
+def receipt_values(receipt: ReceiptKey) -> dict[str, Any]:
+    """Give the parameters of statements on a receipt."""
+    return dict(zip(RECEIPT_KEY, receipt, strict=True))
+
+
+def find_receipt(connection: Connection, receipt: ReceiptKey) -> StoredReceipt | None:
+    """Read a receipt; None if there is none. Changes nothing."""
+    values = receipt_values(receipt)
+    found = connection.rows("find_receipt", **values)
+    if not found:
+        return None
+    payload, *rest = found[0]
+    return StoredReceipt(payload or join_pages(connection, values), *rest)
+
+
+def join_pages(connection: Connection, values: dict[str, Any]) -> bytes:
+    """Read the pages of a receipt; empty if it has none."""
+    return b"".join(page for (page,) in connection.rows("receipt_pages", **values))
+
+
+def save(connection: Connection, task: Task, result: TaskResult, origin: Origin) -> None:
+    """Write the receipt, also if nothing was received: a replay must then receive nothing again."""
+    payload = pack(result.rows)
+    connection.run(
+        "save_receipt",
+        **receipt_values(task.key),
+        queue_name=connection.names.print_address(task.queue),
+        messages=result.rows.num_rows,
+        expired=result.expired,
+        diverted=result.diverted,
+        forwarded=result.forwarded,
+        bytes=weigh(result.rows),
+        query_id=origin.query_id,
+        query_batch=origin.query_batch,
+        unpacked=payload.size,
+        payload=in_row(payload.bytes),
+    )
+    connection.store("receipt_page", pages(payload.bytes, RECEIPT_KEY, task.key))
+
+
+# ---------------------------------------------------------------- the acknowledgement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +253,10 @@ class Acknowledged:
     queues: dict[str, Acknowledged] = field(default_factory=dict)  # the same of each queue
     is_passed_over: bool = False  # it was below the high-water mark, so its tasks received nothing
 
-
-# ---------------------------------------------------------------- the acknowledgement
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What became of its messages."""
+        return {name: getattr(self, name) for name in COUNTS}
 
 
 def acknowledge(
@@ -105,55 +291,34 @@ def acknowledge(
     # a batch that a return or a drop has closed keeps its other receipts
     first = min(row.acked + 1, batch)
     counts = connection.rows("outcome", stream=stream, first=first, batch=batch)
-    if lacks_commits(row, batch, found=bool(counts)):
-        accept_or_raise(
-            DatabaseRolledBack(
-                stream=stream, start=batch, acked=row.acked, server=connection.server
-            ),
-            who,
-        )
+    # a batch's plan is committed before Spark has its offset, and it follows the acknowledged one
+    planned = row.plan_batch == batch or counts
+    if row.acked < batch - 1 or (row.acked < batch and not planned):
+        went_back(connection, stream, batch, row, who)
     total = count_batch(batch, [each[:6] for _, *each in counts])
-    if row.acked < batch and total.outcome.tasks < tasks:
-        miss_receipts(stream, batch, tasks, total.outcome.tasks, who)
+    found = total.outcome.tasks
+    if row.acked < batch and found < tasks:
+        if who.fail_on_missing_receipts:
+            missing = ReceiptsMissing(stream=stream, batch=batch, tasks=tasks, found=found)
+            accept_or_raise(missing, who)
+        else:
+            log.warning(MISSING, who.queue, batch, tasks, found)
     origin = name_in_spark(counts)
     passed = not (who.fail_on_data_loss or total.outcome.got)
     passed = passed and is_passed_over(connection, stream, origin)
     if counts or row.acked < batch:
-        close_batch(connection, stream, first, total, origin)
+        connection.run(
+            "acknowledge",
+            stream=stream,
+            batch=batch,
+            query_id=origin.query_id,
+            query_batch=origin.query_batch,
+            **total.counts,
+        )
+        connection.run("delete_receipts", stream=stream, first=first, batch=batch)
     queues = {queue: count_batch(batch, [each[:6]]) for queue, *each in counts}
     plan = row.plan_of(batch + 1)
     return replace(total, plan=plan, queues=queues, is_passed_over=passed)
-
-
-def miss_receipts(stream: str, batch: int, tasks: int, found: int, who: Claim) -> None:
-    """
-    Report a batch that has fewer receipts than tasks.
-
-    Raises:
-        ReceiptsMissing: the options failOnMissingReceipts and failOnDataLoss ask for it.
-    """
-    if who.fail_on_missing_receipts:
-        accept_or_raise(ReceiptsMissing(stream=stream, batch=batch, tasks=tasks, found=found), who)
-    else:
-        log.warning(MISSING, who.queue, batch, tasks, found)
-
-
-def close_batch(
-    connection: Connection, stream: str, first: int, total: Acknowledged, origin: Origin
-) -> None:
-    """Raise the acknowledged batch of stream and query, and delete the receipts from `first` on."""
-    connection.run(
-        "acknowledge",
-        stream=stream,
-        batch=total.batch,
-        messages=total.messages,
-        expired=total.expired,
-        diverted=total.diverted,
-        forwarded=total.forwarded,
-        query_id=origin.query_id,
-        query_batch=origin.query_batch,
-    )
-    connection.run("delete_receipts", stream=stream, first=first, batch=total.batch)
 
 
 def name_in_spark(counts: Sequence[Row]) -> Origin:
@@ -176,17 +341,10 @@ def is_passed_over(connection: Connection, stream: str, origin: Origin) -> bool:
 
 def count_batch(batch: int, rows: Sequence[Sequence[int]]) -> Acknowledged:
     """Sum up what a batch received, by the numbers of rows of `outcome`."""
-    tasks, empty, messages, expired, diverted, forwarded = (
-        sum(row[column] for row in rows) for column in range(6)
-    )
-    return Acknowledged(
-        batch=batch,
-        outcome=Outcome(tasks, empty, messages + expired + diverted + forwarded),
-        messages=messages,
-        expired=expired,
-        diverted=diverted,
-        forwarded=forwarded,
-    )
+    tasks, empty, *counts = (sum(row[column] for row in rows) for column in range(6))
+    outcome = Outcome(tasks, empty, sum(counts))
+    named: dict[str, Any] = dict(zip(COUNTS, counts, strict=True))
+    return Acknowledged(batch=batch, outcome=outcome, **named)
 
 
 # ---------------------------------------------------------------- by an operator
@@ -236,7 +394,7 @@ def return_(
         QueueNotFound, NotAQueue, DestinationRefused: the queue would not take them.
     """
     receipt = stream, batch, task
-    removed = delete_receipt(connection, "return_", receipt)
+    removed = delete_receipt(connection, receipt, returns=True)
     if removed is None or not removed.messages:
         return 0
     rows = without_odd_expiries(rows_of(removed, receipt))
@@ -245,18 +403,20 @@ def return_(
     if rows.num_rows:
         destinations = Destinations(connection, allowed)
         destinations.lock_and_check([queue])
-        connection.load(queue, rows.select(SENT))
+        connection.load(queue, rows.select(["id", "expires", "headers", "body"]))
         destinations.confirm()
     return int(rows.num_rows)
 
 
 def drop(connection: Connection, stream: str, batch: int, task: int) -> int:
     """Delete a receipt and its messages; the arguments and the result are those of `return_`."""
-    removed = delete_receipt(connection, "drop", (stream, batch, task))
+    removed = delete_receipt(connection, (stream, batch, task), returns=False)
     return 0 if removed is None else removed.messages
 
 
-def delete_receipt(connection: Connection, move: Move, receipt: ReceiptKey) -> StoredReceipt | None:
+def delete_receipt(
+    connection: Connection, receipt: ReceiptKey, *, returns: bool
+) -> StoredReceipt | None:
     """Delete a receipt and close its batch; the stream's lock waits for running tasks."""
     stream, batch, task = receipt
     connection.run("lock_stream", stream=stream)  # its row may be gone
@@ -266,7 +426,7 @@ def delete_receipt(connection: Connection, move: Move, receipt: ReceiptKey) -> S
     if not found:
         return None
     _, messages, settled, payload, size, query_id, query_batch = found[0]
-    if settled and move == "return_":
+    if settled and returns:
         raise ReceiptSettled(stream=stream, batch=batch, task=task)
     query_id = None if query_batch is None else query_id
     names = {"query_id": query_id, "query_batch": query_batch}

@@ -21,7 +21,7 @@ holds messages dies or hangs, the other leaves a receipt without them. They come
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -29,32 +29,21 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask, StreamNotFound
-from sqlq_spark.options.parse import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
-from sqlq_spark.receive.stored_receipt import CEILING, STEP, find_receipt, save
+from sqlq_spark.receive.receipts import CEILING, STEP, find_receipt, save
 from sqlq_spark.wire.rows import NO_STREAM, QUEUE_ROW, Origin, sort_by_seq, weigh
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
-    from sqlq_spark.database.receipt_moves import ReceiptKey
     from sqlq_spark.errors import CheckpointFailure
-    from sqlq_spark.receive.stored_receipt import StoredReceipt
+    from sqlq_spark.options import SourceOptions
+    from sqlq_spark.receive.receipts import ReceiptKey, StoredReceipt
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
 
 TAKEN = QUEUE_ROW.append(pa.field("expired", pa.bool_()))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskRules:
-    """What all tasks of a stream do with messages; parsed from the options once for a batch."""
-
-    largest: int = DEFAULT_MESSAGE_SIZE  # bytes of a message; a larger one is not fetched
-    errors: QueueAddress | None = None  # the error queue
-    allowed: tuple[QueueAddress, ...] = ()  # the option allowedDestinations
-    fail_on_data_loss: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +60,7 @@ class Task:
     bytes: int = CEILING  # at most, but one message at least
     bytes_each: float = 1024.0  # expected, of one message
     receives: bool = True  # False: the options do not name its queue
-    rules: TaskRules = TaskRules()
+    options: SourceOptions = field(repr=False)  # of the read: one object for all tasks of a batch
 
     @property
     def name(self) -> str:
@@ -88,18 +77,13 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class TaskResult:
     """What a task delivers, and what became of the rest."""
 
     rows: pa.Table  # of QUEUE_ROW
     expired: int = 0
     diverted: int = 0  # to the error queue
     forwarded: int = 0  # to other queues
-
-
-def nothing() -> Kept:
-    """Return what a task keeps that receives nothing; made at its use, for pyarrow loads pandas."""
-    return Kept(QUEUE_ROW.empty_table())
 
 
 def receive(connection: Connection, task: Task, *, timeout: float, origin: Origin) -> pa.Table:
@@ -122,20 +106,23 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
         DatabaseFailure: nothing was taken. After ConnectionLost that is not known: call again.
     """
     with transaction(connection, timeout=timeout):
-        if task.stream is None:
-            return take_allowed(connection, task).rows
-        is_open, high_water = fence(connection, task, origin)
-        stored = find_receipt(connection, task.key)
-        if stored is not None:
-            check_number(task, stored, origin)
-            return replay(task, stored)
-        if not is_open:
-            return QUEUE_ROW.empty_table()
-        kept = nothing()
-        if is_new(task, high_water, origin):
-            kept = take_allowed(connection, task)
-        save(connection, task, kept, origin)
-        return kept.rows
+        allowed = task.receives
+        if task.stream is not None:
+            is_open, high_water = fence(connection, task, origin)
+            stored = find_receipt(connection, task.key)
+            if stored is not None:
+                check_number(task, stored, origin)
+                largest = task.options.max_message_bytes
+                return stored.unpack(task.key, messages=task.messages, largest=largest)
+            if not is_open:
+                return QUEUE_ROW.empty_table()
+            allowed = is_new(task, high_water, origin) and allowed
+        result = TaskResult(QUEUE_ROW.empty_table())
+        if allowed:
+            result = divert(connection, task, take(connection, task))
+        if task.stream is not None:
+            save(connection, task, result, origin)
+        return result.rows
 
 
 def fence(
@@ -165,11 +152,11 @@ def fence(
     return False, high_water
 
 
-def accept_or_raise(error: CheckpointFailure, task: Task) -> None:
-    """Refuse to receive, unless the user accepts that the task receives nothing."""
-    if task.rules.fail_on_data_loss:
+def accept_or_raise(error: CheckpointFailure, task: Task, does: str = "receives nothing") -> None:
+    """Raise an error, unless the user accepts what the task does instead."""
+    if task.options.fail_on_data_loss:
         raise error
-    log.warning("this task receives nothing because failOnDataLoss=false: %s", error)
+    log.warning("this task %s because failOnDataLoss=false: %s", does, error)
 
 
 def is_new(task: Task, high_water: int | None, origin: Origin) -> bool:
@@ -185,8 +172,7 @@ def is_new(task: Task, high_water: int | None, origin: Origin) -> bool:
     """
     if high_water is None or origin.query_batch is None or origin.query_batch > high_water:
         return True
-    error = _incomplete(task, origin.query_id, origin.query_batch, high_water)
-    accept_or_raise(error, task)
+    accept_or_raise(name_lost_files(task, origin, high_water), task)
     return False
 
 
@@ -200,16 +186,15 @@ def check_number(task: Task, stored: StoredReceipt, origin: Origin) -> None:
     received, asked = stored.query_batch, origin.query_batch
     if stored.query_id != origin.query_id or received is None or asked is None or asked == received:
         return
-    error = _incomplete(task, origin.query_id, asked, received)
-    if task.rules.fail_on_data_loss:
-        raise error
-    log.warning("this task hands out its receipt because failOnDataLoss=false: %s", error)
+    accept_or_raise(name_lost_files(task, origin, received), task, "hands out its receipt")
 
 
-def _incomplete(task: Task, query: str | None, batch: int, received: int) -> CheckpointIncomplete:
+def name_lost_files(task: Task, origin: Origin, received: int) -> CheckpointIncomplete:
+    """Return the error of a checkpoint that lost the files of a batch up to the one received."""
+    batch = origin.query_batch or 0
     last = max(batch, received)
     return CheckpointIncomplete(
-        query=query,
+        query=origin.query_id,
         batch=batch,
         high_water=received,
         task=task.name,
@@ -217,19 +202,7 @@ def _incomplete(task: Task, query: str | None, batch: int, received: int) -> Che
     )
 
 
-def replay(task: Task, stored: StoredReceipt) -> pa.Table:
-    """Hand out what an earlier attempt received. The receipt stays as it is."""
-    return stored.unpack(task.key, messages=task.messages, largest=task.rules.largest)
-
-
 # ---------------------------------------------------------------- the messages
-
-
-def take_allowed(connection: Connection, task: Task) -> Kept:
-    """Receive, unless the options do not name the task's queue."""
-    if not task.receives:
-        return nothing()
-    return divert(connection, task, take(connection, task))
 
 
 def take(connection: Connection, task: Task) -> pa.Table:
@@ -251,7 +224,7 @@ def take(connection: Connection, task: Task) -> pa.Table:
             messages=min(messages, int(room / each) + 1),
             bytes=room,
             ceiling=ceiling,
-            largest=task.rules.largest,
+            largest=task.options.max_message_bytes,
         )
         if not step.num_rows:
             break
@@ -265,7 +238,7 @@ def take(connection: Connection, task: Task) -> pa.Table:
     return pa.concat_tables(steps) if steps else TAKEN.empty_table()
 
 
-def divert(connection: Connection, task: Task, taken: pa.Table) -> Kept:
+def divert(connection: Connection, task: Task, taken: pa.Table) -> TaskResult:
     """Drop what expired, and move poison and delayed messages away; keep and count the rest."""
     short = taken.num_rows < task.messages and weigh(taken) < task.bytes
     large, gone = divert_large(connection, task, short=short)
@@ -274,9 +247,8 @@ def divert(connection: Connection, task: Task, taken: pa.Table) -> Kept:
         live = live.filter(pc.invert(taken["expired"]))
     expired = taken.num_rows - live.num_rows + gone
     if not live.num_rows:
-        return Kept(live, expired, large)
+        return TaskResult(live, expired, large)
     good = divert_poison(connection, task, live)
-    rules = task.rules
-    done = forward(connection, task.queue, rules.errors, good, allowed=rules.allowed)
+    done = forward(connection, task, good)
     diverted = live.num_rows - good.num_rows + done.failed + large
-    return Kept(done.rows, expired, diverted, done.forwarded)
+    return TaskResult(done.rows, expired, diverted, done.forwarded)

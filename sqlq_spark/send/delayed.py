@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database import transaction
+from sqlq_spark.database import endpoint_zone, transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.trust import DELAYED, Destinations
-from sqlq_spark.database.zone import endpoint_zone
 from sqlq_spark.errors import DelayedQueueNotFound, NotAQueue, QueueNotFound
 from sqlq_spark.send.frame import MOMENT
 from sqlq_spark.send.sender import CHUNK_DELAYS

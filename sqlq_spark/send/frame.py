@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption
-from sqlq_spark.options.addresses import parse_destination, parse_reply_column
+from sqlq_spark.options.names import parse_destination, parse_reply_address
 from sqlq_spark.send.own_headers import OwnMaps, OwnTexts
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.headers import topic_problem
@@ -200,7 +200,7 @@ class Frame:
         return self.convert(
             pc.if_else(same, pa.scalar(None, pa.string()), texts),
             pa.string(),
-            lambda text: write(parse_reply_column("replyToAddress", text, naming)),
+            lambda text: write(parse_reply_address("replyToAddress", text, naming, in_row=True)),
             lambda error: f"column replyToAddress is {error.found!r}: expected {error.expected}",
         )
 

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database import attempt, load_checked, transaction
+from sqlq_spark.database import attempt, load_checked, transaction, unite
 from sqlq_spark.database.failure_headers import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.database.sessions import TRANSIENT
-from sqlq_spark.database.spellings import unite
 from sqlq_spark.database.trust import SENT, Destinations
 from sqlq_spark.errors import (
     BadAddress,
@@ -36,7 +35,7 @@ from sqlq_spark.errors import (
     MissingOption,
     TimedOut,
 )
-from sqlq_spark.options.addresses import parse_destination
+from sqlq_spark.options.names import parse_destination
 from sqlq_spark.send import delayed, publish
 from sqlq_spark.send.sender import CHUNK_LEGACY
 from sqlq_spark.wire.header_columns import parse_headers
@@ -98,7 +97,9 @@ def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions)
     """
     messages, without_subscriber = 0, Counter[str]()
     for chunk in chunks:
-        without_subscriber += session.do(partial(send_chunk, chunk=chunk, options=options))
+        without_subscriber += session.run_with_retries(
+            partial(send_chunk, chunk=chunk, options=options)
+        )
         messages += chunk.num_rows
     publish.log_without_subscriber(session.application, without_subscriber)
     return messages

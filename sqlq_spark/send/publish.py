@@ -22,9 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database import transaction
+from sqlq_spark.database import transaction, unite
 from sqlq_spark.database.schema import create_subscriptions
-from sqlq_spark.database.spellings import unite
 from sqlq_spark.database.trust import find_code
 from sqlq_spark.errors import (
     BadAddress,
@@ -157,7 +156,7 @@ def _look_up(
 
     for each in dict.fromkeys(each for found in subscribed.values() for each in found):
         try:
-            parsed[each] = connection.parsed(each.address)
+            parsed[each] = connection.names.parse_address(each.address)
         except BadAddress as error:
             lose(each, each.address, f"is no address ({error.reason})")
     first = unite(connection, parsed.values())

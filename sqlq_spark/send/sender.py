@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.errors import BadOption
-from sqlq_spark.options.addresses import parse_destination
+from sqlq_spark.options.names import parse_destination
 from sqlq_spark.send.frame import MOMENT, TOPICS, Frame
 from sqlq_spark.send.own_headers import OwnTexts, default
 from sqlq_spark.wire import headers as wire

@@ -79,7 +79,7 @@ def stage(
         payload = pack(chunk)
         key = ChunkKey(sink, batch, attempt, len(sealed))
         timeout = session.options.query_timeout
-        session.do(partial(_stage_chunk, key, payload, chunk.num_rows, timeout))
+        session.run_with_retries(partial(_stage_chunk, key, payload, chunk.num_rows, timeout))
         sealed[key] = payload.seal
         messages += chunk.num_rows
     return Staged(sink, batch, attempt, messages, sealed, origin)

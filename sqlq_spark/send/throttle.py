@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.database.trust import RETURNED, Destinations, find_destinations
 from sqlq_spark.errors import (
     BadAddress,
@@ -84,8 +84,8 @@ def wait_before_dispatch(
 
     def run(work: Callable[[Connection], T]) -> T:
         # this session leaves its connection to the next one
-        with Session(options, name, worker=True, reached=True) as session:
-            return session.do(work)
+        with StateSession(options, name, worker=True, reached=True) as session:
+            return session.run_with_retries(work)
 
     if first and options.max_rate is not None:
         rate = options.max_rate
@@ -109,7 +109,9 @@ def wait_before_chunks(
         query: Spark's id of it.
     """
     for chunk in chunks:
-        _wait_for_backlog(options, names_of_chunk(chunk), session.application, query, session.do)
+        _wait_for_backlog(
+            options, names_of_chunk(chunk), session.application, query, session.run_with_retries
+        )
         yield chunk
 
 
@@ -249,7 +251,7 @@ def _find_queues(connection: Connection, options: SinkOptions, names: Names) -> 
             continue
         for each in by_topic.get(full_name(name or ""), []):
             with suppress(BadAddress):
-                queues.append(connection.parsed(each.address))
+                queues.append(connection.names.parse_address(each.address))
     return list(dict.fromkeys(map(connection.names.qualify, queues)))
 
 
@@ -296,7 +298,7 @@ def check_source(connection: Connection, options: SinkOptions, names: Names, que
             queues = _find_queues(connection, options, names) if rows else []
     except (RightMissing, StateNotInstalled):
         return
-    own = set(connection.identities([connection.parsed(queue) for (queue,) in rows]))
+    own = set(connection.identities([connection.names.parse_address(queue) for (queue,) in rows]))
     for queue, identity in zip(queues, connection.identities(queues), strict=True):
         if identity in own:
             raise BadOption(

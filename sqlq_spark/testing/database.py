@@ -12,11 +12,10 @@ from urllib.parse import urlsplit, urlunsplit
 from sqlq_spark import database
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import schema, transaction
-from sqlq_spark.database.names import names_of
 from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.url import redact
-from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import names_of, parse_queue
 from sqlq_spark.testing.messages import Message, as_message, table_rows
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES
 

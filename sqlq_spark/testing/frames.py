@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.columns import columns
 from sqlq_spark.spark_api import to_arrow_schema
 from sqlq_spark.testing.messages import as_message, table_rows
 from sqlq_spark.wire.header_columns import to_read_columns
@@ -37,7 +36,7 @@ def frame(
         UnknownOption: an option's name is a likely typo.
     """
     read = SourceOptions.parse({"url": NOWHERE, "queue": queue, **options})
-    ddl = ", ".join(f"{name} {kind}" for name, kind in columns(read).items())
+    ddl = ", ".join(f"{name} {kind}" for name, kind in read.columns.items())
     empty = spark.createDataFrame([], ddl)
     schema = empty.schema
     arrow = to_arrow_schema(schema)

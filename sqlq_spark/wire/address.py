@@ -101,9 +101,7 @@ class Names(ABC):
     @abstractmethod
     def split_list(self, text: str) -> list[str]:
         """
-        Split the names of several queues at the commas that belong to none of them.
-
-        Blanks around a name are not part of it.
+        Split the names of several queues at the commas; blanks around a name are not part of it.
 
         Raises:
             BadAddress: a quote is not closed, or a name is missing before or after a comma.
@@ -165,39 +163,32 @@ class Names(ABC):
         """Cut an address at its separators: the parts unquoted, None for a default."""
         parts: list[str | None] = []
         while at <= len(text):
-            read = self._quoted_part if text.startswith(self.opening, at) else self._plain_part
-            part, stop = read(text, at)
-            parts.append(part)
+            reason = None
+            if quoted := self.quoted.match(text, at):
+                stop = quoted.end()
+                part = quoted[0][1:-1].replace(self.closing * 2, self.closing)
+                parts.append(part or (None if self.empty_is_default else ""))
+                if text[stop : stop + 1] not in {"", self.separator}:
+                    reason = (
+                        f"text follows the {self.quote} that closes at character {stop}; "
+                        f"double the {self.quote} if it belongs to the name"
+                    )
+            else:
+                part = text[at:].partition(self.separator)[0]
+                stop, stray = at + len(part), part.find(self.opening)
+                parts.append(part)
+                if stray == 0:
+                    reason = f"the {self.quote} that opens at character {at + 1} is not closed"
+                elif stray > 0 and not self.stray_quotes:
+                    reason = (
+                        f"the {self.quote} at character {at + stray + 1} stands inside a part that "
+                        f"does not begin with one; put the whole part in {self.quote}s and double "
+                        "those inside"
+                    )
+            if reason is not None:
+                raise BadAddress(text=text, reason=reason)
             at = stop + 1
         return parts
-
-    def _plain_part(self, text: str, at: int) -> tuple[str, int]:
-        """Read the unquoted part that begins at `at`; return it and the place of its separator."""
-        part = text[at:].partition(self.separator)[0]
-        stray = part.find(self.opening)
-        if stray >= 0 and not self.stray_quotes:
-            reason = (
-                f"the {self.quote} at character {at + stray + 1} stands inside a part that does "
-                f"not begin with one; put the whole part in {self.quote}s and double those inside"
-            )
-            raise BadAddress(text=text, reason=reason)
-        return part, at + len(part)
-
-    def _quoted_part(self, text: str, at: int) -> tuple[str | None, int]:
-        """Read the quoted part that begins at `at`; return it and the place of its separator."""
-        quoted = self.quoted.match(text, at)
-        if quoted is None:
-            reason = f"the {self.quote} that opens at character {at + 1} is not closed"
-            raise BadAddress(text=text, reason=reason)
-        stop = quoted.end()
-        if stop < len(text) and text[stop] != self.separator:
-            reason = (
-                f"text follows the {self.quote} that closes at character {stop}; "
-                f"double the {self.quote} if it belongs to the name"
-            )
-            raise BadAddress(text=text, reason=reason)
-        name = quoted[0][1:-1].replace(self.closing * 2, self.closing)
-        return name or (None if self.empty_is_default else ""), stop
 
     def _address(
         self, parts: Sequence[str | None], text: str, longest_table: int | None = None
@@ -399,12 +390,7 @@ def due_index(delayed: QueueAddress) -> str:
 
 
 def split_canonical(text: str) -> list[str]:
-    """
-    Split canonical addresses of either database that are joined by `, `.
-
-    Args:
-        text: the queues of a stream, as in the state tables; any other text is one address.
-    """
+    """Split canonical addresses of either database at `, `; any other text is one address."""
     addresses, at = [], 0
     while at < len(text):
         one = CANONICAL.match(text, at)

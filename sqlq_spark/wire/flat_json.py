@@ -61,9 +61,8 @@ class FlatObjects:
         """
         Find the members.
 
-        Args:
-            texts: of pa.string(), valid UTF-8, without nulls; `''` is an object without members.
-                None is read if they have more than MOST_MARKS.
+        The texts are of pa.string(), valid UTF-8, without nulls; `''` is an object without members.
+        None is read if they have more than MOST_MARKS.
         """
         self.rows = len(texts)
         data = texts.buffers()[2] or pa.py_buffer(b"")
@@ -136,12 +135,7 @@ class FlatObjects:
         self.__dict__.pop("names", None)
 
     def places(self, name: str) -> Places:
-        """
-        Find the members of one name.
-
-        Args:
-            name: without characters that JSON must escape.
-        """
+        """Find the members of one name, which has no character that JSON must escape."""
         starts, stops, escaped = self._names
         if "names" in self.__dict__ or escaped.any():
             return places_of(self.names, name)
@@ -164,11 +158,9 @@ class FlatObjects:
 
     @cached_property
     def names(self) -> pa.DictionaryArray:
-        """The name of each member."""
         return self._plain_texts(*self._names).dictionary_encode()
 
     def values(self) -> pa.Array:
-        """Return the value of each member."""
         return self._plain_texts(*self._values)
 
     def repeated(self) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,16 +18,11 @@ from sqlq_spark.wire.rows import id_texts
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-
 # columns of a read that are headers; the table's columns of these names are empty today
 HEADER_COLUMNS = {"correlationId": CORRELATION_ID, "replyToAddress": REPLY_TO_ADDRESS}
-
 LEGACY_LENGTH = 255  # bytes of such a column, if a table has them
-
 TEXTS = frozenset({str, type(None)})  # allowed types of header values
-
 DEEPEST = 1000  # levels of an object that Spark's JSON parser reads
-
 # a letter or a dot as a hex escape in a header's name, which no transport writes
 NAMED_IN_HEX = r"\\u00(?:2[Ee]|[4-7])"
 
@@ -159,48 +155,33 @@ def _fails_9_0(text: str, headers: dict[str, str | None]) -> bool:
 
 def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> pa.RecordBatch:
     """
-    Convert rows of a queue to the columns that Spark reads.
+    Convert rows of QUEUE_ROW to any columns of a read, with Spark's types.
 
-    Args:
-        rows: of QUEUE_ROW.
-        schema: any columns of a read, with Spark's types.
-        queue: the address from which they came.
-
-    Headers are read only if a column needs them.
+    `queue` is the address from which they came. Headers are read only if a column needs them.
     """
-    asked = {*schema.names}
-    as_map = any(pa.types.is_map(field.type) for field in schema)
-    needed = as_map or asked & (HEADER_COLUMNS.keys() | {"corruptHeaders"})
-    headers = Headers(rows.column("headers")) if needed else None
-    columns = [_column(field, rows, headers, queue) for field in schema]
+    read_headers = cache(lambda: Headers(rows.column("headers")))
+
+    def column(name: str, kind: pa.DataType) -> pa.Array:
+        if name == "id":
+            return id_texts(rows.column("id"))
+        if name in HEADER_COLUMNS:
+            return read_headers().text(HEADER_COLUMNS[name])
+        if name == "corruptHeaders":
+            # not None, for which Arrow up to 21 makes an invalid array of a slice without poison
+            nothing = pa.nulls(rows.num_rows, kind)
+            return pc.if_else(read_headers().poison(), rows.column("headers"), nothing)
+        if pa.types.is_map(kind):
+            return read_headers().map(kind)
+        if name == "queue":
+            return pa.repeat(pa.scalar(queue, kind), rows.num_rows)
+        return rows.column(name).cast(kind)
+
+    columns = [column(field.name, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _column(field: pa.Field, rows: pa.RecordBatch, headers: Headers | None, queue: str) -> pa.Array:
-    """Return one column of a read; `headers` of the rows are there if the columns need any."""
-    name, kind = field.name, field.type
-    if name == "id":
-        return id_texts(rows.column("id"))
-    if headers and name in HEADER_COLUMNS:
-        return headers.text(HEADER_COLUMNS[name])
-    if headers and name == "corruptHeaders":
-        # not None, for which Arrow up to 21 makes an invalid array of a slice without poison
-        nothing = pa.nulls(rows.num_rows, kind)
-        return pc.if_else(headers.poison(), rows.column("headers"), nothing)
-    if headers and pa.types.is_map(kind):
-        return headers.map(kind)
-    if name == "queue":
-        return pa.repeat(pa.scalar(queue, kind), rows.num_rows)
-    return rows.column(name).cast(kind)
-
-
 def with_legacy_columns(rows: pa.Table) -> pa.Table:
-    """
-    Add the columns that version 1 endpoints read to rows to send; null if a value does not fit.
-
-    Args:
-        rows: with `headers`.
-    """
+    """Add the columns that version 1 endpoints read to rows; null if a value does not fit."""
     headers = Headers(rows["headers"].combine_chunks())
     for name, header in HEADER_COLUMNS.items():
         found = headers.text(header)

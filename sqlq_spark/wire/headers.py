@@ -102,9 +102,7 @@ def escape(text: str) -> str:
 
 def dumps(headers: Mapping[str, str | None]) -> str:
     """
-    Write headers as one compact JSON object, in the order given.
-
-    NEVER_FIRST moves to the end.
+    Write headers as one compact JSON object, in the order given; NEVER_FIRST moves to the end.
 
     Raises:
         TypeError: a name or value is not text (a value may be None).
@@ -147,12 +145,7 @@ class BadTimeSpan(ValueError):
 
 
 def wire_time(moment: datetime) -> str:
-    """
-    Write a time in the headers' form, `yyyy-MM-dd HH:mm:ss:ffffff Z`.
-
-    Raises:
-        ValueError: the time has no zone.
-    """
+    """Write a time in the headers' form; raise ValueError if it has no zone."""
     if moment.tzinfo is None:
         raise ValueError(f"time {moment} has no zone: give an aware datetime, as datetime.now(UTC)")
     utc = moment.astimezone(UTC).replace(tzinfo=None)
@@ -160,12 +153,7 @@ def wire_time(moment: datetime) -> str:
 
 
 def parse_wire_time(text: str) -> datetime:
-    """
-    Read a time in the headers' form; the result is aware and UTC.
-
-    Raises:
-        BadWireTime: the form is different, or there is no such day.
-    """
+    """Read a time in the headers' form, in UTC; raise BadWireTime if that is none."""
     found = _WIRE_TIME.fullmatch(text)
     try:
         return datetime.fromisoformat(f"{found[1]}.{found[2]}+00:00" if found else "")

@@ -47,12 +47,7 @@ LARGE = 256 << 10  # bytes; a longer payload is cut into pages
 PAGE = 7_900  # bytes; with its key it fills a page of the table
 
 RECEIPT_KEY = {"stream": pa.string(), "batch": pa.int64(), "task": pa.int32()}
-CHUNK_KEY = {
-    "sink": pa.string(),
-    "batch": pa.int64(),
-    "attempt": pa.string(),
-    "chunk": pa.int32(),
-}
+CHUNK_KEY = {"sink": pa.string(), "batch": pa.int64(), "attempt": pa.string(), "chunk": pa.int32()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,7 @@ class Packed:
     @property
     def seal(self) -> Seal:
         """The seal by which the driver recognises the payload; takes 1 ms for a chunk."""
-        return Seal(self.size, _digest(self.bytes))
+        return Seal(self.size, hashlib.sha256(self.bytes).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +105,13 @@ def pack(rows: pa.Table) -> Packed:
         spread = pool.map if rows.nbytes > ALONE else map
         for batch in batches:
             buffers = [buffer for column in batch.columns for buffer in _buffers(column)]
+            compressed = iter(spread(ZSTD.compress, [each for each in buffers if each is not None]))
             sizes: list[tuple[int, int] | None] = []
-            for plain, packed in zip(buffers, spread(_compress, buffers), strict=True):
-                if plain is None or packed is None:
+            for plain in buffers:
+                if plain is None:
                     sizes.append(None)
                     continue
+                packed = next(compressed)
                 sizes.append((plain.size, packed.size))
                 size += plain.size
                 sink.write(packed)
@@ -136,10 +133,7 @@ def pages(
     """
     Return the rows of the table of pages for a large payload; none for a small one.
 
-    Args:
-        payload: the result of `pack`.
-        kinds: columns of the key, with their types.
-        key: a value for each of them.
+    `kinds` are the columns of the key with their types, `key` has a value for each.
     """
     count = 0 if payload.size <= LARGE else -(-payload.size // PAGE)
     offsets = np.minimum(np.arange(count + 1) * PAGE, payload.size).astype(np.int32)
@@ -177,14 +171,6 @@ def _is_fixed(kind: pa.DataType) -> bool:
     return bool(pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind))
 
 
-def _compress(buffer: pa.Buffer | None) -> pa.Buffer | None:
-    return None if buffer is None else ZSTD.compress(buffer)
-
-
-def _digest(payload: pa.Buffer) -> str:
-    return hashlib.sha256(payload).hexdigest()
-
-
 # ----- read ----------------------------------------------------------------------------------
 
 
@@ -198,8 +184,8 @@ def unpack(payload: bytes, pages: Iterable[tuple[bytes]], expected: Expected) ->
     whole = pa.py_buffer(payload or b"".join(page for (page,) in pages))
     try:
         if expected.seal is not None:
-            intact = _digest(whole) == expected.seal.digest
-            _check(intact, "it is not the one that the task wrote")
+            digest = hashlib.sha256(whole).hexdigest()
+            _check(digest == expected.seal.digest, "it is not the one that the task wrote")
         return _read_table(whole, expected)
     except (BadPayload, pa.ArrowException, OSError) as error:
         raise PayloadRefused(where=expected.where, reason=str(error)[:300]) from None

@@ -33,13 +33,10 @@ QUEUE_ROW = pa.schema(
 )
 
 LOWEST_SEQ, HIGHEST_SEQ = -(2**63), 2**63 - 1  # a seq is a bigint
-
 # expiries that Python can represent lie between these
 FIRST, LAST = datetime(1, 1, 2), datetime(9999, 12, 31)  # noqa: DTZ001 - UTC without a zone
 
-BATCH_BYTES = 8 << 20  # of one record batch on its way to Spark
-
-BATCH_ROWS = 10_000
+BATCH_BYTES, BATCH_ROWS = 8 << 20, 10_000  # of one record batch on its way to Spark
 
 # of the text of an id: its two digits for each byte, and where they stand between the dashes
 HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)
@@ -55,7 +52,7 @@ def sort_by_seq(rows: pa.Table) -> pa.Table:
 
 def weigh(rows: pa.Table) -> int:
     """Count the bytes of headers and bodies."""
-    return int(row_weights(rows).sum())
+    return int(_row_weights(rows).sum())
 
 
 def record_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -66,7 +63,7 @@ def record_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
 
 def split_by_size(rows: pa.Table, most: int) -> Iterator[pa.Table]:
     """Yield slices of about so many bytes at most; one row may weigh more."""
-    weights = row_weights(rows)
+    weights = _row_weights(rows)
     weights += -(-(rows.nbytes - weights.sum()) // max(1, rows.num_rows))  # the rest of each row
     ends = np.cumsum(weights)
     first = 0
@@ -77,7 +74,7 @@ def split_by_size(rows: pa.Table, most: int) -> Iterator[pa.Table]:
         first = stop
 
 
-def row_weights(rows: pa.Table) -> npt.NDArray[np.int64]:
+def _row_weights(rows: pa.Table) -> npt.NDArray[np.int64]:
     """Count the bytes of each row's headers and body."""
     weights = np.zeros(rows.num_rows, np.int64)
     for name in {"headers", "body"}.intersection(rows.column_names):
@@ -181,28 +178,16 @@ def find_undecodable(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:
-        found = [text is not None and not _is_utf8(text) for text in _octets(texts)]
-        return pa.chunked_array([pa.array(found, pa.bool_())])
+        readable = replace_undecodable(texts).cast(pa.binary())
+        return pc.fill_null(pc.not_equal(readable, texts.cast(pa.binary())), fill_value=False)
     return pa.chunked_array([pa.repeat(pa.scalar(value=False), len(texts))])
-
-
-def _octets(texts: pa.ChunkedArray) -> list[bytes | None]:
-    found: list[bytes | None] = texts.cast(pa.binary()).to_pylist()
-    return found
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def replace_undecodable(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """Replace bytes that are not UTF-8 by U+FFFD."""
-    found = [None if text is None else text.decode(errors="replace") for text in _octets(texts)]
-    return pa.chunked_array([pa.array(found, pa.string())])
+    octets = texts.cast(pa.binary()).to_pylist()
+    readable = [None if text is None else text.decode(errors="replace") for text in octets]
+    return pa.chunked_array([pa.array(readable, pa.string())])
 
 
 def with_readable_texts(rows: pa.Table, unread: pa.ChunkedArray | None = None) -> pa.Table:

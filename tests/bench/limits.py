@@ -10,17 +10,16 @@ from __future__ import annotations
 import time
 import uuid
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin import checks
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.driver.loop import PeekLoop
-from sqlq_spark.receive.driver.peeker import Peeker
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch, insert, staging
@@ -125,8 +124,8 @@ def receive_batches(bench: Bench) -> Costs:
     raw = {"url": bench.url, "queue": "orders", "maxMessagesPerTrigger": str(bench.batch)}
     options = SourceOptions.parse(raw | {"maxConcurrency": "2"})
     query = str(uuid.uuid4())  # Spark gives each query another name
-    loop, offset, taken = PeekLoop(options, time.monotonic, checks.at_start), INITIAL, 0
-    with Session(options, "limits") as session:
+    loop, offset, taken = StreamDriver(options, time.monotonic, checks.at_start), INITIAL, 0
+    with StateSession(options, "limits") as session:
         peek = _peek(options, session.open())
         loop.freeze()
         before = bench.begin()
@@ -143,20 +142,19 @@ def receive_batches(bench: Bench) -> Costs:
 
 def _peek(options: SourceOptions, connection: Connection) -> float:
     """Milliseconds to see a batch and where to cut it."""
-    peek = Peeker(options, options.address, options.names[0], time.monotonic)
-    with transaction(connection, timeout=_TIMEOUT):
-        peek.freeze(connection)
+    driver = StreamDriver(options, time.monotonic, checks.at_start)
+    with closing(driver), transaction(connection, timeout=_TIMEOUT):
         start = time.perf_counter()
-        peek.look(connection, time.monotonic())
+        look = driver.look(connection, options.names[0], time.monotonic())
         elapsed = time.perf_counter() - start
-    expect("saw", peek.found.messages, options.max_messages)
+    expect("saw", look.found.messages, options.max_messages)
     return elapsed * 1000
 
 
 def _copy(bench: Bench) -> Costs:
     """The COPY of a batch alone, on one connection, without begin and commit."""
     options, chunks = _to_send(bench)
-    with Session(options, "limits") as session, transaction(session.open(), timeout=_TIMEOUT):
+    with StateSession(options, "limits") as session, transaction(session.open(), timeout=_TIMEOUT):
         clock = insert.add_expires
         tables = [insert.add_ids(clock(session.open(), chunk)) for chunk in chunks]
         with bench.timing() as costs:
@@ -168,7 +166,7 @@ def _copy(bench: Bench) -> Costs:
 def send_now(bench: Bench) -> Costs:
     """A task's way to send at once."""
     options, chunks = _to_send(bench)
-    with Session(options, "limits") as session:
+    with StateSession(options, "limits") as session:
         session.open()
         with bench.timing() as costs:
             insert.send_now(session, chunks, options)
@@ -179,7 +177,7 @@ def send_now(bench: Bench) -> Costs:
 def stage_and_dispatch(bench: Bench) -> Costs:
     """A task's staging and the driver's dispatch, whose one connection is timed."""
     options, chunks = _to_send(bench)
-    with Session(options, "limits") as session:
+    with StateSession(options, "limits") as session:
         session.open()
         before = bench.begin()
         staged = staging.stage(session, chunks, sink=staging.nameless_sink(), batch=0)

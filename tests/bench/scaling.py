@@ -21,7 +21,7 @@ from pyspark.sql import functions
 
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.receive.stored_receipt import CEILING
+from sqlq_spark.receive.receipts import CEILING
 from sqlq_spark.wire.address import QueueAddress
 
 from . import postgresql
@@ -129,7 +129,7 @@ def queues(url: str, trial: Trial) -> Iterator[Point]:
     """Send one DataFrame, by its column `queue`, to so many queues."""
     with stand(url, 10_000 if trial.quick else _BATCH) as bench:
         names = [f"q{at}" for at in range(max(_QUEUES))]
-        with Session(SinkOptions(url=bench.url), "bench", state=False) as session:
+        with Session(SinkOptions(url=bench.url), "bench") as session:
             for name in names:
                 session.open().run("create_queue", tables={"queue": QueueAddress(name)})
         bench.frame.count()

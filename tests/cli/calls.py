@@ -63,15 +63,15 @@ def prepare(place: Place) -> dict[str, str]:
     words = {word: address(place, name) for word, name in NAMES.items()} | {"STATE": place.state}
     raw = {"url": place.url, "queue": words["QUEUE"], "stateSchema": place.state}
     options = SourceOptions.parse(raw)
-    with Session(options, "test", state=False) as session:
+    with Session(options, "test") as session:
         connection = session.open()
         schema.install(connection, timeout=10)
         schema.create_delayed(connection, options.address, timeout=10)
         for name in ("QUEUE", "OTHER", "GONE", "ERROR"):
-            schema.create_queue(connection, connection.parsed(words[name]), timeout=10)
+            schema.create_queue(connection, connection.names.parse_address(words[name]), timeout=10)
         publish.subscribe(
             connection,
-            connection.parsed(words["TABLE"]),
+            connection.names.parse_address(words["TABLE"]),
             topics=("Shop.Old", "Shop.Heard"),
             endpoint="Lake",
             queue=options.address,

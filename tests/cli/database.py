@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from psycopg import sql
 
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive import task as receive
 from sqlq_spark.wire.address import QueueAddress
@@ -51,8 +52,10 @@ def received(
     options = SourceOptions.parse(
         {"url": url or place.url, "queue": "x", "stateSchema": place.state, "queryTimeout": "10s"}
     )
+    if errors:
+        options = replace(options, error_address=QueueAddress(errors, place.schema))
     queue = QueueAddress("Shop.Orders", place.schema)
-    with Session(options, "test") as session:
+    with StateSession(options, "test") as session:
         connection = session.open()
         if batch == 1:
             name = connection.printed(queue)
@@ -65,7 +68,7 @@ def received(
             first=0,
             stop=2**31,
             messages=messages,
-            rules=receive.TaskRules(errors=QueueAddress(errors, place.schema) if errors else None),
+            options=options,
         )
         rows = receive.receive(connection, task, timeout=10, origin=Origin())
         bodies: list[bytes] = rows["body"].to_pylist()

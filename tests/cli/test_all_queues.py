@@ -197,7 +197,7 @@ def test_the_settings_of_state_tables_are_checked(orders: str, place: Place) -> 
     """The pages among them; each fix works."""
     options = SourceOptions.parse({"url": place.url, "queue": orders, "stateSchema": place.state})
     page = f'"{place.state}".receipt_page'
-    with Session(options, "test", state=False) as session:
+    with Session(options, "test") as session:
         assert checks.of_state_tables(session.open()) == []
         place.sql(f"ALTER TABLE {page} SET (autovacuum_enabled = off)")
         place.sql(f'ALTER TABLE "{place.state}".staging SET UNLOGGED')
@@ -225,7 +225,7 @@ def test_what_pins_rows_without_a_session_is_found() -> None:
         server.stop()
         server.start()
         options = SourceOptions.parse({"url": server.url, "queue": "Shop"})
-        with Session(options, "test", state=False) as session:
+        with Session(options, "test") as session:
             connection = session.open()
             schema.create_queue(connection, options.address, timeout=60, body_string=False)
             with psycopg.connect(server.url) as manager:

@@ -9,10 +9,11 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import dispatch, staging
 from sqlq_spark.send.sender import Sender
+from sqlq_spark.send.throttle import find_backlog
 
 from .database import STREAM, address, as_role, executed, received
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from .commands import Run
 
-ROLES = ("reader", "sender", "operator")
+ROLES = ("reader", "sender", "operator", "producer")
 ERRORS = 'Er"ror; --'
 
 
@@ -76,7 +77,7 @@ def test_a_sender_sends_exactly_once_and_publishes(
     batch = pa.RecordBatch.from_pydict({"body": [b"x"]})
     for which, to in enumerate(({"queue": granted.queue}, {"topics": "Shop.Placed"})):
         options = SinkOptions.parse(given | to)
-        with Session(options, "sender") as session:
+        with StateSession(options, "sender") as session:
             chunks = Sender(options=options, partition=0).chunks([batch])
             staged = staging.stage(session, chunks, sink=f"app:{which}", batch=0)
             dispatch.dispatch(session.open(), [staged], options)
@@ -88,6 +89,29 @@ def test_a_sender_sends_exactly_once_and_publishes(
     assert run("browse", granted.queue, *url).code == 3
     assert refused.code == 3
     assert f"GRANT SELECT, INSERT, UPDATE ON {granted.subscriptions} TO the_user" in refused.err
+
+
+def test_a_sender_counts_what_waits_and_a_producer_only_sends(
+    place: Place, granted: Granted
+) -> None:
+    """`pauseAboveBacklog` reads no column but seq; an endpoint needs to read nothing."""
+    given = {"url": granted.urls["sender"], "stateSchema": place.state}
+    options = SinkOptions.parse(given)
+    put = f"INSERT INTO {granted.queue} (id, headers) VALUES (gen_random_uuid(), '{{}}')"
+    with psycopg.connect(granted.urls["producer"], autocommit=True) as producer:
+        producer.execute(put.encode())
+        for table in (granted.queue, f'"{place.state}".version'):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                producer.execute(f"SELECT FROM {table}".encode())
+
+    with StateSession(options, "sender") as session:
+        found = find_backlog(session.open(), options, {("queue", granted.queue)})
+
+    assert str(found).startswith("1 messages wait in ")
+    with psycopg.connect(granted.urls["sender"]) as sender:
+        sender.execute(f"SELECT seq FROM {granted.queue}".encode())
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            sender.execute(f"SELECT headers FROM {granted.queue}".encode())
 
 
 def test_doctor_finds_all_rights_of_a_stream_and_of_a_sender(

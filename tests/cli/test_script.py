@@ -232,6 +232,30 @@ def test_roles_of_the_state_schema_that_all_share_cannot_be_named(run: Run, opti
         assert 'TO "clerk"' in run(*words, *more).out
 
 
+def test_a_team_that_only_reads_several_queues_has_no_sender(bank: Bank, run: Run) -> None:
+    """Its endpoints share a role that only sends; the error queue is created once."""
+    queues = ("Shop.Orders", "Shop.Billing", "--error", "error")
+    roles = ("--reader", bank.roles["reader"], "--producer", bank.roles["operator"])
+    text = run("script", *queues, "--no-sender", "--domain", "bank", *roles)
+
+    bank.execute(text.out)
+
+    assert text.out.count('CREATE TABLE IF NOT EXISTS "public"."error"') == 1
+    for queue in queues[:2]:
+        bank.execute(f'SELECT FROM "{queue}"', url=bank.as_role("reader"))
+    assert "sender" not in text.out
+    for more in (("--instance", "web1"), ("--sender", "clerk", "--no-sender")):
+        assert run("script", *queues, *more, "--domain", "d").code == 2
+
+
+def test_a_script_is_for_one_database(run: Run) -> None:
+    """GRANT takes no name with a database."""
+    refused = run("script", "Shop.Orders@[dbo]@[shop]", "--dialect", "sqlserver")
+
+    assert refused.code == 2
+    assert "run the script in its database" in refused.err
+
+
 @pytest.mark.parametrize(
     ("dialect", "lines", "words"), [("postgresql", 260, 1500), ("sqlserver", 310, 1700)]
 )

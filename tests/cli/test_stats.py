@@ -183,7 +183,7 @@ def test_a_watch_goes_on_when_the_database_was_away(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         f" WHERE application_name LIKE 'sqlqueue {place.schema}%'"
     )
-    with Session(options, place.schema, state=False) as session:
+    with Session(options, place.schema) as session:
         found = stats.looks(session, [orders], options, 0.01)
         first = next(found)
         assert place.sql(end)
@@ -195,7 +195,7 @@ def test_a_watch_goes_on_when_the_database_was_away(
     assert isinstance(after, Look)
     assert capsys.readouterr().err.endswith(". Trying again.\n")
     nowhere = SourceOptions.parse({"url": "postgresql://127.0.0.1:1/shop", "queue": "q"})
-    with Session(nowhere, "test", state=False) as session, pytest.raises(NotReachable):
+    with Session(nowhere, "test") as session, pytest.raises(NotReachable):
         next(stats.looks(session, ["q"], nowhere, 0.01))
 
 

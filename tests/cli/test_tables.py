@@ -46,10 +46,9 @@ def test_create_makes_all_queues_of_an_endpoint(
     assert tables(place) == {*OWN, *SHARED}
 
 
-@pytest.mark.parametrize("command", ["create", "script"])
-def test_a_second_queue_needs_its_option(run: Run, place: Place, command: str) -> None:
+def test_a_second_queue_needs_its_option(run: Run, place: Place) -> None:
     """The error names the options, and nothing is created."""
-    made = run(command, address(place, "error"), address(place, "audit"))
+    made = run("create", address(place, "error"), address(place, "audit"))
 
     assert made.code == 2
     assert "expected one QUEUE; name the endpoint's other queues with --error, --audit" in made.err

@@ -24,16 +24,14 @@ from waiting import until
 from sqlq_spark import database
 from sqlq_spark.admin import checks
 from sqlq_spark.database import schema, transaction
-from sqlq_spark.database.names import names_of
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.driver.loop import PeekLoop
-from sqlq_spark.receive.offset import INITIAL, Offset
-from sqlq_spark.receive.receipts import Acknowledged, acknowledge
-from sqlq_spark.receive.stored_receipt import save
-from sqlq_spark.receive.streams import Claim, create, store_plan
-from sqlq_spark.receive.task import Task, TaskRules, divert, fence, receive, take
+from sqlq_spark.options.names import names_of
+from sqlq_spark.receive.driver import StreamDriver
+from sqlq_spark.receive.offset import INITIAL, BatchPlan, Offset, write_plan
+from sqlq_spark.receive.receipts import Acknowledged, Claim, acknowledge, save
+from sqlq_spark.receive.task import Task, divert, fence, receive, take
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import NO_STREAM, Origin
 
@@ -175,9 +173,7 @@ class Bench:
 
     def session(self, application: str = "", **raw: str) -> Session:
         """Give a session of ours; closed at the end of the test."""
-        return self._stack.enter_context(
-            Session(self.source(**raw), f"{self.name} {application}", state=False)
-        )
+        return self._stack.enter_context(Session(self.source(**raw), f"{self.name} {application}"))
 
     def open(self, application: str = "", **raw: str) -> Connection:
         """Open a connection."""
@@ -190,9 +186,9 @@ class Bench:
             self._desk = self.open("desk")
         return self._desk
 
-    def loop(self, clock: Clock | None = None, **raw: str) -> PeekLoop:
+    def loop(self, clock: Clock | None = None, **raw: str) -> StreamDriver:
         """Give the driver's side of a stream, as a fresh process has it; its clock stands still."""
-        made = PeekLoop(self.source(**raw), clock or Clock(), checks.at_start)
+        made = StreamDriver(self.source(**raw), clock or Clock(), checks.at_start)
         self._stack.callback(made.close)
         return made
 
@@ -235,16 +231,18 @@ class Bench:
         """Make a stream's row, its batches up to `acked` closed."""
         stream, connection = str(uuid.uuid4()), self.desk
         with transaction(connection, timeout=TIMEOUT):
-            create(connection, stream, self.who)
+            connection.run(
+                "new_stream", stream=stream, queue_name=self.who.queue, driver=self.who.driver
+            )
         for batch in range(1, acked + 1):
             self.plan(stream, batch)
             self.ack(stream, batch)
         return stream
 
-    def plan(self, stream: str, batch: int) -> None:
-        """Give a batch a plan without tasks."""
+    def plan(self, stream: str, batch: int, plan: BatchPlan = ()) -> None:
+        """Give a batch a plan; by default one without tasks."""
         with transaction(self.desk, timeout=TIMEOUT):
-            store_plan(self.desk, stream, batch, ())
+            self.desk.run("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
 
     @property
     def who(self) -> Claim:
@@ -258,9 +256,9 @@ class Bench:
             return acknowledge(connection, stream, batch, self.who, claim=False)
 
     def task(self, stream: str | None, *, batch: int = 1, task: int = 0, **limits: Any) -> Task:
-        """Give a task over the whole queue; `limits` are fields of the task or of its rules."""
-        names = limits.keys() & {each.name for each in fields(TaskRules)}
-        rules = TaskRules(**{name: limits.pop(name) for name in names})
+        """Give a task over the whole queue; `limits` are fields of the task or of its options."""
+        names = limits.keys() - {each.name for each in fields(Task)}
+        options = replace(self.source(), **{name: limits.pop(name) for name in names})
         whole = Task(
             queue=self.queue,
             stream=stream,
@@ -269,7 +267,7 @@ class Bench:
             first=-(2**63),
             stop=2**63 - 1,
             messages=1_000_000,
-            rules=rules,
+            options=options,
         )
         return replace(whole, **limits)
 
@@ -290,16 +288,16 @@ class Bench:
         yield kept.rows
         connection.run("commit")
 
-    def batch(self, loop: PeekLoop, start: Offset = INITIAL) -> tuple[Offset, list[pa.Table]]:
+    def batch(self, loop: StreamDriver, start: Offset = INITIAL) -> tuple[Offset, list[pa.Table]]:
         """Plan and receive the batch after `start`; the same offset means there was none."""
         end = loop.latest(start)
         return end, [] if end == start else [self.receive(task) for task in loop.tasks(end)]
 
-    def drain(self, loop: PeekLoop, start: Offset = INITIAL) -> list[bytes]:
+    def drain(self, loop: StreamDriver, start: Offset = INITIAL) -> list[bytes]:
         """Run micro-batches as AvailableNow does, until the offset stays; the bodies got."""
         return [body for tables in self.batches(loop, start) for body in bodies(*tables)]
 
-    def batches(self, loop: PeekLoop, start: Offset = INITIAL) -> Iterator[list[pa.Table]]:
+    def batches(self, loop: StreamDriver, start: Offset = INITIAL) -> Iterator[list[pa.Table]]:
         """Run micro-batches as AvailableNow does, until the offset stays."""
         for _ in range(50):
             end, tables = self.batch(loop, start)

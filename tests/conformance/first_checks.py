@@ -19,8 +19,7 @@ from waiting import until
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.admin.script import Roles, script
-from sqlq_spark.database import schema, transaction
-from sqlq_spark.database.spellings import find_same
+from sqlq_spark.database import find_same, schema, transaction
 from sqlq_spark.errors import Deadlock, RightMissing, SchemaNotFound, StaleTask
 from sqlq_spark.receive import task as tasks
 from sqlq_spark.wire.address import QueueAddress
@@ -132,7 +131,7 @@ def escalation(bench: Bench) -> Seen:
     connection = bench.open("takes")
     with transaction(connection, timeout=TIMEOUT):
         task = bench.task(None, messages=MOST)
-        taken = tasks.take_allowed(connection, task).rows.num_rows
+        taken = tasks.take(connection, task).num_rows
         modes = set(said(bench, "locks"))
         with bench.dotnet.apart() as other:
             row = bench.thread(lambda: other.receive(bench.queue)).result(WAIT)
@@ -288,7 +287,7 @@ def _reader(bench: Bench) -> Iterator[tuple[str, str, QueueAddress]]:
         bench.dotnet.kill(f"{bench.name} reader")
         dotnet.dba.drop_login(login)
         dotnet.dba.drop_schema(state)
-        for role in (roles.reader, roles.sender):
+        for role in filter(None, (roles.reader, roles.sender)):
             said(bench, "drop_role", role=role)
 
 

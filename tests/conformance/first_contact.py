@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from conftest import placed
 
 from sqlq_spark.database import schema
-from sqlq_spark.database.names import names_of
+from sqlq_spark.options.names import names_of
 from sqlq_spark.wire.address import QueueAddress
 
 from . import sqlserver

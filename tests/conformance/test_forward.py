@@ -56,7 +56,7 @@ class Post:
     def receive(self, *, errors: bool = True) -> pa.Table:
         """Receive all of the queue as one task."""
         where = self.bench.errors if errors else None
-        return self.bench.receive(self.bench.task(self.bench.new_stream(), errors=where))
+        return self.bench.receive(self.bench.task(self.bench.new_stream(), error_address=where))
 
     def rows(self, table: str) -> list[Stored]:
         """What a queue holds."""
@@ -94,7 +94,9 @@ def test_a_message_for_another_queue_is_forwarded_with_the_receive(
     post.send("billing", b"expired", lives=-1)
     post.bench.dotnet.send(post.bench.queue, '{"n":"2"}', b"last")
     before = {row.id for row in post.rows("orders")}
-    task = post.bench.task(post.bench.new_stream() if receipts else None, errors=post.bench.errors)
+    task = post.bench.task(
+        post.bench.new_stream() if receipts else None, error_address=post.bench.errors
+    )
 
     rows, again = post.bench.receive(task), post.bench.receive(task)
 
@@ -268,7 +270,7 @@ def test_many_false_addresses_are_looked_up_at_once(post: Post, *, errors: bool)
         post.send(f"absent {at}")
     post.bench.watched = True
     where = post.bench.errors if errors else None
-    task = post.bench.task(post.bench.new_stream(), errors=where)
+    task = post.bench.task(post.bench.new_stream(), error_address=where)
 
     rows = post.bench.receive(task, post.bench.open("watched"))
 

@@ -83,7 +83,7 @@ class Waiting:
         """Run a task."""
         task = self.bench.task(self.stream)
         do = partial(receive, task=task, timeout=TIMEOUT, origin=NO_STREAM)
-        return bodies(self.session.do(do))
+        return bodies(self.session.run_with_retries(do))
 
     def acknowledge(self) -> int:
         """Close the batch."""
@@ -92,7 +92,7 @@ class Waiting:
             with transaction(connection, timeout=TIMEOUT):
                 return acknowledge(connection, self.stream, 1, self.bench.who, claim=False).batch
 
-        return self.session.do(do)
+        return self.session.run_with_retries(do)
 
     def stage(self) -> staging.Staged:
         """Stage a chunk."""
@@ -101,11 +101,13 @@ class Waiting:
     def dispatch(self) -> int:
         """Send what was staged."""
         options = self.bench.sink(queryTimeout=f"{TIMEOUT}s")
-        return self.session.do(lambda found: dispatch(found, [self.staged], options))
+        return self.session.run_with_retries(lambda found: dispatch(found, [self.staged], options))
 
     def abort(self) -> None:
         """Delete what was staged."""
-        self.session.do(partial(discard, sink="app:sink", batch=0, final=False, timeout=TIMEOUT))
+        self.session.run_with_retries(
+            partial(discard, sink="app:sink", batch=0, final=False, timeout=TIMEOUT)
+        )
 
 
 @pytest.fixture

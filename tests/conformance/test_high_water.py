@@ -10,10 +10,9 @@ import pytest
 from servers import only
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.names import names_of
 from sqlq_spark.errors import CheckpointIncomplete
-from sqlq_spark.receive import receipts
-from sqlq_spark.receive.driver import pace
+from sqlq_spark.options.names import names_of
+from sqlq_spark.receive import pace, receipts
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
@@ -21,7 +20,7 @@ from sqlq_spark.wire.rows import Origin
 from .conftest import TIMEOUT, Bench, Clock, bodies
 
 if TYPE_CHECKING:
-    from sqlq_spark.receive.driver.loop import PeekLoop
+    from sqlq_spark.receive.driver import StreamDriver
 
 
 @dataclass
@@ -33,7 +32,7 @@ class Query:
     raw: dict[str, str] = field(default_factory=dict)
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     offsets: list[tuple[Offset, ...]] = field(default_factory=list)  # offsets/N
-    loops: list[PeekLoop] = field(default_factory=list)
+    loops: list[StreamDriver] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
 
     def start(self, **raw: str) -> None:

@@ -12,7 +12,7 @@ from recorded_connection import RecordedConnection
 from servers import only
 
 from sqlq_spark.database import schema, transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import (
     InstallBlocked,
     QueueNotFound,
@@ -168,7 +168,7 @@ def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
     sender = Sender(options=by_rows, partition=0)
     dispatch(bench, stage(bench, *sender.chunks([pa.RecordBatch.from_pydict(frame)])), **raw)
     bench.dotnet.send(bench.queue, dumps({FORWARD_DESTINATION: printed}), b"forwarded")
-    bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
+    bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
     Mover(queue, zone=None, timeout=TIMEOUT).move(bench.desk)
 
     assert set(bench.desk.columns(queue)) == bench.dotnet.dba.shapes.columns
@@ -181,7 +181,7 @@ def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
 
 def test_the_error_of_absent_state_tables_has_the_command(bare: Bench) -> None:
     """Before anything is received."""
-    with Session(bare.source(), "x") as session, pytest.raises(StateNotInstalled) as caught:
+    with StateSession(bare.source(), "x") as session, pytest.raises(StateNotInstalled) as caught:
         session.open()
 
     where = f"the state tables were not found in schema {bare.dotnet.state} of "
@@ -196,7 +196,7 @@ def test_state_tables_of_another_release_are_left_alone(
     """Streams check at each try, and an install does too. The error says what to do."""
     bench.dotnet.dba.change("version", version=version)
 
-    with Session(bench.source(), "x") as session:
+    with StateSession(bench.source(), "x") as session:
         for _ in range(2):  # not with the connection that was opened for the check
             with pytest.raises(error) as caught:
                 session.open()
@@ -220,7 +220,7 @@ def test_state_tables_without_a_version_are_not_used(bench: Bench) -> None:
     """Nobody knows which release they are of."""
     bench.dotnet.dba.forget("version")
 
-    with Session(bench.source(), "x") as session, pytest.raises(StateNotInstalled):
+    with StateSession(bench.source(), "x") as session, pytest.raises(StateNotInstalled):
         session.open()
 
 
@@ -230,10 +230,10 @@ def test_a_state_schema_may_have_any_name(bare: Bench, state: str) -> None:
     state = f"{bare.dotnet.state[-6:]} {state}"
     options = bare.source(stateSchema=state)
     try:
-        with Session(options, "install", state=False) as session:
+        with Session(options, "install") as session:
             schema.install(session.open(), timeout=TIMEOUT)
 
-        with Session(options, "x") as session:
+        with StateSession(options, "x") as session:
             assert session.open().rows("version") == [(schema.VERSION,)]
     finally:
         bare.dotnet.dba.drop_schema(state)

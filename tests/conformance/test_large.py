@@ -23,9 +23,9 @@ COUNTS = "messages, expired, diverted"
 def task(bench: Bench, **limits: Any) -> Task:
     """Give a task as a plan makes it whose sample held a large message."""
     given: dict[str, Any] = {
-        "largest": 1000,
+        "max_message_bytes": 1000,
         "bytes_each": 5000 / poison.SAMPLED,
-        "errors": bench.errors,
+        "error_address": bench.errors,
     }
     return bench.task(bench.new_stream(), **given | limits)
 
@@ -64,7 +64,7 @@ def test_without_an_error_queue_nothing_is_taken(bench: Bench) -> None:
         bench.dotnet.send(bench.queue, "{}", body)
 
     with pytest.raises(MessageTooLarge) as caught:
-        bench.receive(task(bench, errors=None))
+        bench.receive(task(bench, error_address=None))
 
     facts = {"queue": bench.printed, "seq": 2, "size": 5002, "largest": 1000}
     assert vars(caught.value) == facts

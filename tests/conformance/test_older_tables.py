@@ -31,7 +31,7 @@ def browsed(bench: Bench, queue: QueueAddress) -> list[dict[str, Any]]:
     """What a browse shows of a queue."""
     return [
         row
-        for first, stop in browse.ranges(bench.desk, queue, parts=2, timeout=TIMEOUT)
+        for _, first, stop in browse.parts(bench.desk, [queue], parts=2, timeout=TIMEOUT)
         for page in browse.pages(bench.desk, queue, first, stop, narrow=False, timeout=TIMEOUT)
         for row in page.to_pylist()
     ]

@@ -20,8 +20,8 @@ from sqlq_spark.errors import (
     StreamTakenOver,
     TimedOut,
 )
-from sqlq_spark.receive.driver import pace
-from sqlq_spark.receive.driver.loop import PeekLoop
+from sqlq_spark.receive import pace
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.wire.address import QueueAddress
 
@@ -394,7 +394,7 @@ def test_a_batch_that_must_be_closed_again_is_learned_from_once(bench: Bench) ->
     loop.latest(end)
 
     assert bench.strike.fell == "peek"
-    assert loop.planner.ramp.successes == 1
+    assert loop.ramp.successes == 1
 
 
 @pytest.mark.usefixtures("impatient")
@@ -428,8 +428,8 @@ def test_a_stream_of_a_queue_in_the_default_schema_names_it(bench: Bench) -> Non
     """One queue is one address, however the user spelled it."""
     source = bench.source(queue="Shop.Orders")
 
-    loop = PeekLoop(source, Clock(), checks.at_start)
+    loop = StreamDriver(source, Clock(), checks.at_start)
 
     default = {"postgresql": '"public"."Shop.Orders"', "sqlserver": "Shop.Orders@[dbo]"}
-    assert loop.who.queue == default[bench.dotnet.dialect]
+    assert loop.claim.queue == default[bench.dotnet.dialect]
     assert source.address == QueueAddress("Shop.Orders")

@@ -14,8 +14,8 @@ from sqlq_spark.admin.inspect import depth
 from sqlq_spark.admin.purge import purge_expired, purge_parts
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import Deadlock, QueueNotFound, TimedOut
+from sqlq_spark.receive.driver import purge
 from sqlq_spark.receive.offset import INITIAL
-from sqlq_spark.receive.purge import purge
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench, Strike
@@ -49,7 +49,7 @@ def test_a_purge_waits_for_consumers_and_fails_as_a_whole(bare: Bench) -> None:
     session = bare.session("purge")
     with bare.dotnet.hold(bare.queue, bare.seqs()[1:2]), pytest.raises(TimedOut):
         # a session that was idle for so long is ended, which is another matter
-        session.do(partial(purge, queues=[bare.queue], timeout=0.2))
+        session.run_with_retries(partial(purge, queues=[bare.queue], timeout=0.2))
 
     assert len(bare.seqs()) == 3
 

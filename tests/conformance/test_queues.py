@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
 from servers import only
 
 from sqlq_spark.admin import inspect
+from sqlq_spark.datasource.stream import StreamReader
 from sqlq_spark.errors import (
     QueueNotFound,
     StreamNotFound,
     StreamOfOtherQueue,
 )
-from sqlq_spark.receive import browse
-from sqlq_spark.receive.driver import pace
+from sqlq_spark.receive import browse, pace
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 
@@ -27,7 +29,7 @@ from .conftest import TIMEOUT, Bench, Clock, bodies, through_spark
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sqlq_spark.receive.driver.loop import PeekLoop
+    from sqlq_spark.receive.driver import StreamDriver
 
 TABLES = ("Shop, Billing", 'say "hi"')  # beside `orders`
 
@@ -54,7 +56,7 @@ class Several:
         """How many wait in each queue."""
         return [len(self.bench.dotnet.rows(queue)) for queue in self.queues]
 
-    def loop(self, *read: int, clock: Clock | None = None, **raw: str) -> PeekLoop:
+    def loop(self, *read: int, clock: Clock | None = None, **raw: str) -> StreamDriver:
         """Give a stream of some of the queues; of all by default."""
         names = [self.names[at] for at in read or range(len(self.queues))]
         return self.bench.loop(clock, queues=", ".join(names), **raw)
@@ -220,6 +222,26 @@ def test_available_now_freezes_the_end_of_each_queue(several: Several) -> None:
 # ----- looking ---------------------------------------------------------------------------------
 
 
+def test_ranges_that_share_a_partition_keep_their_receipts(several: Several) -> None:
+    """One task of Spark receives them all, and its retry hands out what it received."""
+    sent = [several.send(at, 2) for at in range(3)]
+    options = several.bench.source(queues=", ".join(several.names), maxConcurrency="1")
+    reader = StreamReader(options, StructType([StructField("body", BinaryType())]))
+    with closing(reader.driver):
+        end = reader.latestOffset(reader.initialOffset())
+        (partition,) = reader.partitions(reader.initialOffset(), end)
+    begun = reader.read(partition)
+    first = next(begun)
+    del begun
+
+    rows = [batch["body"].to_pylist() for batch in reader.read(partition)]
+
+    assert first["body"].to_pylist() == sent[0]
+    assert rows == sent
+    receipts = several.bench.dotnet.state_rows("receipt", "task, queue")
+    assert receipts == [*enumerate(several.names)]
+
+
 def test_an_empty_queue_alone_is_left_alone(several: Several) -> None:
     """The others are looked at for every batch, in one transaction; that one after peekDelay."""
     clock, bench = Clock(), several.bench
@@ -235,7 +257,7 @@ def test_an_empty_queue_alone_is_left_alone(several: Several) -> None:
 
         acknowledged = "begin timeouts lock_stream outcome acknowledge delete_receipts"
         looked = "peek sample " * queues
-        assert bench.said == f"{acknowledged} {looked} lock_stream store_plan commit".split()
+        assert bench.said == f"{acknowledged} {looked} store_plan commit".split()
         assert [part.queue for part in start.plan] == several.names[:queues]
         clock.now += 5.0
 

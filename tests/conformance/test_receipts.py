@@ -21,8 +21,8 @@ from sqlq_spark.errors import (
     StreamOfOtherQueue,
     StreamTakenOver,
 )
-from sqlq_spark.receive import receipts, streams
-from sqlq_spark.receive.offset import BatchPlan, QueuePlan, write_plan
+from sqlq_spark.receive import receipts
+from sqlq_spark.receive.offset import BatchPlan, QueuePlan, read_plan, write_plan
 from sqlq_spark.wire.headers import TIME_SENT, dumps, wire_time
 
 from .conftest import TIMEOUT, Bench, bodies
@@ -56,7 +56,7 @@ def test_an_ack_deletes_the_receipts_and_adds_up_what_they_held(bench: Bench) ->
     bench.receive(bench.task(stream, task=1))
     bench.dotnet.send(bench.queue, lives=-1)
     bench.dotnet.send(bench.queue, "[]")
-    bench.receive(bench.task(stream, task=2, errors=bench.errors))
+    bench.receive(bench.task(stream, task=2, error_address=bench.errors))
     received(bench, stream, batch=2)
     received(bench, other)
 
@@ -150,13 +150,13 @@ def test_a_plan_ahead_of_the_stream_is_a_database_that_went_back(bench: Bench, d
         pytest.raises(DatabaseRolledBack, match=r"is at batch 4, but .* only up to batch 2"),
         transaction(bench.desk, timeout=TIMEOUT),
     ):
-        streams.lock_for_plan(bench.desk, stream, 5, who)
+        receipts.lock_for_plan(bench.desk, stream, 5, who)
 
     assert bench.dotnet.state_rows("stream", "acked_batch, plan_batch") == [(2, None)]
     accepting = replace(bench.who, fail_on_data_loss=False)
     with transaction(bench.desk, timeout=TIMEOUT):
-        assert streams.lock_for_plan(bench.desk, stream, 5, accepting) is None
-        streams.store_plan(bench.desk, stream, 5, ())
+        assert receipts.lock_for_plan(bench.desk, stream, 5, accepting) is None
+    bench.plan(stream, 5)
     assert bench.dotnet.state_rows("stream", "plan_batch") == [(5,)]
 
 
@@ -186,7 +186,7 @@ def test_receipts_that_are_missing_are_an_error_if_an_option_asks_for_it(
     received(bench, stream)
     strict = replace(bench.who, fail_on_missing_receipts=True)
 
-    def ack(who: streams.Claim, tasks: int) -> None:
+    def ack(who: receipts.Claim, tasks: int) -> None:
         with transaction(bench.desk, timeout=TIMEOUT):
             receipts.acknowledge(bench.desk, stream, 1, who, claim=False, tasks=tasks)
 
@@ -203,10 +203,10 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
     """And one of a stream of another queue, and one of no stream at all; nothing changes."""
     stream = bench.new_stream()
     received(bench, stream)
-    other = streams.Claim(driver="another", queue=bench.stated)
-    elsewhere = streams.Claim(driver="the driver", queue="x@[dbo]")
+    other = receipts.Claim(driver="another", queue=bench.stated)
+    elsewhere = receipts.Claim(driver="the driver", queue="x@[dbo]")
 
-    def ack(stream: str, who: streams.Claim, *, claim: bool = False) -> None:
+    def ack(stream: str, who: receipts.Claim, *, claim: bool = False) -> None:
         with transaction(bench.desk, timeout=TIMEOUT):
             receipts.acknowledge(bench.desk, stream, 1, who, claim=claim)
 
@@ -297,8 +297,7 @@ def test_returning_an_old_receipt_leaves_the_plan_of_a_later_batch(bench: Bench)
     received(bench, stream)
     bench.receive(bench.task(stream, task=1))
     return_(bench, stream, task=0)
-    with transaction(bench.desk, timeout=TIMEOUT):
-        streams.store_plan(bench.desk, stream, 2, plan_to(9))
+    bench.plan(stream, 2, plan_to(9))
 
     return_(bench, stream, task=1)
 
@@ -365,16 +364,16 @@ def test_one_plan_counts_for_a_batch_the_first(bench: Bench) -> None:
     """Word for word, also where the answer of its commit was lost."""
     stream = bench.new_stream()
 
-    def store(plan: BatchPlan, who: streams.Claim) -> BatchPlan:
+    def store(plan: BatchPlan, who: receipts.Claim) -> BatchPlan:
         with transaction(bench.desk, timeout=TIMEOUT):
-            stored = streams.lock_for_plan(bench.desk, stream, 1, who)
-            if stored is None:
-                streams.store_plan(bench.desk, stream, 1, plan)
-            return stored or plan
+            stored = receipts.lock_for_plan(bench.desk, stream, 1, who)
+        if stored is None:
+            bench.plan(stream, 1, plan)
+        return plan if stored is None else read_plan(stored, stream, 1)
 
     assert store(plan_to(5), bench.who) == plan_to(5)
     assert store(plan_to(6), bench.who) == plan_to(5)
-    other = streams.Claim(driver="another", queue=bench.stated)
+    other = receipts.Claim(driver="another", queue=bench.stated)
     with pytest.raises(StreamTakenOver):
         store(plan_to(7), other)
     assert bench.dotnet.state_rows("stream", "plan_batch, plan") == [(1, write_plan(plan_to(5)))]

@@ -16,7 +16,7 @@ from servers import only
 from waiting import until
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.postgresql import ranges
+from sqlq_spark.database.postgresql import connection as postgresql
 from sqlq_spark.errors import (
     ConnectionLost,
     QueueNotFound,
@@ -27,7 +27,7 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.receive import task as module
 from sqlq_spark.receive.receipts import return_
-from sqlq_spark.receive.task import TaskRules, receive
+from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 
@@ -140,7 +140,7 @@ def test_expired_messages_are_counted_and_gone(bench: Bench) -> None:
     bench.dotnet.send(bench.queue, body=b"eternal")
     expires = bench.dotnet.rows(bench.queue)[3].expires
 
-    rows = bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
+    rows = bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
 
     assert bodies(rows) == [b"alive", b"eternal"]
     assert rows["expires"].to_pylist() == [expires, None]
@@ -193,7 +193,7 @@ def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) 
 
     with bench.running(task, "first") as rows:
         do = partial(receive, task=task, timeout=TIMEOUT, origin=Origin())
-        attempt = bench.thread(lambda: second.do(do))
+        attempt = bench.thread(lambda: second.run_with_retries(do))
         bench.blocked("second")
         assert not attempt.done()
 
@@ -242,9 +242,8 @@ def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> No
     with transaction(bench.desk, timeout=TIMEOUT):
         return_(bench.desk, stream, 1, 0, bench.queue)
 
-    again = [
-        bench.receive(replace(task, rules=TaskRules(fail_on_data_loss=False))) for task in tasks
-    ]
+    accepting = bench.source(failOnDataLoss="false")
+    again = [bench.receive(replace(task, options=accepting)) for task in tasks]
 
     assert [bodies(rows) for rows in again] == [[], [b"1"]]
     assert bench.bodies() == [b"2", b"0"]
@@ -315,7 +314,7 @@ def test_a_wait_longer_than_query_timeout_ends(bench: Bench) -> None:
     task, session = bench.task(bench.new_stream()), bench.session()
     with bench.dotnet.locked(bench.queue), pytest.raises(TimedOut) as caught:
         # a session that was idle for so long is ended, which is another matter
-        session.do(partial(receive, task=task, timeout=0.2, origin=Origin()))
+        session.run_with_retries(partial(receive, task=task, timeout=0.2, origin=Origin()))
 
     assert "Raise the option queryTimeout" in str(caught.value)
 
@@ -328,7 +327,7 @@ def test_no_headers_are_not_poison(bench: Bench) -> None:
     bench.dotnet.dba.allow_null_headers(bench.queue)
     bench.dotnet.send(bench.queue, None)
 
-    rows = bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
+    rows = bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
 
     assert rows["headers"].to_pylist() == [None]
     assert bench.bodies(bench.errors) == []
@@ -338,7 +337,7 @@ def test_poison_of_5_mb_without_a_body_is_moved_whole(bench: Bench) -> None:
     """NULL stays NULL."""
     bench.dotnet.send(bench.queue, "[" + "x" * 5_000_000, None)
 
-    bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
+    bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
 
     (row,) = bench.dotnet.rows(bench.errors)
     assert row.headers == "[" + "x" * 5_000_000
@@ -351,7 +350,7 @@ def test_poison_whose_id_is_in_the_error_queue_gets_a_new_one(bench: Bench) -> N
     row = bench.dotnet.send(bench.queue, "[]", b"second")
     bench.dotnet.send(bench.errors, "{}", b"first", row=row)
 
-    bench.receive(bench.task(bench.new_stream(), errors=bench.errors))
+    bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
 
     first, second = bench.dotnet.rows(bench.errors)
     assert (first.id, first.body) == (row, b"first")
@@ -366,7 +365,7 @@ def test_poison_that_the_error_queue_refuses_stays_in_its_queue(bench: Bench) ->
     bench.dotnet.send_many(bench.errors, there)
     bench.dotnet.dba.on(bench.errors, "UPDATE {queue} SET Seq = Seq + 3")
     bench.dotnet.send(bench.queue, "[]", b"poison")
-    task = bench.task(bench.new_stream(), errors=bench.errors)
+    task = bench.task(bench.new_stream(), error_address=bench.errors)
 
     with pytest.raises(StatementFailed, match="let it go on behind the highest seq"):
         bench.receive(task)
@@ -384,7 +383,7 @@ def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:
     stream = bench.new_stream()
 
     with pytest.raises(QueueNotFound):
-        bench.receive(bench.task(stream, errors=absent))
+        bench.receive(bench.task(stream, error_address=absent))
 
     assert bench.seqs() == [1]
     assert bench.dotnet.state_rows("receipt", "batch") == []
@@ -442,9 +441,16 @@ def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again
         for headers, body in (("{}", b"1"), ("[]", b"poison"), ("{}", large), ("{}", b"4")):
             bench.dotnet.send(bench.queue, headers, body)
         sent = {row.id.bytes for row in bench.dotnet.rows(bench.queue)}
-        task = bench.task(bench.new_stream(), errors=bench.errors, largest=1000, bytes_each=9999.0)
+        task = bench.task(
+            bench.new_stream(),
+            error_address=bench.errors,
+            max_message_bytes=1000,
+            bytes_each=9999.0,
+        )
 
-        rows = session.do(partial(receive, task=task, timeout=TIMEOUT, origin=Origin()))
+        rows = session.run_with_retries(
+            partial(receive, task=task, timeout=TIMEOUT, origin=Origin())
+        )
 
         moved = bench.dotnet.rows(bench.errors)
         assert sorted([*rows["id"].to_pylist(), *(row.id.bytes for row in moved)]) == sorted(sent)
@@ -468,7 +474,9 @@ def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -
         sent = sorted(row.id.bytes for row in bench.dotnet.rows(bench.queue))
         task = bench.task(None)
 
-        rows = session.do(partial(receive, task=task, timeout=TIMEOUT, origin=Origin()))
+        rows = session.run_with_retries(
+            partial(receive, task=task, timeout=TIMEOUT, origin=Origin())
+        )
 
         assert sorted(rows["id"].to_pylist()) == ([] if after else sent)
         assert bench.receive(task).num_rows == 0
@@ -513,8 +521,8 @@ def test_a_range_that_is_deleted_at_once_holds_the_lowest_messages_of_the_queue(
     task = bench.task(stream, first=base, stop=base + 25, messages=messages, bytes=ceiling)
 
     with bench.dotnet.hold(bench.queue, locked), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges, "FEWEST", 0)
-        patch.setattr(ranges, "HELD", {})
+        patch.setattr(postgresql, "FEWEST", 0)
+        patch.setattr(postgresql, "HELD", {})
         taken = bench.receive(task)["seq"].to_pylist()
 
     assert taken == free[: len(taken)]
@@ -534,26 +542,26 @@ def test_a_queue_with_another_consumer_is_not_received_from_by_ranges(
     The server counts the limit for each row, so a larger one adds up beside busy endpoints.
     """
     waits: list[float | None] = []
-    patience = bench.desk.patience
+    patience = bench.desk.set_lock_timeout
 
     def wait(seconds: float | None) -> None:
         waits.append(seconds)
         patience(seconds)
 
-    monkeypatch.setattr(bench.desk, "patience", wait)
-    monkeypatch.setattr(ranges, "FEWEST", 0)
-    monkeypatch.setattr(ranges, "HELD", {})
+    monkeypatch.setattr(bench.desk, "set_lock_timeout", wait)
+    monkeypatch.setattr(postgresql, "FEWEST", 0)
+    monkeypatch.setattr(postgresql, "HELD", {})
     stream = bench.new_stream()
     bench.dotnet.send_many(bench.queue, [b"a", b"b", b"c", b"d"])
     ours = partial(bench.task, stream, first=1, stop=10, messages=2)
 
     with bench.dotnet.hold(bench.queue, [2]):
         first = bench.receive(ours(task=0))
-        tried = dict(ranges.HELD)
+        tried = dict(postgresql.HELD)
         second = bench.receive(ours(task=1))
 
     assert (bodies(first), bodies(second)) == ([b"a", b"c"], [b"d"])
     assert waits == [0.001]
     assert len(tried) == 1
-    assert tried == ranges.HELD
+    assert tried == postgresql.HELD
     assert bodies(bench.receive(ours(task=2))) == [b"b"]

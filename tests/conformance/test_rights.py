@@ -11,10 +11,10 @@ from servers import only
 
 from sqlq_spark.admin import checks
 from sqlq_spark.database import schema
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.errors import DatabaseFailure, RightMissing, StateRightMissing
 from sqlq_spark.receive import browse
-from sqlq_spark.receive.driver.loop import PeekLoop
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch, staging
@@ -86,14 +86,14 @@ class Service:
         delayed = schema.delayed_of(self.input)
         raw = {"queue": printed(self.input), "errorQueue": printed(self.errors), "url": self.url}
         options = self.bench.source(**raw, delayedDelivery="true")
-        loop = PeekLoop(options, Clock(), checks.at_start)
+        loop = StreamDriver(options, Clock(), checks.at_start)
         try:
             end = loop.latest(INITIAL)
-            with Session(options, "service") as session:
+            with StateSession(options, "service") as session:
                 connection = session.open()
                 for task in loop.tasks(end):
                     receive(connection, task, timeout=TIMEOUT, origin=Origin())
-                assert browse.ranges(connection, self.input, parts=2, timeout=5) == []
+                assert browse.parts(connection, [self.input], parts=2, timeout=5) == []
                 sink = self.bench.sink(
                     url=self.url, queue=printed(self.output), delayedQueue=printed(delayed)
                 )

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.datasource.write import look_ahead
 from sqlq_spark.errors import (
     BadOption,
@@ -118,7 +118,7 @@ def test_a_task_does_not_wait_for_the_first_chunk_of_a_new_sink(bench: Bench) ->
     bench.watched = False
 
     def beside() -> None:
-        with Session(bench.sink(queryTimeout="1s"), "beside") as session:
+        with StateSession(bench.sink(queryTimeout="1s"), "beside") as session:
             send_staging.stage(session, [chunk(b"beside")], sink="new", batch=0)
 
     bench.striking = f"{bench.name} first"

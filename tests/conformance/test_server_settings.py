@@ -15,7 +15,7 @@ from servers import only
 from sqlq_spark.admin import checks
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.postgresql import drivers
-from sqlq_spark.database.sessions import ATTEMPTS, Session
+from sqlq_spark.database.sessions import ATTEMPTS, Session, StateSession
 from sqlq_spark.demo import embedded
 from sqlq_spark.errors import (
     NotReachable,
@@ -25,7 +25,7 @@ from sqlq_spark.errors import (
     StatementPooling,
 )
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.driver.loop import PeekLoop
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.address import QueueAddress
@@ -80,7 +80,7 @@ def test_what_was_received_outlives_a_crash() -> None:
         url = with_setting(server.url, "synchronous_commit=off")
         queue = QueueAddress("orders", "public")
         options = SourceOptions.parse({"url": url, "queue": "orders"})
-        with Session(options, "test", state=False) as session:
+        with Session(options, "test") as session:
             schema.install(session.open(), timeout=TIMEOUT)
             schema.create_queue(session.open(), queue, timeout=TIMEOUT)
             with psycopg.connect(server.url, autocommit=True) as dotnet:
@@ -90,8 +90,8 @@ def test_what_was_received_outlives_a_crash() -> None:
         server.start()
         with psycopg.connect(server.url) as dotnet:
             dotnet.execute("INSERT INTO orders VALUES (gen_random_uuid(), NULL, '{}', 'x')")
-        with Session(options, "test") as session:
-            loop = PeekLoop(options, time.monotonic, checks.at_start)
+        with StateSession(options, "test") as session:
+            loop = StreamDriver(options, time.monotonic, checks.at_start)
             end = loop.latest(INITIAL)
             (task,) = loop.tasks(end)
             got = receive(session.open(), task, timeout=TIMEOUT, origin=NO_STREAM)
@@ -157,7 +157,7 @@ def test_statement_pooling_is_refused(bench: Bench) -> None:
     with relayed(bench.dotnet.url, begins=False) as (url, _):
         session = bench.session(url=url)
         with pytest.raises(StatementPooling, match="pool_mode=transaction or pool_mode=session"):
-            session.do(lambda connection: connection.rows("clock"))
+            session.run_with_retries(lambda connection: connection.rows("clock"))
 
 
 @pytest.mark.usefixtures("impatient")
@@ -170,7 +170,7 @@ def test_a_server_that_is_gone_is_waited_for_where_others_were_there(*, reached:
     def work(_: object) -> None:
         raise AssertionError
 
-    with Session(options, "test", reached=reached) as session:
+    with StateSession(options, "test", reached=reached) as session:
         connect = session._connect  # noqa: SLF001 - how often it is tried shows nowhere else
 
         def counted() -> object:
@@ -179,7 +179,7 @@ def test_a_server_that_is_gone_is_waited_for_where_others_were_there(*, reached:
 
         session._connect = counted  # type: ignore[method-assign,assignment] # noqa: SLF001
         with pytest.raises(NotReachable):
-            session.do(work)
+            session.run_with_retries(work)
 
     assert len(tried) == (ATTEMPTS if reached else 1)
 
@@ -196,7 +196,7 @@ def test_a_server_without_a_free_connection_is_waited_for(bench: Bench) -> None:
     with psycopg.connect(bench.dotnet.url, autocommit=True) as dba:
         dba.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x' CONNECTION LIMIT 0".encode())
         try:
-            with Session(options, "test", state=False) as session:
+            with Session(options, "test") as session:
                 connect = session._connect  # noqa: SLF001 - how often it is tried shows nowhere else
 
                 def counted() -> object:
@@ -206,7 +206,7 @@ def test_a_server_without_a_free_connection_is_waited_for(bench: Bench) -> None:
                     return connect()
 
                 session._connect = counted  # type: ignore[method-assign,assignment] # noqa: SLF001
-                found = session.do(lambda connection: connection.rows("clock"))
+                found = session.run_with_retries(lambda connection: connection.rows("clock"))
             dba.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0".encode())
             with pytest.raises(ServerShort, match=r"53300.*too many connections for role"):
                 bench.open("full", url=url)

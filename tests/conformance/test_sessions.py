@@ -8,7 +8,7 @@ import pytest
 from waiting import until
 
 from sqlq_spark.database import sessions
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import QueueNotFound
 from sqlq_spark.wire.address import QueueAddress
 
@@ -39,13 +39,13 @@ def mine(bench: Bench) -> str:
 
 def worker(bench: Bench, name: str = "task", **raw: str) -> Session:
     """Begin a session as a worker does."""
-    return Session(bench.source(**raw), f"{mine(bench)} {name}", worker=True)
+    return StateSession(bench.source(**raw), f"{mine(bench)} {name}", worker=True)
 
 
 def connection(session: Session) -> Connection:
     """Use a session as a worker does."""
     with session:
-        return session.do(lambda connection: connection)
+        return session.run_with_retries(lambda connection: connection)
 
 
 def settled(bench: Bench) -> int:
@@ -95,7 +95,7 @@ def test_a_session_that_failed_leaves_nothing(bench: Bench) -> None:
     session = worker(bench)
 
     with pytest.raises(ZeroDivisionError), session:
-        session.do(lambda connection: connection.rows("version")[0][0] / 0)
+        session.run_with_retries(lambda connection: connection.rows("version")[0][0] / 0)
 
     assert settled(bench) == 0
 
@@ -105,9 +105,9 @@ def test_an_error_comes_without_the_frames_of_its_attempts(bench: Bench) -> None
     queue = QueueAddress("not there", None)
 
     with pytest.raises(QueueNotFound) as caught, worker(bench) as session:
-        session.do(lambda connection: connection.rows("top", tables={"queue": queue}))
+        session.run_with_retries(lambda connection: connection.rows("top", tables={"queue": queue}))
 
-    assert [each.name for each in caught.traceback][1:] == ["do"]
+    assert [each.name for each in caught.traceback][1:] == ["run_with_retries"]
 
 
 def test_a_kept_connection_that_died_is_replaced(bench: Bench) -> None:
@@ -116,7 +116,7 @@ def test_a_kept_connection_that_died_is_replaced(bench: Bench) -> None:
     bench.dotnet.kill(mine(bench))
 
     with worker(bench) as session:
-        assert session.do(lambda alive: alive.rows("version"))
+        assert session.run_with_retries(lambda alive: alive.rows("version"))
         assert session.open() is not dead
 
 
@@ -136,6 +136,6 @@ def test_a_connection_that_no_one_takes_is_closed(
 
 def test_other_sessions_keep_nothing(bench: Bench) -> None:
     """A command and a driver end theirs at once."""
-    connection(Session(bench.source(), f"{mine(bench)} command"))
+    connection(StateSession(bench.source(), f"{mine(bench)} command"))
 
     assert settled(bench) == 0

@@ -13,7 +13,7 @@ import pytest
 from strict_headers import loads
 
 from sqlq_spark.database import schema
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import (
     BadOption,
     QueueNotFound,
@@ -296,8 +296,8 @@ def test_many_messages_are_copied_in_sets(bench: Bench, shop: Shop) -> None:
     staged = stage(bench, events(*[b"x"] * 500), events(*[b"y"] * 500, topics=[EVENT]))
     bench.watched = True
 
-    with Session(shop.sink(), "dispatch") as session:
-        session.do(partial(dispatch.dispatch, staged=[staged], options=shop.sink()))
+    with StateSession(shop.sink(), "dispatch") as session:
+        session.run_with_retries(partial(dispatch.dispatch, staged=[staged], options=shop.sink()))
 
     sending = {"subscribers": 1, "destinations": 4, "lock_destination": 3, "load": 4}
     said = Counter(bench.said)
@@ -399,7 +399,7 @@ def test_the_error_of_a_publisher_without_rights_has_the_grant(shop: Shop) -> No
     dba.grant(login, "DELETE", shop.table)
     options = shop.sink(url=login.url, delivery="atLeastOnce")
     try:
-        with Session(options, "role", state=False) as session, pytest.raises(RightMissing) as no:
+        with Session(options, "role") as session, pytest.raises(RightMissing) as no:
             insert.send_now(session, [events(b"x")], options)
 
         assert str(no.value).endswith(f"GRANT SELECT ON {dba.quoted(shop.table)} TO the_user")
@@ -429,7 +429,7 @@ def test_a_session_lost_at_any_statement_of_a_send_is_answered_by_doing_it_again
         clock.now += 10
 
         staged = send_staging.stage(session, chunks, sink="sink", batch=batch)
-        session.do(partial(dispatch.dispatch, staged=[staged], options=options))
+        session.run_with_retries(partial(dispatch.dispatch, staged=[staged], options=options))
 
         assert bench.bodies() == [b"0"]
         assert shop.got() == {"web": [b"1", b"2"], "mail": [b"1", b"2"], "stock": [b"2"]}

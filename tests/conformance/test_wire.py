@@ -128,7 +128,7 @@ def test_poison_goes_to_the_error_queue_as_it_was_and_nothing_else_does(bench: B
     rows = [case for case in put(bench, None, elsewhere=False) if not case.expired]
     poison = [case for case in rows if case.poison]
 
-    tables = [bench.receive(bench.task(bench.new_stream(), errors=bench.errors))]
+    tables = [bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))]
 
     assert read(tables, MAPS) == expected(case for case in rows if not case.poison)
     assert [row[:4] for row in bench.dotnet.rows(bench.errors)] == [

@@ -24,7 +24,7 @@ from conformance.dotnet import PostgreSQL
 from sqlq_spark import database
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import ChunksMissing
-from sqlq_spark.receive import stored_receipt
+from sqlq_spark.receive import receipts
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.insert import Inserts
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.receive.task import Kept, Task
+    from sqlq_spark.receive.task import Task, TaskResult
     from sqlq_spark.send.staging import Staged
     from sqlq_spark.wire.rows import Origin
 
@@ -221,10 +221,10 @@ def new(connection: Connection, name: str) -> None:
 
 def empty_receipt(patch: Patch) -> None:
     """A receipt without the messages: they are with the attempt that died."""
-    save = stored_receipt.save
+    save = receipts.save
 
-    def empty(at: Connection, task: Task, kept: Kept, origin: Origin) -> None:
-        save(at, task, replace(kept, rows=kept.rows[:0]), origin)
+    def empty(at: Connection, task: Task, result: TaskResult, origin: Origin) -> None:
+        save(at, task, replace(result, rows=result.rows[:0]), origin)
 
     patch(receiving, "save", empty)
 

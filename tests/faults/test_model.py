@@ -21,8 +21,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from sqlq_spark.database import postgresql, schema
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.receive import pace
 from sqlq_spark.receive import task as receiving
-from sqlq_spark.receive.driver import pace
 from sqlq_spark.wire import payload
 from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sqlq_spark.admin import checks
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.driver.loop import PeekLoop
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
@@ -46,7 +46,7 @@ class Stream:
         given = {"url": url, "stateSchema": place.state, "queryTimeout": f"{TIMEOUT}s"}
         self.options = SourceOptions.parse(given | queues | raw)
         ticks = count(1000.0, 2.0)  # a peek pauses for less
-        self.loop = PeekLoop(self.options, lambda: next(ticks), checks.at_start)
+        self.loop = StreamDriver(self.options, lambda: next(ticks), checks.at_start)
         self.end = end
 
     @property
@@ -62,7 +62,7 @@ class Stream:
     def receive(self, origin: Origin = NO_STREAM) -> list[bytes]:
         """Run the tasks of the last batch; the bodies that they hand out."""
         bodies: list[bytes] = []
-        with Session(self.options, f"{self.name} 1/0") as session:
+        with StateSession(self.options, f"{self.name} 1/0") as session:
             for task in self.loop.tasks(self.end):
                 rows = receive(session.open(), task, timeout=TIMEOUT, origin=origin)
                 bodies += rows["body"].to_pylist()
@@ -91,13 +91,13 @@ class Writer:
         """Stage a message."""
         values = {name: [value] for name, value in {"body": body, **columns}.items()}
         rows = pa.RecordBatch.from_pydict(values)
-        with Session(self.options, f"sink {self.sink}") as session:
+        with StateSession(self.options, f"sink {self.sink}") as session:
             chunks = Sender(options=self.options, partition=0).chunks([rows])
             return staging.stage(session, chunks, sink=self.sink, batch=batch)
 
     def dispatch(self, *staged: Staged) -> int:
         """Send what was staged; how many messages."""
-        with Session(self.options, f"dispatch {self.sink}") as session:
+        with StateSession(self.options, f"dispatch {self.sink}") as session:
             return send.dispatch(session.open(), list(staged), self.options)
 
     def send(self, body: bytes, batch: int, **columns: object) -> int:

@@ -8,7 +8,7 @@ the rights of whoever inserts. What that code does is seen in `loot`.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -30,7 +30,7 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.jobs import acknowledgement
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.task import Task, TaskRules, receive
+from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.send import insert
 from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
@@ -235,7 +235,7 @@ class Scene:
 
     def connection(self, url: str | None = None) -> Any:
         """Give a connection of the stream's login, or of another."""
-        session = Session(self.source(url), "test", state=False)
+        session = Session(self.source(url), "test")
         self.stack.append(session)
         return session.open()
 
@@ -250,9 +250,7 @@ class Scene:
             first=-(2**63),
             stop=2**63 - 1,
             messages=1000,
-            rules=TaskRules(
-                errors=options.error_address if errors else None, allowed=options.allowed
-            ),
+            options=options if errors else replace(options, error_address=None),
         )
         connection = connection or self.connection()
         return receive(connection, task, timeout=TIMEOUT, origin=Origin())
@@ -283,7 +281,7 @@ class Scene:
 def scene(place: Place, tenants: Tenants) -> Iterator[Scene]:
     """Give a stream's login with an error queue, and an attacker without a right of theirs."""
     options = SourceOptions.parse({"url": place.url, "queue": "x", "stateSchema": place.state})
-    with Session(options, "install", state=False) as desk:
+    with Session(options, "install") as desk:
         connection = desk.open()
         schema.install(connection, timeout=TIMEOUT)
         for table in ("Shop", "error", "audit", "Mallory"):
@@ -603,7 +601,7 @@ def test_a_return_is_refused_again_when_it_is_done(scene: Scene) -> None:
     scene.place.sql(f"ALTER TABLE {scene.trap} OWNER TO {scene.place.sql('SELECT user')[0][0]}")
     scene.put(scene.table("error"), **{FAILED_Q: scene.trap})
     errors = POSTGRESQL.parse_address(scene.table("error"))
-    with Session(scene.source(scene.place.url), "retry", state=False) as session:
+    with Session(scene.source(scene.place.url), "retry") as session:
         planned = failed_messages.plan(
             session.open(), errors, failed_messages.Choice(), timeout=TIMEOUT
         )

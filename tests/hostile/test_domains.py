@@ -23,9 +23,15 @@ from typer.testing import CliRunner
 
 from sqlq_spark.cli import main
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.demo.embedded import _programs as programs
-from sqlq_spark.errors import NotAQueue, RightMissing, StateRightMissing, StreamNotFound
+from sqlq_spark.errors import (
+    NotAQueue,
+    NothingToSettle,
+    RightMissing,
+    StateRightMissing,
+    StreamNotFound,
+)
 from sqlq_spark.receive import task as receive
 from sqlq_spark.send.dispatch import lock_exclusive
 from sqlq_spark.wire.rows import Origin
@@ -233,13 +239,29 @@ def test_equal_names_in_two_teams_are_apart(teams: tuple[Team, Team]) -> None:
     assert bodies(b.place, b.queue) == [b"theirs"]
 
 
+def test_a_sink_in_another_domain_than_its_source_sends_nothing(teams: tuple[Team, Team]) -> None:
+    """With sendsAtomicWithReceive it finds neither a stream nor a receipt of the query."""
+    a, b = teams
+    origin, mode = Origin(query_id="query", query_batch=0), "sendsAtomicWithReceive"
+    stream = a.stream()
+    stream.plan()
+    assert stream.receive(origin) == [b"order"]
+    same, other = a.writer(transactionMode=mode), b.writer(transactionMode=mode)
+
+    with pytest.raises(NothingToSettle, match=f"no stream and no receipt in schema {b.state} "):
+        other.dispatch(replace(other.stage(b"sent", 0), origin=origin))
+    assert same.dispatch(replace(same.stage(b"sent", 0), origin=origin)) == 1
+
+    assert (bodies(b.place, b.queue), bodies(a.place, a.queue)) == ([b"order"], [b"sent"])
+
+
 @contextmanager
 def open_transactions(a: Team) -> Iterator[None]:
     """Hold what a task and a dispatch of a team hold before they commit."""
     stream = a.stream()
     stream.plan()
     (task,) = stream.loop.tasks(stream.end)
-    with Session(a.writer().options, "holds") as session:
+    with StateSession(a.writer().options, "holds") as session:
         holder = session.open()
         with transaction(holder, timeout=TIMEOUT):
             receive.fence(holder, task)

@@ -50,7 +50,7 @@ def test_a_forged_receipt_is_refused_by_its_task_and_by_a_return(
     """Nothing of it is delivered or put into the queue, and it can be dropped."""
     bench.dotnet.send(bench.queue, body=b"true")
     stream = bench.new_stream()
-    task = bench.task(stream, messages=10, largest=1 << 20)
+    task = bench.task(stream, messages=10, max_message_bytes=1 << 20)
     bench.receive(task)
     forge(place, *ATTACKS[name])
 

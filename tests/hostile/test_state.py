@@ -17,7 +17,7 @@ from sqlq_spark.admin import inspect
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.script import Roles, script
 from sqlq_spark.database import schema, transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import (
     BadPlan,
     DispatchLogAhead,
@@ -167,7 +167,7 @@ def test_no_lock_that_a_login_without_rights_can_take_delays_anyone(
     stream.plan()
     (task,) = stream.loop.tasks(stream.end)
     held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
-    with Session(stream.options, "x") as session:
+    with StateSession(stream.options, "x") as session:
         connection = session.open()
         with transaction(connection, timeout=TIMEOUT):
             receive.fence(connection, task)
@@ -259,7 +259,7 @@ def test_two_logins_of_a_role_make_one_row_for_a_new_sink(
 ) -> None:
     """At once: the second waits for the first, and finds its row."""
     writers = [Writer(place, url, shop.queue) for url in (shop.url, login(shop.sender))]
-    sessions = [Session(each.options, f"at once {at}") for at, each in enumerate(writers)]
+    sessions = [StateSession(each.options, f"at once {at}") for at, each in enumerate(writers)]
     first, second = (session.open() for session in sessions)
 
     def enter(connection: Connection) -> bool:
@@ -294,7 +294,7 @@ def test_an_operator_sees_all_receipts_and_returns_them(
     try:
         given = {"url": login(name), "queue": shop.queue, "stateSchema": place.state}
         options = SourceOptions.parse(given)
-        with Session(options, "operator") as session:
+        with StateSession(options, "operator") as session:
             connection = session.open()
             (found,) = inspect.receipts(connection)
             with transaction(connection, timeout=TIMEOUT):
@@ -314,7 +314,7 @@ def test_one_login_installs_receives_and_sends(
     url = login(f"CREATE ON DATABASE {database}", f'ALL ON SCHEMA "{place.schema}"')
     queue = f'"{place.schema}".mine'
     options = SourceOptions.parse({"url": url, "queue": queue, "stateSchema": place.state})
-    with Session(options, "install", state=False) as session:
+    with Session(options, "install") as session:
         for _ in range(2):
             schema.install(session.open(), timeout=TIMEOUT)
             schema.create_queue(session.open(), options.address, timeout=TIMEOUT)
@@ -363,7 +363,7 @@ def install(place: Place, url: str = "") -> None:
     """Install, as a superuser or another login."""
     given = {"url": url or place.url, "queue": "q", "stateSchema": place.state}
     options = SourceOptions.parse(given)
-    with Session(options, "install", state=False) as session:
+    with Session(options, "install") as session:
         schema.install(session.open(), timeout=TIMEOUT)
 
 

@@ -193,7 +193,7 @@ def publish(place: Place, url: str, table: str) -> list[Subscription]:
     """Read the subscriptions as a publisher does."""
     given = {"url": url, "queue": "x", "stateSchema": place.state, "subscriptionTable": table}
     options = SinkOptions.parse(given)
-    with Session(options, "test", state=False) as session, transaction(session.open(), timeout=30):
+    with Session(options, "test") as session, transaction(session.open(), timeout=30):
         return list_subscriptions(session.open(), options.subscription_address)
 
 
@@ -202,7 +202,7 @@ def start(place: Place, tenant: Tenant) -> list[str]:
     options = SourceOptions.parse(
         {"url": tenant.url, "queue": tenant.queue, "stateSchema": place.state}
     )
-    with Session(options, "test", state=False) as session:
+    with Session(options, "test") as session:
         checks.at_start(session.open(), options)
         with transaction(session.open(), timeout=30):
             return owner.find_signs(session.open(), POSTGRESQL.parse_address(tenant.queue))
@@ -225,7 +225,7 @@ def test_subscriptions_that_run_code_are_not_read(
     assert start(place, shop) == []
     with pytest.raises(SubscriptionsRefused):
         publish(place, shop.url, table)
-    with Session(SinkOptions.parse({"url": shop.url}), "test", state=False) as session:
+    with Session(SinkOptions.parse({"url": shop.url}), "test") as session:
         with pytest.raises(SubscriptionsRefused):
             check_table(session.open(), POSTGRESQL.parse_address(table))
         with pytest.raises(SubscriptionsRefused):

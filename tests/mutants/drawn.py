@@ -32,15 +32,15 @@ DRAWN = [
     Fault(
         id="options-1",
         promise="The option undeliverable takes the word fail, or an error queue.",
-        file="options/addresses.py",
-        old="return None if text.lower() == word else",
-        new="return None if not (text.lower() == word) else",
+        file="options/sink.py",
+        old="return None if text.lower() == FAIL else",
+        new="return None if not (text.lower() == FAIL) else",
         tests=["conformance/test_undeliverable.py::test_fail_stops_the_batch_as_before"],
     ),
     Fault(
         id="database-1",
         promise="The zone of endpoints is read from the database where no option names it.",
-        file="database/zone.py",
+        file="database/__init__.py",
         old="    if zone is None:",
         new="    if zone is not None:",
         tests=[
@@ -50,7 +50,7 @@ DRAWN = [
     Fault(
         id="database-7",
         promise="A password of the environment that is for another database is named.",
-        file="database/names.py",
+        file="options/names.py",
         old="if each.password_variable is not None and each is not own",
         new="if each.password_variable is not None and each is own",
         tests=["test_names.py::test_a_password_of_another_database_is_known"],
@@ -102,7 +102,7 @@ DRAWN = [
     Fault(
         id="receive-2",
         promise="Queues that cannot all have something in a batch take turns.",
-        file="receive/driver/pace.py",
+        file="receive/pace.py",
         old="return [(turn + at) % queues for at in range(queues)]",
         new="return [(turn - at) % queues for at in range(queues)]",
         tests=["test_pace.py::test_a_batch_takes_what_waits_within_its_limits"],
@@ -122,7 +122,7 @@ DRAWN = [
     Fault(
         id="receive-4",
         promise="Too few messages are waited for, but not for longer than maxTriggerDelay.",
-        file="receive/driver/planner.py",
+        file="receive/driver.py",
         old="        if self._waiting_since is None:\n",
         new="        if self._waiting_since is not None:\n",
         tests=[
@@ -193,7 +193,7 @@ DRAWN = [
     Fault(
         id="datasource-4",
         promise="A task on an executor knows the batch of Spark's query that it runs for.",
-        file="datasource/origin.py",
+        file="spark_api.py",
         old="query_batch=None if batch is None else int(batch),",
         new="query_batch=None if not (batch is None) else int(batch),",
         tests=["spark/test_publish.py::test_a_stream_receives_and_publishes_in_one_commit"],

@@ -32,6 +32,7 @@ CONCERNS = [
     "schema",
     "peek",
     "receive",
+    "trust",
     "receipts",
     "staging",
     "subscriptions",

@@ -31,7 +31,7 @@ from sqlq_spark.cli.screens.watch import Screen
 from sqlq_spark.database import schema
 from sqlq_spark.demo import embedded
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.driver.loop import PeekLoop
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.testing import Database, Message
@@ -102,7 +102,7 @@ class Sample:
         self.options = SourceOptions.parse(
             {**self.orders.options, "maxMessagesPerTrigger": "120", "maxConcurrency": "2"}
         )
-        self.loop = PeekLoop(self.options, time.monotonic, lambda *_: None)
+        self.loop = StreamDriver(self.options, time.monotonic, lambda *_: None)
         stack.callback(self.loop.close)
         self.offset = INITIAL
 

@@ -27,7 +27,7 @@ from typer.main import get_command
 from sqlq_spark.admin import checks
 from sqlq_spark.cli import main
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.driver.loop import PeekLoop
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.rows import NO_STREAM, Origin
@@ -163,7 +163,7 @@ class Stream:
     def __init__(self, options: SourceOptions, offset: Offset = INITIAL) -> None:
         self.options = options
         self.offset = offset
-        self.loop = PeekLoop(options, time.monotonic, checks.at_start)
+        self.loop = StreamDriver(options, time.monotonic, checks.at_start)
 
     def again(self) -> Stream:
         """Start again on the same checkpoint, as another process does."""

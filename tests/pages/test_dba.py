@@ -13,7 +13,7 @@ from recorded_connection import RecordedConnection
 from waiting import until
 
 from sqlq_spark import database as dialects
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.receive import browse
 from sqlq_spark.send import dispatch, staging
@@ -135,14 +135,14 @@ def test_the_modes_on_the_page_are_those_that_the_server_shows(
         received = stream.received()
         noted("receive")
     sink = SinkOptions.parse({"url": shop.url, "queue": "Shop.Orders"})
-    with Session(sink, "sink") as session:
+    with StateSession(sink, "sink") as session:
         chunks = Sender(options=sink, partition=0).chunks([MESSAGE])
         staged = staging.stage(session, chunks, sink="dba", batch=0)
         held.clear()
-        session.do(lambda connection: dispatch.dispatch(connection, [staged], sink))
+        session.run_with_retries(lambda connection: dispatch.dispatch(connection, [staged], sink))
         noted("dispatch")
         mover = Mover(QUEUE, zone=None, timeout=10)
-        moved = session.do(lambda connection: mover.move(connection, 10))
+        moved = session.run_with_retries(lambda connection: mover.move(connection, 10))
         noted("move")
         pages = browse.pages(session.open(), QUEUE, 0, 2**31, narrow=False, timeout=10)
         shown = sum(page.num_rows for page in pages)

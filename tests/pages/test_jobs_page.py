@@ -11,7 +11,7 @@ import yaml  # comes with sqlfluff
 
 from sqlq_spark.jobs.frame import settings_reader
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.stored_receipt import CEILING
+from sqlq_spark.receive.receipts import CEILING
 
 from .page import ROOT, Block, blocks, read, table
 

@@ -217,7 +217,7 @@ def test_stream_taken_over(shop: Shop) -> None:
     with closing(second.again()) as restarted:
         assert len(restarted.bodies()) == 1
 
-    assert {(row[0], row[1]) for row in shown} == {(first.id, second.loop.who.driver)}
+    assert {(row[0], row[1]) for row in shown} == {(first.id, second.loop.claim.driver)}
 
 
 def test_a_dropped_queue(shop: Shop) -> None:

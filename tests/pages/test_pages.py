@@ -14,9 +14,9 @@ from sqlq_spark.database.postgresql import url as postgresql_url
 from sqlq_spark.database.sqlserver import url as sqlserver_url
 from sqlq_spark.errors import BadFrame, BadOption
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.connection import SERVICES
 from sqlq_spark.options.fields import option_names
-from sqlq_spark.options.login import SERVICES
-from sqlq_spark.receive.columns import COLUMNS
+from sqlq_spark.options.source import COLUMNS
 from sqlq_spark.send.frame import WRITTEN, check_frame
 
 from . import programs

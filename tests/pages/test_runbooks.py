@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from sqlq_spark import errors
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 
 from .page import blocks, table
 from .shop import bodies
@@ -239,7 +239,7 @@ def test_a_stream_is_stopped_and_continues(shop: Shop, team: str) -> None:
         shop.run(revoke, no_send)
         with pytest.raises(errors.RightMissing):
             stream.received()
-        with Session(stream.options, "driver of another stream") as other:
+        with StateSession(stream.options, "driver of another stream") as other:
             other.open()
             shop.run(no_login, end)
         assert [row[1] for row in shop.rows] == [shop.words["spark_orders"]]
@@ -282,7 +282,7 @@ def test_releases_refuse_state_tables_of_another_version(shop: Shop) -> None:
     options = shop.stream().options
 
     def opened() -> None:
-        with Session(options, "test") as session:
+        with StateSession(options, "test") as session:
             session.open()
 
     shop.run(beside, shown)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 import browser
 import pytest
-
-from sqlq_spark.database.receipt_moves import MOVES, Move
+from receipt_moves import MOVES, Move
 
 from .notebook import executed, printed, stored
 from .page import ROOT, blocks, read, table

@@ -11,7 +11,7 @@ from conftest import Place
 
 from sqlq_spark import database
 from sqlq_spark.database import schema
-from sqlq_spark.database.names import names_of
+from sqlq_spark.options.names import names_of
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:

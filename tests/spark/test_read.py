@@ -12,7 +12,7 @@ from pyspark.sql import datasource
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark.stand import message_ids, numbered
-from sqlq_spark.datasource.read import BrowseReader
+from sqlq_spark.datasource.browse import BrowseReader
 from sqlq_spark.options import SourceOptions
 
 if TYPE_CHECKING:

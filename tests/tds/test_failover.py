@@ -39,7 +39,7 @@ def _no_pauses() -> Iterator[None]:
 def session(url: str) -> Iterator[sessions.Session]:
     """Give a session that has connected to nothing yet."""
     options = SourceOptions.parse({"url": url, "queue": "orders"})
-    with sessions.Session(options, "tests", state=False) as made:
+    with sessions.Session(options, "tests") as made:
         yield made
 
 
@@ -64,7 +64,7 @@ def take(connection: Connection) -> list[Row]:
 )
 def test_a_failover_is_waited_for(refusal: bytes, session: sessions.Session, script: Stage) -> None:
     """The server was reached before, ends the session, and refuses the next two logins."""
-    session.do(take)
+    session.run_with_retries(take)
     script.answers({"sqlqueue:take": Answer(COLUMNS, cut=True)})
     script.logins(refusal, refusal)
 
@@ -74,7 +74,7 @@ def test_a_failover_is_waited_for(refusal: bytes, session: sessions.Session, scr
         finally:
             script.answers({"sqlqueue:take": Answer(ROWS)})
 
-    assert session.do(restored) == [(7,)]
+    assert session.run_with_retries(restored) == [(7,)]
     assert script.connections == 4
 
 
@@ -86,7 +86,7 @@ def test_a_wrong_url_is_not_waited_for(
     script.logins(TEXTS[number])
 
     with pytest.raises((errors.DatabaseNotFound, errors.LoginRefused)):
-        session.do(take)
+        session.run_with_retries(take)
 
     assert script.connections == 1
 
@@ -95,7 +95,7 @@ def test_a_server_that_recovers_is_waited_for(session: sessions.Session, script:
     """Also by the first session, because 18401 says that the server is there."""
     script.logins(TEXTS[18401])
 
-    session.do(take)
+    session.run_with_retries(take)
 
     assert script.connections == 2
 
@@ -115,7 +115,7 @@ def test_a_shortage_runs_the_transaction_again(
         finally:
             script.answers({"sqlqueue:take": Answer(ROWS)})
 
-    assert session.do(eased) == [(7,)]
+    assert session.run_with_retries(eased) == [(7,)]
     assert script.connections == 1
 
 
@@ -127,6 +127,6 @@ def test_a_standby_is_left_for_the_primary(
     script.answers({"sqlqueue:take": Answer(TEXTS[number], failed=True)})
 
     with pytest.raises(errors.ReadOnly, match="listener"):
-        session.do(take)
+        session.run_with_retries(take)
 
     assert script.connections == sessions.ATTEMPTS

@@ -10,7 +10,7 @@ from waiting import until
 
 from sqlq_spark import errors
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sqlserver.watchdog import Watchdog
+from sqlq_spark.database.sqlserver.drivers import Watchdog
 from sqlq_spark.wire.address import QueueAddress
 
 from . import tokens

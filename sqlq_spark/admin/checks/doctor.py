@@ -150,7 +150,7 @@ def of_unnamed_queue(
     printed = connection.printed(queue)
     try:
         with transaction(connection, timeout=timeout):
-            connection.patience(queue_tables.LOCK_WAIT)
+            connection.set_lock_timeout(queue_tables.LOCK_WAIT)
             danger = queue_tables.danger(connection, queue)
             if danger is None:
                 found = [*of_queue(connection, queue), *of_head(connection, queue)]

@@ -10,6 +10,7 @@ import typer
 from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.script import Domain, Roles, script
 from sqlq_spark.cli.options import (
+    TABLE,
     TIMEOUT,
     AsJson,
     Credentials,
@@ -22,10 +23,9 @@ from sqlq_spark.cli.options import (
 )
 from sqlq_spark.cli.screens.screen import print_json, say
 from sqlq_spark.database import schema
-from sqlq_spark.database.names import DIALECTS
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption
-from sqlq_spark.options.addresses import parse_queue
+from sqlq_spark.options.names import DIALECTS, parse_queue
 
 app = typer.Typer()
 
@@ -79,7 +79,7 @@ def install_(
     options = database_options(
         url, state_schema, queryTimeout=query_timeout, credentials=credentials
     )
-    with Session(options, "install", state=False) as session:
+    with Session(options, "install") as session:
         connection = session.open()
         schema.install(connection, timeout=options.query_timeout)
         if as_json:
@@ -122,7 +122,7 @@ def create(
         delayed=delayed,
     )
     options = source_options(url, queue, queryTimeout=query_timeout, credentials=credentials)
-    with Session(options, "create", state=False) as session:
+    with Session(options, "create") as session:
         connection = session.open()
         waiting: str | None = None
         for each in made.queues:
@@ -142,10 +142,9 @@ def create(
             print_json(its)
 
 
-@app.command("script", context_settings=MORE)
+@app.command("script")
 def script_(
-    context: typer.Context,
-    queue: Queue,
+    queues: Annotated[list[str], typer.Argument(help=f"{TABLE} Several have the same roles.")],
     *,
     dialect: Annotated[str, typer.Option(help="postgresql or sqlserver")] = "postgresql",
     instance: Instances = None,
@@ -163,8 +162,15 @@ def script_(
         str | None,
         typer.Option(help="The role that sends. Needs --domain or --state-schema."),
     ] = None,
+    no_sender: Annotated[
+        bool, typer.Option("--no-sender", help="No role that sends, for a team that only reads.")
+    ] = False,
     operator: Annotated[
         str | None, typer.Option(help="Also create a role that may run these commands.")
+    ] = None,
+    producer: Annotated[
+        str | None,
+        typer.Option(help="Also create a role that only sends, for endpoints and ServiceControl."),
     ] = None,
     subscription_table: Annotated[
         str | None,
@@ -174,7 +180,11 @@ def script_(
     state_schema: State = None,
 ) -> None:
     """Print DDL and GRANTs for queues and state tables, for a DBA. Does not connect."""
-    one_endpoint(context)
+    for option, given in (("--instance", instance), ("--qualifier", qualifier)):
+        if given and len(queues) > 1:
+            raise BadOption(option=option, found=given[0], expected="one QUEUE with it")
+    if no_sender and sender is not None:
+        raise BadOption(option="--sender", found=sender, expected="no --no-sender with it")
     for option, role in (("--reader", reader), ("--sender", sender)):
         if role is not None and domain is None and state_schema is None:
             expected = (
@@ -184,21 +194,29 @@ def script_(
             raise BadOption(option=option, found=role, expected=expected)
     its = Domain.of(domain)
     state_schema = state_schema or its.state
-    roles = Roles(reader=reader or its.reader, sender=sender or its.sender, operator=operator)
+    roles = Roles(
+        reader=reader or its.reader,
+        sender=None if no_sender else sender or its.sender,
+        operator=operator,
+        producer=producer,
+    )
     if dialect not in DIALECTS:
         raise BadOption(option="--dialect", found=dialect, expected=" or ".join(DIALECTS))
-    made = endpoint(
-        f"{dialect}://",
-        queue,
-        instances=instance or (),
-        qualifiers=qualifier or (),
-        error=error,
-        audit=audit,
-        delayed=delayed,
-    )
-    options = source_options(f"{dialect}://", queue, state_schema)
+    made = [
+        endpoint(
+            f"{dialect}://",
+            queue,
+            instances=instance or (),
+            qualifiers=qualifier or (),
+            error=error,
+            audit=audit,
+            delayed=delayed,
+        )
+        for queue in queues
+    ]
+    options = source_options(f"{dialect}://", queues[0], state_schema)
     text = script(
-        made,
+        *made,
         state=options.state_schema,
         subscriptions=None
         if subscription_table is None

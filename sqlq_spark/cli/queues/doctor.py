@@ -26,8 +26,8 @@ from sqlq_spark.cli.screens.screen import NO_QUEUES, print_json, say
 from sqlq_spark.database.schema import find_states
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption
-from sqlq_spark.options.addresses import parse_queue, parse_table
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import parse_queue, parse_table
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def doctor(
         credentials=credentials,
     )
     table = parse_queue("--subscription-table", subscription_table, options.naming)
-    with Session(options, "doctor", state=False) as session:
+    with Session(options, "doctor") as session:
         connection = session.open()
         asked = [parse_table("QUEUE", name, options.naming) for name in queues or ()]
         states, unread = find_states(connection) if state_schema is None else ([], {})

@@ -56,7 +56,7 @@ def purge_(
     options = source_options(
         url, queue, state_schema, queryTimeout=query_timeout, credentials=credentials
     )
-    with Session(options, "purge", state=False) as session:
+    with Session(options, "purge") as session:
         connection = session.open()
         depth = measure(connection, options)
         what = f"delete {quantity(depth.messages, 'message')} of {depth.queue} permanently"
@@ -84,7 +84,7 @@ def purge_expired(
 ) -> None:
     """Delete expired messages, in batches. Skips messages that others have locked."""
     options = source_options(url, queue, queryTimeout=query_timeout, credentials=credentials)
-    with Session(options, "purge", state=False) as session:
+    with Session(options, "purge") as session:
         connection = session.open()
         depth = measure(connection, options)
         batches = purge.purge_expired(connection, options.address, timeout=options.query_timeout)

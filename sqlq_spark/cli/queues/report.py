@@ -23,8 +23,8 @@ from sqlq_spark.cli.options import (
 from sqlq_spark.cli.screens.screen import print_json, say
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
-from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import parse_queue
 
 app = typer.Typer()
 
@@ -73,7 +73,7 @@ def report_(
     errors = (
         None if error_queue is None else parse_queue("--error-queue", error_queue, options.naming)
     )
-    with Session(options, "report", state=False) as session:
+    with Session(options, "report") as session:
         found = report.report(session.open(), queues or (), options, errors=errors, most=sample)
     if html is not None:
         write(html, report_page.write_page(found))

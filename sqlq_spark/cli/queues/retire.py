@@ -28,10 +28,10 @@ from sqlq_spark.cli.options import (
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.cli.subscriptions import show_subscriptions
-from sqlq_spark.database import trail
+from sqlq_spark.database.schema import NO_TRAIL, has_trail
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.options.addresses import parse_table
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import parse_table
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def retire_(
         credentials=credentials,
     )
     address = parse_table("QUEUE", queue, options.naming)
-    with Session(options, "retire", state=False) as session:
+    with Session(options, "retire") as session:
         connection = session.open()
         its = retire.Retirement.of(
             connection,
@@ -96,9 +96,9 @@ def retire_(
         try:
             its.check(connection, left, expected)
             ask_to_drop(connection, its, left, yes=yes, as_json=as_json)
-            trails = [each for each in its.states if trail.is_kept(connection, each)]
+            trails = [each for each in its.states if has_trail(connection, each)]
             if not trails:
-                say_error(trail.NOT_KEPT.format(options.state_schema, connection.server))
+                say_error(NO_TRAIL.format(options.state_schema, connection.server))
             dropped = its.drop(connection, expected, trails=trails)
         except retire.StillUsed as error:
             reason = str(error)

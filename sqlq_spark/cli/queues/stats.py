@@ -38,8 +38,8 @@ from sqlq_spark.errors import (
     SqlQueueError,
     TimedOut,
 )
-from sqlq_spark.options.addresses import parse_queue
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.names import parse_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,7 +94,7 @@ def stats(
         parse_queue("QUEUE", name, options.naming)  # before anything is connected
     if count is not None and not watch_:
         raise BadOption(option="--count", found=str(count), expected="--watch with it")
-    with Session(options, "stats", state=False) as session:
+    with Session(options, "stats") as session:
         if watch_:
             shower = choose_shower(interval, as_json=as_json)
             with until_stopped(), shower:

@@ -1,7 +1,7 @@
 """PostgreSQL, through its ADBC driver."""
 
-from sqlq_spark.database.postgresql.calls import fill_names
 from sqlq_spark.database.postgresql.connection import Connection, connect
-from sqlq_spark.database.postgresql.tokens import TOKENS
+from sqlq_spark.database.postgresql.drivers import TOKENS
+from sqlq_spark.database.postgresql.rows import fill_names
 
 __all__ = ["TOKENS", "Connection", "connect", "fill_names"]

@@ -1,8 +1,13 @@
 """
-The ADBC driver: one connection, its protection and its search path.
+The ADBC driver: one connection, its protection and its search path; and tokens as passwords.
 
 The driver reads the catalogue before any statement of ours, so the search path is a parameter of
 the connection. A pooler may refuse that parameter. That costs one attempt for each process.
+
+PostgreSQL in a cloud accepts tokens of the cloud's services as passwords. Their packages are of the
+extras `azure` and `aws`, and imported when a session connects.
+Azure: https://learn.microsoft.com/azure/postgresql/flexible-server/security-entra-configure
+AWS: https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/UsingWithRDS.IAMDBAuth.html
 """
 
 from __future__ import annotations
@@ -11,6 +16,8 @@ import logging
 import os
 import re
 from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from adbc_driver_manager import Error
@@ -19,6 +26,9 @@ from adbc_driver_postgresql import dbapi
 from sqlq_spark import errors
 from sqlq_spark.database.postgresql.errors import connection_error, sentence
 from sqlq_spark.database.postgresql.url import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 log = logging.getLogger("sqlq_spark")
 
@@ -29,21 +39,13 @@ NO_OPTIONS = r"unsupported startup parameter|command-line options"
 WITHOUT_OPTIONS: set[str] = set()  # servers that refused them in this process
 SEARCH_PATH = "-c search_path=pg_catalog,pg_temp"
 
+AZURE_SCOPE = "https://ossrdbms-aad.database.windows.net/.default"
+# an RDS host's name has its region
+RDS_HOST = re.compile(r"(?i)[^,]+\.([a-z0-9-]+)\.rds\.amazonaws\.com(?:\.cn)?\.?")
+
 
 def connect(url: str, server: str, application: str, timeout: float) -> dbapi.Connection:
-    """
-    Open a connection of the driver.
-
-    Args:
-        url: a libpq URI.
-        server: the url without secrets.
-        application: shown in pg_stat_activity between transactions.
-        timeout: seconds to wait for the server.
-
-    Raises:
-        DatabaseFailure: of `connection_error`.
-        ServerTooOld: it lacks what the statements use.
-    """
+    """Open a connection of the driver; `server` is the url without secrets."""
     raw = _open(url, server, application, timeout)
     major, minor = divmod(int(raw.adbc_get_info()["vendor_version"]), 10_000)  # of 180006
     if major < OLDEST:
@@ -105,3 +107,62 @@ def warn_once(hosts: str, mode: str, consequence: str) -> None:
         hosts,
         consequence,
     )
+
+
+# ---------------------------------------------------------------- tokens
+
+
+def azure_token(_url: str) -> str:
+    """Return a token of Microsoft Entra for Azure Database for PostgreSQL."""
+    token: str = azure_credential().get_token(AZURE_SCOPE).token
+    return token
+
+
+def aws_token(url: str) -> str:
+    """
+    Return a token of RDS IAM. It is signed here, for one host, port and user.
+
+    Raises:
+        BadOption: the url and the environment do not say which.
+    """
+    target = Target.parse(url, os.environ)
+    host, user, port = target.hosts, target.user, target.port
+    if not host or "," in host or "," in port or host.startswith(("/", "@")):
+        raise _bad_aws("one host in the url, because a token is for one")
+    if not user:
+        raise _bad_aws("the user in the url, the option user or PGUSER")
+    found = RDS_HOST.fullmatch(host)
+    # without a region boto3's own settings count
+    client = aws_client(found[1].lower() if found else os.environ.get("AWS_REGION"))
+    token: str = client.generate_db_auth_token(DBHostname=host, Port=int(port), DBUsername=user)
+    return token
+
+
+@cache
+def azure_credential() -> Any:  # noqa: ANN401 - of a package of an extra
+    """Return one credential for each process: it keeps a token until shortly before its end."""
+    return _import_extra("azure.identity", "azure-identity", "azure").DefaultAzureCredential()
+
+
+@cache
+def aws_client(region: str | None) -> Any:  # noqa: ANN401 - of a package of an extra
+    """Return one client for each process and region. Raises BadOption: there is no region."""
+    session = _import_extra("boto3", "boto3", "aws").session.Session(region_name=region)
+    if session.region_name is None:
+        raise _bad_aws("a region: set AWS_REGION")
+    return session.client("rds")
+
+
+def _import_extra(module: str, package: str, extra: str) -> Any:  # noqa: ANN401
+    try:
+        return import_module(module)
+    except ModuleNotFoundError:
+        raise errors.MissingPackage(package=package, extra=extra) from None
+
+
+def _bad_aws(expected: str) -> errors.BadOption:
+    return errors.BadOption(option="credentials", found="aws", expected=expected)
+
+
+# option → what gives a password for a url
+TOKENS: dict[str, Callable[[str], str]] = {"azure": azure_token, "aws": aws_token}

@@ -129,9 +129,10 @@ def _sqlstate(error: Error) -> str:
 
 def connection_error(server: str, text: str) -> errors.DatabaseFailure:
     """Return the error for a connection that failed, by libpq's sentence."""
-    passing = _passing_failure(text)
-    if passing is not None:
-        return passing
+    if re.search(GONE, text):
+        return errors.ConnectionLost(statement="connect", reason=text)
+    if re.search(TOO_MANY, text):
+        return errors.ServerShort(statement="connect", code="53300", reason=text)
     if re.search(UNVERIFIED, text):
         return errors.ServerNotVerified(server=server, reason=text)
     if re.search(CLIENT_CERTIFICATE, text):
@@ -141,15 +142,6 @@ def connection_error(server: str, text: str) -> errors.DatabaseFailure:
     if re.search(r"authentication|password|role .* (does not exist|is not permitted)|pg_hba", text):
         return errors.LoginRefused(server=server, reason=text)
     return errors.NotReachable(server=server, reason=text)
-
-
-def _passing_failure(text: str) -> errors.DatabaseFailure | None:
-    """Return the error of a server that was reached and is worth another attempt, if it is one."""
-    if re.search(GONE, text):
-        return errors.ConnectionLost(statement="connect", reason=text)
-    if re.search(TOO_MANY, text):
-        return errors.ServerShort(statement="connect", code="53300", reason=text)
-    return None
 
 
 def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
@@ -187,21 +179,18 @@ def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
 def _missing_object(failure: Failure, place: Place) -> errors.DatabaseFailure | None:
     """Return the error for a table, schema or column that is not there; None for other errors."""
     state, text, target = failure.state, failure.text, place.target
+    # whether the server misses the queue or its schema, not something that its trigger uses
+    is_named = any(name.strip('"').replace('""', '"') in text for name in target.split('"."'))
     if state in {"42P01", "3F000"}:
         if place.is_state:
             return errors.StateNotInstalled(schema=place.state, server=place.server)
-        if not place.statement.startswith("create") and _is_named(target, text):
+        if not place.statement.startswith("create") and is_named:
             return errors.QueueNotFound(queue=target, server=place.server)
     if state == "3F000":
         return errors.SchemaNotFound(table=target, server=place.server, reason=text)
     if state == "42703" and not place.is_state:
         return errors.NotAQueue(queue=target, reason=text)
     return None
-
-
-def _is_named(target: str, text: str) -> bool:
-    """Whether the server misses the queue or its schema, not something that its trigger uses."""
-    return any(name.strip('"').replace('""', '"') in text for name in target.split('"."'))
 
 
 def find_table(tables: dict[str, QueueAddress], text: str) -> tuple[str, str]:

@@ -104,10 +104,6 @@ RETURNING id,
           body,
           seq::bigint AS seq
 
--- name: patience
--- Sets how long the transaction waits for a destination that others lock, from here to its end.
--- Returns: one row
-SELECT set_config('lock_timeout', :milliseconds, true)
 
 -- name: find_large
 -- The lowest messages of a range that are larger than a limit and that no other session holds. It runs

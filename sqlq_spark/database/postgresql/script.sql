@@ -81,6 +81,14 @@ GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, DELETE, UPDATE (seq) ON {queue} TO {role}
 
 -- name: script_send
+-- `pauseAboveBacklog` reads seq, and nothing else.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT INSERT, SELECT (seq) ON {queue} TO {role};
+GRANT USAGE ON SEQUENCE {sequence} TO {role}
+
+-- name: script_produce
+-- Rights of a producer, an endpoint or ServiceControl, which is in no team:
+-- GRANT {role} TO its login.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}

@@ -36,6 +36,11 @@ SELECT set_config('statement_timeout', CAST(:milliseconds AS text), true),
                   CASE WHEN getdatabaseencoding() = 'SQL_ASCII' THEN 'SQL_ASCII'
                        ELSE current_setting('client_encoding') END, true)
 
+-- name: set_lock_timeout
+-- Sets how long the transaction waits for a destination that others lock, from here to its end.
+-- Returns: one row
+SELECT set_config('lock_timeout', :milliseconds, true)
+
 -- name: commit
 COMMIT
 

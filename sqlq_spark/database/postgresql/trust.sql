@@ -67,12 +67,12 @@ SELECT t.place,
        true AS here,
        n.nspname::text,
        c.relname::text,
-       (SELECT min(w.name)
+       (SELECT lower(min(w.name))
           FROM json_array_elements_text(t.columns) AS w (name)
          WHERE NOT EXISTS (SELECT
                              FROM pg_catalog.pg_attribute AS a
                             WHERE a.attrelid = c.oid
-                              AND a.attname = w.name::name
+                              AND a.attname = lower(w.name)::name
                               AND NOT a.attisdropped)) AS missing,
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'INSERT') AS may_insert,
        pg_get_userbyid(c.relowner)::text AS owner,

@@ -68,11 +68,11 @@ class Target:
     @classmethod
     def parse(cls, url: str, environ: Mapping[str, str]) -> Self:
         """Read a url; a service has precedence over `environ`, and the url over both."""
-        written = dict(_written(url))
+        in_url = dict(_read_url(url))
         defaults = {
             name: environ[variable] for name, variable in VARIABLES.items() if variable in environ
         }
-        found = defaults | _service(defaults | written, environ) | written
+        found = defaults | _read_service(defaults | in_url, environ) | in_url
         return cls({name: text for name, text in found.items() if name in VARIABLES})
 
     @property
@@ -81,7 +81,7 @@ class Target:
         places = [self.given[name] for name in ("host", "hostaddr") if name in self.given]
         if not places:
             return "service" in self.given  # one that only libpq finds
-        return not all(_local(each) for place in places for each in place.split(","))
+        return not all(_is_local(each) for place in places for each in place.split(","))
 
     @property
     def hosts(self) -> str:
@@ -108,7 +108,7 @@ class Target:
         mode = self.mode or ("verify-full" if self.remote else None)
         found = {} if self.mode or mode is None else {"sslmode": mode}
         if mode == "verify-full" and not self._has_root:
-            found["sslrootcert"] = trusted()
+            found["sslrootcert"] = find_issuers()
         return found
 
     def weakness(self) -> tuple[str, str] | None:
@@ -142,7 +142,7 @@ def redact(url: str) -> str:
     return f"{found['scheme']}://{found['hosts'] or 'local socket'}{found['path'] or ''}"
 
 
-def trusted() -> str:
+def find_issuers() -> str:
     """
     Return where the trusted issuers of this machine are: `system`, or a file.
 
@@ -158,7 +158,7 @@ def _home() -> Path:
     return Path("~").expanduser()
 
 
-def _local(host: str) -> bool:
+def _is_local(host: str) -> bool:
     if not host or host.startswith(("/", "@")) or host.lower() == "localhost":
         return True
     try:
@@ -167,7 +167,7 @@ def _local(host: str) -> bool:
         return False
 
 
-def _written(url: str) -> Iterator[tuple[str, str]]:
+def _read_url(url: str) -> Iterator[tuple[str, str]]:
     """Yield the parameters of a url, decoded, in libpq's order; the last of a name counts."""
     place, _, query = url.partition("://")[2].partition("?")
     login, _, hosts = place.partition("/")[0].rpartition("@")
@@ -188,7 +188,7 @@ def _host(text: str) -> tuple[str, str]:
     return unquote(name), rest.removeprefix(":")
 
 
-def _service(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+def _read_service(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the parameters of the url's service, from the first file that has it."""
     name = given.get("service")
     if name is None:
@@ -196,10 +196,10 @@ def _service(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, 
     files = [Path(given.get("servicefile", _home() / ".pg_service.conf"))]
     if "PGSYSCONFDIR" in environ:
         files.append(Path(environ["PGSYSCONFDIR"], "pg_service.conf"))
-    return next(filter(None, (_section(each, name) for each in files)), {})
+    return next(filter(None, (_read_section(each, name) for each in files)), {})
 
 
-def _section(file: Path, name: str) -> dict[str, str]:
+def _read_section(file: Path, name: str) -> dict[str, str]:
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,5 +1,5 @@
 """
-T-SQL as it is sent: names quoted and put in, values bound with their types, the bulk insert.
+T-SQL as it is sent: names put in, values bound with their types, the bulk insert, the steps.
 
 The functions are pure and need no driver.
 """
@@ -7,15 +7,16 @@ The functions are pure and need no driver.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.wire.address import SQLSERVER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from sqlq_spark.database import Value
+    from sqlq_spark.database import Row, Value
     from sqlq_spark.wire.address import QueueAddress
 
 STATEMENTS = Statements.load("sqlserver")
@@ -59,21 +60,14 @@ def fill_names(
 
     `words` are put in as they are.
     """
-    found = quoted_words(state, tables, recoverable=recoverable)
-    found |= {"fits": fits, "seek": "FORCESEEK, " if seek else "", **words}
-    return IDENTIFIER.sub(lambda match: found.get(match[1], match[0]), text)
-
-
-def quoted_words(
-    state: str, tables: dict[str, QueueAddress], *, recoverable: bool = True
-) -> dict[str, str]:
-    """Return the quoted text for each word in braces."""
     found = {
         "state": SQLSERVER.quote_name(state),
         "state_name": literal(state),
         "state_escaped": SQLSERVER.quote_name(state).replace("'", "''"),
         "recoverable": "Recoverable, " if recoverable else "",
         "one": "1, " if recoverable else "",
+        "fits": fits,
+        "seek": "FORCESEEK, " if seek else "",
     }
     for role, address in tables.items():
         quoted = SQLSERVER.quote_address(address)
@@ -82,20 +76,20 @@ def quoted_words(
         found[f"{role}_text"] = literal(quoted)
         found[f"{role}_schema_text"] = literal(address.schema or "dbo")
         found[f"{role}_catalog"] = catalog
-        found[f"{role}_lock"] = lock_of(quoted, catalog)
-    return found
+        # GRANT takes no database
+        found[f"{role}_use"] = literal(catalog and f"USE {catalog[:-1]}; ")
+        found[f"{role}_here"] = literal(quoted.removeprefix(catalog))
+        # what the transport's installer locks: the table with its database
+        database = "" if catalog else "QUOTENAME(DB_NAME()) + N'.' + "
+        found[f"{role}_lock"] = f"LEFT({database}{literal(quoted + '_lock')}, 255)"
+    found |= words
+    return IDENTIFIER.sub(lambda match: found.get(match[1], match[0]), text)
 
 
 def find_table(tables: dict[str, QueueAddress], text: str) -> QueueAddress | None:
     """Return the table in the server's sentence; the first one, where it names none."""
     named = (each for each in tables.values() if f"{each.table}'" in text)
     return next(named, next(iter(tables.values()), None))
-
-
-def lock_of(quoted: str, catalog: str) -> str:
-    """Return what the transport's installer locks: the table with its database."""
-    database = "" if catalog else "QUOTENAME(DB_NAME()) + N'.' + "
-    return f"LEFT({database}{literal(quoted + '_lock')}, 255)"
 
 
 def literal(text: str) -> str:
@@ -200,3 +194,46 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
         f"INSERT INTO {{queue}} ({into}) SELECT {values} "  # noqa: S608 - of LOADED
         f"FROM OPENJSON(@rows) WITH (place int '$[0]', {read}) AS sent ORDER BY place"
     )
+
+
+# ---------------------------------------------------------------- how far one `receive` goes
+# The rows of a range were weighed, and are cut at the size of a step. A row that is committed after
+# the weighing comes unweighed. So a step has a limit for the number of rows and one for each row,
+# and their product is bounded like the sum of the weighed rows.
+
+# From 5,000 locks on, SQL Server may lock the table. It may count a lock for each page of a large
+# value; a page holds 8,000 bytes, and a byte of headers counts for two.
+MOST_LOCKS, PAGE = 4000, 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The limits of one `receive`; the names are those of its parameters."""
+
+    stop: int  # of the range
+    messages: int  # at most
+    largest: int  # bytes of one message, at most
+
+
+def cut_step(rows: Iterable[Row], *, most: int, largest: int) -> Step | None:
+    """
+    Return how far to receive.
+
+    Args:
+        rows: seq and bytes of messages, by seq; none is larger than `largest`.
+        most: bytes of the step, but one message at least.
+        largest: bytes of one message.
+
+    Returns:
+        Limits that let the weighed rows through. Whatever was committed since, the step has at most
+        `most` plus `largest` bytes. None: nothing waits.
+    """
+    count = total = locks = heaviest = stop = 0
+    for seq, size in rows:
+        locks += 1 + size // PAGE
+        heaviest = max(heaviest, size)
+        full = total >= most or locks > MOST_LOCKS or (count + 1) * heaviest > most + largest
+        if count and full:
+            break
+        count, total, stop = count + 1, total + size, seq + 1
+    return Step(stop, count, min(largest, (most + largest) // count)) if count else None

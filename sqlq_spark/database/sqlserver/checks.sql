@@ -186,11 +186,11 @@ SELECT law.name, law.severity, law.found, law.fix
     (N'receive_right', CASE WHEN f.may_send = 1 THEN N'note' ELSE N'error' END,
      CASE WHEN f.may_receive = 0 AND @delayed = 0 THEN 1 END,
      CONCAT(N'login ', @login, N' may not receive from it'),
-     CONCAT(N'GRANT SELECT, DELETE ON ', @named, N' TO ', @login)),
+     CONCAT({queue_use}, N'GRANT SELECT, DELETE ON ', {queue_here}, N' TO ', @login)),
     (N'send_right', CASE WHEN f.may_receive = 1 THEN N'note' ELSE N'error' END,
      CASE WHEN f.may_send = 0 AND @delayed = 0 THEN 1 END,
      CONCAT(N'login ', @login, N' may not send to it'),
-     CONCAT(N'GRANT INSERT ON ', @named, N' TO ', @login))
+     CONCAT({queue_use}, N'GRANT INSERT ON ', {queue_here}, N' TO ', @login))
     ) AS law (name, severity, broken, found, fix)
  WHERE @table IS NOT NULL AND law.broken = 1
 UNION ALL
@@ -248,11 +248,11 @@ SELECT law.name, law.severity, law.found, law.fix
     (N'move_right', CASE WHEN f.may_delete = 1 THEN N'error' ELSE N'note' END,
      CASE WHEN f.may_select * f.may_delete = 0 THEN 1 END,
      CONCAT(N'login ', @login, N' may not move what is due'),
-     CONCAT(N'GRANT SELECT, DELETE ON ', @named, N' TO ', @login)),
+     CONCAT({delayed_use}, N'GRANT SELECT, DELETE ON ', {delayed_here}, N' TO ', @login)),
     (N'delay_right', N'note',
      CASE WHEN f.may_insert = 0 THEN 1 END,
      CONCAT(N'login ', @login, N' may not delay messages'),
-     CONCAT(N'GRANT INSERT ON ', @named, N' TO ', @login))
+     CONCAT({delayed_use}, N'GRANT INSERT ON ', {delayed_here}, N' TO ', @login))
     ) AS law (name, severity, broken, found, fix)
  WHERE @table IS NOT NULL AND law.broken = 1
 UNION ALL

@@ -11,13 +11,22 @@ transaction each statement first checks that the transaction is still open.
 from __future__ import annotations
 
 import json
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from sqlq_spark import errors
+from sqlq_spark import database, errors
 from sqlq_spark.database.sqlserver import drivers
-from sqlq_spark.database.sqlserver.calls import STATEMENTS, build_call, build_insert, find_table
+from sqlq_spark.database.sqlserver.calls import (
+    STATEMENTS,
+    build_call,
+    build_insert,
+    check_fit,
+    cut_step,
+    fill_names,
+    find_table,
+)
+from sqlq_spark.database.sqlserver.drivers import Watchdog
 from sqlq_spark.database.sqlserver.errors import (
     MAYBE_OLD,
     Place,
@@ -30,18 +39,15 @@ from sqlq_spark.database.sqlserver.rows import (
     json_rows,
     no_rows,
     plain_columns,
-    read_row,
+    read_value,
 )
-from sqlq_spark.database.sqlserver.shapes import Shapes
 from sqlq_spark.database.sqlserver.url import Target
-from sqlq_spark.database.sqlserver.watchdog import Watchdog
-from sqlq_spark.database.sqlserver.weigh import cut_step
 from sqlq_spark.database.statements import LACKS
 from sqlq_spark.database.trust import places_of
 from sqlq_spark.wire.address import SQLSERVER, QueueAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -58,7 +64,7 @@ CATALOG = "SELECT DB_NAME() AS catalog"
 DIRECT = {
     "begin": True,
     "timeouts": True,
-    "patience": True,
+    "set_lock_timeout": True,
     "savepoint": True,
     "release": True,
     "commit": False,
@@ -75,6 +81,14 @@ BEGIN;
 END"""
 LEVEL = """/* sqlqueue:level */
 SELECT compatibility_level FROM sys.databases WHERE name = DB_NAME()"""
+# An old table of delayed messages may lack the index; FORCESEEK is then an error, 8622.
+DUE_INDEX = """SELECT 1 AS found
+  FROM {delayed_catalog}sys.indexes AS i
+  JOIN {delayed_catalog}sys.index_columns AS k
+    ON k.object_id = i.object_id AND k.index_id = i.index_id AND k.key_ordinal = 1
+  JOIN {delayed_catalog}sys.columns AS c ON c.object_id = k.object_id AND c.column_id = k.column_id
+ WHERE i.object_id = OBJECT_ID({delayed_text}, N'U')
+   AND i.type IN (1, 2) AND i.is_disabled = 0 AND i.has_filter = 0 AND c.name = N'Due'"""
 IDLE = "the transaction was idle for {:g} s (queryTimeout), so this process ended the session"
 CONTEXT = 128  # bytes of context_info
 
@@ -83,20 +97,6 @@ MOST_ROWS, MOST_BYTES = 2000, 8 << 20
 
 
 def connect(url: str, *, application: str, timeout: float, state: str) -> Connection:
-    """
-    Open a session.
-
-    Args:
-        url: see `sqlserver_url`.
-        application: the program's name in sys.dm_exec_sessions, where the driver takes one.
-        timeout: seconds to wait for the server.
-        state: schema of the state tables.
-
-    Raises:
-        NotReachable, LoginRefused, DatabaseNotFound: in the server's words.
-        ConnectionLost, ReadOnly: the server is there, and went away or takes no session now.
-        MissingDriver: no driver can be used on this machine.
-    """
     target = Target.parse(url)
     secrets = (target.password,)
     try:
@@ -111,7 +111,7 @@ def connect(url: str, *, application: str, timeout: float, state: str) -> Connec
     )
     made.secrets = secrets
     try:
-        made.settle()
+        made.prepare()
     except errors.SqlQueueError:
         made.close()
         raise
@@ -128,8 +128,8 @@ def context_info(application: str) -> str:
     return "0x" + (application.encode("utf-8", "replace")[:CONTEXT] or b"-").hex()
 
 
-class Connection:
-    """One session; see the protocol in `sqlq_spark.database`."""
+class Connection(database.Connection):
+    """One session by one of the two drivers."""
 
     names = SQLSERVER
     lacks = LACKS["sqlserver"]
@@ -144,35 +144,22 @@ class Connection:
         timeout: float,
         application: str,
     ) -> None:
+        super().__init__(server=server, state=state, timeout=timeout, application=application)
         self._raw = raw
         self._driver = driver
-        self._timeout = timeout
         self._open = False  # a transaction
         self._savepoint = False  # whether a failure undoes only what came since
         self._watchdog = Watchdog(self._end)
-        self._shapes = Shapes(self)
+        self._columns: dict[QueueAddress, dict[str, str]] = {}  # read once in a transaction
         self.secrets: tuple[str, ...] = ()
-        self.server = server
-        self.state = state
-        self.application = application
-        self.catalog: str | None = None  # the database's name; known after `settle`
+        self.catalog: str | None = None  # the database's name; known after `prepare`
 
-    def settle(self) -> None:
+    def prepare(self) -> None:
         """Make the session's own settings, and read which database it is in."""
         self._raw.timeout = whole_seconds(self._timeout)
         context = f"SET CONTEXT_INFO {context_info(self.application)}"
         text = f"/* sqlqueue:connect */ {SETTINGS}; {context}; {CATALOG}"
         self.catalog = next((name for (name,) in self._do("connect", text, (), {})), None)
-
-    def run(
-        self,
-        statement: StatementName,
-        *,
-        tables: dict[str, QueueAddress] | None = None,
-        **values: Value,
-    ) -> None:
-        """Execute a statement for its effect."""
-        self.rows(statement, tables=tables, **values)
 
     def rows(
         self,
@@ -181,9 +168,8 @@ class Connection:
         tables: dict[str, QueueAddress] | None = None,
         **values: Value,
     ) -> list[Row]:
-        """Execute a statement and return the rows of all its results; none where it has none."""
         tables = tables or {}
-        text = self._shapes.fill_names(STATEMENTS[statement], tables)
+        text = self._fill_names(STATEMENTS[statement], tables)
         if statement in DIRECT:
             return self._direct(statement, text, values)
         return self.call(statement, text, values, tables)
@@ -209,7 +195,7 @@ class Connection:
         """
         Execute a statement and return its rows in columns; a uuid is 16 bytes.
 
-        Before a `receive` the rows of its range are weighed, see weigh.py.
+        Before a `receive` the rows of its range are weighed, see `cut_step`.
         """
         if statement == "receive":
             return self._receive(tables, cast("dict[str, int]", numbers))
@@ -235,24 +221,19 @@ class Connection:
         numbers: Mapping[str, int | list[int]],
     ) -> pa.Table:
         """Execute one statement and return its rows in columns."""
-        text = self._shapes.fill_names(STATEMENTS[statement], tables)
+        text = self._fill_names(STATEMENTS[statement], tables)
         values: dict[str, Value] = {
             name: json.dumps(value) if isinstance(value, list) else int(value)
             for name, value in numbers.items()
         }
         sql, bound = build_call(statement, text, values, guarded=self._open)
-        try:
-            with self._watchdog.statement(), closing(self._raw.cursor()) as cursor:
-                self._driver.typed(cursor, bound)
-                cursor.execute(sql, bound)
-                while not cursor.description and cursor.nextset():
-                    pass  # statements before the rows have no result
-                found = fetch_table(cursor)
-                drivers.check_complete(cursor)
-                while cursor.nextset():
-                    pass  # an error behind the rows is raised only here
-        except self._driver.errors as error:
-            raise self._failure(statement, tables, error) from None
+        with self._executed(statement, sql, bound, tables) as cursor:
+            while not cursor.description and cursor.nextset():
+                pass  # statements before the rows have no result
+            found = fetch_table(cursor)
+            drivers.check_complete(cursor)
+            while cursor.nextset():
+                pass  # an error behind the rows is raised only here
         return plain_columns(found)
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
@@ -264,8 +245,8 @@ class Connection:
         """
         tables = {"queue": queue}
         null_bodies = "body" in rows.column_names and rows["body"].null_count > 0
-        insert = build_insert(rows.column_names, self._shapes.of(queue), null_bodies=null_bodies)
-        text = self._shapes.fill_names(insert, tables)
+        insert = build_insert(rows.column_names, self._columns_of(queue), null_bodies=null_bodies)
+        text = self._fill_names(insert, tables)
         each = max(1, rows.nbytes // max(1, rows.num_rows))
         size = max(1, min(MOST_ROWS, MOST_BYTES // each))
         for first in range(0, rows.num_rows, size):
@@ -289,26 +270,13 @@ class Connection:
         self.call(f"store {table}", text, values, {})
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
-        """Return a queue's columns in lower case → type; empty where the table is absent."""
         found = self.rows("queue_columns", tables={"queue": queue})
         return {name.lower(): kind for name, kind in found}
 
-    def patience(self, seconds: float | None) -> None:
-        """Set how long the open transaction waits for a lock; None restores its own limit."""
-        limit = self._timeout if seconds is None else seconds
-        self.rows("patience", milliseconds=str(max(1, int(limit * 1000))))
-
-    def printed(self, address: QueueAddress) -> str:
-        """Return the address with its schema and database, as users read and write it."""
-        return SQLSERVER.print_address(self._whole(address))
-
-    def canonical(self, address: QueueAddress) -> str:
-        """Return the address with its schema and database, as messages contain it."""
-        return SQLSERVER.canonical_address(self._whole(address))
-
-    def parsed(self, text: str) -> QueueAddress:
-        """Read an address from a message, which is untrusted."""
-        return SQLSERVER.parse_address(text)
+    def whole(self, address: QueueAddress) -> QueueAddress:
+        """Return the address with its schema, and with this database if it names none."""
+        whole = self.names.qualify(address)
+        return whole if whole.catalog is not None else replace(whole, catalog=self.catalog)
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
         """
@@ -317,7 +285,7 @@ class Connection:
         The server decides, because case may matter or not. A table that is not there, or that this
         login may not see, is known by its address.
         """
-        whole = [self._whole(each) for each in addresses]
+        whole = [self.whole(each) for each in addresses]
         distinct = list(dict.fromkeys(whole))
         found: dict[QueueAddress, Hashable] = {}
         if len(distinct) > 1:
@@ -327,7 +295,6 @@ class Connection:
         return [found.get(each, each) for each in whole]
 
     def close(self) -> None:
-        """End the session; the server undoes what was not committed."""
         self._watchdog.watch(None)
         with self._watchdog.statement():
             with suppress(*self._driver.errors):  # a broken session is undone by the server
@@ -336,17 +303,61 @@ class Connection:
             self._open = False
             self._end()
 
+    # ------------------------------------------------------------ the columns of a queue
+
+    def _columns_of(self, queue: QueueAddress) -> dict[str, str]:
+        """
+        Return a queue's columns in lower case → type, read once in a transaction.
+
+        Raises:
+            QueueNotFound: the table is absent.
+        """
+        if queue not in self._columns:
+            found = self.columns(queue)
+            if not found:
+                raise errors.QueueNotFound(queue=self.printed(queue), server=self.server)
+            self._columns[queue] = found
+        return self._columns[queue]
+
+    def _fill_names(self, text: str, tables: dict[str, QueueAddress]) -> str:
+        """Return a statement with its names, for the columns that the table has."""
+        if "{recoverable}" not in text:
+            return fill_names(text, self.state, tables)
+        if "errors" in tables:
+            columns = self._columns_of(tables["errors"])
+        else:
+            columns = self._columns_moved_into(tables)
+        seek = False
+        if "{seek}" in text:
+            due_index = fill_names(DUE_INDEX, self.state, tables)
+            seek = bool(self.call("due_index", due_index, {}, tables))
+        return fill_names(
+            text,
+            self.state,
+            tables,
+            recoverable="recoverable" in columns,
+            fits=check_fit(columns),
+            seek=seek,
+        )
+
+    def _columns_moved_into(self, tables: dict[str, QueueAddress]) -> dict[str, str]:
+        """Return the queue's columns; an error names the delayed table if both are wrong."""
+        try:
+            return self._columns_of(tables["queue"])
+        except errors.QueueNotFound:
+            delayed = tables["delayed"]
+            if "due" not in self._columns_of(delayed):
+                raise errors.NotAQueue(
+                    queue=self.printed(delayed), reason="it has no column Due"
+                ) from None
+            raise
+
     # ------------------------------------------------------------ inside
 
     def _end(self) -> None:
         """Close the driver's connection; the server undoes the open transaction."""
         with suppress(*self._driver.errors):
             self._raw.close()
-
-    def _whole(self, address: QueueAddress) -> QueueAddress:
-        """Return the address with its schema, and with this database if it names none."""
-        whole = self.names.qualify(address)
-        return whole if whole.catalog is not None else replace(whole, catalog=self.catalog)
 
     def _direct(self, statement: str, text: str, values: dict[str, Value]) -> list[Row]:
         if statement == "timeouts":
@@ -355,10 +366,10 @@ class Connection:
             text = text.replace("{application}", context_info(str(values["application"])))
             self._timeout = milliseconds / 1000
             self._raw.timeout = whole_seconds(self._timeout)
-        if statement == "patience":
+        if statement == "set_lock_timeout":
             text = text.replace("{milliseconds}", str(int(str(values["milliseconds"]))))
         if statement == "begin":
-            self._shapes.clear()  # tables may have been created again
+            self._columns.clear()  # tables may have been created again
         found = self._do(statement, f"/* sqlqueue:{statement} */ {text}", (), {})
         self._open = DIRECT[statement]
         self._savepoint = statement == "savepoint"
@@ -369,20 +380,28 @@ class Connection:
         self, statement: str, sql: str, bound: tuple[Value, ...], tables: dict[str, QueueAddress]
     ) -> list[Row]:
         found: list[Row] = []
+        with self._executed(statement, sql, bound, tables) as cursor:
+            more = True
+            while more:
+                if cursor.description:
+                    names = [column[0] for column in cursor.description]
+                    found += [tuple(map(read_value, names, row)) for row in cursor.fetchall()]
+                    drivers.check_complete(cursor)
+                more = cursor.nextset()
+        return found
+
+    @contextmanager
+    def _executed(
+        self, statement: str, sql: str, bound: tuple[Value, ...], tables: dict[str, QueueAddress]
+    ) -> Iterator[Any]:
+        """Execute a text, and let the block read its results from the cursor."""
         try:
             with self._watchdog.statement(), closing(self._raw.cursor()) as cursor:
-                self._driver.typed(cursor, bound)
+                self._driver.set_types(cursor, bound)
                 cursor.execute(sql, bound) if bound else cursor.execute(sql)
-                more = True
-                while more:
-                    if cursor.description:
-                        names = [column[0] for column in cursor.description]
-                        found += [read_row(names, row) for row in cursor.fetchall()]
-                        drivers.check_complete(cursor)
-                    more = cursor.nextset()
+                yield cursor
         except self._driver.errors as error:
             raise self._failure(statement, tables, error) from None
-        return found
 
     def _plain(self, text: str) -> None:
         with closing(self._raw.cursor()) as cursor:
@@ -396,7 +415,7 @@ class Connection:
         undo = UNDO if self._savepoint else STATEMENTS["rollback"]
         self._open = self._savepoint
         self._savepoint = False
-        self._shapes.clear()
+        self._columns.clear()
         if not self._open:
             self._watchdog.watch(None)
         if (limit := self._watchdog.ended) is not None:
@@ -414,6 +433,7 @@ class Connection:
             table=SQLSERVER.quote_name(self.state)
             if queue is None
             else SQLSERVER.quote_address(queue),
+            catalog=SQLSERVER.quote_name(queue.catalog) + "." if queue and queue.catalog else "",
             schema=self.state if queue is None else str(self.names.qualify(queue).schema),
             state=self.state,
             server=self.server,

@@ -4,11 +4,19 @@ The two Python drivers for SQL Server, with one interface; imported when a sessi
 mssql-python contains Microsoft's ODBC driver and can return Arrow.
 pyodbc needs unixODBC and "ODBC Driver 18 for SQL Server" (or 17) on the machine.
 No other module distinguishes them: they ask a cursor what it can do.
+
+PostgreSQL has a limit for idle transactions, idle_in_transaction_session_timeout. SQL Server has
+none, so a timer of this process, the watchdog, runs beside each transaction. If no statement ran
+for as long as the limit, it ends the session, and the server undoes the transaction. It is a part
+of the process: a process that stands still as a whole does not end its session.
 """
 
 from __future__ import annotations
 
 import re
+import threading
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -47,7 +55,9 @@ class Driver:
     name: str
     open: Callable[[Target, str, int], Any]  # target, application, seconds → connection
     errors: tuple[type[Exception], ...]  # what it raises
-    typed: Callable[[Any, Sequence[Value]], None] = lambda *_: None  # cursor, values to be bound
+    set_types: Callable[[Any, Sequence[Value]], None] = lambda *_: (
+        None
+    )  # cursor, values to be bound
 
 
 def connect(target: Target, application: str, seconds: int) -> tuple[Driver, Any]:
@@ -87,7 +97,7 @@ def candidates(asked: str) -> Iterator[tuple[str, Callable[[], Driver]]]:
 
 def mssql_python() -> Driver:
     """Load mssql-python without its pool, which would keep open transactions."""
-    module, raised = imported("mssql_python"), imported("mssql_python.exceptions")
+    module, raised = import_driver("mssql_python"), import_driver("mssql_python.exceptions")
     module.pooling(enabled=False)
     errors = (raised.Exception, raised.ConnectionStringParseError, RuntimeError, Incomplete)
 
@@ -95,14 +105,14 @@ def mssql_python() -> Driver:
         try:
             return module.connect(target.connection_string(), autocommit=True, timeout=seconds)
         except errors as error:
-            raise unless_missing(error) from None
+            raise unless_not_loaded(error) from None
 
     return Driver(name=MSSQL_PYTHON, open=open_, errors=errors)
 
 
 def pyodbc(names: tuple[str, ...]) -> Driver:
     """Load pyodbc, with the first of some ODBC drivers that is installed."""
-    module = imported("pyodbc")
+    module = import_driver("pyodbc")
     module.pooling = False
     there = set(module.drivers())
     name = next((each for each in names if each in there), None)
@@ -114,7 +124,7 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
         try:
             return module.connect(text, autocommit=True, timeout=seconds)
         except module.Error as error:
-            raise unless_missing(error) from None
+            raise unless_not_loaded(error) from None
 
     # without sizes a text of more than 2,000 characters is sent as ntext, which a database refuses
     # if its collation has supplementary characters or UTF-8; 0 is (max)
@@ -123,10 +133,10 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
         bytes: (module.SQL_VARBINARY, 0, 0),
     }
 
-    def typed(cursor: Any, values: Sequence[Value]) -> None:  # noqa: ANN401
+    def set_types(cursor: Any, values: Sequence[Value]) -> None:  # noqa: ANN401
         cursor.setinputsizes([sizes.get(type(value)) for value in values])
 
-    return Driver(name=PYODBC, open=open_, errors=(module.Error, Incomplete), typed=typed)
+    return Driver(name=PYODBC, open=open_, errors=(module.Error, Incomplete), set_types=set_types)
 
 
 def check_complete(cursor: Any) -> None:  # noqa: ANN401
@@ -144,7 +154,7 @@ def check_complete(cursor: Any) -> None:  # noqa: ANN401
             raise Incomplete(found[1], text)
 
 
-def imported(name: str) -> Any:  # noqa: ANN401 - a module without types
+def import_driver(name: str) -> Any:  # noqa: ANN401 - a module without types
     """Import a driver's module, which may lack shared libraries."""
     try:
         return import_module(name)
@@ -152,7 +162,71 @@ def imported(name: str) -> Any:  # noqa: ANN401 - a module without types
         raise NotHere(str(error)) from None
 
 
-def unless_missing(error: Exception) -> Exception:
+def unless_not_loaded(error: Exception) -> Exception:
     """Return NotHere where parts of the driver are missing, else the error."""
     missing = next((text for text in NOT_LOADED if text in str(error)), None)
     return error if missing is None else NotHere(missing)
+
+
+# ---------------------------------------------------------------- idle transactions
+
+
+class Watchdog:
+    """Ends one session if its open transaction does nothing for too long; safe for threads."""
+
+    def __init__(
+        self, end: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """
+        Start with no transaction open.
+
+        Args:
+            end: closes the session. It is called while no statement runs.
+            clock: monotonic seconds.
+        """
+        self._end = end
+        self._clock = clock
+        self._turn = threading.Lock()  # of whoever uses the session
+        self._timer: threading.Timer | None = None
+        self._limit: float | None = None  # seconds; None: no transaction is open
+        self._rested = clock()  # when the last statement ended
+        self.ended: float | None = None  # the limit by which the session was ended
+
+    @contextmanager
+    def statement(self) -> Iterator[None]:
+        """Keep the session for a statement, which has a timeout of its own."""
+        with self._turn:
+            try:
+                yield
+            finally:
+                self._rested = self._clock()
+
+    def watch(self, limit: float | None) -> None:
+        """Say how long the transaction may be idle from now on; None: none is open."""
+        with self._turn:
+            if limit == self._limit:
+                return
+            self._limit = limit
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if limit is not None:
+                self._start(limit)
+
+    def look(self) -> None:
+        """End the session if it was idle for too long, else look again when it could be."""
+        with self._turn:
+            limit = self._limit
+            if limit is None or self.ended is not None:
+                return
+            left = self._rested + limit - self._clock()
+            if left > 0:
+                self._start(left)
+                return
+            self.ended = limit
+            self._end()
+
+    def _start(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self.look)
+        self._timer.daemon = True
+        self._timer.start()

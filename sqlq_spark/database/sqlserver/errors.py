@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 
 from sqlq_spark import errors
-from sqlq_spark.database.names import STATE
 from sqlq_spark.database.sqlserver.numbers import OLD_LEVEL, Kind, kind_of, number_of
+from sqlq_spark.options.names import STATE
 from sqlq_spark.wire.address import SQLSERVER
 
 # mssql-python's phrase → SQLSTATE, for those that are used here
@@ -170,6 +170,7 @@ class Place:
     statement: str
     target: str  # a queue's canonical address, or the schema of the state tables
     table: str  # the same in SQL
+    catalog: str = ""  # its beginning, "[db].", where the address names a database
     schema: str  # of the table, or of the state tables
     state: str  # schema of the state tables
     server: str
@@ -185,37 +186,34 @@ class Place:
 def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
     """Return the error for a statement that failed."""
     return (
-        lost_connection(failure, place.statement)
-        or worth_another(failure, place)
+        passing_error(failure, place)
         or missing_right(failure, place)
         or missing_object(failure, place)
         or other_error(failure, place)
     )
 
 
-def lost_connection(failure: Failure, statement: str) -> errors.ConnectionLost | None:
-    """Return the error for a session that has ended or cannot write; None for other errors."""
-    if failure.kind is Kind.READ_ONLY:
-        return errors.ReadOnly(statement=statement, reason=failure.text, fix=LISTENER)
-    if failure.kind is Kind.LOST or failure.state in LOST_STATES:
-        return errors.ConnectionLost(statement=statement, reason=failure.text)
-    return None
-
-
-def worth_another(failure: Failure, place: Place) -> errors.DatabaseFailure | None:
-    """Return the error for waits and shortages; None for other errors."""
-    statement, kind, state = place.statement, failure.kind, failure.state
-    if kind is Kind.DEADLOCK or state == "40001":
-        return errors.Deadlock(statement=statement, reason=failure.text)
+def passing_error(failure: Failure, place: Place) -> errors.DatabaseFailure | None:
+    """Return the error for a lost session, a wait or a shortage; None for other errors."""
+    statement, text, kind = place.statement, failure.text, failure.kind
+    short = kind in {Kind.SHORTAGE, Kind.LOG_FULL}
+    if kind is Kind.READ_ONLY:
+        return errors.ReadOnly(statement=statement, reason=text, fix=LISTENER)
+    if (
+        kind is Kind.LOST
+        or failure.state in LOST_STATES
+        or (short and statement == "commit")  # whether it was carried out is not known
+    ):
+        return errors.ConnectionLost(statement=statement, reason=text)
+    if kind is Kind.DEADLOCK or failure.state == "40001":
+        return errors.Deadlock(statement=statement, reason=text)
     if kind is Kind.LOCK_TIMEOUT:
-        return errors.LockTimedOut(statement=statement, seconds=place.seconds, reason=failure.text)
-    if kind in {Kind.SHORTAGE, Kind.LOG_FULL}:
-        if statement == "commit":  # whether it was carried out is not known
-            return errors.ConnectionLost(statement=statement, reason=failure.text)
-        short = errors.LogFull if kind is Kind.LOG_FULL else errors.ServerShort
-        return short(statement=statement, code=failure.code, reason=with_fix(failure, place))
-    if kind is Kind.TIMEOUT or state in TIMEOUT_STATES:
-        return errors.TimedOut(statement=statement, seconds=place.seconds, reason=failure.text)
+        return errors.LockTimedOut(statement=statement, seconds=place.seconds, reason=text)
+    if short:
+        shortage = errors.LogFull if kind is Kind.LOG_FULL else errors.ServerShort
+        return shortage(statement=statement, code=failure.code, reason=with_fix(failure, place))
+    if kind is Kind.TIMEOUT or failure.state in TIMEOUT_STATES:
+        return errors.TimedOut(statement=statement, seconds=place.seconds, reason=text)
     return None
 
 
@@ -226,7 +224,9 @@ def missing_right(failure: Failure, place: Place) -> errors.RightMissing | None:
     denied = DENIED.search(failure.text)
     schema = denied[3] if denied else place.schema
     is_other = place.statement in OF_SERVER or DENIED_IN_DATABASE.search(failure.text)
-    if not is_other and (schema == place.state or is_domain(schema)):
+    # the server may not show tables: `script` names state schemas so
+    is_state = schema in {place.state, STATE} or schema.startswith(f"{STATE}_")
+    if is_state and not is_other:
         fix = errors.StateRightMissing.fix_of(schema, "")
         return errors.StateRightMissing(statement=place.statement, reason=failure.text, fix=fix)
     return errors.RightMissing(
@@ -236,33 +236,22 @@ def missing_right(failure: Failure, place: Place) -> errors.RightMissing | None:
 
 def missing_object(failure: Failure, place: Place) -> errors.DatabaseFailure | None:
     """Return the error for a table, column or schema that is not there; None for other errors."""
-    if too_old(failure, place):
-        return errors.DatabaseTooOld(server=place.server, found=place.level, needed=LEAST_LEVEL)
     no_table = failure.kind is Kind.NO_TABLE or (
         failure.number is None and failure.state == "42S02"
     )
+    # functions that the database's level lacks
+    maybe_old = failure.number in MAYBE_OLD and failure.kind is not Kind.NO_TABLE
+    if "openjson" in failure.text.lower() or (maybe_old and 0 < place.level < LEAST_LEVEL):
+        return errors.DatabaseTooOld(server=place.server, found=place.level, needed=LEAST_LEVEL)
     if no_table and place.is_state:
         return errors.StateNotInstalled(schema=place.target, server=place.server)
     if no_table and not place.statement.startswith("create"):
         return errors.QueueNotFound(queue=place.target, server=place.server)
     if failure.kind is Kind.NO_SCHEMA:
         return errors.SchemaNotFound(table=place.target, server=place.server, reason=failure.text)
-    return None if place.is_state else missing_column(failure, place)
-
-
-def missing_column(failure: Failure, place: Place) -> errors.DatabaseFailure | None:
-    """Return the error for a queue's column that is not there; None for other errors."""
-    if failure.kind is not Kind.NO_COLUMN:
-        return None
-    return errors.NotAQueue(queue=place.target, reason=failure.text)
-
-
-def too_old(failure: Failure, place: Place) -> bool:
-    """Whether the database's level lacks functions that the statements use."""
-    if "openjson" in failure.text.lower():
-        return True
-    maybe = failure.number in MAYBE_OLD and failure.kind is not Kind.NO_TABLE
-    return maybe and 0 < place.level < LEAST_LEVEL
+    if failure.kind is Kind.NO_COLUMN and not place.is_state:
+        return errors.NotAQueue(queue=place.target, reason=failure.text)
+    return None
 
 
 def other_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
@@ -284,18 +273,15 @@ def with_fix(failure: Failure, place: Place) -> str:
     return f"{failure.text}; {fix.format(place.target, place.table, constraint)}"
 
 
-def is_domain(schema: str) -> bool:
-    """Whether a schema is named as `script` names state schemas; the server may not show tables."""
-    return schema == STATE or schema.startswith(f"{STATE}_")
-
-
 def missing_grant(text: str, place: Place) -> str:
     """Return the GRANT that is missing, by the server's sentence or by the statement's needs."""
     if place.statement in OF_SERVER:
         return SERVER_STATE
+    use = place.catalog and f"USE {place.catalog[:-1]}; "  # GRANT takes no database
     if found := DENIED.search(text):
         table, schema = map(SQLSERVER.quote_name, found.groups()[1:])
-        return f"GRANT {found[1]} ON {schema}.{table} TO the_user"
+        return f"{use}GRANT {found[1]} ON {schema}.{table} TO the_user"
     if found := DENIED_IN_DATABASE.search(text):
-        return f"GRANT {found[1]} TO the_user"
-    return f"GRANT {RIGHTS.get(place.statement, 'SELECT')} ON {place.table} TO the_user"
+        return f"{use}GRANT {found[1]} TO the_user"
+    table = place.table.removeprefix(place.catalog)
+    return f"{use}GRANT {RIGHTS.get(place.statement, 'SELECT')} ON {table} TO the_user"

@@ -29,7 +29,7 @@ SELECT payload
 
 -- name: weigh
 -- The lowest messages of a range and their sizes, before `receive` deletes them. The client cuts the
--- range where the size of a step ends (see weigh.py). A UTF-16 unit of headers counts as one byte. A
+-- range where the size of a step ends (see calls.py). A UTF-16 unit of headers counts as one byte. A
 -- message larger than @largest is left out.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion, a seek.
@@ -91,10 +91,6 @@ OUTPUT CAST(deleted.Id AS binary(16)) AS id,
     ON q.RowVersion = s.seq
 OPTION (MAXDOP 1)
 
--- name: patience
--- Sets how long the transaction waits for a destination that others lock, from here to its end. The
--- value is written into the text, as in timeouts.
-SET LOCK_TIMEOUT {milliseconds}
 
 -- name: find_large
 -- The lowest messages of a range that are larger than a limit and that no other session holds. It runs

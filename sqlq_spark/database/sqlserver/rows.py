@@ -7,18 +7,15 @@ return the same.
 
 from __future__ import annotations
 
-import base64
+from base64 import b64encode
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
 from sqlq_spark.wire.rows import id_texts
-
-if TYPE_CHECKING:
-    from sqlq_spark.database import Row
 
 # columns of `arrow`, as they come and as they leave
 COLUMNS = {
@@ -37,28 +34,22 @@ NETWORK_ORDER = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15]
 
 
 def json_rows(rows: pa.Table) -> str:
-    """Return rows as JSON: an array each, its place first; bytes in base64, a uuid as text."""
-    columns: list[list[Any]] = [list(range(rows.num_rows))]
+    """
+    Return rows as JSON: an array each, its place first; a uuid as text.
+
+    Bytes are in base64, which OPENJSON reads into varbinary.
+    """
+    columns: list[Any] = [range(rows.num_rows)]
     for name in rows.column_names:
-        column = rows[name]
+        column, values = rows[name], rows[name].to_pylist()
         if name == "id":
-            columns.append(id_texts(column.combine_chunks().cast(pa.binary(16))).to_pylist())
+            values = id_texts(column.combine_chunks().cast(pa.binary(16))).to_pylist()
         elif pa.types.is_timestamp(column.type):
-            columns.append(
-                [None if each is None else to_time_text(each) for each in column.to_pylist()]
-            )
+            values = [None if each is None else to_time_text(each) for each in values]
         elif pa.types.is_binary(column.type):
-            columns.append(
-                [None if each is None else to_base64(each) for each in column.to_pylist()]
-            )
-        else:
-            columns.append(column.to_pylist())
+            values = [None if each is None else b64encode(each).decode("ascii") for each in values]
+        columns.append(values)
     return orjson.dumps(list(zip(*columns, strict=True))).decode("utf-8")
-
-
-def to_base64(value: bytes) -> str:
-    """Return bytes as JSON can hold them; OPENJSON reads base64 into varbinary."""
-    return base64.b64encode(value).decode("ascii")
 
 
 def to_time_text(value: datetime) -> str:
@@ -70,12 +61,7 @@ def to_time_text(value: datetime) -> str:
 # ---------------------------------------------------------------- from the server
 
 
-def read_row(names: list[str], row: Any) -> Row:  # noqa: ANN401 - a driver's row
-    """Return a row in the form that the package uses; see `value_of`."""
-    return tuple(value_of(name, value) for name, value in zip(names, row, strict=True))
-
-
-def value_of(name: str, value: Any) -> Any:  # noqa: ANN401 - of any column
+def read_value(name: str, value: Any) -> Any:  # noqa: ANN401 - of any column
     """Return one value, by the end of its column's name: `_utc` time, `_list` numbers, `_times`."""
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)

@@ -1,8 +1,8 @@
 -- name: script_begin
--- Run this as a member of db_owner. Members of the roles below are one team: each can read, change
--- and return what the others received. Print another script with --domain for another team.
--- It waits 3 s for a lock, and then ends with error 1222. After an error nothing has changed, except
--- rights. Then run it again. A second run changes nothing that is in place.
+-- Run this by `sqlcmd -b -I` as a member of db_owner. Members of the roles below are one team: each
+-- can read, change and return what the others received. Print another script with --domain for another
+-- team. It waits 3 s for a lock, and then ends with error 1222. After an error nothing has changed,
+-- except rights. Then run it again. A second run changes nothing that is in place.
 SET NOCOUNT ON;
 SET XACT_ABORT ON;
 SET ANSI_NULLS ON;
@@ -15,8 +15,8 @@ IF SCHEMA_ID({state_name}) IS NULL
 
 -- name: script_check
 -- Whoever owns the state schema or a table in it can run code as those who use it. Trusted are this
--- user and dbo. All that follows is in this batch, which an error ends. Rights are granted one by one,
--- because each waits for the sessions that use the table.
+-- user and dbo. After a fault nothing runs before SET NOEXEC OFF, also if the tool sends more batches.
+-- Rights are granted one by one, because each waits for the sessions that use the table.
 DECLARE @fault nvarchar(2000), @known int;
 SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema {state_escaped}: ', f.fault)
   FROM (
@@ -32,8 +32,11 @@ BEGIN
             N'are empty, or their messages would be lost, then drop the schema and run this again.');
 END;
 IF @fault IS NOT NULL
-BEGIN;
-    THROW 51902, @fault, 1;
+BEGIN
+    ROLLBACK TRANSACTION;
+    RAISERROR (N'%s', 16, 1, @fault);
+    SET NOEXEC ON;
+    RETURN;
 END
 
 -- name: script_roles
@@ -68,6 +71,12 @@ GRANT SELECT ON {state}.trail TO {role}
 GRANT SELECT, DELETE ON {queue} TO {role}
 
 -- name: script_send
+-- `pauseAboveBacklog` reads RowVersion, and nothing else.
+GRANT INSERT, SELECT (RowVersion) ON {queue} TO {role}
+
+-- name: script_produce
+-- Rights of a producer, an endpoint or ServiceControl, which is in no team:
+-- ALTER ROLE {role} ADD MEMBER its login.
 GRANT INSERT ON {queue} TO {role}
 
 -- name: script_move
@@ -88,7 +97,7 @@ GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
 -- name: script_end
 GO
 -- After an error the transaction may be open in a window that stays.
+SET NOEXEC OFF;
 IF @@TRANCOUNT > 0
     ROLLBACK TRANSACTION;
-SET LOCK_TIMEOUT -1;
 GO

@@ -24,6 +24,11 @@ BEGIN TRANSACTION
 SET LOCK_TIMEOUT {milliseconds};
 SET CONTEXT_INFO {application}
 
+-- name: set_lock_timeout
+-- Sets how long the transaction waits for a destination that others lock, from here to its end. The
+-- value is written into the text, as in timeouts.
+SET LOCK_TIMEOUT {milliseconds}
+
 -- name: commit
 COMMIT TRANSACTION
 

@@ -81,9 +81,10 @@ SELECT a.place,
        AS [schema],
        COALESCE(CASE WHEN a.catalog IS NULL THEN OBJECT_NAME(a.id) END, PARSENAME(a.name, 1))
        AS [table],
-       (SELECT MIN(w.value)
-          FROM OPENJSON(a.columns) AS w
-         WHERE COL_LENGTH(a.name, w.value) IS NULL) AS missing,
+       (SELECT MIN(w.name)
+          FROM (SELECT CASE value WHEN N'Seq' THEN N'RowVersion' ELSE value END AS name
+                  FROM OPENJSON(a.columns)) AS w
+         WHERE COL_LENGTH(a.name, w.name) IS NULL) AS missing,
        CAST(COALESCE(HAS_PERMS_BY_NAME(a.name, N'OBJECT', N'INSERT'), 1) AS bit) AS may_insert,
        COALESCE(USER_NAME(a.owner_id), N'an owner that cannot be seen') AS owner,
        CAST(CASE WHEN a.owner_id = a.source_owner THEN 1 ELSE 0 END AS bit) AS same_owner,

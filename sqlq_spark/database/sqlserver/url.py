@@ -9,13 +9,13 @@ Errors name the wrong part, never its text, which may be a password.
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
 from sqlq_spark.errors import BadOption, UnknownOption
+from sqlq_spark.options.fields import find_near
 
 EXAMPLE = "sqlserver://user@host:1433/database?encrypt=yes"
 
@@ -72,27 +72,22 @@ class Target:
             BadOption, UnknownOption: without the user's or password's text.
         """
         place, _, query = url.partition("?")
+        unreadable = BadOption(
+            option="url", found="sqlserver://…", expected=f"{EXAMPLE}, its parts percent-encoded"
+        )
         try:
             parts = urlsplit(place)
             host, port = parts.hostname, parts.port
         except ValueError:
-            raise BadOption(
-                option="url",
-                found="sqlserver://…",
-                expected=f"{EXAMPLE}, its parts percent-encoded",
-            ) from None
+            raise unreadable from None
         database = parts.path.removeprefix("/")
         if not host or ";" in parts.netloc or "/" in database or "#" in url:
-            raise BadOption(
-                option="url",
-                found="sqlserver://…",
-                expected=f"{EXAMPLE}, its parts percent-encoded",
-            )
+            raise unreadable
         given = {
             "host": host,
-            "database": readable("database", database),
-            "user": readable("user", parts.username or ""),
-            "password": readable("password", parts.password or ""),
+            "database": decode_part("database", database),
+            "user": decode_part("user", parts.username or ""),
+            "password": decode_part("password", parts.password or ""),
         }
         return cls(port=port or cls.port, **(given | parameters(query)))
 
@@ -105,7 +100,7 @@ class Target:
     def connection_string(self, **more: str) -> str:
         """Return the driver's connection string; `more` goes first, every value in braces."""
         integrated = self.authentication == "Integrated"
-        said = {
+        values = {
             **more,
             "Server": f"tcp:{self.host},{self.port}",
             "Database": self.database,
@@ -120,7 +115,7 @@ class Target:
             # a session that broke must not come back without its transaction
             "ConnectRetryCount": "0",
         }
-        return ";".join(f"{key}={braced(value)}" for key, value in said.items() if value)
+        return ";".join(f"{key}={in_braces(value)}" for key, value in values.items() if value)
 
 
 def parameters(query: str) -> dict[str, str]:
@@ -128,22 +123,21 @@ def parameters(query: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in query.split("&") if query else ():
         key, _, text = part.partition("=")
-        name = known(unquote(key))
+        name = find_parameter(unquote(key))
         at = re.sub("([A-Z])", r"_\1", name).lower()
         if at in found and name not in LAST_WINS:
             raise BadOption(option="url", found=f"{name} twice", expected="each parameter once")
-        found[at] = valued(name, readable(name, text))
+        found[at] = read_choice(name, decode_part(name, text))
     return {at: text for at, text in found.items() if text}
 
 
-def known(key: str) -> str:
+def find_parameter(key: str) -> str:
     """Return the name of a parameter, which may be written in any case."""
     names = {name.lower(): name for name in PARAMETERS}
     if key.lower() in names:
         return names[key.lower()]
-    near = difflib.get_close_matches(key.lower(), names, n=1, cutoff=0.7)
-    if near:
-        raise UnknownOption(option=f"{key} (in url)", near=names[near[0]])
+    if (near := find_near(key.lower(), names, likely=0.7)) is not None:
+        raise UnknownOption(option=f"{key} (in url)", near=names[near])
     raise BadOption(
         option="url",
         found=f"…?{key[:40]}=…",
@@ -151,7 +145,7 @@ def known(key: str) -> str:
     )
 
 
-def valued(name: str, text: str) -> str:
+def read_choice(name: str, text: str) -> str:
     """Return the driver's value of a parameter."""
     values = PARAMETERS[name]
     if values is None:
@@ -164,7 +158,7 @@ def valued(name: str, text: str) -> str:
     return values[text.lower()]
 
 
-def readable(name: str, text: str) -> str:
+def decode_part(name: str, text: str) -> str:
     """Decode a part of the url; refuse control characters."""
     try:
         plain = unquote(text, errors="strict")
@@ -177,6 +171,6 @@ def readable(name: str, text: str) -> str:
     return plain
 
 
-def braced(value: str) -> str:
+def in_braces(value: str) -> str:
     """Return a value of a connection string in braces, which nothing inside can end."""
     return "{" + value.replace("}", "}}") + "}"

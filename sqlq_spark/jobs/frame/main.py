@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from sqlq_spark import errors, versions
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.database.trust import check_writable
 from sqlq_spark.errors import (
     BadInput,
@@ -232,7 +232,8 @@ def look_at_database(options: SourceOptions | SinkOptions) -> list[str]:
     else:
         state, reads = options.delivery == "exactlyOnce", ()
         writes = [options.address, options.undeliverable_address]
-    with Session(options, "dry run", state=state) as session:
+    session_of = StateSession if state else Session
+    with session_of(options, "dry run") as session:
         connection = session.open()
         lines = [f"{connection.server}: reached"]
         lines += [f"state tables in schema {options.state_schema}: exist"] if state else []

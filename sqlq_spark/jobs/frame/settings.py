@@ -10,16 +10,13 @@ can see a command line.
 
 from __future__ import annotations
 
-import difflib
-import re
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlq_spark.errors import BadInput
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.fields import option_fields
-from sqlq_spark.options.login import encoded
-from sqlq_spark.options.parse import duration, one_of
+from sqlq_spark.options.fields import duration, find_near, one_of, option_fields
+from sqlq_spark.options.names import HIDDEN, hide_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +26,6 @@ if TYPE_CHECKING:
     from sqlq_spark.options.connection import DatabaseOptions
 
 LEVELS = ("OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG")
-BLANK = "***"
-# parameters of a url whose values are secrets, also as part of a longer name
-SECRET = "|".join(map(encoded, ("password", "pwd", "secret", "scram_client_key")))
-SECRETS = re.compile(rf"(?i)((?:{SECRET})\s*=)[^&]*")
 
 
 class BadSettings(BadInput):
@@ -56,7 +49,7 @@ def setting(
     Args:
         description: the help.
         default: the field's default; without one the setting is required.
-        read: parses a text, and raises ValueError; for example a parser of options/parse.py.
+        read: parses a text, and raises ValueError; for example a reader of options/fields.py.
         expected: what an error says was expected.
         secret: never printed, and has no flag.
         shown: whether `repr` has it.
@@ -182,7 +175,7 @@ def checkpoint() -> Any:  # noqa: ANN401
 def without_secrets(settings: Settings) -> dict[str, Any]:
     """All settings, with secrets blanked."""
     return {
-        each.name: BLANK
+        each.name: HIDDEN
         if each.metadata["secret"] and getattr(settings, each.name) is not None
         else blank(each.name, getattr(settings, each.name))
         for each in fields(settings)
@@ -196,10 +189,9 @@ def blank(name: str, given: Any) -> Any:  # noqa: ANN401
     if isinstance(given, (list, tuple)):
         return type(given)(blank(name, each) for each in given)
     if given is not None and ("password" in name.lower() or "secret_value" in name.lower()):
-        return BLANK
+        return HIDDEN
     if isinstance(given, str) and "://" in given:
-        without = re.sub(r"(?s)(?<=://)([^/@:?]*):.*@", rf"\1:{BLANK}@", given)
-        return SECRETS.sub(rf"\1{BLANK}", without)
+        return hide_secrets(given)
     return given
 
 
@@ -250,7 +242,7 @@ def _as_text(each: str | float) -> str:
 
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
     """The error text for a name that is not known."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = find_near(name, known, likely=0.6)
     return f"{what} is not known: " + (
-        f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"
+        f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
     )

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from sqlq_spark.database.names import other_password_variables
-from sqlq_spark.jobs.frame.settings import BLANK, BadSettings, Settings, blank, unknown
-from sqlq_spark.options.parse import flag as option_flag
+from sqlq_spark.jobs.frame.settings import BadSettings, Settings, blank, unknown
+from sqlq_spark.options.fields import flag as option_flag
+from sqlq_spark.options.names import HIDDEN, other_password_variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -183,7 +183,7 @@ def value(each: Field[Any], kind: type, given: Any, source: str) -> Any:  # noqa
         made = READ[kind](given)
         return made if read is None else read(str(made))
     except (ValueError, TypeError):
-        shown = BLANK if each.metadata["secret"] else repr(blank(each.name, given))
+        shown = HIDDEN if each.metadata["secret"] else repr(blank(each.name, given))
         raise BadSettings(reason=f"{source} is {shown}: expected {expected}") from None
 
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import CheckpointFailure
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.options.parse import duration
+from sqlq_spark.options.fields import duration
 from sqlq_spark.receive.offset import Offset
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def end(query: StreamingQuery, tally: Tally) -> None:
 
 def tops(source: SourceOptions) -> dict[str, tuple[int, int]]:
     """The lowest and the highest seq of each queue that is not empty."""
-    with Session(source, "job", state=False) as opened:
+    with Session(source, "job") as opened:
         connection = opened.open()
         with transaction(connection, timeout=source.query_timeout):
             found = {
@@ -190,7 +190,7 @@ def streams(source: SourceOptions) -> dict[str, inspect.Stream]:
     """The streams of the state tables, by id."""
     if source.transaction_mode == "none":
         return {}
-    with Session(source, "job") as opened:
+    with StateSession(source, "job") as opened:
         connection = opened.open()
         with transaction(connection, timeout=source.query_timeout):
             return {each.stream: each for each in inspect.streams(connection)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send.dispatch import OPEN, give_up, open_request, read_state
 
@@ -41,5 +41,5 @@ class RequestLog:
     def _do(self, request: str, work: Callable[[Connection, str, float], T]) -> T:
         options = SinkOptions.parse(self._sink(request))
         sink, timeout = f"app:{options.txn_app_id}", options.query_timeout
-        with Session(options, "triage") as session:
-            return session.do(lambda connection: work(connection, sink, timeout))
+        with StateSession(options, "triage") as session:
+            return session.run_with_retries(lambda connection: work(connection, sink, timeout))

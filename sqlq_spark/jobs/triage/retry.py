@@ -234,7 +234,7 @@ class Retry:
 
     def sources(self, texts: list[str]) -> tuple[dict[str, str], dict[str, str]]:
         """The canonical addresses of failed queues, and the reasons why others have none."""
-        with Session(self.source, "triage", state=False) as session:
+        with Session(self.source, "triage") as session:
             connection = session.open()
             there, reasons = failed_messages.sources(
                 connection,

@@ -19,8 +19,8 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from sqlq_spark.database.names import names_of
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.names import names_of
 from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import FAILED_Q, FORWARD_DESTINATION, dumps

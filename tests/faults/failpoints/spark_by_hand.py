@@ -20,13 +20,12 @@ from sqlq_spark import database
 from sqlq_spark.admin import checks, failed_messages
 from sqlq_spark.admin import return_to_source as returning
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask
 from sqlq_spark.jobs.triage.request_log import RequestLog
-from sqlq_spark.receive import receipts
+from sqlq_spark.receive import pace, receipts
 from sqlq_spark.receive import task as receiving
-from sqlq_spark.receive.driver import pace
-from sqlq_spark.receive.driver.loop import PeekLoop
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import insert, publish, staging
@@ -94,19 +93,19 @@ class Desk:
         self.shop = shop
         self.loop = self._new_loop()
 
-    def _new_loop(self) -> PeekLoop:
+    def _new_loop(self) -> StreamDriver:
         # every look at the clock is a minute later: no pause lasts
-        return PeekLoop(self.shop.source(), partial(next, count(0.0, 60.0)), checks.at_start)
+        return StreamDriver(self.shop.source(), partial(next, count(0.0, 60.0)), checks.at_start)
 
     @cached_property
     def tasks(self) -> Session:
         """What executors receive by."""
-        return Session(self.shop.source(), "task", state=False)
+        return Session(self.shop.source(), "task")
 
     @cached_property
     def sends(self) -> Session:
         """What is sent by."""
-        return Session(self.shop.sink(), "sink")
+        return StateSession(self.shop.sink(), "sink")
 
     def restart(self) -> None:
         """Be a new driver."""
@@ -140,7 +139,7 @@ def latest(desk: Desk, start: Offset) -> Offset:
 
 def receive(desk: Desk, task: Task, origin: Origin) -> pa.Table:
     """Run the receive of a task."""
-    return desk.tasks.do(
+    return desk.tasks.run_with_retries(
         lambda connection: receiving.receive(connection, task, timeout=TIMEOUT, origin=origin)
     )
 
@@ -160,13 +159,15 @@ def stage(desk: Desk, chunks: list[pa.Table], sink: str, batch: int, origin: Ori
 
 def dispatch(desk: Desk, staged: list[Staged], options: SinkOptions) -> int:
     """Commit a write."""
-    return desk.sends.do(lambda connection: send.dispatch(connection, staged, options))
+    return desk.sends.run_with_retries(
+        lambda connection: send.dispatch(connection, staged, options)
+    )
 
 
 def discard(desk: Desk, sink: str, batch: int) -> None:
     """Abort a micro-batch, or a write without a name, which is not tried again."""
     final = sink.startswith("write:")
-    desk.sends.do(
+    desk.sends.run_with_retries(
         lambda connection: send.discard(connection, sink, batch, final=final, timeout=TIMEOUT)
     )
 

@@ -17,16 +17,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from payloads import of_receipt
-
-from sqlq_spark.database.receipt_moves import MOVES
+from receipt_moves import MOVES
 
 from .queries import Receipt
 from .steps import FIGURES
 
 if TYPE_CHECKING:
     from conformance.dotnet import PostgreSQL
+    from receipt_moves import State
 
-    from sqlq_spark.database.receipt_moves import State
     from sqlq_spark.options import SinkOptions, SourceOptions
     from sqlq_spark.wire.address import QueueAddress
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import ConnectionLost, Deadlock, ReceiptSettled
 from sqlq_spark.receive import receipts
 from sqlq_spark.send import staging
@@ -23,7 +23,8 @@ from .steps import FIGURES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlq_spark.database.receipt_moves import Move
+    from receipt_moves import Move
+
     from sqlq_spark.receive.offset import Offset
     from sqlq_spark.wire.rows import Origin
 
@@ -105,7 +106,7 @@ class World(Places):
         ]
         query, batch = origin.query_id, origin.query_batch
         assert batch is not None
-        with Session(sink.options, "sink") as session:
+        with StateSession(sink.options, "sink") as session:
             return staging.stage(session, chunks, sink=f"query:{query}", batch=batch, origin=origin)
 
     def send(self, messages: int, kind: str = "plain") -> None:
@@ -124,7 +125,7 @@ class World(Places):
         bodies = self.before[key].bodies if key in self.before else []
 
         def run() -> None:
-            with Session(self.source, "operator", state=False) as session:
+            with Session(self.source, "operator") as session:
                 one = session.open()
                 with transaction(one, timeout=TIMEOUT):
                     if move == "return_":
@@ -213,7 +214,7 @@ class World(Places):
         text = f'SELECT driver FROM "{self.dotnet.state}".stream WHERE stream = %s'
         return any(
             self.dotnet.connection.execute(text.encode(), [start.stream]).fetchone()
-            != (stream.who.driver,)
+            != (stream.claim.driver,)
             for stream, start in zip(driver.streams, driver.start, strict=True)
         )
 

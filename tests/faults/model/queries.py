@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import (
     CheckpointIncomplete,
     CheckpointRolledBack,
@@ -26,7 +26,7 @@ from sqlq_spark.errors import (
     StreamTakenOver,
 )
 from sqlq_spark.receive import task as receiving
-from sqlq_spark.receive.driver.loop import PeekLoop
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import staging
@@ -37,7 +37,8 @@ from .steps import FIGURES, Killed, Order, Work
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlq_spark.database.receipt_moves import Move, State
+    from receipt_moves import Move, State
+
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.receive.task import Task
 
@@ -118,7 +119,7 @@ class Driver:
         self.job: Job | None = None
         self.results: dict[tuple[int, int], Result] = {}
         self.streams = [
-            PeekLoop(world.source, world.clock, unchecked) for _ in range(checkpoint.sources)
+            StreamDriver(world.source, world.clock, unchecked) for _ in range(checkpoint.sources)
         ]
         logs, last = checkpoint.offsets, max(checkpoint.offsets, default=-1)
         nothing = (INITIAL,) * checkpoint.sources
@@ -190,8 +191,8 @@ class Driver:
         job: Job
 
         def run() -> Result:
-            with Session(world.source, "task", state=False) as session:
-                rows = session.do(
+            with Session(world.source, "task") as session:
+                rows = session.run_with_retries(
                     lambda connection: receiving.receive(
                         connection, task, timeout=TIMEOUT, origin=origin
                     )
@@ -236,8 +237,8 @@ class Driver:
         options, staged = sink.options, [result.staged for result in results if result.staged]
 
         def dispatch() -> int:
-            with Session(options, "dispatch") as session:
-                return session.do(lambda one: send.dispatch(one, staged, options))
+            with StateSession(options, "dispatch") as session:
+                return session.run_with_retries(lambda one: send.dispatch(one, staged, options))
 
         def committed(_: dict[Key, Receipt]) -> None:
             sink.dispatched.add((self.checkpoint.query, self.batch))

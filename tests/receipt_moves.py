@@ -1,17 +1,15 @@
 """
-The states of a receipt and the moves between them.
+The states of a receipt and the moves between them: what the model and the diagrams are compared to.
 
-The code refuses one move: a settled receipt is not returned. Tests compare all moves with MOVES.
+The package refuses one move: a settled receipt is not returned.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias
 
 State: TypeAlias = Literal["none", "held", "settled"]
 Move: TypeAlias = Literal["save", "replay", "settle", "acknowledge", "return_", "drop"]
-
-ReceiptKey: TypeAlias = tuple[str, int, int]  # stream, batch and task
 
 # fmt: off
 MOVES: Final[dict[tuple[State, Move], State]] = {
@@ -28,11 +26,3 @@ MOVES: Final[dict[tuple[State, Move], State]] = {
     ("settled", "drop"):         "none",     # an operator
 }
 # fmt: on
-
-STORED: Final[tuple[State, ...]] = tuple(each for each in get_args(State) if each != "none")
-
-
-def name_receipt(receipt: ReceiptKey) -> str:
-    """Name a receipt for errors."""
-    stream, batch, task = receipt
-    return f"receipt {stream}/{batch}/{task}"

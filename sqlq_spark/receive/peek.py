@@ -1,5 +1,5 @@
 """
-Where the driver looks for messages: a frozen state, and pure functions that move it.
+Where the driver looks for messages: a frozen state, and pure functions that move it. No IO.
 
 A look starts where the queue started last time, because rows that were deleted may lie before it,
 kept by someone's old snapshot. From time to time, and when nothing is found, it starts at the very
@@ -7,18 +7,21 @@ beginning: a lower seq may commit late. If a batch received nothing, because oth
 messages, the looks until then start behind them. A queue where nothing was found rests for a while.
 
 A look is a few queries. `start_look` gives the first one, and `answer_look` takes what a query
-found and gives the next one, or None at the end. peeker.py runs the queries.
+found and gives the next one, or None at the end. driver.py runs the queries.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
 
+from sqlq_spark.wire.headers import BadWireTime, parse_wire_time
 from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ
 
 if TYPE_CHECKING:
-    from sqlq_spark.receive.driver.pace import Outcome, Plan
+    from sqlq_spark.receive.pace import Outcome, Plan, Ramp
+    from sqlq_spark.receive.receipts import Acknowledged
 
 LAST_LOOKED_AT = HIGHEST_SEQ - 1  # what is one higher still must be a number of the database
 # A query from the very beginning walks over the dead rows that an old snapshot keeps. It comes so
@@ -222,3 +225,77 @@ def rest(state: PeekState, until: float) -> PeekState:
 def wake(state: PeekState) -> PeekState:
     """End the rest."""
     return replace(state, rests_until=-1e9)
+
+
+# ---------------------------------------------------------------- what the progress shows
+
+
+def report_stream(
+    name: str,
+    found: dict[str, Found],
+    ramp: Ramp,
+    last: Acknowledged | None,
+    *,
+    most: int,
+) -> dict[str, Any]:
+    """
+    Report on a stream as a whole, and on each queue if there are several.
+
+    Args:
+        name: of its queue, or of all of them.
+        found: by queue, at the last look.
+        ramp: how many tasks may run now, and what led there.
+        last: the batch that was acknowledged last, if there was one.
+        most: where a look stops counting.
+    """
+    now = datetime.now(UTC)
+    queues = [report_queue(each, seen, most, now) for each, seen in found.items()]
+    ages = [each["oldestWaited"] for each in queues if each["oldestWaited"] is not None]
+    report: dict[str, Any] = {
+        "queue": name,
+        "backlog": sum(each["backlog"] for each in queues),
+        "backlogIsEstimate": any(each["backlogIsEstimate"] for each in queues),
+        "oldestWaited": max(ages, default=None),
+        "tasks": ramp.tasks,
+        "ramp": {"successes": ramp.successes, "failures": ramp.failures},
+    }
+    if last is not None:
+        report["lastBatch"] = report_batch(last)
+    if len(queues) > 1:
+        batches = {} if last is None else last.queues
+        report["queues"] = [
+            queue | ({"lastBatch": report_batch(batches[name])} if name in batches else {})
+            for name, queue in zip(found, queues, strict=True)
+        ]
+    return report
+
+
+def report_queue(name: str, found: Found, most: int, now: datetime) -> dict[str, Any]:
+    """Report what waits in a queue; beyond the limit of a batch that is only estimated."""
+    full = found.messages >= most
+    return {
+        "queue": name,
+        "backlog": max(found.messages, found.span) if full else found.messages,
+        "backlogIsEstimate": full,
+        "oldestWaited": seconds_since(found.sent, now),
+    }
+
+
+def report_batch(last: Acknowledged) -> dict[str, Any]:
+    """Report what a batch has received."""
+    return {
+        "batch": last.batch,
+        "tasks": last.outcome.tasks,
+        "emptyTasks": last.outcome.empty,
+        **last.counts,
+    }
+
+
+def seconds_since(sent: str | None, now: datetime) -> float | None:
+    """Count the seconds since a message was sent, by its header; None: the header has no time."""
+    if sent is None:
+        return None
+    try:
+        return max(0.0, round((now - parse_wire_time(sent)).total_seconds(), 3))
+    except BadWireTime:
+        return None

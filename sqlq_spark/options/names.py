@@ -1,0 +1,158 @@
+"""
+What users write as a url and as the name of a queue or a table, in the notation of its database.
+
+wire/address.py has the notations.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from sqlq_spark.errors import BadAddress, BadOption
+from sqlq_spark.wire.address import POSTGRESQL, SHOWN, SQLSERVER, Names, QueueAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXAMPLES = "postgresql://user@host:5432/database or sqlserver://user@host:1433/database"
+STATE = "sqlqueue"  # default schema of the state tables; that of a domain is sqlqueue_NAME
+
+# by the dialect's name; the statements of the first are the model for the others
+DIALECTS = {names.dialect: names for names in (POSTGRESQL, SQLSERVER)}
+SCHEMES = DIALECTS | {"postgres": POSTGRESQL}
+
+
+def _encoded(word: str) -> str:
+    """Return a pattern of a word of which a url may percent-encode each letter, in any case."""
+    return "".join(f"(?:{each}|%{ord(each):x}|%{ord(each.upper()):x})" for each in word)
+
+
+# a password in a url, before the host or in the query
+OWN_PASSWORD = re.compile(rf"(?i)://[^/?@:]*:[^/?]*@|[?&]{_encoded('password')}=")
+# parameters of a url whose values are secrets, also as part of a longer name
+SECRET = "|".join(map(_encoded, ("password", "pwd", "secret", "scram_client_key")))
+SECRETS = re.compile(rf"(?i)((?:{SECRET})\s*=)[^&]*")
+HIDDEN = "***"
+
+
+def names_of(url: str) -> Names:
+    """
+    Return how the database of a url writes names.
+
+    Raises:
+        BadOption: no dialect has this scheme.
+    """
+    scheme, colon, _ = url.partition("://")
+    try:
+        return SCHEMES[scheme.lower()]
+    except KeyError:
+        found = f"{scheme}://…" if colon else "…"  # the text may hold a password
+        raise BadOption(option="url", found=found, expected=EXAMPLES) from None
+
+
+def other_password_variables(url: str) -> set[str]:
+    """Return the environment variables whose password is for other databases than the url's."""
+    own = SCHEMES.get(url.partition("://")[0].lower())
+    return {
+        each.password_variable
+        for each in DIALECTS.values()
+        if each.password_variable is not None and each is not own
+    }
+
+
+def with_login(url: str, user: str | None, password: str | None) -> str:
+    """Put the options user and password into the url."""
+    login = {"user": user, "password": password}
+    query = "&".join(
+        f"{key}={quote(text, safe='')}" for key, text in login.items() if text is not None
+    )
+    return f"{url}{'&' if '?' in url else '?'}{query}" if query else url
+
+
+def with_password(url: str, password: str | None) -> str:
+    """Put a password of the environment into a url that has none of its own."""
+    return url if OWN_PASSWORD.search(url) else with_login(url, None, password)
+
+
+def hide_secrets(url: str) -> str:
+    """Replace the password and other secrets of a url by HIDDEN."""
+    without_password = re.sub(r"(?s)(?<=://)([^/@:?]*):.*@", rf"\1:{HIDDEN}@", url)
+    return SECRETS.sub(rf"\1{HIDDEN}", without_password)
+
+
+# ----- queues and tables ---------------------------------------------------------------------
+
+
+def parse_queue(option: str, text: str, naming: Names) -> QueueAddress:
+    """
+    Read a queue's name in the notation of the database.
+
+    Args:
+        option: the option or flag that an error names.
+        text: as the user wrote it.
+        naming: of the database.
+
+    Raises:
+        BadOption: the text is no queue's name.
+    """
+    return _parse(option, text, naming.parse_queue)
+
+
+def parse_destination(option: str, text: str, naming: Names) -> QueueAddress:
+    """Read where a row of a frame goes: a queue's name, or an address that a message holds."""
+    return _parse(option, text, naming.parse_destination)
+
+
+def parse_reply_address(
+    option: str, text: str, naming: Names, *, in_row: bool = False
+) -> QueueAddress:
+    """
+    Read where replies go, in an option or a row: a queue's name, or an address in a message.
+
+    Nobody checks whether this queue exists, because it may be in another endpoint's hands. So a
+    text in the notation of another database is refused.
+
+    Raises:
+        BadOption: the text is no queue's name.
+    """
+    if naming.is_of_other_database(text):
+        example = naming.print_address(QueueAddress("Spark.In"))
+        expected = f"an address of this database, for example {example}"
+        raise BadOption(option=option, found=text[:SHOWN], expected=expected)
+    if '"' in text:  # `public."Spark.In"` is an address, although no name of a queue begins so
+        return _parse(option, text, naming.parse_address)
+    return (parse_destination if in_row else parse_queue)(option, text, naming)
+
+
+def parse_table(option: str, text: str, naming: Names) -> QueueAddress:
+    """Read the name of an existing table, as `parse_queue`; it may be longer than a queue's."""
+    return _parse(option, text, naming.parse_table)
+
+
+def parse_queues(option: str, text: str, naming: Names) -> tuple[QueueAddress, ...]:
+    """Read the names of queues that commas separate, as `parse_queue`."""
+    return tuple(parse_queue(option, name, naming) for name in _split(option, text, naming))
+
+
+def parse_tables(option: str, text: str, naming: Names) -> tuple[QueueAddress, ...]:
+    """Read the names of existing tables that commas separate; each result has its schema."""
+    tables = (parse_table(option, name, naming) for name in _split(option, text, naming))
+    return tuple(map(naming.qualify, tables))
+
+
+def _parse(option: str, text: str, parse: Callable[[str], QueueAddress]) -> QueueAddress:
+    try:
+        return parse(text)
+    except BadAddress as error:
+        expected = f"a queue's name ({error.reason})"
+        raise BadOption(option=option, found=text[:SHOWN], expected=expected) from None
+
+
+def _split(option: str, text: str, naming: Names) -> list[str]:
+    try:
+        return naming.split_list(text)
+    except BadAddress as error:
+        expected = f"names of queues, separated by commas ({error.reason})"
+        raise BadOption(option=option, found=text, expected=expected) from None

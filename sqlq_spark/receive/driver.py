@@ -1,0 +1,428 @@
+"""
+The driver's side of a stream: acknowledge, look at the queues, plan a batch, and make its tasks.
+
+Spark calls `latest` with the end of the last batch in its commit log: that is the acknowledgement.
+All that must last is in the offset and in the stream's row. What is remembered here (where a queue
+starts, the ramp, how long messages have waited) only saves work. A new process starts without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sqlq_spark.database import transaction
+from sqlq_spark.database.schema import has_trail, record_action
+from sqlq_spark.database.sessions import Session, StateSession
+from sqlq_spark.errors import ConnectionLost, DatabaseFailure, StreamNotFound, StreamOfOtherQueue
+from sqlq_spark.receive import pace, peek, receipts
+from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan, read_plan, tasks_of, write_plan
+from sqlq_spark.receive.pace import Backlog, Limits, Outcome, Ramp
+from sqlq_spark.receive.peek import Answer, Found, PeekState
+from sqlq_spark.receive.receipts import Acknowledged, Claim
+from sqlq_spark.send.delayed import DueMessagePoller
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sqlq_spark.database import Connection
+    from sqlq_spark.options import SourceOptions
+    from sqlq_spark.receive.offset import BatchPlan
+    from sqlq_spark.receive.task import Task
+    from sqlq_spark.wire.address import QueueAddress
+
+log = logging.getLogger("sqlq_spark")
+
+NOTHING = Acknowledged(batch=0, outcome=Outcome(0, 0, 0))
+MARKS = 1000  # places of a full batch where it can be cut
+
+
+class StreamDriver:
+    """One stream on the driver; lives in Spark's long-lived driver worker."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        clock: Callable[[], float],
+        at_start: Callable[[Connection, SourceOptions], None],
+    ) -> None:
+        """
+        Start; nothing is connected yet.
+
+        Args:
+            options: of the stream.
+            clock: monotonic seconds.
+            at_start: checks the queues, once, before the first look; no transaction is open.
+        """
+        self.options = options
+        self.clock = clock
+        self.claim = Claim(
+            driver=str(uuid.uuid4()),
+            queue=", ".join(options.names),
+            fail_on_data_loss=options.fail_on_data_loss,
+            fail_on_missing_receipts=options.fail_on_missing_receipts,
+        )
+        self.queues = dict(zip(options.names, options.addresses, strict=True))
+        self.looks = dict.fromkeys(options.names, PeekState())
+        self.ramp = Ramp(options.concurrency)
+        self.due_pollers = {name: DueMessagePoller(options, at) for name, at in self.queues.items()}
+        self._receipts = options.transaction_mode == "receiveOnly"
+        session = StateSession if self._receipts else Session
+        self._session = session(options, f"driver {name_queues(options)}")
+        self._at_start = at_start
+        self._purged = self._checked = self._logged_size = False
+        self._claimed: str | None = None  # the stream that this process speaks for
+        self._acknowledged = INITIAL
+        self._closed = NOTHING  # what the acknowledged batch has received
+        self._learned = 0  # the batch that the ramp has counted last
+        self._waiting_since: float | None = None
+
+    # ------------------------------------------------------------ what Spark calls
+
+    def freeze(self) -> None:
+        """Take the highest seq as it is now for the end of this run (AvailableNow)."""
+        self._session.run_with_retries(self._freeze)
+
+    def latest(self, start: Offset) -> Offset:
+        """
+        Acknowledge `start` and plan the batch after it.
+
+        Returns:
+            The next offset; `start` if there is nothing to do now.
+        """
+        return self._session.run_with_retries(partial(self._latest, start=start))
+
+    def acknowledge(self, end: Offset) -> None:
+        """Acknowledge `end`, whose batch Spark has in its commit log."""
+        self._session.run_with_retries(partial(self._acknowledge, end=end))
+
+    def tasks(self, end: Offset) -> list[Task]:
+        """
+        Make the tasks of a batch, from its offset alone.
+
+        The options need not name its queues any more: what was received of them must still be
+        handed out.
+        """
+        planned = {part.queue for part in end.plan}
+        if planned and planned.isdisjoint(self.queues):
+            self._session.run_with_retries(partial(self._check_owner, end=end))
+        return tasks_of(end, self.options)
+
+    def report(self) -> dict[str, Any]:
+        """Report what the progress shows as `sources[].latestOffset`, in messages and seconds."""
+        return peek.report_stream(
+            self.claim.queue,
+            {name: look.found for name, look in self.looks.items()},
+            self.ramp,
+            None if self._acknowledged.stream is None else self._closed,
+            most=self.options.max_messages,
+        )
+
+    def close(self) -> None:
+        """End the session."""
+        self._session.close()
+
+    # ------------------------------------------------------------ the start
+
+    def _prepare(self, connection: Connection) -> None:
+        """At the first use in this process, purge if the options ask for it, and check."""
+        options = self.options
+        if options.purge_on_startup and not self._purged:
+            gone = purge(connection, options.addresses, timeout=options.query_timeout)
+            self._purged = True
+            log.warning("%s: %d messages purged (purgeOnStartup=true)", self.claim.queue, gone)
+        if not self._checked:
+            self._at_start(connection, options)
+            self._checked = True
+
+    def _freeze(self, connection: Connection) -> None:
+        self._prepare(connection)
+        for poller in self.due_pollers.values():
+            poller.finish(connection)
+        with transaction(connection, timeout=self.options.query_timeout):
+            for name, queue in self.queues.items():
+                _, last = connection.rows("top", tables={"queue": queue})[0]
+                self.looks[name] = peek.freeze(self.looks[name], last)
+
+    def _check_owner(self, connection: Connection, end: Offset) -> None:
+        """Make sure that a batch of other queues is of our stream, which read them before."""
+        self._prepare(connection)
+        if end.stream is None:
+            found = ", ".join(part.queue for part in end.plan)
+            raise StreamOfOtherQueue(found=found, asked=self.claim.queue)
+        with transaction(connection, timeout=self.options.query_timeout):
+            row = connection.rows("stream_queue", stream=end.stream)
+        if not row:
+            schema = self.options.state_schema
+            raise StreamNotFound(stream=end.stream, schema=schema, server=connection.server)
+        self.claim.check(row[0][0])
+
+    # ------------------------------------------------------------ acknowledge
+
+    def _latest(self, connection: Connection, start: Offset) -> Offset:
+        """
+        Close the batch of `start` and plan the one after it, in one transaction.
+
+        It may run again: a batch that is closed stays closed, and a planned batch has its plan. If
+        the plan, or the move of due messages before it, fails, the batch is closed alone.
+        """
+        self._prepare(connection)
+        now, known = self.clock(), start == self._acknowledged
+        try:
+            for name, poller in self.due_pollers.items():
+                if poller.poll(connection, now):
+                    self.looks[name] = peek.wake(self.looks[name])
+            if known and not any(look.is_awake(now) for look in self.looks.values()):
+                return start
+            # to close a batch waits for tasks, which have as long for each statement
+            timeout = self.options.query_timeout * (1 if known else 2)
+            with transaction(connection, timeout=timeout):
+                closed = self._closed if known else self._close(connection, start)
+                following = self._plan_next(connection, start, closed, now, known=known)
+        except ConnectionLost:
+            # Spark may not have got the last plan: expect no outcome of it
+            self.looks = {name: replace(look, planned=None) for name, look in self.looks.items()}
+            raise
+        except DatabaseFailure:
+            # a table that cannot be read must not keep the receipts of a finished batch
+            self._acknowledge(connection, start)
+            raise
+        self._note(start, closed)
+        if following is None:
+            self._pause(now)
+            return start
+        self._claimed = following.stream
+        return following
+
+    def _acknowledge(self, connection: Connection, end: Offset) -> None:
+        """Close `end`'s batch."""
+        self._prepare(connection)
+        if end == self._acknowledged:
+            return
+        with transaction(connection, timeout=2 * self.options.query_timeout):
+            closed = self._close(connection, end)
+        self._note(end, closed)
+
+    def _close(self, connection: Connection, end: Offset) -> Acknowledged:
+        """Close `end`'s batch, in the transaction that is open."""
+        stream, batch = end.stream, end.batch
+        if stream is None:  # a stream that receipts begin counts its own batches, also after none
+            return replace(NOTHING, batch=0 if self._receipts else batch)
+        claim = self._claimed != stream
+        closed = receipts.acknowledge(
+            connection, stream, batch, self.claim, claim=claim, tasks=end.tasks
+        )
+        if not closed.is_passed_over:  # its messages wait: no other consumer holds them
+            self._learn(closed)
+        return closed
+
+    def _learn(self, closed: Acknowledged) -> None:
+        """Record what a batch has received. A batch that is closed again counts once."""
+        if not closed.outcome.tasks or closed.batch == self._learned:
+            return
+        self._learned = closed.batch
+        options = self.options
+        self.ramp = self.ramp.after(
+            closed.outcome, options.concurrency, least=options.min_concurrency
+        )
+        for name in self.looks.keys() & closed.queues.keys():
+            self.looks[name] = peek.learn(self.looks[name], closed.queues[name].outcome)
+        log.info(
+            "%s: batch %d acknowledged: %d messages, %d expired, %d diverted, %d forwarded",
+            self.claim.queue,
+            closed.batch,
+            *closed.counts.values(),
+        )
+
+    def _note(self, end: Offset, closed: Acknowledged) -> None:
+        """Remember, after the commit, what is acknowledged."""
+        self._acknowledged, self._closed = end, closed
+        self._claimed = end.stream
+
+    # ------------------------------------------------------------ plan
+
+    def _plan_next(
+        self,
+        connection: Connection,
+        start: Offset,
+        closed: Acknowledged,
+        now: float,
+        *,
+        known: bool,
+    ) -> Offset | None:
+        """
+        Plan the next batch, in the transaction that is open; None: there is nothing to do.
+
+        Unless `start` is `known`, this transaction has acknowledged it and so locked its stream.
+        """
+        stream, batch = start.stream, closed.batch + 1
+        if closed.plan is not None:
+            return Offset(stream=stream, batch=batch, plan=read_plan(closed.plan, stream, batch))
+        plan = self._plan(connection, now, closed.batch)
+        if not plan:
+            return None
+        if not self._receipts:
+            return Offset(stream=None, batch=batch, plan=plan)
+        if stream is None:  # the first plan creates the stream
+            stream = str(uuid.uuid4())
+            self._warn_of_orphans(connection)
+            connection.run(
+                "new_stream",
+                stream=stream,
+                queue_name=self.claim.queue,
+                driver=self.claim.driver,
+            )
+        elif known:
+            stored = receipts.lock_for_plan(connection, stream, batch, self.claim)
+            if stored is not None:
+                plan = read_plan(stored, stream, batch)
+                return Offset(stream=stream, batch=batch, plan=plan)
+        connection.run("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
+        return Offset(stream=stream, batch=batch, plan=plan)
+
+    def _plan(self, connection: Connection, now: float, turn: int) -> BatchPlan:
+        """Look at the queues that are awake, and plan a batch; `turn` is the batch before."""
+        for name, look in self.looks.items():
+            if look.is_awake(now):
+                self.looks[name] = self.look(connection, name, now)
+        backlogs = [
+            Backlog(look.found.messages, look.found.bytes_each, self.options.most_tasks(queue))
+            for look, queue in zip(self.looks.values(), self.queues.values(), strict=True)
+        ]
+        options = self.options
+        frozen = any(look.frozen for look in self.looks.values())
+        limits = Limits(
+            messages=options.max_messages,
+            bytes=options.max_bytes,
+            min_messages=None if frozen else options.min_messages,
+            max_delay=options.max_trigger_delay,
+            concurrency=options.concurrency,
+        )
+        waited = self._count_wait(now)
+        asked = pace.plans(backlogs, limits, self.ramp, waited=waited, turn=turn)
+        plan = []
+        for (name, look), part in zip(self.looks.items(), asked, strict=True):
+            if part is not None:
+                self.looks[name], share, bounds = peek.plan(look, part)
+                each = round(look.found.bytes_each)
+                plan.append(
+                    QueuePlan(
+                        queue=name, messages=part.messages, share=share, bytes=each, bounds=bounds
+                    )
+                )
+        if plan:
+            self._waiting_since = None
+            self._log_size(sum(part.tasks for part in plan))
+        return tuple(plan)
+
+    def look(self, connection: Connection, name: str, now: float) -> PeekState:
+        """See what waits in a queue. A look that fails changes no state."""
+        query: peek.Query | None
+        state, query = peek.start_look(self.looks[name], now)
+        while query is not None:
+            started = self.clock()
+            found = self._query(connection, self.queues[name], query.first, state.end)
+            answer = Answer(found, now, took=self.clock() - started)
+            state, query = peek.answer_look(
+                state, query, answer, receipts=self._receipts, pause=self.options.peek_delay
+            )
+        return state
+
+    def _query(self, connection: Connection, queue: QueueAddress, first: int, last: int) -> Found:
+        """Count what waits and find where to cut it: plain reads that lock and wait for nothing."""
+        most, tables = self.options.max_messages, {"queue": queue}
+        grain = max(1, most // MARKS)
+        messages, top, marks = connection.rows(
+            "peek", tables=tables, first=first, last=last, messages=most, grain=grain
+        )[0]
+        if not messages:
+            return Found()
+        each, sent, span = connection.rows("sample", tables=tables, first=marks[0])[0]
+        return Found(
+            messages,
+            marks=tuple(marks),
+            grain=grain,
+            last=top,
+            bytes_each=max(1.0, each or 1024.0),
+            sent=sent,
+            span=span or 0,
+        )
+
+    def _count_wait(self, now: float) -> float:
+        """Count the seconds since messages were first seen, in any queue."""
+        if not any(look.found.messages for look in self.looks.values()):
+            self._waiting_since = None
+            return 0.0
+        if self._waiting_since is None:
+            self._waiting_since = now
+        return now - self._waiting_since
+
+    def _pause(self, now: float) -> None:
+        """Let the queues rest for a while, also those in which too few messages wait."""
+        until = now + self.options.peek_delay
+        if self._waiting_since is not None:
+            until = min(until, max(now, self._waiting_since + self.options.max_trigger_delay))
+        for name, look in self.looks.items():
+            if look.is_awake(now):
+                self.looks[name] = peek.rest(look, until)
+
+    def _log_size(self, tasks: int) -> None:
+        """Log, once in this process, how many tasks a batch may have, and what limits it."""
+        if self._logged_size:
+            return
+        self._logged_size = True
+        name, options = self.claim.queue, self.options
+        if options.max_concurrency or options.cores or tasks < options.concurrency:
+            said = "%s: the first batch has %d tasks of at most %d"
+            log.info(said, name, tasks, options.concurrency)
+            return
+        log.warning(
+            "%s: the first batch has %d tasks, as many as the driver has cores, because the cores "
+            "of the executors are not known here: on a cluster set maxConcurrency to those",
+            name,
+            tasks,
+        )
+
+    def _warn_of_orphans(self, connection: Connection) -> None:
+        """Warn of receipts of other streams of these queues: their checkpoint may be gone."""
+        for name in self.queues:
+            held = connection.rows("receipts", stream=None, queue_name=name)
+            if held:
+                log.warning(
+                    "%s: %d messages lie in receipts of other streams. Start those queries once. "
+                    "If a checkpoint is lost, see docs/operations.md before you run `sqlqueue "
+                    "receipts return`: their sink may have the messages already",
+                    name,
+                    sum(row[4] for row in held),
+                )
+
+
+def name_queues(options: SourceOptions) -> str:
+    """Give what the DBA sees of the queues: the first one's table, and how many more there are."""
+    more = len(options.addresses) - 1
+    return options.address.table + (f" and {more} more" if more else "")
+
+
+def purge(connection: Connection, queues: Sequence[QueueAddress], *, timeout: float) -> int:
+    """
+    Delete every message of some queues, in one transaction; waits for those that others hold.
+
+    Each queue gets an entry in the audit trail, if there is one.
+
+    Returns:
+        How many. A second call deletes what has arrived in between as well.
+
+    Raises:
+        QueueNotFound, RightMissing, TimedOut: nothing was deleted.
+    """
+    with transaction(connection, timeout=timeout):
+        recorded, total = has_trail(connection), 0
+        for each in queues:
+            gone = int(connection.rows("purge", tables={"queue": each})[0][0])
+            if recorded and gone:
+                record_action(connection, "purge", connection.printed(each), gone)
+            total += gone
+        return total
