@@ -161,7 +161,7 @@ def delayed(
     values: dict[str, Value] = {"table_name": name, "zone": zone, "largest": largest}
     try:
         with attempt(connection):
-            row = connection.rows("stats_delayed", tables={"delayed": table}, **values)[0]
+            row = connection.rows("stats_delayed", tables={"queue": table}, **values)[0]
     except RightMissing:
         return None
     return Delayed(*row)

@@ -235,7 +235,7 @@ class Retirement:
 def _count(connection: Connection, delayed: QueueAddress) -> int:
     """Return how many messages a table of delayed messages holds."""
     values = {"table_name": connection.printed(delayed), "zone": None, "largest": None}
-    return int(connection.rows("stats_delayed", tables={"delayed": delayed}, **values)[0][0])
+    return int(connection.rows("stats_delayed", tables={"queue": delayed}, **values)[0][0])
 
 
 def _readable(

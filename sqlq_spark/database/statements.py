@@ -32,7 +32,16 @@ FILES = (
     "script",
 )
 
-PARTS = ("code_parts", "state_faults")  # which other statements contain
+# texts that other statements contain
+PARTS = (
+    "message_bytes",
+    "received_row",
+    "take_lock",
+    "table_figures",
+    "asked_table",
+    "code_parts",
+    "state_faults",
+)
 COMMENTS = re.compile(r"^ *--.*\n?", re.MULTILINE)
 HEAD = re.compile(r"\A\n(?:--.*\n)+\n")
 
@@ -218,10 +227,11 @@ class Statements(dict[str, str]):
         text = "\n".join(sql(dialect, name) for name in FILES)
         _, *found = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
         texts = dict(zip(found[::2], found[1::2], strict=True))
-        for part in PARTS:
+        for part in filter(texts.__contains__, PARTS):
             inner = COMMENTS.sub("", texts[part]).strip("\n")
             texts = {name: _include(text, part, inner) for name, text in texts.items()}
-        del texts["code_parts"]  # a part only
+        for part in set(PARTS) - set(get_args(StatementName)):
+            texts.pop(part, None)
         left_out = HEAD if comments else COMMENTS
         return cls((name, left_out.sub("", text).strip("\n")) for name, text in texts.items())
 

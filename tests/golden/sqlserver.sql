@@ -14,28 +14,27 @@ WITH message AS (
            Id, Expires, Headers, Body, RowVersion
       FROM [sales].[Shop.Orders] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE RowVersion >= @first AND RowVersion < @stop
-       AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-           + ISNULL(DATALENGTH(Body), 0) <= @largest
+       AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0) + ISNULL(DATALENGTH(Body), 0) <= @largest
      ORDER BY RowVersion
 )
 DELETE FROM message
 OUTPUT CAST(deleted.Id AS binary(16)) AS id,
-       deleted.Expires AS expires,
-       CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
-       CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
-       deleted.Body AS body,
-       deleted.RowVersion AS seq
+deleted.Expires AS expires,
+CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
+CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
+deleted.Body AS body,
+deleted.RowVersion AS seq
 OPTION (MAXDOP 1);
 GO
 
 -- take
 DELETE q
 OUTPUT CAST(deleted.Id AS binary(16)) AS id,
-       deleted.Expires AS expires,
-       CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
-       CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
-       deleted.Body AS body,
-       deleted.RowVersion AS seq
+deleted.Expires AS expires,
+CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
+CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
+deleted.Body AS body,
+deleted.RowVersion AS seq
   FROM (SELECT DISTINCT CAST(value AS bigint) AS seq FROM OPENJSON(@seqs)) AS s
  INNER LOOP JOIN [sales].[Shop.Orders] AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
     ON q.RowVersion = s.seq

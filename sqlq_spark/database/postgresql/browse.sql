@@ -15,8 +15,7 @@ SELECT id,
        seq::bigint AS seq,
        CASE WHEN bytes > :largest::bigint THEN bytes END AS large
   FROM (SELECT q.id, q.expires, q.headers, q.body, q.seq,
-               coalesce(octet_length(q.headers), 0)::bigint
-               + coalesce(octet_length(q.body), 0) AS bytes
+               {message_bytes} AS bytes
           FROM {queue} AS q
          WHERE q.seq >= :first::bigint
            AND q.seq < :stop::bigint
@@ -27,8 +26,7 @@ SELECT id,
                               sum(CASE WHEN bytes <= :largest::bigint THEN bytes ELSE 0 END)
                                   OVER (ROWS UNBOUNDED PRECEDING) AS up_to
                          FROM (SELECT q.seq,
-                                      coalesce(octet_length(q.headers), 0)::bigint
-                                      + coalesce(octet_length(q.body), 0) AS bytes
+                                      {message_bytes} AS bytes
                                  FROM {queue} AS q
                                 WHERE q.seq >= :first::bigint
                                   AND q.seq < :stop::bigint
@@ -104,6 +102,15 @@ WITH gone AS (
     RETURNING true)
 SELECT count(*) FROM gone
 
+-- name: table_figures
+-- What the catalogue says of a table's size; other statements contain it.
+SELECT c.oid,
+       coalesce(pg_relation_size(c.oid) > :largest::bigint, false) AS large,
+       coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0),
+                greatest(c.reltuples, 0)::bigint) AS estimate
+  FROM pg_catalog.pg_class AS c
+ WHERE c.oid = :table_name::text::regclass
+
 -- name: stats
 -- Counts the messages. In a table of more than :largest bytes it estimates them by the server's
 -- statistics, but never as more than the seqs allow; null always counts. Measured: a count reads the
@@ -119,12 +126,7 @@ SELECT CASE WHEN NOT its.large THEN counted.messages
        ends.first,
        ends.last,
        its.large
-  FROM (SELECT c.oid,
-               coalesce(pg_relation_size(c.oid) > :largest::bigint, false) AS large,
-               coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0),
-                        greatest(c.reltuples, 0)::bigint) AS estimate
-          FROM pg_catalog.pg_class AS c
-         WHERE c.oid = :table_name::text::regclass) AS its
+  FROM ({table_figures}) AS its
  CROSS JOIN (SELECT min(seq)::bigint AS first, max(seq)::bigint AS last FROM {queue}) AS ends
  CROSS JOIN LATERAL (SELECT count(*) AS messages,
                             count(*) FILTER (WHERE expires <= clock_timestamp() AT TIME ZONE 'UTC')
@@ -140,17 +142,12 @@ SELECT CASE WHEN NOT its.large THEN counted.messages
 SELECT CASE WHEN its.large THEN its.estimate ELSE counted.messages END,
        CASE WHEN :zone::text IS NOT NULL
             THEN (SELECT count(*)
-                    FROM {delayed}
+                    FROM {queue}
                    WHERE due <= now() AT TIME ZONE 'UTC' AT TIME ZONE :zone::text) END,
        pg_total_relation_size(its.oid),
        its.large
-  FROM (SELECT c.oid,
-               coalesce(pg_relation_size(c.oid) > :largest::bigint, false) AS large,
-               coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0),
-                        greatest(c.reltuples, 0)::bigint) AS estimate
-          FROM pg_catalog.pg_class AS c
-         WHERE c.oid = :table_name::text::regclass) AS its
- CROSS JOIN LATERAL (SELECT count(*) AS messages FROM {delayed} WHERE NOT its.large) AS counted
+  FROM ({table_figures}) AS its
+ CROSS JOIN LATERAL (SELECT count(*) AS messages FROM {queue} WHERE NOT its.large) AS counted
 
 -- name: seq_given
 -- The highest seq that was ever handed out, those of sends that were undone among them.
@@ -178,33 +175,26 @@ SELECT pg_table_size(oid) - toast, pg_indexes_size(oid), toast,
 -- named may also be a view, or the table of subscriptions, readable or not.
 -- Returns: schema, name text; identity bigint; delayed boolean; messages (an estimate), bytes bigint;
 --          by schema, name
-SELECT f.nspname::text,
-       f.relname::text,
-       f.oid::bigint,
-       NOT f.is_queue,
-       coalesce(nullif(pg_stat_get_live_tuples(f.oid), 0), greatest(f.reltuples, 0)::bigint),
-       f.relpages * current_setting('block_size')::bigint
-  FROM (SELECT c.*,
-               n.nspname,
-               kinds.*
-          FROM pg_catalog.pg_class AS c
-          JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-         CROSS JOIN LATERAL (
-                SELECT count(*) FILTER (WHERE a.attname IN ('id', 'expires', 'headers', 'body', 'seq')) = 5
-                           AS is_queue,
-                       count(*) FILTER (WHERE a.attname IN ('headers', 'body', 'due')) = 3 AS is_delayed,
-                       count(*) FILTER (WHERE a.attname IN ('topic', 'endpoint', 'queueaddress')) = 3
-                           AND :table_name::text IS NOT NULL AS is_subscriptions
-                  FROM pg_catalog.pg_attribute AS a
-                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS kinds
-         WHERE (c.relkind = 'r' AND NOT c.relispartition
-                OR c.relkind IN ('r', 'p', 'f', 'v', 'm') AND :table_name::text IS NOT NULL)
-           AND c.relpersistence <> 't'
-           AND (:schema_name::text IS NULL OR n.nspname = :schema_name::text)
-           AND (:table_name::text IS NULL OR c.relname = :table_name::text)) AS f
- WHERE f.is_subscriptions
-    OR (f.is_queue OR f.is_delayed)
-       AND has_schema_privilege(f.relnamespace, 'USAGE')
-       AND has_table_privilege(f.oid, 'SELECT')
- ORDER BY f.nspname, f.relname
+SELECT n.nspname::text,
+       c.relname::text,
+       c.oid::bigint,
+       NOT its.names @> '{id,expires,headers,body,seq}',
+       coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0), greatest(c.reltuples, 0)::bigint),
+       c.relpages * current_setting('block_size')::bigint
+  FROM pg_catalog.pg_class AS c
+  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ CROSS JOIN LATERAL (
+        SELECT array_agg(a.attname::text) AS names
+          FROM pg_catalog.pg_attribute AS a
+         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS its
+ WHERE (c.relkind = 'r' AND NOT c.relispartition
+        OR c.relkind IN ('r', 'p', 'f', 'v', 'm') AND :table_name::text IS NOT NULL)
+   AND c.relpersistence <> 't'
+   AND (:schema_name::text IS NULL OR n.nspname = :schema_name::text)
+   AND (:table_name::text IS NULL OR c.relname = :table_name::text)
+   AND (its.names @> '{topic,endpoint,queueaddress}' AND :table_name::text IS NOT NULL
+        OR (its.names @> '{id,expires,headers,body,seq}' OR its.names @> '{headers,body,due}')
+           AND has_schema_privilege(c.relnamespace, 'USAGE')
+           AND has_table_privilege(c.oid, 'SELECT'))
+ ORDER BY n.nspname, c.relname
  LIMIT 10000

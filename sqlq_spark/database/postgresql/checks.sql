@@ -1,3 +1,27 @@
+-- name: asked_table
+-- The table that a check is asked about, and its columns; other statements contain it.
+asked AS (
+    SELECT c.*,
+           n.nspname,
+           c.relpersistence = 'u' AS unlogged,
+           c.relkind <> 'r' OR EXISTS (
+               SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = c.oid) AS divided,
+           quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS named,
+           quote_ident(current_user) AS login
+      FROM parse_ident(:table_name::text) AS asked (name)
+      JOIN pg_catalog.pg_namespace AS n ON n.nspname = asked.name[1]
+      JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = asked.name[2]
+), columns AS (
+    SELECT a.attname AS name,
+           a.attnum AS at,
+           a.attidentity <> '' AS is_identity,
+           a.atttypid AS kind,
+           format_type(a.atttypid, a.atttypmod) AS type
+      FROM asked AS q
+      JOIN pg_catalog.pg_attribute AS a ON a.attrelid = q.oid
+     WHERE a.attnum > 0 AND NOT a.attisdropped
+)
+
 -- name: check_rows
 -- Facts of the lowest messages: how long they live, how large headers are, and how far seq has
 -- come. Locks nothing. Of headers only the beginning is read.
@@ -55,13 +79,9 @@ SELECT count(*)
 -- What is wrong with a queue's table, from the catalogue alone; any login may read that.
 -- :last is the highest seq, null where it is not known; :expiring, whether messages expire.
 -- Returns: name, severity (error, warning, note), found, fix; text; a row for each finding
-WITH queue AS (
-    SELECT c.oid,
-           c.relname,
+WITH {asked_table}, queue AS (
+    SELECT c.*,
            c.relpages * current_setting('block_size')::bigint >> 20 AS mebibytes,
-           c.relkind AS kind,
-           c.reltoastrelid AS toast,
-           c.relpersistence = 'u' AS unlogged,
            pg_stat_get_live_tuples(c.oid) AS live,
            pg_stat_get_dead_tuples(c.oid) AS dead,
            greatest(pg_stat_get_last_vacuum_time(c.oid),
@@ -73,24 +93,9 @@ WITH queue AS (
            coalesce((SELECT o.option_value
                        FROM pg_options_to_table(c.reloptions) AS o
                       WHERE o.option_name = 'autovacuum_vacuum_scale_factor'),
-                    current_setting('autovacuum_vacuum_scale_factor'))::float8 AS scale,
-           n.oid AS schema,
-           quote_ident(n.nspname) AS schema_name,
-           quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS named,
-           quote_ident(current_user) AS login
-      FROM parse_ident(:table_name::text) AS asked (name)
-      JOIN pg_catalog.pg_namespace AS n ON n.nspname = asked.name[1]
-      JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = asked.name[2]
+                    current_setting('autovacuum_vacuum_scale_factor'))::float8 AS scale
+      FROM asked AS c
      WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm')
-), columns AS (
-    SELECT a.attname AS name,
-           a.attnum AS at,
-           a.attidentity <> '' AS is_identity,
-           a.atttypid AS kind,
-           format_type(a.atttypid, a.atttypmod) AS type
-      FROM queue AS q
-      JOIN pg_catalog.pg_attribute AS a ON a.attrelid = q.oid
-     WHERE a.attnum > 0 AND NOT a.attisdropped
 ), indexes AS (
     SELECT c.name AS first_column, i.indisunique AND i.indnkeyatts = 1 AND i.indpred IS NULL AS orders
       FROM queue AS q
@@ -142,7 +147,7 @@ WITH queue AS (
            (SELECT c.type FROM columns AS c WHERE c.name = 'headers') AS headers,
            EXISTS (SELECT FROM columns WHERE name = 'due')
            AND NOT EXISTS (SELECT FROM columns WHERE name = 'seq') AS delayed,
-           has_schema_privilege(q.schema, 'USAGE') AS may_enter,
+           has_schema_privilege(q.relnamespace, 'USAGE') AS may_enter,
            has_table_privilege(q.oid, 'SELECT')
            AND has_table_privilege(q.oid, 'DELETE')
            AND has_any_column_privilege(q.oid, 'UPDATE') AS may_receive,
@@ -175,9 +180,9 @@ SELECT law.name, law.severity, law.found, law.fix
      'a table of delayed messages, and no queue',
      'name its queue; `sqlqueue move-due` moves what is due into that'),
     ('table_kind', 'error',
-     f.kind <> 'r' OR EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = f.oid),
+     f.divided,
      format('it is %s: what is received could be lost, or come twice',
-            CASE f.kind WHEN 'f' THEN 'a foreign table' WHEN 'v' THEN 'a view'
+            CASE f.relkind WHEN 'f' THEN 'a foreign table' WHEN 'v' THEN 'a view'
                         WHEN 'm' THEN 'a materialized view'
                         ELSE 'a table of several partitions or descendants' END),
      'name the queue''s own table, in the database that holds it; it must be one plain table'),
@@ -217,7 +222,7 @@ SELECT law.name, law.severity, law.found, law.fix
      EXISTS (SELECT
                FROM pg_catalog.pg_class AS c
               CROSS JOIN LATERAL pg_options_to_table(c.reloptions) AS o
-              WHERE c.oid IN (f.oid, f.toast)
+              WHERE c.oid IN (f.oid, f.reltoastrelid)
                 AND o.option_name = 'autovacuum_enabled'
                 AND NOT o.option_value::boolean),
      'autovacuum is off for this table: what is received leaves dead rows that slow it down',
@@ -242,8 +247,8 @@ SELECT law.name, law.severity, law.found, law.fix
      format('ALTER TABLE %s SET LOGGED', f.named)),
     ('schema_right', 'error',
      NOT f.may_enter,
-     format('login %s may not enter schema %s', f.login, f.schema_name),
-     format('GRANT USAGE ON SCHEMA %s TO %s', f.schema_name, f.login)),
+     format('login %s may not enter schema %I', f.login, f.nspname),
+     format('GRANT USAGE ON SCHEMA %I TO %s', f.nspname, f.login)),
     ('receive_right', CASE WHEN f.may_send THEN 'note' ELSE 'error' END,
      NOT f.may_receive AND NOT f.delayed,
      format('login %s may not receive from it', f.login),
@@ -261,29 +266,19 @@ SELECT law.name, law.severity, law.found, law.fix
 -- What is wrong with a table of delayed messages, from the catalogue alone; nothing where it is absent.
 -- A login that may delete from it is to move what is due; who has no right there may do without.
 -- Returns: as check_queue
-WITH delayed AS (
-    SELECT c.oid, c.relname, c.relkind, c.reloptions,
-           c.relpersistence = 'u' AS unlogged,
-           quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS named,
-           quote_ident(n.nspname) || '.' || quote_ident(left(c.relname, -8)) AS queue_named,
+WITH {asked_table}, delayed AS (
+    SELECT c.*,
+           quote_ident(c.nspname) || '.' || quote_ident(left(c.relname, -8)) AS queue_named,
            (SELECT max(left(c.relname, size)::text)
               FROM generate_series(1, length(c.relname) - 8) AS size
              WHERE octet_length(left(c.relname, size)) <= 47) AS short,
-           quote_ident(current_user) AS login,
            has_table_privilege(c.oid, 'DELETE') AS may_delete,
            has_table_privilege(c.oid, 'SELECT')
            AND has_table_privilege(c.oid, 'DELETE')
            AND has_any_column_privilege(c.oid, 'UPDATE') AS may_move,
            has_table_privilege(c.oid, 'INSERT') AS may_delay
-      FROM parse_ident(:table_name::text) AS asked (name)
-      JOIN pg_catalog.pg_namespace AS n ON n.nspname = asked.name[1]
-      JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = asked.name[2]
+      FROM asked AS c
      WHERE c.relkind IN ('r', 'p')
-), columns AS (
-    SELECT a.attname AS name, a.attnum AS at
-      FROM delayed AS d
-      JOIN pg_catalog.pg_attribute AS a ON a.attrelid = d.oid
-     WHERE a.attnum > 0 AND NOT a.attisdropped
 )
 SELECT 'delayed_column', 'error',
        format('column %s is missing: messages cannot be delayed or moved', wanted.name),
@@ -298,7 +293,7 @@ SELECT law.name, law.severity, law.found, law.fix
   FROM delayed AS d
  CROSS JOIN LATERAL (VALUES
     ('table_kind', 'error',
-     d.relkind <> 'r' OR EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = d.oid),
+     d.divided,
      'it is a table of several partitions or descendants: their messages are never moved',
      'make it one plain table'),
     ('due_index', 'warning',

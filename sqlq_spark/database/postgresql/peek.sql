@@ -22,7 +22,7 @@ SELECT cardinality(seqs)::bigint,
 -- for each character, and fails above 1 GB.
 -- Index:   the unique index on seq.
 -- Returns: bytes double precision, sent text (the TimeSent header of the lowest), span bigint
-SELECT (SELECT avg(coalesce(octet_length(headers), 0)::bigint + coalesce(octet_length(body), 0))
+SELECT (SELECT avg({message_bytes})
           FROM (SELECT headers, body
                   FROM {queue}
                  WHERE seq >= :first::bigint

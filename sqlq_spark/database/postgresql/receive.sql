@@ -1,3 +1,17 @@
+-- name: message_bytes
+-- The size of a message, as limits count it; other statements contain it. The size of a toasted value
+-- is read without the value.
+coalesce(octet_length(headers), 0)::bigint + coalesce(octet_length(body), 0)
+
+-- name: received_row
+-- A message that was received; other statements contain it.
+id,
+expires,
+coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
+headers,
+body,
+seq::bigint AS seq
+
 -- name: fence
 -- A task of a batch that was acknowledged must not receive.
 -- The second column is the query's high-water mark, as it was when the plan was stored: the last batch
@@ -38,18 +52,12 @@ DELETE FROM {queue}
                                AND sum(bytes) <= :bytes::bigint
                                AND max(bytes) <= :largest::bigint
                           THEN :stop::bigint END
-                FROM (SELECT coalesce(octet_length(headers), 0)::bigint
-                             + coalesce(octet_length(body), 0) AS bytes
+                FROM (SELECT {message_bytes} AS bytes
                         FROM {queue}
                        WHERE seq >= :first::bigint
                          AND seq < :stop::bigint
                        LIMIT :messages::bigint + 1) AS weighed)
-RETURNING id,
-          expires,
-          coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
-          headers,
-          body,
-          seq::bigint AS seq
+RETURNING {received_row}
 
 -- name: receive
 -- Deletes the lowest messages of a range that no other session holds, up to a count and a size; at
@@ -68,23 +76,16 @@ DELETE FROM {queue}
                        sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) - bytes AS before
                   FROM (SELECT ctid AS place,
                                seq,
-                               coalesce(octet_length(headers), 0)::bigint
-                               + coalesce(octet_length(body), 0) AS bytes
+                               {message_bytes} AS bytes
                           FROM {queue}
                          WHERE seq >= :first::bigint
                            AND seq < :stop::bigint
-                           AND coalesce(octet_length(headers), 0)::bigint
-                               + coalesce(octet_length(body), 0) <= :largest::bigint
+                           AND {message_bytes} <= :largest::bigint
                          ORDER BY seq
                          LIMIT :messages::bigint
                            FOR UPDATE SKIP LOCKED) AS locked) AS weighed
          WHERE before < :bytes::bigint))
-RETURNING id,
-          expires,
-          coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
-          headers,
-          body,
-          seq::bigint AS seq
+RETURNING {received_row}
 
 -- name: take
 -- Deletes given messages that no other session holds; :seqs is a list.
@@ -97,12 +98,7 @@ DELETE FROM {queue}
           FROM {queue}
          WHERE seq = ANY (:seqs::bigint[])
            FOR UPDATE SKIP LOCKED))
-RETURNING id,
-          expires,
-          coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
-          headers,
-          body,
-          seq::bigint AS seq
+RETURNING {received_row}
 
 
 -- name: find_large
@@ -112,14 +108,11 @@ RETURNING id,
 -- Index:   the unique index on seq.
 -- Returns: seq bigint, bytes bigint
 SELECT seq::bigint,
-       coalesce(octet_length(headers), 0)::bigint
-       + coalesce(octet_length(body), 0) AS bytes
+       {message_bytes} AS bytes
   FROM {queue}
  WHERE seq >= :first::bigint
    AND seq < :stop::bigint
-   AND coalesce(octet_length(headers), 0)::bigint
-       + coalesce(octet_length(body), 0)
-       > :largest::bigint
+   AND {message_bytes} > :largest::bigint
  ORDER BY seq
  LIMIT :messages::bigint
    FOR UPDATE SKIP LOCKED

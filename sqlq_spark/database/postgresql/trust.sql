@@ -94,12 +94,10 @@ SELECT t.place,
                         WHERE i.indrelid = c.oid
                           AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL))
        AND NOT EXISTS (SELECT
-                         FROM pg_catalog.pg_attribute AS a
-                         JOIN pg_catalog.pg_type AS y ON y.oid = a.atttypid
-                        WHERE a.attrelid = c.oid
-                          AND a.attnum > 0
-                          AND NOT a.attisdropped
-                          AND y.typnamespace <> 'pg_catalog'::regnamespace)
+                         FROM pg_catalog.pg_depend AS d
+                        WHERE d.classid = 'pg_class'::regclass
+                          AND d.objid = c.oid
+                          AND d.refclassid = 'pg_type'::regclass)
        AND NOT EXISTS (SELECT
                          FROM pg_catalog.pg_attrdef AS d
                         WHERE d.adrelid = c.oid
@@ -175,20 +173,14 @@ WITH RECURSIVE trusted (owner) AS MATERIALIZED (
                   pg_describe_object(u.refclassid, u.refobjid, 0))
       FROM runs AS r
       JOIN pg_depend AS u ON u.classid = r.class AND u.objid = r.part AND u.deptype = 'n'
-     CROSS JOIN LATERAL (
-            SELECT proowner FROM pg_proc WHERE u.refclassid = 'pg_proc'::regclass AND oid = u.refobjid
-            UNION ALL
-            SELECT typowner FROM pg_type WHERE u.refclassid = 'pg_type'::regclass AND oid = u.refobjid
-            UNION ALL
-            SELECT oprowner FROM pg_operator WHERE u.refclassid = 'pg_operator'::regclass AND oid = u.refobjid
-            UNION ALL
-            SELECT opcowner FROM pg_opclass WHERE u.refclassid = 'pg_opclass'::regclass AND oid = u.refobjid
-            UNION ALL
-            SELECT relowner FROM pg_class
-             WHERE u.refclassid = 'pg_class'::regclass AND oid = u.refobjid
-               AND u.classid IN ('pg_rewrite'::regclass, 'pg_policy'::regclass)
-           ) AS o (owner)
-     WHERE (NOT r.is_trusted OR o.owner NOT IN (SELECT owner FROM trusted))
+     CROSS JOIN LATERAL (SELECT CASE u.refclassid
+            WHEN 'pg_proc'::regclass THEN (SELECT proowner FROM pg_proc WHERE oid = u.refobjid)
+            WHEN 'pg_type'::regclass THEN (SELECT typowner FROM pg_type WHERE oid = u.refobjid)
+            WHEN 'pg_operator'::regclass THEN (SELECT oprowner FROM pg_operator WHERE oid = u.refobjid)
+            WHEN 'pg_opclass'::regclass THEN (SELECT opcowner FROM pg_opclass WHERE oid = u.refobjid)
+            WHEN 'pg_class'::regclass THEN (SELECT relowner FROM pg_class WHERE oid = u.refobjid
+                AND u.classid IN ('pg_rewrite'::regclass, 'pg_policy'::regclass)) END) AS o (owner)
+     WHERE (NOT r.is_trusted AND o.owner IS NOT NULL OR o.owner NOT IN (SELECT owner FROM trusted))
        AND (:action::text = 'insert' OR u.objsubid = 0
             OR EXISTS (SELECT FROM pg_attribute AS c
                         WHERE c.attrelid = u.objid AND c.attnum = u.objsubid
@@ -208,12 +200,10 @@ WITH RECURSIVE trusted (owner) AS MATERIALIZED (
     UNION ALL
     SELECT r.root, 5, r.owner, format('%s calls function %s', r.what, f.oid::regprocedure)
       FROM runs AS r
-     CROSS JOIN LATERAL (
-            SELECT adbin::text FROM pg_attrdef WHERE r.class = 'pg_attrdef'::regclass AND oid = r.part
-            UNION ALL
-            SELECT conbin::text FROM pg_constraint WHERE r.class = 'pg_constraint'::regclass AND oid = r.part
-           ) AS e (tree)
-     CROSS JOIN LATERAL regexp_matches(e.tree, 'funcid (\d+)', 'g') AS called (id)
+     CROSS JOIN LATERAL regexp_matches(CASE r.class
+            WHEN 'pg_attrdef'::regclass THEN (SELECT adbin::text FROM pg_attrdef WHERE oid = r.part)
+            WHEN 'pg_constraint'::regclass THEN (SELECT conbin::text FROM pg_constraint WHERE oid = r.part)
+            END, 'funcid (\d+)', 'g') AS called (id)
       JOIN pg_proc AS f ON f.oid = called.id[1]::oid
      WHERE NOT r.is_trusted AND :action::text = 'insert' AND f.provolatile <> 'i'
        AND f.proname NOT IN ('nextval', 'gen_random_uuid', 'now', 'clock_timestamp',

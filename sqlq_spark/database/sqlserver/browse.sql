@@ -7,8 +7,7 @@
 WITH lowest AS (
     SELECT TOP (@messages)
            Id, Expires, Headers, Body, RowVersion,
-           ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-           + ISNULL(DATALENGTH(Body), 0) AS bytes
+           {message_bytes} AS bytes
       FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE RowVersion >= @first AND RowVersion < @stop
      ORDER BY RowVersion
@@ -102,6 +101,18 @@ BEGIN
 END;
 SELECT @gone AS messages
 
+-- name: table_figures
+-- What the catalogue says of a table's size; other statements contain it.
+DECLARE @rows bigint, @stored bigint, @bytes bigint;
+SELECT @stored = SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN a.data_pages END) * 8192,
+       @rows = SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN p.rows END),
+       @bytes = SUM(a.total_pages) * 8192
+  FROM {queue_catalog}sys.partitions AS p
+  JOIN {queue_catalog}sys.allocation_units AS a
+    ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
+ WHERE p.object_id = OBJECT_ID({queue_text}, N'U');
+DECLARE @large bit = CASE WHEN @stored > @largest THEN 1 ELSE 0 END;
+
 -- name: stats
 -- Each figure is a query of its own, so that an index answers it. No index is named, because a table
 -- may lack it. No query reads headers or bodies. In a table of more than @largest bytes the messages
@@ -110,14 +121,7 @@ SELECT @gone AS messages
 -- Index:   Index_RowVersion and Index_Expires.
 -- Returns: messages, expired (null where estimated), bytes of table and indexes, first and last seq,
 --          bigint; estimated bit
-DECLARE @rows bigint, @stored bigint;
-SELECT @stored = SUM(CASE WHEN a.type = 1 THEN a.data_pages END) * 8192,
-       @rows = SUM(CASE WHEN a.type = 1 THEN p.rows END)
-  FROM {queue_catalog}sys.partitions AS p
-  JOIN {queue_catalog}sys.allocation_units AS a
-    ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
- WHERE p.object_id = OBJECT_ID({queue_text}, N'U') AND p.index_id < 2;
-DECLARE @large bit = CASE WHEN @stored > @largest THEN 1 ELSE 0 END;
+{table_figures}
 SELECT CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
             ELSE (SELECT COUNT_BIG(*)
                     FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) END AS messages,
@@ -125,11 +129,7 @@ SELECT CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
             THEN (SELECT COUNT_BIG(*)
                     FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
                    WHERE Expires <= GETUTCDATE()) END AS expired,
-       (SELECT ISNULL(SUM(a.total_pages), 0) * 8192
-          FROM {queue_catalog}sys.partitions AS p
-          JOIN {queue_catalog}sys.allocation_units AS a
-            ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
-         WHERE p.object_id = OBJECT_ID({queue_text}, N'U')) AS bytes,
+       ISNULL(@bytes, 0) AS bytes,
        (SELECT MIN(RowVersion)
           FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS first,
        (SELECT MAX(RowVersion)
@@ -141,25 +141,14 @@ SELECT CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_Due.
 -- Returns: messages, due, bytes of table and indexes, bigint; estimated bit
-DECLARE @rows bigint, @stored bigint;
-SELECT @stored = SUM(CASE WHEN a.type = 1 THEN a.data_pages END) * 8192,
-       @rows = SUM(CASE WHEN a.type = 1 THEN p.rows END)
-  FROM {delayed_catalog}sys.partitions AS p
-  JOIN {delayed_catalog}sys.allocation_units AS a
-    ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
- WHERE p.object_id = OBJECT_ID({delayed_text}, N'U') AND p.index_id < 2;
-DECLARE @large bit = CASE WHEN @stored > @largest THEN 1 ELSE 0 END;
+{table_figures}
 SELECT CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
             ELSE (SELECT COUNT_BIG(*)
-                    FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) END AS messages,
+                    FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) END AS messages,
        (SELECT COUNT_BIG(*)
-          FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
          WHERE Due <= GETUTCDATE()) AS due,
-       (SELECT ISNULL(SUM(a.total_pages), 0) * 8192
-          FROM {delayed_catalog}sys.partitions AS p
-          JOIN {delayed_catalog}sys.allocation_units AS a
-            ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
-         WHERE p.object_id = OBJECT_ID({delayed_text}, N'U')) AS bytes,
+       ISNULL(@bytes, 0) AS bytes,
        @large AS estimated
 
 -- name: seq_given
@@ -213,15 +202,15 @@ SELECT TOP (10000)
        f.name,
        CAST(f.object_id AS bigint) AS [identity],
        CAST(CASE WHEN f.queue_columns = 5 THEN 0 ELSE 1 END AS bit) AS delayed,
-       (SELECT ISNULL(SUM(p.rows), 0)
-          FROM sys.partitions AS p
-         WHERE p.object_id = f.object_id AND p.index_id < 2) AS messages,
-       (SELECT ISNULL(SUM(a.total_pages), 0) * 8192
-          FROM sys.partitions AS p
-          JOIN sys.allocation_units AS a
-            ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
-         WHERE p.object_id = f.object_id) AS bytes
+       sizes.messages,
+       sizes.bytes
   FROM found AS f
+ CROSS APPLY (SELECT ISNULL(SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN p.rows END), 0) AS messages,
+                     ISNULL(SUM(a.total_pages), 0) * 8192 AS bytes
+                FROM sys.partitions AS p
+                JOIN sys.allocation_units AS a
+                  ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
+               WHERE p.object_id = f.object_id) AS sizes
  WHERE (f.queue_columns = 5 OR f.delayed_columns = 3
         OR f.subscription_columns = 3 AND @table_name IS NOT NULL)
    AND ISNULL(HAS_PERMS_BY_NAME(CONCAT(QUOTENAME(f.schema_name), N'.', QUOTENAME(f.name)),

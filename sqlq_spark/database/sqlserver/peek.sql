@@ -33,8 +33,7 @@ SELECT MAX(place) AS messages,
 -- Returns: bytes float, sent (the TimeSent header of the lowest), span bigint
 SELECT (SELECT AVG(CAST(bytes AS float))
           FROM (SELECT TOP (50)
-                       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-                       + ISNULL(DATALENGTH(Body), 0) AS bytes
+                       {message_bytes} AS bytes
                   FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
                  WHERE RowVersion >= @first
                  ORDER BY RowVersion) AS lowest) AS bytes,

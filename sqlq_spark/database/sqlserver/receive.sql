@@ -1,3 +1,18 @@
+-- name: message_bytes
+-- The size of a message, as limits count it; other statements contain it. A UTF-16 unit of headers
+-- counts as one byte.
+ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0) + ISNULL(DATALENGTH(Body), 0)
+
+-- name: received_row
+-- A message that was received; other statements contain it. Headers come as UTF-16 bytes, because a
+-- lone surrogate must not stop the driver.
+CAST(deleted.Id AS binary(16)) AS id,
+deleted.Expires AS expires,
+CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
+CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
+deleted.Body AS body,
+deleted.RowVersion AS seq
+
 -- name: fence
 -- A task of a batch that was acknowledged must not receive.
 -- The second column is the query's high-water mark, as it was when the plan was stored: the last batch
@@ -36,12 +51,10 @@ SELECT payload
 -- Returns: seq bigint, bytes bigint; by seq
 SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
        RowVersion AS seq,
-       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-       + ISNULL(DATALENGTH(Body), 0) AS bytes
+       {message_bytes} AS bytes
   FROM {queue} WITH (FORCESEEK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE RowVersion >= @first AND RowVersion < @stop
-   AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-       + ISNULL(DATALENGTH(Body), 0) <= @largest
+   AND {message_bytes} <= @largest
  ORDER BY RowVersion
 OPTION (MAXDOP 1)
 
@@ -61,17 +74,11 @@ WITH message AS (
            Id, Expires, Headers, Body, RowVersion
       FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE RowVersion >= @first AND RowVersion < @stop
-       AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-           + ISNULL(DATALENGTH(Body), 0) <= @largest
+       AND {message_bytes} <= @largest
      ORDER BY RowVersion
 )
 DELETE FROM message
-OUTPUT CAST(deleted.Id AS binary(16)) AS id,
-       deleted.Expires AS expires,
-       CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
-       CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
-       deleted.Body AS body,
-       deleted.RowVersion AS seq
+OUTPUT {received_row}
 OPTION (MAXDOP 1)
 
 -- name: take
@@ -80,12 +87,7 @@ OPTION (MAXDOP 1)
 -- Index:   Index_RowVersion, a seek for each.
 -- Returns: as receive; no order promised
 DELETE q
-OUTPUT CAST(deleted.Id AS binary(16)) AS id,
-       deleted.Expires AS expires,
-       CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
-       CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
-       deleted.Body AS body,
-       deleted.RowVersion AS seq
+OUTPUT {received_row}
   FROM (SELECT DISTINCT CAST(value AS bigint) AS seq FROM OPENJSON(@seqs)) AS s
  INNER LOOP JOIN {queue} AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
     ON q.RowVersion = s.seq
@@ -100,13 +102,10 @@ OPTION (MAXDOP 1)
 -- Returns: seq bigint, bytes bigint
 SELECT TOP (@messages)
        RowVersion AS seq,
-       ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-       + ISNULL(DATALENGTH(Body), 0) AS bytes
+       {message_bytes} AS bytes
   FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE RowVersion >= @first AND RowVersion < @stop
-   AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)
-       + ISNULL(DATALENGTH(Body), 0)
-       > @largest
+   AND {message_bytes} > @largest
  ORDER BY RowVersion
 OPTION (MAXDOP 1)
 

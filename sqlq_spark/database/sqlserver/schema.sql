@@ -1,8 +1,6 @@
--- name: install_lock
--- The second of two installers waits for the first.
--- Locks: application, until the transaction ends.
-DECLARE @name nvarchar(255) = N'sqlq_spark install ' + @state_name,
-        @got int, @number int, @said nvarchar(100);
+-- name: take_lock
+-- Takes the application lock @name; other statements contain it.
+DECLARE @got int, @number int, @said nvarchar(100);
 EXEC @got = sys.sp_getapplock
      @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
 IF @got < 0
@@ -10,6 +8,12 @@ BEGIN
     SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
     THROW @number, @said, 1;
 END
+
+-- name: install_lock
+-- The second of two installers waits for the first.
+-- Locks: application, until the transaction ends.
+DECLARE @name nvarchar(255) = N'sqlq_spark install ' + @state_name;
+{take_lock}
 
 -- name: install_schema
 -- The state schema comes first: from now on no other user can make it.
@@ -152,14 +156,11 @@ END
 
 -- name: state_parts
 -- Returns: name of each table and index in the state schema; no row where this login may not see all
-SELECT t.name
+SELECT part.name
   FROM sys.tables AS t
- WHERE t.schema_id = SCHEMA_ID({state_name})
-   AND HAS_PERMS_BY_NAME(N'{state_escaped}', N'SCHEMA', N'VIEW DEFINITION') = 1
-UNION ALL
-SELECT i.name
-  FROM sys.indexes AS i
-  JOIN sys.tables AS t ON t.object_id = i.object_id
+ CROSS APPLY (SELECT t.name
+              UNION ALL
+              SELECT i.name FROM sys.indexes AS i WHERE i.object_id = t.object_id) AS part
  WHERE t.schema_id = SCHEMA_ID({state_name})
    AND HAS_PERMS_BY_NAME(N'{state_escaped}', N'SCHEMA', N'VIEW DEFINITION') = 1
 
@@ -170,15 +171,8 @@ SELECT version FROM {state}.version
 -- name: create_lock
 -- Before a table is created, so that the transport's installer and this one wait for each other.
 -- Locks: application, that of the transport's installer, until the transaction ends.
-DECLARE @name nvarchar(255) = {table_lock},
-        @got int, @number int, @said nvarchar(100);
-EXEC @got = sys.sp_getapplock
-     @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
-IF @got < 0
-BEGIN
-    SELECT @number = 51000 - @got, @said = CONCAT(N'sp_getapplock returned ', @got);
-    THROW @number, @said, 1;
-END
+DECLARE @name nvarchar(255) = {table_lock};
+{take_lock}
 
 -- name: create_queue
 -- As the transport creates it.
