@@ -13,6 +13,7 @@ FLOORS = (
     {"errors"},
     {"wire", "versions", "java", "checkpoints"},
     {"options"},
+    {"database"},
     {"send"},
     {"receive", "functions", "spark_api"},
     {"admin"},
