@@ -59,12 +59,8 @@ def store_delayed(
     The insert is part of the transaction that sends the rest of the chunk.
 
     A message for a queue whose own table is missing can be set aside. The table of the option
-    `delayedQueue`, for all queues, must be there.
-
-    Args:
-        inserts: of the transaction.
-        chunk: of CHUNK_ROW and CHUNK_DELAYS; each row is delayed.
-        chosen: which rows are for which queue.
+    `delayedQueue`, for all queues, must be there. Each row of the chunk is delayed, and `chosen`
+    says which rows are for which queue.
 
     Raises:
         DelayedQueueNotFound, DestinationRefused, BadOption, MissingOption.

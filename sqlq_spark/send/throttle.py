@@ -69,15 +69,9 @@ def wait_before_dispatch(
     options: SinkOptions, staged: Staged, partition: int, names: Names
 ) -> None:
     """
-    Wait until the driver may dispatch, as far as this task decides it.
+    Wait until the driver may dispatch what a task staged, as far as this task decides it.
 
-    No connection is held during a pause.
-
-    Args:
-        options: the sink's.
-        staged: of the task.
-        partition: of the task.
-        names: what its rows name.
+    No connection is held during a pause. `names` are those of the task's rows.
     """
     sink, batch, first = staged.sink, staged.batch, partition == 0
     name = f"sink {sink}/{batch}/{partition}"
@@ -102,11 +96,8 @@ def wait_before_chunks(
     """
     Pass chunks on, each when it may be inserted.
 
-    Args:
-        session: of the task; no transaction is open. It reconnects if the server ended it.
-        chunks: tables of CHUNK_ROW.
-        options: the sink's.
-        query: Spark's id of it.
+    No transaction is open in the session, which reconnects if the server ended it. `query` is
+    Spark's id.
     """
     for chunk in chunks:
         _wait_for_backlog(
@@ -281,13 +272,8 @@ def check_source(connection: Connection, options: SinkOptions, names: Names, que
     """
     Refuse to wait for a queue that the query itself receives from: it would wait for itself.
 
-    A login that may not read receipts, as that of a sender, is not checked.
-
-    Args:
-        connection: no transaction open.
-        options: the sink's.
-        names: of destinations.
-        query: Spark's id of it.
+    A login that may not read receipts, as that of a sender, is not checked. No transaction is open;
+    `query` is Spark's id.
 
     Raises:
         BadOption.
@@ -313,12 +299,8 @@ def find_backlog(connection: Connection, options: SinkOptions, names: Names) -> 
     """
     Say which destination has a backlog above the limit, for a line of the log; None: none has.
 
-    A look is a short transaction that counts with the statement `peek`, and locks no message.
-
-    Args:
-        connection: no transaction open.
-        options: the sink's.
-        names: of destinations.
+    A look is a short transaction that counts with the statement `peek`, and locks no message. No
+    transaction is open before it.
 
     Raises:
         RightMissing: this login may not read a destination.
