@@ -376,8 +376,8 @@ DRAWN = [
         promise="On SQL Server a receive takes no message outside of its range.",
         file="database/sqlserver/receive.sql",
         statement="receive",
-        old="       AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)",
-        new="       OR ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)",
+        old="       AND {message_bytes}",
+        new="       OR {message_bytes}",
         tests=["test_sqlserver.py::test_the_riskiest_statements_are_as_they_were_reviewed"],
     ),
     Fault(
