@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 82, "lines": 14697, "tokens": 78872},
+    "core": {"files": 82, "lines": 14623, "tokens": 78924},
     "everything else": {"files": 103, "lines": 14354, "tokens": 77788},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
-    "other files in tests": {"files": 70, "lines": 1356},
-    "package": {"files": 185, "lines": 29051, "tokens": 156660},
-    "sql": {"statement lines": 2651},
-    "tests": {"files": 305, "lines": 53922, "tokens": 362108},
+    "other files in tests": {"files": 70, "lines": 1355},
+    "package": {"files": 185, "lines": 28977, "tokens": 156712},
+    "sql": {"statement lines": 2573},
+    "tests": {"files": 303, "lines": 53732, "tokens": 360338},
     "words": {"words": 69853},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

@@ -13,6 +13,7 @@ import pytest
 from sqlq_spark.database.postgresql import rows as postgresql
 from sqlq_spark.database.sqlserver import calls as sqlserver
 from sqlq_spark.database.statements import StatementName, Statements
+from sqlq_spark.receive.receipts import COUNTS
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ UNPACKED = {
     **dict.fromkeys(("chunk", "chunk_pages"), CHUNK),
     **dict.fromkeys(("chunks", "discard"), BATCH),
     "stage": CHUNK | {"messages"},
+    "acknowledge": {*COUNTS},
     "weigh": LIMITS,
 }
 # statement → values that only another statement of the same call takes
@@ -70,14 +72,16 @@ class Call:
     node: ast.Call
 
     def assigned(self, name: str) -> Iterator[ast.expr]:
-        """What the function assigns to a name."""
+        """What the function assigns to a name, alone or beside others."""
         for node in ast.walk(self.function):
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", 0)]
             value = getattr(node, "value", None)
-            if value is not None and any(
-                isinstance(each, ast.Name) and each.id == name for each in targets
-            ):
-                yield value
+            match targets[0], value:
+                case ast.Name(id=found), ast.expr() if found == name:
+                    yield value
+                case ast.Tuple(elts=names), ast.Tuple(elts=values):
+                    pairs = zip(names, values, strict=True)
+                    yield from (at for to, at in pairs if getattr(to, "id", "") == name)
 
     def statements(self, node: ast.expr) -> set[str]:
         """The statements that an argument names; none where the function's caller names it."""

@@ -43,11 +43,6 @@ NO_TRAIL = (
     "no entry in the audit trail: schema {0} of {1} has no table `trail` that this login may use. "
     "`sqlqueue install` creates it"
 )
-CREATE: dict[str, StatementName] = {
-    "queue": "create_queue",
-    "delayed": "create_delayed",
-    "subscriptions": "create_subscriptions",
-}
 
 
 def install(connection: Connection, *, timeout: float) -> None:
@@ -189,33 +184,34 @@ def create_queue(
         timeout: seconds for each statement and wait.
         body_string: also add the column BodyString, also to a table that is already there.
     """
-    _create(connection, "queue", queue, timeout, body_string=body_string)
+    _create(connection, "create_queue", {"queue": queue}, timeout, body_string=body_string)
 
 
 def create_delayed(connection: Connection, queue: QueueAddress, *, timeout: float) -> None:
     """Create the table for a queue's delayed messages where it is absent, as `create_queue`."""
-    _create(connection, "delayed", delayed_of(queue), timeout)
+    _create(connection, "create_delayed", {"delayed": delayed_of(queue)}, timeout)
 
 
 def create_subscriptions(connection: Connection, table: QueueAddress, *, timeout: float) -> None:
     """Create the table of subscriptions where it is absent, as `create_queue`."""
-    _create(connection, "subscriptions", table, timeout)
+    _create(connection, "create_subscriptions", {"subscriptions": table}, timeout)
 
 
 def _create(
     connection: Connection,
-    kind: Literal["queue", "delayed", "subscriptions"],
-    table: QueueAddress,
+    statement: StatementName,
+    tables: dict[str, QueueAddress],
     timeout: float,
     *,
     body_string: bool = False,
 ) -> None:
     """Create a table, and once more where another installer has created it meanwhile."""
+    (table,) = tables.values()
 
     def create() -> None:
         with transaction(connection, timeout=timeout):
             connection.rows("create_lock", tables={"table": table})
-            connection.run(CREATE[kind], tables={kind: table})
+            connection.run(statement, tables=tables)
             if body_string:
                 connection.run("add_body_string", tables={"queue": table})
 

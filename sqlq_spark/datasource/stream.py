@@ -109,16 +109,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Receive on an executor, or hand out again what an earlier attempt received."""
-        schema, options = to_arrow_schema(self.columns), self.options
         for task in partition.tasks:
-            work = partial(receive, task=task, timeout=options.query_timeout, origin=origin())
-            with Session(options, task.name, worker=True, reached=True) as session:
-                rows = session.run_with_retries(work)
-                queue = session.open().canonical(task.queue)
-            for chunk in record_batches(rows):
-                batch = to_read_columns(chunk, schema, queue=queue)
-                warn_of_poison(batch, queue)
-                yield batch
+            yield from self.receive(task)
+
+    def receive(self, task: Task) -> Iterator[pa.RecordBatch]:
+        """Run one task. Its rows are dropped before the next one of its partition begins."""
+        schema, options = to_arrow_schema(self.columns), self.options
+        work = partial(receive, task=task, timeout=options.query_timeout, origin=origin())
+        with Session(options, task.name, worker=True, reached=True) as session:
+            rows = session.run_with_retries(work)
+            queue = session.open().canonical(task.queue)
+        for chunk in record_batches(rows):
+            batch = to_read_columns(chunk, schema, queue=queue)
+            warn_of_poison(batch, queue)
+            yield batch
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge `end`."""

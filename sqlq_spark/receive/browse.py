@@ -44,11 +44,9 @@ class Selection:
     queues: frozenset[str] | None = None
 
     def within(self, first: int, stop: int) -> Self:
-        """Narrow to another half-open range of seqs too."""
         return replace(self, first=max(self.first, first), stop=min(self.stop, stop))
 
     def among(self, queues: Collection[str]) -> Self:
-        """Narrow to other queues too."""
         both = frozenset(queues) if self.queues is None else self.queues & frozenset(queues)
         return replace(self, queues=both)
 
@@ -92,7 +90,6 @@ def parts(
 
 
 def cut(first: int, stop: int, *, parts: int) -> list[tuple[int, int]]:
-    """Cut a range into at most so many of even width."""
     width = -(-(stop - first) // parts)
     return [(at, min(at + width, stop)) for at in range(first, stop, width)]
 
@@ -110,14 +107,8 @@ def pages(
     """
     Page through a range of seqs.
 
-    Args:
-        connection: no transaction open.
-        queue: where.
-        first: of the range of seqs.
-        stop: the seq behind the range.
-        narrow: without headers and bodies, which are null then.
-        largest: bytes of a message; a larger one is left out, with a warning.
-        timeout: seconds for each page.
+    `narrow`: without headers and bodies, which are null then. A message of more bytes than
+    `largest` is left out, with a warning. `timeout` is in seconds, for each page.
 
     Returns:
         Tables of QUEUE_ROW by seq, U+FFFD in the place of what is no UTF-8.

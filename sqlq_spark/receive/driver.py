@@ -52,10 +52,7 @@ class StreamDriver:
         """
         Start; nothing is connected yet.
 
-        Args:
-            options: of the stream.
-            clock: monotonic seconds.
-            at_start: checks the queues, once, before the first look; no transaction is open.
+        `clock` gives monotonic seconds. `at_start` checks the queues, once, before the first look.
         """
         self.options = options
         self.clock = clock
@@ -87,12 +84,7 @@ class StreamDriver:
         self._session.run_with_retries(self._freeze)
 
     def latest(self, start: Offset) -> Offset:
-        """
-        Acknowledge `start` and plan the batch after it.
-
-        Returns:
-            The next offset; `start` if there is nothing to do now.
-        """
+        """Acknowledge `start` and plan the batch after it; `start`: there is nothing to do now."""
         return self._session.run_with_retries(partial(self._latest, start=start))
 
     def acknowledge(self, end: Offset) -> None:
@@ -122,7 +114,6 @@ class StreamDriver:
         )
 
     def close(self) -> None:
-        """End the session."""
         self._session.close()
 
     # ------------------------------------------------------------ the start
@@ -198,7 +189,6 @@ class StreamDriver:
         return following
 
     def _acknowledge(self, connection: Connection, end: Offset) -> None:
-        """Close `end`'s batch."""
         self._prepare(connection)
         if end == self._acknowledged:
             return
@@ -352,7 +342,6 @@ class StreamDriver:
         )
 
     def _count_wait(self, now: float) -> float:
-        """Count the seconds since messages were first seen, in any queue."""
         if not any(look.found.messages for look in self.looks.values()):
             self._waiting_since = None
             return 0.0

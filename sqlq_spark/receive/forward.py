@@ -66,12 +66,7 @@ class Forwarded:
 
 def forward(connection: Connection, task: Task, rows: pa.Table) -> Forwarded:
     """
-    Send on the messages that belong to other queues.
-
-    Args:
-        connection: in the transaction that received the rows.
-        task: the queue that they come from; its error queue takes what cannot be sent on.
-        rows: of QUEUE_ROW, none expired.
+    Send on the messages of the task that belong to other queues, in the transaction that is open.
 
     Raises:
         DestinationRefused: a table is not trusted, and there is no error queue.
@@ -203,7 +198,6 @@ class Forwarding:
         return None
 
     def _to_send(self, rows: list[int]) -> pa.Table:
-        """Make rows of a queue, under new ids."""
         texts = [dumps(self.routes.headers[row]) for row in rows]
         return rows_to_store(texts, self.bodies.take(pa.array(rows)))
 
@@ -220,7 +214,6 @@ class Routes:
     away: dict[str, list[int]]  # destination → its rows
 
     def rows_of(self, destinations: Collection[str]) -> list[int]:
-        """Give the rows of some destinations, ascending."""
         return sorted(row for name in destinations for row in self.away[name])
 
 
@@ -246,13 +239,7 @@ def is_mentioned(mark: str, texts: pa.ChunkedArray) -> bool:
 def find_routes(
     texts: list[str | None], find_own: Callable[[Collection[str]], Collection[str]]
 ) -> Routes:
-    """
-    Read where rows belong, and take the header off all that have it.
-
-    Args:
-        texts: headers of the marked rows.
-        find_own: which of some addresses name the queue that is read.
-    """
+    """Read where rows belong, and take the header off; `find_own`: who names the queue read."""
     routes = Routes(list(texts), {}, {})
     for row, text in enumerate(texts):
         headers = parse_headers(text)
@@ -273,15 +260,7 @@ def find_routes(
 def deliver(
     rows: pa.Table, marked: pa.ChunkedArray, texts: list[str | None], left: Collection[int]
 ) -> pa.Table:
-    """
-    Give all rows of the task but those that left, in their order.
-
-    Args:
-        rows: of the task.
-        marked: which of them have a mark.
-        texts: the marked rows' headers.
-        left: which marked rows are not delivered here.
-    """
+    """Give all rows of the task, the marked ones with these headers, but those that left."""
     mask = marked.combine_chunks()
     new = pa.array(texts, pa.string())
     headers = pc.replace_with_mask(rows["headers"].combine_chunks(), mask, new)

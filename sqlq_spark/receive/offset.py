@@ -52,7 +52,6 @@ class QueuePlan:
 
     @property
     def tasks(self) -> int:
-        """How many tasks receive from the queue."""
         return len(self.bounds) - 1
 
     def to_json(self) -> dict[str, Any]:
@@ -101,7 +100,6 @@ class Offset:
 
     @property
     def tasks(self) -> int:
-        """How many tasks the batch has."""
         return sum(part.tasks for part in self.plan)
 
 

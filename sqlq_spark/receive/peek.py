@@ -71,12 +71,10 @@ class PeekState:
     planned: Planned | None = None
 
     @property
-    def frozen(self) -> bool:
-        """Whether the end is fixed (AvailableNow)."""
+    def frozen(self) -> bool:  # AvailableNow
         return self.end != LAST_LOOKED_AT
 
     def is_awake(self, now: float) -> bool:
-        """Whether its rest is over."""
         return now >= self.rests_until
 
 
@@ -223,7 +221,6 @@ def rest(state: PeekState, until: float) -> PeekState:
 
 
 def wake(state: PeekState) -> PeekState:
-    """End the rest."""
     return replace(state, rests_until=-1e9)
 
 
@@ -282,7 +279,6 @@ def report_queue(name: str, found: Found, most: int, now: datetime) -> dict[str,
 
 
 def report_batch(last: Acknowledged) -> dict[str, Any]:
-    """Report what a batch has received."""
     return {
         "batch": last.batch,
         "tasks": last.outcome.tasks,

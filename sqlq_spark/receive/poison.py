@@ -63,11 +63,6 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
     """
     Put poison into the error queue. Without one it is delivered, its invalid UTF-8 as U+FFFD.
 
-    Args:
-        connection: in the transaction that received the rows.
-        task: from which queue, and which error queue.
-        live: of QUEUE_ROW; its texts may be any bytes.
-
     Returns:
         The other rows, all texts valid.
 
@@ -110,11 +105,7 @@ def store_in_error_queue(
     """
     Store messages in the error queue under their ids, or, if one is there already, new ones.
 
-    Args:
-        connection: in a transaction.
-        task: from which queue.
-        errors: the error queue.
-        store: stores all of them; True: under new ids.
+    `store` stores all of them; True: under new ids.
 
     Raises:
         StatementFailed: the error queue takes them under no id; nothing was received.
@@ -145,10 +136,7 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
     """
     Move messages that are larger than maxMessageBytes to the error queue, on the server.
 
-    Args:
-        connection: in the transaction that receives.
-        task: which range.
-        short: whether the task got less than it was planned for and may hold.
+    `short`: the task got less than it was planned for and may hold.
 
     Returns:
         How many were moved, and how many had expired and are gone.

@@ -103,7 +103,6 @@ class StreamRow:
     plan: str | None
 
     def plan_of(self, batch: int) -> str | None:
-        """Give the stored plan, if it is that of a batch."""
         return self.plan if self.plan_batch == batch else None
 
 
@@ -176,12 +175,7 @@ class StoredReceipt:
 
     def unpack(self, receipt: ReceiptKey, *, messages: int, largest: int) -> pa.Table:
         """
-        Unpack the messages, in rows of QUEUE_ROW.
-
-        Args:
-            receipt: which one, for an error.
-            messages: how many it may hold.
-            largest: bytes of a message that it may hold.
+        Unpack the messages, in rows of QUEUE_ROW: at most so many, none of more bytes.
 
         Raises:
             PayloadRefused: someone has changed the receipt.
@@ -197,7 +191,6 @@ class StoredReceipt:
 
 
 def receipt_values(receipt: ReceiptKey) -> dict[str, Any]:
-    """Give the parameters of statements on a receipt."""
     return dict(zip(RECEIPT_KEY, receipt, strict=True))
 
 
@@ -255,7 +248,6 @@ class Acknowledged:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """What became of its messages."""
         return {name: getattr(self, name) for name in COUNTS}
 
 
@@ -263,17 +255,11 @@ def acknowledge(
     connection: Connection, stream: str, batch: int, who: Claim, *, claim: bool, tasks: int = 0
 ) -> Acknowledged:
     """
-    Close all batches up to `batch` and delete their receipts, in the transaction that is open.
+    Close all batches up to `batch`, which Spark has in its commit log, and delete their receipts.
 
-    The row's lock waits for running tasks; those that come later are stale.
-
-    Args:
-        connection: in a transaction.
-        stream: from the checkpoint.
-        batch: Spark has it in its commit log.
-        who: this driver.
-        claim: take the stream over from the driver before (at the first call of a process).
-        tasks: how many the batch was planned for; fewer receipts cause a warning or an error.
+    The row's lock waits for running tasks; those that come later are stale. `claim` takes the
+    stream over from the driver before (at the first call of a process). Fewer receipts than the
+    `tasks` that were planned cause a warning or an error.
 
     Raises:
         StreamNotFound, StreamOfOtherQueue, StreamTakenOver, CheckpointRolledBack,
@@ -372,22 +358,11 @@ def return_(
     allowed: Sequence[QueueAddress] = (),
 ) -> int:
     """
-    Put the messages of a receipt back into their queue, in the transaction that is open.
+    Put the messages of a receipt back into their queue; how many.
 
     They keep their ids, headers, bodies and expiry, and get new seqs, behind all others. A message
-    whose expiry is beyond the calendar never expires.
-
-    Args:
-        connection: in a transaction.
-        stream: of the receipt,
-        batch: its batch,
-        task: and its task.
-        queue: of the receipt.
-        without: ids of messages that are deleted instead, see `has_id`.
-        allowed: the option allowedDestinations.
-
-    Returns:
-        How many.
+    whose expiry is beyond the calendar never expires. `without` are ids of messages that are
+    deleted instead, see `has_id`; `allowed` is the option allowedDestinations.
 
     Raises:
         ReceiptSettled: they were already sent on.
@@ -409,7 +384,7 @@ def return_(
 
 
 def drop(connection: Connection, stream: str, batch: int, task: int) -> int:
-    """Delete a receipt and its messages; the arguments and the result are those of `return_`."""
+    """Delete a receipt and its messages; how many."""
     removed = delete_receipt(connection, (stream, batch, task), returns=False)
     return 0 if removed is None else removed.messages
 
