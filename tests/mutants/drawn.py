@@ -358,8 +358,11 @@ DRAWN = [
         promise="Failures are grouped by the first messages of an error queue.",
         file="database/postgresql/browse.sql",
         statement="browse_headers",
-        old="ORDER BY q.seq",
-        new="ORDER BY q.seq DESC",
+        old="{page}",
+        new="""FROM {queue} AS q
+ WHERE q.seq >= :first::bigint AND q.seq < :stop::bigint
+ ORDER BY q.seq DESC
+ LIMIT :messages::bigint""",
         tests=["conformance/test_watch.py::test_failures_are_grouped_by_exception"],
     ),
     Fault(
