@@ -22,6 +22,7 @@ SHARED = sorted([*HERE.glob("conformance/test_*.py"), *HERE.glob("spark/test_*.p
 # of one database as a whole
 ALONE = {
     "test_delayed_zones.py",
+    "test_hanging.py",
     "test_readme.py",
     "test_server_settings.py",
     "test_table_kinds.py",

@@ -52,6 +52,19 @@ SELECT gen_random_uuid(), CASE WHEN n <= %s THEN timestamp '2026-01-01' END, '["
  ORDER BY n
 """
 
+# columns, indexes and constraints of a schema
+SHAPE = """
+SELECT concat_ws(' ', c.relname, c.reloptions::text, a.attname, a.atttypid::regtype, a.attnotnull,
+                 a.attstorage, pg_get_expr(d.adbin, d.adrelid))
+  FROM pg_class AS c
+  JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
+  LEFT JOIN pg_attrdef AS d ON d.adrelid = c.oid AND d.adnum = a.attnum
+ WHERE c.relnamespace = '"{0}"'::regnamespace
+UNION ALL SELECT concat_ws(' ', conrelid::regclass, pg_get_constraintdef(oid)) FROM pg_constraint
+ WHERE connamespace = '"{0}"'::regnamespace
+ORDER BY 1
+"""
+
 
 @dataclass(frozen=True)
 class CommonDBA(ABC):
@@ -341,6 +354,11 @@ class PostgreSQL(CommonDBA):
     def admit(self, login: Login, schema: str) -> None:
         """Let a login see what a schema holds, where that is a right of its own."""
         self.connection.execute(f'GRANT USAGE ON SCHEMA "{schema}" TO {login.name}'.encode())
+
+    def enlist(self, login: Login) -> None:
+        """Give a login what the team of the state schema may do there."""
+        rights = f'SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "{self.state}"'
+        self.connection.execute(f"GRANT {rights} TO {login.name}".encode())
 
     def grant(self, login: Login, right: str, queue: QueueAddress) -> None:
         """Give a right on a queue, with what this database asks for beside it."""

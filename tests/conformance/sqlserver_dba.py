@@ -267,6 +267,11 @@ class SQLServer(CommonDBA):
     def admit(self, login: Login, schema: str) -> None:
         """As DBA; there is no such right."""
 
+    def enlist(self, login: Login) -> None:
+        """As DBA."""
+        rights = f"SELECT, INSERT, UPDATE, DELETE ON SCHEMA::{bracketed(self.state)}"
+        self.run(f"GRANT {rights} TO {login.name}")
+
     def grant(self, login: Login, right: str, queue: QueueAddress) -> None:
         """As DBA."""
         self._on(queue, f"GRANT {right} ON {{queue}} TO {login.name}")

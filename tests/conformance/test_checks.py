@@ -22,6 +22,7 @@ from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import wire_time
 
 from .conftest import TIMEOUT, Bench, bodies
+from .dba import SHAPE
 from .shapes import cases
 
 if TYPE_CHECKING:
@@ -297,18 +298,6 @@ def test_state_tables_that_nobody_installed_are_found(bare: Bench) -> None:
     assert checks.of_state(bare.desk) == []
 
 
-# columns, indexes and constraints of a schema
-SHAPE = """
-SELECT concat_ws(' ', c.relname, c.reloptions::text, a.attname, a.atttypid::regtype, a.attnotnull,
-                 a.attstorage, pg_get_expr(d.adbin, d.adrelid))
-  FROM pg_class AS c
-  JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
-  LEFT JOIN pg_attrdef AS d ON d.adrelid = c.oid AND d.adnum = a.attnum
- WHERE c.relnamespace = '"{0}"'::regnamespace
-UNION ALL SELECT concat_ws(' ', conrelid::regclass, pg_get_constraintdef(oid)) FROM pg_constraint
- WHERE connamespace = '"{0}"'::regnamespace
-ORDER BY 1
-"""
 PARTS = [
     *("stream", "receipt", "receipt_page", "staging", "staging_page", "dispatch_log"),
     *("trail", "version", "stream_query", "receipt_query"),

@@ -161,7 +161,7 @@ def test_what_is_not_installed(queue: SparkQueue, broken: str) -> None:
         assert fix in browse_error(queue.spark, used.options)
     elif broken == "state":
         options = {"stateSchema": "not_there"}
-        fix = "Run `sqlqueue install` once, name their schema in the option stateSchema"
+        fix = "Run `sqlqueue install` once, set the option stateSchema to your team's schema"
         sentences = ["the state tables were not found in schema not_there of ", fix]
     else:
         queue.dba.change("version", version=99)
@@ -181,8 +181,9 @@ def test_what_is_not_installed(queue: SparkQueue, broken: str) -> None:
 
 @pytest.fixture
 def clerk(queue: SparkQueue) -> Iterator[dict[str, str]]:
-    """Give a login that may only enter both schemas."""
+    """Give a login that may enter both schemas, and belongs to the team of the state schema."""
     login = queue.dba.login()
+    queue.dba.enlist(login)
     for each in (queue.place.schema, queue.place.state):
         queue.dba.admit(login, each)
     yield {"user": login.name, "password": login.password}
