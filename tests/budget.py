@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 64, "lines": 13776, "tokens": 75392},
-    "everything else": {"files": 103, "lines": 14389, "tokens": 77864},
+    "core": {"files": 64, "lines": 13777, "tokens": 75394},
+    "everything else": {"files": 103, "lines": 14389, "tokens": 77865},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1355},
-    "package": {"files": 167, "lines": 28165, "tokens": 153256},
-    "sql": {"statement lines": 2573},
-    "tests": {"files": 303, "lines": 53806, "tokens": 360655},
+    "package": {"files": 167, "lines": 28166, "tokens": 153259},
+    "sql": {"statement lines": 2560},
+    "tests": {"files": 303, "lines": 53809, "tokens": 360672},
     "words": {"words": 69867},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

@@ -36,7 +36,7 @@ RIGHTS: dict[str, dict[str, tuple[StatementName, ...]]] = {
         "state": ("script_reader",),
         "own": ("script_receive",),
         "shared": ("script_produce",),
-        "delayed": ("script_move",),
+        "delayed": ("script_move", "script_produce"),
     },
     "sender": {
         "state": ("script_sender",),

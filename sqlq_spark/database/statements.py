@@ -36,6 +36,7 @@ FILES = (
 PARTS = (
     "message_bytes",
     "received_row",
+    "page",
     "take_lock",
     "table_figures",
     "asked_table",

@@ -358,8 +358,11 @@ DRAWN = [
         promise="Failures are grouped by the first messages of an error queue.",
         file="database/postgresql/browse.sql",
         statement="browse_headers",
-        old="ORDER BY q.seq",
-        new="ORDER BY q.seq DESC",
+        old="{page}",
+        new="""FROM {queue} AS q
+ WHERE q.seq >= :first::bigint AND q.seq < :stop::bigint
+ ORDER BY q.seq DESC
+ LIMIT :messages::bigint""",
         tests=["conformance/test_watch.py::test_failures_are_grouped_by_exception"],
     ),
     Fault(
@@ -376,8 +379,8 @@ DRAWN = [
         promise="On SQL Server a receive takes no message outside of its range.",
         file="database/sqlserver/receive.sql",
         statement="receive",
-        old="       AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)",
-        new="       OR ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0)",
+        old="       AND {message_bytes}",
+        new="       OR {message_bytes}",
         tests=["test_sqlserver.py::test_the_riskiest_statements_are_as_they_were_reviewed"],
     ),
     Fault(

@@ -1,3 +1,12 @@
+-- name: page
+-- A page of a range; other statements contain it. The order is by the column, not by the bigint of its
+-- name.
+FROM {queue} AS q
+ WHERE q.seq >= :first::bigint
+   AND q.seq < :stop::bigint
+ ORDER BY q.seq
+ LIMIT :messages::bigint
+
 -- name: browse
 -- Reads a page of a range, up to a count and a size, at least one message. Locks nothing, deletes
 -- nothing. Of a message larger than :largest it reads only the size.
@@ -27,11 +36,7 @@ SELECT id,
                                   OVER (ROWS UNBOUNDED PRECEDING) AS up_to
                          FROM (SELECT q.seq,
                                       {message_bytes} AS bytes
-                                 FROM {queue} AS q
-                                WHERE q.seq >= :first::bigint
-                                  AND q.seq < :stop::bigint
-                                ORDER BY q.seq
-                                LIMIT :messages::bigint) AS lowest) AS weighed
+                               {page}) AS lowest) AS weighed
                 WHERE up_to - bytes < :bytes::bigint)
          ORDER BY q.seq) AS page
  ORDER BY page.seq
@@ -39,22 +44,14 @@ SELECT id,
 -- name: browse_seq
 -- Reads the same page without headers and bodies.
 SELECT q.id, q.expires, q.seq::bigint AS seq
-  FROM {queue} AS q
- WHERE q.seq >= :first::bigint
-   AND q.seq < :stop::bigint
- ORDER BY q.seq
- LIMIT :messages::bigint
+{page}
 
 -- name: browse_headers
 -- Reads the beginning of the headers of a range. Locks nothing.
 -- Index:   the unique index on seq.
 -- Returns: headers text, seq bigint; by seq
 SELECT left(q.headers, 65536) AS headers, q.seq::bigint AS seq
-  FROM {queue} AS q
- WHERE q.seq >= :first::bigint
-   AND q.seq < :stop::bigint
- ORDER BY q.seq
- LIMIT :messages::bigint
+{page}
 
 -- name: browse_delayed
 -- Reads the delayed messages that are due first. Locks nothing, deletes nothing.

@@ -95,9 +95,7 @@ GRANT USAGE ON SEQUENCE {sequence} TO {role}
 
 -- name: script_move
 -- To move due messages into the queue.
-GRANT SELECT, DELETE, UPDATE (due) ON {delayed} TO {role};
-GRANT INSERT ON {queue} TO {role};
-GRANT USAGE ON SEQUENCE {sequence} TO {role}
+GRANT SELECT, DELETE, UPDATE (due) ON {delayed} TO {role}
 
 -- name: script_delay
 GRANT INSERT ON {delayed} TO {role}

@@ -1,3 +1,9 @@
+-- name: page
+-- A page of a range; other statements contain it.
+FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+ WHERE RowVersion >= @first AND RowVersion < @stop
+ ORDER BY RowVersion
+
 -- name: browse
 -- Reads a page of a range, up to a count and a size, at least one message; skips locked rows. Keeps no
 -- lock, deletes nothing. Of a message larger than @largest it reads only the size.
@@ -8,9 +14,7 @@ WITH lowest AS (
     SELECT TOP (@messages)
            Id, Expires, Headers, Body, RowVersion,
            {message_bytes} AS bytes
-      FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
-     WHERE RowVersion >= @first AND RowVersion < @stop
-     ORDER BY RowVersion
+    {page}
 ), weighed AS (
     SELECT *,
            SUM(CASE WHEN bytes <= @largest THEN bytes ELSE 0 END)
@@ -32,9 +36,7 @@ SELECT CAST(Id AS binary(16)) AS id,
 -- name: browse_seq
 -- Reads the same page without headers and bodies.
 SELECT TOP (@messages) CAST(Id AS binary(16)) AS id, Expires AS expires, RowVersion AS seq
-  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
- WHERE RowVersion >= @first AND RowVersion < @stop
- ORDER BY RowVersion
+{page}
 
 -- name: browse_headers
 -- Reads the beginning of the headers of a range; skips locked rows.
@@ -44,9 +46,7 @@ SELECT TOP (@messages) CAST(Id AS binary(16)) AS id, Expires AS expires, RowVers
 SELECT TOP (@messages)
        CAST(LEFT(CAST(Headers AS nvarchar(max)), 65536) AS varbinary(max)) AS headers,
        RowVersion AS seq
-  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
- WHERE RowVersion >= @first AND RowVersion < @stop
- ORDER BY RowVersion
+{page}
 
 -- name: browse_delayed
 -- Reads the delayed messages that are due first; skips locked rows, deletes nothing.

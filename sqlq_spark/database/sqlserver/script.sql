@@ -81,8 +81,7 @@ GRANT INSERT ON {queue} TO {role}
 
 -- name: script_move
 -- To move due messages into the queue.
-GRANT SELECT, DELETE ON {delayed} TO {role};
-GRANT INSERT ON {queue} TO {role}
+GRANT SELECT, DELETE ON {delayed} TO {role}
 
 -- name: script_delay
 GRANT INSERT ON {delayed} TO {role}
