@@ -1,12 +1,11 @@
 """
 Messages that cannot go where they belong: the headers that say why, and the rows to store.
 
-`receive/forward.py` uses this for delayed messages, `send/undeliverable.py` for the rows of a sink.
+`receive/forward.py` uses this for delayed messages, `send/insert.py` for the rows of a sink.
 """
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -51,10 +50,9 @@ def failure_headers(
 
 def rows_to_store(texts: Sequence[str], bodies: pa.ChunkedArray) -> pa.Table:
     """Return rows of a queue, under new ids and without expiry; a null body becomes empty."""
-    ids = pa.py_buffer(rising_ids(len(texts), time.time()))
     return pa.table(
         {
-            "id": pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(texts), [None, ids]),
+            "id": rising_ids(len(texts)),
             "headers": pa.array(texts, pa.string()),
             "body": pc.fill_null(bodies, b""),
         }
