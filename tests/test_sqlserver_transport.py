@@ -1,7 +1,7 @@
 """
 Our T-SQL beside the transport's: the same parts in the same order, and nothing of either unparsed.
 
-The transport's texts are those that the conformance suite's endpoints run; WIRE.md's facts are the
+The transport's texts are those that the conformance suite's endpoints run; the facts of it are the
 parts. A change on one side alone fails here, without a server.
 """
 
