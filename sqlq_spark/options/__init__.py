@@ -1,7 +1,7 @@
 """
 Options of a read and of a write: text from Spark becomes frozen values.
 
-fields.py reads each option by itself. `__post_init__` of source.py and of sink.py checks what
+fields.py reads each option alone. `__post_init__` of source.py and of sink.py checks what
 concerns several options.
 """
 
