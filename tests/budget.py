@@ -22,11 +22,11 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 64, "lines": 13777, "tokens": 75394},
+    "core": {"files": 63, "lines": 13760, "tokens": 75302},
     "everything else": {"files": 103, "lines": 14389, "tokens": 77865},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1355},
-    "package": {"files": 167, "lines": 28166, "tokens": 153259},
+    "package": {"files": 166, "lines": 28149, "tokens": 153167},
     "sql": {"statement lines": 2560},
     "tests": {"files": 303, "lines": 53809, "tokens": 360672},
     "words": {"words": 69867},

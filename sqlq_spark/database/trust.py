@@ -357,8 +357,3 @@ def pattern(text: str) -> re.Pattern[str]:
 def fits(text: str, name: str) -> bool:
     """Whether a pattern matches a whole name."""
     return pattern(text).fullmatch(name) is not None
-
-
-def without_server(reason: SqlQueueError, connection: Connection) -> str:
-    """Return a reason without the url: headers that contain it may leave this database."""
-    return str(reason).replace(connection.server, "this database")
