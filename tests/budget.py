@@ -27,7 +27,7 @@ BUDGET = {
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1355},
     "package": {"files": 185, "lines": 28977, "tokens": 156712},
-    "sql": {"statement lines": 2573},
+    "sql": {"statement lines": 2560},
     "tests": {"files": 303, "lines": 53732, "tokens": 360338},
     "words": {"words": 69853},
 }
