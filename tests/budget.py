@@ -22,11 +22,11 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 82, "lines": 14623, "tokens": 78924},
+    "core": {"files": 82, "lines": 14621, "tokens": 78924},
     "everything else": {"files": 103, "lines": 14354, "tokens": 77788},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1355},
-    "package": {"files": 185, "lines": 28977, "tokens": 156712},
+    "package": {"files": 185, "lines": 28975, "tokens": 156712},
     "sql": {"statement lines": 2560},
     "tests": {"files": 303, "lines": 53732, "tokens": 360338},
     "words": {"words": 69853},
