@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 82, "lines": 14621, "tokens": 78924},
-    "everything else": {"files": 103, "lines": 14354, "tokens": 77788},
+    "core": {"files": 64, "lines": 13774, "tokens": 75392},
+    "everything else": {"files": 103, "lines": 14389, "tokens": 77864},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1355},
-    "package": {"files": 185, "lines": 28975, "tokens": 156712},
+    "package": {"files": 167, "lines": 28163, "tokens": 153256},
     "sql": {"statement lines": 2560},
-    "tests": {"files": 303, "lines": 53732, "tokens": 360338},
-    "words": {"words": 69853},
+    "tests": {"files": 303, "lines": 53806, "tokens": 360655},
+    "words": {"words": 69867},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -37,7 +37,7 @@ from sqlq_spark.options.fields import option_fields
 from sqlq_spark.receive.pace import Outcome, Ramp
 from sqlq_spark.receive.peek import Found, report_stream
 from sqlq_spark.receive.receipts import Acknowledged
-from sqlq_spark.send.message.columns import IGNORED, WRITTEN, check_frame
+from sqlq_spark.send.frame import IGNORED, WRITTEN, check_frame
 from sqlq_spark.testing import plugin
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from wire import Case, golden
 
-from sqlq_spark.send.message.own_headers import OwnMaps, OwnTexts
+from sqlq_spark.send.own_headers import OwnMaps, OwnTexts
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import POSTGRESQL
 from sqlq_spark.wire.header_columns import HEADER_COLUMNS, Headers
@@ -37,8 +37,8 @@ def test_both_writers_write_the_bytes_of_the_endpoint(case: Case) -> None:
     maps = pa.array([list(read.items())], MAP)
 
     assert wire.dumps(read) == case.headers
-    assert [f"{{{text}}}" for text in OwnMaps(maps).texts().to_pylist()] == [case.headers]
-    assert OwnTexts(pa.array([case.headers])).objects().to_pylist() == [case.headers]
+    assert [f"{{{text}}}" for text in OwnMaps(maps).members().to_pylist()] == [case.headers]
+    assert OwnTexts(pa.array([case.headers])).objects.to_pylist() == [case.headers]
 
 
 def test_readers_in_columns_find_all_headers() -> None:

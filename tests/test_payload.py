@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from payloads import forged, of_receipt, reread, sealed
 
 from sqlq_spark.errors import PayloadRefused
-from sqlq_spark.send.message.sender import CHUNK_ROW
-from sqlq_spark.send.topics import CHUNK_TOPICS, TOPICS
+from sqlq_spark.send.frame import TOPICS
+from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.wire.payload import LARGE, PAGE, RECEIPT_KEY, Expected, in_row, pack, pages, unpack
 from sqlq_spark.wire.rows import QUEUE_ROW
 

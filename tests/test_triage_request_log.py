@@ -8,7 +8,7 @@ import pytest
 from spark.stand import Queue
 
 from sqlq_spark.jobs.triage.request_log import RequestLog
-from sqlq_spark.send.dispatch_log import GIVEN_UP, OPEN, SENT, UNKNOWN
+from sqlq_spark.send.dispatch import GIVEN_UP, OPEN, SENT, UNKNOWN
 
 if TYPE_CHECKING:
     from conftest import Place

@@ -30,7 +30,7 @@ from sqlq_spark.errors import (
     SqlQueueError,
     StatementRefused,
 )
-from sqlq_spark.send.queue_writer import add_ids
+from sqlq_spark.send.insert import add_ids
 from sqlq_spark.wire.header_columns import parse_headers
 from sqlq_spark.wire.headers import (
     FAILED_Q,

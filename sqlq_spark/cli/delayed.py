@@ -25,7 +25,7 @@ from sqlq_spark.cli.options import (
 from sqlq_spark.cli.screens import progress, screen
 from sqlq_spark.cli.screens.screen import say
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.receive.due import BATCH, Moved, Mover, pause
+from sqlq_spark.send.delayed import BATCH, Moved, Mover, pause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sqlq_spark.errors import BadInput, BadMessage
-from sqlq_spark.send.message.columns import IGNORED, WRITTEN
-from sqlq_spark.send.message.delays import MOMENT
-from sqlq_spark.send.topics import TOPICS
+from sqlq_spark.send.frame import IGNORED, MOMENT, TOPICS, WRITTEN
 from sqlq_spark.wire.headers import LONGEST_DELAY, BadTimeSpan, format_span, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from sqlq_spark.send.message.sender import Sender
+    from sqlq_spark.send.sender import Sender
 
 BATCH = 5_000  # lines
 TEXTS = ("id", "correlationId", "replyToAddress", "queue")

@@ -107,8 +107,8 @@ def send_(
         screen.print_json(sent.as_json())
     else:
         say(sent.as_text())
-    if unheard := sent.describe_unheard():
-        say_error(unheard)
+    if warning := sent.describe_without_subscriber():
+        say_error(warning)
 
 
 @app.command()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow.compute as pc
@@ -16,9 +15,10 @@ from sqlq_spark.cli.screens.progress import progress
 from sqlq_spark.cli.screens.screen import say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import BadOption
-from sqlq_spark.send import delayed, fan_out, queue_writer
-from sqlq_spark.send.message.sender import Sender
-from sqlq_spark.send.topics import topics_of
+from sqlq_spark.send import delayed
+from sqlq_spark.send.insert import Inserts, rows_by_queue
+from sqlq_spark.send.publish import describe_without_subscriber, topics_of
+from sqlq_spark.send.sender import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,8 +35,12 @@ STEP = 1 << 20  # bytes of a file after which the bar moves
 
 def make_sender(session: Session, options: SinkOptions) -> Sender:
     """What turns rows into messages."""
-    address = partial(queue_writer.own_address, session)
-    return Sender(options=options, partition=0, own_address=address, rows_choose=True)
+    return Sender(
+        options=options,
+        partition=0,
+        own_address=lambda address: session.open().canonical(address),
+        rows_choose=True,
+    )
 
 
 def insert(
@@ -49,12 +53,12 @@ def insert(
         progress("message", sent.messages, quiet=quiet) as advance,
         transaction(connection, timeout=options.query_timeout),
     ):
-        writer = queue_writer.QueueWriter(connection, options)
+        inserts = Inserts(connection, options)
         for chunk in chunks:
-            writer.insert(chunk)
+            inserts.insert(chunk)
             advance(chunk.num_rows)
-        writer.confirm()
-    sent.unheard += writer.unheard
+        inserts.destinations.confirm()
+    sent.without_subscriber += inserts.without_subscriber
     sent.printed = connection.printed
 
 
@@ -67,19 +71,23 @@ class Sent:
     def __init__(self, chunks: Iterable[pa.Table], options: SinkOptions) -> None:
         self.queues: Counter[QueueAddress] = Counter()
         self.printed = options.naming.print_address  # how the summary names a queue
-        self.unheard: Counter[str] = Counter()  # lists of topics that no one is subscribed to
+        self.without_subscriber: Counter[str] = (
+            Counter()
+        )  # lists of topics that no one is subscribed to
         self.messages = self.published = self.delayed = 0
         for chunk in chunks:
             self.messages += chunk.num_rows
-            later, topics = delayed.waiting(chunk), topics_of(chunk)
+            later, topics = delayed.find_waiting(chunk), topics_of(chunk)
             self.delayed += 0 if later is None else pc.sum(later).as_py()
             self.published += 0 if topics is None else len(topics) - topics.null_count
-            for queue, own in queue_writer.rows_by_queue(chunk, options).items():
+            for queue, own in rows_by_queue(chunk, options).items():
                 self.queues[queue] += pc.sum(own).as_py() or 0
 
-    def describe_unheard(self) -> str:
+    def describe_without_subscriber(self) -> str:
         """Say which messages nobody is subscribed to; empty for none."""
-        return fan_out.describe_unheard(self.unheard) if self.unheard else ""
+        return (
+            describe_without_subscriber(self.without_subscriber) if self.without_subscriber else ""
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The summary as a JSON object."""
@@ -87,7 +95,7 @@ class Sent:
             "sent": self.messages,
             "queues": {self.printed(queue): count for queue, count in self.queues.items()},
             "published": self.published,
-            "unheard": self.unheard.total(),
+            "unheard": self.without_subscriber.total(),
             "delayed": self.delayed,
         }
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from sqlq_spark.database import read_clock
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import BadOption, SqlQueueError
-from sqlq_spark.send.message.columns import check_frame
-from sqlq_spark.send.message.sent_by import SentBy
-from sqlq_spark.send.staging import nameless_sink
-from sqlq_spark.send.write import (
-    WriteTask,
-    discard_staged,
-    dispatch_staged,
-    look_ahead,
-    write,
-)
+from sqlq_spark.send.dispatch import discard, dispatch
+from sqlq_spark.send.frame import check_frame
+from sqlq_spark.send.insert import check_tables, send_now
+from sqlq_spark.send.sender import Sender, SentBy
+from sqlq_spark.send.staging import Staged, nameless_sink, stage
+from sqlq_spark.send.throttle import Names, record_names, wait_before_chunks, wait_before_dispatch
 from sqlq_spark.spark_api import DataSourceStreamArrowWriter, column_types, origin
 from sqlq_spark.wire.headers import begins_with_interface
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.send.staging import Staged
 
 log = logging.getLogger("sqlq_spark")
 
@@ -55,10 +53,19 @@ def warn_of_order(types: str) -> None:
     )
 
 
-@cache
-def look_ahead_once(options: SinkOptions) -> None:
-    """Look ahead for a stream, once: Spark makes a new writer for each micro-batch."""
-    look_ahead(options)
+def choose_session(options: SinkOptions) -> type[Session]:
+    """Return the kind of session that the delivery needs."""
+    return StateSession if options.delivery == "exactlyOnce" else Session
+
+
+def look_ahead(options: SinkOptions) -> None:
+    """Fail on the driver, before a task runs, if a table that the options name does not exist."""
+    if options.names_tables:
+        with choose_session(options)(options, "look ahead", worker=True) as session:
+            session.run_with_retries(partial(check_tables, options=options))
+
+
+look_ahead_once = cache(look_ahead)  # for a stream: Spark makes a new writer for each micro-batch
 
 
 @dataclass
@@ -111,13 +118,65 @@ class Writing:
         self.sent_by = SentBy.here(options.originating_endpoint or sender)
 
     def send(self, batches: Iterator[pa.RecordBatch], sink: str, batch: int) -> Written:
-        """Stage or send the rows of one task."""
-        context = TaskContext.get()
+        """Stage or send the rows of one task, and wait as the options ask for it."""
+        options, context = self.options, TaskContext.get()
         partition = 0 if context is None else context.partitionId()
-        task = WriteTask(
-            sink=sink, batch=batch, partition=partition, origin=origin(), sent_by=self.sent_by
-        )
-        return Written(*write(self.options, batches, task))
+        name, exactly_once = f"{sink}/{batch}/{partition}", options.delivery == "exactlyOnce"
+        # the database was reached by the batches of the stream before
+        session_of = choose_session(options)
+        session = session_of(options, f"sink {name}", worker=True, reached=batch > 0)
+        names: Names = set()
+        with session:
+            chunks = Sender(
+                options=options,
+                partition=partition,
+                # a task that Spark tries again sends the same ids
+                seed=None if exactly_once else hashlib.sha256(name.encode()).digest()[:16],
+                clock=partial(
+                    session.run_with_retries, read_clock
+                ),  # it decides when messages expire
+                # An endpoint on SQL Server with another default database would answer into that
+                # one, so an address names ours.
+                own_address=lambda address: session.run_with_retries(
+                    lambda opened: opened.canonical(address)
+                ),
+                sent_by=self.sent_by,
+            ).chunks(batches)
+            if not exactly_once:
+                paced = wait_before_chunks(session, chunks, options, origin().query_id)
+                return Written(None, send_now(session, paced, options))
+            chunks = record_names(chunks, names)
+            staged = stage(session, chunks, sink=sink, batch=batch, origin=origin())
+        wait_before_dispatch(options, staged, partition, names)
+        return Written(staged, staged.messages)
+
+    def commit(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batchId: int = 0,  # noqa: ARG002
+    ) -> None:
+        """Send what the tasks of a batch staged, in one transaction, unless it was sent before."""
+        if staged := staged_in(messages):
+            name = f"dispatch {staged[0].sink}/{staged[0].batch}"
+            with StateSession(self.options, name, worker=True, reached=True) as session:
+                session.run_with_retries(partial(dispatch, staged=staged, options=self.options))
+
+    def discard(self, sink: str, batch: int, *, final: bool) -> None:
+        """
+        Delete what was staged for a batch that was aborted; `final`: it is never tried again.
+
+        A failure is only logged, because Spark reports why the write was aborted.
+        """
+        if self.options.delivery != "exactlyOnce":
+            return
+        timeout = self.options.query_timeout
+        try:
+            with StateSession(self.options, f"abort {sink}/{batch}") as session:
+                session.run_with_retries(
+                    partial(discard, sink=sink, batch=batch, final=final, timeout=timeout)
+                )
+        except SqlQueueError as error:
+            log.warning("%s: batch %d: its chunks are left for now: %s", sink, batch, error)
 
 
 def staged_in(messages: list[WriterCommitMessage | None]) -> list[Staged]:
@@ -158,13 +217,9 @@ class BatchWriter(Writing, DataSourceArrowWriter):
         """Stage or send one task's rows."""
         return self.send(iterator, self.sink, self.batch)
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Send what was staged."""
-        dispatch_staged(self.options, staged_in(messages))
-
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Drop what was staged. Some tasks may still run."""
-        discard_staged(self.options, self.sink, self.batch, final=self.options.txn_app_id is None)
+        self.discard(self.sink, self.batch, final=self.options.txn_app_id is None)
 
 
 class StreamWriter(Writing, DataSourceStreamArrowWriter):
@@ -181,14 +236,10 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
             )
         return self.send(iterator, f"query:{batch.query_id}", batch.query_batch)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
-        """Send what was staged, unless the dispatch log has the batch."""
-        dispatch_staged(self.options, staged_in(messages))
-
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """Drop what was staged. The next batch drops what this process does not know of."""
         for sink, batch in {(each.sink, each.batch) for each in staged_in(messages)}:
-            discard_staged(self.options, sink, batch, final=False)
+            self.discard(sink, batch, final=False)
 
 
 def batch_writer(

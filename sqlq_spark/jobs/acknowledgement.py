@@ -21,8 +21,8 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.database.trust import PATIENCE, Destinations
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.functions import acknowledge_retries, is_retried
-from sqlq_spark.send.message.sender import Sender
-from sqlq_spark.send.queue_writer import QueueWriter
+from sqlq_spark.send.insert import Inserts
+from sqlq_spark.send.sender import Sender
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -98,6 +98,6 @@ def insert(connection: Connection, source: str, messages: pa.Table, options: Sin
             source=connection.names.parse_address(source),
             by_header=True,
         )
-        writer = QueueWriter(connection, options, trusted)
-        writer.insert(messages)
-        writer.confirm()
+        inserts = Inserts(connection, options, trusted)
+        inserts.insert(messages)
+        inserts.destinations.confirm()

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import one_of
-from sqlq_spark.send.message.columns import WRITTEN
+from sqlq_spark.send.frame import WRITTEN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,12 +8,16 @@ The job deletes expired messages, moves due messages into their queue, checks qu
 `sqlqueue doctor` does, and lists receipts of streams that gave no sign for days. Each step can be
 switched off, and repeated safely. The exit code is 1 if there is an error or such receipts.
 
+It also deletes what killed writes without `txnAppId` staged more than a week ago, if its login may
+send.
+
 A stream's row is untrusted: whoever holds a role writes it. A queue that only such a row names is
 skipped, with a finding, if its table could run code of its owner.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
@@ -25,13 +29,20 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.database.trust import DELAYED, RETURNED, Destinations
-from sqlq_spark.errors import BadOption, ConnectionLost, DatabaseFailure, QueueNotFound
+from sqlq_spark.errors import (
+    BadOption,
+    ConnectionLost,
+    DatabaseFailure,
+    QueueNotFound,
+    RightMissing,
+)
 from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.jobs.frame.main import print_line
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import parse_table
-from sqlq_spark.receive.due import BATCH, Mover
+from sqlq_spark.send.delayed import BATCH, Mover
+from sqlq_spark.send.dispatch import delete_abandoned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -109,6 +120,7 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
             totals["expired"] = in_each(delete_expired, session, there, options, found)
         if settings.move_due:
             totals["moved"] = in_each(move_due, session, there, options, found)
+        session.run_with_retries(lambda connection: delete_staged(connection, options))
         if settings.doctor:
             found += session.run_with_retries(lambda connection: check(connection, queues, options))
         if settings.doctor or found:
@@ -254,6 +266,14 @@ def move_due(session: Session, queue: QueueAddress, options: DatabaseOptions) ->
         messages += batch
         if batch < BATCH:
             return messages
+
+
+def delete_staged(connection: Connection, options: DatabaseOptions) -> None:
+    """Delete what killed writes left, if this login may."""
+    if checks.of_state(connection):
+        return
+    with suppress(RightMissing), transaction(connection, timeout=options.query_timeout):
+        delete_abandoned(connection)
 
 
 def check(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sqlq_spark import checkpoints
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.jobs.frame.settings import BadSettings
-from sqlq_spark.send.dispatch_log import OPEN, UNKNOWN, enter, last
+from sqlq_spark.send.dispatch import UNKNOWN, open_request, read_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,12 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
     known, _, was = checkpoints.text(spark, note).partition("\n")
     with StateSession(sink, "job") as session:
         here = f"{session.open().server}, stateSchema {sink.state_schema}"
-        if known and session.run_with_retries(partial(last, known, sink.query_timeout)) != UNKNOWN:
+        timeout = sink.query_timeout
+        if (
+            known
+            and session.run_with_retries(partial(read_state, sink=known, timeout=timeout))
+            != UNKNOWN
+        ):
             return
         logs = (checkpoints.names(spark, f"{checkpoint}/{log}") for log in ("offsets", "commits"))
         batch, done = map(checkpoints.newest, logs)
@@ -52,5 +57,5 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
                 f"without an error. Or, if the batch was not sent, delete {note}"
             )
         fresh = f"job:{uuid.uuid4()}"
-        session.run_with_retries(partial(enter, fresh, sink.query_timeout, OPEN))
+        session.run_with_retries(partial(open_request, sink=fresh, timeout=timeout))
     checkpoints.write(spark, note, f"{fresh}\n{here}")

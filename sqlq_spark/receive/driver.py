@@ -19,11 +19,11 @@ from sqlq_spark.database.schema import has_trail, record_action
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, StreamNotFound, StreamOfOtherQueue
 from sqlq_spark.receive import pace, peek, receipts
-from sqlq_spark.receive.due import Satellite
 from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan, read_plan, tasks_of, write_plan
 from sqlq_spark.receive.pace import Backlog, Limits, Outcome, Ramp
 from sqlq_spark.receive.peek import Answer, Found, PeekState
 from sqlq_spark.receive.receipts import Acknowledged, Claim
+from sqlq_spark.send.delayed import DueMessagePoller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,7 +65,7 @@ class StreamDriver:
         self.queues = dict(zip(options.names, options.addresses, strict=True))
         self.looks = dict.fromkeys(options.names, PeekState())
         self.ramp = Ramp(options.concurrency)
-        self.satellites = {name: Satellite(options, at) for name, at in self.queues.items()}
+        self.due_pollers = {name: DueMessagePoller(options, at) for name, at in self.queues.items()}
         self._receipts = options.transaction_mode == "receiveOnly"
         session = StateSession if self._receipts else Session
         self._session = session(options, f"driver {name_queues(options)}")
@@ -131,8 +131,8 @@ class StreamDriver:
 
     def _freeze(self, connection: Connection) -> None:
         self._prepare(connection)
-        for satellite in self.satellites.values():
-            satellite.finish(connection)
+        for poller in self.due_pollers.values():
+            poller.finish(connection)
         with transaction(connection, timeout=self.options.query_timeout):
             for name, queue in self.queues.items():
                 _, last = connection.rows("top", tables={"queue": queue})[0]
@@ -163,8 +163,8 @@ class StreamDriver:
         self._prepare(connection)
         now, known = self.clock(), start == self._acknowledged
         try:
-            for name, satellite in self.satellites.items():
-                if satellite.turn(connection, now):
+            for name, poller in self.due_pollers.items():
+                if poller.poll(connection, now):
                     self.looks[name] = peek.wake(self.looks[name])
             if known and not any(look.is_awake(now) for look in self.looks.values()):
                 return start

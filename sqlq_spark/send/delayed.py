@@ -1,43 +1,46 @@
 """
-Store delayed messages in the table where they wait until they are due.
+Delayed messages: store them in the table where they wait, and move those that are due.
 
 The header ForwardDestination of a stored message names its destination. The endpoint that owns the
-table moves due messages into its own queue, and forwards them from there: see receive/due.py
-and receive/forward.py.
+table moves due messages into its own queue, and forwards them from there: see receive/forward.py.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database import endpoint_zone
+from sqlq_spark.database import endpoint_zone, transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.trust import DELAYED, Destinations
-from sqlq_spark.errors import (
-    DelayedQueueNotFound,
-    NotAQueue,
-    QueueNotFound,
-)
-from sqlq_spark.send.message.delays import CHUNK_DELAYS, MOMENT
-from sqlq_spark.wire.header_columns import NAMED_IN_HEX, parse_headers
-from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps, escape
+from sqlq_spark.errors import DelayedQueueNotFound, NotAQueue, QueueNotFound
+from sqlq_spark.send.frame import MOMENT
+from sqlq_spark.send.sender import CHUNK_DELAYS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlq_spark.database import Connection
     from sqlq_spark.errors import SqlQueueError
-    from sqlq_spark.options import SinkOptions
-    from sqlq_spark.send.undeliverable import Undeliverable
+    from sqlq_spark.options import SourceOptions
+    from sqlq_spark.send.insert import Inserts
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
 
+BATCH = 100  # messages that are moved in one transaction, as the transport does
+SHORTEST, LONGEST = 1.0, 60.0  # seconds, the pauses of a mover that finds nothing
 
-def waiting(chunk: pa.Table) -> pa.ChunkedArray | None:
+
+# ---------------------------------------------------------------- store
+
+
+def find_waiting(chunk: pa.Table) -> pa.ChunkedArray | None:
     """Return which rows of a chunk are delayed, as booleans; None where none is."""
     marks = [chunk[name].is_valid() for name in CHUNK_DELAYS if name in chunk.column_names]
     if not marks:
@@ -47,11 +50,7 @@ def waiting(chunk: pa.Table) -> pa.ChunkedArray | None:
 
 
 def store_delayed(
-    connection: Connection,
-    chunk: pa.Table,
-    chosen: dict[QueueAddress, pa.ChunkedArray],
-    options: SinkOptions,
-    undeliverable: Undeliverable,
+    inserts: Inserts, chunk: pa.Table, chosen: dict[QueueAddress, pa.ChunkedArray]
 ) -> None:
     """
     Insert delayed messages into the tables where they wait, Due by the database's clock.
@@ -59,76 +58,45 @@ def store_delayed(
     A time in the past is stored as it is, as the transport does. The next mover takes it.
     The insert is part of the transaction that sends the rest of the chunk.
 
-    Args:
-        connection: in a transaction.
-        chunk: of CHUNK_ROW and CHUNK_DELAYS; each row is delayed.
-        chosen: which rows are for which queue.
-        options: the sink's.
-        undeliverable: of this transaction. It locks and checks the tables, and takes the messages
-            for a queue whose own table is missing. The table of the option `delayedQueue` must be
-            there.
+    A message for a queue whose own table is missing can be set aside. The table of the option
+    `delayedQueue`, for all queues, must be there. Each row of the chunk is delayed, and `chosen`
+    says which rows are for which queue.
 
     Raises:
         DelayedQueueNotFound, DestinationRefused, BadOption, MissingOption.
     """
-    rows = pa.table(
-        {
-            "headers": chunk["headers"],
-            "body": chunk["body"],
-            "due": due_times(
-                connection, chunk, endpoint_zone(connection, options.endpoint_time_zone)
-            ),
-        }
-    )
-    for queue, own in chosen.items():
-        mine = rows if len(chosen) == 1 else rows.filter(own)
-        headers = set_forward_destination(mine["headers"], connection.canonical(queue))
-        mine = mine.set_column(0, "headers", headers)
-        if options.delayed_address is not None:
-            lock_table(undeliverable.destinations, options.delayed_address, queue)
-            connection.load(options.delayed_address, mine)
-            continue
-        reason = store_beside(undeliverable, queue, mine)
+    connection, options = inserts.connection, inserts.options
+    zone = endpoint_zone(connection, options.endpoint_time_zone)
+    rows = chunk.select(["headers", "body"])
+    rows = rows.append_column("due", _due_times(connection, chunk, zone))
+    common = options.delayed_address
+    if common is not None:
+        try:
+            inserts.destinations.lock_and_check([common], DELAYED)
+        except (QueueNotFound, NotAQueue):
+            raise _not_found(connection, common, next(iter(chosen))) from None
+        connection.load(common, rows)
+        return
+    for queue, mine in chosen.items():
+        table = delayed_of(queue)
+        reason = _lock(inserts, table, queue) or inserts.copy_rows(table, rows.filter(mine))
         if reason is not None:
-            undeliverable.add(chunk.filter(own), queue, reason)
+            inserts.set_aside(chunk.filter(mine), queue, reason)
 
 
-def store_beside(
-    undeliverable: Undeliverable, queue: QueueAddress, rows: pa.Table
-) -> SqlQueueError | None:
-    """
-    Insert messages into the delayed table of their destination; return why not, if it refuses.
-
-    Raises:
-        DelayedQueueNotFound, DestinationRefused: the transaction is not careful.
-    """
-    table, connection = delayed_of(queue), undeliverable.connection
-    if undeliverable.careful:
-        for reason in undeliverable.lock([table], DELAYED).values():
-            missing = isinstance(reason, (QueueNotFound, NotAQueue))
-            return table_not_found(connection, table, queue) if missing else reason
-    else:
-        lock_table(undeliverable.destinations, table, queue)
-    return undeliverable.send(table, rows)
-
-
-def lock_table(destinations: Destinations, table: QueueAddress, queue: QueueAddress) -> None:
-    """
-    Lock the table in which messages for a queue wait, and check it.
-
-    Raises:
-        DelayedQueueNotFound, DestinationRefused.
-    """
+def _lock(inserts: Inserts, table: QueueAddress, queue: QueueAddress) -> SqlQueueError | None:
+    """Lock the table in which messages for a queue wait, and check it; return why not, or None."""
     try:
-        destinations.lock_and_check([table], DELAYED)
+        reason = inserts.lock([table], DELAYED).get(table)
     except (QueueNotFound, NotAQueue):
-        raise table_not_found(destinations.connection, table, queue) from None
+        raise _not_found(inserts.connection, table, queue) from None
+    missing = isinstance(reason, QueueNotFound | NotAQueue)
+    return _not_found(inserts.connection, table, queue) if missing else reason
 
 
-def table_not_found(
+def _not_found(
     connection: Connection, table: QueueAddress, queue: QueueAddress
 ) -> DelayedQueueNotFound:
-    """Return the error for a missing table of delayed messages."""
     return DelayedQueueNotFound(
         table=connection.printed(table), queue=connection.printed(queue), server=connection.server
     )
@@ -144,21 +112,22 @@ def check_table(destinations: Destinations, table: QueueAddress) -> None:
     connection = destinations.connection
     for reason in destinations.find_refused([table], DELAYED).values():
         if isinstance(reason, QueueNotFound | NotAQueue):
-            name = connection.printed(table)
             raise DelayedQueueNotFound(
-                table=name, queue="the option delayedQueue", server=connection.server
+                table=connection.printed(table),
+                queue="the option delayedQueue",
+                server=connection.server,
             )
         raise reason
 
 
-def due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:
+def _due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:
     """Return when each row is due; the database computes each distinct delay or time once."""
-    found = {
+    coded = {
         name: chunk[name].combine_chunks().dictionary_encode()
         for name in CHUNK_DELAYS
         if name in chunk.column_names
     }
-    texts = {name: coded.dictionary.cast(pa.string()).to_pylist() for name, coded in found.items()}
+    texts = {name: each.dictionary.cast(pa.string()).to_pylist() for name, each in coded.items()}
     delays, moments = connection.rows(
         "dues",
         zone=zone,
@@ -167,29 +136,170 @@ def due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedA
     )[0]
     known = {"delay": delays, "due": moments}
     return pc.coalesce(
-        *(pa.array(known[name], MOMENT).take(coded.indices) for name, coded in found.items())
+        *(pa.array(known[name], MOMENT).take(each.indices) for name, each in coded.items())
     )
 
 
-def _without_forward_destination(headers: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return header texts without the destination that a delivered message may still have."""
-    named = pc.match_substring(headers, FORWARD_DESTINATION)
-    marked = pc.or_(named, pc.match_substring_regex(headers, NAMED_IN_HEX))
-    if not pc.any(marked).as_py():
-        return headers
-    found = [parse_headers(text) or {} for text in headers.filter(marked).to_pylist()]
-    others = [
-        {name: text for name, text in each.items() if name != FORWARD_DESTINATION} for each in found
-    ]
-    texts = pa.array([dumps(each) for each in others], pa.string())
-    return pc.replace_with_mask(headers.combine_chunks(), marked.combine_chunks(), texts)
+# ---------------------------------------------------------------- move what is due
 
 
-def set_forward_destination(headers: pa.ChunkedArray, destination: str) -> pa.ChunkedArray:
-    """Return header texts with ForwardDestination at their end, and nowhere else."""
-    headers = _without_forward_destination(headers)
-    entry = f'"{FORWARD_DESTINATION}":"{escape(destination)}"}}'
-    whole = pc.ascii_trim_whitespace(headers)
-    open_ = pc.ascii_rtrim_whitespace(pc.utf8_slice_codeunits(whole, 0, -1))
-    comma = pc.if_else(pc.equal(open_, "{"), "", ",")
-    return pc.binary_join_element_wise(open_, comma, entry, "")
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a mover did, and when there will be more to do."""
+
+    messages: int
+    next_due: float | None  # seconds; at most 0 where more is due, None where nothing waits
+
+
+class Mover:
+    """Moves due messages into their queue; remembers the time zone of its endpoints."""
+
+    def __init__(
+        self,
+        queue: QueueAddress,
+        *,
+        zone: str | None,
+        timeout: float,
+        allowed: Sequence[QueueAddress] = (),
+    ) -> None:
+        """
+        Begin.
+
+        Args:
+            queue: whose table of delayed messages it is.
+            zone: the option endpointTimeZone.
+            timeout: seconds for each statement and wait.
+            allowed: the option allowedDestinations.
+        """
+        self.queue = queue
+        self.allowed = allowed
+        self.delayed = delayed_of(queue)
+        self.timeout = timeout
+        self._given_zone = zone
+        self._zone: str | None = None
+
+    def move(self, connection: Connection, most: int = BATCH) -> Moved:
+        """
+        Move up to `most` messages, those that have been due for longest, in one transaction.
+
+        The caller may run it again after a lost answer. A message is in one of the tables at any
+        time, so it is moved once; the second run moves other messages. Several movers share the
+        work.
+
+        A copy by hand or a restored table can leave an id that is in the queue already. Such a
+        message gets a new id there. To pass it over would stop the mover for ever, and to drop it
+        could lose a message. If it is a copy, a receiver sees that by its MessageId.
+
+        Raises:
+            DelayedQueueNotFound, QueueNotFound, DestinationRefused, BadOption, MissingOption.
+        """
+        tables = {"delayed": self.delayed, "queue": self.queue}
+        try:
+            with transaction(connection, timeout=self.timeout):
+                known = Destinations(connection, self.allowed, source=self.queue)
+                # what leaves the delayed table must run no code of an untrusted owner
+                for reason in known.find_refused([self.delayed], DELAYED).values():
+                    raise reason
+                zone = self._zone or endpoint_zone(connection, self._given_zone)
+                moved, renamed = connection.rows(
+                    "move_due", tables=tables, zone=zone, messages=most
+                )[0]
+                next_due = connection.rows("next_due", tables=tables, zone=zone)[0][0]
+        except (QueueNotFound, NotAQueue) as error:
+            if error.queue != connection.printed(self.delayed):
+                raise
+            raise _not_found(connection, self.delayed, self.queue) from None
+        self._zone = zone
+        if renamed:
+            log.warning(
+                "%s: %d delayed messages were moved under new ids: theirs were there already",
+                connection.printed(self.queue),
+                renamed,
+            )
+        return Moved(moved, next_due)
+
+    def move_all(self, connection: Connection, most: int | None = None) -> Moved:
+        """Move all that is due, or at most so many messages, a batch in a transaction."""
+        messages = 0
+        while True:
+            batch = BATCH if most is None else min(BATCH, most - messages)
+            moved = self.move(connection, batch)
+            messages += moved.messages
+            if moved.messages < batch or messages == most:
+                return Moved(messages, moved.next_due)
+
+
+def pause(before: float, moved: Moved) -> float:
+    """
+    Count how long a mover sleeps, as the transport's does.
+
+    Args:
+        before: seconds that it slept last, 0 if it has moved something since.
+        moved: what it found now, after no full batch.
+
+    Returns:
+        Seconds: 1, then twice as many each time up to 60, but not beyond the next due time. Another
+        mover moves what is due and was not moved, so it does not shorten the pause.
+    """
+    seconds = min(LONGEST, max(SHORTEST, 0.0 if moved.messages else 2 * before))
+    return seconds if (moved.next_due or 0.0) <= 0 else min(seconds, moved.next_due or 0.0)
+
+
+class DueMessagePoller:
+    """Moves what is due before a stream's peeks, as an endpoint does beside its receiver."""
+
+    def __init__(self, options: SourceOptions, queue: QueueAddress) -> None:
+        """Begin; nothing is done without the option delayedDelivery."""
+        self.options = options
+        self.mover = Mover(
+            queue,
+            zone=options.endpoint_time_zone,
+            timeout=options.query_timeout,
+            allowed=options.allowed,
+        )
+        self._next = -1e9 if options.delayed_delivery else 1e18
+
+    def poll(self, connection: Connection, now: float) -> bool:
+        """
+        Move up to a micro-batch, if it is time: at a due time, and every peekDelay.
+
+        Args:
+            connection: no transaction open.
+            now: monotonic seconds.
+
+        Returns:
+            Whether there is something new in the queue.
+        """
+        if now < self._next:
+            return False
+        options = self.options
+        moved = self._move(connection, options.max_messages)
+        if moved is None:
+            self._next = now + max(LONGEST, options.peek_delay)
+            return False
+        wait = options.peek_delay
+        if moved.next_due is not None and moved.next_due > 0:
+            wait = min(wait, moved.next_due)
+        self._next = now if moved.messages == options.max_messages else now + wait
+        return moved.messages > 0
+
+    def finish(self, connection: Connection) -> None:
+        """Move all that is due now, and nothing after it: what AvailableNow is to receive."""
+        if self.options.delayed_delivery:
+            self._move(connection, None)
+            self._next = 1e18
+
+    def _move(self, connection: Connection, most: int | None) -> Moved | None:
+        """
+        Move due messages.
+
+        Returns:
+            None: there is no table. The queue of an instance need not have one, because its
+            endpoint has one for all.
+        """
+        try:
+            return self.mover.move_all(connection, most)
+        except DelayedQueueNotFound:
+            if self.mover.queue not in self.options.instances:
+                raise
+            return None

@@ -7,37 +7,53 @@ has sent nothing.
 
 With sendsAtomicWithReceive the transaction also settles the receipts of the micro-batch. They can
 no longer be returned to their queue.
+
+The dispatch log has the last batch that each sink has sent. A task that stages for a sink locks the
+sink's row shared. A driver that dispatches or discards locks it exclusively.
 """
 
 from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from sqlq_spark.database import transaction
-from sqlq_spark.errors import BatchClosed, ChunksMissing, NothingToSettle
-from sqlq_spark.send import dispatch_log
-from sqlq_spark.send.queue_writer import QueueWriter
-from sqlq_spark.send.staging import fetch_chunk
-from sqlq_spark.send.undeliverable import send_or_set_aside
+from sqlq_spark.errors import BatchClosed, ChunksMissing, DispatchLogAhead, NothingToSettle
+from sqlq_spark.send.insert import send_in_transaction
+from sqlq_spark.send.publish import log_without_subscriber
+from sqlq_spark.send.sender import CHUNK_OPTIONAL, CHUNK_ROW
+from sqlq_spark.send.staging import NAMELESS
+from sqlq_spark.wire.payload import Expected, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from concurrent.futures import Executor, Future
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     import pyarrow as pa
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SinkOptions
+    from sqlq_spark.send.insert import Inserts
     from sqlq_spark.send.staging import ChunkKey, Staged
     from sqlq_spark.wire.payload import Seal
+    from sqlq_spark.wire.rows import Origin
 
 log = logging.getLogger("sqlq_spark")
 
 ABANDONED = 7 * 86400.0  # seconds after which chunks and log rows of a nameless write are deleted
+AHEAD = 1  # batches that the log may be ahead of a replay: the one after it was sent by then
+
+# A job also enters how far a request has come. Each state is a batch of the request's sink, and
+# only increases.
+UNKNOWN = -2
+# entered before the job decides what to send. A dispatch log without it belongs to another database
+# or stateSchema, and does not show what was sent
+OPEN = -1
+SENT = 0  # the txnVersion of the write: entered by its transaction
+# entered for an operator; a write that is still running can no longer send the request
+GIVEN_UP = 1
 
 
 def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOptions) -> int:
@@ -59,129 +75,185 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
     """
     if not staged:
         return 0
-    one, before = send_or_set_aside(options, partial(_commit, connection, staged, options))
-    where = f"{staged[0].sink}: batch {staged[0].batch}"
+    sink, batch = staged[0].sink, staged[0].batch
+    where, messages = f"{sink}: batch {batch}", sum(each.messages for each in staged)
+
+    before: str | None = None  # the login that began the sink, if the batch was sent before
+
+    def send(inserts: Inserts) -> None:
+        nonlocal before
+        login, last = lock_exclusive(connection, sink)
+        if last is not None and last > batch + AHEAD:
+            # it would drop new messages as sent
+            schema, server = connection.state, connection.server
+            raise DispatchLogAhead(sink=sink, batch=batch, found=last, schema=schema, server=server)
+        before = None if advance(connection, sink, batch, messages) else login
+        if before is None:
+            if options.settles:
+                settle(connection, staged[0].origin)
+            copy_chunks(inserts, staged)
+        # also those of attempts that lost
+        connection.run("discard", sink=sink, batch=batch)
+        if sink.startswith(NAMELESS):
+            delete_abandoned(connection)
+
+    inserts = send_in_transaction(connection, options, send)
     if before is not None:
         log.info("%s: was sent before; login %s began this sink", where, before)
         return 0
-    log.info("%s: %s", where, one.describe())
-    one.writer.log_unheard(where)
-    one.writer.undeliverable.log(where)
-    return one.messages
+    aside = inserts.messages_aside
+    more = f", {aside} to the error queue" if aside else ""
+    log.info("%s: %d messages sent%s", where, messages, more)
+    log_without_subscriber(where, inserts.without_subscriber)
+    inserts.log_set_aside(where)
+    return messages
 
 
-def _commit(
-    connection: Connection,
-    staged: Sequence[Staged],
-    options: SinkOptions,
-    careful: bool,  # noqa: FBT001
-) -> tuple[Dispatch, str | None]:
-    """Run the transaction; return it, and who began the sink if the batch was sent before."""
+def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeout: float) -> None:
+    """
+    Delete the chunks of a batch and of the batches before it.
+
+    Args:
+        connection: no transaction open.
+        sink: who would have sent.
+        batch: the one that failed.
+        final: whether the batch is never tried again. Then tasks that still run cannot stage.
+        timeout: seconds for each statement and wait.
+    """
+    with transaction(connection, timeout=timeout):
+        lock_exclusive(connection, sink)
+        if final:
+            advance(connection, sink, batch)
+        connection.run("discard", sink=sink, batch=batch)
+
+
+# ---------------------------------------------------------------- in the transaction that is open
+
+
+def settle(connection: Connection, origin: Origin) -> None:
+    """
+    Mark the receipts of a micro-batch as settled.
+
+    A source without new messages has no receipt. The query's mark says that the batch is open.
+
+    Raises:
+        NothingToSettle: the query has no stream and no receipt here.
+        BatchClosed: receipts of the batch were returned or dropped.
+    """
+    query, batch = origin.query_id, origin.query_batch
+    settled = connection.rows("settle", query_id=query, query_batch=batch)
+    ((mark,),) = connection.rows("query_mark", query_id=query)
+    schema, server = connection.state, connection.server
+    if mark is None and not settled:
+        raise NothingToSettle(query=query, batch=batch, schema=schema, server=server)
+    if mark is not None and batch is not None and mark >= batch:
+        raise BatchClosed(query=query, batch=batch, schema=schema, server=server)
+
+
+def copy_chunks(inserts: Inserts, staged: Sequence[Staged]) -> None:
+    """
+    Copy the chunks into the queues, in the order of tasks and rows.
+
+    Raises:
+        ChunksMissing: the staging lacks one.
+    """
     sink, batch = staged[0].sink, staged[0].batch
-    with transaction(connection, timeout=options.query_timeout):
-        login, last = dispatch_log.lock(connection, sink)
-        dispatch_log.check(connection, sink, batch, last)
-        one = Dispatch(connection, staged, options, careful=careful)
-        new = one.advance()
-        if new:
-            one.settle()
-            one.copy_chunks()
-        one.delete_chunks()
-    return one, None if new else login
-
-
-@dataclass(slots=True)
-class Dispatch:
-    """One batch of a sink, in a transaction that has locked the sink's row."""
-
-    connection: Connection
-    staged: Sequence[Staged]  # one for each task
-    options: SinkOptions
-    careful: bool = field(default=False, kw_only=True)  # see undeliverable.py
-    writer: QueueWriter = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.writer = QueueWriter(self.connection, self.options, careful=self.careful)
-
-    @property
-    def messages(self) -> int:
-        """How many messages the tasks staged."""
-        return sum(each.messages for each in self.staged)
-
-    def describe(self) -> str:
-        """Say, for the log, how many messages were sent, and how many were set aside."""
-        aside = self.writer.undeliverable.messages
-        return f"{self.messages} messages sent" + (f", {aside} to the error queue" if aside else "")
-
-    @property
-    def _key(self) -> dict[str, Any]:
-        first = self.staged[0]
-        return {"sink": first.sink, "batch": first.batch}
-
-    def advance(self) -> bool:
-        """Enter the batch into the dispatch log; False where it was sent before."""
-        return dispatch_log.advance(self.connection, **self._key, messages=self.messages)
-
-    def settle(self) -> None:
-        """
-        Mark the receipts of the micro-batch as settled, if the options ask for it.
-
-        A source without new messages has no receipt. The query's mark says that the batch is open.
-
-        Raises:
-            NothingToSettle: the query has no stream and no receipt here.
-            BatchClosed: receipts of the batch were returned or dropped.
-        """
-        if not self.options.settles:
-            return
-        origin, connection = self.staged[0].origin, self.connection
-        query, batch = origin.query_id, origin.query_batch
-        schema, server = connection.state, connection.server
-        settled = connection.rows("settle", query_id=query, query_batch=batch)
-        ((mark,),) = connection.rows("query_mark", query_id=query)
-        if mark is None and not settled:
-            raise NothingToSettle(query=query, batch=batch, schema=schema, server=server)
-        if mark is not None and batch is not None and mark >= batch:
-            raise BatchClosed(query=query, batch=batch, schema=schema, server=server)
-
-    def check_chunks(self) -> dict[ChunkKey, Seal]:
-        """
-        Return the chunks to send, in the order of tasks and rows.
-
-        Raises:
-            ChunksMissing: the staging lacks one.
-        """
-        first = self.staged[0]
-        wanted = {
-            key: seal
-            for each in self.staged
-            for key, seal in zip(each.keys(), each.seals, strict=True)
-        }
-        there = set(self.connection.rows("chunks", **self._key))
-        found = sum((key.attempt, key.chunk) in there for key in wanted)
-        if found < len(wanted):
-            raise ChunksMissing(sink=first.sink, batch=first.batch, staged=len(wanted), found=found)
-        return wanted
-
-    def copy_chunks(self) -> None:
-        """Copy the chunks into the queues; while one is sent, a thread unpacks the next one."""
-        with ThreadPoolExecutor(1) as pool:
-            for chunk in self._unpacked(pool):
-                self.writer.insert(chunk)
-        self.writer.confirm()
-
-    def _unpacked(self, pool: Executor) -> Iterator[pa.Table]:
-        ahead: Future[pa.Table] | None = None
-        for key, seal in self.check_chunks().items():
-            chunk, unpack = ahead, fetch_chunk(self.connection, key, seal)
-            ahead = pool.submit(unpack)
+    wanted = {key: seal for each in staged for key, seal in each.chunks.items()}
+    there = set(inserts.connection.rows("chunks", sink=sink, batch=batch))
+    found = sum((key.attempt, key.chunk) in there for key in wanted)
+    if found < len(wanted):
+        raise ChunksMissing(sink=sink, batch=batch, staged=len(wanted), found=found)
+    ahead: Future[pa.Table] | None = None
+    with ThreadPoolExecutor(1) as pool:
+        # while this thread sends a chunk, the other one unpacks the next
+        for key, seal in wanted.items():
+            chunk, ahead = ahead, pool.submit(_fetch(inserts.connection, key, seal))
             if chunk is not None:
-                yield chunk.result()
+                inserts.insert(chunk.result())
         if ahead is not None:
-            yield ahead.result()
+            inserts.insert(ahead.result())
 
-    def delete_chunks(self) -> None:
-        """Delete the batch's chunks, also of attempts that lost, and what nameless writes left."""
-        self.connection.run("discard", **self._key)
-        self.connection.run("discard_abandoned", seconds=ABANDONED)
-        self.connection.run("delete_old_sinks", seconds=ABANDONED)
+
+def _fetch(connection: Connection, key: ChunkKey, seal: Seal) -> Callable[[], pa.Table]:
+    """Read a chunk, and return what unpacks it; it raises PayloadRefused if the seal is another."""
+    ((payload,),) = connection.rows("chunk", **key._asdict())
+    stored = [] if payload else connection.rows("chunk_pages", **key._asdict())
+    expected = Expected(
+        where=f"staged chunk {key.chunk} of attempt {key.attempt}, batch {key.batch} "
+        f"of sink {key.sink}",
+        schema=CHUNK_ROW,
+        optional=CHUNK_OPTIONAL,
+        most=seal.size,
+        size=seal.size,
+        seal=seal,
+    )
+    return partial(unpack, payload, stored, expected)
+
+
+def delete_abandoned(connection: Connection) -> None:
+    """Delete what nameless writes left when their job was killed, after a week."""
+    connection.run("discard_abandoned", seconds=ABANDONED)
+    connection.run("delete_old_sinks", seconds=ABANDONED)
+
+
+# ---------------------------------------------------------------- the dispatch log
+
+
+class Sent(NamedTuple):
+    """The last dispatch of a sink."""
+
+    batch: int
+    messages: int
+    seconds: float  # since it began, by the database's clock
+
+
+def lock_exclusive(connection: Connection, sink: str) -> tuple[str, int | None]:
+    """
+    Wait for a sink's tasks and drivers, and keep others waiting until the commit.
+
+    Returns:
+        The login that began the sink, and the last batch that was sent; None: none was.
+    """
+    rows = connection.rows("sink_close", sink=sink)
+    if not rows:
+        connection.run("new_sink", sink=sink)
+        rows = connection.rows("sink_close", sink=sink)
+    login, batch = rows[0]
+    return login, batch
+
+
+def last_sent(connection: Connection, sink: str) -> Sent | None:
+    """Return the last dispatch, or None; wait for a driver that dispatches, change nothing."""
+    rows = connection.rows("sink_open", sink=sink)
+    return Sent(*rows[0]) if rows and rows[0][0] is not None else None
+
+
+def advance(connection: Connection, sink: str, batch: int, messages: int = 0) -> bool:
+    """Enter a batch of a locked sink; False where it, or a later one, is there."""
+    return bool(connection.rows("advance", sink=sink, batch=batch, messages=messages))
+
+
+# ---------------------------------------------------------------- a request of a job
+
+
+def read_state(connection: Connection, sink: str, timeout: float) -> int:
+    """Return the last batch of a sink; changes nothing."""
+    with transaction(connection, timeout=timeout):
+        sent = last_sent(connection, sink)
+    return UNKNOWN if sent is None else sent.batch
+
+
+def open_request(connection: Connection, sink: str, timeout: float) -> None:
+    """Enter a request, unless the dispatch log has it or a later state."""
+    with transaction(connection, timeout=timeout):
+        lock_exclusive(connection, sink)
+        advance(connection, sink, OPEN)
+
+
+def give_up(connection: Connection, sink: str, timeout: float) -> None:
+    """Give up a request, if it is open, and delete what it staged."""
+    with transaction(connection, timeout=timeout):
+        _, batch = lock_exclusive(connection, sink)
+        if batch is None or batch < SENT:
+            advance(connection, sink, GIVEN_UP)
+            connection.run("discard", sink=sink, batch=GIVEN_UP)

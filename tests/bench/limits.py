@@ -22,8 +22,8 @@ from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
-from sqlq_spark.send import at_least_once, dispatch, queue_writer, staging
-from sqlq_spark.send.message.sender import Sender
+from sqlq_spark.send import dispatch, insert, staging
+from sqlq_spark.send.sender import Sender
 from sqlq_spark.wire.rows import Origin
 
 from . import postgresql
@@ -155,11 +155,11 @@ def _copy(bench: Bench) -> Costs:
     """The COPY of a batch alone, on one connection, without begin and commit."""
     options, chunks = _to_send(bench)
     with StateSession(options, "limits") as session, transaction(session.open(), timeout=_TIMEOUT):
-        clock = queue_writer.add_expires
-        tables = [queue_writer.add_ids(clock(session.open(), chunk)) for chunk in chunks]
+        clock = insert.add_expires
+        tables = [insert.add_ids(clock(session.open(), chunk)) for chunk in chunks]
         with bench.timing() as costs:
             for rows in tables:
-                session.open().load(queue_writer.destination_of(None, options), rows)
+                session.open().load(insert.destination_of(None, options), rows)
     return costs
 
 
@@ -169,7 +169,7 @@ def send_now(bench: Bench) -> Costs:
     with StateSession(options, "limits") as session:
         session.open()
         with bench.timing() as costs:
-            at_least_once.send_now(session, chunks, options)
+            insert.send_now(session, chunks, options)
     expect("sent", bench.database.count("sent"), bench.batch)
     return costs
 

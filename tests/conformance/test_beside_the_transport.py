@@ -14,10 +14,11 @@ import pyarrow as pa
 import pytest
 
 from sqlq_spark.database import schema
-from sqlq_spark.receive.due import Mover
 from sqlq_spark.receive.task import divert, fence, take
-from sqlq_spark.send import dispatch, dispatch_log, staging, subscriptions
-from sqlq_spark.send.message import sender as messages
+from sqlq_spark.send import dispatch, publish, staging
+from sqlq_spark.send import sender as messages
+from sqlq_spark.send.delayed import Mover
+from sqlq_spark.send.insert import Inserts
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.header_columns import to_read_columns
 from sqlq_spark.wire.rows import record_batches
@@ -142,9 +143,9 @@ def test_our_request_is_answered_by_an_endpoint(bench: Bench, web: Endpoint) -> 
 def test_we_get_one_copy_of_what_an_endpoint_publishes(bench: Bench, web: Endpoint) -> None:
     """Our subscription stands in its table; when we end it, the events end."""
     table = QueueAddress("SubscriptionRouting", bench.dotnet.schema)
-    leave = partial(subscriptions.unsubscribe, bench.desk, table)
+    leave = partial(publish.unsubscribe, bench.desk, table)
     topics = (PLACED, EVENT)
-    subscriptions.subscribe(
+    publish.subscribe(
         bench.desk, table, topics=topics, endpoint="ours", queue=bench.queue, timeout=TIMEOUT
     )
 
@@ -269,8 +270,8 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_dispatch(
 
     with Endpoint(orders.database.impatient(0.3), orders.name) as hasty:
         connection.run("begin")
-        dispatch_log.lock(connection, "sink")
-        dispatch.Dispatch(connection, [staged], bench.sink()).copy_chunks()
+        dispatch.lock_exclusive(connection, "sink")
+        dispatch.copy_chunks(Inserts(connection, bench.sink()), [staged])
         hasty.send(hasty.address, b"after")
         assert hasty.peek() >= 2
         during = [incoming.body for incoming in handled(hasty)]

@@ -15,13 +15,12 @@ from servers import only
 
 from sqlq_spark.database import schema
 from sqlq_spark.errors import DelayedQueueNotFound, QueueNotFound
-from sqlq_spark.receive import due
-from sqlq_spark.receive.due import Moved, Mover, pause
 from sqlq_spark.receive.offset import INITIAL
-from sqlq_spark.send import at_least_once, staging
+from sqlq_spark.send import delayed as due
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send.message.delays import CHUNK_DELAYS
-from sqlq_spark.send.message.sender import CHUNK_ROW
+from sqlq_spark.send import insert, staging
+from sqlq_spark.send.delayed import Moved, Mover, pause
+from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, Sender
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 
@@ -88,6 +87,11 @@ def desk(bench: Bench) -> Desk:
     return Desk(bench)
 
 
+def forward(address: str, **headers: str) -> str:
+    """Return the headers of a delayed row, as a task writes them."""
+    return dumps({**headers, FORWARD_DESTINATION: address})
+
+
 def chunk(*rows: dict[str, Any]) -> pa.Table:
     """Make a chunk; each row has what it says, and a body."""
     fields = [*CHUNK_ROW, *CHUNK_DELAYS.values()]
@@ -104,7 +108,7 @@ def dispatch(desk: Desk, *chunks: pa.Table, **raw: str) -> int:
 
 def send_now(desk: Desk, *chunks: pa.Table, **raw: str) -> int:
     """Send at once, at least once."""
-    return at_least_once.send_now(desk.bench.session("send"), chunks, desk.bench.sink(**raw))
+    return insert.send_now(desk.bench.session("send"), chunks, desk.bench.sink(**raw))
 
 
 # ----- stored ----------------------------------------------------------------------------------
@@ -113,9 +117,9 @@ def send_now(desk: Desk, *chunks: pa.Table, **raw: str) -> int:
 @pytest.mark.parametrize("way", [dispatch, send_now])
 def test_a_delayed_row_waits_and_the_others_are_sent(desk: Desk, way: Callable[..., int]) -> None:
     """Due by the database's clock, addressed to its destination; the queue sees nothing of it."""
-    before = desk.dotnet.clock()
+    before, address = desk.dotnet.clock(), desk.bench.printed
     rows: tuple[dict[str, Any], ...] = (
-        {"delay": HOUR, "headers": '{"a":"b"}'},
+        {"delay": HOUR, "headers": forward(address, a="b")},
         {},
         {"delay": 0},
         {"due": FUTURE},
@@ -131,9 +135,7 @@ def test_a_delayed_row_waits_and_the_others_are_sent(desk: Desk, way: Callable[.
     assert before <= utc(due_now) <= after
     assert before <= utc(due_later) - timedelta(hours=1) <= after
     assert utc(due_then) == kept(desk, FUTURE)
-    address = desk.bench.printed
-    assert json.loads(due_later.headers) == {"a": "b", FORWARD_DESTINATION: address}
-    assert due_then.headers == dumps({FORWARD_DESTINATION: address})
+    assert due_later.headers == forward(address, a="b")
     assert len({row.id for row in desk.waiting()}) == (4 if keeps_ids(desk) else 1)
 
 
@@ -174,18 +176,25 @@ def test_each_destination_has_its_own_table(desk: Desk) -> None:
         desk.dotnet.create_delayed(table)
     printed = desk.bench.desk.printed(other)
 
-    rows = chunk({"delay": 5}, {"delay": 6, "queue": printed}, {"queue": printed})
+    batch = pa.record_batch(
+        {
+            "body": [b"0", b"1", b"2"],
+            "queue": [None, printed, printed],
+            "delay": pa.array([5, 6, None], pa.int64()),
+        }
+    )
+    options, address = desk.bench.sink(), desk.bench.desk.canonical
+    sender = Sender(options=options, partition=0, own_address=address, rows_choose=True)
+    rows = sender.messages(batch, 0)
     dispatch(desk, rows)
     dispatch(desk, rows, delayedQueue=desk.bench.desk.printed(common))
 
     assert desk.bodies() == [b"0"]
     (row,) = desk.dotnet.delayed_rows(schema.delayed_of(other))
-    assert (row.body, json.loads(row.headers)) == (b"1", {FORWARD_DESTINATION: printed})
+    assert (row.body, json.loads(row.headers)[FORWARD_DESTINATION]) == (b"1", printed)
     assert desk.bench.bodies(other) == [b"2", b"2"]
-    destinations = [json.loads(row.headers) for row in desk.dotnet.delayed_rows(common)]
-    assert destinations == [
-        {FORWARD_DESTINATION: address} for address in (desk.bench.printed, printed)
-    ]
+    both = [json.loads(row.headers) for row in desk.dotnet.delayed_rows(common)]
+    assert [each[FORWARD_DESTINATION] for each in both] == [desk.bench.printed, printed]
 
 
 @pytest.mark.parametrize("ordinary", [False, True])

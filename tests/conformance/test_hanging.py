@@ -21,7 +21,7 @@ from sqlq_spark.errors import TimedOut
 from sqlq_spark.receive.receipts import acknowledge
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import staging
-from sqlq_spark.send.dispatch import dispatch
+from sqlq_spark.send.dispatch import discard, dispatch
 from sqlq_spark.wire.rows import NO_STREAM
 
 from .conftest import bodies
@@ -106,7 +106,7 @@ class Waiting:
     def abort(self) -> None:
         """Delete what was staged."""
         self.session.run_with_retries(
-            partial(staging.discard, sink="app:sink", batch=0, final=False, timeout=TIMEOUT)
+            partial(discard, sink="app:sink", batch=0, final=False, timeout=TIMEOUT)
         )
 
 

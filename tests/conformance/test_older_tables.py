@@ -13,7 +13,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.errors import NotAQueue, QueueNotFound
 from sqlq_spark.receive import browse, receipts
 from sqlq_spark.receive.offset import INITIAL
-from sqlq_spark.send import at_least_once, dispatch, staging
+from sqlq_spark.send import dispatch, insert, staging
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench
@@ -103,7 +103,7 @@ def test_nothing_is_sent_to_a_table_that_is_no_queue(bare: Bench) -> None:
     for name in names:
         bare.dotnet.dba.rename(bare.queue, name, "other")
         with bare.session("sink") as session, pytest.raises(NotAQueue) as caught:
-            at_least_once.send_now(session, [chunk(b"x")], bare.sink(delivery="atLeastOnce"))
+            insert.send_now(session, [chunk(b"x")], bare.sink(delivery="atLeastOnce"))
         bare.dotnet.dba.rename(bare.queue, "other", name)
 
         assert f"is not a queue: it has no column {name}" in str(caught.value)

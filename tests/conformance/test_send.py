@@ -11,6 +11,7 @@ import pytest
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import StateSession
+from sqlq_spark.datasource.write import look_ahead
 from sqlq_spark.errors import (
     BadOption,
     BatchClosed,
@@ -26,10 +27,9 @@ from sqlq_spark.options import SinkOptions
 from sqlq_spark.receive.receipts import return_
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send import dispatch_log
 from sqlq_spark.send import staging as send_staging
-from sqlq_spark.send.message.sender import CHUNK_ROW, Sender
-from sqlq_spark.send.write import look_ahead
+from sqlq_spark.send.insert import Inserts
+from sqlq_spark.send.sender import CHUNK_ROW, Sender
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 
@@ -133,8 +133,8 @@ def test_an_abort_leaves_no_chunk(bench: Bench) -> None:
     """The batch may be done again; once it was sent or given up for good, late tasks stage none."""
     stage(bench, chunk(b"x"), chunk(b"y"), sink="write:1")
 
-    send_staging.discard(bench.desk, "write:1", 0, final=False, timeout=5)
-    send_staging.discard(bench.desk, "write:2", 0, final=True, timeout=5)
+    send.discard(bench.desk, "write:1", 0, final=False, timeout=5)
+    send.discard(bench.desk, "write:2", 0, final=True, timeout=5)
 
     assert staging(bench) == []
     assert dispatch(bench, stage(bench, chunk(b"again"), sink="write:1")) == 1
@@ -165,11 +165,11 @@ def test_two_drivers_at_once_send_a_batch_once(bench: Bench) -> None:
     staged = stage(bench, chunk(b"once"))
     first, second = bench.open("first"), bench.open("second")
     first.run("begin")
-    dispatch_log.lock(first, "sink")
-    assert dispatch_log.advance(first, "sink", 0)
+    send.lock_exclusive(first, "sink")
+    assert send.advance(first, "sink", 0)
     other = bench.thread(lambda: dispatch(bench, staged, connection=second))
     bench.blocked("second")
-    send.Dispatch(first, [staged], bench.sink()).copy_chunks()
+    send.copy_chunks(Inserts(first, bench.sink()), [staged])
     first.run("commit")
 
     assert other.result(timeout=TIMEOUT) == 0

@@ -22,12 +22,10 @@ from sqlq_spark.errors import (
     SubscriptionsNotFound,
 )
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send import at_least_once, dispatch, fan_out, subscriptions
+from sqlq_spark.send import dispatch, insert, publish
 from sqlq_spark.send import staging as send_staging
-from sqlq_spark.send.fan_out import SubscriptionCache
-from sqlq_spark.send.message.sender import Sender
-from sqlq_spark.send.subscriptions import Subscription
-from sqlq_spark.send.topics import CHUNK_TOPICS
+from sqlq_spark.send.publish import Subscription, SubscriptionCache
+from sqlq_spark.send.sender import CHUNK_TOPICS, Sender
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import MESSAGE_ID
 
@@ -48,7 +46,7 @@ UNCLOSED = "a quote that is not closed"
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Give the clock by which this process, that remembers nothing yet, remembers."""
     stopped = Clock()
-    monkeypatch.setattr(fan_out, "cache", SubscriptionCache(stopped))
+    monkeypatch.setattr(publish, "cache", SubscriptionCache(stopped))
     return stopped
 
 
@@ -127,7 +125,7 @@ def subscribe(
 ) -> Subscription:
     """Subscribe by our own statements."""
     whole = {"endpoint": "web", "queue": bench.queue, **parts}
-    (made,) = subscriptions.subscribe(bench.desk, table, topics=[topic], timeout=TIMEOUT, **whole)
+    (made,) = publish.subscribe(bench.desk, table, topics=[topic], timeout=TIMEOUT, **whole)
     return made
 
 
@@ -138,8 +136,8 @@ def test_both_sides_subscribe_and_unsubscribe_in_one_table(
     bare: Bench, table: QueueAddress
 ) -> None:
     """The first makes the table as an endpoint does; one address counts for a topic, the last."""
-    listed = partial(subscriptions.list_subscriptions, bare.desk, table)
-    take_back = partial(subscriptions.unsubscribe, bare.desk, table, timeout=TIMEOUT)
+    listed = partial(publish.list_subscriptions, bare.desk, table)
+    take_back = partial(publish.unsubscribe, bare.desk, table, timeout=TIMEOUT)
     theirs, mail = replace(table, table="theirs"), '"x"."mail"'
     bare.dotnet.create_subscriptions(theirs)
 
@@ -402,7 +400,7 @@ def test_the_error_of_a_publisher_without_rights_has_the_grant(shop: Shop) -> No
     options = shop.sink(url=login.url, delivery="atLeastOnce")
     try:
         with Session(options, "role") as session, pytest.raises(RightMissing) as no:
-            at_least_once.send_now(session, [events(b"x")], options)
+            insert.send_now(session, [events(b"x")], options)
 
         assert str(no.value).endswith(f"GRANT SELECT ON {dba.quoted(shop.table)} TO the_user")
     finally:
@@ -454,7 +452,7 @@ def test_at_least_once_sends_chunk_by_chunk(bench: Bench, shop: Shop) -> None:
 
     options = shop.sink(queue=bench.printed, delivery="atLeastOnce")
     with pytest.raises(RuntimeError):
-        at_least_once.send_now(bench.session(), chunks(), options)
+        insert.send_now(bench.session(), chunks(), options)
 
     assert bench.bodies() == [b"0"]
     assert shop.got() == {"web": [b"1", b"2"], "mail": [b"1", b"2"], "stock": [b"2"]}

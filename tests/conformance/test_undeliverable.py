@@ -21,11 +21,9 @@ from sqlq_spark.errors import (
     QueueNotFound,
     RightMissing,
 )
-from sqlq_spark.send import at_least_once, dispatch, fan_out, queue_writer, staging
-from sqlq_spark.send.fan_out import SubscriptionCache
-from sqlq_spark.send.message.delays import CHUNK_DELAYS
-from sqlq_spark.send.message.sender import CHUNK_ROW, Sender
-from sqlq_spark.send.topics import CHUNK_TOPICS
+from sqlq_spark.send import dispatch, insert, publish, staging
+from sqlq_spark.send.publish import SubscriptionCache
+from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS, Sender
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import (
     EXCEPTION_INFO,
@@ -50,7 +48,7 @@ LIFE = 10**8  # milliseconds
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process know no subscriptions yet."""
-    monkeypatch.setattr(fan_out, "cache", SubscriptionCache(Clock()))
+    monkeypatch.setattr(publish, "cache", SubscriptionCache(Clock()))
 
 
 @dataclass
@@ -92,7 +90,7 @@ class Post:
         """Send chunks by the way that the option `delivery` says."""
         options = self.sink(**raw)
         if options.delivery == "atLeastOnce":
-            at_least_once.send_now(self.bench.session("send"), chunks, options)
+            insert.send_now(self.bench.session("send"), chunks, options)
             return
         staged = staging.stage(self.bench.session("stage"), chunks, sink="sink", batch=batch)
         dispatch.dispatch(self.bench.desk, [staged], options)
@@ -238,7 +236,7 @@ def test_many_missing_queues_are_looked_up_at_once(post: Post) -> None:
     post.bench.watched = True
     connection = post.bench.open("watched")
 
-    at_least_once.send_chunk(connection, many, post.sink())
+    insert.send_chunk(connection, many, post.sink())
 
     assert len(post.failures()) == 200
     assert len(post.bench.said) < 20
@@ -256,7 +254,7 @@ def test_a_login_without_the_right_to_insert_sets_aside_what_it_may_not_send(pos
         post.bench.dotnet.dba.admit(login, post.bench.dotnet.schema)
         options = post.sink(url=login.url, delivery="atLeastOnce")
         with post.bench.session("role", url=login.url) as session:
-            at_least_once.send_now(session, [chunk], options)
+            insert.send_now(session, [chunk], options)
     finally:
         dba.drop_login(login)
 
@@ -291,7 +289,7 @@ def test_fail_stops_the_batch_as_before(post: Post, undeliverable: str | None) -
     mixed = rows((post.name("orders"), b"1"), (post.name("absent"), b"2"))
 
     with pytest.raises(QueueNotFound, match="absent"):
-        at_least_once.send_now(post.bench.session("send"), [mixed], options)
+        insert.send_now(post.bench.session("send"), [mixed], options)
 
     batch = pa.RecordBatch.from_pydict({"body": [b"x"], "queue": pa.array([None], pa.string())})
     with pytest.raises(Exception, match="row 0 of partition 0 cannot be sent: queue is null"):
@@ -314,7 +312,7 @@ def test_a_batch_without_such_a_message_runs_the_same_statements(post: Post) -> 
     said: list[list[str]] = []
     post.bench.watched = True
     for batch, undeliverable in enumerate((post.name("error"), "fail")):
-        fan_out.cache.drop(post.sink().url, post.routes)
+        publish.cache.drop(post.sink().url, post.routes)
         connection = post.bench.open(f"watched {batch}")
         staged = staging.stage(post.bench.session("stage"), chunks, sink="sink", batch=batch)
         post.bench.said.clear()
@@ -334,7 +332,7 @@ def test_without_its_error_queue_nothing_is_sent(post: Post, bad: str | None) ->
     options = post.sink(queue=post.name("orders"))
 
     with pytest.raises(QueueNotFound, match="error"):
-        queue_writer.check_destinations(post.bench.desk, options)
+        insert.check_tables(post.bench.desk, options)
     with pytest.raises(QueueNotFound, match="error"):
         post.send(rows((post.name("orders"), b"1"), (queue, b"2")))
 

@@ -13,7 +13,7 @@ from servers import only
 from sqlq_spark.admin import checks, inspect, purge, report, watch
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import ConnectionLost, DelayedQueueNotFound
-from sqlq_spark.send import queue_writer
+from sqlq_spark.send import insert
 from sqlq_spark.wire.headers import dumps, wire_time
 
 from .conftest import TIMEOUT, Bench
@@ -261,7 +261,7 @@ def test_a_deep_queue_is_sampled_evenly(bare: Bench) -> None:
         kind = dumps({"NServiceBus.EnclosedMessageTypes": f"Shop.T{at}"})
         with transaction(bare.desk, timeout=TIMEOUT):
             rows = {"headers": [kind] * 100, "body": [b""] * 100}
-            bare.desk.load(bare.queue, queue_writer.add_ids(pa.table(rows)))
+            bare.desk.load(bare.queue, insert.add_ids(pa.table(rows)))
 
     found = report.report(bare.desk, [bare.printed], bare.source(), errors=None, most=100)
 

@@ -17,7 +17,7 @@ from wire import Case, cases
 
 from sqlq_spark.receive import browse
 from sqlq_spark.send import dispatch, staging
-from sqlq_spark.send.message.sender import Sender
+from sqlq_spark.send.sender import Sender
 from sqlq_spark.wire import headers
 from sqlq_spark.wire.header_columns import to_read_columns
 from sqlq_spark.wire.rows import record_batches

@@ -27,7 +27,7 @@ from sqlq_spark.errors import ChunksMissing
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send import dispatch_log, staging
+from sqlq_spark.send.insert import Inserts
 from sqlq_spark.wire.rows import NO_STREAM
 
 from .failpoints import points, spark_by_hand
@@ -234,10 +234,9 @@ def two_commits(patch: Patch) -> None:
 
     def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> None:
         with suppress(ChunksMissing), transaction(connection, timeout=TIMEOUT):
-            dispatch_log.lock(connection, staged[0].sink)
-            one = send.Dispatch(connection, staged, options, careful=True)
-            one.copy_chunks()
-        staging.discard(connection, staged[0].sink, staged[0].batch, final=True, timeout=TIMEOUT)
+            send.lock_exclusive(connection, staged[0].sink)
+            send.copy_chunks(Inserts(connection, options, isolate_failures=True), staged)
+        send.discard(connection, staged[0].sink, staged[0].batch, final=True, timeout=TIMEOUT)
 
     patch(send, "dispatch", dispatch)
 

@@ -15,7 +15,7 @@ from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import staging
-from sqlq_spark.send.message.sender import Sender
+from sqlq_spark.send.sender import Sender
 from sqlq_spark.wire.rows import NO_STREAM, Origin
 
 if TYPE_CHECKING:

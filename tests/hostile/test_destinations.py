@@ -30,13 +30,11 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.jobs import acknowledgement
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.due import Mover
 from sqlq_spark.receive.task import Task, receive
-from sqlq_spark.send import at_least_once
-from sqlq_spark.send.message.sender import CHUNK_ROW
-from sqlq_spark.send.pace.backlog import find_above
-from sqlq_spark.send.pace.named import Named
-from sqlq_spark.send.topics import CHUNK_TOPICS
+from sqlq_spark.send import insert
+from sqlq_spark.send.delayed import Mover
+from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
+from sqlq_spark.send.throttle import find_backlog
 from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.payload import pack
@@ -263,7 +261,7 @@ class Scene:
         options = SinkOptions.parse(given)
         rows = [{"queue": queue, "headers": "{}", "body": b"secret", "lifetime": None}]
         chunk = pa.Table.from_pylist(rows, schema=CHUNK_ROW)
-        at_least_once.send_chunk(connection or self.connection(), chunk, options)
+        insert.send_chunk(connection or self.connection(), chunk, options)
 
     def errors(self) -> list[dict[str, str]]:
         """Headers of what is in the error queue."""
@@ -363,13 +361,14 @@ def test_no_code_of_an_attacker_runs_by_a_look_at_the_backlog(scene: Scene) -> N
     scene.mallory.sql(f"GRANT SELECT, INSERT ON {view} TO PUBLIC")
     scene.place.sql(f"GRANT SELECT ON {scene.trap} TO {scene.shop.login}")
     scene.put(scene.trap)
-    options = SinkOptions.parse({"url": scene.shop.url, "stateSchema": scene.place.state})
+    given = {"url": scene.shop.url, "stateSchema": scene.place.state, "pauseAboveBacklog": "0"}
 
-    found = find_above(scene.connection(), Named({view, scene.trap}), options, 0)
+    found = find_backlog(
+        scene.connection(), SinkOptions.parse(given), {("queue", view), ("queue", scene.trap)}
+    )
 
     assert scene.loot() == []
-    assert found is not None
-    assert found.printed == scene.trap
+    assert f"wait in {scene.trap} " in str(found)
 
 
 def test_a_header_directs_no_message_into_a_table_of_another_owner(scene: Scene) -> None:
@@ -681,9 +680,9 @@ def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
     )
 
     with pytest.raises(SubscriberUnreachable, match="trigger t calls"):
-        at_least_once.send_chunk(connection, chunk, options)
+        insert.send_chunk(connection, chunk, options)
     options = SinkOptions.parse({**given, **undeliverable, "topics": "Shop.Placed"})
-    at_least_once.send_chunk(connection, chunk, options)
+    insert.send_chunk(connection, chunk, options)
 
     assert scene.loot() == []
     (headers,) = scene.errors()

@@ -33,7 +33,7 @@ from sqlq_spark.errors import (
     StreamNotFound,
 )
 from sqlq_spark.receive import task as receive
-from sqlq_spark.send import dispatch_log
+from sqlq_spark.send.dispatch import lock_exclusive
 from sqlq_spark.wire.rows import Origin
 
 from .conftest import make_login
@@ -265,7 +265,7 @@ def open_transactions(a: Team) -> Iterator[None]:
         holder = session.open()
         with transaction(holder, timeout=TIMEOUT):
             receive.fence(holder, task)
-            dispatch_log.lock(holder, Writer.sink)
+            lock_exclusive(holder, Writer.sink)
             yield
 
 

@@ -27,7 +27,7 @@ from sqlq_spark.errors import (
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive import task as receive
-from sqlq_spark.send import dispatch_log
+from sqlq_spark.send.dispatch import advance, lock_exclusive
 
 from .conftest import drop_roles
 from .streams import PUT, TIMEOUT, Stream, Writer, bodies
@@ -171,7 +171,7 @@ def test_no_lock_that_a_login_without_rights_can_take_delays_anyone(
         connection = session.open()
         with transaction(connection, timeout=TIMEOUT):
             receive.fence(connection, task)
-            dispatch_log.lock(connection, "app:billing")
+            lock_exclusive(connection, "app:billing")
             assert place.sql(held) == [(0,)]
 
     with psycopg.connect(login(), autocommit=True) as attacker:
@@ -263,8 +263,8 @@ def test_two_logins_of_a_role_make_one_row_for_a_new_sink(
     first, second = (session.open() for session in sessions)
 
     def enter(connection: Connection) -> bool:
-        dispatch_log.lock(connection, "app:billing")
-        return dispatch_log.advance(connection, "app:billing", 0)
+        lock_exclusive(connection, "app:billing")
+        return advance(connection, "app:billing", 0)
 
     def enter_second() -> bool:
         with transaction(second, timeout=TIMEOUT):

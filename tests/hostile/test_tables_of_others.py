@@ -18,7 +18,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SubscriptionsRefused
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.send import subscriptions
+from sqlq_spark.send.publish import Subscription, check_table, list_subscriptions, unsubscribe
 from sqlq_spark.wire.address import POSTGRESQL
 
 if TYPE_CHECKING:
@@ -189,12 +189,12 @@ def add_subscriptions(mallory: Tenant, place: Place, *texts: str) -> str:
     return table
 
 
-def publish(place: Place, url: str, table: str) -> list[subscriptions.Subscription]:
+def publish(place: Place, url: str, table: str) -> list[Subscription]:
     """Read the subscriptions as a publisher does."""
     given = {"url": url, "queue": "x", "stateSchema": place.state, "subscriptionTable": table}
     options = SinkOptions.parse(given)
     with Session(options, "test") as session, transaction(session.open(), timeout=30):
-        return subscriptions.list_subscriptions(session.open(), options.subscription_address)
+        return list_subscriptions(session.open(), options.subscription_address)
 
 
 def start(place: Place, tenant: Tenant) -> list[str]:
@@ -227,9 +227,9 @@ def test_subscriptions_that_run_code_are_not_read(
         publish(place, shop.url, table)
     with Session(SinkOptions.parse({"url": shop.url}), "test") as session:
         with pytest.raises(SubscriptionsRefused):
-            subscriptions.check_table(session.open(), POSTGRESQL.parse_address(table))
+            check_table(session.open(), POSTGRESQL.parse_address(table))
         with pytest.raises(SubscriptionsRefused):
-            subscriptions.unsubscribe(
+            unsubscribe(
                 session.open(), POSTGRESQL.parse_address(table), "Shop.Placed", "e", timeout=30
             )
     named = [run(place, "doctor", *more) for more in ([shop.queue], [])]
@@ -265,7 +265,7 @@ def test_subscriptions_of_another_owner_without_code_are_read(
     place.sql(f"CREATE VIEW {view} AS SELECT * FROM {table}")
     place.sql(f"GRANT SELECT ON {view} TO PUBLIC")
 
-    expected = [subscriptions.Subscription("Shop.Placed", "e", '"nowhere"')]
+    expected = [Subscription("Shop.Placed", "e", '"nowhere"')]
     assert publish(place, shop.url, table) == publish(place, shop.url, view) == expected
     place.sql(f"UPDATE {table} SET queueaddress = %s", shop.queue)
     assert start(place, shop) == ["subscribed endpoints: 'e'"]

@@ -104,6 +104,23 @@ def test_the_settings_choose_the_steps(queue: Queue, run: Any) -> None:
     assert (some["expired"], some["moved"], queue.count()) == (1, 0, 0)
 
 
+def test_what_a_killed_write_staged_is_deleted_after_a_week(queue: Queue, run: Any) -> None:
+    """With its pages; what is younger, or has a name, stays."""
+    weeks = {"write:old": 8, "write:young": 6, "app:old": 8}
+    for sink, days in weeks.items():
+        created = datetime.now(UTC) - timedelta(days=days)
+        key = {"sink": sink, "batch": 0, "attempt": "a", "chunk": 0}
+        queue.dba.insert("staging", **key, messages=1, payload=b"", created=created)
+        queue.dba.insert("staging_page", **key, page=0, payload=b"")
+
+    code, _, _ = run(doctor=False)
+
+    assert code == 0
+    for table in ("staging", "staging_page"):
+        left = queue.place.sql(f"SELECT sink FROM {queue.place.state}.{table} ORDER BY 1")
+        assert left == [("app:old",), ("write:young",)]
+
+
 def test_receipts_that_a_dead_stream_left_are_listed(queue: Queue, run: Any) -> None:
     """With exit code 1; those of a stream that was seen since are not."""
     leave_a_receipt(queue, 8)

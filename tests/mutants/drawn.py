@@ -148,7 +148,7 @@ DRAWN = [
     Fault(
         id="send-1",
         promise="A sink that protects a backlog does not wait for the queues of delayed rows.",
-        file="send/pace/named.py",
+        file="send/throttle.py",
         old="if waiting is not None:",
         new="if waiting is None:",
         tests=["send/test_pace.py::test_what_the_rows_of_a_chunk_name"],
@@ -157,8 +157,8 @@ DRAWN = [
         id="send-2",
         promise="With sendsAtomicWithReceive the commit that sends settles the receipts.",
         file="send/dispatch.py",
-        old="if not self.options.settles:",
-        new="if self.options.settles:",
+        old="if options.settles:",
+        new="if not options.settles:",
         tests=[
             "conformance/test_send.py::test_the_receipts_of_a_micro_batch_are_settled_by_the_commit_that_sends"
         ],
@@ -166,7 +166,7 @@ DRAWN = [
     Fault(
         id="send-3",
         promise="A column of reply addresses is written into the headers.",
-        file="send/message/frame.py",
+        file="send/frame.py",
         old="if texts.null_count == self.rows:",
         new="if texts.null_count != self.rows:",
         tests=["send/test_messages.py::test_a_reply_address_is_written_as_endpoints_read_it"],
@@ -174,7 +174,7 @@ DRAWN = [
     Fault(
         id="send-4",
         promise="A column wins over the header of the same name in a map.",
-        file="send/message/own_headers.py",
+        file="send/own_headers.py",
         old="keep[places] = ~stated[self.parents[places]]",
         new="keep[places] = stated[self.parents[places]]",
         tests=[

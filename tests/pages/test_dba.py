@@ -16,9 +16,9 @@ from sqlq_spark import database as dialects
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.receive import browse
-from sqlq_spark.receive.due import Mover
 from sqlq_spark.send import dispatch, staging
-from sqlq_spark.send.message.sender import Sender
+from sqlq_spark.send.delayed import Mover
+from sqlq_spark.send.sender import Sender
 from sqlq_spark.wire.address import QueueAddress
 
 from . import locks

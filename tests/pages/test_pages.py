@@ -17,7 +17,7 @@ from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import SERVICES
 from sqlq_spark.options.fields import option_names
 from sqlq_spark.options.source import COLUMNS
-from sqlq_spark.send.message.columns import WRITTEN, check_frame
+from sqlq_spark.send.frame import WRITTEN, check_frame
 
 from . import programs
 from .page import PAGES, ROOT, Block, blocks, read, sections, table, tables

@@ -9,7 +9,7 @@ import pyarrow as pa
 from strict_headers import loads
 
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send.message.sender import Sender
+from sqlq_spark.send.sender import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

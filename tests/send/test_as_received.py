@@ -15,8 +15,8 @@ from wire import cases
 from sqlq_spark.datasource.write import BatchWriter
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send.message import columns, frame
-from sqlq_spark.send.message import sender as messages
+from sqlq_spark.send import frame
+from sqlq_spark.send import sender as messages
 from sqlq_spark.wire.headers import MESSAGE_ID
 
 if TYPE_CHECKING:
@@ -128,9 +128,9 @@ def test_poison_and_an_expires_that_is_no_time_are_refused() -> None:
         sent({"headers": ["{}", "[]"]})
     types = {"body": "binary", "expires": "string"}
 
-    columns.check_frame(types, queue=True)
+    frame.check_frame(types, queue=True)
     with pytest.raises(BadFrame, match="column expires is string: expected timestamp"):
-        columns.check_frame(types, queue=True, as_received=True)
+        frame.check_frame(types, queue=True, as_received=True)
 
 
 @pytest.mark.parametrize(

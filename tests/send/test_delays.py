@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
+from strict_headers import loads
 
-from sqlq_spark.send.delayed import set_forward_destination
-from sqlq_spark.send.message.delays import MOMENT
-from sqlq_spark.send.message.sender import CHUNK_ROW
+from sqlq_spark.send.frame import MOMENT
+from sqlq_spark.send.sender import CHUNK_ROW
 from sqlq_spark.wire import headers as wire
 
 from .frames import frame, headers, maps, moments, sender
@@ -84,31 +84,48 @@ def test_a_column_overrides_what_headers_say_of_delays(kind: str) -> None:
 
     assert delayed[wire.DELIVER_AT] == "2026-07-01 09:08:07:654321 Z"
     assert delayed["a"] == "b"
-    assert wire.FORWARD_DESTINATION not in delayed
+    assert delayed[wire.FORWARD_DESTINATION] == '"public"."orders"'
     assert {name: plain[name] for name in own} == own
 
 
 def test_a_stored_message_has_one_destination() -> None:
     """Also where it was delivered with its former one, however that is spelt; all else stays."""
+    own = '"NServiceBus.MessageId":"m"'
     texts = [
-        "{}",
-        '{"a":"1" , "b":"x\\/"}',
-        f'{{"{wire.FORWARD_DESTINATION}":"old"}}',
-        f'{{"a":"1","{wire.FORWARD_DESTINATION}":"old","b":"\\u00e9"}}',
-        '{"NServiceBus.SqlServer.Forward\\u0044estination":null,"a":"1"}',
-        '\t{"a":"1" } \n',
-        " { } ",
+        f"{{{own}}}",
+        f'{{{own} , "b":"x\\/"}}',
+        f'{{{own},"{wire.FORWARD_DESTINATION}":"old"}}',
+        f'{{"a":"1","{wire.FORWARD_DESTINATION}":"old",{own},"b":"\\u00e9"}}',
+        f'{{"NServiceBus.SqlServer.Forward\\u0044estination":null,{own}}}',
+        f'{{{own},"{wire.FORWARD_DESTINATION}":"\\"public\\".\\"orders\\""}}',
+        f"\t{{{own} }} \n",
     ]
-    entry = f'"{wire.FORWARD_DESTINATION}":"\\"public\\".\\"a\\""'
+    batch = frame(7, headers=pa.array(texts), delay=pa.array([5] * 7, pa.int64()))
+    entry = f'"{wire.FORWARD_DESTINATION}":"\\"public\\".\\"orders\\""'
 
-    found = set_forward_destination(pa.chunked_array([texts[:2], texts[2:]]), '"public"."a"')
+    found = sender(asReceived="true").messages(batch, 0)
 
-    assert found.to_pylist() == [
-        f"{{{entry}}}",
-        f'{{"a":"1" , "b":"x\\/",{entry}}}',
-        f"{{{entry}}}",
-        f'{{"a":"1","b":"é",{entry}}}',
-        f'{{"a":"1",{entry}}}',
-        f'{{"a":"1",{entry}}}',
-        f"{{{entry}}}",
+    assert found["headers"].to_pylist() == [
+        f"{{{own},{entry}}}",
+        f'{{{own} , "b":"x\\/",{entry}}}',
+        f"{{{own},{entry}}}",
+        f'{{"a":"1",{own},"b":"é",{entry}}}',
+        f"{{{own},{entry}}}",
+        texts[5],
+        f"{{{own} ,{entry}}}",
     ]
+    for text in sender().messages(batch, 0)["headers"].to_pylist():
+        assert loads(text)[wire.FORWARD_DESTINATION] == '"public"."orders"'
+
+
+def test_each_delayed_row_names_its_own_destination() -> None:
+    """Its queue's, or the option's; a row that is not delayed names none."""
+    rows = frame(
+        4,
+        queue=pa.array(["billing", '"Sales"."web"', "billing", ""]),
+        delay=pa.array([5, 5, None, 5], pa.int64()),
+    )
+    some = sender(queue=None, undeliverable="error").messages(rows, 0)
+
+    found = [each.get(wire.FORWARD_DESTINATION) for each in headers(some)]
+    assert found == ['"public"."billing"', '"Sales"."web"', None, None]

@@ -16,8 +16,8 @@ from strict_headers import loads
 
 from sqlq_spark.errors import BadMessage, BadOption
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send.message import sender as messages
-from sqlq_spark.send.message.sender import CHUNK_ROW, Sender
+from sqlq_spark.send import sender as messages
+from sqlq_spark.send.sender import CHUNK_ROW, Sender
 from sqlq_spark.wire import headers as wire
 
 from .frames import MAP, SEED, URL, frame, headers, maps, sender

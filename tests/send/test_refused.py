@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sqlq_spark.errors import BadFrame, BadMessage
-from sqlq_spark.send.message import columns
-from sqlq_spark.send.topics import TOPICS
+from sqlq_spark.send.frame import TOPICS, check_frame
 from sqlq_spark.wire.headers import dumps
 
 from .frames import frame, maps, moments, sender
@@ -223,7 +222,7 @@ READ = {
 )
 def test_a_frame_with_a_destination_and_columns_that_fit_is_accepted(types: dict[str, str]) -> None:
     """The destination may be an option or a column."""
-    columns.check_frame(types, queue=False)
+    check_frame(types, queue=False)
 
 
 @pytest.mark.parametrize(
@@ -261,26 +260,26 @@ def test_a_frame_that_does_not_fit_is_refused_with_what_fits(
 ) -> None:
     """A month has no length, and a time without its zone could be any moment."""
     with pytest.raises(BadFrame) as caught:
-        columns.check_frame(types, queue=True)
+        check_frame(types, queue=True)
 
     assert str(caught.value).startswith(f"the DataFrame cannot be sent: {reason}")
 
 
 def test_a_frame_without_one_destination_is_refused() -> None:
     """Neither the option nor a column, or a read that would be published where it came from."""
-    columns.check_frame({"body": "binary"}, queue=False, topics=True)
+    check_frame({"body": "binary"}, queue=False, topics=True)
     with pytest.raises(BadFrame, match="give the option queue, or a column queue"):
-        columns.check_frame({"body": "binary"}, queue=False)
+        check_frame({"body": "binary"}, queue=False)
     read = {"body": "binary", "queue": "string", "seq": "bigint"}
     with pytest.raises(BadFrame, match=r"would override the option topics: drop the column queue"):
-        columns.check_frame(read, queue=False, topics=True)
-    columns.check_frame(read, queue=True)
+        check_frame(read, queue=False, topics=True)
+    check_frame(read, queue=True)
 
 
 def test_an_option_queue_beside_retries_is_refused() -> None:
     """Retries would go to the error queue's delayed table, where nobody moves them."""
     retries = {"body": "binary", "queue": "string", "delay": "int"}
     with pytest.raises(BadFrame, match="drop the option, and name the error queue by to"):
-        columns.check_frame(retries, queue=True)
-    columns.check_frame(retries, queue=False)
-    columns.check_frame({**retries, "seq": "bigint"}, queue=True)  # a read that is delayed
+        check_frame(retries, queue=True)
+    check_frame(retries, queue=False)
+    check_frame({**retries, "seq": "bigint"}, queue=True)  # a read that is delayed

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from sqlq_spark.send.message.sent_by import UNNAMED, SentBy
+from sqlq_spark.send.sender import UNNAMED, SentBy
 from sqlq_spark.wire import headers as wire
 
 from .frames import frame, headers, maps, sender

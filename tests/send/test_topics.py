@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from payloads import reread
 
 from sqlq_spark.errors import BadOption, UnknownOption
-from sqlq_spark.send.message.sender import CHUNK_ROW, Sender
-from sqlq_spark.send.topics import CHUNK_TOPICS, TOPICS
+from sqlq_spark.send.frame import TOPICS
+from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS, Sender
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.payload import pack
 

@@ -38,7 +38,7 @@ from sqlq_spark.functions import (
     wire_time,
 )
 from sqlq_spark.functions.expressions import as_map
-from sqlq_spark.send.message.columns import check_frame
+from sqlq_spark.send.frame import check_frame
 from sqlq_spark.wire.header_columns import parse_headers
 from sqlq_spark.wire.headers import BadWireTime, full_name, parse_wire_time
 

@@ -25,7 +25,7 @@ from sqlq_spark.datasource.write import StreamWriter, warn_of_legacy_columns
 from sqlq_spark.errors import BadOption
 from sqlq_spark.functions import reply
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send.message.sent_by import SentBy
+from sqlq_spark.send.sender import SentBy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

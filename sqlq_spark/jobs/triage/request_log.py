@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send.dispatch_log import OPEN, close, enter, last
+from sqlq_spark.send.dispatch import OPEN, give_up, open_request, read_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from sqlq_spark.database import Connection
+
+
+T = TypeVar("T")
 
 
 class RequestLog:
@@ -22,20 +26,20 @@ class RequestLog:
 
     def open(self, request: str) -> None:
         """Enter a new request."""
-        self._do(request, enter, OPEN)
+        self._do(request, open_request)
 
     def state(self, request: str) -> int:
         """The state of a request."""
-        return self._do(request, last)
+        return self._do(request, read_state)
 
     def give_up(self, request: str) -> int:
         """Prevent that an open request is sent, unless it was sent already; returns its state."""
         if self.state(request) == OPEN:
-            self._do(request, close)
+            self._do(request, give_up)
         return self.state(request)
 
-    def _do(self, request: str, work: Callable[..., int], *more: int) -> int:
+    def _do(self, request: str, work: Callable[[Connection, str, float], T]) -> T:
         options = SinkOptions.parse(self._sink(request))
         sink, timeout = f"app:{options.txn_app_id}", options.query_timeout
         with StateSession(options, "triage") as session:
-            return session.run_with_retries(partial(work, sink, timeout, *more))
+            return session.run_with_retries(lambda connection: work(connection, sink, timeout))

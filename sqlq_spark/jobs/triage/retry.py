@@ -31,7 +31,7 @@ from sqlq_spark.functions import return_to_source
 from sqlq_spark.jobs.frame.settings import BadSettings
 from sqlq_spark.jobs.frame.spark import has_table, quote_table, read_table
 from sqlq_spark.jobs.triage.request_log import RequestLog
-from sqlq_spark.send.dispatch_log import GIVEN_UP, SENT, UNKNOWN
+from sqlq_spark.send.dispatch import GIVEN_UP, SENT, UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

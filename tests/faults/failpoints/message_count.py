@@ -21,9 +21,7 @@ from psycopg import sql
 
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.names import names_of
-from sqlq_spark.send.message.delays import CHUNK_DELAYS
-from sqlq_spark.send.message.sender import CHUNK_ROW
-from sqlq_spark.send.topics import CHUNK_TOPICS
+from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import FAILED_Q, FORWARD_DESTINATION, dumps
 

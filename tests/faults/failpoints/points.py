@@ -60,8 +60,8 @@ ELSEWHERE = {
     "admin.owner": "reads only",
     "admin.retire": "what it takes is meant to be lost",
     "admin.subscribers": "reads only",
-    "send.dispatch_log.last_sent": "reads only",
-    "send.pace.backlog": "reads only",
+    "send.dispatch.last_sent": "reads only",
+    "send.throttle": "reads only",
     "database.schema": "touches no message",
     "receive.driver._freeze": "reads only",
     "admin.purge": "what it takes is meant to be lost",
@@ -70,9 +70,9 @@ ELSEWHERE = {
     "receive.receipts.is_passed_over": "reads only",
     "receive.driver.purge": "what it takes is meant to be lost",
     "admin.report": "reads only",
-    "send.subscriptions.check_table": "reads only",
-    "send.subscriptions.refuse_code": "reads only",
-    "send.subscriptions.subscribe": "touches no message",
+    "send.publish.check_table": "reads only",
+    "send.publish.refuse_code": "reads only",
+    "send.publish.subscribe": "touches no message",
     "admin.watch": "reads only",
 }
 

@@ -27,9 +27,9 @@ from sqlq_spark.receive import pace, receipts
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset
-from sqlq_spark.send import at_least_once, fan_out, staging
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send.dispatch_log import SENT
+from sqlq_spark.send import insert, publish, staging
+from sqlq_spark.send.dispatch import SENT
 from sqlq_spark.wire import payload
 from sqlq_spark.wire.rows import NO_STREAM, Origin
 
@@ -168,13 +168,13 @@ def discard(desk: Desk, sink: str, batch: int) -> None:
     """Abort a micro-batch, or a write without a name, which is not tried again."""
     final = sink.startswith("write:")
     desk.sends.run_with_retries(
-        lambda connection: staging.discard(connection, sink, batch, final=final, timeout=TIMEOUT)
+        lambda connection: send.discard(connection, sink, batch, final=final, timeout=TIMEOUT)
     )
 
 
 def send_now(desk: Desk, chunks: list[pa.Table]) -> int:
     """Run the write of a task with delivery=atLeastOnce."""
-    return at_least_once.send_now(desk.sends, chunks, desk.shop.sink(delivery="atLeastOnce"))
+    return insert.send_now(desk.sends, chunks, desk.shop.sink(delivery="atLeastOnce"))
 
 
 def give_back(desk: Desk, stream: str, batch: int, task: int) -> int:
@@ -301,9 +301,10 @@ def write(desk: Desk, books: Books, do: Doing) -> None:
     Some messages of the second have no destination, and go to the error queue.
     """
     given_up(desk, books, do)
+    clean_up(desk, books, do)
     options = desk.shop.sink(undeliverable=desk.shop.printed("error"))
     # a job of its own: nothing is remembered
-    fan_out.cache.drop(options.url, options.subscription_address)
+    publish.cache.drop(options.url, options.subscription_address)
     chunks = [books.to_send(4), books.to_set_aside(3), books.to_publish(2)]
     for _ in range(TRIES):
         staged = [stage(desk, [chunk], "app:bill", 7, NO_STREAM) for chunk in chunks]
@@ -331,6 +332,17 @@ def given_up(desk: Desk, books: Books, do: Doing) -> None:
         return
     stage(desk, chunks, sink, 0, NO_STREAM)
     books.a_week_passes()
+
+
+def clean_up(desk: Desk, books: Books, do: Doing) -> None:
+    """Send a write without a name, whose dispatch deletes what such a write left a week ago."""
+    sink = staging.nameless_sink()
+    chunks = [books.chunk([books.message("sold")], ["{}"])]
+    for _ in range(TRIES):
+        staged = [stage(desk, chunks, sink, 0, NO_STREAM)]
+        with suppress(Died):
+            do("dispatch_nameless", dispatch, staged, desk.shop.sink())
+            break
 
 
 # ---------------------------------------------------------------- an operator

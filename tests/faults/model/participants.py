@@ -14,7 +14,7 @@ from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import ConnectionLost, Deadlock, ReceiptSettled
 from sqlq_spark.receive import receipts
 from sqlq_spark.send import staging
-from sqlq_spark.send.message.sender import CHUNK_ROW
+from sqlq_spark.send.sender import CHUNK_ROW
 
 from .message_places import Lost, Places
 from .queries import TIMEOUT, Checkpoint, Driver, Job, Sink, expected

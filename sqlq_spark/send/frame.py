@@ -1,0 +1,344 @@
+"""
+One record batch of a user's frame: which columns it may have, and what each row says.
+
+A row that cannot be sent raises an error that names it by its number in the partition.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sqlq_spark.errors import BadFrame, BadMessage, BadOption
+from sqlq_spark.options.names import parse_destination, parse_reply_address
+from sqlq_spark.send.own_headers import OwnMaps, OwnTexts
+from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.headers import topic_problem
+from sqlq_spark.wire.rows import find_undecodable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlq_spark.options import SinkOptions
+    from sqlq_spark.send.own_headers import Own
+    from sqlq_spark.wire.address import Names, QueueAddress
+
+WRITTEN = (
+    "body",
+    "id",
+    "headers",
+    "correlationId",
+    "replyToAddress",
+    "timeToBeReceived",
+    "queue",
+    "topics",
+    "deliverAt",
+    "delay",
+)
+IGNORED = ("seq", "expires", "corruptHeaders")  # a read can be written back
+
+SPAN = 'string "hh:mm:ss", interval day to second or bigint milliseconds'
+# what an error names as expected; all other columns are strings
+EXPECTED = {
+    "body": "binary or string",
+    "headers": "map<string,string> or string (JSON)",
+    "topics": "array<string>",
+    "timeToBeReceived": SPAN,
+    "delay": SPAN,
+    "deliverAt": "timestamp",
+}
+TYPES = {
+    "body": {"binary", "string"},
+    "headers": {"string", "map<string,string>"},
+    "topics": {"array<string>"},
+    "deliverAt": {"timestamp"},
+}
+
+TOPICS = pa.list_(pa.string())
+MOMENT = pa.timestamp("us", "UTC")
+LONGEST_LEFT = 100 * 365 * 86_400_000  # milliseconds; both databases can hold that date
+# a due time between them is a valid time for the database, Python and .NET, in every time zone
+FIRST, STOP = datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+
+
+def check_frame(
+    types: dict[str, str], *, queue: bool, topics: bool = False, as_received: bool = False
+) -> None:
+    """
+    Refuse a frame that cannot be sent, before any row is sent.
+
+    Args:
+        types: column → Spark's simple name of its type.
+        queue: whether the sink has a queue for all rows.
+        topics: whether the sink has topics for rows without a queue instead.
+        as_received: whether the column `expires` is used.
+
+    Raises:
+        BadFrame.
+    """
+    faults = [_find_fault(name, kind) for name, kind in types.items() if name not in IGNORED]
+    if as_received and types.get("expires", "timestamp") != "timestamp":
+        faults.insert(0, f"column expires is {types['expires']}: expected timestamp")
+    if "body" not in types:
+        faults.append(
+            f"it has no column body (binary or string); it has {', '.join(types) or 'none'}"
+        )
+    if types.keys().isdisjoint({"queue", "topics"}) and not queue and not topics:
+        faults.append(
+            "no destination: give the option queue, or a column queue; to publish, the option "
+            "topics, or a column topics"
+        )
+    if {"queue", "delay"} <= types.keys() and "seq" not in types and queue:
+        faults.append(
+            "its columns queue and delay, as retry_later makes them, say where each row comes "
+            "back, and the option queue would override them: drop the option, and name the error "
+            "queue by to"
+        )
+    if {"queue", "seq"} <= types.keys() and topics:
+        faults.append(
+            "its columns queue and seq, as a read gives them, say where each row came from, and "
+            "would override the option topics: drop the column queue, or the option"
+        )
+    for reason in filter(None, faults):
+        raise BadFrame(done="sent", reason=reason)
+
+
+def _find_fault(name: str, kind: str) -> str | None:
+    if name not in WRITTEN:
+        known, ignored = ", ".join(WRITTEN), ", ".join(IGNORED)
+        return f"column {name} is not known; known are {known} (ignored: {ignored})"
+    span = name in {"timeToBeReceived", "delay"}
+    if _is_span(kind) if span else kind in TYPES.get(name, {"string"}):
+        return None
+    return f"column {name} is {kind}: expected {EXPECTED.get(name, 'string')}"
+
+
+def _is_span(kind: str) -> bool:
+    """Whether a type can hold time spans; not years and months, which vary in length."""
+    days = kind.startswith("interval ") and {"year", "month"}.isdisjoint(kind.split())
+    return days or kind in {"string", "bigint", "int"}
+
+
+class Frame:
+    """One record batch of a user's frame, and how to name a row of it in an error."""
+
+    def __init__(self, batch: pa.RecordBatch, partition: int, row: int) -> None:
+        self.batch = batch
+        self.partition = partition
+        self.row = row  # of the partition, that is the first of the batch
+        self.rows = batch.num_rows
+
+    def refuse(self, wrong: pa.Array, reason: str) -> None:
+        """Raise BadMessage for the first row that is wrong."""
+        at = pc.index(wrong, pa.scalar(value=True)).as_py()
+        if at >= 0:
+            raise BadMessage(partition=self.partition, row=self.row + at, reason=reason)
+
+    def column(self, name: str) -> pa.Array | None:
+        return self.batch.column(name) if name in self.batch.schema.names else None
+
+    def text(self, name: str) -> pa.Array:
+        """Return a column of text; nulls where the frame has none."""
+        column = self.column(name)
+        return pa.nulls(self.rows, pa.string()) if column is None else column.cast(pa.string())
+
+    def convert(
+        self,
+        column: pa.Array,
+        kind: pa.DataType,
+        read: Callable[[Any], Any],
+        explain: Callable[[Any], str] = str,
+    ) -> pa.Array:
+        """Convert each distinct value once; refuse the first row whose value cannot be read."""
+        coded = column.dictionary_encode()
+        values = []
+        for code, value in enumerate(coded.dictionary.to_pylist()):
+            try:
+                values.append(read(value))
+            except (BadOption, wire.BadTimeSpan) as error:
+                self.refuse(pc.equal(coded.indices, code), explain(error))
+        return pa.array(values, kind).take(coded.indices)
+
+    # ------------------------------------------------------------ what a message holds
+
+    def body(self) -> pa.Array:
+        bodies = self.batch.column("body")
+        self.refuse(bodies.is_null(), "body is null: send zero bytes instead, coalesce(body, '')")
+        return bodies.cast(pa.binary())
+
+    def headers(self) -> Own:
+        """Return the headers of the rows' own."""
+        column = self.column("headers")
+        if column is None:
+            return OwnTexts(pa.nulls(self.rows, pa.string()))
+        if pa.types.is_map(column.type):
+            return OwnMaps(column)
+        texts = column.cast(pa.string())
+        # Spark makes such a text by casting bytes to a string
+        undecodable = find_undecodable(pa.chunked_array([texts])).combine_chunks()
+        self.refuse(undecodable, "headers is not UTF-8")
+        own = OwnTexts(texts)
+        self.refuse(own.poison(), "headers is no JSON object of texts")
+        return own
+
+    def reply_addresses(
+        self, own: Own, naming: Names, write: Callable[[QueueAddress], str]
+    ) -> pa.Array:
+        """
+        Return the column `replyToAddress` as messages hold it; nulls where the frame has none.
+
+        A read has the header in this column too. What equals the row's own header is null here, so
+        that a message that is sent on keeps its header unchanged.
+        """
+        texts = self.text("replyToAddress")
+        if texts.null_count == self.rows:
+            return texts
+        same = pc.fill_null(pc.equal(texts, own.text(wire.REPLY_TO_ADDRESS)), fill_value=False)
+        return self.convert(
+            pc.if_else(same, pa.scalar(None, pa.string()), texts),
+            pa.string(),
+            lambda text: write(parse_reply_address("replyToAddress", text, naming, in_row=True)),
+            lambda error: f"column replyToAddress is {error.found!r}: expected {error.expected}",
+        )
+
+    # ------------------------------------------------------------ where a row goes
+
+    def check_queues(self, queues: pa.Array, topics: pa.Array | None, options: SinkOptions) -> None:
+        """Refuse a row without a destination, or with a name that no queue can have."""
+        if options.address is None:
+            nowhere, neither = queues.is_null(), "queue is null, and the sink has no option queue"
+            if topics is not None:
+                nowhere = pc.and_(nowhere, topics.is_null())
+                neither = "queue is null, topics too, and the sink has no option for either"
+            self.refuse(nowhere, neither)
+        for name in pc.unique(queues.drop_null()).to_pylist():
+            try:
+                parse_destination("queue", name, options.naming)
+            except BadOption as error:
+                self.refuse(pc.equal(queues, name), str(error))
+
+    def topics(self, queues: pa.Array, options: SinkOptions) -> pa.Array | None:
+        """
+        Return the topics of each row; null, never an empty list, where a row is not published.
+
+        Args:
+            queues: the rows' own, untrusted; null where the option `queue` overrides them.
+            options: the sink's; its topics are those of rows with neither topics nor a queue.
+
+        Returns:
+            None where neither the frame nor the sink has topics.
+
+        Raises:
+            BadMessage: a row has topics and a queue, topics and a delay, or an item that is no
+                topic.
+        """
+        column = self.column("topics")
+        if column is None and options.topics is None:
+            return None
+        nothing = pa.nulls(self.rows, TOPICS)
+        topics = nothing if column is None else self._check_lists(column.cast(TOPICS))
+        both = pc.and_(topics.is_valid(), queues.is_valid())
+        self.refuse(both, "it has both a queue and topics: a message is sent to one or published")
+        if options.topics is not None:
+            missing = pc.and_(topics.is_null(), queues.is_null())
+            topics = pc.if_else(missing, pa.scalar(list(options.topics), TOPICS), topics)
+        for name in ("delay", "deliverAt"):
+            if (delay := self.column(name)) is not None:
+                late = pc.and_(topics.is_valid(), delay.is_valid())
+                reason = f"it has topics and a {name}: the transport cannot delay an event"
+                self.refuse(late, reason)
+        return topics
+
+    def _check_lists(self, topics: pa.Array) -> pa.Array:
+        """Refuse items that are no topics; return the lists, with null for an empty one."""
+        wrong = {
+            topic: reason
+            for topic in pc.unique(topics.flatten()).to_pylist()
+            if (reason := "a null" if topic is None else topic_problem(topic)) is not None
+        }
+        for row, items in enumerate(topics.to_pylist() if wrong else ()):
+            for topic in items or ():
+                if topic in wrong:
+                    reason = f"topics holds {wrong[topic]}"
+                    raise BadMessage(partition=self.partition, row=self.row + row, reason=reason)
+        return pc.if_else(pc.greater(pc.list_value_length(topics), 0), topics, None)
+
+    # ------------------------------------------------------------ how long a message lives or waits
+
+    def lifetimes(self, default: int | None) -> pa.Array:
+        """Return milliseconds until a message expires; null for never."""
+        spans = self._milliseconds("timeToBeReceived", wire.LONGEST_SPAN, "24.8 days")
+        if spans is None:
+            return pa.repeat(pa.scalar(default, pa.int64()), self.rows)
+        return pc.coalesce(spans, pa.scalar(default, pa.int64()))
+
+    def remaining(self, clock: Callable[[], datetime]) -> pa.Array:
+        """Return milliseconds from now until `expires`, 0 if it has passed; null for never."""
+        expires = self.column("expires")
+        if expires is None or expires.null_count == self.rows:
+            return pa.nulls(self.rows, pa.int64())
+        left = pc.subtract(expires.cast(MOMENT), pa.scalar(clock(), MOMENT))
+        milliseconds = pc.divide(left.cast(pa.int64()), 1000)
+        positive = pc.max_element_wise(milliseconds, 0, skip_nulls=False)
+        return pc.min_element_wise(positive, LONGEST_LEFT, skip_nulls=False)
+
+    def delays(self, lifetime: pa.Array) -> dict[str, pa.Array]:
+        """
+        Return the columns `delay`, in milliseconds, and `due`, in UTC, that the frame has.
+
+        The database computes when a row is due, in the transaction that stores it: see delayed.py.
+
+        Args:
+            lifetime: milliseconds until the rows expire, or null.
+
+        Raises:
+            BadMessage: a delay is negative or too long, a time is outside of what .NET can read, or
+                a row has both, or a time-to-be-received beside one, which the transport refuses
+                too.
+        """
+        delay = self._milliseconds("delay", wire.LONGEST_DELAY, "365,000 days")
+        due = self._due_times()
+        if delay is not None and due is not None:
+            twice = pc.and_(delay.is_valid(), due.is_valid())
+            self.refuse(twice, "it has both deliverAt and delay: leave one of them null")
+        both = {"delay": delay, "due": due}
+        delays = {name: column for name, column in both.items() if column is not None}
+        for column in delays.values():
+            self.refuse(
+                pc.and_(column.is_valid(), lifetime.is_valid()),
+                "it has a delay and a time-to-be-received, from its column or from the option "
+                "timeToBeReceived: the transport cannot delay a message that expires",
+            )
+        return delays
+
+    def _due_times(self) -> pa.Array | None:
+        column = self.column("deliverAt")
+        if column is None:
+            return None
+        moments = column.cast(MOMENT)
+        outside = pc.or_(
+            pc.less(moments, pa.scalar(FIRST, MOMENT)),
+            pc.greater_equal(moments, pa.scalar(STOP, MOMENT)),
+        )
+        self.refuse(outside, "deliverAt is outside of the years 1900 to 9998")
+        return moments.cast(pa.timestamp("us"))
+
+    def _milliseconds(self, name: str, longest: int, most: str) -> pa.Array | None:
+        """Return a column of time spans; `longest` is the limit, and `most` its text for people."""
+        column = self.column(name)
+        if column is None:
+            return None
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            column = self.convert(
+                column, pa.int64(), lambda text: wire.parse_span(text, longest=longest, what=name)
+            )
+        elif pa.types.is_duration(column.type):
+            column = pc.divide(column.cast(pa.duration("us")).cast(pa.int64()), 1000)
+        milliseconds = column.cast(pa.int64())
+        bounds = f"at least 0 and at most {longest} ms ({most})"
+        self.refuse(pc.less(milliseconds, 0), f"{name} is negative: expected {bounds}")
+        self.refuse(pc.greater(milliseconds, longest), f"{name} is too long: expected {bounds}")
+        return milliseconds

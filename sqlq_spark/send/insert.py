@@ -1,0 +1,382 @@
+"""
+The inserts of one transaction that sends: chunks into queues, Expires by the database's clock.
+
+A message that is published becomes a row in the queue of each subscriber: see publish.py. A delayed
+message goes to the table where it waits: see delayed.py.
+
+The option `undeliverable` names an error queue for messages that cannot be sent where they belong.
+A message without a destination, or with one that cannot be read, is found without the database. Any
+other fault of a destination makes a statement fail, and with it the transaction. So the same
+transaction is run again, and isolates failures: each destination is checked first, then locked and
+loaded after a savepoint. Batches without such a message run the same statements as without the
+option.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sqlq_spark.database import attempt, load_checked, transaction, unite
+from sqlq_spark.database.failure_headers import failure_headers, list_reasons, rows_to_store
+from sqlq_spark.database.sessions import TRANSIENT
+from sqlq_spark.database.trust import SENT, Destinations
+from sqlq_spark.errors import (
+    BadAddress,
+    BadInput,
+    Cancelled,
+    DatabaseFailure,
+    MissingOption,
+    TimedOut,
+)
+from sqlq_spark.options.names import parse_destination
+from sqlq_spark.send import delayed, publish
+from sqlq_spark.send.sender import CHUNK_LEGACY
+from sqlq_spark.wire.header_columns import parse_headers
+from sqlq_spark.wire.headers import FAILED_Q, FORWARD_DESTINATION, dumps
+from sqlq_spark.wire.rows import rising_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from sqlq_spark.database import Connection
+    from sqlq_spark.database.sessions import Session
+    from sqlq_spark.errors import SqlQueueError
+    from sqlq_spark.options import SinkOptions
+    from sqlq_spark.wire.address import QueueAddress
+
+log = logging.getLogger("sqlq_spark")
+
+# failures that are no fault of a destination: another attempt may succeed, or a DBA ended this one
+PASSING = (*TRANSIENT, Cancelled, TimedOut)
+NOWHERE = "the row has no queue, and the sink has no option queue; a reply needs a ReplyToAddress"
+
+
+def send_in_transaction(
+    connection: Connection, options: SinkOptions, work: Callable[[Inserts], None]
+) -> Inserts:
+    """
+    Run a transaction that sends; if a destination refuses, run it again and isolate that failure.
+
+    Args:
+        connection: no transaction open.
+        options: the sink's. Without an error queue the failure is raised.
+        work: all that is done between begin and commit.
+    """
+    isolate = False
+    while True:
+        inserts = Inserts(connection, options, isolate_failures=isolate)
+        try:
+            with transaction(connection, timeout=options.query_timeout):
+                work(inserts)
+                inserts.destinations.confirm()
+        except PASSING:
+            raise
+        except DatabaseFailure:
+            if isolate or options.undeliverable_address is None:
+                raise
+            isolate = True
+        else:
+            return inserts
+
+
+def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions) -> int:
+    """
+    Insert chunks as they come, a transaction for each: delivery at least once.
+
+    A task that Spark tries again sends again, with the same message ids.
+
+    Returns:
+        How many messages were sent.
+    """
+    messages, without_subscriber = 0, Counter[str]()
+    for chunk in chunks:
+        without_subscriber += session.run_with_retries(
+            partial(send_chunk, chunk=chunk, options=options)
+        )
+        messages += chunk.num_rows
+    publish.log_without_subscriber(session.application, without_subscriber)
+    return messages
+
+
+def send_chunk(connection: Connection, chunk: pa.Table, options: SinkOptions) -> Counter[str]:
+    """Insert a chunk in a transaction of its own; return the topics that nobody subscribed to."""
+    inserts = send_in_transaction(connection, options, lambda inserts: inserts.insert(chunk))
+    inserts.log_set_aside(connection.application)
+    return inserts.without_subscriber
+
+
+class Inserts:
+    """Inserts chunks into their queues, in the transaction that is open."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        options: SinkOptions,
+        destinations: Destinations | None = None,
+        *,
+        isolate_failures: bool = False,
+    ) -> None:
+        """
+        Prepare; nothing is sent to the database yet.
+
+        Args:
+            connection: in a transaction.
+            options: the sink's.
+            destinations: which tables may be sent to; None: by the options alone.
+            isolate_failures: whether the messages for a destination that refuses are set aside, and
+                the transaction goes on.
+        """
+        self.connection = connection
+        self.options = options
+        self.destinations = destinations or Destinations(connection, options.allowed)
+        self.isolate_failures = isolate_failures
+        # lists of topics without a subscriber, and how many messages had them
+        self.without_subscriber: Counter[str] = Counter()
+        self.messages_aside = 0  # in the error queue
+        self.reasons: dict[str, SqlQueueError] = {}  # why, by destination
+        self._texts: list[str] = []  # headers of what goes to the error queue with this chunk
+        self._bodies: list[pa.ChunkedArray] = []
+
+    def insert(self, chunk: pa.Table) -> None:
+        """Insert a chunk's messages; it has the columns CHUNK_ROW, and others of CHUNK_OPTIONAL."""
+        options = self.options
+        if options.undeliverable_address is not None:
+            chunk = self._set_unreadable_aside(chunk)
+        waiting = delayed.find_waiting(chunk)
+        if waiting is not None:
+            rows = chunk.filter(waiting)
+            delayed.store_delayed(self, rows, rows_by_queue(rows, options))
+            chunk = chunk.filter(pc.invert(waiting))
+        rows = add_expires(self.connection, chunk)
+        chosen = rows_by_queue(chunk, options, self.connection)
+        topics = publish.topics_of(chunk)
+        whole = topics is None and len(chosen) == 1
+        for queue, reason in self.lock(chosen).items():
+            self.set_aside(chunk.filter(chosen.pop(queue)), queue, reason)
+        if topics is not None:
+            copies, reasons = publish.find_copies(self, topics)
+            for place, mine in copies.items():
+                if isinstance(place, str):
+                    self.set_aside(chunk.filter(mine), place, reasons[place])
+                else:
+                    chosen[place] = pc.or_(chosen[place], mine) if place in chosen else mine
+        for queue, mine in chosen.items():
+            refused = self.copy_rows(queue, add_ids(rows if whole else rows.filter(mine)))
+            if refused is not None:
+                self.set_aside(chunk.filter(mine), queue, refused)
+        self._load_set_aside()
+
+    # ------------------------------------------------------------ destinations
+
+    def lock(
+        self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
+    ) -> dict[QueueAddress, SqlQueueError]:
+        """
+        Lock destinations and check them.
+
+        Returns:
+            Those that cannot be sent to, and why.
+
+        Raises:
+            DatabaseFailure: one cannot be sent to, and failures are not isolated.
+        """
+        if not self.isolate_failures:
+            self.destinations.lock_and_check(queues, columns)
+            return {}
+        new = self.destinations.undecided(queues, columns)
+        refused = self.destinations.find_refused(new, columns)
+        for queue in new:
+            if queue not in refused:
+                reason = self._attempt(partial(self.destinations.lock, queue))
+                if reason is not None:
+                    refused[queue] = reason
+        locked = [queue for queue in new if queue not in refused]
+        return refused | self.destinations.check_locked(locked, columns)
+
+    def copy_rows(self, queue: QueueAddress, rows: pa.Table) -> SqlQueueError | None:
+        """
+        Insert rows at their destination; return why not, if it refuses them.
+
+        Raises:
+            DatabaseFailure: the destination refuses, and failures are not isolated.
+        """
+        if self.isolate_failures:
+            return self._attempt(partial(load_checked, self.connection, queue, rows))
+        self.connection.load(queue, rows)
+        return None
+
+    def _attempt(self, work: Callable[[], None]) -> SqlQueueError | None:
+        """Do something to a destination, or undo that alone; return why it failed."""
+        try:
+            with attempt(self.connection):
+                work()
+        except PASSING:
+            raise
+        except DatabaseFailure as error:
+            return error
+        return None
+
+    # ------------------------------------------------------------ messages that are set aside
+
+    def _set_unreadable_aside(self, chunk: pa.Table) -> pa.Table:
+        """Return the rows whose destination can be read; the others go to the error queue."""
+        failures: dict[str | None, dict[str, str]] = {}
+        for name in _names_of_queues(chunk):
+            try:
+                destination_of(name, self.options)
+            except BadInput as error:
+                reason = BadAddress(text="", reason=NOWHERE) if name is None else error
+                failures[name] = self._describe(name, reason)
+        if not failures:
+            return chunk
+        bad = pc.is_in(chunk["queue"], value_set=pa.array(list(failures), pa.string()))
+        topics = publish.topics_of(chunk)
+        if topics is not None:
+            bad = pc.and_(bad, pc.is_null(topics))
+        rows = chunk.filter(bad)
+        self._set_aside(rows, [failures[name] for name in rows["queue"].to_pylist()])
+        return chunk.filter(pc.invert(bad))
+
+    def set_aside(self, rows: pa.Table, place: QueueAddress | str, reason: SqlQueueError) -> None:
+        """Keep rows of a chunk for the error queue; a place that is a text is untrusted."""
+        address = place if isinstance(place, str) else self.connection.canonical(place)
+        self._set_aside(rows, [self._describe(address, reason)] * rows.num_rows)
+
+    def _describe(self, address: str | None, reason: SqlQueueError) -> dict[str, str]:
+        self.reasons.setdefault(address or "", reason)
+        return failure_headers(self.connection, address, reason)
+
+    def _set_aside(self, rows: pa.Table, failures: list[dict[str, str]]) -> None:
+        """Add the headers that say why; they replace FailedQ, and the destination of a delay."""
+        waiting = delayed.find_waiting(rows)
+        delays = [False] * rows.num_rows if waiting is None else waiting.to_pylist()
+        for text, failure, is_delayed in zip(
+            rows["headers"].to_pylist(), failures, delays, strict=True
+        ):
+            headers = parse_headers(text) or {}
+            headers.pop(FAILED_Q, None)
+            if is_delayed:
+                headers.pop(FORWARD_DESTINATION, None)
+            self._texts.append(dumps(headers | failure))
+        self._bodies.append(rows["body"])
+
+    def _load_set_aside(self) -> None:
+        """
+        Insert what was set aside into the error queue, all at once and without expiry.
+
+        Raises:
+            DatabaseFailure: the error queue refuses it, so nothing must be sent.
+        """
+        errors = self.options.undeliverable_address
+        if errors is None or not self._texts:
+            return
+        self.destinations.lock_and_check([errors])
+        parts = [part for bodies in self._bodies for part in bodies.chunks]
+        bodies = pa.chunked_array(parts, pa.binary())
+        self.connection.load(errors, rows_to_store(self._texts, bodies))
+        self.messages_aside += len(self._texts)
+        self._texts, self._bodies = [], []
+
+    def log_set_aside(self, where: str) -> None:
+        """Warn, after the commit, of messages that went to the error queue."""
+        if self.messages_aside:
+            log.warning(
+                "%s: undeliverable messages that went to the error queue: %d (%s)",
+                where,
+                self.messages_aside,
+                list_reasons([*self.reasons.values()]),
+            )
+
+
+# ---------------------------------------------------------------- which rows go where
+
+
+def rows_by_queue(
+    chunk: pa.Table, options: SinkOptions, connection: Connection | None = None
+) -> dict[QueueAddress, pa.ChunkedArray]:
+    """
+    Return which rows are sent to each queue, as booleans.
+
+    With a connection all spellings of a queue are one, so that its rows keep their order.
+    """
+    own, topics = chunk["queue"], publish.topics_of(chunk)
+    names = {name: destination_of(name, options) for name in _names_of_queues(chunk)}
+    spellings: dict[QueueAddress, list[str | None]] = {}
+    several = len(set(names.values())) > 1
+    first = unite(connection, names.values()) if connection and several else {}
+    for name, queue in names.items():
+        spellings.setdefault(first.get(queue, queue), []).append(name)
+    chosen = {
+        queue: pc.is_in(own, value_set=pa.array(texts, pa.string()))
+        for queue, texts in spellings.items()
+    }
+    if topics is None:
+        return chosen
+    return {queue: pc.and_(mine, pc.is_null(topics)) for queue, mine in chosen.items()}
+
+
+def _names_of_queues(chunk: pa.Table) -> list[str | None]:
+    """Return the distinct queues of the rows that are not published; None stands for the sink's."""
+    own, topics = chunk["queue"], publish.topics_of(chunk)
+    names: list[str | None] = pc.unique(
+        own if topics is None else own.filter(pc.is_null(topics))
+    ).to_pylist()
+    return names
+
+
+def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
+    """Return where a row goes; `name` is its own queue, untrusted, or None for the sink's."""
+    if name is None:
+        if options.address is None:
+            raise MissingOption(
+                option="queue", example="a queue's name, or a column queue without nulls"
+            )
+        return options.address
+    return parse_destination("queue (column)", name, options.naming)
+
+
+def check_tables(connection: Connection, options: SinkOptions) -> None:
+    """
+    Make sure that the tables that the options name are there; no transaction is open.
+
+    Raises:
+        QueueNotFound, NotAQueue, DestinationRefused, DelayedQueueNotFound, SubscriptionsNotFound.
+    """
+    named = (options.address, options.undeliverable_address)
+    with transaction(connection, timeout=options.query_timeout):
+        destinations = Destinations(connection, options.allowed)
+        refused = destinations.find_refused(each for each in named if each is not None)
+        for reason in refused.values():
+            raise reason
+        if options.delayed_address is not None:
+            delayed.check_table(destinations, options.delayed_address)
+        if options.names_subscriptions:
+            publish.check_table(connection, options.subscription_address)
+
+
+# ---------------------------------------------------------------- columns
+
+
+def add_expires(connection: Connection, chunk: pa.Table) -> pa.Table:
+    """Return a queue's columns but for ids; `expires` is the database's time plus the lifetime."""
+    legacy = [field.name for field in CHUNK_LEGACY if field.name in chunk.column_names]
+    rows, lifetime = chunk.select(["headers", "body", *legacy]), chunk["lifetime"]
+    if lifetime.null_count == len(lifetime):
+        return rows
+    now = connection.rows("clock")[0][0]
+    later = pc.multiply(lifetime, 1000).cast(pa.duration("us"))
+    return rows.append_column("expires", pc.add(pa.scalar(now, pa.timestamp("us")), later))
+
+
+def add_ids(rows: pa.Table) -> pa.Table:
+    """Return the rows with new, rising ids: each copy of a message is a row of its own."""
+    ids = pa.py_buffer(rising_ids(rows.num_rows, time.time()))
+    column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows.num_rows, [None, ids])
+    return rows.append_column("id", column)

@@ -1,1 +1,0 @@
-"""From the rows of a frame to messages: columns, headers and delays."""

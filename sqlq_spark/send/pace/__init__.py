@@ -1,1 +1,0 @@
-"""Protect the endpoints: a task waits for a rate, and for the backlog of its destinations."""

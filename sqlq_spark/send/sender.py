@@ -1,0 +1,309 @@
+"""
+Rows of a DataFrame → messages in chunks: ids, headers and lifetimes, built in columns.
+
+The headers are complete when they leave the executor. The driver copies them as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sqlq_spark.errors import BadOption
+from sqlq_spark.options.names import parse_destination
+from sqlq_spark.send.frame import MOMENT, TOPICS, Frame
+from sqlq_spark.send.own_headers import OwnTexts, default
+from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.header_columns import HEADER_COLUMNS, with_legacy_columns
+from sqlq_spark.wire.headers import SEPARATOR
+from sqlq_spark.wire.rows import id_texts, random_ids, split_by_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from sqlq_spark.options import SinkOptions
+    from sqlq_spark.send.own_headers import Own
+    from sqlq_spark.wire.address import QueueAddress
+
+# a row of a chunk; `queue` null is the sink's own
+CHUNK_ROW = pa.schema(
+    [
+        pa.field("queue", pa.string()),
+        pa.field("headers", pa.string()),
+        pa.field("body", pa.binary()),
+        pa.field("lifetime", pa.int64()),  # milliseconds until it expires
+    ]
+)
+# columns that follow, in this order, where the frame or an option asks for them
+CHUNK_DELAYS = {  # a row has one of them or neither
+    "delay": pa.field("delay", pa.int64()),  # milliseconds
+    "due": pa.field("due", pa.timestamp("us")),  # UTC
+}
+CHUNK_TOPICS = pa.field("topics", TOPICS)
+CHUNK_LEGACY = [pa.field(name.lower(), pa.string()) for name in HEADER_COLUMNS]
+CHUNK_OPTIONAL = (*CHUNK_DELAYS.values(), CHUNK_TOPICS, *CHUNK_LEGACY)
+
+CHUNK_BYTES = 16 << 20
+
+UNNAMED = "Spark"  # where neither the query nor the application has a name that we know
+# headers that say who sent a message
+SENT_BY = frozenset({wire.ORIGINATING_MACHINE, wire.ORIGINATING_ENDPOINT, wire.HOST_ID})
+# headers of a message that another sender made
+SENT_BEFORE = (wire.MESSAGE_ID, wire.TIME_SENT, wire.FAILED_Q)
+# An endpoint does not report such a message. It goes to the audit queue as if it was handled, and
+# nothing is in the error queue (tried with NServiceBus 9.2 and 10.2).
+EMPTY = (
+    "body is empty, and the message has a type: an endpoint runs no handler for it, and reports no "
+    "error. Give it a body, such as {}, or the header NServiceBus.ControlMessage with the value "
+    "True if its receiver expects a message without a body"
+)
+
+
+def own_clock() -> datetime:
+    """Return this machine's time."""
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SentBy:
+    """
+    The sender of a write, by whose headers ServiceControl and ServicePulse know an endpoint.
+
+    The driver makes it, so that each attempt of a task writes the same. A host id is 32 hexadecimal
+    digits, as endpoints write it (seen with NServiceBus 10.2). Theirs is a hash of the program's
+    path and the machine, ours of the sender's name and the machine.
+    """
+
+    endpoint: str
+    machine: str
+    host_id: str
+
+    @classmethod
+    def here(cls, endpoint: str | None) -> SentBy:
+        """Return the sender of this name on this machine."""
+        name, machine = endpoint or UNNAMED, socket.gethostname()
+        digest = hashlib.sha256(f"{name}\0{machine}".encode()).hexdigest()
+        return cls(endpoint=name, machine=machine, host_id=digest[:32])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sender:
+    """Turns the rows of one task into messages."""
+
+    options: SinkOptions
+    partition: int
+    seed: bytes | None = None  # the same seed gives the same message ids again
+    sent: datetime | None = None
+    clock: Callable[[], datetime] = own_clock  # decides what has expired since it was received
+    # writes an address as messages hold it; None: as the database writes addresses
+    own_address: Callable[[QueueAddress], str] | None = None
+    # whether a row's own queue overrides the option `queue`, as on the command line
+    rows_choose: bool = False
+    sent_by: SentBy | None = None  # None: only the option originatingEndpoint is written
+
+    def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        """Yield messages in tables of CHUNK_ROW, each of about CHUNK_BYTES at most."""
+        held: list[pa.Table] = []
+        weight = row = 0
+        for batch in batches:
+            messages = self.messages(batch, row)
+            row += batch.num_rows
+            for part in split_by_size(messages, CHUNK_BYTES):
+                if held and weight + part.nbytes > CHUNK_BYTES:
+                    yield pa.concat_tables(held)
+                    held, weight = [], 0
+                held.append(part)
+                weight += part.nbytes
+        if held:
+            yield pa.concat_tables(held)
+
+    def messages(self, batch: pa.RecordBatch, row: int) -> pa.Table:
+        """Return the messages of a record batch; its first row is row `row` of the partition."""
+        frame, options = Frame(batch, self.partition, row), self.options
+        lifetime = frame.lifetimes(options.time_to_be_received)
+        if options.as_received:
+            lifetime = pc.coalesce(frame.remaining(self.clock), lifetime)
+        if options.address is None or self.rows_choose:
+            queues = frame.text("queue")
+        else:
+            queues = pa.nulls(frame.rows, pa.string())
+        topics = frame.topics(queues, options)
+        delays = frame.delays(lifetime)
+        headers = self._headers(frame, queues, lifetime, topics, delays)
+        columns = [queues, headers, frame.body(), lifetime]
+        if options.undeliverable_address is None:
+            frame.check_queues(queues, topics, options)
+        messages = pa.Table.from_arrays(columns, schema=CHUNK_ROW)
+        for name, column in delays.items():
+            messages = messages.append_column(CHUNK_DELAYS[name], column)
+        if topics is not None:
+            messages = messages.append_column(CHUNK_TOPICS, topics)
+        return with_legacy_columns(messages) if options.fills_legacy_columns else messages
+
+    def _write(self, address: QueueAddress) -> str:
+        return (self.own_address or self.options.naming.print_address)(address)
+
+    def _forward_destinations(self, frame: Frame, queues: pa.Array, delayed: pa.Array) -> pa.Array:
+        """Return where delayed rows go when they are due; null for others, and for no address."""
+        if not pc.any(delayed).as_py():
+            return pa.nulls(frame.rows, pa.string())
+
+        def read(name: str) -> str | None:
+            try:
+                return self._write(parse_destination("queue", name, self.options.naming))
+            except BadOption:
+                return None  # see `Frame.check_queues` and the option `undeliverable`
+
+        places = frame.convert(queues, pa.string(), read)
+        if self.options.address is not None:
+            places = pc.if_else(queues.is_null(), self._write(self.options.address), places)
+        return pc.if_else(delayed, places, None)
+
+    def _headers(
+        self,
+        frame: Frame,
+        queues: pa.Array,
+        lifetime: pa.Array,
+        topics: pa.Array | None,
+        delays: dict[str, pa.Array],
+    ) -> pa.Array:
+        """
+        Return the header texts of a record batch: defaults first, then the row's own headers.
+
+        A default is computed only where some row lacks the header.
+        """
+        options, by, sent = self.options, self.sent_by, self.sent or own_clock()
+        fresh = random_ids(2 * frame.rows, seed=self.seed, first=2 * frame.row)
+
+        @cache
+        def message_ids() -> pa.Array:
+            return pc.coalesce(frame.text("id"), id_texts(fresh[::2]))
+
+        own, deliver_at = frame.headers(), _deliver_at(delays, sent, frame.rows)
+        forward = self._forward_destinations(frame, queues, deliver_at.is_valid())
+        if options.as_received:
+            return _as_received(own, message_ids(), forward)
+        explicit = {
+            wire.CORRELATION_ID: frame.text("correlationId"),
+            wire.REPLY_TO_ADDRESS: frame.reply_addresses(own, options.naming, self._write),
+            wire.DELIVER_AT: deliver_at,
+            wire.FORWARD_DESTINATION: forward,
+        }
+        own = own.without(explicit)
+        _refuse_empty_bodies(frame, own, options, topics)
+        reply_to = options.reply_to_address
+        intent: pa.Array | str = options.intent
+        types: pa.Array | str | None = options.message_type
+        if topics is not None:
+            intent = pc.if_else(topics.is_valid(), "Publish", intent)
+            types = types or pc.binary_join(topics, SEPARATOR)
+        defaults: dict[str, Callable[[], pa.Array | str | None]] = {
+            wire.MESSAGE_ID: message_ids,
+            wire.MESSAGE_INTENT: lambda: intent,
+            wire.CONVERSATION_ID: lambda: id_texts(fresh[1::2]),
+            wire.CORRELATION_ID: lambda: pc.coalesce(
+                explicit[wire.CORRELATION_ID], own.text(wire.MESSAGE_ID), message_ids()
+            ),
+            wire.REPLY_TO_ADDRESS: lambda: (
+                explicit[wire.REPLY_TO_ADDRESS]
+                if reply_to is None
+                else pc.coalesce(explicit[wire.REPLY_TO_ADDRESS], self._write(reply_to))
+            ),
+            wire.ORIGINATING_MACHINE: lambda: by and by.machine,
+            wire.ORIGINATING_ENDPOINT: lambda: by.endpoint if by else options.originating_endpoint,
+            wire.HOST_ID: lambda: by and by.host_id,
+            wire.ENCLOSED_MESSAGE_TYPES: lambda: types,
+            wire.CONTENT_TYPE: lambda: options.content_type,
+            wire.TIME_SENT: lambda: wire.wire_time(sent),
+            wire.TIME_TO_BE_RECEIVED: lambda: frame.convert(
+                lifetime, pa.string(), wire.format_span
+            ),
+        }
+        if delays:
+            defaults[wire.DELIVER_AT] = lambda: deliver_at
+            defaults[wire.FORWARD_DESTINATION] = lambda: forward
+        unsent, parts = own.missing(wire.TIME_SENT), []
+        for name, compute in defaults.items():
+            missing = unsent if name == wire.TIME_SENT else own.missing(name)
+            stated = name == wire.ORIGINATING_ENDPOINT and options.originating_endpoint is not None
+            if name in SENT_BY and not stated:
+                # a message that is sent on does not get headers of two senders
+                missing = pc.and_(missing, unsent)
+            value = compute() if pc.any(missing).as_py() else None
+            if isinstance(value, str) or (value is not None and value.null_count < len(value)):
+                parts.append(default(name, value, missing))
+        return _join(*parts, own.members())
+
+
+def _join(*members: pa.Array) -> pa.Array:
+    inner = pc.binary_join_element_wise(*members, ",", null_handling="skip")
+    return pc.binary_join_element_wise("{", inner, "}", "")
+
+
+def _as_received(own: Own, message_ids: pa.Array, forward: pa.Array) -> pa.Array:
+    """
+    Return header texts as they came, byte for byte; for an exception see `OwnTexts`.
+
+    A message without the header MessageId gets it: its id is that of its row, which changes. A
+    delayed one gets its destination.
+    """
+    own = own.without({wire.FORWARD_DESTINATION: forward})
+    unnamed, undirected = own.missing(wire.MESSAGE_ID), own.missing(wire.FORWARD_DESTINATION)
+    texts = _join(
+        default(wire.MESSAGE_ID, message_ids, unnamed),
+        own.members(),
+        default(wire.FORWARD_DESTINATION, forward, undirected),
+    )
+    if not isinstance(own, OwnTexts):
+        return texts
+    changed = pc.or_(unnamed, pc.and_(forward.is_valid(), undirected))
+    return pc.if_else(changed, texts, own.objects)
+
+
+def _refuse_empty_bodies(
+    frame: Frame, own: Own, options: SinkOptions, topics: pa.Array | None
+) -> None:
+    """
+    Refuse a row that is made here, has a type, has zero bytes, and is no control message.
+
+    Messages that another sender made have an id or a time from there. `forward` and the functions
+    like it give their rows the column `id`, also where the message has no such header.
+    """
+    empty = pc.equal(pc.binary_length(frame.batch.column("body")), 0)
+    if not pc.any(empty).as_py():
+        return
+    own_type = pc.fill_null(
+        pc.not_equal(own.text(wire.ENCLOSED_MESSAGE_TYPES), ""), fill_value=False
+    )
+    sink_type = own.missing(wire.ENCLOSED_MESSAGE_TYPES)
+    if options.message_type is None:
+        sink_type = pc.and_(sink_type, False if topics is None else topics.is_valid())
+    exempt = pc.fill_null(
+        pc.equal(pc.utf8_lower(own.text(wire.CONTROL_MESSAGE)), "true"), fill_value=False
+    )
+    exempt = pc.or_(exempt, pc.and_(own_type, frame.text("id").is_valid()))
+    for name in SENT_BEFORE:
+        exempt = pc.or_(exempt, pc.invert(own.missing(name)))
+    typed = pc.or_(own_type, sink_type)
+    frame.refuse(pc.and_not(pc.and_(empty, typed), exempt), EMPTY)
+
+
+def _deliver_at(delays: dict[str, pa.Array], sent: datetime, rows: int) -> pa.Array:
+    """Return the header DeliverAt; `sent` is when a delay starts, for this header only."""
+    if not delays:
+        return pa.nulls(rows, pa.string())
+    moments = []
+    if "due" in delays:
+        moments.append(delays["due"])
+    if "delay" in delays:
+        wait = pc.multiply(delays["delay"], 1000).cast(pa.duration("us"))
+        moments.append(pc.add(pa.scalar(sent, MOMENT).cast(pa.timestamp("us")), wait))
+    texts = pc.strftime(pc.coalesce(*moments), "%Y-%m-%d %H:%M:%S")
+    return pc.binary_join_element_wise(pc.replace_substring(texts, ".", ":"), "Z", " ")

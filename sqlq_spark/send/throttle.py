@@ -1,0 +1,352 @@
+"""
+Where a sink waits, as the options maxMessagesPerSecond and pauseAboveBacklog ask.
+
+Tasks wait, not the driver. Measured on Spark 4.2, when a query is stopped: Spark ends a waiting
+task after three seconds. A wait in the driver's Python worker goes on, and `stop` does not return.
+
+With delivery=exactlyOnce a task waits after it has staged its messages: the driver dispatches when
+all tasks have ended. One task is enough to keep the dispatch waiting, so only the first one waits
+for the rate and for the destinations of the options. The others end, and free their cores. Each
+task waits for destinations that its own rows name.
+
+With delivery=atLeastOnce a task waits before each chunk.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+
+import pyarrow.compute as pc
+
+from sqlq_spark.database import transaction
+from sqlq_spark.database.sessions import Session, StateSession
+from sqlq_spark.database.trust import RETURNED, Destinations, find_destinations
+from sqlq_spark.errors import (
+    BadAddress,
+    BadInput,
+    BadOption,
+    DestinationRefused,
+    NotAQueue,
+    QueueNotFound,
+    RightMissing,
+    StateNotInstalled,
+    SubscriptionsNotFound,
+)
+from sqlq_spark.send import publish
+from sqlq_spark.send.delayed import find_waiting
+from sqlq_spark.send.dispatch import last_sent
+from sqlq_spark.send.insert import destination_of
+from sqlq_spark.wire.headers import full_name
+from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import pyarrow as pa
+
+    from sqlq_spark.database import Connection
+    from sqlq_spark.options import SinkOptions
+    from sqlq_spark.send.staging import Staged
+    from sqlq_spark.wire.address import QueueAddress
+
+log = logging.getLogger("sqlq_spark")
+T = TypeVar("T")
+# destinations, untrusted: ("topic", its name), ("queue", its name or None for that of the options)
+Names: TypeAlias = "set[tuple[str, str | None]]"
+
+REMINDER = 600.0  # seconds after which a wait is logged again
+PAUSE = 1.0  # seconds between looks at a backlog
+PAUSE_SHARE = 10.0  # of the time that a look took: dead rows that a snapshot keeps make it slow
+LONGEST_PAUSE = 60.0  # seconds between looks at the clock
+COUNTED = 100_000  # messages that a look counts at most, if the limit is less; they take 12 ms
+
+
+def wait_before_dispatch(
+    options: SinkOptions, staged: Staged, partition: int, names: Names
+) -> None:
+    """
+    Wait until the driver may dispatch what a task staged, as far as this task decides it.
+
+    No connection is held during a pause. `names` are those of the task's rows.
+    """
+    sink, batch, first = staged.sink, staged.batch, partition == 0
+    name = f"sink {sink}/{batch}/{partition}"
+
+    def run(work: Callable[[Connection], T]) -> T:
+        # this session leaves its connection to the next one
+        with StateSession(options, name, worker=True, reached=True) as session:
+            return session.run_with_retries(work)
+
+    if first and options.max_rate is not None:
+        rate = options.max_rate
+        left = run(lambda connection: read_seconds_left(connection, options, sink, batch, rate))
+        _wait_for_rate(time.monotonic() + left, rate, name)
+    common = names_of_options(options)
+    own, query = names | common if first else names - common, staged.origin.query_id
+    _wait_for_backlog(options, own, name, query, run)
+
+
+def wait_before_chunks(
+    session: Session, chunks: Iterable[pa.Table], options: SinkOptions, query: str | None
+) -> Iterator[pa.Table]:
+    """
+    Pass chunks on, each when it may be inserted.
+
+    No transaction is open in the session, which reconnects if the server ended it. `query` is
+    Spark's id.
+    """
+    for chunk in chunks:
+        _wait_for_backlog(
+            options, names_of_chunk(chunk), session.application, query, session.run_with_retries
+        )
+        yield chunk
+
+
+class Reason(NamedTuple):
+    """What a wait waits for."""
+
+    text: str
+    pause: float  # seconds until another look is worthwhile
+
+
+def wait_while(
+    look: Callable[[], Reason | None],
+    name: str,
+    *,
+    level: int = logging.WARNING,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """
+    Return when there is no reason to wait any more.
+
+    A wait has no end of its own. Spark ends the process of a task when its query is stopped. One
+    line is logged when the wait begins, a warning every REMINDER seconds, and one line at the end.
+
+    Args:
+        look: returns the reason, or None; it holds no transaction open afterwards.
+        name: of what waits, for the log.
+        level: of the first line and the last.
+        clock: monotonic seconds.
+        sleep: passes seconds.
+    """
+    began = clock()
+    reason = look()
+    if reason is None:
+        return
+    log.log(level, "%s waits: %s", name, reason.text)
+    remind = began + REMINDER
+    while reason is not None:
+        sleep(reason.pause)
+        reason = look()
+        if clock() >= remind and reason is not None:
+            log.warning("%s still waits, %d s: %s", name, clock() - began, reason.text)
+            remind = clock() + REMINDER
+    log.log(level, "%s waited %.1f s and goes on", name, clock() - began)
+
+
+# ---------------------------------------------------------------- for maxMessagesPerSecond
+
+
+def _wait_for_rate(until: float, rate: int, name: str) -> None:
+    def look() -> Reason | None:
+        left = until - time.monotonic()
+        text = f"{left:.1f} s until the next batch (maxMessagesPerSecond={rate})"
+        return Reason(text, min(left, LONGEST_PAUSE)) if left > 0 else None
+
+    # such a wait comes with each batch, so it is no warning
+    wait_while(look, name, level=logging.INFO)
+
+
+def read_seconds_left(
+    connection: Connection, options: SinkOptions, sink: str, batch: int, rate: int
+) -> float:
+    """Return how long the batch must wait; 0 for one that was sent before."""
+    with transaction(connection, timeout=options.query_timeout):
+        sent = last_sent(connection, sink)
+    if sent is None or sent.batch >= batch:
+        return 0.0
+    return seconds_left(sent.messages, sent.seconds, rate)
+
+
+def seconds_left(messages: int, seconds: float, rate: int) -> float:
+    """
+    Return how long the next dispatch must still wait, from 0 to messages/rate seconds.
+
+    A dispatch is one transaction, so the pause is between batches. After a batch of n messages, the
+    next one begins n/rate seconds later at the earliest. Within any t seconds, at most rate·t
+    messages and one batch become visible.
+
+    Args:
+        messages: of the last dispatch.
+        seconds: since it began. If the database's clock was set back they are negative, and the
+            wait is not longer for it.
+        rate: messages per second, >= 1.
+    """
+    pause = messages / rate
+    return min(max(0.0, pause - seconds), pause)
+
+
+# ---------------------------------------------------------------- for pauseAboveBacklog
+
+
+def names_of_options(options: SinkOptions) -> Names:
+    """Return what the options name."""
+    if options.topics is not None:
+        return {("topic", topic) for topic in options.topics}
+    return set() if options.address is None else {("queue", None)}
+
+
+def names_of_chunk(chunk: pa.Table) -> Names:
+    """
+    Return what the rows of a chunk name.
+
+    Those of delayed rows are left out. They reach their queue only when they are due.
+    """
+    waiting = find_waiting(chunk)
+    if waiting is not None:
+        chunk = chunk.filter(pc.invert(waiting))
+    own, topics, names = chunk["queue"], publish.topics_of(chunk), set()
+    if topics is not None:
+        names = {("topic", topic) for topic in pc.unique(pc.list_flatten(topics)).to_pylist()}
+        own = own.filter(pc.is_null(topics))
+    return names | {("queue", queue) for queue in pc.unique(own).to_pylist()}
+
+
+def record_names(chunks: Iterable[pa.Table], names: Names) -> Iterator[pa.Table]:
+    """Pass chunks on, and add what their rows name."""
+    for chunk in chunks:
+        names |= names_of_chunk(chunk)
+        yield chunk
+
+
+def _find_queues(connection: Connection, options: SinkOptions, names: Names) -> list[QueueAddress]:
+    """
+    Return the queues of names, those of subscribers among them, in a constant order.
+
+    Names that lead to no queue are left out: the dispatch reports them. Topics need a transaction.
+    """
+    queues: list[QueueAddress] = []
+    by_topic: dict[str, list[publish.Subscription]] = {}
+    if any(kind == "topic" for kind, _ in names):
+        with suppress(SubscriptionsNotFound):
+            by_topic = publish.cache.by_topic(connection, options.url, options.subscription_address)
+    for kind, name in sorted(names, key=str):
+        if kind == "queue":
+            with suppress(BadInput):
+                queues.append(destination_of(name, options))
+            continue
+        for each in by_topic.get(full_name(name or ""), []):
+            with suppress(BadAddress):
+                queues.append(connection.names.parse_address(each.address))
+    return list(dict.fromkeys(map(connection.names.qualify, queues)))
+
+
+def _wait_for_backlog(
+    options: SinkOptions,
+    names: Names,
+    name: str,
+    query: str | None,
+    run: Callable[[Callable[[Connection], Any]], Any],
+) -> None:
+    """Wait while the backlog of a destination is above the limit, if there is one."""
+    if options.pause_above is None or not names:
+        return
+    if query is not None:
+        run(partial(check_source, options=options, names=names, query=query))
+
+    def look() -> Reason | None:
+        began = time.monotonic()
+        text = run(partial(find_backlog, options=options, names=names))
+        pause = max(PAUSE, PAUSE_SHARE * (time.monotonic() - began))
+        return None if text is None else Reason(text, pause)
+
+    wait_while(look, name)
+
+
+def check_source(connection: Connection, options: SinkOptions, names: Names, query: str) -> None:
+    """
+    Refuse to wait for a queue that the query itself receives from: it would wait for itself.
+
+    A login that may not read receipts, as that of a sender, is not checked. No transaction is open;
+    `query` is Spark's id.
+
+    Raises:
+        BadOption.
+    """
+    try:
+        with transaction(connection, timeout=options.query_timeout):
+            rows = connection.rows("query_queues", query_id=query)
+            queues = _find_queues(connection, options, names) if rows else []
+    except (RightMissing, StateNotInstalled):
+        return
+    own = set(connection.identities([connection.names.parse_address(queue) for (queue,) in rows]))
+    for queue, identity in zip(queues, connection.identities(queues), strict=True):
+        if identity in own:
+            raise BadOption(
+                option="pauseAboveBacklog",
+                found=str(options.pause_above),
+                expected="no limit, because this query receives from "
+                f"{connection.printed(queue)} and would wait for itself",
+            )
+
+
+def find_backlog(connection: Connection, options: SinkOptions, names: Names) -> str | None:
+    """
+    Say which destination has a backlog above the limit, for a line of the log; None: none has.
+
+    A look is a short transaction that counts with the statement `peek`, and locks no message. No
+    transaction is open before it.
+
+    Raises:
+        RightMissing: this login may not read a destination.
+    """
+    limit = options.pause_above or 0
+    most = max(limit + 1, COUNTED)
+    with transaction(connection, timeout=options.query_timeout):
+        queues = _find_queues(connection, options, names)
+    for queue in queues:
+        messages = _count_waiting(connection, queue, options, most)
+        if messages > limit:
+            counted = f"{messages}{' or more' if messages >= most else ''}"
+            where = connection.printed(queue)
+            return f"{counted} messages wait in {where} (pauseAboveBacklog={limit})"
+    return None
+
+
+def _count_waiting(
+    connection: Connection, queue: QueueAddress, options: SinkOptions, most: int
+) -> int:
+    """
+    Count what waits in a queue, up to `most`; 0 for one that cannot be sent to.
+
+    Rows name queues that are untrusted, so a table is checked as before an INSERT: a SELECT from a
+    view would run its owner's code.
+
+    Raises:
+        RightMissing: this login may not read it, but may send to it.
+    """
+    try:
+        with transaction(connection, timeout=options.query_timeout):
+            Destinations(connection, options.allowed).lock_and_check([queue], RETURNED)
+            (row,) = connection.rows(
+                "peek",
+                tables={"queue": queue},
+                first=LOWEST_SEQ,
+                last=HIGHEST_SEQ,
+                messages=most,
+                grain=most,
+            )
+            return row[0] or 0
+    except (QueueNotFound, NotAQueue, DestinationRefused):
+        return 0  # the dispatch reports it
+    except RightMissing:
+        with transaction(connection, timeout=options.query_timeout):
+            found = find_destinations(connection, [queue], RETURNED).get(queue)
+        if found is not None and found.may_insert:
+            raise
+        return 0
