@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 13760, "tokens": 75302},
-    "everything else": {"files": 103, "lines": 14389, "tokens": 77865},
+    "core": {"files": 63, "lines": 13757, "tokens": 75300},
+    "everything else": {"files": 103, "lines": 14389, "tokens": 77864},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1355},
-    "package": {"files": 166, "lines": 28149, "tokens": 153167},
+    "package": {"files": 166, "lines": 28146, "tokens": 153164},
     "sql": {"statement lines": 2560},
-    "tests": {"files": 303, "lines": 53809, "tokens": 360672},
+    "tests": {"files": 305, "lines": 54000, "tokens": 362493},
     "words": {"words": 69867},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

@@ -290,12 +290,9 @@ def find_code(
     """
     if not tables:
         return {}
-    places = [
-        {**place, "identity": identity}
-        for place, identity in zip(
-            places_of(connection.names, list(tables)), tables.values(), strict=True
-        )
-    ]
+    places = places_of(connection.names, [*tables])
+    for place, identity in zip(places, tables.values(), strict=True):
+        place["identity"] = identity
     asked = json.dumps(places)
     return dict(connection.rows("table_code", places=asked, action=action, source_table=source))
 
