@@ -290,12 +290,9 @@ def find_code(
     """
     if not tables:
         return {}
-    places = [
-        {**place, "identity": identity}
-        for place, identity in zip(
-            places_of(connection.names, list(tables)), tables.values(), strict=True
-        )
-    ]
+    places = places_of(connection.names, [*tables])
+    for place, identity in zip(places, tables.values(), strict=True):
+        place["identity"] = identity
     asked = json.dumps(places)
     return dict(connection.rows("table_code", places=asked, action=action, source_table=source))
 
@@ -357,8 +354,3 @@ def pattern(text: str) -> re.Pattern[str]:
 def fits(text: str, name: str) -> bool:
     """Whether a pattern matches a whole name."""
     return pattern(text).fullmatch(name) is not None
-
-
-def without_server(reason: SqlQueueError, connection: Connection) -> str:
-    """Return a reason without the url: headers that contain it may leave this database."""
-    return str(reason).replace(connection.server, "this database")
