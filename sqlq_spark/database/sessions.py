@@ -98,7 +98,7 @@ class Session:
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         if self._worker and failed is None and self._connection is not None:
-            idle.keep(self._key, self._connection, IDLE)
+            idle.keep(self._key, self._connection)
             self._connection = None
         self.close()
 
@@ -201,9 +201,9 @@ class Idle:
             timer.cancel()
         return connection
 
-    def keep(self, key: object, connection: Connection, seconds: float) -> None:
+    def keep(self, key: object, connection: Connection) -> None:
         """Keep a connection that has no open transaction; close a second one for the same key."""
-        timer = threading.Timer(seconds, self._close, (key, connection))
+        timer = threading.Timer(IDLE, self._close, (key, connection))
         timer.daemon = True
         with self._lock:
             full = key in self._kept
