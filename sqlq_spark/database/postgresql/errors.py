@@ -103,8 +103,12 @@ class Place:
 
 
 def read_error(error: Error) -> Failure:
-    """Read a driver's error."""
-    return Failure(_sqlstate(error), sentence(error))
+    text = sentence(error)
+    state: Any = getattr(error, "sqlstate", None)
+    if not state:  # a bulk insert into an absent table, or column, which the driver looks for
+        absent = "42P01" if "does not exist" in str(error) else "?????"
+        state = "42703" if text.startswith('Column "') else absent
+    return Failure(str(state), text)
 
 
 def sentence(error: Error) -> str:
@@ -115,16 +119,6 @@ def sentence(error: Error) -> str:
     )
     text = found[1] if found else text.rpartition("[libpq]")[2]
     return " ".join(text.split())
-
-
-def _sqlstate(error: Error) -> str:
-    """Return the SQLSTATE; a bulk insert into an absent table, or column, has none."""
-    known: Any = getattr(error, "sqlstate", None)
-    if known:
-        return str(known)
-    if sentence(error).startswith('Column "'):  # the driver's own words
-        return "42703"
-    return "42P01" if "does not exist" in str(error) else "?????"
 
 
 def connection_error(server: str, text: str) -> errors.DatabaseFailure:
@@ -145,7 +139,6 @@ def connection_error(server: str, text: str) -> errors.DatabaseFailure:
 
 
 def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
-    """Return the error for a statement that failed."""
     statement, text, state = place.statement, failure.text, failure.state
     kind = errors.StatementRefused if state.startswith(LASTING) else errors.StatementFailed
     found: errors.DatabaseFailure = kind(statement=statement, code=state, reason=text)
