@@ -298,7 +298,6 @@ def describe_value(found: object) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the error's class and sentence in one line."""
     text = " ".join(str(error).split())
     cut = "…" if len(text) > LONGEST_REASON else ""
     return f"{type(error).__qualname__}: {text[:LONGEST_REASON]}{cut}"

@@ -189,7 +189,6 @@ class Destinations:
     def undecided(
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
     ) -> list[QueueAddress]:
-        """Return the tables that were not checked yet."""
         held = self._held.get(tuple(columns), {})
         return [queue for queue in dict.fromkeys(queues) if queue not in held]
 
@@ -341,5 +340,4 @@ def pattern(text: str) -> re.Pattern[str]:
 
 
 def fits(text: str, name: str) -> bool:
-    """Whether a pattern matches a whole name."""
     return pattern(text).fullmatch(name) is not None

@@ -30,6 +30,7 @@ BINARY_ORDER = "Latin1_General_100_BIN2"
 UNFIT = "BEGIN; THROW 51901, N'characters of Headers do not fit', 1; END;"
 
 BINARY = {"body", "payload"}  # values that are bytes where they are not null
+NUMBERS = {bool: "bit", int: "bigint", float: "float"}
 SHORT_TEXT, SHORT_BYTES = 4000, 8000  # what a parameter holds without (max)
 
 # columns of a bulk insert: Arrow's name → the table's, and its type
@@ -129,14 +130,10 @@ def type_of(name: str, value: Value) -> str:
     """Return the type of a parameter; few sizes only, so that the server reuses plans."""
     if value is None:
         return "varbinary(max)" if name in BINARY else "nvarchar(4000)"
-    if isinstance(value, bool):
-        return "bit"
-    if isinstance(value, int):
-        return "bigint"
-    if isinstance(value, float):
-        return "float"
     if isinstance(value, bytes):
         return "varbinary(8000)" if len(value) <= SHORT_BYTES else "varbinary(max)"
+    if not isinstance(value, str):
+        return NUMBERS[type(value)]
     units = len(value.encode("utf-16-le", "surrogatepass")) // 2
     return "nvarchar(4000)" if units <= SHORT_TEXT else "nvarchar(max)"
 

@@ -132,9 +132,8 @@ class Connection(database.Connection):
         application: str,
     ) -> None:
         super().__init__(
-            server=target.server, state=state, timeout=timeout, application=application
+            raw, server=target.server, state=state, timeout=timeout, application=application
         )
-        self._raw = raw
         self._driver = driver
         self._open = False  # a transaction
         self._savepoint = False  # whether a failure undoes only what came since
@@ -147,8 +146,8 @@ class Connection(database.Connection):
         """Make the session's own settings, and read which database it is in."""
         self._raw.timeout = whole_seconds(self._timeout)
         context = f"SET CONTEXT_INFO {context_info(self.application)}"
-        text = f"/* sqlqueue:connect */ {SETTINGS}; {context}; {CATALOG}"
-        self.catalog = next((name for (name,) in self._do("connect", text, (), {})), None)
+        found = self._do("connect", f"{SETTINGS}; {context}; {CATALOG}", {})
+        self.catalog = next((name for (name,) in found), None)
 
     def rows(
         self,
@@ -161,18 +160,7 @@ class Connection(database.Connection):
         text = self._fill_names(STATEMENTS[statement], tables)
         if statement in DIRECT:
             return self._direct(statement, text, values)
-        return self.call(statement, text, values, tables)
-
-    def call(
-        self,
-        statement: str,
-        text: str,
-        values: Mapping[str, Value],
-        tables: dict[str, QueueAddress],
-    ) -> list[Row]:
-        """Execute a text whose names are put in, and return the rows of all its results."""
-        sql, bound = build_call(statement, text, values, guarded=self._open)
-        return self._do(statement, sql, bound, tables)
+        return self._do(statement, text, tables, values)
 
     def arrow(
         self,
@@ -210,8 +198,7 @@ class Connection(database.Connection):
             name: json.dumps(value) if isinstance(value, list) else int(value)
             for name, value in numbers.items()
         }
-        sql, bound = build_call(statement, text, values, guarded=self._open)
-        with self._executed(statement, sql, bound, tables) as cursor:
+        with self._executed(statement, text, tables, values) as cursor:
             while not cursor.description and cursor.nextset():
                 pass  # statements before the rows have no result
             found = fetch_table(cursor)
@@ -235,7 +222,7 @@ class Connection(database.Connection):
         size = max(1, min(MOST_ROWS, MOST_BYTES // each))
         for first in range(0, rows.num_rows, size):
             values = {"rows": json_rows(rows.slice(first, size))}
-            self.call("load", text, values, tables)
+            self._do("load", text, tables, values)
 
     def store(self, table: str, rows: pa.Table) -> None:
         """Insert one row, because the server stores a large value in pages."""
@@ -247,7 +234,7 @@ class Connection(database.Connection):
         parameters = ", ".join(f"@{name}" for name in values)
         target = f"{SQLSERVER.quote_name(self.state)}.{SQLSERVER.quote_name(table)}"
         text = f"INSERT INTO {target} ({names}) VALUES ({parameters})"  # noqa: S608 - quoted
-        self.call(f"store {table}", text, values, {})
+        self._do(f"store {table}", text, {}, values)
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         found = self.rows("queue_columns", tables={"queue": queue})
@@ -308,7 +295,7 @@ class Connection(database.Connection):
         seek = False
         if "{seek}" in text:
             due_index = fill_names(DUE_INDEX, self.state, tables)
-            seek = bool(self.call("due_index", due_index, {}, tables))
+            seek = bool(self._do("due_index", due_index, tables, {}))
         return fill_names(
             text,
             self.state,
@@ -346,17 +333,22 @@ class Connection(database.Connection):
             self._raw.timeout = whole_seconds(self._timeout)
         if statement == "begin":
             self._columns.clear()  # tables may have been created again
-        found = self._do(statement, f"/* sqlqueue:{statement} */ {text}", (), {})
+        found = self._do(statement, text, {})
         self._open = statement not in ENDS
         self._savepoint = statement == "savepoint"
         self._watchdog.watch(self._timeout if self._open else None)
         return found
 
     def _do(
-        self, statement: str, sql: str, bound: tuple[Value, ...], tables: dict[str, QueueAddress]
+        self,
+        statement: str,
+        text: str,
+        tables: dict[str, QueueAddress],
+        values: Mapping[str, Value] | None = None,
     ) -> list[Row]:
+        """Return the rows of all results of a text; see `_executed`."""
         found: list[Row] = []
-        with self._executed(statement, sql, bound, tables) as cursor:
+        with self._executed(statement, text, tables, values) as cursor:
             more = True
             while more:
                 if cursor.description:
@@ -368,9 +360,21 @@ class Connection(database.Connection):
 
     @contextmanager
     def _executed(
-        self, statement: str, sql: str, bound: tuple[Value, ...], tables: dict[str, QueueAddress]
+        self,
+        statement: str,
+        text: str,
+        tables: dict[str, QueueAddress],
+        values: Mapping[str, Value] | None,
     ) -> Iterator[Any]:
-        """Execute a text, and let the block read its results from the cursor."""
+        """
+        Execute a text whose names are put in, and let the block read its results from the cursor.
+
+        With `values`, which may be none, it goes through sp_executesql.
+        """
+        sql = f"/* sqlqueue:{statement} */ {text}"
+        bound: tuple[Value, ...] = ()
+        if values is not None:
+            sql, bound = build_call(statement, text, values, guarded=self._open)
         try:
             with self._watchdog.statement(), closing(self._raw.cursor()) as cursor:
                 self._driver.set_types(cursor, bound)

@@ -208,7 +208,6 @@ def passing_error(failure: Failure, place: Place) -> errors.DatabaseFailure | No
 
 
 def missing_right(failure: Failure, place: Place) -> errors.RightMissing | None:
-    """Return the error for a permission that the login lacks; None for other errors."""
     if failure.kind is not Kind.RIGHT:
         return None
     denied = DENIED.search(failure.text)
@@ -226,7 +225,6 @@ def missing_right(failure: Failure, place: Place) -> errors.RightMissing | None:
 
 
 def missing_object(failure: Failure, place: Place) -> errors.DatabaseFailure | None:
-    """Return the error for a table, column or schema that is not there; None for other errors."""
     no_table = failure.kind is Kind.NO_TABLE or (
         failure.number is None and failure.state == "42S02"
     )
@@ -254,7 +252,6 @@ def other_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
 
 
 def with_fix(failure: Failure, place: Place) -> str:
-    """Return the server's sentence, and its fix where one is known."""
     fix = FIXES.get(failure.number or 0)
     if fix is None:
         return failure.text

@@ -76,7 +76,6 @@ def read_value(name: str, value: Any) -> Any:  # noqa: ANN401 - of any column
 
 
 def fetch_table(cursor: Any) -> pa.Table:  # noqa: ANN401 - of one of two drivers
-    """Return a result in columns, by Arrow where the driver can."""
     if hasattr(cursor, "arrow"):
         return cursor.arrow()
     names = [column[0] for column in cursor.description]
