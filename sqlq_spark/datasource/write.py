@@ -240,21 +240,3 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
         """Drop what was staged. The next batch drops what this process does not know of."""
         for sink, batch in {(each.sink, each.batch) for each in staged_in(messages)}:
             self.discard(sink, batch, final=False)
-
-
-def batch_writer(
-    options: SinkOptions, schema: StructType, *, overwrite: bool, sender: str | None
-) -> BatchWriter:
-    """Return the writer of a frame, on the driver, where the tables that it names exist."""
-    made = BatchWriter(options, schema, overwrite=overwrite, sender=sender)
-    look_ahead(options)
-    return made
-
-
-def stream_writer(
-    options: SinkOptions, schema: StructType, *, overwrite: bool, sender: str | None
-) -> StreamWriter:
-    """Return the writer of a stream, on the driver, where the tables that it names exist."""
-    made = StreamWriter(options, schema, overwrite=overwrite, sender=sender)
-    look_ahead_once(options)
-    return made
