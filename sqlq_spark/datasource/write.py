@@ -123,8 +123,7 @@ class Writing:
         partition = 0 if context is None else context.partitionId()
         name, exactly_once = f"{sink}/{batch}/{partition}", options.delivery == "exactlyOnce"
         # the database was reached by the batches of the stream before
-        session_of = choose_session(options)
-        session = session_of(options, f"sink {name}", worker=True, reached=batch > 0)
+        session = choose_session(options)(options, f"sink {name}", worker=True, reached=batch > 0)
         names: Names = set()
         with session:
             chunks = Sender(

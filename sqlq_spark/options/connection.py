@@ -72,7 +72,6 @@ INSTEAD = {
 FOREIGN = {
     name.lower(): (name, advice) for advice, names in INSTEAD.items() for name in names.split()
 }
-KAFKA = "kafka."  # options of Kafka's client
 
 
 def _read_credentials(text: str) -> str:
@@ -146,7 +145,6 @@ class DatabaseOptions:
 
     @classmethod
     def _refuse_strays(cls, given: Mapping[str, str]) -> None:
-        """Refuse likely typos, and options that only the other side or another source has."""
         own = option_names(cls)
         known = own | option_names(*DatabaseOptions.__subclasses__())
         if misplaced := (given.keys() & known.keys()) - own.keys() - {CHECKPOINT}:
@@ -157,7 +155,7 @@ class DatabaseOptions:
             if key in FOREIGN:
                 option_name, instead = FOREIGN[key]
                 raise OptionOfOtherSource(option=option_name, instead=instead)
-            if key.startswith(KAFKA):
+            if key.startswith("kafka."):  # of Kafka's client
                 raise OptionOfOtherSource(
                     option=key, instead="url, user and password name the server and login"
                 )

@@ -120,7 +120,6 @@ class SinkOptions(DatabaseOptions):
         return self.names_subscriptions or any(each is not None for each in tables)
 
     def __post_init__(self) -> None:
-        """Check what concerns several options."""
         self._check_modes()
         self._check_transaction()
         if self.topics is not None and self.address is not None:
@@ -131,7 +130,6 @@ class SinkOptions(DatabaseOptions):
             raise BadOption(option="topics", found=", ".join(self.topics), expected=expected)
 
     def _check_modes(self) -> None:
-        """Refuse options that contradict the transaction mode or `asReceived`."""
         if self.delivery != "exactlyOnce" and (self.settles or self.max_rate is not None):
             expected = (
                 "exactlyOnce with transactionMode=sendsAtomicWithReceive"
@@ -139,25 +137,20 @@ class SinkOptions(DatabaseOptions):
                 else "exactlyOnce with maxMessagesPerSecond, or pauseAboveBacklog instead"
             )
             raise BadOption(option="delivery", found=self.delivery, expected=expected)
-        stated = self._list_stated_headers()
-        if self.as_received and stated:
-            expected = f"no option that states a header beside it, {stated} here"
-            raise BadOption(option="asReceived", found="true", expected=expected)
-
-    def _list_stated_headers(self) -> list[str]:
-        """Return what the options write into headers."""
         lifetime, reply = self.time_to_be_received, self.reply_to_address
-        stated = (
+        headers = (
             self.message_type,
             self.content_type,
             self.originating_endpoint,
             None if reply is None else self.naming.print_address(reply),
             None if lifetime is None else f"{lifetime} ms",
         )
-        return [text for text in stated if text is not None]
+        stated = [text for text in headers if text is not None]
+        if self.as_received and stated:
+            expected = f"no option that states a header beside it, {stated} here"
+            raise BadOption(option="asReceived", found="true", expected=expected)
 
     def _check_transaction(self) -> None:
-        """Refuse one of txnAppId and txnVersion without the other, and a bad txnAppId."""
         application, missing, other = self.txn_app_id, "txnVersion", "txnAppId"
         if (application is None) != (self.txn_version is None):
             if application is None:

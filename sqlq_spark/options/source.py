@@ -81,7 +81,6 @@ class SourceOptions(DatabaseOptions):
     cores: int | None = None  # of the cluster, if `register` saw them
 
     def __post_init__(self) -> None:
-        """Check what concerns several options."""
         self._check_queues()
         self._check_limits()
 
@@ -170,7 +169,6 @@ class SourceOptions(DatabaseOptions):
         return False
 
     def _check_limits(self) -> None:
-        """Refuse a minimum above its maximum."""
         for public, least, most in (
             ("minMessagesPerTrigger", self.min_messages, self.max_messages),
             ("minConcurrency", self.min_concurrency, self.concurrency),
@@ -180,7 +178,6 @@ class SourceOptions(DatabaseOptions):
                 raise BadOption(option=public, found=str(least), expected=expected)
 
     def _check_queues(self) -> None:
-        """Refuse a queue that is named twice or that is also the error queue."""
         for name in self.names:
             if self.names.count(name) > 1:
                 found, expected = ", ".join(self.names), f"each queue once, but {name} is twice"
