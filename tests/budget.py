@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 13573, "tokens": 73835},
+    "core": {"files": 63, "lines": 13574, "tokens": 73856},
     "everything else": {"files": 103, "lines": 14389, "tokens": 77864},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1355},
-    "package": {"files": 166, "lines": 27962, "tokens": 151699},
+    "package": {"files": 166, "lines": 27963, "tokens": 151720},
     "sql": {"statement lines": 2560},
-    "tests": {"files": 303, "lines": 53805, "tokens": 360663},
-    "words": {"words": 69653},
+    "tests": {"files": 303, "lines": 53818, "tokens": 360732},
+    "words": {"words": 69702},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
