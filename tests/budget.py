@@ -28,7 +28,7 @@ BUDGET = {
     "other files in tests": {"files": 70, "lines": 1355},
     "package": {"files": 166, "lines": 28136, "tokens": 153059},
     "sql": {"statement lines": 2560},
-    "tests": {"files": 303, "lines": 53806, "tokens": 360655},
+    "tests": {"files": 303, "lines": 53806, "tokens": 360680},
     "words": {"words": 69653},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
