@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 13747, "tokens": 75195},
+    "core": {"files": 63, "lines": 13573, "tokens": 73835},
     "everything else": {"files": 103, "lines": 14389, "tokens": 77864},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1355},
-    "package": {"files": 166, "lines": 28136, "tokens": 153059},
+    "package": {"files": 166, "lines": 27962, "tokens": 151699},
     "sql": {"statement lines": 2560},
-    "tests": {"files": 303, "lines": 53806, "tokens": 360680},
+    "tests": {"files": 305, "lines": 53999, "tokens": 362501},
     "words": {"words": 69653},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

@@ -45,7 +45,16 @@ class Connection(ABC):
     names: ClassVar[Names]  # how this database writes names
     lacks: ClassVar[frozenset[StatementName]]  # statements that it has no use for; callers ask
 
-    def __init__(self, *, server: str, state: str, timeout: float, application: str) -> None:
+    def __init__(
+        self,
+        raw: Any,  # noqa: ANN401 - of a driver
+        *,
+        server: str,
+        state: str,
+        timeout: float,
+        application: str,
+    ) -> None:
+        self._raw = raw
         self.server = server  # the url without secrets
         self.state = state  # the schema of the state tables
         self.application = application  # what the DBA sees while a transaction is open

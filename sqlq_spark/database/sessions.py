@@ -21,7 +21,7 @@ import threading
 from importlib import import_module
 from pathlib import Path
 from traceback import extract_tb
-from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar, cast
 from urllib.parse import quote
 
 from sqlq_spark import database
@@ -53,9 +53,7 @@ T = TypeVar("T")
 
 ATTEMPTS = 7
 LONGEST_PAUSE = 5.0  # seconds; all pauses together are about 10
-TRANSIENT = (
-    *(ConnectionLost, Deadlock, DestinationChanged, LockTimedOut, ReceiptExists, ServerShort),
-)
+TRANSIENT = ConnectionLost, Deadlock, DestinationChanged, LockTimedOut, ReceiptExists, ServerShort
 # worth another attempt only once the url led to a database: during a failover the server, or a
 # database that recovers there, may be absent
 ABSENT = (DatabaseNotFound, LoginUnclear, NotReachable)
@@ -278,8 +276,7 @@ def find_function(credentials: str) -> Callable[[str], object]:
     if not callable(found):
         expected = f"a function, but found {describe_value(found)}"
         raise BadOption(option="credentials", found=credentials, expected=expected)
-    function: Callable[[str], object] = found
-    return function
+    return cast("Callable[[str], object]", found)
 
 
 def is_password(found: object) -> TypeGuard[str]:
@@ -301,7 +298,6 @@ def describe_value(found: object) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the error's class and sentence in one line."""
     text = " ".join(str(error).split())
     cut = "…" if len(text) > LONGEST_REASON else ""
     return f"{type(error).__qualname__}: {text[:LONGEST_REASON]}{cut}"
