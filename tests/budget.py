@@ -28,7 +28,7 @@ BUDGET = {
     "other files in tests": {"files": 70, "lines": 1355},
     "package": {"files": 166, "lines": 27963, "tokens": 151720},
     "sql": {"statement lines": 2560},
-    "tests": {"files": 303, "lines": 53818, "tokens": 360732},
+    "tests": {"files": 305, "lines": 54012, "tokens": 362570},
     "words": {"words": 69702},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
