@@ -154,7 +154,7 @@ def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
             found = errors.ReadOnly(statement=statement, reason=text, fix=FIND_PRIMARY)
         case "40P01" | "40001":
             found = errors.Deadlock(statement=statement, reason=text)
-        case "23505" if statement == "save_receipt":
+        case "23505" if statement == "begin_receipt":
             found = errors.ReceiptExists(statement=statement, reason=text)
         case "53000" | "53100" | "53200" | "53300":  # no room, memory, locks or connection left
             found = errors.ServerShort(statement=statement, code=state, reason=text)
