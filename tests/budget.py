@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 64, "lines": 13777, "tokens": 75394},
-    "everything else": {"files": 103, "lines": 14389, "tokens": 77865},
+    "core": {"files": 63, "lines": 13574, "tokens": 73853},
+    "everything else": {"files": 103, "lines": 14389, "tokens": 77864},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
-    "other files in tests": {"files": 70, "lines": 1355},
-    "package": {"files": 167, "lines": 28166, "tokens": 153259},
-    "sql": {"statement lines": 2560},
-    "tests": {"files": 303, "lines": 53809, "tokens": 360672},
-    "words": {"words": 69867},
+    "other files in tests": {"files": 70, "lines": 1360},
+    "package": {"files": 166, "lines": 27963, "tokens": 151717},
+    "sql": {"statement lines": 2564},
+    "tests": {"files": 303, "lines": 53816, "tokens": 360701},
+    "words": {"words": 69671},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

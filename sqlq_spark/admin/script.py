@@ -150,7 +150,7 @@ def script(
     missing = ";\n".join(write(bare["script_role"], role=role) for role in used.values())
     parts.append(write(commented["script_roles"], roles=missing))
     for use, role in used.items():
-        first = next(iter(RIGHTS[use].values()))[0]
+        (first, *_), *_ = RIGHTS[use].values()
         comment = commented[first].removesuffix(bare[first])
         grants = [
             write(grant, its, role=role)

@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import attempt, find_same, load_checked
-from sqlq_spark.database.failure_headers import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.database.trust import PATIENCE, RETURNED, Destinations
 from sqlq_spark.errors import (
     BadAddress,
@@ -35,6 +34,7 @@ from sqlq_spark.errors import (
     SqlQueueError,
     TimedOut,
 )
+from sqlq_spark.send.insert import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.wire.header_columns import NAMED_IN_HEX, parse_headers
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 

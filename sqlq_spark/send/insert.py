@@ -15,8 +15,8 @@ option.
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import attempt, load_checked, transaction, unite
-from sqlq_spark.database.failure_headers import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.database.sessions import TRANSIENT
 from sqlq_spark.database.trust import SENT, Destinations
 from sqlq_spark.errors import (
@@ -38,8 +37,16 @@ from sqlq_spark.errors import (
 from sqlq_spark.options.names import parse_destination
 from sqlq_spark.send import delayed, publish
 from sqlq_spark.send.sender import CHUNK_LEGACY
+from sqlq_spark.wire.address import LONGEST_ADDRESS
 from sqlq_spark.wire.header_columns import parse_headers
-from sqlq_spark.wire.headers import FAILED_Q, FORWARD_DESTINATION, dumps
+from sqlq_spark.wire.headers import (
+    EXCEPTION_INFO,
+    FAILED_Q,
+    FORWARD_DESTINATION,
+    TIME_OF_FAILURE,
+    dumps,
+    wire_time,
+)
 from sqlq_spark.wire.rows import rising_ids
 
 if TYPE_CHECKING:
@@ -55,6 +62,8 @@ log = logging.getLogger("sqlq_spark")
 
 # failures that are no fault of a destination: another attempt may succeed, or a DBA ended this one
 PASSING = (*TRANSIENT, Cancelled, TimedOut)
+MOST_NAMED = 5  # destinations in a warning
+LONGEST_REASON = 16_384  # as the transport cuts ExceptionInfo.Message
 NOWHERE = "the row has no queue, and the sink has no option queue; a reply needs a ReplyToAddress"
 
 
@@ -377,6 +386,44 @@ def add_expires(connection: Connection, chunk: pa.Table) -> pa.Table:
 
 def add_ids(rows: pa.Table) -> pa.Table:
     """Return the rows with new, rising ids: each copy of a message is a row of its own."""
-    ids = pa.py_buffer(rising_ids(rows.num_rows, time.time()))
-    column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows.num_rows, [None, ids])
-    return rows.append_column("id", column)
+    return rows.append_column("id", rising_ids(rows.num_rows))
+
+
+# ---------------------------------------------------------------- messages for an error queue
+# Also the delayed messages whose destination refuses them: see receive/forward.py.
+
+
+def failure_headers(
+    connection: Connection, destination: str | None, reason: SqlQueueError
+) -> dict[str, str]:
+    """
+    Return the headers that a failure adds; `retry` returns the message to where it was to go.
+
+    Args:
+        connection: whose url is left out of the reason.
+        destination: an address, which is untrusted; None: there is none, and no header FailedQ.
+        reason: why the message cannot go there.
+    """
+    # headers that contain the url may leave this database
+    text = str(reason).replace(connection.server, "this database")
+    headers = {
+        f"{EXCEPTION_INFO}ExceptionType": f"sqlq_spark.errors.{type(reason).__name__}",
+        f"{EXCEPTION_INFO}Message": text[:LONGEST_REASON],
+        TIME_OF_FAILURE: wire_time(datetime.now(UTC)),
+    }
+    if destination is not None:
+        headers[FAILED_Q] = destination[:LONGEST_ADDRESS]
+    return headers
+
+
+def rows_to_store(texts: Sequence[str], bodies: pa.ChunkedArray) -> pa.Table:
+    """Return rows of a queue, under new ids and without expiry; a null body becomes empty."""
+    rows = {"headers": pa.array(texts, pa.string()), "body": pc.fill_null(bodies, b"")}
+    return add_ids(pa.table(rows))
+
+
+def list_reasons(reasons: Sequence[SqlQueueError]) -> str:
+    """Give the first few of many reasons, which quote untrusted text, for a line of a log."""
+    first = "; ".join(ascii(str(each)[:300]) for each in reasons[:MOST_NAMED])
+    more = len(reasons) - MOST_NAMED
+    return first + (f"; and {more} more destinations" if more > 0 else "")
