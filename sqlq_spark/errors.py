@@ -1,18 +1,5 @@
 """
-The errors of this package, by what they are about.
-
-::
-
-    SqlQueueError
-    ├── BadInput             an option, an address or a DataFrame; nothing was changed
-    ├── MissingPackage · MissingDelta · MissingDriver · UnsupportedVersion
-    ├── DatabaseFailure      the server rejected a statement, or did not answer
-    │   ├── of connections and of statements in general, from NotReachable to StatementRefused
-    │   ├── of queues and their messages, from QueueNotFound to DelayedQueueNotFound
-    │   └── of the state tables, from StateNotInstalled to InstallBlocked
-    ├── PayloadRefused · ReceiptSettled · ReceiptRefused
-    ├── CheckpointFailure    the checkpoint does not match the stream's row in the database
-    └── ChunksMissing · NothingToSettle · DispatchLogAhead
+The errors of this package, by what they are about; SqlQueueError is the root of all.
 
 Every message says what failed, where, what was found, and how to fix it.
 No fact may hold a password: callers redact the addresses of servers first.

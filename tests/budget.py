@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 13660, "tokens": 74309},
+    "core": {"files": 63, "lines": 13572, "tokens": 73818},
     "everything else": {"files": 103, "lines": 14389, "tokens": 77864},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1355},
-    "package": {"files": 166, "lines": 28049, "tokens": 152173},
+    "package": {"files": 166, "lines": 27961, "tokens": 151682},
     "sql": {"statement lines": 2560},
-    "tests": {"files": 303, "lines": 53806, "tokens": 360645},
-    "words": {"words": 69867},
+    "tests": {"files": 303, "lines": 53818, "tokens": 360732},
+    "words": {"words": 69702},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -96,7 +96,7 @@ class Session:
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         if self._worker and failed is None and self._connection is not None:
-            idle.keep(self._key, self._connection, IDLE)
+            idle.keep(self._key, self._connection)
             self._connection = None
         self.close()
 
@@ -199,9 +199,9 @@ class Idle:
             timer.cancel()
         return connection
 
-    def keep(self, key: object, connection: Connection, seconds: float) -> None:
+    def keep(self, key: object, connection: Connection) -> None:
         """Keep a connection that has no open transaction; close a second one for the same key."""
-        timer = threading.Timer(seconds, self._close, (key, connection))
+        timer = threading.Timer(IDLE, self._close, (key, connection))
         timer.daemon = True
         with self._lock:
             _, kept = self._kept.setdefault(key, (connection, timer))

@@ -68,17 +68,21 @@ class DefaultSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
         """Send a frame."""
-        from sqlq_spark.datasource.write import batch_writer  # noqa: PLC0415
+        from sqlq_spark.datasource.write import BatchWriter, look_ahead  # noqa: PLC0415
 
         options = SinkOptions.parse(self.options)
-        return batch_writer(options, schema, overwrite=overwrite, sender=self.sender())
+        made = BatchWriter(options, schema, overwrite=overwrite, sender=self.sender())
+        look_ahead(options)
+        return made
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001
         """Send the micro-batches of a stream."""
-        from sqlq_spark.datasource.write import stream_writer  # noqa: PLC0415
+        from sqlq_spark.datasource.write import StreamWriter, look_ahead_once  # noqa: PLC0415
 
         options = SinkOptions.parse(self.options)
-        return stream_writer(options, schema, overwrite=overwrite, sender=self.sender())
+        made = StreamWriter(options, schema, overwrite=overwrite, sender=self.sender())
+        look_ahead_once(options)
+        return made
 
     def sender(self) -> str | None:
         """Return the name of the query, or else of the application, as far as it is known."""

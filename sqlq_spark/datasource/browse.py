@@ -85,8 +85,7 @@ class BrowseReader(DataSourceReader):
         """Page through a range; stops as soon as Spark does."""
         schema = to_arrow_schema(self.columns)
         options, queue = self.options, partition.queue
-        name = f"browse {queue.table}"
-        with Session(options, name, worker=True) as session:
+        with Session(options, f"browse {queue.table}", worker=True) as session:
             pages = browse.pages(
                 session.open(),
                 queue,

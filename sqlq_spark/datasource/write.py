@@ -123,8 +123,7 @@ class Writing:
         partition = 0 if context is None else context.partitionId()
         name, exactly_once = f"{sink}/{batch}/{partition}", options.delivery == "exactlyOnce"
         # the database was reached by the batches of the stream before
-        session_of = choose_session(options)
-        session = session_of(options, f"sink {name}", worker=True, reached=batch > 0)
+        session = choose_session(options)(options, f"sink {name}", worker=True, reached=batch > 0)
         names: Names = set()
         with session:
             chunks = Sender(
@@ -240,21 +239,3 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
         """Drop what was staged. The next batch drops what this process does not know of."""
         for sink, batch in {(each.sink, each.batch) for each in staged_in(messages)}:
             self.discard(sink, batch, final=False)
-
-
-def batch_writer(
-    options: SinkOptions, schema: StructType, *, overwrite: bool, sender: str | None
-) -> BatchWriter:
-    """Return the writer of a frame, on the driver, where the tables that it names exist."""
-    made = BatchWriter(options, schema, overwrite=overwrite, sender=sender)
-    look_ahead(options)
-    return made
-
-
-def stream_writer(
-    options: SinkOptions, schema: StructType, *, overwrite: bool, sender: str | None
-) -> StreamWriter:
-    """Return the writer of a stream, on the driver, where the tables that it names exist."""
-    made = StreamWriter(options, schema, overwrite=overwrite, sender=sender)
-    look_ahead_once(options)
-    return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -72,7 +72,6 @@ INSTEAD = {
 FOREIGN = {
     name.lower(): (name, advice) for advice, names in INSTEAD.items() for name in names.split()
 }
-KAFKA = "kafka."  # options of Kafka's client
 
 
 def _read_credentials(text: str) -> str:
@@ -94,9 +93,9 @@ class DatabaseOptions:
     # what has these options, and where the options of the other side belong
     side: ClassVar[tuple[str, str]] = ("command", "a read or a write")
 
-    url: str = option("url", words, EXAMPLES, secret=True)  # with the login
+    url: str = option("url", words, EXAMPLES, default=MISSING, secret=True)  # with the login
     # what gives the password at each connect
-    credentials: str | None = option("credentials", credentials, default=None)
+    credentials: str | None = option("credentials", credentials)
     state_schema: str = option("stateSchema", name, "the schema of the state tables", default=STATE)
     query_timeout: float = option(
         "queryTimeout", duration(1, 86400, "a time from 1s to 1d, as 30s"), default=30.0
@@ -108,30 +107,26 @@ class DatabaseOptions:
         "names of tables, in which * and ? may stand",
         default=(),
     )
-    endpoint_time_zone: str | None = option("endpointTimeZone", name, ZONE, default=None)
+    endpoint_time_zone: str | None = option("endpointTimeZone", name, ZONE)
 
     @cached_property
     def naming(self) -> Names:
         return names_of(self.url)
 
     @classmethod
-    def parse(cls, raw: Mapping[str, str]) -> Self:
+    def parse(cls, raw: Mapping[str, str], **others: Any) -> Self:  # noqa: ANN401
         """
         Read the options that Spark passes on.
 
         Args:
             raw: option names in any case → text. `user` and `password` become part of the url.
                 `path`, the argument of `.load` and `.save`, is another name of `queue`.
+            others: values of fields that are no options.
 
         Raises:
             BadOption, MissingOption, MisplacedOption, OptionOfOtherSource, UnknownOption: with
                 what was found and what is expected.
         """
-        return cls(**cls._read(raw))
-
-    @classmethod
-    def _read(cls, raw: Mapping[str, str]) -> dict[str, Any]:
-        """Read the options as arguments of the class."""
         given = {key.lower(): text for key, text in raw.items()}
         if "path" in given:
             queue = given.setdefault("queue", given["path"])
@@ -146,11 +141,10 @@ class DatabaseOptions:
         url = with_login(values["url"], given.get("user"), given.get("password"))
         if "credentials" in values:
             _refuse_password(url, values["credentials"], naming)
-        return values | {"url": url}
+        return cls(**values | {"url": url}, **others)
 
     @classmethod
     def _refuse_strays(cls, given: Mapping[str, str]) -> None:
-        """Refuse likely typos, and options that only the other side or another source has."""
         own = option_names(cls)
         known = own | option_names(*DatabaseOptions.__subclasses__())
         if misplaced := (given.keys() & known.keys()) - own.keys() - {CHECKPOINT}:
@@ -161,7 +155,7 @@ class DatabaseOptions:
             if key in FOREIGN:
                 option_name, instead = FOREIGN[key]
                 raise OptionOfOtherSource(option=option_name, instead=instead)
-            if key.startswith(KAFKA):
+            if key.startswith("kafka."):  # of Kafka's client
                 raise OptionOfOtherSource(
                     option=key, instead="url, user and password name the server and login"
                 )

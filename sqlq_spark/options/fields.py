@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LIKELY_TYPO = 0.8  # from this similarity on, a name is taken for a misspelt option
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 INT64 = 2**63 - 1
 DEFAULT_MESSAGE_SIZE = 256 << 20  # of maxMessageBytes; a larger message is not fetched
 LARGEST_MESSAGE = 1000 << 20  # PostgreSQL sends no row of 1 GB
@@ -45,7 +45,7 @@ def option(
     read: Reader | Callable[[str, str, Names], Any],
     expected: str | None = None,
     *,
-    default: Any = MISSING,  # noqa: ANN401 - as dataclasses.field
+    default: Any = None,  # noqa: ANN401 - as dataclasses.field
     secret: bool = False,
 ) -> Any:  # noqa: ANN401
     """
@@ -55,7 +55,7 @@ def option(
         public: its name.
         read: reads its text. An option that names queues or tables has a function of names.py.
         expected: what an error says was expected; a Reader knows it.
-        default: the field's default; without one the option is required.
+        default: the field's default; MISSING: the option is required.
         secret: `repr` leaves it out.
     """
     expected = expected or (read.expected if isinstance(read, Reader) else None)

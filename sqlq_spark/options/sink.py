@@ -57,9 +57,9 @@ class SinkOptions(DatabaseOptions):
 
     # where all rows go that are not published; None: to their own queues
     address: QueueAddress | None = option(
-        "queue", parse_queue, "a queue's name, also as .save(name)", default=None
+        "queue", parse_queue, "a queue's name, also as .save(name)"
     )
-    topics: tuple[str, ...] | None = option("topics", topic_names, default=None)
+    topics: tuple[str, ...] | None = option("topics", topic_names)
     subscription_address: QueueAddress = option(
         "subscriptionTable",
         parse_queue,
@@ -68,41 +68,34 @@ class SinkOptions(DatabaseOptions):
     )
     # where delayed rows wait; None: in the table of their destination
     delayed_address: QueueAddress | None = option(
-        "delayedQueue", parse_table, "a table's name, as Shop.Orders.Delayed", default=None
+        "delayedQueue", parse_table, "a table's name, as Shop.Orders.Delayed"
     )
     # where rows go that cannot be sent to their own destination; None: such a row fails its batch
     undeliverable_address: QueueAddress | None = option(
-        "undeliverable", _parse_undeliverable, "fail, or an error queue's name", default=None
+        "undeliverable", _parse_undeliverable, "fail, or an error queue's name"
     )
     delivery: str = option("delivery", one_of("exactlyOnce", "atLeastOnce"), default="exactlyOnce")
-    max_rate: int | None = option("maxMessagesPerSecond", count, default=None)
+    max_rate: int | None = option("maxMessagesPerSecond", count)
     # messages in a destination
-    pause_above: int | None = option("pauseAboveBacklog", whole_number(0), default=None)
+    pause_above: int | None = option("pauseAboveBacklog", whole_number(0))
     transaction_mode: str | None = option(
         "transactionMode",
         one_of("sendsAtomicWithReceive"),
         "sendsAtomicWithReceive, or left out",
-        default=None,
     )
-    time_to_be_received: int | None = option(
-        "timeToBeReceived", lifetime, default=None
-    )  # milliseconds
-    message_type: str | None = option("messageType", type_names, default=None)
-    content_type: str | None = option("contentType", words, "application/json", default=None)
+    time_to_be_received: int | None = option("timeToBeReceived", lifetime)  # milliseconds
+    message_type: str | None = option("messageType", type_names)
+    content_type: str | None = option("contentType", words, "application/json")
     intent: str = option("intent", one_of("Send", "Publish", "Reply"), default="Send")
-    originating_endpoint: str | None = option(
-        "originatingEndpoint", words, "an endpoint's name", default=None
-    )
+    originating_endpoint: str | None = option("originatingEndpoint", words, "an endpoint's name")
     reply_to_address: QueueAddress | None = option(
-        "replyToAddress", parse_reply_address, "a queue's address", default=None
+        "replyToAddress", parse_reply_address, "a queue's address"
     )
     as_received: bool = option("asReceived", flag, default=False)
     legacy_columns: bool = option("legacyColumns", flag, default=False)
-    txn_app_id: str | None = option(
-        "txnAppId", words, "a name that lasts, with txnVersion", default=None
-    )
-    txn_version: int | None = option("txnVersion", whole_number(0), default=None)
-    checkpoint: str | None = option("checkpointLocation", words, "a folder", default=None)
+    txn_app_id: str | None = option("txnAppId", words, "a name that lasts, with txnVersion")
+    txn_version: int | None = option("txnVersion", whole_number(0))
+    checkpoint: str | None = option("checkpointLocation", words, "a folder")
 
     @property
     def settles(self) -> bool:
@@ -127,7 +120,6 @@ class SinkOptions(DatabaseOptions):
         return self.names_subscriptions or any(each is not None for each in tables)
 
     def __post_init__(self) -> None:
-        """Check what concerns several options."""
         self._check_modes()
         self._check_transaction()
         if self.topics is not None and self.address is not None:
@@ -138,7 +130,6 @@ class SinkOptions(DatabaseOptions):
             raise BadOption(option="topics", found=", ".join(self.topics), expected=expected)
 
     def _check_modes(self) -> None:
-        """Refuse options that contradict the transaction mode or `asReceived`."""
         if self.delivery != "exactlyOnce" and (self.settles or self.max_rate is not None):
             expected = (
                 "exactlyOnce with transactionMode=sendsAtomicWithReceive"
@@ -146,25 +137,20 @@ class SinkOptions(DatabaseOptions):
                 else "exactlyOnce with maxMessagesPerSecond, or pauseAboveBacklog instead"
             )
             raise BadOption(option="delivery", found=self.delivery, expected=expected)
-        stated = self._list_stated_headers()
-        if self.as_received and stated:
-            expected = f"no option that states a header beside it, {stated} here"
-            raise BadOption(option="asReceived", found="true", expected=expected)
-
-    def _list_stated_headers(self) -> list[str]:
-        """Return what the options write into headers."""
         lifetime, reply = self.time_to_be_received, self.reply_to_address
-        stated = (
+        headers = (
             self.message_type,
             self.content_type,
             self.originating_endpoint,
             None if reply is None else self.naming.print_address(reply),
             None if lifetime is None else f"{lifetime} ms",
         )
-        return [text for text in stated if text is not None]
+        stated = [text for text in headers if text is not None]
+        if self.as_received and stated:
+            expected = f"no option that states a header beside it, {stated} here"
+            raise BadOption(option="asReceived", found="true", expected=expected)
 
     def _check_transaction(self) -> None:
-        """Refuse one of txnAppId and txnVersion without the other, and a bad txnAppId."""
         application, missing, other = self.txn_app_id, "txnVersion", "txnAppId"
         if (application is None) != (self.txn_version is None):
             if application is None:

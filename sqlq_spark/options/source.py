@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 from sqlq_spark.errors import BadFrame, BadOption, MissingOption
 from sqlq_spark.options.connection import DatabaseOptions
@@ -50,9 +50,7 @@ class SourceOptions(DatabaseOptions):
 
     side: ClassVar[tuple[str, str]] = ("read", WRITE)
 
-    queue: QueueAddress | None = option(
-        "queue", parse_queue, "a queue's name, also as .load(name)", default=None
-    )
+    queue: QueueAddress | None = option("queue", parse_queue, "a queue's name, also as .load(name)")
     queues: tuple[QueueAddress, ...] = option(
         "queues", parse_queues, "names of queues, separated by commas", default=()
     )
@@ -60,20 +58,18 @@ class SourceOptions(DatabaseOptions):
         "transactionMode", one_of("receiveOnly", "none"), default="receiveOnly"
     )
     max_messages: int = option("maxMessagesPerTrigger", count, default=100_000)
-    max_bytes: int | None = option("maxBytesPerTrigger", size, default=None)
+    max_bytes: int | None = option("maxBytesPerTrigger", size)
     max_message_bytes: int = option("maxMessageBytes", message_size, default=DEFAULT_MESSAGE_SIZE)
-    min_messages: int | None = option("minMessagesPerTrigger", count, default=None)
+    min_messages: int | None = option("minMessagesPerTrigger", count)
     max_trigger_delay: float = option("maxTriggerDelay", duration(0), default=15 * 60.0)  # seconds
-    max_concurrency: int | None = option("maxConcurrency", count, default=None)
+    max_concurrency: int | None = option("maxConcurrency", count)
     min_concurrency: int = option("minConcurrency", count, default=1)
     peek_delay: float = option(
         "peekDelay", duration(0.1, expected="a time of at least 100ms, as 1s"), default=1.0
     )  # seconds
     headers_format: str = option("headersFormat", one_of("map", "json"), default="map")
     # where poison messages go
-    error_address: QueueAddress | None = option(
-        "errorQueue", parse_queue, "a queue's name", default=None
-    )
+    error_address: QueueAddress | None = option("errorQueue", parse_queue, "a queue's name")
     delayed_delivery: bool = option("delayedDelivery", flag, default=False)
     purge_on_startup: bool = option("purgeOnStartup", flag, default=False)
     # whether a starting stream looks for an endpoint that owns the queue
@@ -82,15 +78,9 @@ class SourceOptions(DatabaseOptions):
     # for sinks that read every batch whole: fewer receipts than tasks are lost commits
     fail_on_missing_receipts: bool = option("failOnMissingReceipts", flag, default=False)
 
-    cores: int | None = field(default=None)  # of the cluster, if `register` saw them
-
-    @classmethod
-    def parse(cls, raw: Mapping[str, str], *, cores: int | None = None) -> Self:
-        """Read the options as `DatabaseOptions.parse`; `cores` are those of the cluster."""
-        return cls(**cls._read(raw), cores=cores)
+    cores: int | None = None  # of the cluster, if `register` saw them
 
     def __post_init__(self) -> None:
-        """Check what concerns several options."""
         self._check_queues()
         self._check_limits()
 
@@ -179,7 +169,6 @@ class SourceOptions(DatabaseOptions):
         return False
 
     def _check_limits(self) -> None:
-        """Refuse a minimum above its maximum."""
         for public, least, most in (
             ("minMessagesPerTrigger", self.min_messages, self.max_messages),
             ("minConcurrency", self.min_concurrency, self.concurrency),
@@ -189,7 +178,6 @@ class SourceOptions(DatabaseOptions):
                 raise BadOption(option=public, found=str(least), expected=expected)
 
     def _check_queues(self) -> None:
-        """Refuse a queue that is named twice or that is also the error queue."""
         for name in self.names:
             if self.names.count(name) > 1:
                 found, expected = ", ".join(self.names), f"each queue once, but {name} is twice"

@@ -3,8 +3,8 @@ Queue addresses: a table, optionally with schema and catalog, in the notation of
 
 Addresses come from users and from messages, so they are untrusted. They are parsed, checked and
 quoted only here. Other modules put names into SQL only as these methods return them. Source:
-WIRE.md part 5 and the transports' parsers. This parser accepts the same addresses, but raises an
-error where they would misread one.
+the transports' parsers. This parser accepts the same addresses, but raises an error where they
+would misread one.
 """
 
 from __future__ import annotations
@@ -98,7 +98,6 @@ class Names(ABC):
         """Read a queue's name or an address, in a row of a frame."""
         return self.parse_queue(text)
 
-    @abstractmethod
     def split_list(self, text: str) -> list[str]:
         """
         Split the names of several queues at the commas; blanks around a name are not part of it.
@@ -106,6 +105,14 @@ class Names(ABC):
         Raises:
             BadAddress: a quote is not closed, or a name is missing before or after a comma.
         """
+        names = split_at(text, self._commas(text))
+        if not all(names):
+            raise BadAddress(text=text, reason="a name is missing beside a comma")
+        return names
+
+    @abstractmethod
+    def _commas(self, text: str) -> Iterable[int]:
+        """Find the commas between the names of a list."""
 
     @abstractmethod
     def is_of_other_database(self, text: str) -> bool:
@@ -254,32 +261,28 @@ class _PostgreSQL(Names):
         self._check_length(text)
         return self._address(self._split(text)[::-1], text)
 
-    def parse_queue(self, text: str) -> QueueAddress:
+    def parse_table(self, text: str) -> QueueAddress:
+        return self.parse_queue(text, self.longest)
+
+    def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
         """
         Read an address if it begins with a quote, else one table name.
 
         `Shop.Orders` is one table in the default schema, for endpoint names hold dots.
         """
-        return self._parse_name(text, self.longest_table)
-
-    def parse_table(self, text: str) -> QueueAddress:
-        return self._parse_name(text, self.longest)
-
-    def _parse_name(self, text: str, longest_table: int) -> QueueAddress:
         self._check_length(text)
         parts = self._split(text)[::-1] if text.startswith('"') else [text]
         return self._address(parts, text, longest_table)
 
-    def split_list(self, text: str) -> list[str]:
-        """Split `orders, "sales"."a, b"` at the commas outside double quotes."""
+    def _commas(self, text: str) -> Iterable[int]:
+        """Find the comma outside double quotes in `orders, "sales"."a, b"`."""
         if text.count('"') % 2:
             reason = (
                 "a double quote is not closed; put a name that holds one in double quotes and "
                 "double it there"
             )
             raise BadAddress(text=text, reason=reason)
-        marks = QUOTED_OR_COMMA.finditer(text)
-        return _listed(text, (mark.start() for mark in marks if mark[0] == ","))
+        return (mark.start() for mark in QUOTED_OR_COMMA.finditer(text) if mark[0] == ",")
 
     def is_of_other_database(self, text: str) -> bool:
         return "@" in text and not text.startswith('"')
@@ -357,11 +360,8 @@ class _SQLServer(Names):
         table, *others = map(self.quote_name, self._names_of(address))
         return "@".join([address.table if bare else table, *others])
 
-    def split_list(self, text: str) -> list[str]:
-        """Split `orders, [a, b]@[sales]` at the commas outside brackets, in linear time."""
-        return _listed(text, self._commas(text))
-
     def _commas(self, text: str) -> Iterator[int]:
+        """Find the comma outside brackets in `orders, [a, b]@[sales]`, in linear time."""
         closing = [bracket.end() for bracket in CLOSING.finditer(text)]
         at = 0
         while mark := OPENING_OR_COMMA.search(text, at):
@@ -405,10 +405,3 @@ def split_at(text: str, places: Iterable[int]) -> list[str]:
     """Cut a text at separators of one character; the parts are without blanks around them."""
     edges = [-1, *places, len(text)]
     return [text[at + 1 : stop].strip() for at, stop in pairwise(edges)]
-
-
-def _listed(text: str, commas: Iterable[int]) -> list[str]:
-    names = split_at(text, commas)
-    if not all(names):
-        raise BadAddress(text=text, reason="a name is missing beside a comma")
-    return names

@@ -233,7 +233,6 @@ def _read_list(whole: pa.Buffer) -> tuple[list[Any], list[tuple[int, list[Any]]]
 
 
 def _read_batch(listed: object) -> tuple[int, list[Any]]:
-    """Read the rows of a batch, and the sizes of its buffers."""
     match listed:
         case {"rows": int(rows), "buffers": list(pairs)} if 0 < rows < 2**31:
             if all(map(_is_size, pairs)):
@@ -250,7 +249,6 @@ def _is_size(pair: object) -> bool:
 
 
 def _decompress(whole: pa.Buffer, at: int, pair: list[int] | None) -> pa.Buffer | None:
-    """Decompress a buffer to the size in the list; None for a missing one."""
     if pair is None:
         return None
     plain, packed = pair

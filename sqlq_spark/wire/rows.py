@@ -8,6 +8,7 @@ the commit, and only those that Spark reads: see header_columns.py.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -38,8 +39,7 @@ FIRST, LAST = datetime(1, 1, 2), datetime(9999, 12, 31)  # noqa: DTZ001 - UTC wi
 
 BATCH_BYTES, BATCH_ROWS = 8 << 20, 10_000  # of one record batch on its way to Spark
 
-# of the text of an id: its two digits for each byte, and where they stand between the dashes
-HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)
+# where the digits stand between the dashes, in the text of an id
 DIGITS = np.array([at for at in range(36) if at not in {8, 13, 18, 23}])
 
 
@@ -132,31 +132,24 @@ def random_ids(
     return ids
 
 
-def rising_ids(how_many: int, now: float) -> npt.NDArray[np.uint8]:
-    """
-    Return new version 7 UUIDs as `random_ids`, ascending: a unique index grows only at its end.
-
-    Args:
-        how_many: >= 0.
-        now: seconds since 1970.
-    """
+def rising_ids(how_many: int) -> pa.FixedSizeBinaryArray:
+    """Return new version 7 UUIDs, ascending: a unique index grows only at its end."""
     ids = random_ids(how_many)
-    ids[:, :6] = np.frombuffer(int(now * 1000).to_bytes(6), np.uint8)
+    ids[:, :6] = np.frombuffer(int(time.time() * 1000).to_bytes(6), np.uint8)
     ids[:, 6] = ids[:, 6] & 0x0F | 0x70
     halves = ids.view(">u8")
-    return ids[np.lexsort((halves[:, 1], halves[:, 0]))]
+    rising = pa.py_buffer(ids[np.lexsort((halves[:, 1], halves[:, 0]))])
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), how_many, [None, rising])
 
 
 def id_texts(ids: pa.Array | npt.NDArray[np.uint8]) -> pa.Array:
     """Return UUIDs of 16 bytes as their texts of 36 characters; null stays null."""
     if isinstance(ids, pa.Array):
-        if ids.null_count:
-            texts = [None if value is None else uuid_text(value) for value in ids.to_pylist()]
-            return pa.array(texts, pa.string())
         data = np.frombuffer(ids.buffers()[1], np.uint8)
-        ids = data[16 * ids.offset :][: 16 * len(ids)].reshape(-1, 16)
+        texts = id_texts(data[16 * ids.offset :][: 16 * len(ids)].reshape(-1, 16))
+        return pc.if_else(ids.is_valid(), texts, None) if ids.null_count else texts
     characters = np.full((len(ids), 36), ord("-"), np.uint8)
-    characters[:, DIGITS] = HEX[ids].reshape(-1, 32)
+    characters[:, DIGITS] = np.frombuffer(ids.tobytes().hex().encode(), np.uint8).reshape(-1, 32)
     offsets = np.arange(0, 36 * len(ids) + 1, 36, dtype=np.int32)
     return pa.StringArray.from_buffers(len(ids), pa.py_buffer(offsets), pa.py_buffer(characters))
 

@@ -184,10 +184,9 @@ DRAWN = [
     Fault(
         id="datasource-1",
         promise="A missing destination that an option names is found before a task runs.",
-        file="datasource/write.py",
-        old="""    made = BatchWriter(options, schema, overwrite=overwrite, sender=sender)
-    look_ahead(options)""",
-        new="    made = BatchWriter(options, schema, overwrite=overwrite, sender=sender)",
+        file="datasource/__init__.py",
+        old="        look_ahead(options)\n",
+        new="",
         tests=["spark/test_write.py::test_a_missing_destination_is_found_before_a_task_runs"],
     ),
     Fault(

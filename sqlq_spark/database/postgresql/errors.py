@@ -198,7 +198,7 @@ def refused_schema(failure: Failure, target: str) -> str | None:
 
 
 def missing_grant(text: str, place: Place) -> str:
-    """Return the GRANT that is missing (WIRE.md 7). `refused_schema` was no state schema."""
+    """Return the GRANT that is missing. `refused_schema` was no state schema."""
     statement, target = place.statement, place.target
     kind, _, name = text.removeprefix("permission denied for ").partition(" ")
     if text.startswith("must be owner"):
