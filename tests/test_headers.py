@@ -135,7 +135,7 @@ def test_no_text_begins_with_a_name_on_which_old_endpoints_fail() -> None:
 
 
 def test_what_return_to_source_removes_is_known_by_its_beginning() -> None:
-    """The prefixes of WIRE.md part 8."""
+    """The prefixes that an endpoint writes when a message fails."""
     assert FAULT_PREFIXES == (
         "NServiceBus.Retries",
         "NServiceBus.FailedQ",

@@ -13,6 +13,7 @@ from sqlq_spark import errors
 from sqlq_spark.database.sqlserver import errors as sqlserver_errors
 from sqlq_spark.database.sqlserver import numbers
 from sqlq_spark.database.sqlserver.drivers import Incomplete, check_complete
+from sqlq_spark.wire.address import QueueAddress
 
 SECRET = "hush-#1"  # noqa: S105 - of no one
 
@@ -85,8 +86,7 @@ def place(statement: str = "receive", *, state: bool = False) -> sqlserver_error
     return sqlserver_errors.Place(
         statement=statement,
         target="sqlqueue" if state else "orders@[dbo]",
-        table="[sqlqueue]" if state else "[dbo].[orders]",
-        schema="sqlqueue" if state else "dbo",
+        queue=None if state else QueueAddress("orders", "dbo"),
         state="sqlqueue",
         server="sqlserver://db:1433/shop",
         seconds=30,
@@ -122,12 +122,12 @@ def test_a_number_means_the_same_by_either_driver(row: Row) -> None:
 
 def test_every_number_has_a_text_that_it_alone_begins() -> None:
     """No row of the table is untested, and no pattern takes another row's text."""
-    tested = {number for number, (_, words) in numbers.KNOWN.items() if words != numbers.NO_MESSAGE}
+    tested = {number for number, words in numbers.SENTENCES.items() if words != numbers.NO_MESSAGE}
     assert tested == set(TEXTS)
 
     taken = {
         number: {other for other, text in TEXTS.items() if re.match(words, text)} - {number}
-        for number, (_, words) in numbers.KNOWN.items()
+        for number, words in numbers.SENTENCES.items()
     }
     ambiguous = {number: others for number, others in taken.items() if others}
     assert ambiguous == {
@@ -163,7 +163,7 @@ def test_an_error_contains_its_fix() -> None:
         return str(sqlserver_errors.statement_error(said, place(statement)))
 
     assert "GRANT SELECT ON [dbo].[orders] TO the_user" in told("42000", 229, DENIED)
-    elsewhere = replace(place(), table="[shop].[dbo].[orders]", catalog="[shop].")
+    elsewhere = replace(place(), queue=QueueAddress("orders", "dbo", "shop"))
     for sentence, right in ((DENIED, "SELECT"), ("Verboten.", "SELECT, DELETE")):
         assert sqlserver_errors.missing_grant(sentence, elsewhere) == (
             f"USE [shop]; GRANT {right} ON [dbo].[orders] TO the_user"
@@ -270,7 +270,7 @@ def test_a_password_in_a_drivers_text_is_blotted_out() -> None:
     """Whatever made the driver repeat its connection string."""
     raised = Odbc("HY000", f"[HY000] cannot use PWD={SECRET} (0) (SQLDriverConnect)")
 
-    assert sqlserver_errors.read_error(raised, (SECRET, "")).text == "cannot use PWD=…"
+    assert sqlserver_errors.read_error(raised, SECRET).text == "cannot use PWD=…"
 
 
 def test_a_shortage_at_the_commit_is_a_lost_connection() -> None:

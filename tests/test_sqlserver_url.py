@@ -197,7 +197,7 @@ def test_the_next_driver_is_tried_where_one_cannot_be_loaded(
         message = "libodbc.so.2: cannot open shared object file"
         raise drivers.NotHere(message)
 
-    made = Driver(name="pyodbc", open=lambda *_: "connected", errors=(ValueError,))
+    made = Driver(open=lambda *_: "connected", errors=(ValueError,))
     monkeypatch.setattr(drivers, "mssql_python", absent)
     monkeypatch.setattr(drivers, "pyodbc", lambda _: made)
 

@@ -1,9 +1,10 @@
 """
 The seam between the package and its databases.
 
-A dialect is a package beside this module. It extends `Connection`, and has the SQL files of the
-statements and everything else in which one database differs from another. The statements have the
-same names for every database: see statements.py. The rest of the package uses a `Connection` by
+A dialect is a package beside this module. It exports what `Dialect` lists, extends `Connection`,
+and has the SQL files of the statements and everything else in which one database differs from
+another. The statements have the same names for every database: see statements.py. CONTRIBUTING.md
+lists what a new dialect needs elsewhere. The rest of the package uses a `Connection` by
 these names and imports no driver.
 """
 
@@ -44,7 +45,16 @@ class Connection(ABC):
     names: ClassVar[Names]  # how this database writes names
     lacks: ClassVar[frozenset[StatementName]]  # statements that it has no use for; callers ask
 
-    def __init__(self, *, server: str, state: str, timeout: float, application: str) -> None:
+    def __init__(
+        self,
+        raw: Any,  # noqa: ANN401 - of a driver
+        *,
+        server: str,
+        state: str,
+        timeout: float,
+        application: str,
+    ) -> None:
+        self._raw = raw
         self.server = server  # the url without secrets
         self.state = state  # the schema of the state tables
         self.application = application  # what the DBA sees while a transaction is open

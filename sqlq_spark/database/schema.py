@@ -122,7 +122,6 @@ def find_states(connection: Connection) -> tuple[list[str], dict[str, str]]:
 
 @contextmanager
 def use_state(connection: Connection, state: str) -> Iterator[None]:
-    """Let the block's statements use another state schema."""
     before, connection.state = connection.state, state
     try:
         yield

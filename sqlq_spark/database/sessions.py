@@ -21,7 +21,7 @@ import threading
 from importlib import import_module
 from pathlib import Path
 from traceback import extract_tb
-from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar, cast
 from urllib.parse import quote
 
 from sqlq_spark import database
@@ -53,9 +53,7 @@ T = TypeVar("T")
 
 ATTEMPTS = 7
 LONGEST_PAUSE = 5.0  # seconds; all pauses together are about 10
-TRANSIENT = (
-    *(ConnectionLost, Deadlock, DestinationChanged, LockTimedOut, ReceiptExists, ServerShort),
-)
+TRANSIENT = ConnectionLost, Deadlock, DestinationChanged, LockTimedOut, ReceiptExists, ServerShort
 # worth another attempt only once the url led to a database: during a failover the server, or a
 # database that recovers there, may be absent
 ABSENT = (DatabaseNotFound, LoginUnclear, NotReachable)
@@ -98,7 +96,7 @@ class Session:
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         if self._worker and failed is None and self._connection is not None:
-            idle.keep(self._key, self._connection, IDLE)
+            idle.keep(self._key, self._connection)
             self._connection = None
         self.close()
 
@@ -201,9 +199,9 @@ class Idle:
             timer.cancel()
         return connection
 
-    def keep(self, key: object, connection: Connection, seconds: float) -> None:
+    def keep(self, key: object, connection: Connection) -> None:
         """Keep a connection that has no open transaction; close a second one for the same key."""
-        timer = threading.Timer(seconds, self._close, (key, connection))
+        timer = threading.Timer(IDLE, self._close, (key, connection))
         timer.daemon = True
         with self._lock:
             full = key in self._kept
@@ -278,8 +276,7 @@ def find_function(credentials: str) -> Callable[[str], object]:
     if not callable(found):
         expected = f"a function, but found {describe_value(found)}"
         raise BadOption(option="credentials", found=credentials, expected=expected)
-    function: Callable[[str], object] = found
-    return function
+    return cast("Callable[[str], object]", found)
 
 
 def is_password(found: object) -> TypeGuard[str]:
@@ -301,7 +298,6 @@ def describe_value(found: object) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the error's class and sentence in one line."""
     text = " ".join(str(error).split())
     cut = "…" if len(text) > LONGEST_REASON else ""
     return f"{type(error).__qualname__}: {text[:LONGEST_REASON]}{cut}"

@@ -109,7 +109,7 @@ class Destinations:
             columns: those that each table must have.
         """
         asked = list(dict.fromkeys(queues))
-        found = self._ask(asked, columns)
+        found = find_destinations(self.connection, asked, columns, self.source)
         reasons = {queue: self._reason(queue, found.get(queue)) for queue in asked}
         return {queue: reason for queue, reason in reasons.items() if reason is not None}
 
@@ -138,7 +138,7 @@ class Destinations:
         """
         held = self._held.setdefault(tuple(columns), {})
         asked = self.undecided(queues, columns)
-        found = self._ask(asked, columns)
+        found = find_destinations(self.connection, asked, columns, self.source)
         reasons: dict[QueueAddress, SqlQueueError] = {}
         for queue in asked:
             reason = self._reason(queue, found.get(queue))
@@ -189,7 +189,6 @@ class Destinations:
     def undecided(
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
     ) -> list[QueueAddress]:
-        """Return the tables that were not checked yet."""
         held = self._held.get(tuple(columns), {})
         return [queue for queue in dict.fromkeys(queues) if queue not in held]
 
@@ -204,7 +203,7 @@ class Destinations:
             open_ = [queue for queue, each in held.items() if not each.trusted]
             if not open_:
                 continue
-            found = self._ask(open_, columns)
+            found = find_destinations(self.connection, open_, columns, self.source)
             locks = self._locks([*found.values()])
             for queue in open_:
                 now, before = found.get(queue), held[queue]
@@ -216,27 +215,18 @@ class Destinations:
                 ):
                     raise DestinationChanged(queue=self.connection.printed(queue))
 
-    def _ask(
-        self, queues: Sequence[QueueAddress], columns: Sequence[str]
-    ) -> dict[QueueAddress, Destination]:
-        if not queues:
-            return {}
-        return find_destinations(self.connection, queues, columns, self.source)
-
-    def _reason(self, queue: QueueAddress, found: Destination | None) -> SqlQueueError | None:
-        """Return why a table must not be sent to, or None."""
+    def _reason(  # noqa: PLR0911 - each return is one kind of error
+        self, queue: QueueAddress, found: Destination | None
+    ) -> SqlQueueError | None:
         name, server = self.connection.printed(queue), self.connection.server
-        unfit = found is None or found.missing is not None
-        if self.by_header and (found is None or unfit or not found.may_insert):
+        if self.by_header and (not found or found.missing is not None or not found.may_insert):
             return QueueNotWritable(queue=name, server=server)
         if found is None:
             return QueueNotFound(queue=name, server=server)
         if found.missing is not None:
             return NotAQueue(queue=name, reason=f"it has no column {found.missing}")
-        return None if is_allowed(found, self.allowed) else self._distrust(name, found)
-
-    def _distrust(self, name: str, found: Destination) -> SqlQueueError | None:
-        """Return why a table is not trusted, or None."""
+        if is_allowed(found, self.allowed):
+            return None
         if found.code is not None:
             return DestinationRefused(queue=name, owner=found.owner, found=found.code)
         if self.by_header and self.source is not None and not found.same_owner:
@@ -261,6 +251,8 @@ def find_destinations(
         columns: those that each table must have.
         source: the queue that is read, if one is; its owner is trusted.
     """
+    if not queues:
+        return {}
     places = [{**place, "columns": list(columns)} for place in places_of(connection.names, queues)]
     read = None if source is None else connection.names.quote_address(source)
     rows = connection.rows("destinations", places=json.dumps(places), source_table=read)
@@ -325,12 +317,8 @@ def check_writable(
     Raises:
         QueueNotWritable, DestinationRefused.
     """
-    found = find_destinations(connection, queues, RETURNED)
-    for queue in queues:
-        there = found.get(queue)
-        if there is None or there.missing is not None or not there.may_insert:
-            raise QueueNotWritable(queue=connection.printed(queue), server=connection.server)
-    for reason in Destinations(connection, allowed).find_refused(queues, RETURNED).values():
+    destinations = Destinations(connection, allowed, by_header=True)
+    for reason in destinations.find_refused(queues, RETURNED).values():
         raise reason
 
 
@@ -352,5 +340,4 @@ def pattern(text: str) -> re.Pattern[str]:
 
 
 def fits(text: str, name: str) -> bool:
-    """Whether a pattern matches a whole name."""
     return pattern(text).fullmatch(name) is not None

@@ -1,7 +1,7 @@
 """
 Columns of messages that failed, that are tried again later, and of acknowledged retries.
 
-The headers are those that an endpoint writes. Source: WIRE.md part 8, and rows of real endpoints.
+The headers are those that an endpoint writes. Source: rows of real endpoints.
 Times are `current_timestamp()`: in a stream the time of the batch, which a replay repeats.
 """
 

@@ -1,4 +1,9 @@
-"""Options of a read and of a write: text from Spark becomes frozen values."""
+"""
+Options of a read and of a write: text from Spark becomes frozen values.
+
+fields.py reads each option alone. `__post_init__` of source.py and of sink.py checks what
+concerns several options.
+"""
 
 from sqlq_spark.options.sink import SinkOptions
 from sqlq_spark.options.source import SourceOptions

@@ -6,7 +6,7 @@ queue with a million messages does not keep the others waiting.
 
 It starts as the transport's version 3 does: with a task for all pending work, up to the maximum. It
 adapts as the transport's version 2.1 did, by counting the receives with and without messages.
-Source: DESIGN.md part 4; the SQL Server transport's documentation, "Concurrency".
+Source: the SQL Server transport's documentation, "Concurrency".
 """
 
 import math

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar
 
@@ -93,9 +92,7 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
 def load(connection: Connection, errors: QueueAddress, rows: pa.Table, *, renamed: bool) -> None:
     """Store rows of a queue under their ids, or under new ones."""
     if renamed:
-        ids = pa.py_buffer(rising_ids(rows.num_rows, time.time()))
-        fresh = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows.num_rows, [None, ids])
-        rows = rows.set_column(0, "id", fresh)
+        rows = rows.set_column(0, "id", rising_ids(rows.num_rows))
     connection.load(errors, rows)
 
 

@@ -15,7 +15,6 @@ option.
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from datetime import UTC, datetime
 from functools import partial
@@ -387,9 +386,7 @@ def add_expires(connection: Connection, chunk: pa.Table) -> pa.Table:
 
 def add_ids(rows: pa.Table) -> pa.Table:
     """Return the rows with new, rising ids: each copy of a message is a row of its own."""
-    ids = pa.py_buffer(rising_ids(rows.num_rows, time.time()))
-    column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows.num_rows, [None, ids])
-    return rows.append_column("id", column)
+    return rows.append_column("id", rising_ids(rows.num_rows))
 
 
 # ---------------------------------------------------------------- messages for an error queue
@@ -421,14 +418,8 @@ def failure_headers(
 
 def rows_to_store(texts: Sequence[str], bodies: pa.ChunkedArray) -> pa.Table:
     """Return rows of a queue, under new ids and without expiry; a null body becomes empty."""
-    ids = pa.py_buffer(rising_ids(len(texts), time.time()))
-    return pa.table(
-        {
-            "id": pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(texts), [None, ids]),
-            "headers": pa.array(texts, pa.string()),
-            "body": pc.fill_null(bodies, b""),
-        }
-    )
+    rows = {"headers": pa.array(texts, pa.string()), "body": pc.fill_null(bodies, b"")}
+    return add_ids(pa.table(rows))
 
 
 def list_reasons(reasons: Sequence[SqlQueueError]) -> str:

@@ -3,8 +3,8 @@ Queue addresses: a table, optionally with schema and catalog, in the notation of
 
 Addresses come from users and from messages, so they are untrusted. They are parsed, checked and
 quoted only here. Other modules put names into SQL only as these methods return them. Source:
-WIRE.md part 5 and the transports' parsers. This parser accepts the same addresses, but raises an
-error where they would misread one.
+the transports' parsers. This parser accepts the same addresses, but raises an error where they
+would misread one.
 """
 
 from __future__ import annotations

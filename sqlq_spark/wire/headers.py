@@ -1,7 +1,7 @@
 """
 Header text: the JSON of a message's headers, their names, and the times and types in them.
 
-The text is the same, byte for byte, as that of the transports' version 9.1. Source: WIRE.md part 2.
+The text is the same, byte for byte, as that of the transports' version 9.1.
 `header_columns.py` reads headers, in columns.
 """
 

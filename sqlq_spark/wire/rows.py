@@ -8,6 +8,7 @@ the commit, and only those that Spark reads: see header_columns.py.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -131,19 +132,14 @@ def random_ids(
     return ids
 
 
-def rising_ids(how_many: int, now: float) -> npt.NDArray[np.uint8]:
-    """
-    Return new version 7 UUIDs as `random_ids`, ascending: a unique index grows only at its end.
-
-    Args:
-        how_many: >= 0.
-        now: seconds since 1970.
-    """
+def rising_ids(how_many: int) -> pa.FixedSizeBinaryArray:
+    """Return new version 7 UUIDs, ascending: a unique index grows only at its end."""
     ids = random_ids(how_many)
-    ids[:, :6] = np.frombuffer(int(now * 1000).to_bytes(6), np.uint8)
+    ids[:, :6] = np.frombuffer(int(time.time() * 1000).to_bytes(6), np.uint8)
     ids[:, 6] = ids[:, 6] & 0x0F | 0x70
     halves = ids.view(">u8")
-    return ids[np.lexsort((halves[:, 1], halves[:, 0]))]
+    rising = pa.py_buffer(ids[np.lexsort((halves[:, 1], halves[:, 0]))])
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), how_many, [None, rising])
 
 
 def id_texts(ids: pa.Array | npt.NDArray[np.uint8]) -> pa.Array:

@@ -95,7 +95,7 @@ def test_a_deadlock_is_retried_and_its_victim_is_ours() -> None:
     """So the deadlocks that the model may find cost an endpoint nothing."""
     failure = errors.Failure(1205, "40001", "was deadlocked")
     place = errors.Place(
-        statement="purge", target="orders", table="", schema="", state="", server="", seconds=1.0
+        statement="purge", target="orders", queue=None, state="", server="", seconds=1.0
     )
 
     assert "SET DEADLOCK_PRIORITY LOW" in connection.SETTINGS

@@ -10,7 +10,7 @@ import pytest
 from sqlq_spark import errors
 from sqlq_spark.database.sqlserver import drivers
 from sqlq_spark.database.sqlserver.errors import read_error
-from sqlq_spark.database.sqlserver.numbers import kind_of
+from sqlq_spark.database.sqlserver.numbers import KINDS
 from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.wire.address import QueueAddress
 
@@ -92,7 +92,7 @@ def test_a_driver_reports_the_servers_sentence(driver: str, url: str, script: St
 
         found = read_error(raised.value)
         assert found.text == " ".join(row.message.text.split())
-        assert kind_of(found.number) is kind_of(row.number)
+        assert KINDS.get(found.number) is KINDS[row.number]
         assert found.number == row.number or driver == drivers.MSSQL_PYTHON
     raw.close()
 

@@ -40,7 +40,7 @@ from sqlq_spark.database.postgresql.rows import (
 )
 from sqlq_spark.database.postgresql.url import redact
 from sqlq_spark.database.statements import LACKS
-from sqlq_spark.wire.address import POSTGRESQL
+from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Row, Value
     from sqlq_spark.database.statements import StatementName
-    from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
 
@@ -99,14 +98,9 @@ class Connection(database.Connection):
 
     names = POSTGRESQL
     lacks = LACKS["postgresql"]
-
-    def __init__(
-        self, raw: dbapi.Connection, *, server: str, state: str, timeout: float, application: str
-    ) -> None:
-        super().__init__(server=server, state=state, timeout=timeout, application=application)
-        self._raw = raw
-        self._began = time.monotonic()
-        self._open = 0  # 1 in a transaction, 2 behind its savepoint
+    _raw: dbapi.Connection
+    _began = 0.0  # when the last statement was sent, by this process's clock
+    _open = 0  # 1 in a transaction, 2 behind its savepoint
 
     def rows(
         self,
@@ -116,9 +110,15 @@ class Connection(database.Connection):
         **values: Value,
     ) -> list[Row]:
         tables = tables or {}
-        if statement == "timeouts":
-            return self._set_timeouts(int(str(values["milliseconds"])), str(values["application"]))
         text, names = number_parameters(statement)
+        if statement == "timeouts":
+            milliseconds = int(str(values["milliseconds"]))
+            application = str(values["application"])
+            text = write_values(
+                statement, {"milliseconds": milliseconds, "application": application}
+            )
+            names = ()
+            self._timeout = milliseconds / 1000
         bound = tuple(values[name] for name in names)
         try:
             table = self._execute(statement, fill_names(text, self.state, tables), bound, tables)
@@ -134,8 +134,6 @@ class Connection(database.Connection):
         **numbers: int | list[int],
     ) -> pa.Table:
         """
-        Execute a statement and return its rows in columns; a uuid is 16 bytes.
-
         Before a `receive` the faster `receive_range` is tried.
 
         Whole numbers are written into the text: without parameters the driver streams by COPY.
@@ -149,18 +147,12 @@ class Connection(database.Connection):
         return plain_columns(self._execute(statement, text, (), tables))
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
-        self._ingest(
-            "load", POSTGRESQL.print_address(queue), queue.schema or "public", queue.table, rows
-        )
+        self._ingest("load", {"queue": queue}, queue, rows)
 
     def store(self, table: str, rows: pa.Table) -> None:
-        """
-        Insert the pages of one payload into a state table; nothing is done for no rows.
-
-        Measured, for 13 MB: 60 ms of the server's time, 72 ms by INSERT.
-        """
+        # measured, for 13 MB: 60 ms of the server's time, 72 ms by INSERT
         if rows.num_rows:
-            self._ingest(f"store {table}", self.state, self.state, table, rows)
+            self._ingest(f"store {table}", {}, QueueAddress(table, self.state), rows)
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         return dict(self.rows("queue_columns", table_name=POSTGRESQL.quote_address(queue)))
@@ -200,12 +192,6 @@ class Connection(database.Connection):
         self.set_lock_timeout(None)
         return found if found.num_rows else None
 
-    def _set_timeouts(self, milliseconds: int, application: str) -> list[Row]:
-        values: dict[str, int | str] = {"milliseconds": milliseconds, "application": application}
-        self._execute("timeouts", write_values("timeouts", values), (), {})
-        self._timeout = milliseconds / 1000
-        return []
-
     def _end_frozen(self, error: errors.TimedOut, values: Mapping[str, Value]) -> errors.TimedOut:
         """
         End sessions of the same stream or sink whose client hangs while they hold its rows.
@@ -228,16 +214,19 @@ class Connection(database.Connection):
             kind, reason = errors.LockTimedOut, f"{reason}; session {pid} hung and was ended"
         return kind(statement=error.statement, seconds=seconds, reason=reason)
 
-    def _ingest(self, statement: str, target: str, schema: str, table: str, rows: pa.Table) -> None:
+    def _ingest(
+        self, statement: str, tables: dict[str, QueueAddress], into: QueueAddress, rows: pa.Table
+    ) -> None:
         # the driver copies a batch before it sends it: small ones, or all is in memory twice
         step = max(1, COPIED * rows.num_rows // max(1, rows.nbytes))
         batches = pa.Table.from_batches(rows.to_batches(max_chunksize=step), rows.schema)
         self._began = time.monotonic()
         try:
             with self._raw.cursor() as cursor:
-                cursor.adbc_ingest(table, batches, mode="append", db_schema_name=schema)
+                schema = into.schema or "public"
+                cursor.adbc_ingest(into.table, batches, mode="append", db_schema_name=schema)
         except Error as error:
-            raise self._failure(statement, target, error) from None
+            raise self._failure(statement, tables, error) from None
 
     def _execute(
         self,
@@ -261,12 +250,11 @@ class Connection(database.Connection):
                 if not self._open:
                     cursor.executemany(STATEMENTS["commit"], None)
         except Error as error:
-            named = find_table(tables, read_error(error).text) if tables else ("", self.state)
-            raise self._failure(statement, named[1], error, named[0]) from None
+            raise self._failure(statement, tables, error) from None
         return found
 
     def _failure(
-        self, statement: str, target: str, error: Error, role: str = ""
+        self, statement: str, tables: dict[str, QueueAddress], error: Error
     ) -> errors.DatabaseFailure:
         """Undo, and return the package's error; a session that cannot roll back is lost."""
         failure = read_error(error)
@@ -280,6 +268,7 @@ class Connection(database.Connection):
                     cursor.executemany(text, None)
         except Error:
             return errors.ConnectionLost(statement=statement, reason=failure.text)
+        role, target = find_table(tables, failure.text) if tables else ("", self.state)
         place = Place(
             statement=statement,
             target=target,

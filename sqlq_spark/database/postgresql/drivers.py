@@ -56,8 +56,7 @@ def connect(url: str, server: str, application: str, timeout: float) -> dbapi.Co
 
 def _open(url: str, server: str, application: str, timeout: float) -> dbapi.Connection:
     target = Target.parse(url, os.environ)
-    weak = target.weakness()
-    if weak is not None:
+    if weak := target.weakness():
         warn_once(target.hosts, *weak)
     parameters = {
         "application_name": application[:63],
@@ -65,20 +64,16 @@ def _open(url: str, server: str, application: str, timeout: float) -> dbapi.Conn
         "connect_timeout": str(max(2, int(timeout))),
         **target.verification(),
     }
-    url = _with_defaults(url, timeout)
-    if server not in WITHOUT_OPTIONS:
-        try:
-            options = {"options": target.options(SEARCH_PATH)}
-            return dbapi.connect(_with_parameters(url, parameters | options), autocommit=True)
-        except Error as error:
-            text = sentence(error)
-            if not re.search(NO_OPTIONS, text):
-                raise connection_error(server, text) from None
-            WITHOUT_OPTIONS.add(server)
+    options = {} if server in WITHOUT_OPTIONS else {"options": target.options(SEARCH_PATH)}
+    more = parameters | options
     try:
-        return dbapi.connect(_with_parameters(url, parameters), autocommit=True)
+        return dbapi.connect(_with_parameters(_with_defaults(url, timeout), more), autocommit=True)
     except Error as error:
-        raise connection_error(server, sentence(error)) from None
+        text = sentence(error)
+        if not options or not re.search(NO_OPTIONS, text):
+            raise connection_error(server, text) from None
+    WITHOUT_OPTIONS.add(server)
+    return _open(url, server, application, timeout)
 
 
 def _with_defaults(url: str, timeout: float) -> str:

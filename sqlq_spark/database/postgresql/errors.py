@@ -96,15 +96,14 @@ class Place:
     limit: float  # seconds that a statement may take
     took: float  # seconds
 
-    @property
-    def is_state(self) -> bool:
-        """Whether the statement uses state tables only."""
-        return self.target == self.state
-
 
 def read_error(error: Error) -> Failure:
-    """Read a driver's error."""
-    return Failure(_sqlstate(error), sentence(error))
+    text = sentence(error)
+    state: Any = getattr(error, "sqlstate", None)
+    if not state:  # a bulk insert into an absent table, or column, which the driver looks for
+        absent = "42P01" if "does not exist" in str(error) else "?????"
+        state = "42703" if text.startswith('Column "') else absent
+    return Failure(str(state), text)
 
 
 def sentence(error: Error) -> str:
@@ -115,16 +114,6 @@ def sentence(error: Error) -> str:
     )
     text = found[1] if found else text.rpartition("[libpq]")[2]
     return " ".join(text.split())
-
-
-def _sqlstate(error: Error) -> str:
-    """Return the SQLSTATE; a bulk insert into an absent table, or column, has none."""
-    known: Any = getattr(error, "sqlstate", None)
-    if known:
-        return str(known)
-    if sentence(error).startswith('Column "'):  # the driver's own words
-        return "42703"
-    return "42P01" if "does not exist" in str(error) else "?????"
 
 
 def connection_error(server: str, text: str) -> errors.DatabaseFailure:
@@ -145,50 +134,46 @@ def connection_error(server: str, text: str) -> errors.DatabaseFailure:
 
 
 def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
-    """Return the error for a statement that failed."""
     statement, text, state = place.statement, failure.text, failure.state
-    kind = errors.StatementRefused if state.startswith(LASTING) else errors.StatementFailed
-    found: errors.DatabaseFailure = kind(statement=statement, code=state, reason=text)
     match state:
         case "25006":
-            found = errors.ReadOnly(statement=statement, reason=text, fix=FIND_PRIMARY)
+            return errors.ReadOnly(statement=statement, reason=text, fix=FIND_PRIMARY)
         case "40P01" | "40001":
-            found = errors.Deadlock(statement=statement, reason=text)
+            return errors.Deadlock(statement=statement, reason=text)
         case "23505" if statement == "save_receipt":
-            found = errors.ReceiptExists(statement=statement, reason=text)
+            return errors.ReceiptExists(statement=statement, reason=text)
         case "53000" | "53100" | "53200" | "53300":  # no room, memory, locks or connection left
-            found = errors.ServerShort(statement=statement, code=state, reason=text)
+            return errors.ServerShort(statement=statement, code=state, reason=text)
         case "57014" if place.took < LIMIT_REACHED * place.limit:
-            found = errors.Cancelled(statement=statement, reason=text)
+            return errors.Cancelled(statement=statement, reason=text)
         case "57014" | "55P03" | "25P03":
-            found = errors.TimedOut(statement=statement, seconds=place.limit, reason=text)
+            return errors.TimedOut(statement=statement, seconds=place.limit, reason=text)
         case "42501" if place.team is not None:
             fix = errors.StateRightMissing.fix_of(*place.team)
-            found = errors.StateRightMissing(statement=statement, reason=text, fix=fix)
+            return errors.StateRightMissing(statement=statement, reason=text, fix=fix)
         case "42501" if "row-level security" not in text:
-            found = errors.RightMissing(
+            return errors.RightMissing(
                 statement=statement, reason=text, fix=missing_grant(text, place)
             )
         case "22023" if statement == "endpoint_zone":
-            found = errors.TimeZoneNotFound(statement=statement, reason=text)
-        case _:
-            found = _missing_object(failure, place) or found
-    return found
+            return errors.TimeZoneNotFound(statement=statement, reason=text)
+    kind = errors.StatementRefused if state.startswith(LASTING) else errors.StatementFailed
+    other = kind(statement=statement, code=state, reason=text)
+    return _missing_object(failure, place) or other
 
 
 def _missing_object(failure: Failure, place: Place) -> errors.DatabaseFailure | None:
-    """Return the error for a table, schema or column that is not there; None for other errors."""
     state, text, target = failure.state, failure.text, place.target
     # whether the server misses the queue or its schema, not something that its trigger uses
     is_named = any(name.strip('"').replace('""', '"') in text for name in target.split('"."'))
     if state in {"42P01", "3F000"}:
-        if place.is_state:
+        if target == place.state:
             return errors.StateNotInstalled(schema=place.state, server=place.server)
         if not place.statement.startswith("create") and is_named:
             return errors.QueueNotFound(queue=target, server=place.server)
     if state == "3F000":
         return errors.SchemaNotFound(table=target, server=place.server, reason=text)
-    if state == "42703" and not place.is_state:
+    if state == "42703" and target != place.state:
         return errors.NotAQueue(queue=target, reason=text)
     return None
 
@@ -213,7 +198,7 @@ def refused_schema(failure: Failure, target: str) -> str | None:
 
 
 def missing_grant(text: str, place: Place) -> str:
-    """Return the GRANT that is missing (WIRE.md 7). `refused_schema` was no state schema."""
+    """Return the GRANT that is missing. `refused_schema` was no state schema."""
     statement, target = place.statement, place.target
     kind, _, name = text.removeprefix("permission denied for ").partition(" ")
     if text.startswith("must be owner"):

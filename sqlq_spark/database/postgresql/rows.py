@@ -106,7 +106,6 @@ def bind(values: Sequence[Value]) -> pa.RecordBatch | None:
 
 
 def read_rows(found: pa.Table) -> list[tuple[Any, ...]]:
-    """Return a result's rows as Python values."""
     return list(zip(*map(_values, found.columns), strict=True))
 
 

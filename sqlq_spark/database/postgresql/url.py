@@ -95,12 +95,10 @@ class Target:
 
     @property
     def user(self) -> str:
-        """The login; empty where none is named."""
         return self.given.get("user", "")
 
     @property
     def mode(self) -> str | None:
-        """The sslmode that was set; None where none was."""
         return self.given.get("sslmode")
 
     def verification(self) -> dict[str, str]:
@@ -120,7 +118,6 @@ class Target:
         return self.mode, WEAK[self.mode]
 
     def options(self, last: str) -> str:
-        """Return the options for the server's session, with `last` at the end."""
         return f"{self.given.get('options', '')} {last}".strip()
 
     @property

@@ -30,6 +30,7 @@ BINARY_ORDER = "Latin1_General_100_BIN2"
 UNFIT = "BEGIN; THROW 51901, N'characters of Headers do not fit', 1; END;"
 
 BINARY = {"body", "payload"}  # values that are bytes where they are not null
+NUMBERS = {bool: "bit", int: "bigint", float: "float"}
 SHORT_TEXT, SHORT_BYTES = 4000, 8000  # what a parameter holds without (max)
 
 # columns of a bulk insert: Arrow's name → the table's, and its type
@@ -93,7 +94,6 @@ def find_table(tables: dict[str, QueueAddress], text: str) -> QueueAddress | Non
 
 
 def literal(text: str) -> str:
-    """Return a quoted text."""
     return "N'" + text.replace("'", "''") + "'"
 
 
@@ -130,38 +130,30 @@ def type_of(name: str, value: Value) -> str:
     """Return the type of a parameter; few sizes only, so that the server reuses plans."""
     if value is None:
         return "varbinary(max)" if name in BINARY else "nvarchar(4000)"
-    if isinstance(value, bool):
-        return "bit"
-    if isinstance(value, int):
-        return "bigint"
-    if isinstance(value, float):
-        return "float"
     if isinstance(value, bytes):
         return "varbinary(8000)" if len(value) <= SHORT_BYTES else "varbinary(max)"
+    if not isinstance(value, str):
+        return NUMBERS[type(value)]
     units = len(value.encode("utf-16-le", "surrogatepass")) // 2
     return "nvarchar(4000)" if units <= SHORT_TEXT else "nvarchar(max)"
 
 
-def unfit_condition(shape: dict[str, str]) -> str:
+def check_fit(shape: dict[str, str], source: str = "@gone") -> str:
     """
-    Return a condition for headers that a queue's varchar cannot hold; empty where it holds all.
+    Return a check for headers that a queue's varchar cannot hold; empty where it holds all.
 
     SQL Server writes question marks to a varchar, without an error.
 
     Args:
         shape: the queue's columns and their types.
+        source: of the rows.
     """
     found = NARROW.fullmatch(shape.get("headers", ""))
     if found is None:
         return ""
     kept = f"CAST(CAST(Headers COLLATE {found[1]} AS varchar(max)) AS nvarchar(max))"
-    return f"{kept} COLLATE {BINARY_ORDER} <> Headers"
-
-
-def check_fit(shape: dict[str, str]) -> str:
-    """Return a check of @gone for headers that a queue cannot hold; empty where it holds all."""
-    condition = unfit_condition(shape)
-    return f"IF EXISTS (SELECT 1 FROM @gone WHERE {condition}) {UNFIT}\n" if condition else ""  # noqa: S608
+    unfit = f"SELECT 1 FROM {source} WHERE {kept} COLLATE {BINARY_ORDER} <> Headers"  # noqa: S608
+    return f"IF EXISTS ({unfit}) {UNFIT}\n"
 
 
 def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool = False) -> str:
@@ -179,19 +171,15 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
         for at, name in enumerate(names, 1)
         if name in shape or name not in OPTIONAL
     ]
-    recoverable = "recoverable" in shape
-    columns = [column for _, column, _ in known]
-    into = ", ".join([*columns, "Recoverable"] if recoverable else columns)
-    given = [
-        "ISNULL(Body, 0x)" if column == "Body" and not null_bodies else column for column in columns
-    ]
-    values = ", ".join([*given, "1"] if recoverable else given)
+    values = {column: column for _, column, _ in known}
+    if "Body" in values and not null_bodies:
+        values["Body"] = "ISNULL(Body, 0x)"
+    if "recoverable" in shape:
+        values["Recoverable"] = "1"
     read = ", ".join(f"{column} {kind} '$[{at}]'" for at, column, kind in known)
-    condition = unfit_condition(shape)
     source = f"OPENJSON(@rows) WITH (Headers nvarchar(max) '$[{names.index('headers') + 1}]')"
-    guard = f"IF EXISTS (SELECT 1 FROM {source} WHERE {condition}) {UNFIT} " if condition else ""  # noqa: S608
-    return guard + (
-        f"INSERT INTO {{queue}} ({into}) SELECT {values} "  # noqa: S608 - of LOADED
+    return check_fit(shape, source) + (
+        f"INSERT INTO {{queue}} ({', '.join(values)}) SELECT {', '.join(values.values())} "  # noqa: S608 - of LOADED
         f"FROM OPENJSON(@rows) WITH (place int '$[0]', {read}) AS sent ORDER BY place"
     )
 

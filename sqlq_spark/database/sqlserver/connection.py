@@ -59,17 +59,9 @@ if TYPE_CHECKING:
 # In a deadlock the server ends a session of LOW priority: ours, which tries again.
 SETTINGS = "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english; SET DEADLOCK_PRIORITY LOW"
 CATALOG = "SELECT DB_NAME() AS catalog"
-# statement → whether a transaction is open after it
-# they are sent without sp_executesql, at whose end their settings and transactions would end
-DIRECT = {
-    "begin": True,
-    "timeouts": True,
-    "set_lock_timeout": True,
-    "savepoint": True,
-    "release": True,
-    "commit": False,
-    "rollback": False,
-}
+# sent without sp_executesql, at whose end their settings and transactions would end
+ENDS = {"commit", "rollback"}
+DIRECT = {"begin", "timeouts", "set_lock_timeout", "savepoint", "release", *ENDS}
 UNDO = """IF XACT_STATE() = 1
 BEGIN
     ROLLBACK TRANSACTION attempt;
@@ -98,18 +90,13 @@ MOST_ROWS, MOST_BYTES = 2000, 8 << 20
 
 def connect(url: str, *, application: str, timeout: float, state: str) -> Connection:
     target = Target.parse(url)
-    secrets = (target.password,)
     try:
         driver, raw = drivers.connect(target, application, max(1, int(timeout)))
     except errors.SqlQueueError:
         raise
     except Exception as error:  # noqa: BLE001 - each driver has a tree of its own
-        failure = read_error(error, secrets)
-        raise connection_error(target.server, failure) from None
-    made = Connection(
-        raw, driver, server=target.server, state=state, timeout=timeout, application=application
-    )
-    made.secrets = secrets
+        raise connection_error(target.server, read_error(error, target.password)) from None
+    made = Connection(raw, driver, target, state=state, timeout=timeout, application=application)
     try:
         made.prepare()
     except errors.SqlQueueError:
@@ -138,28 +125,29 @@ class Connection(database.Connection):
         self,
         raw: Any,  # noqa: ANN401 - of one of two drivers
         driver: Driver,
+        target: Target,
         *,
-        server: str,
         state: str,
         timeout: float,
         application: str,
     ) -> None:
-        super().__init__(server=server, state=state, timeout=timeout, application=application)
-        self._raw = raw
+        super().__init__(
+            raw, server=target.server, state=state, timeout=timeout, application=application
+        )
         self._driver = driver
         self._open = False  # a transaction
         self._savepoint = False  # whether a failure undoes only what came since
         self._watchdog = Watchdog(self._end)
         self._columns: dict[QueueAddress, dict[str, str]] = {}  # read once in a transaction
-        self.secrets: tuple[str, ...] = ()
+        self._secret = target.password
         self.catalog: str | None = None  # the database's name; known after `prepare`
 
     def prepare(self) -> None:
         """Make the session's own settings, and read which database it is in."""
         self._raw.timeout = whole_seconds(self._timeout)
         context = f"SET CONTEXT_INFO {context_info(self.application)}"
-        text = f"/* sqlqueue:connect */ {SETTINGS}; {context}; {CATALOG}"
-        self.catalog = next((name for (name,) in self._do("connect", text, (), {})), None)
+        found = self._do("connect", f"{SETTINGS}; {context}; {CATALOG}", {})
+        self.catalog = next((name for (name,) in found), None)
 
     def rows(
         self,
@@ -172,18 +160,7 @@ class Connection(database.Connection):
         text = self._fill_names(STATEMENTS[statement], tables)
         if statement in DIRECT:
             return self._direct(statement, text, values)
-        return self.call(statement, text, values, tables)
-
-    def call(
-        self,
-        statement: str,
-        text: str,
-        values: Mapping[str, Value],
-        tables: dict[str, QueueAddress],
-    ) -> list[Row]:
-        """Execute a text whose names are put in, and return the rows of all its results."""
-        sql, bound = build_call(statement, text, values, guarded=self._open)
-        return self._do(statement, sql, bound, tables)
+        return self._do(statement, text, tables, values)
 
     def arrow(
         self,
@@ -192,11 +169,7 @@ class Connection(database.Connection):
         tables: dict[str, QueueAddress],
         **numbers: int | list[int],
     ) -> pa.Table:
-        """
-        Execute a statement and return its rows in columns; a uuid is 16 bytes.
-
-        Before a `receive` the rows of its range are weighed, see `cut_step`.
-        """
+        """Before a `receive` weigh the rows of its range, see `cut_step`."""
         if statement == "receive":
             return self._receive(tables, cast("dict[str, int]", numbers))
         return self._fetch(statement, tables, numbers)
@@ -220,14 +193,12 @@ class Connection(database.Connection):
         tables: dict[str, QueueAddress],
         numbers: Mapping[str, int | list[int]],
     ) -> pa.Table:
-        """Execute one statement and return its rows in columns."""
         text = self._fill_names(STATEMENTS[statement], tables)
         values: dict[str, Value] = {
             name: json.dumps(value) if isinstance(value, list) else int(value)
             for name, value in numbers.items()
         }
-        sql, bound = build_call(statement, text, values, guarded=self._open)
-        with self._executed(statement, sql, bound, tables) as cursor:
+        with self._executed(statement, text, tables, values) as cursor:
             while not cursor.description and cursor.nextset():
                 pass  # statements before the rows have no result
             found = fetch_table(cursor)
@@ -238,10 +209,10 @@ class Connection(database.Connection):
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
         """
-        Insert rows in bulk, in the transaction that is open; columns go by name.
+        Send the rows as JSON, in one parameter.
 
-        The rows are sent as JSON, in one parameter. A bulk copy would be another session, and both
-        drivers send rows with large values one by one.
+        A bulk copy would be another session, and both drivers send rows with large values one by
+        one.
         """
         tables = {"queue": queue}
         null_bodies = "body" in rows.column_names and rows["body"].null_count > 0
@@ -251,14 +222,10 @@ class Connection(database.Connection):
         size = max(1, min(MOST_ROWS, MOST_BYTES // each))
         for first in range(0, rows.num_rows, size):
             values = {"rows": json_rows(rows.slice(first, size))}
-            self.call("load", text, values, tables)
+            self._do("load", text, tables, values)
 
     def store(self, table: str, rows: pa.Table) -> None:
-        """
-        Insert the pages of one payload into a state table; nothing is done for no rows.
-
-        They become one row, because the server stores a large value in pages.
-        """
+        """Insert one row, because the server stores a large value in pages."""
         if not rows.num_rows:
             return
         values = rows.slice(0, 1).to_pylist()[0]
@@ -267,23 +234,21 @@ class Connection(database.Connection):
         parameters = ", ".join(f"@{name}" for name in values)
         target = f"{SQLSERVER.quote_name(self.state)}.{SQLSERVER.quote_name(table)}"
         text = f"INSERT INTO {target} ({names}) VALUES ({parameters})"  # noqa: S608 - quoted
-        self.call(f"store {table}", text, values, {})
+        self._do(f"store {table}", text, {}, values)
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         found = self.rows("queue_columns", tables={"queue": queue})
         return {name.lower(): kind for name, kind in found}
 
     def whole(self, address: QueueAddress) -> QueueAddress:
-        """Return the address with its schema, and with this database if it names none."""
         whole = self.names.qualify(address)
         return whole if whole.catalog is not None else replace(whole, catalog=self.catalog)
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
         """
-        Return a value for each address; the values of two spellings of one table are equal.
+        Ask the server, because case may matter or not.
 
-        The server decides, because case may matter or not. A table that is not there, or that this
-        login may not see, is known by its address.
+        A table that is not there, or that this login may not see, is known by its address.
         """
         whole = [self.whole(each) for each in addresses]
         distinct = list(dict.fromkeys(whole))
@@ -330,7 +295,7 @@ class Connection(database.Connection):
         seek = False
         if "{seek}" in text:
             due_index = fill_names(DUE_INDEX, self.state, tables)
-            seek = bool(self.call("due_index", due_index, {}, tables))
+            seek = bool(self._do("due_index", due_index, tables, {}))
         return fill_names(
             text,
             self.state,
@@ -360,27 +325,30 @@ class Connection(database.Connection):
             self._raw.close()
 
     def _direct(self, statement: str, text: str, values: dict[str, Value]) -> list[Row]:
+        milliseconds = int(str(values.get("milliseconds", 0)))
+        text = text.replace("{milliseconds}", str(milliseconds))
         if statement == "timeouts":
-            milliseconds = int(str(values["milliseconds"]))
-            text = text.replace("{milliseconds}", str(milliseconds))
             text = text.replace("{application}", context_info(str(values["application"])))
             self._timeout = milliseconds / 1000
             self._raw.timeout = whole_seconds(self._timeout)
-        if statement == "set_lock_timeout":
-            text = text.replace("{milliseconds}", str(int(str(values["milliseconds"]))))
         if statement == "begin":
             self._columns.clear()  # tables may have been created again
-        found = self._do(statement, f"/* sqlqueue:{statement} */ {text}", (), {})
-        self._open = DIRECT[statement]
+        found = self._do(statement, text, {})
+        self._open = statement not in ENDS
         self._savepoint = statement == "savepoint"
         self._watchdog.watch(self._timeout if self._open else None)
         return found
 
     def _do(
-        self, statement: str, sql: str, bound: tuple[Value, ...], tables: dict[str, QueueAddress]
+        self,
+        statement: str,
+        text: str,
+        tables: dict[str, QueueAddress],
+        values: Mapping[str, Value] | None = None,
     ) -> list[Row]:
+        """Return the rows of all results of a text; see `_executed`."""
         found: list[Row] = []
-        with self._executed(statement, sql, bound, tables) as cursor:
+        with self._executed(statement, text, tables, values) as cursor:
             more = True
             while more:
                 if cursor.description:
@@ -392,9 +360,21 @@ class Connection(database.Connection):
 
     @contextmanager
     def _executed(
-        self, statement: str, sql: str, bound: tuple[Value, ...], tables: dict[str, QueueAddress]
+        self,
+        statement: str,
+        text: str,
+        tables: dict[str, QueueAddress],
+        values: Mapping[str, Value] | None,
     ) -> Iterator[Any]:
-        """Execute a text, and let the block read its results from the cursor."""
+        """
+        Execute a text whose names are put in, and let the block read its results from the cursor.
+
+        With `values`, which may be none, it goes through sp_executesql.
+        """
+        sql = f"/* sqlqueue:{statement} */ {text}"
+        bound: tuple[Value, ...] = ()
+        if values is not None:
+            sql, bound = build_call(statement, text, values, guarded=self._open)
         try:
             with self._watchdog.statement(), closing(self._raw.cursor()) as cursor:
                 self._driver.set_types(cursor, bound)
@@ -411,7 +391,7 @@ class Connection(database.Connection):
         self, statement: str, tables: dict[str, QueueAddress], error: Exception
     ) -> errors.DatabaseFailure:
         """Undo, and return the package's error; a session that cannot roll back is lost."""
-        failure = read_error(error, self.secrets)
+        failure = read_error(error, self._secret)
         undo = UNDO if self._savepoint else STATEMENTS["rollback"]
         self._open = self._savepoint
         self._savepoint = False
@@ -430,11 +410,7 @@ class Connection(database.Connection):
         place = Place(
             statement=statement,
             target=self.state if queue is None else self.printed(queue),
-            table=SQLSERVER.quote_name(self.state)
-            if queue is None
-            else SQLSERVER.quote_address(queue),
-            catalog=SQLSERVER.quote_name(queue.catalog) + "." if queue and queue.catalog else "",
-            schema=self.state if queue is None else str(self.names.qualify(queue).schema),
+            queue=queue,
             state=self.state,
             server=self.server,
             seconds=self._timeout,

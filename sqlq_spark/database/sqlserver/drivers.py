@@ -52,12 +52,10 @@ class Incomplete(Exception):
 class Driver:
     """One way to connect."""
 
-    name: str
     open: Callable[[Target, str, int], Any]  # target, application, seconds → connection
     errors: tuple[type[Exception], ...]  # what it raises
-    set_types: Callable[[Any, Sequence[Value]], None] = lambda *_: (
-        None
-    )  # cursor, values to be bound
+    # cursor, values to be bound
+    set_types: Callable[[Any, Sequence[Value]], None] = lambda *_: None
 
 
 def connect(target: Target, application: str, seconds: int) -> tuple[Driver, Any]:
@@ -72,14 +70,20 @@ def connect(target: Target, application: str, seconds: int) -> tuple[Driver, Any
     for name, load in candidates(target.driver):
         try:
             driver = load()
-            return driver, driver.open(target, application, seconds)
         except NotHere as error:
             missing.append(f"{name}: {error}")
+            continue
+        try:
+            return driver, driver.open(target, application, seconds)
+        except driver.errors as error:
+            part = next((text for text in NOT_LOADED if text in str(error)), None)
+            if part is None:
+                raise
+            missing.append(f"{name}: {part}")
     raise MissingDriver(found="; ".join(missing))
 
 
 def candidates(asked: str) -> Iterator[tuple[str, Callable[[], Driver]]]:
-    """Yield the drivers to try, in their order."""
     wanted = asked.lower()
     if wanted in {"", MSSQL_PYTHON}:
         yield MSSQL_PYTHON, mssql_python
@@ -102,12 +106,9 @@ def mssql_python() -> Driver:
     errors = (raised.Exception, raised.ConnectionStringParseError, RuntimeError, Incomplete)
 
     def open_(target: Target, _: str, seconds: int) -> Any:  # noqa: ANN401 - of the driver
-        try:
-            return module.connect(target.connection_string(), autocommit=True, timeout=seconds)
-        except errors as error:
-            raise unless_not_loaded(error) from None
+        return module.connect(target.connection_string(), autocommit=True, timeout=seconds)
 
-    return Driver(name=MSSQL_PYTHON, open=open_, errors=errors)
+    return Driver(open=open_, errors=errors)
 
 
 def pyodbc(names: tuple[str, ...]) -> Driver:
@@ -121,10 +122,7 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
 
     def open_(target: Target, application: str, seconds: int) -> Any:  # noqa: ANN401
         text = target.connection_string(Driver=name, APP=application[:128])
-        try:
-            return module.connect(text, autocommit=True, timeout=seconds)
-        except module.Error as error:
-            raise unless_not_loaded(error) from None
+        return module.connect(text, autocommit=True, timeout=seconds)
 
     # without sizes a text of more than 2,000 characters is sent as ntext, which a database refuses
     # if its collation has supplementary characters or UTF-8; 0 is (max)
@@ -136,7 +134,7 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
     def set_types(cursor: Any, values: Sequence[Value]) -> None:  # noqa: ANN401
         cursor.setinputsizes([sizes.get(type(value)) for value in values])
 
-    return Driver(name=PYODBC, open=open_, errors=(module.Error, Incomplete), set_types=set_types)
+    return Driver(open=open_, errors=(module.Error, Incomplete), set_types=set_types)
 
 
 def check_complete(cursor: Any) -> None:  # noqa: ANN401
@@ -160,12 +158,6 @@ def import_driver(name: str) -> Any:  # noqa: ANN401 - a module without types
         return import_module(name)
     except ImportError as error:
         raise NotHere(str(error)) from None
-
-
-def unless_not_loaded(error: Exception) -> Exception:
-    """Return NotHere where parts of the driver are missing, else the error."""
-    missing = next((text for text in NOT_LOADED if text in str(error)), None)
-    return error if missing is None else NotHere(missing)
 
 
 # ---------------------------------------------------------------- idle transactions

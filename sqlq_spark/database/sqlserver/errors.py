@@ -9,12 +9,16 @@ phrase for the SQLSTATE, and the server's sentence. The number is found by that 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from sqlq_spark import errors
-from sqlq_spark.database.sqlserver.numbers import OLD_LEVEL, Kind, kind_of, number_of
+from sqlq_spark.database.sqlserver.numbers import KINDS, OLD_LEVEL, Kind, number_of
 from sqlq_spark.options.names import STATE
 from sqlq_spark.wire.address import SQLSERVER
+
+if TYPE_CHECKING:
+    from sqlq_spark.wire.address import QueueAddress
 
 # mssql-python's phrase → SQLSTATE, for those that are used here
 PHRASES = {
@@ -75,18 +79,15 @@ FIXES = {
     40544: "a DBA must raise the database's maximum size, or delete data",
 }
 
+DELETES = (
+    *("weigh", "receive", "take", "purge", "purge_range", "purge_expired"),
+    *("unsubscribe", "move_due"),
+)
+# statement → the rights that it needs on its table; others need SELECT
 RIGHTS = {
-    "weigh": "SELECT, DELETE",
-    "receive": "SELECT, DELETE",
-    "take": "SELECT, DELETE",
-    "purge": "SELECT, DELETE",
-    "purge_range": "SELECT, DELETE",
-    "purge_expired": "SELECT, DELETE",
-    "find_large": "SELECT",
+    **dict.fromkeys(DELETES, "SELECT, DELETE"),
     "divert_large": "INSERT",
     "subscribe": "SELECT, INSERT, UPDATE",
-    "unsubscribe": "SELECT, DELETE",
-    "move_due": "SELECT, DELETE",
     "load": "INSERT",
 }
 DENIED = re.compile(
@@ -111,23 +112,15 @@ class Failure:
 
     @property
     def kind(self) -> Kind | None:
-        """Return what the number means; None for one that is not known."""
-        return kind_of(self.number)
+        return KINDS.get(self.number)
 
     @property
     def code(self) -> str:
-        """Return the number, or the SQLSTATE, for an error text."""
         return str(self.number) if self.number is not None else self.state or "?"
 
 
-def read_error(error: Exception, secrets: tuple[str, ...] = ()) -> Failure:
-    """
-    Read an error of either driver.
-
-    Args:
-        error: as it was raised.
-        secrets: texts that must not be shown.
-    """
+def read_error(error: Exception, secret: str = "") -> Failure:
+    """Read an error of either driver; `secret` must not be shown."""
     phrase = str(getattr(error, "driver_error", ""))
     if phrase:
         text, state = str(getattr(error, "ddbc_error", "") or phrase), PHRASES.get(phrase, "")
@@ -138,14 +131,13 @@ def read_error(error: Exception, secrets: tuple[str, ...] = ()) -> Failure:
         state, text = BROKEN if isinstance(error, RuntimeError) else "", str(error)
     first = re.split(r" \((-?\d+)\) \(SQL\w+\)", text, maxsplit=1)
     sentence = " ".join(re.sub(r"^(?:\[[^\[\]]*\] ?)+", "", first[0]).split())
-    for secret in secrets:
-        sentence = sentence.replace(secret, "…") if secret else sentence
+    if secret:
+        sentence = sentence.replace(secret, "…")
     number = int(first[1]) if len(first) > 1 and first[1] != "0" else number_of(sentence)
     return Failure(number, state, sentence, first_only=bool(phrase))
 
 
 def connection_error(server: str, failure: Failure) -> errors.DatabaseFailure:
-    """Return the error for a connection that failed."""
     match failure.kind:
         case Kind.LOST:
             return errors.ConnectionLost(statement="connect", reason=failure.text)
@@ -168,23 +160,21 @@ class Place:
     """Where a statement failed."""
 
     statement: str
-    target: str  # a queue's canonical address, or the schema of the state tables
-    table: str  # the same in SQL
-    catalog: str = ""  # its beginning, "[db].", where the address names a database
-    schema: str  # of the table, or of the state tables
+    target: str  # the queue for people, or the schema of the state tables
+    queue: QueueAddress | None  # None: the statement uses state tables only
     state: str  # schema of the state tables
     server: str
     seconds: float
     level: int = 0  # compatibility level of the database; 0 where it was not read
 
     @property
-    def is_state(self) -> bool:
-        """Whether the statement uses state tables only."""
-        return self.target == self.state
+    def table(self) -> str:
+        """The target in SQL."""
+        queue = self.queue
+        return SQLSERVER.quote_address(queue) if queue else SQLSERVER.quote_name(self.state)
 
 
 def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
-    """Return the error for a statement that failed."""
     return (
         passing_error(failure, place)
         or missing_right(failure, place)
@@ -218,11 +208,11 @@ def passing_error(failure: Failure, place: Place) -> errors.DatabaseFailure | No
 
 
 def missing_right(failure: Failure, place: Place) -> errors.RightMissing | None:
-    """Return the error for a permission that the login lacks; None for other errors."""
     if failure.kind is not Kind.RIGHT:
         return None
     denied = DENIED.search(failure.text)
-    schema = denied[3] if denied else place.schema
+    own = place.queue and SQLSERVER.qualify(place.queue).schema
+    schema = denied[3] if denied else own or place.state
     is_other = place.statement in OF_SERVER or DENIED_IN_DATABASE.search(failure.text)
     # the server may not show tables: `script` names state schemas so
     is_state = schema in {place.state, STATE} or schema.startswith(f"{STATE}_")
@@ -235,7 +225,6 @@ def missing_right(failure: Failure, place: Place) -> errors.RightMissing | None:
 
 
 def missing_object(failure: Failure, place: Place) -> errors.DatabaseFailure | None:
-    """Return the error for a table, column or schema that is not there; None for other errors."""
     no_table = failure.kind is Kind.NO_TABLE or (
         failure.number is None and failure.state == "42S02"
     )
@@ -243,19 +232,18 @@ def missing_object(failure: Failure, place: Place) -> errors.DatabaseFailure | N
     maybe_old = failure.number in MAYBE_OLD and failure.kind is not Kind.NO_TABLE
     if "openjson" in failure.text.lower() or (maybe_old and 0 < place.level < LEAST_LEVEL):
         return errors.DatabaseTooOld(server=place.server, found=place.level, needed=LEAST_LEVEL)
-    if no_table and place.is_state:
+    if no_table and place.queue is None:
         return errors.StateNotInstalled(schema=place.target, server=place.server)
     if no_table and not place.statement.startswith("create"):
         return errors.QueueNotFound(queue=place.target, server=place.server)
     if failure.kind is Kind.NO_SCHEMA:
         return errors.SchemaNotFound(table=place.target, server=place.server, reason=failure.text)
-    if failure.kind is Kind.NO_COLUMN and not place.is_state:
+    if failure.kind is Kind.NO_COLUMN and place.queue is not None:
         return errors.NotAQueue(queue=place.target, reason=failure.text)
     return None
 
 
 def other_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
-    """Return the error for any other failure, with its fix where one is known."""
     if failure.kind is Kind.DUPLICATE and place.statement == "save_receipt":
         return errors.ReceiptExists(statement=place.statement, reason=failure.text)
     lasting = failure.state.startswith(LASTING_STATES) or failure.kind is not None
@@ -264,7 +252,6 @@ def other_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
 
 
 def with_fix(failure: Failure, place: Place) -> str:
-    """Return the server's sentence, and its fix where one is known."""
     fix = FIXES.get(failure.number or 0)
     if fix is None:
         return failure.text
@@ -277,11 +264,13 @@ def missing_grant(text: str, place: Place) -> str:
     """Return the GRANT that is missing, by the server's sentence or by the statement's needs."""
     if place.statement in OF_SERVER:
         return SERVER_STATE
-    use = place.catalog and f"USE {place.catalog[:-1]}; "  # GRANT takes no database
+    database = place.queue and place.queue.catalog
+    use = f"USE {SQLSERVER.quote_name(database)}; " if database else ""  # GRANT takes no database
     if found := DENIED.search(text):
         table, schema = map(SQLSERVER.quote_name, found.groups()[1:])
         return f"{use}GRANT {found[1]} ON {schema}.{table} TO the_user"
     if found := DENIED_IN_DATABASE.search(text):
         return f"{use}GRANT {found[1]} TO the_user"
-    table = place.table.removeprefix(place.catalog)
+    here = place.queue and replace(place.queue, catalog=None)
+    table = SQLSERVER.quote_address(here) if here else place.table
     return f"{use}GRANT {RIGHTS.get(place.statement, 'SELECT')} ON {table} TO the_user"

@@ -17,14 +17,14 @@ import pyarrow as pa
 
 from sqlq_spark.wire.rows import id_texts
 
-# columns of `arrow`, as they come and as they leave
+# columns of `arrow`, as they come; an id leaves with 16 bytes, and headers as text
 COLUMNS = {
-    "id": (pa.binary(), pa.binary(16)),
-    "expires": (pa.timestamp("us"), pa.timestamp("us")),
-    "expired": (pa.bool_(), pa.bool_()),
-    "headers": (pa.binary(), pa.string()),
-    "body": (pa.binary(), pa.binary()),
-    "seq": (pa.int64(), pa.int64()),
+    "id": pa.binary(),
+    "expires": pa.timestamp("us"),
+    "expired": pa.bool_(),
+    "headers": pa.binary(),
+    "body": pa.binary(),
+    "seq": pa.int64(),
 }
 # a uniqueidentifier holds the first three parts of a uuid from the low byte up
 NETWORK_ORDER = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15]
@@ -76,34 +76,27 @@ def read_value(name: str, value: Any) -> Any:  # noqa: ANN401 - of any column
 
 
 def fetch_table(cursor: Any) -> pa.Table:  # noqa: ANN401 - of one of two drivers
-    """Return a result in columns, by Arrow where the driver can."""
     if hasattr(cursor, "arrow"):
         return cursor.arrow()
     names = [column[0] for column in cursor.description]
     columns = list(zip(*cursor.fetchall(), strict=True)) or [()] * len(names)
-    kinds = [COLUMNS[name][0] for name in names]
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-    return pa.table(arrays, names=names)
+    found = zip(names, columns, strict=True)
+    return pa.table({name: pa.array(values, COLUMNS[name]) for name, values in found})
 
 
 def plain_columns(found: pa.Table) -> pa.Table:
     """Return columns in the types that the package uses, whichever driver fetched them."""
-    columns = []
-    for name in found.column_names:
-        came, leaves = COLUMNS[name]
-        column = found[name].cast(came, safe=False)
-        if name == "id":
-            columns.append(network_order(column))
-        elif came == leaves:
-            columns.append(column)
-        else:
-            columns.append(pa.array(map(utf16, column.to_pylist()), leaves))
-    return pa.table(columns, names=found.column_names)
+    columns = {name: found[name].cast(COLUMNS[name], safe=False) for name in found.column_names}
+    if "id" in columns:
+        columns["id"] = network_order(columns["id"])
+    if "headers" in columns:
+        columns["headers"] = pa.array(map(utf16, columns["headers"].to_pylist()), pa.string())
+    return pa.table(columns)
 
 
 def no_rows() -> pa.Table:
     """Return the table that `receive` gives where there is nothing to receive."""
-    return pa.table({name: pa.array([], kind) for name, (_, kind) in COLUMNS.items()})
+    return plain_columns(pa.table({name: pa.array([], kind) for name, kind in COLUMNS.items()}))
 
 
 def network_order(ids: pa.ChunkedArray) -> pa.Array:
@@ -114,5 +107,5 @@ def network_order(ids: pa.ChunkedArray) -> pa.Array:
 
 
 def utf16(text: bytes | None) -> str | None:
-    """Return a text that came as bytes; half of a surrogate pair becomes U+FFFD."""
+    """Return a text; half of a surrogate pair becomes U+FFFD."""
     return None if text is None else text.decode("utf-16-le", "replace")

@@ -99,15 +99,14 @@ class Target:
 
     def connection_string(self, **more: str) -> str:
         """Return the driver's connection string; `more` goes first, every value in braces."""
-        integrated = self.authentication == "Integrated"
+        login = {"UID": self.user, "PWD": self.password, "Authentication": self.authentication}
+        if self.authentication == "Integrated":
+            login = {"Trusted_Connection": "yes"}
         values = {
             **more,
             "Server": f"tcp:{self.host},{self.port}",
             "Database": self.database,
-            "UID": "" if integrated else self.user,
-            "PWD": "" if integrated else self.password,
-            "Trusted_Connection": "yes" if integrated else "",
-            "Authentication": "" if integrated else self.authentication,
+            **login,
             "Encrypt": self.encrypt,
             "TrustServerCertificate": self.trust_server_certificate,
             "HostnameInCertificate": self.host_name_in_certificate,
