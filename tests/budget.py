@@ -28,7 +28,7 @@ BUDGET = {
     "other files in tests": {"files": 70, "lines": 1360},
     "package": {"files": 166, "lines": 27966, "tokens": 151718},
     "sql": {"statement lines": 2564},
-    "tests": {"files": 305, "lines": 54023, "tokens": 362608},
+    "tests": {"files": 303, "lines": 53829, "tokens": 360770},
     "words": {"words": 69720},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
