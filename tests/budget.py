@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 13574, "tokens": 73853},
+    "core": {"files": 63, "lines": 13575, "tokens": 73874},
     "everything else": {"files": 103, "lines": 14389, "tokens": 77864},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 166, "lines": 27963, "tokens": 151717},
+    "package": {"files": 166, "lines": 27964, "tokens": 151738},
     "sql": {"statement lines": 2564},
-    "tests": {"files": 303, "lines": 53816, "tokens": 360701},
-    "words": {"words": 69671},
+    "tests": {"files": 303, "lines": 53829, "tokens": 360770},
+    "words": {"words": 69720},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

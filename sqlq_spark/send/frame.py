@@ -306,9 +306,10 @@ class Frame:
             self.refuse(twice, "it has both deliverAt and delay: leave one of them null")
         both = {"delay": delay, "due": due}
         delays = {name: column for name, column in both.items() if column is not None}
-        for column in delays.values():
+        if delays:
+            waits = [column.is_valid() for column in delays.values()]
             self.refuse(
-                pc.and_(column.is_valid(), lifetime.is_valid()),
+                pc.and_(pc.or_(waits[0], waits[-1]), lifetime.is_valid()),
                 "it has a delay and a time-to-be-received, from its column or from the option "
                 "timeToBeReceived: the transport cannot delay a message that expires",
             )

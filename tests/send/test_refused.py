@@ -100,6 +100,19 @@ def test_a_row_that_cannot_be_sent_is_refused_by_its_number(
         assert reason in str(caught.value)
 
 
+def test_the_first_of_the_rows_with_a_delay_and_a_lifetime_is_named() -> None:
+    """It is named also where a later row has the other of the two columns that delay."""
+    batch = frame(
+        3,
+        deliverAt=moments(None, 0, None),
+        delay=big(None, None, 1),
+        timeToBeReceived=big(None, 1, 1),
+    )
+
+    with pytest.raises(BadMessage, match="row 1 of partition 3 "):
+        sender().messages(batch, 0)
+
+
 @pytest.mark.parametrize(
     ("given", "raw", "reason"),
     [
