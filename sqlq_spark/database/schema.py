@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 from sqlq_spark.database import dialect_named, transaction
 from sqlq_spark.database.statements import Statements
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 VERSION = 3  # of the state tables; both dialects' `install_state` and `script_check` name it
 # seconds that an install waits for a lock; `script_begin` names it
 LOCK_WAIT = 3.0
-Action: TypeAlias = Literal["purge", "return", "drop", "retire"]
 NO_TRAIL = (
     "no entry in the audit trail: schema {0} of {1} has no table `trail` that this login may use. "
     "`sqlqueue install` creates it"
@@ -140,7 +139,7 @@ def has_trail(connection: Connection, state: str | None = None) -> bool:
 
 def record_action(
     connection: Connection,
-    action: Action,
+    action: Literal["purge", "return", "drop", "retire"],
     queue: str,
     messages: int,
     receipt: tuple[str, int, int] | tuple[None, None, None] = (None, None, None),

@@ -204,13 +204,11 @@ class Idle:
         timer = threading.Timer(IDLE, self._close, (key, connection))
         timer.daemon = True
         with self._lock:
-            full = key in self._kept
-            if not full:
-                self._kept[key] = connection, timer
-        if full:
-            connection.close()
-        else:
+            _, kept = self._kept.setdefault(key, (connection, timer))
+        if kept is timer:
             timer.start()
+        else:
+            connection.close()
 
     def _close(self, key: object, connection: Connection) -> None:
         with self._lock:

@@ -67,7 +67,7 @@ def _open(url: str, server: str, application: str, timeout: float) -> dbapi.Conn
     options = {} if server in WITHOUT_OPTIONS else {"options": target.options(SEARCH_PATH)}
     more = parameters | options
     try:
-        return dbapi.connect(_with_parameters(_with_defaults(url, timeout), more), autocommit=True)
+        return dbapi.connect(_with_parameters(url, more, timeout), autocommit=True)
     except Error as error:
         text = sentence(error)
         if not options or not re.search(NO_OPTIONS, text):
@@ -76,21 +76,22 @@ def _open(url: str, server: str, application: str, timeout: float) -> dbapi.Conn
     return _open(url, server, application, timeout)
 
 
-def _with_defaults(url: str, timeout: float) -> str:
-    """Notice a server that vanished within the limit of a statement, unless the url says more."""
+def _with_parameters(url: str, parameters: dict[str, str], timeout: float) -> str:
+    """
+    Return the url with parameters behind its own.
+
+    The limits before its own notice a server that vanished within the limit of a statement, unless
+    the url says more.
+    """
     place, _, query = url.partition("?")
     limits = {
         "tcp_user_timeout": timeout * 1000,
         "keepalives_idle": timeout / 3,
         "keepalives_interval": timeout / 10,
     }
-    given = [f"{name}={max(1, int(value))}" for name, value in limits.items()]
-    return f"{place}?{'&'.join(filter(None, [*given, query]))}"
-
-
-def _with_parameters(url: str, parameters: dict[str, str]) -> str:
-    query = "&".join(f"{name}={quote(value)}" for name, value in parameters.items())
-    return url + ("&" if "?" in url else "?") + query
+    first = [f"{name}={max(1, int(value))}" for name, value in limits.items()]
+    last = [f"{name}={quote(value)}" for name, value in parameters.items()]
+    return f"{place}?{'&'.join(filter(None, [*first, query, *last]))}"
 
 
 @cache
