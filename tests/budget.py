@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 13572, "tokens": 73818},
+    "core": {"files": 63, "lines": 13577, "tokens": 73854},
     "everything else": {"files": 103, "lines": 14389, "tokens": 77864},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
-    "other files in tests": {"files": 70, "lines": 1355},
-    "package": {"files": 166, "lines": 27961, "tokens": 151682},
-    "sql": {"statement lines": 2560},
-    "tests": {"files": 303, "lines": 53818, "tokens": 360732},
-    "words": {"words": 69702},
+    "other files in tests": {"files": 70, "lines": 1360},
+    "package": {"files": 166, "lines": 27966, "tokens": 151718},
+    "sql": {"statement lines": 2564},
+    "tests": {"files": 303, "lines": 53829, "tokens": 360770},
+    "words": {"words": 69720},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -31,7 +31,8 @@ CHUNK = BATCH | {"attempt", "chunk"}
 LIMITS = {"first", "stop", "messages", "bytes", "ceiling", "largest"}
 # statement → what calls give it by `**`, where that is no literal in the same function
 UNPACKED = {
-    **dict.fromkeys(("find_receipt", "receipt_pages", "drop_receipt", "save_receipt"), RECEIPT),
+    **dict.fromkeys(("find_receipt", "receipt_pages", "drop_receipt"), RECEIPT),
+    **dict.fromkeys(("begin_receipt", "save_receipt"), RECEIPT),
     **dict.fromkeys(("chunk", "chunk_pages"), CHUNK),
     **dict.fromkeys(("chunks", "discard"), BATCH),
     "stage": CHUNK | {"messages"},

@@ -93,6 +93,7 @@ StatementName = Literal[
     "take",
     "find_large",
     "divert_large",
+    "begin_receipt",
     "save_receipt",
     # receipts.sql
     "new_stream",

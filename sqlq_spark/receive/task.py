@@ -5,17 +5,16 @@ One receive task: a database transaction that takes messages and leaves a receip
     find_receipt  an earlier attempt left a receipt: hand out its messages, and receive nothing more
     high water    Spark's query has not received for this batch by another plan: a sink may hold it
                   already, and would drop new messages; else CheckpointIncomplete
+    begin_receipt its key is the lock of an attempt: another attempt waits here for the first one's
+                  commit, fails, starts again and finds the receipt
     receive       delete what no one else holds, step by step, up to the ceiling
     divert        expired rows are counted and dropped; poison, and what is too large to be fetched,
                   goes to the error queue; what was delayed for another queue is forwarded there
-    save_receipt  the rest, in the same commit. Its key is the lock of an attempt: another attempt
-                  waits here for the first one's commit, fails, starts again and finds the receipt
+    save_receipt  the rest, in the same commit
 
 The rows go to Spark only after the commit.
 After a lost connection, the caller runs the task again. It does not matter whether the commit was
 done: either nothing has happened, or the receipt is there.
-Two attempts at once share nothing: each passes over the rows that the other holds. If the one that
-holds messages dies or hangs, the other leaves a receipt without them. They come in a later batch.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask, StreamNotFound
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
-from sqlq_spark.receive.receipts import CEILING, STEP, find_receipt, save
+from sqlq_spark.receive.receipts import CEILING, STEP, find_receipt, receipt_values, save
 from sqlq_spark.wire.rows import NO_STREAM, QUEUE_ROW, Origin, sort_by_seq, weigh
 
 if TYPE_CHECKING:
@@ -117,6 +116,7 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
             if not is_open:
                 return QUEUE_ROW.empty_table()
             allowed = is_new(task, high_water, origin) and allowed
+            connection.run("begin_receipt", **receipt_values(task.key))
         result = TaskResult(QUEUE_ROW.empty_table())
         if allowed:
             result = divert(connection, task, take(connection, task))

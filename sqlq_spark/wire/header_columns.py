@@ -198,7 +198,11 @@ def has_id(rows: pa.Table, ids: Iterable[str]) -> pa.Array:
 
     An id is that of a row, or the header NServiceBus.MessageId; case does not matter.
     """
-    wanted = pc.utf8_lower(pa.array(list(ids), pa.string()))
-    message_ids = pc.utf8_lower(Headers(rows["headers"].combine_chunks()).text(MESSAGE_ID))
-    is_row = pc.is_in(id_texts(rows["id"].combine_chunks()), value_set=wanted)
-    return pc.or_(is_row, pc.is_in(message_ids, value_set=wanted))
+    wanted = {message.lower() for message in ids}
+    row_ids = id_texts(rows["id"].combine_chunks()).to_pylist()
+    message_ids = Headers(rows["headers"].combine_chunks()).text(MESSAGE_ID).to_pylist()
+    pairs = zip(row_ids, message_ids, strict=True)
+    return pa.array(
+        [row in wanted or (own is not None and own.lower() in wanted) for row, own in pairs],
+        pa.bool_(),
+    )

@@ -30,7 +30,13 @@ from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.names import names_of
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, BatchPlan, Offset, write_plan
-from sqlq_spark.receive.receipts import Acknowledged, Claim, acknowledge, save
+from sqlq_spark.receive.receipts import (
+    Acknowledged,
+    Claim,
+    acknowledge,
+    receipt_values,
+    save,
+)
 from sqlq_spark.receive.task import Task, divert, fence, receive, take
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import NO_STREAM, Origin
@@ -279,13 +285,14 @@ class Bench:
 
     @contextmanager
     def running(self, task: Task, application: str) -> Iterator[pa.Table]:
-        """Run a task in a session of its own, and commit only at the end of the block."""
+        """Run a task in a session of its own; its receipt and commit come after the block."""
         connection = self.open(application)
         connection.run("begin")
         fence(connection, task)
+        connection.run("begin_receipt", **receipt_values(task.key))
         kept = divert(connection, task, take(connection, task))
-        save(connection, task, kept, Origin())
         yield kept.rows
+        save(connection, task, kept, Origin())
         connection.run("commit")
 
     def batch(self, loop: StreamDriver, start: Offset = INITIAL) -> tuple[Offset, list[pa.Table]]:

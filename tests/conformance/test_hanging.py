@@ -45,9 +45,7 @@ WRITES = 'COPY "{state}".staging_page FROM STDIN'
 WORKS = "SELECT pg_sleep(1000)"
 TASK = """
     SELECT 1 FROM "{state}".stream FOR SHARE;
-    INSERT INTO "{state}".receipt (stream, batch, task, queue, messages, expired, diverted,
-                                   forwarded, bytes, unpacked, payload)
-    SELECT stream, 1, 0, 'orders', 0, 0, 0, 0, 0, 0, '' FROM "{state}".stream"""
+    INSERT INTO "{state}".receipt_page SELECT stream, 1, 0, -1, '' FROM "{state}".stream"""
 CHUNK = 'SELECT 1 FROM "{state}".dispatch_log FOR SHARE'
 DISPATCH = 'SELECT 1 FROM "{state}".dispatch_log FOR UPDATE'
 

@@ -67,6 +67,11 @@ SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS moved
   FROM @gone;
 GO
 
+-- begin_receipt
+INSERT INTO [sqlqueue].receipt_page (stream, batch, task, page, payload)
+VALUES (@stream, @batch, @task, -1, 0x);
+GO
+
 -- save_receipt
 INSERT INTO [sqlqueue].receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,

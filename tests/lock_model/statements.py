@@ -39,6 +39,7 @@ SHAPES = {
     # streams and receipts
     "fence": "SELECT SELECT stream(REPEATABLEREAD,ROWLOCK)",
     "find_receipt": "SELECT receipt",
+    "begin_receipt": "INSERT receipt_page",
     "save_receipt": "INSERT receipt",
     "lock_stream": "UPDATE stream(REPEATABLEREAD,ROWLOCK)",
     "outcome": "SELECT receipt",
@@ -150,8 +151,13 @@ class Ours(Tables):
         absent = Needs(fact, present=False, versions=versions, otherwise="committed")
         return Statement(name, ((absent,) if versions else (key, absent),))
 
+    def begin_receipt(self, task: str) -> Statement:
+        """The first page, which a second attempt fails to insert."""
+        intent = self.table("begin_receipt", "receipt_page")
+        return Statement("begin_receipt", (intent, self.insert("receipt_page", f"{task} first")))
+
     def save_receipt(self, task: str) -> Statement:
-        """The row, which a second attempt fails to insert; its key in receipt_query; its page."""
+        """The row; its key in receipt_query; its page."""
         pages = self.insert("receipt_page", task)
         intents = (self.table("save_receipt", "receipt"), (Get(self.whole("receipt_page"), "IX"),))
         return Statement("save_receipt", (*intents, self.insert("receipt", task), pages))

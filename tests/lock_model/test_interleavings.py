@@ -156,7 +156,7 @@ def test_of_two_attempts_of_a_task_one_leaves_the_receipt(*, snapshot: bool) -> 
     found = explore([attempt, attempt], START)
 
     assert not found.deadlocks
-    assert {"save_receipt"} <= {each.statement for each in found.waits}
+    assert {"begin_receipt"} <= {each.statement for each in found.waits}
     assert {frozenset(ended) for ended, _ in found.ends} == {
         frozenset({"committed"}),
         frozenset({"committed", "duplicate key"}),
@@ -222,7 +222,7 @@ def test_who_waits_for_a_task_that_hangs() -> None:
 
     assert waiting == {
         ("attempt", "find_receipt"),
-        ("attempt", "save_receipt"),
+        ("attempt", "begin_receipt"),
         ("acknowledge", "lock_stream"),
         ("return_", "lock_stream"),
         ("dispatch a", "settle"),

@@ -29,6 +29,7 @@ def task(on: Ours, rows: Sequence[str], *, number: str = "1", name: str = "task"
         name,
         on.fence(),
         on.find_receipt(number),
+        on.begin_receipt(number),
         *on.receive(rows),
         on.save_receipt(number),
     )

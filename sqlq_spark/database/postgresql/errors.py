@@ -140,7 +140,7 @@ def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
             return errors.ReadOnly(statement=statement, reason=text, fix=FIND_PRIMARY)
         case "40P01" | "40001":
             return errors.Deadlock(statement=statement, reason=text)
-        case "23505" if statement == "save_receipt":
+        case "23505" if statement == "begin_receipt":
             return errors.ReceiptExists(statement=statement, reason=text)
         case "53000" | "53100" | "53200" | "53300":  # no room, memory, locks or connection left
             return errors.ServerShort(statement=statement, code=state, reason=text)

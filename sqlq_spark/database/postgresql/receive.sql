@@ -140,10 +140,16 @@ moved AS (
      WHERE NOT expired)
 SELECT count(*) FILTER (WHERE NOT expired), count(*) FILTER (WHERE expired) FROM gone
 
+-- name: begin_receipt
+-- Writes an empty page, before the others. Its key is the lock of an attempt: a second attempt of the task
+-- waits here, then fails (23505), starts again and finds the receipt; or goes on, if the first one failed.
+-- Without it they would skip each other's messages, and the faster one could leave an empty receipt.
+-- Locks:   the row it writes, until commit; waits for another attempt.
+INSERT INTO {state}.receipt_page (stream, batch, task, page, payload)
+VALUES (:stream::text, :batch::bigint, :task::bigint, -1, '')
+
 -- name: save_receipt
--- The key is the lock of an attempt: of two attempts of one task, the second fails (23505), starts again
--- and then finds the first one's receipt.
--- Locks:   the row it writes, until commit; waits for another attempt that has written it.
+-- Locks:   the row it writes, until commit; begin_receipt has kept other attempts away.
 INSERT INTO {state}.receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)

@@ -244,7 +244,7 @@ def missing_object(failure: Failure, place: Place) -> errors.DatabaseFailure | N
 
 
 def other_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
-    if failure.kind is Kind.DUPLICATE and place.statement == "save_receipt":
+    if failure.kind is Kind.DUPLICATE and place.statement == "begin_receipt":
         return errors.ReceiptExists(statement=place.statement, reason=failure.text)
     lasting = failure.state.startswith(LASTING_STATES) or failure.kind is not None
     kind = errors.StatementRefused if lasting else errors.StatementFailed

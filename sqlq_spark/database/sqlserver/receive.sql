@@ -141,10 +141,16 @@ SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS moved
        ISNULL(SUM(CASE WHEN expired = 1 THEN CAST(1 AS bigint) END), 0) AS expired
   FROM @gone
 
+-- name: begin_receipt
+-- Writes an empty page, before the others. Its key is the lock of an attempt: a second attempt of the task
+-- waits here, then fails (2627), starts again and finds the receipt; or goes on, if the first one failed.
+-- Without it they would skip each other's messages, and the faster one could leave an empty receipt.
+-- Locks:   the row it writes, until commit; waits for another attempt.
+INSERT INTO {state}.receipt_page (stream, batch, task, page, payload)
+VALUES (@stream, @batch, @task, -1, 0x)
+
 -- name: save_receipt
--- The key is the lock of an attempt: of two attempts of one task, the second fails (2627), starts again
--- and then finds the first one's receipt.
--- Locks:   the row it writes, until commit; waits for another attempt that has written it.
+-- Locks:   the row it writes, until commit; begin_receipt has kept other attempts away.
 INSERT INTO {state}.receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)

@@ -30,7 +30,7 @@ QUERY_TIMEOUT = 3.0  # seconds, of the streams
 _SESSIONS: dict[str, tuple[str, tuple[str | None, ...]]] = {
     "task": (
         "^sqlqueue [0-9a-f-]{36} ",
-        ("fence", "find_receipt", "receive", "load", "save_receipt", "commit", None),
+        ("fence", "find_receipt", "begin_receipt", "receive", "load", "commit", None),
     ),
     "source": (
         "^sqlqueue driver ",
