@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 13577, "tokens": 73854},
-    "everything else": {"files": 103, "lines": 14389, "tokens": 77864},
+    "core": {"files": 64, "lines": 13635, "tokens": 74121},
+    "everything else": {"files": 103, "lines": 14396, "tokens": 77888},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 166, "lines": 27966, "tokens": 151718},
+    "package": {"files": 167, "lines": 28031, "tokens": 152009},
     "sql": {"statement lines": 2564},
-    "tests": {"files": 303, "lines": 53829, "tokens": 360770},
-    "words": {"words": 69720},
+    "tests": {"files": 303, "lines": 53853, "tokens": 360994},
+    "words": {"words": 69683},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

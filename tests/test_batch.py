@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from sqlq_spark.receive.offset import (
     LONGEST,
     MOST_TASKS,
     Offset,
+    by_partition,
     read_plan,
     share_out,
     tasks_of,
@@ -32,7 +34,10 @@ def options(**raw: str) -> SourceOptions:
 def offset(*parts: dict[str, Any]) -> Offset:
     """Parse an offset of parts that lack what does not matter."""
     part = {"queue": '"public"."a"', "messages": 10, "share": 5, "bytes": 100, "bounds": [1, 6, 11]}
-    plan = [part | each for each in parts]
+    plan: list[dict[str, Any]] = [part | each for each in parts]
+    for each in plan:
+        bounds: list[int] = each["bounds"]
+        each.setdefault("partitions", [0] * (len(bounds) - 1))
     return Offset.parse({"v": 1, "stream": "r", "batch": 3, "plan": plan})
 
 
@@ -77,15 +82,28 @@ def test_small_tasks_share_partitions_and_large_ones_do_not() -> None:
     """No more partitions than are allowed, each with about as much to do as the others."""
     small = {"messages": 1, "share": 1, "bounds": [1, 2]}
     large = {"messages": 50_000, "share": 50_000, "bytes": 1000, "bounds": [1, 100_000]}
-    tasks = tasks_of(offset(*[small] * 5, large, *[small] * 6), options())
+    end = offset(*[small] * 5, large, *[small] * 6)
 
-    assert [[task.task for task in part] for part in share_out(tasks, 3)] == [
+    few, many = (replace(end, plan=share_out(end.plan, most)) for most in (3, 100))
+
+    parts = by_partition(few, tasks_of(few, options()))
+    assert [[task.task for task in part] for part in parts] == [
         [5],
         [0, 2, 4, 7, 9, 11],
         [1, 3, 6, 8, 10],
     ]
-    assert [len(part) for part in share_out(tasks, 100)] == [1] * 12
-    assert share_out([], 3) == []
+    assert [len(part) for part in by_partition(many, tasks_of(many, options()))] == [1] * 12
+    assert share_out([], 3) == ()
+
+
+def test_a_batch_that_runs_again_has_the_same_partitions() -> None:
+    """Whatever the options are by then: a sink may number messages by partition."""
+    end = offset({"partitions": [1, 0]}, {"bounds": [3, 4], "partitions": [1]})
+
+    for most in ("1", "9"):
+        tasks = tasks_of(end, options(maxConcurrency=most, maxBytesPerTrigger="1k"))
+        parts = by_partition(end, tasks)
+        assert [[task.task for task in part] for part in parts] == [[1], [0, 2]]
 
 
 @pytest.mark.parametrize("queue", ['"a', '"a"."b"."c"', "", "x" * 56])
@@ -97,7 +115,10 @@ def test_a_queue_that_cannot_be_one_is_refused(queue: str) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"bounds": [2, 1]}, {"bounds": [1, 2**63]}, {"share": 0}, {"messages": True}, {"queue": None}],
+    [
+        *({"bounds": [2, 1]}, {"bounds": [1, 2**63]}, {"share": 0}, {"messages": True}),
+        *({"queue": None}, {"partitions": [0]}, {"partitions": [0, None]}),
+    ],
 )
 def test_a_part_with_numbers_that_none_can_have_is_refused(wrong: dict[str, Any]) -> None:
     """Ranges rise, and are of the database's numbers; no plan has too many tasks."""
@@ -135,5 +156,6 @@ def test_an_offset_keeps_its_text() -> None:
     assert json.dumps(INITIAL.to_json()) == '{"v": 1, "stream": null, "batch": 0, "plan": []}'
     assert json.dumps(end.to_json()).startswith(
         '{"v": 1, "stream": "r", "batch": 3, "plan": [{"queue": "\\"public\\".\\"a\\"", '
-        '"messages": 10, "share": 5, "bytes": 100, "bounds": [1, 6, 11]}, {'
+        '"messages": 10, "share": 5, "bytes": 100, "bounds": [1, 6, 11], '
+        '"partitions": [0, 0]}, {'
     )

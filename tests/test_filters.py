@@ -14,7 +14,7 @@ if not hasattr(filters, "Filter"):
 
 from sqlq_spark.datasource.browse import narrow  # noqa: E402
 from sqlq_spark.receive.browse import ALL  # noqa: E402
-from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ  # noqa: E402
+from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sqlq_spark.receive import peek
 from sqlq_spark.receive.pace import Outcome, Plan
 from sqlq_spark.receive.peek import Answer, Found, PeekState, Query, cut
-from sqlq_spark.wire.rows import LOWEST_SEQ
+from sqlq_spark.wire import LOWEST_SEQ
 
 
 @st.composite

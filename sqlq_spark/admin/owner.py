@@ -26,7 +26,7 @@ from sqlq_spark.errors import (
     TimedOut,
 )
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
-from sqlq_spark.send.publish import list_subscriptions
+from sqlq_spark.send.subscriptions import list_subscriptions
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection, Row
     from sqlq_spark.database.statements import StatementName
-    from sqlq_spark.send.publish import Subscription
+    from sqlq_spark.send.subscriptions import Subscription
 
 NAMED = 3  # endpoints in a finding
 UNREADABLE = (NotAQueue, QueueNotFound, RightMissing, TimedOut)

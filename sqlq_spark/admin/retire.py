@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.admin.inspect import Receipt
     from sqlq_spark.database import Connection
-    from sqlq_spark.send.publish import Subscription
+    from sqlq_spark.send.subscriptions import Subscription
     from sqlq_spark.wire.address import QueueAddress
 
 PATIENCE = 5  # seconds for which an endpoint keeps the subscribers that it has read

@@ -21,14 +21,14 @@ from sqlq_spark.errors import (
     SubscriptionsRefused,
 )
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
-from sqlq_spark.send.publish import list_subscriptions, refuse_code
+from sqlq_spark.send.subscriptions import list_subscriptions, refuse_code
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.send.publish import Subscription
+    from sqlq_spark.send.subscriptions import Subscription
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,10 +25,12 @@ from sqlq_spark.cli.options import (
 from sqlq_spark.cli.screens import progress, screen
 from sqlq_spark.cli.screens.screen import say
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.send.delayed import BATCH, Moved, Mover, pause
+from sqlq_spark.send import DUE_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from sqlq_spark.send.delayed import Moved, Mover
 
 app = typer.Typer()
 
@@ -38,7 +40,7 @@ def move_due(
     queue: Queue,
     *,
     watch: Annotated[bool, typer.Option("--watch", help="Continue until Ctrl-C.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Messages per transaction.")] = BATCH,
+    batch: Annotated[int, typer.Option(min=1, help="Messages per transaction.")] = DUE_BATCH,
     endpoint_time_zone: EndpointTimeZone = None,
     as_json: AsJson = False,
     query_timeout: Patience = TIMEOUT,
@@ -51,6 +53,8 @@ def move_due(
     With --watch the command looks again after 1 s, then 2 s, up to 60 s, and
     no later than the next due time.
     """
+    from sqlq_spark.send.delayed import Moved, Mover  # noqa: PLC0415 - see cli
+
     options = source_options(
         url,
         queue,
@@ -80,6 +84,8 @@ def rounds(
     session: Session, mover: Mover, batch: int, stop: threading.Event, *, watch: bool
 ) -> Iterator[Moved]:
     """Move batch after batch until nothing is due, or with `watch` until it is stopped."""
+    from sqlq_spark.send.delayed import pause  # noqa: PLC0415 - see cli
+
     slept = 0.0
     while not stop.is_set():
         try:

@@ -28,12 +28,12 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options.names import parse_queue
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
-from sqlq_spark.send import publish
+from sqlq_spark.send import subscriptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlq_spark.send.publish import Subscription
+    from sqlq_spark.send.subscriptions import Subscription
 
 app = typer.Typer()
 
@@ -63,7 +63,7 @@ def subscribe(
     )
     address = parse_queue("--queue", queue, options.naming)
     with Session(options, "subscribe") as session:
-        made = publish.subscribe(
+        made = subscriptions.subscribe(
             session.open(),
             options.subscription_address,
             topics=topics,
@@ -102,7 +102,7 @@ def unsubscribe(
     with Session(options, "unsubscribe") as session:
         connection = session.open()
         with transaction(connection, timeout=timeout):
-            listed = publish.list_subscriptions(connection, table)
+            listed = subscriptions.list_subscriptions(connection, table)
         found = [each for each in listed if each.endpoint == endpoint and each.topic in topics]
         if found:
             names = ", ".join(each.topic for each in found)
@@ -110,7 +110,7 @@ def unsubscribe(
             what = f"end the subscription of {endpoint} with {queues} to {names}"
             confirm(what, yes=yes, as_json=as_json)
         ended = {
-            each.topic: publish.unsubscribe(
+            each.topic: subscriptions.unsubscribe(
                 connection, table, each.topic, endpoint, timeout=timeout
             )
             for each in found
@@ -154,7 +154,7 @@ def subscribers(
         Session(options, "subscribers") as session,
         transaction(session.open(), timeout=options.query_timeout),
     ):
-        found = publish.list_subscriptions(session.open(), table, topic)
+        found = subscriptions.list_subscriptions(session.open(), table, topic)
     if as_json:
         for each in found:
             screen.print_json(asdict(each))

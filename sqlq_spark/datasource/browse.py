@@ -16,8 +16,9 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.receive import browse
 from sqlq_spark.receive.browse import ALL, STOP
 from sqlq_spark.spark_api import column_types, pushes_filters, to_arrow_schema
+from sqlq_spark.wire import LOWEST_SEQ
 from sqlq_spark.wire.header_columns import to_read_columns
-from sqlq_spark.wire.rows import LOWEST_SEQ, record_batches
+from sqlq_spark.wire.rows import record_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

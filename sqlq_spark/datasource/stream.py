@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL, Offset, share_out
+from sqlq_spark.receive.offset import INITIAL, Offset, by_partition
 from sqlq_spark.receive.poison import warn_of_poison
 from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.spark_api import (
@@ -105,7 +105,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Make the tasks of a batch, from its offset alone: a replay has nothing else."""
         self._planned = Offset.parse(end)
         tasks = self.driver.tasks(self._planned)
-        return [TaskPartition(each) for each in share_out(tasks, self.options.concurrency)]
+        return [TaskPartition(each) for each in by_partition(self._planned, tasks)]
 
     def read(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Receive on an executor, or hand out again what an earlier attempt received."""

@@ -41,7 +41,8 @@ from sqlq_spark.jobs.frame.main import print_line
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import parse_table
-from sqlq_spark.send.delayed import BATCH, Mover
+from sqlq_spark.send import DUE_BATCH
+from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.dispatch import delete_abandoned
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ def move_due(session: Session, queue: QueueAddress, options: DatabaseOptions) ->
     while True:
         batch = session.run_with_retries(mover.move).messages
         messages += batch
-        if batch < BATCH:
+        if batch < DUE_BATCH:
             return messages
 
 

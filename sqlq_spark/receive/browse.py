@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from sqlq_spark.database import transaction
 from sqlq_spark.options.fields import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.pace import apportion
-from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ, QUEUE_ROW, with_readable_texts
+from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
+from sqlq_spark.wire.rows import QUEUE_ROW, with_readable_texts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -19,7 +19,15 @@ from sqlq_spark.database.schema import has_trail, record_action
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, StreamNotFound, StreamOfOtherQueue
 from sqlq_spark.receive import pace, peek, receipts
-from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan, read_plan, tasks_of, write_plan
+from sqlq_spark.receive.offset import (
+    INITIAL,
+    Offset,
+    QueuePlan,
+    read_plan,
+    share_out,
+    tasks_of,
+    write_plan,
+)
 from sqlq_spark.receive.pace import Backlog, Limits, Outcome, Ramp
 from sqlq_spark.receive.peek import Answer, Found, PeekState
 from sqlq_spark.receive.receipts import Acknowledged, Claim
@@ -306,7 +314,7 @@ class StreamDriver:
         if plan:
             self._waiting_since = None
             self._log_size(sum(part.tasks for part in plan))
-        return tuple(plan)
+        return share_out(plan, options.concurrency)
 
     def look(self, connection: Connection, name: str, now: float) -> PeekState:
         """See what waits in a queue. A look that fails changes no state."""

@@ -8,22 +8,22 @@ A queue's address is read as an untrusted one.
 The JSON form has one constant order of keys, because Spark compares the text:
 
     {"v":1,"stream":"<uuid>","batch":12,
-     "plan":[{"queue":…,"messages":…,"share":…,"bytes":…,"bounds":[…]}]}
+     "plan":[{"queue":…,"messages":…,"share":…,"bytes":…,"bounds":[…],"partitions":[…]}]}
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from sqlq_spark.errors import BadOffset, BadPlan
 from sqlq_spark.options.fields import INT64
 from sqlq_spark.receive.receipts import CEILING
 from sqlq_spark.receive.task import Task
-from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ
+from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,14 @@ if TYPE_CHECKING:
 
 VERSION = 1
 KEYS = ("v", "stream", "batch", "plan")  # of an offset, in order
-KINDS = {"queue": str, "messages": int, "share": int, "bytes": int, "bounds": list}
+KINDS = {
+    "queue": str,
+    "messages": int,
+    "share": int,
+    "bytes": int,
+    "bounds": list,
+    "partitions": list,
+}
 LONGEST = 4 << 20  # characters of a stored plan
 MOST_TASKS = 10_000  # of a batch
 # Measured: a transaction without messages takes 5 to 8 ms, in which 1 MiB is received.
@@ -49,6 +56,7 @@ class QueuePlan:
     share: int  # messages of each task, at most
     bytes: int  # expected, of one message
     bounds: tuple[int, ...]
+    partitions: tuple[int, ...] = ()  # Spark's, of each task; see share_out
 
     @property
     def tasks(self) -> int:
@@ -56,7 +64,8 @@ class QueuePlan:
 
     def to_json(self) -> dict[str, Any]:
         """Give the part of the offset, in the order of KINDS."""
-        return {name: getattr(self, name) for name in KINDS} | {"bounds": list(self.bounds)}
+        lists = {"bounds": list(self.bounds), "partitions": list(self.partitions)}
+        return {name: getattr(self, name) for name in KINDS} | lists
 
 
 BatchPlan: TypeAlias = tuple[QueuePlan, ...]
@@ -146,7 +155,8 @@ def parse_plan(found: Any, stream: str | None, batch: int) -> BatchPlan:  # noqa
     for at, part in enumerate(found):
         if fault := find_fault(part):
             raise BadPlan(stream=stream, batch=batch, reason=f"its part {at} {fault}")
-    plan = tuple(QueuePlan(**part | {"bounds": tuple(part["bounds"])}) for part in found)
+    lists = ("bounds", "partitions")
+    plan = tuple(QueuePlan(**part | {name: tuple(part[name]) for name in lists}) for part in found)
     tasks = sum(part.tasks for part in plan)
     if tasks > MOST_TASKS:
         raise BadPlan(
@@ -166,7 +176,11 @@ def find_fault(part: Any) -> str | None:  # noqa: ANN401 - of JSON
             return f"has a wrong {name}"
     if not all(0 < part[name] <= INT64 for name in ("messages", "share", "bytes")):
         return "has numbers out of range"
-    return None if are_bounds(part["bounds"]) else "has wrong bounds"
+    if not are_bounds(part["bounds"]):
+        return "has wrong bounds"
+    dealt = part["partitions"]
+    right = len(dealt) == len(part["bounds"]) - 1 and all(type(each) is int for each in dealt)
+    return None if right else "has wrong partitions"
 
 
 def are_bounds(bounds: list[Any]) -> bool:
@@ -231,22 +245,33 @@ def share_bytes(plan: BatchPlan, most: int | None) -> list[int]:
     ]
 
 
-def share_out(tasks: Sequence[Task], partitions: int) -> list[list[Task]]:
+def share_out(plan: Sequence[QueuePlan], most: int) -> BatchPlan:
     """
-    Deal the tasks of a batch to at most so many partitions of Spark, each of which has one.
+    Deal the tasks of a plan to at most so many partitions of Spark, each of which has one.
 
     A partition runs its tasks one after the other. The heaviest tasks are dealt first, each to the
-    partition that has least, so that the partitions take about as long as each other.
+    partition that has least, so that the partitions take about as long as each other. The plan
+    keeps what was dealt: a sink may number messages by partition, and a batch may run again with
+    other options or cores.
     """
-    loads = [(0.0, at) for at in range(min(partitions, len(tasks)))]
-    dealt: list[list[Task]] = [[] for _ in loads]
-    for task in sorted(tasks, key=weigh_task, reverse=True):
-        load, at = heappop(loads)
-        dealt[at].append(task)
-        heappush(loads, (load + weigh_task(task), at))
-    return [sorted(part, key=lambda task: task.task) for part in dealt]
+    weights = [
+        TRANSACTION + min(CEILING, part.share * part.bytes)
+        for part in plan
+        for _ in range(part.tasks)
+    ]
+    loads = [(0, number) for number in range(min(most, len(weights)))]
+    dealt = [0] * len(weights)
+    for task in sorted(range(len(weights)), key=weights.__getitem__, reverse=True):
+        load, dealt[task] = heappop(loads)
+        heappush(loads, (load + weights[task], dealt[task]))
+    numbers = iter(dealt)
+    return tuple(replace(part, partitions=tuple(islice(numbers, part.tasks))) for part in plan)
 
 
-def weigh_task(task: Task) -> float:
-    """Estimate what a task costs, in bytes of messages; each one costs a transaction too."""
-    return TRANSACTION + min(task.messages * task.bytes_each, task.bytes)
+def by_partition(end: Offset, tasks: Sequence[Task]) -> list[list[Task]]:
+    """Give the tasks of each partition of Spark, as the plan of their batch deals them."""
+    dealt: dict[int, list[Task]] = {}
+    numbers = (number for part in end.plan for number in part.partitions)
+    for number, task in zip(numbers, tasks, strict=True):
+        dealt.setdefault(number, []).append(task)
+    return [dealt[number] for number in sorted(dealt)]

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
 from sqlq_spark.wire.headers import BadWireTime, parse_wire_time
-from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ
 
 if TYPE_CHECKING:
     from sqlq_spark.receive.pace import Outcome, Plan, Ramp

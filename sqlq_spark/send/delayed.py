@@ -19,6 +19,7 @@ from sqlq_spark.database import endpoint_zone, transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.trust import DELAYED, Destinations
 from sqlq_spark.errors import DelayedQueueNotFound, NotAQueue, QueueNotFound
+from sqlq_spark.send import DUE_BATCH
 from sqlq_spark.send.frame import MOMENT
 from sqlq_spark.send.sender import CHUNK_DELAYS
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-BATCH = 100  # messages that are moved in one transaction, as the transport does
 SHORTEST, LONGEST = 1.0, 60.0  # seconds, the pauses of a mover that finds nothing
 
 
@@ -178,7 +178,7 @@ class Mover:
         self._given_zone = zone
         self._zone: str | None = None
 
-    def move(self, connection: Connection, most: int = BATCH) -> Moved:
+    def move(self, connection: Connection, most: int = DUE_BATCH) -> Moved:
         """
         Move up to `most` messages, those that have been due for longest, in one transaction.
 
@@ -222,7 +222,7 @@ class Mover:
         """Move all that is due, or at most so many messages, a batch in a transaction."""
         messages = 0
         while True:
-            batch = BATCH if most is None else min(BATCH, most - messages)
+            batch = DUE_BATCH if most is None else min(DUE_BATCH, most - messages)
             moved = self.move(connection, batch)
             messages += moved.messages
             if moved.messages < batch or messages == most:

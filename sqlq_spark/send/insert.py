@@ -35,7 +35,7 @@ from sqlq_spark.errors import (
     TimedOut,
 )
 from sqlq_spark.options.names import parse_destination
-from sqlq_spark.send import delayed, publish
+from sqlq_spark.send import delayed, publish, subscriptions
 from sqlq_spark.send.sender import CHUNK_LEGACY
 from sqlq_spark.wire.address import LONGEST_ADDRESS
 from sqlq_spark.wire.header_columns import parse_headers
@@ -367,7 +367,7 @@ def check_tables(connection: Connection, options: SinkOptions) -> None:
         if options.delayed_address is not None:
             delayed.check_table(destinations, options.delayed_address)
         if options.names_subscriptions:
-            publish.check_table(connection, options.subscription_address)
+            subscriptions.check_table(connection, options.subscription_address)
 
 
 # ---------------------------------------------------------------- columns

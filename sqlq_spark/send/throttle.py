@@ -36,12 +36,12 @@ from sqlq_spark.errors import (
     StateNotInstalled,
     SubscriptionsNotFound,
 )
-from sqlq_spark.send import publish
+from sqlq_spark.send import publish, subscriptions
 from sqlq_spark.send.delayed import find_waiting
 from sqlq_spark.send.dispatch import last_sent
 from sqlq_spark.send.insert import destination_of
+from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
 from sqlq_spark.wire.headers import full_name
-from sqlq_spark.wire.rows import HIGHEST_SEQ, LOWEST_SEQ
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -231,10 +231,12 @@ def _find_queues(connection: Connection, options: SinkOptions, names: Names) -> 
     Names that lead to no queue are left out: the dispatch reports them. Topics need a transaction.
     """
     queues: list[QueueAddress] = []
-    by_topic: dict[str, list[publish.Subscription]] = {}
+    by_topic: dict[str, list[subscriptions.Subscription]] = {}
     if any(kind == "topic" for kind, _ in names):
         with suppress(SubscriptionsNotFound):
-            by_topic = publish.cache.by_topic(connection, options.url, options.subscription_address)
+            by_topic = subscriptions.cache.by_topic(
+                connection, options.url, options.subscription_address
+            )
     for kind, name in sorted(names, key=str):
         if kind == "queue":
             with suppress(BadInput):

@@ -33,7 +33,6 @@ QUEUE_ROW = pa.schema(
     ]
 )
 
-LOWEST_SEQ, HIGHEST_SEQ = -(2**63), 2**63 - 1  # a seq is a bigint
 # expiries that Python can represent lie between these
 FIRST, LAST = datetime(1, 1, 2), datetime(9999, 12, 31)  # noqa: DTZ001 - UTC without a zone
 

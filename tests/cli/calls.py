@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.send import publish
+from sqlq_spark.send import subscriptions
 from sqlq_spark.wire import headers as wire
 
 from .database import STREAM, address, received
@@ -69,7 +69,7 @@ def prepare(place: Place) -> dict[str, str]:
         schema.create_delayed(connection, options.address, timeout=10)
         for name in ("QUEUE", "OTHER", "GONE", "ERROR"):
             schema.create_queue(connection, connection.names.parse_address(words[name]), timeout=10)
-        publish.subscribe(
+        subscriptions.subscribe(
             connection,
             connection.names.parse_address(words["TABLE"]),
             topics=("Shop.Old", "Shop.Heard"),

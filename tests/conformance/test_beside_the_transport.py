@@ -15,7 +15,7 @@ import pytest
 
 from sqlq_spark.database import schema
 from sqlq_spark.receive.task import divert, fence, take
-from sqlq_spark.send import dispatch, publish, staging
+from sqlq_spark.send import dispatch, staging, subscriptions
 from sqlq_spark.send import sender as messages
 from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.insert import Inserts
@@ -143,9 +143,9 @@ def test_our_request_is_answered_by_an_endpoint(bench: Bench, web: Endpoint) -> 
 def test_we_get_one_copy_of_what_an_endpoint_publishes(bench: Bench, web: Endpoint) -> None:
     """Our subscription stands in its table; when we end it, the events end."""
     table = QueueAddress("SubscriptionRouting", bench.dotnet.schema)
-    leave = partial(publish.unsubscribe, bench.desk, table)
+    leave = partial(subscriptions.unsubscribe, bench.desk, table)
     topics = (PLACED, EVENT)
-    publish.subscribe(
+    subscriptions.subscribe(
         bench.desk, table, topics=topics, endpoint="ours", queue=bench.queue, timeout=TIMEOUT
     )
 
@@ -171,7 +171,7 @@ def test_what_either_side_delayed_reaches_its_queue_by_either_mover(
     moved = Mover(bench.queue, zone=None, timeout=TIMEOUT).move_all(bench.desk)
     web.move_due()
     assert handled(web) == []
-    rows = received(bench, bench.new_stream(), errors=bench.errors)
+    rows = received(bench, bench.new_stream(), error_address=bench.errors)
     forwarded = handled(web)
     frame = {"body": [b"sent", b"sent for tomorrow"], "delay": [0, 86_400_000]}
     write(bench, frame)
@@ -198,7 +198,7 @@ def test_what_we_cannot_forward_is_returned_to_where_it_belongs(
     with Endpoint(database, "absent") as absent:
         orders.defer(absent.address, b"late", 0)
         Mover(bench.queue, zone=None, timeout=TIMEOUT).move_all(bench.desk)
-        assert received(bench, bench.new_stream(), errors=bench.errors) == []
+        assert received(bench, bench.new_stream(), error_address=bench.errors) == []
 
         absent.install()
 

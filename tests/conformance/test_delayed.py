@@ -269,7 +269,7 @@ def test_a_batch_is_bounded_and_all_is_moved_in_several(
     first = desk.move(2)
     assert first.messages == 2
     assert (first.next_due or 0) < 0
-    monkeypatch.setattr(due, "BATCH", 2)
+    monkeypatch.setattr(due, "DUE_BATCH", 2)
     desk.bench.watched = True
     bounded = desk.mover().move_all(desk.bench.open("bounded"), 3)
     rest = desk.mover().move_all(desk.bench.open("rest"))

@@ -20,7 +20,7 @@ from sqlq_spark.errors import (
     StateTooNew,
     StateTooOld,
 )
-from sqlq_spark.send import publish
+from sqlq_spark.send import subscriptions
 from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.sender import Sender
 from sqlq_spark.wire.address import QueueAddress
@@ -156,7 +156,7 @@ def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
     schema.create_queue(bench.desk, queue, timeout=TIMEOUT)
     schema.create_delayed(bench.desk, queue, timeout=TIMEOUT)
     names: dict[str, Any] = {"topics": [topic], "endpoint": name, "queue": queue}
-    publish.subscribe(bench.desk, table, timeout=TIMEOUT, **names)
+    subscriptions.subscribe(bench.desk, table, timeout=TIMEOUT, **names)
     frame = {
         "body": [b"sent", b"published", b"delayed"],
         "queue": [printed, None, printed],

@@ -11,7 +11,7 @@ from servers import only
 from sqlq_spark.admin import checks, watch
 from sqlq_spark.database import schema
 from sqlq_spark.errors import StateNotInstalled
-from sqlq_spark.send import publish
+from sqlq_spark.send import subscriptions
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT
@@ -35,7 +35,7 @@ def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> No
         schema.create_queue(pooled, bench.queue, timeout=timeout, body_string=True)
         schema.create_delayed(pooled, bench.queue, timeout=timeout)
         names = {"topics": ["Shop.Placed"], "endpoint": "Lake", "queue": bench.queue}
-        publish.subscribe(pooled, topics, timeout=timeout, **names)  # type: ignore[arg-type]
+        subscriptions.subscribe(pooled, topics, timeout=timeout, **names)  # type: ignore[arg-type]
         got = bench.drain(bench.loop(url=url, delayedDelivery="true"))
         sent = dispatch(bench, stage(bench, chunk(b"4"), batch=1), connection=pooled)
         found = checks.everything(pooled, [bench.queue], timeout=timeout)

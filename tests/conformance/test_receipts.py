@@ -288,7 +288,9 @@ def test_returning_a_receipt_that_is_not_there_leaves_the_stream_alone(bench: Be
 
 def plan_to(stop: int) -> BatchPlan:
     """Give a plan that ends before a seq."""
-    return (QueuePlan(queue='"a"', messages=1, share=1, bytes=1, bounds=(1, stop)),)
+    return (
+        QueuePlan(queue='"a"', messages=1, share=1, bytes=1, bounds=(1, stop), partitions=(0,)),
+    )
 
 
 def test_returning_an_old_receipt_leaves_the_plan_of_a_later_batch(bench: Bench) -> None:

@@ -22,10 +22,10 @@ from sqlq_spark.errors import (
     SubscriptionsNotFound,
 )
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send import dispatch, insert, publish
+from sqlq_spark.send import dispatch, insert, subscriptions
 from sqlq_spark.send import staging as send_staging
-from sqlq_spark.send.publish import Subscription, SubscriptionCache
 from sqlq_spark.send.sender import CHUNK_TOPICS, Sender
+from sqlq_spark.send.subscriptions import Subscription, SubscriptionCache
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import MESSAGE_ID
 
@@ -46,7 +46,7 @@ UNCLOSED = "a quote that is not closed"
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Give the clock by which this process, that remembers nothing yet, remembers."""
     stopped = Clock()
-    monkeypatch.setattr(publish, "cache", SubscriptionCache(stopped))
+    monkeypatch.setattr(subscriptions, "cache", SubscriptionCache(stopped))
     return stopped
 
 
@@ -125,7 +125,7 @@ def subscribe(
 ) -> Subscription:
     """Subscribe by our own statements."""
     whole = {"endpoint": "web", "queue": bench.queue, **parts}
-    (made,) = publish.subscribe(bench.desk, table, topics=[topic], timeout=TIMEOUT, **whole)
+    (made,) = subscriptions.subscribe(bench.desk, table, topics=[topic], timeout=TIMEOUT, **whole)
     return made
 
 
@@ -136,8 +136,8 @@ def test_both_sides_subscribe_and_unsubscribe_in_one_table(
     bare: Bench, table: QueueAddress
 ) -> None:
     """The first makes the table as an endpoint does; one address counts for a topic, the last."""
-    listed = partial(publish.list_subscriptions, bare.desk, table)
-    take_back = partial(publish.unsubscribe, bare.desk, table, timeout=TIMEOUT)
+    listed = partial(subscriptions.list_subscriptions, bare.desk, table)
+    take_back = partial(subscriptions.unsubscribe, bare.desk, table, timeout=TIMEOUT)
     theirs, mail = replace(table, table="theirs"), '"x"."mail"'
     bare.dotnet.create_subscriptions(theirs)
 

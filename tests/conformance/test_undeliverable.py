@@ -21,9 +21,9 @@ from sqlq_spark.errors import (
     QueueNotFound,
     RightMissing,
 )
-from sqlq_spark.send import dispatch, insert, publish, staging
-from sqlq_spark.send.publish import SubscriptionCache
+from sqlq_spark.send import dispatch, insert, staging, subscriptions
 from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS, Sender
+from sqlq_spark.send.subscriptions import SubscriptionCache
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import (
     EXCEPTION_INFO,
@@ -48,7 +48,7 @@ LIFE = 10**8  # milliseconds
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process know no subscriptions yet."""
-    monkeypatch.setattr(publish, "cache", SubscriptionCache(Clock()))
+    monkeypatch.setattr(subscriptions, "cache", SubscriptionCache(Clock()))
 
 
 @dataclass
@@ -312,7 +312,7 @@ def test_a_batch_without_such_a_message_runs_the_same_statements(post: Post) -> 
     said: list[list[str]] = []
     post.bench.watched = True
     for batch, undeliverable in enumerate((post.name("error"), "fail")):
-        publish.cache.drop(post.sink().url, post.routes)
+        subscriptions.cache.drop(post.sink().url, post.routes)
         connection = post.bench.open(f"watched {batch}")
         staged = staging.stage(post.bench.session("stage"), chunks, sink="sink", batch=batch)
         post.bench.said.clear()

@@ -91,8 +91,8 @@ def payroll(place: Place, shop: Tenant) -> str:
 
 def plan(*queues: str, **more: object) -> str:
     """A plan with a task for each queue."""
-    part = {"messages": 9, "share": 9, "bytes": 9, "bounds": [0, 9], **more}
-    return json.dumps([{"queue": queue, **part} for queue in queues])
+    part = {"messages": 9, "share": 9, "bytes": 9, "bounds": [0, 9], "partitions": [0]}
+    return json.dumps([{"queue": queue, **part, **more} for queue in queues])
 
 
 # ---------------------------------------------------------------- plans, whoever wrote them

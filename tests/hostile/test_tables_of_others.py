@@ -18,7 +18,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SubscriptionsRefused
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.send.publish import Subscription, check_table, list_subscriptions, unsubscribe
+from sqlq_spark.send.subscriptions import Subscription, check_table, list_subscriptions, unsubscribe
 from sqlq_spark.wire.address import POSTGRESQL
 
 if TYPE_CHECKING:

@@ -385,7 +385,7 @@ RETURNING""",
         id="subscriptions-run-code",
         promise="A subscription table that could run code of another owner is not read.",
         fixed="5bc84d0",
-        file="send/publish.py",
+        file="send/subscriptions.py",
         old="""        for code in find_code(connection, {place: identity}, "select").values():
             raise SubscriptionsRefused""",
         new="""        for code in find_code(connection, {}, "select").values():

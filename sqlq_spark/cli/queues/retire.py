@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.admin.retire import Remains, Retirement
     from sqlq_spark.database import Connection
-    from sqlq_spark.send.publish import Subscription
+    from sqlq_spark.send.subscriptions import Subscription
 
 app = typer.Typer()
 

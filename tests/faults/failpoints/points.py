@@ -70,9 +70,9 @@ ELSEWHERE = {
     "receive.receipts.is_passed_over": "reads only",
     "receive.driver.purge": "what it takes is meant to be lost",
     "admin.report": "reads only",
-    "send.publish.check_table": "reads only",
-    "send.publish.refuse_code": "reads only",
-    "send.publish.subscribe": "touches no message",
+    "send.subscriptions.check_table": "reads only",
+    "send.subscriptions.refuse_code": "reads only",
+    "send.subscriptions.subscribe": "touches no message",
     "admin.watch": "reads only",
 }
 

@@ -28,7 +28,7 @@ from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send import insert, publish, staging
+from sqlq_spark.send import insert, staging, subscriptions
 from sqlq_spark.send.dispatch import SENT
 from sqlq_spark.wire import payload
 from sqlq_spark.wire.rows import NO_STREAM, Origin
@@ -304,7 +304,7 @@ def write(desk: Desk, books: Books, do: Doing) -> None:
     clean_up(desk, books, do)
     options = desk.shop.sink(undeliverable=desk.shop.printed("error"))
     # a job of its own: nothing is remembered
-    publish.cache.drop(options.url, options.subscription_address)
+    subscriptions.cache.drop(options.url, options.subscription_address)
     chunks = [books.to_send(4), books.to_set_aside(3), books.to_publish(2)]
     for _ in range(TRIES):
         staged = [stage(desk, [chunk], "app:bill", 7, NO_STREAM) for chunk in chunks]
