@@ -152,11 +152,22 @@ def test_an_executor_killed_decommissioned_or_frozen_in_mid_task(
     thawed(cluster, queue, stopped)
 
 
+HELD_PAGES = """
+CREATE FUNCTION "{0}".hold() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(7);
+    RETURN NEW;
+END$$;
+CREATE TRIGGER hold BEFORE INSERT ON "{0}".receipt_page
+   FOR EACH ROW WHEN (NEW.page >= 0) EXECUTE FUNCTION "{0}".hold()
+"""
+
+
 def test_an_executor_frozen_while_it_writes_its_receipt(cluster: Cluster, queue: Queue) -> None:
     """
     Its session holds the task's locks for as long as it is frozen: the next attempt ends it.
 
-    The table of the receipts' pages is locked until both tasks are in their COPY.
+    A trigger holds the pages of the receipts, but not the lock, until both tasks are in their COPY.
     """
     queue.fill(0, 2000)
     queue.place.sql(f"""
@@ -169,8 +180,9 @@ def test_an_executor_frozen_while_it_writes_its_receipt(cluster: Cluster, queue:
         SELECT count(*) FROM pg_stat_activity
          WHERE query LIKE 'COPY "{queue.place.state}"%' AND wait_event_type = 'Lock'"""
 
-    with psycopg.connect(queue.place.url) as locked:
-        locked.execute(f'LOCK TABLE "{queue.place.state}".receipt_page'.encode())
+    with psycopg.connect(queue.place.url, autocommit=True) as locked:
+        locked.execute(HELD_PAGES.format(queue.place.state).encode())
+        locked.execute(b"SELECT pg_advisory_lock(7)")
         cluster.start(order)
         cluster.until(lambda: order.answer.exists() or queue.place.sql(copies) == [(2,)])
         (executor,) = cluster.executors(HOSTS[1])
