@@ -28,7 +28,7 @@ BUDGET = {
     "other files in tests": {"files": 70, "lines": 1360},
     "package": {"files": 167, "lines": 28031, "tokens": 152009},
     "sql": {"statement lines": 2564},
-    "tests": {"files": 303, "lines": 53853, "tokens": 360994},
+    "tests": {"files": 303, "lines": 53865, "tokens": 361049},
     "words": {"words": 69683},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
