@@ -152,7 +152,6 @@ StatementName = Literal[
     # checks.sql
     "check_rows",
     "check_owner",
-    "check_owner_delayed",
     "check_queue",
     "check_delayed",
     "check_server",

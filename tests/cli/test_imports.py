@@ -8,9 +8,6 @@ import sys
 
 import pytest
 
-from sqlq_spark.admin import return_to_source
-from sqlq_spark.cli import retry
-
 # what they may import beside the standard library
 PACKAGES = {
     *("sqlq_spark", "typer", "click", "shellingham", "annotated_doc", "typing_extensions"),
@@ -59,8 +56,3 @@ def test_help_and_completion_import_neither_pyarrow_nor_the_demo(
     assert shown in out, done.stderr
     assert {"sqlq_spark", "typer"} <= set(loaded.split())
     assert {each for each in loaded.split() if not each.startswith("_")} - PACKAGES == set()
-
-
-def test_a_default_that_help_shows_is_that_of_the_module_it_does_not_import() -> None:
-    """`retry` writes it down a second time."""
-    assert retry.BATCH == return_to_source.BATCH

@@ -334,11 +334,6 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "delayed": f"{ZONES}::test_what_we_store_the_endpoint_moves_at_the_right_time",
         "stopped": BESIDE,
     },
-    ("docs/dotnet.md", "owner-signs"): {
-        "messages": f"{OWNER}_messages_that_only_their_endpoint_can_handle_are_signs",
-        "delayed": f"{OWNER}_delayed_messages_that_an_endpoint_stored_are_a_sign",
-        "subscribed": f"{OWNER}_another_endpoint_that_is_subscribed_with_the_queue_is_a_sign",
-    },
     ("docs/dotnet.md", "visible"): {
         "sessions": WATCHED,
         "statements": WATCHED,

@@ -9,28 +9,18 @@ from typing import Annotated
 import typer
 
 from sqlq_spark.admin.formats import quantity
-from sqlq_spark.cli.options import (
-    TIMEOUT,
-    AsJson,
-    Credentials,
-    EndpointTimeZone,
-    Patience,
-    Queues,
-    State,
-    Url,
-    database_options,
-)
+from sqlq_spark.cli.options import EndpointTimeZone, Queues, Shared, StateCommand
 from sqlq_spark.cli.screens.screen import print_json, say
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
-from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import parse_queue
 
 app = typer.Typer()
 
 
-@app.command("report")
+@app.command("report", cls=StateCommand)
 def report_(
+    context: typer.Context,
     queues: Queues = None,
     *,
     html: Annotated[Path | None, typer.Option(help="Write the page to this file.")] = None,
@@ -41,11 +31,6 @@ def report_(
         int, typer.Option(min=100, help="Read the headers of at most so many messages per queue.")
     ] = 20_000,
     endpoint_time_zone: EndpointTimeZone = None,
-    as_json: AsJson = False,
-    query_timeout: Patience = TIMEOUT,
-    url: Url = None,
-    credentials: Credentials = None,
-    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """
     Write one page with charts: message types, ages, failures, bloat.
@@ -57,17 +42,12 @@ def report_(
     from sqlq_spark.admin import report  # noqa: PLC0415 - see cli
     from sqlq_spark.admin.page import report as report_page  # noqa: PLC0415 - see cli
 
-    if html is None and not as_json:
+    shared: Shared = context.obj
+    if html is None and not shared.as_json:
         raise MissingOption(
             option="--html", example="a file for the page, or use --json to print the figures"
         )
-    options = database_options(
-        url,
-        state_schema,
-        endpointTimeZone=endpoint_time_zone,
-        queryTimeout=query_timeout,
-        credentials=credentials,
-    )
+    options = shared.database(endpointTimeZone=endpoint_time_zone)
     for name in queues or ():
         parse_queue("QUEUE", name, options.naming)  # before anything is connected
     errors = (
@@ -77,7 +57,7 @@ def report_(
         found = report.report(session.open(), queues or (), options, errors=errors, most=sample)
     if html is not None:
         write(html, report_page.write_page(found))
-    if as_json:
+    if shared.as_json:
         print_json(report.to_json(found))
     else:
         say(f"the report of {quantity(len(found.queues), 'queue')} is in {html}")

@@ -13,16 +13,11 @@ import typer
 from sqlq_spark.admin import watch
 from sqlq_spark.cli.options import (
     CTRL_C,
-    TIMEOUT,
-    AsJson,
-    Credentials,
+    FLAGS,
     EndpointTimeZone,
-    Patience,
     Queues,
-    State,
-    Url,
-    database_options,
-    use_flags,
+    Shared,
+    StateCommand,
 )
 from sqlq_spark.cli.screens import queues as screen_queues
 from sqlq_spark.cli.screens import screen
@@ -38,7 +33,6 @@ from sqlq_spark.errors import (
     SqlQueueError,
     TimedOut,
 )
-from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import parse_queue
 
 if TYPE_CHECKING:
@@ -47,6 +41,7 @@ if TYPE_CHECKING:
     from sqlq_spark.admin.watch import Look
     from sqlq_spark.cli.screens.watch import Shower
     from sqlq_spark.database import Connection
+    from sqlq_spark.options.connection import DatabaseOptions
 
 app = typer.Typer()
 
@@ -55,8 +50,9 @@ SHARE = 4.0  # --watch pauses at least so many times as long as a look took, whi
 PASSING = (ConnectionLost, CredentialsFailed, Deadlock, NotReachable, TimedOut)
 
 
-@app.command()
+@app.command(cls=StateCommand)
 def stats(
+    context: typer.Context,
     queues: Queues = None,
     *,
     watch_: Annotated[bool, typer.Option("--watch", help="Continue until Ctrl-C.")] = False,
@@ -67,11 +63,6 @@ def stats(
         int | None, typer.Option(min=1, help="End --watch after so many looks.")
     ] = None,
     endpoint_time_zone: EndpointTimeZone = None,
-    as_json: AsJson = False,
-    query_timeout: Patience = TIMEOUT,
-    url: Url = None,
-    credentials: Credentials = None,
-    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """
     Show the depth of queues, delayed messages and streams, and what is wrong.
@@ -82,13 +73,8 @@ def stats(
     in/s is the growth of the highest seq. out/s is in/s less the change of the
     backlog.
     """
-    options = database_options(
-        url,
-        state_schema,
-        endpointTimeZone=endpoint_time_zone,
-        queryTimeout=query_timeout,
-        credentials=credentials,
-    )
+    shared: Shared = context.obj
+    options = shared.database(endpointTimeZone=endpoint_time_zone)
     names = queues or []
     for name in names:
         parse_queue("QUEUE", name, options.naming)  # before anything is connected
@@ -96,11 +82,11 @@ def stats(
         raise BadOption(option="--count", found=str(count), expected="--watch with it")
     with Session(options, "stats") as session:
         if watch_:
-            shower = choose_shower(interval, as_json=as_json)
+            shower = choose_shower(interval, as_json=shared.as_json)
             with until_stopped(), shower:
                 follow(session, names, options, shower, interval=interval, count=count)
         else:
-            once(session.open(), names, options, as_json=as_json)
+            once(session.open(), names, options, as_json=shared.as_json)
 
 
 def choose_shower(interval: float, *, as_json: bool) -> Shower:
@@ -149,7 +135,7 @@ def follow(
     done = 0
     for found in looks(session, names, options, interval):
         if isinstance(found, SqlQueueError):
-            shower.fail(use_flags(str(found)))
+            shower.fail(found.describe(FLAGS))
             continue
         shower.show(before, found)
         before, done = found, done + 1

@@ -12,8 +12,8 @@ from sqlq_spark.cli.screens.screen import BODY, NO_QUEUES, number, out, say, sho
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sqlq_spark.admin.finding import Finding, Severity
     from sqlq_spark.admin.inspect import DelayedMessage
+    from sqlq_spark.admin.problems import Finding, Severity
     from sqlq_spark.admin.watch import QueueLook
 
 STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "dim"}
