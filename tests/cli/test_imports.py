@@ -56,3 +56,21 @@ def test_help_and_completion_import_neither_pyarrow_nor_the_demo(
     assert shown in out, done.stderr
     assert {"sqlq_spark", "typer"} <= set(loaded.split())
     assert {each for each in loaded.split() if not each.startswith("_")} - PACKAGES == set()
+
+
+def test_help_takes_less_than_four_tenths_of_a_second_of_processor_time() -> None:
+    """The least of three runs; a slow machine gets four imports of the package that prints it."""
+
+    def least(*words: str) -> float:
+        seconds = []
+        for _ in range(3):
+            before = os.times()
+            subprocess.run([sys.executable, *words], capture_output=True, check=True)
+            after = os.times()
+            spent = after.children_user + after.children_system
+            seconds.append(spent - before.children_user - before.children_system)
+        return min(seconds)
+
+    help_, typer_ = least("-m", "sqlq_spark", "--help"), least("-c", "import typer.rich_utils")
+
+    assert help_ < max(0.4, 4 * typer_)

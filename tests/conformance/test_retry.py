@@ -201,7 +201,7 @@ def test_each_message_goes_to_its_own_queue(bare: Bench) -> None:
 
 
 def test_with_a_limit_the_oldest_return_and_over_kills_each_returns_once(bare: Bench) -> None:
-    """A message that cannot be returned takes no place; a kill falls after the commit of a batch."""
+    """A message that cannot be returned takes no place; a kill comes after a commit."""
     bare.dotnet.send(bare.errors, "{}", b"homeless")
     other = QueueAddress("Sales", bare.dotnet.schema)
     bare.dotnet.create(other)

@@ -63,7 +63,6 @@ UNDELIVERABLE = (
 WAITS = "pages/test_load.py::test_the_statements_of_the_page_wait_for_a_task_as_it_says"
 WATCHED = f"{DBA}::test_the_queries_of_the_page_show_a_stream"
 MIGRATED = f"{SPARK}::test_the_code_of_the_page_of_migration"
-OWNER = "conformance/test_owner.py::test"
 FAILED = "spark/test_functions_failed.py"
 FAILED_PAGE = f"{SPARK}::test_the_code_of_the_page_of_failed_messages"
 NET = f"{SPARK}::test_the_code_of_the_page_for_the_net_team"
