@@ -141,15 +141,13 @@ class Names(ABC):
 
     def _names_of(self, address: QueueAddress) -> list[str]:
         """Check an address, and return its names, table first."""
-        table, catalog = address.table, address.catalog
-        if catalog is not None and not self.has_catalogs:
-            reason = f"it names a catalog, which {self.database} does not have"
-            raise BadAddress(text=table, reason=reason)
-        schema = self.default_schema if address.schema is None else address.schema
-        names = [table, schema] if catalog is None else [table, schema, catalog]
-        for label, name in zip(LABELS, names, strict=False):
-            # `<queue>.Delayed` may be longer than a queue's name.
-            self._check(label, name, name, self.longest)
+        names = [address.table, self.default_schema if address.schema is None else address.schema]
+        if address.catalog is not None:
+            names.append(address.catalog)
+            if not self.has_catalogs:
+                reason = f"it names a catalog, which {self.database} does not have"
+                raise BadAddress(text=address.table, reason=reason)
+        self._address(names, address.table, self.longest)  # also of a table `<queue>.Delayed`
         return names
 
     def _check_length(self, text: str) -> None:
@@ -314,9 +312,8 @@ class _SQLServer(Names):
         bracketed = BRACKETED_TABLE.match(text)
         if bracketed and "@" in bracketed[1] and "@[" not in bracketed[1]:
             return self._address(self._split(text), text)
-        table, at, _ = text.partition("@")
-        schema = self._split(text, len(table) + 1) if at else ()
-        return self._address([table, *schema], text)
+        table, _, _ = text.partition("@")
+        return self._address([table, *self._split(text, len(table) + 1)], text)
 
     def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
         """Read an address of which, unlike in a message, the table too may be in brackets."""

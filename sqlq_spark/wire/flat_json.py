@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 QUOTE, COLON, COMMA, OPEN, CLOSE, BACKSLASH, HEX = b'":,{}\\u'
 SPACE = 0x20  # JSON has no byte below it inside of a text
-# quotes, backslashes and control characters in all texts: a place takes 8 bytes, and some copies.
-# 16 MB of usual headers have a million.
+# quotes, backslashes and control characters in all texts, of which none is read if they have more:
+# a place takes 8 bytes, and some copies. 16 MB of usual headers have a million.
 MOST_MARKS = 4_000_000
 BLOCK = 1 << 18  # bytes, which stay in the processor's cache
 QUOTES = 4  # of a member
@@ -56,12 +56,7 @@ class FlatObjects:
     """
 
     def __init__(self, texts: pa.Array) -> None:
-        """
-        Find the members.
-
-        The texts are of pa.string(), valid UTF-8, without nulls; `''` is an object without members.
-        None is read if they have more than MOST_MARKS.
-        """
+        """Find the members of valid texts without nulls; `''` is an object without members."""
         self.rows = len(texts)
         data = texts.buffers()[2] or pa.py_buffer(b"")
         ends = text_ends(texts)

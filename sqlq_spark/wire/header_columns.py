@@ -153,12 +153,8 @@ def _fails_9_0(text: str, headers: dict[str, str | None]) -> bool:
 
 
 def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> pa.RecordBatch:
-    """
-    Convert rows of QUEUE_ROW to any columns of a read, with Spark's types.
-
-    `queue` is the address from which they came. Headers are read only if a column needs them.
-    """
-    read_headers = cache(lambda: Headers(rows.column("headers")))
+    """Convert rows of QUEUE_ROW from a queue to any columns of a read, with Spark's types."""
+    read_headers = cache(lambda: Headers(rows.column("headers")))  # only if a column needs them
 
     def column(name: str, kind: pa.DataType) -> pa.Array:
         if name == "id":
@@ -192,16 +188,8 @@ def with_legacy_columns(rows: pa.Table) -> pa.Table:
 
 
 def has_id(rows: pa.Table, ids: Iterable[str]) -> pa.Array:
-    """
-    Return which rows of QUEUE_ROW are messages of some ids, as booleans.
-
-    An id is that of a row, or the header NServiceBus.MessageId; case does not matter.
-    """
-    wanted = {message.lower() for message in ids}
-    row_ids = id_texts(rows["id"].combine_chunks()).to_pylist()
-    message_ids = Headers(rows["headers"].combine_chunks()).text(MESSAGE_ID).to_pylist()
-    pairs = zip(row_ids, message_ids, strict=True)
-    return pa.array(
-        [row in wanted or (own is not None and own.lower() in wanted) for row, own in pairs],
-        pa.bool_(),
-    )
+    """Return which rows have one of some ids or MessageIds, in any case, as booleans."""
+    wanted = pc.utf8_lower(pa.array([*ids], pa.string()))
+    row_ids = id_texts(rows["id"].combine_chunks())
+    message_ids = Headers(rows["headers"].combine_chunks()).text(MESSAGE_ID)
+    return pc.or_(*(pc.is_in(pc.utf8_lower(each), wanted) for each in (row_ids, message_ids)))

@@ -92,12 +92,7 @@ def escape(text: str) -> str:
 
 
 def dumps(headers: Mapping[str, str | None]) -> str:
-    """
-    Write headers as one compact JSON object, in the order given; NEVER_FIRST moves to the end.
-
-    Raises:
-        TypeError: a name or value is not text (a value may be None).
-    """
+    """Write headers of texts or None, else TypeError, as compact JSON, NEVER_FIRST at its end."""
     if next(iter(headers), None) == NEVER_FIRST:
         first, *others = headers.items()
         headers = dict([*others, first])
