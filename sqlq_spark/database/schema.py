@@ -15,18 +15,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from sqlq_spark import errors
 from sqlq_spark.database import dialect_named, transaction
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.database.trust import find_state_faults
-from sqlq_spark.errors import (
-    InstallBlocked,
-    StatementFailed,
-    StateNotInstalled,
-    StateOfOther,
-    StateTooNew,
-    StateTooOld,
-    TimedOut,
-)
 from sqlq_spark.wire.address import DELAYED, QueueAddress
 
 if TYPE_CHECKING:
@@ -62,11 +54,13 @@ def install(connection: Connection, *, timeout: float) -> None:
         try:
             connection.run("install_schema")
             if found := find_state_faults(connection):
-                raise StateOfOther(schema=connection.state, server=connection.server, found=found)
+                raise errors.StateOfOther(
+                    schema=connection.state, server=connection.server, found=found
+                )
             connection.run("install_state")
             check_state(connection, connection.state)
-        except TimedOut as error:
-            raise InstallBlocked(
+        except errors.TimedOut as error:
+            raise errors.InstallBlocked(
                 schema=connection.state,
                 server=connection.server,
                 seconds=min(LOCK_WAIT, timeout),
@@ -83,11 +77,11 @@ def check_state(connection: Connection, schema: str) -> None:
     """
     row = connection.rows("version")
     if not row:
-        raise StateNotInstalled(schema=schema, server=connection.server)
+        raise errors.StateNotInstalled(schema=schema, server=connection.server)
     if row[0][0] < VERSION:
-        raise StateTooOld(schema=schema, found=row[0][0], known=VERSION)
+        raise errors.StateTooOld(schema=schema, found=row[0][0], known=VERSION)
     if row[0][0] > VERSION:
-        raise StateTooNew(schema=schema, found=row[0][0], known=VERSION)
+        raise errors.StateTooNew(schema=schema, found=row[0][0], known=VERSION)
 
 
 def state_parts(connection: Connection) -> dict[str, str]:
@@ -215,7 +209,7 @@ def _create(
 
     try:
         create()
-    except StatementFailed:
+    except errors.StatementFailed:
         if not connection.columns(table):
             raise
         create()

@@ -24,23 +24,8 @@ from traceback import extract_tb
 from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar, cast
 from urllib.parse import quote
 
-from sqlq_spark import database
+from sqlq_spark import database, errors
 from sqlq_spark.database.schema import check_state
-from sqlq_spark.errors import (
-    BadOption,
-    ConnectionLost,
-    CredentialsFailed,
-    DatabaseNotFound,
-    Deadlock,
-    DestinationChanged,
-    LockTimedOut,
-    LoginRefused,
-    LoginUnclear,
-    NotReachable,
-    ReceiptExists,
-    ServerShort,
-    SqlQueueError,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,12 +38,19 @@ T = TypeVar("T")
 
 ATTEMPTS = 7
 LONGEST_PAUSE = 5.0  # seconds; all pauses together are about 10
-TRANSIENT = ConnectionLost, Deadlock, DestinationChanged, LockTimedOut, ReceiptExists, ServerShort
+TRANSIENT = (
+    errors.ConnectionLost,
+    errors.Deadlock,
+    errors.DestinationChanged,
+    errors.LockTimedOut,
+    errors.ReceiptExists,
+    errors.ServerShort,
+)
 # worth another attempt only once the url led to a database: during a failover the server, or a
 # database that recovers there, may be absent
-ABSENT = (DatabaseNotFound, LoginUnclear, NotReachable)
+ABSENT = (errors.DatabaseNotFound, errors.LoginUnclear, errors.NotReachable)
 # worth another attempt with the option `credentials`, which then gives another password
-EXPIRED = (CredentialsFailed, LoginRefused)
+EXPIRED = (errors.CredentialsFailed, errors.LoginRefused)
 IDLE = 20.0  # seconds after which a connection that no session takes is closed
 LONGEST_REASON = 500  # characters of an error of azure-identity or boto3
 
@@ -123,7 +115,7 @@ class Session:
             for attempt in attempts:
                 with attempt:
                     return self._run_once(work)
-        except SqlQueueError as error:
+        except errors.SqlQueueError as error:
             # Spark prints every frame of the traceback, 25 of them the retries'
             raise error.with_traceback(None) from None
         raise AssertionError  # pragma: no cover - stamina raises the last error itself
@@ -158,7 +150,7 @@ class Session:
     def _run_once(self, work: Callable[[Connection], T]) -> T:
         try:
             return work(self.open())
-        except ConnectionLost as error:
+        except errors.ConnectionLost as error:
             log.warning("%s; connecting again", error)
             self.close()
             raise
@@ -246,14 +238,14 @@ def ask_password(url: str, credentials: str) -> str:
     function = tokens.get(credentials) or find_function(credentials)
     try:
         password = function(url)
-    except SqlQueueError:
+    except errors.SqlQueueError:
         raise
     except Exception as error:  # noqa: BLE001 - of the user's function or of a cloud's package
         reason = describe_error(error) if credentials in tokens else locate_error(error)
-        raise CredentialsFailed(credentials=credentials, reason=reason) from None
+        raise errors.CredentialsFailed(credentials=credentials, reason=reason) from None
     if not is_password(password):
         expected = "a function that returns the password, a text that is not empty"
-        raise BadOption(
+        raise errors.BadOption(
             option="credentials",
             found=credentials,
             expected=f"{expected}, but found {describe_value(password)}",
@@ -270,10 +262,10 @@ def find_function(credentials: str) -> Callable[[str], object]:
         own = isinstance(error, (ImportError, AttributeError))  # these quote names only
         reason = describe_error(error) if own else locate_error(error)
         expected = f"a function that every driver and executor can import ({reason})"
-        raise BadOption(option="credentials", found=credentials, expected=expected) from None
+        raise errors.BadOption(option="credentials", found=credentials, expected=expected) from None
     if not callable(found):
         expected = f"a function, but found {describe_value(found)}"
-        raise BadOption(option="credentials", found=credentials, expected=expected)
+        raise errors.BadOption(option="credentials", found=credentials, expected=expected)
     return cast("Callable[[str], object]", found)
 
 
