@@ -33,11 +33,12 @@ BINARY = {"body", "payload"}  # values that are bytes where they are not null
 NUMBERS = {bool: "bit", int: "bigint", float: "float"}
 SHORT_TEXT, SHORT_BYTES = 4000, 8000  # what a parameter holds without (max)
 
-# columns of a bulk insert: Arrow's name → the table's, and its type
+# columns of a bulk insert: Arrow's name → the table's, and its type. OPENJSON cuts a text silently.
+# Of one that is too long for a column of 255 a character more is left, so that the INSERT fails.
 LOADED = {
     "id": ("Id", "uniqueidentifier"),
-    "correlationid": ("CorrelationId", "varchar(255)"),
-    "replytoaddress": ("ReplyToAddress", "varchar(255)"),
+    "correlationid": ("CorrelationId", "varchar(256)"),
+    "replytoaddress": ("ReplyToAddress", "varchar(256)"),
     "expires": ("Expires", "datetime2(6)"),
     "headers": ("Headers", "nvarchar(max)"),
     "body": ("Body", "varbinary(max)"),
