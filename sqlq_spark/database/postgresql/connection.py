@@ -23,7 +23,6 @@ from adbc_driver_manager import Error
 from sqlq_spark import database, errors
 from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.errors import (
-    Place,
     find_table,
     read_error,
     refused_schema,
@@ -268,18 +267,10 @@ class Connection(database.Connection):
                     cursor.executemany(text, None)
         except Error:
             return errors.ConnectionLost(statement=statement, reason=failure.text)
-        role, target = find_table(tables, failure.text) if tables else ("", self.state)
-        place = Place(
-            statement=statement,
-            target=target,
-            role=role,
-            state=self.state,
-            team=self._team(statement, refused_schema(failure, target)),
-            server=self.server,
-            limit=self._timeout,
-            took=took,
-        )
-        return statement_error(failure, place)
+        role, queue = find_table(tables, failure.text) if tables else ("", None)
+        place = self._place(statement, queue, role)
+        team = self._team(statement, refused_schema(failure, place))
+        return statement_error(failure, place, took=took, team=team)
 
     def _team(self, statement: str, schema: str | None) -> tuple[str, str] | None:
         """Return a schema with the roles that may use it, if it is a state schema."""

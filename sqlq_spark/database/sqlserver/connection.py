@@ -29,7 +29,6 @@ from sqlq_spark.database.sqlserver.calls import (
 from sqlq_spark.database.sqlserver.drivers import Watchdog
 from sqlq_spark.database.sqlserver.errors import (
     MAYBE_OLD,
-    Place,
     connection_error,
     read_error,
     statement_error,
@@ -405,18 +404,9 @@ class Connection(database.Connection):
                 self._plain(undo)
         except self._driver.errors:
             return errors.ConnectionLost(statement=statement, reason=failure.text)
-        queue = find_table(tables, failure.text)
         level = self._level() if failure.number in MAYBE_OLD else 0
-        place = Place(
-            statement=statement,
-            target=self.state if queue is None else self.printed(queue),
-            queue=queue,
-            state=self.state,
-            server=self.server,
-            seconds=self._timeout,
-            level=level,
-        )
-        return statement_error(failure, place)
+        place = self._place(statement, find_table(tables, failure.text))
+        return statement_error(failure, place, level)
 
     def _level(self) -> int:
         """Return the database's compatibility level; 0 where it cannot be read."""
