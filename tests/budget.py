@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 64, "lines": 13635, "tokens": 74121},
+    "core": {"files": 64, "lines": 13403, "tokens": 73625},
     "everything else": {"files": 103, "lines": 14396, "tokens": 77888},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 167, "lines": 28031, "tokens": 152009},
+    "package": {"files": 167, "lines": 27799, "tokens": 151513},
     "sql": {"statement lines": 2564},
-    "tests": {"files": 303, "lines": 53865, "tokens": 361049},
+    "tests": {"files": 303, "lines": 53886, "tokens": 361257},
     "words": {"words": 69683},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
