@@ -143,7 +143,7 @@ def test_what_is_sent_is_what_an_endpoint_would_send() -> None:
     divert = plain(TEXTS["divert_large"])
     assert "INSERT INTO [dbo].[error] (Id, Recoverable, Headers, Body) SELECT CASE" in divert
     without = calls.fill_names(
-        calls.STATEMENTS["divert_large"], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
+        calls.STATEMENTS["divert_large"], "sqlqueue", sqlserver_texts.TABLES, recoverable="", one=""
     )
     assert "Recoverable" not in without
     assert "1, Headers" not in plain(without)

@@ -156,7 +156,7 @@ BESIDE = {
     **{
         f"{name} without Recoverable": sqlserver_texts.filled(
             calls.fill_names(
-                calls.STATEMENTS[name], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
+                calls.STATEMENTS[name], "sqlqueue", sqlserver_texts.TABLES, recoverable="", one=""
             )
         )
         for name in ("divert_large", "move_due")

@@ -7,7 +7,6 @@ The functions are pure and need no driver.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database.statements import Statements
@@ -47,16 +46,7 @@ LOADED = {
 OPTIONAL = {"correlationid", "replytoaddress"}  # left out where the table lacks them
 
 
-def fill_names(
-    text: str,
-    state: str,
-    tables: dict[str, QueueAddress],
-    *,
-    recoverable: bool = True,
-    fits: str = "",
-    seek: bool = True,
-    **words: str,
-) -> str:
+def fill_names(text: str, state: str, tables: dict[str, QueueAddress], **words: str) -> str:
     """
     Put names into the braces, last and in one pass: a name may be {state} or @n.
 
@@ -66,10 +56,10 @@ def fill_names(
         "state": SQLSERVER.quote_name(state),
         "state_name": literal(state),
         "state_escaped": SQLSERVER.quote_name(state).replace("'", "''"),
-        "recoverable": "Recoverable, " if recoverable else "",
-        "one": "1, " if recoverable else "",
-        "fits": fits,
-        "seek": "FORCESEEK, " if seek else "",
+        "recoverable": "Recoverable, ",
+        "one": "1, ",
+        "fits": "",
+        "seek": "FORCESEEK, ",
     }
     for role, address in tables.items():
         quoted = SQLSERVER.quote_address(address)
@@ -195,27 +185,17 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
 MOST_LOCKS, PAGE = 4000, 4000
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The limits of one `receive`; the names are those of its parameters."""
-
-    stop: int  # of the range
-    messages: int  # at most
-    largest: int  # bytes of one message, at most
-
-
-def cut_step(rows: Iterable[Row], *, most: int, largest: int) -> Step | None:
+def cut_step(rows: Iterable[Row], *, most: int, largest: int) -> dict[str, int]:
     """
-    Return how far to receive.
+    Return how far to receive, as parameters of `receive`; nothing where nothing waits.
+
+    The limits let the weighed rows through. Whatever was committed since, the step has at most
+    `most` plus `largest` bytes.
 
     Args:
         rows: seq and bytes of messages, by seq; none is larger than `largest`.
         most: bytes of the step, but one message at least.
         largest: bytes of one message.
-
-    Returns:
-        Limits that let the weighed rows through. Whatever was committed since, the step has at most
-        `most` plus `largest` bytes. None: nothing waits.
     """
     count = total = locks = heaviest = stop = 0
     for seq, size in rows:
@@ -225,4 +205,6 @@ def cut_step(rows: Iterable[Row], *, most: int, largest: int) -> Step | None:
         if count and full:
             break
         count, total, stop = count + 1, total + size, seq + 1
-    return Step(stop, count, min(largest, (most + largest) // count)) if count else None
+    if not count:
+        return {}
+    return {"stop": stop, "messages": count, "largest": min(largest, (most + largest) // count)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlq_spark import database, errors
@@ -178,13 +178,12 @@ class Connection(database.Connection):
         while True:
             rows = self.rows("weigh", tables={"queue": tables["queue"]}, **limits)
             step = cut_step(rows, most=limits["bytes"], largest=limits["largest"])
-            if step is None:
+            if not step:
                 return no_rows()
-            numbers = {"first": limits["first"], **asdict(step)}
-            found = self._fetch("receive", tables, numbers)
+            found = self._fetch("receive", tables, {"first": limits["first"], **step})
             if found.num_rows:
                 return found
-            limits = {**limits, "first": step.stop}
+            limits = {**limits, "first": step["stop"]}
 
     def _fetch(
         self,
@@ -291,18 +290,14 @@ class Connection(database.Connection):
             columns = self._columns_of(tables["errors"])
         else:
             columns = self._columns_moved_into(tables)
-        seek = False
+        words = {"fits": check_fit(columns)}
+        if "recoverable" not in columns:
+            words |= {"recoverable": "", "one": ""}
         if "{seek}" in text:
             due_index = fill_names(DUE_INDEX, self.state, tables)
-            seek = bool(self._do("due_index", due_index, tables, {}))
-        return fill_names(
-            text,
-            self.state,
-            tables,
-            recoverable="recoverable" in columns,
-            fits=check_fit(columns),
-            seek=seek,
-        )
+            if not self._do("due_index", due_index, tables, {}):
+                words["seek"] = ""
+        return fill_names(text, self.state, tables, **words)
 
     def _columns_moved_into(self, tables: dict[str, QueueAddress]) -> dict[str, str]:
         """Return the queue's columns; an error names the delayed table if both are wrong."""
@@ -382,9 +377,10 @@ class Connection(database.Connection):
         except self._driver.errors as error:
             raise self._failure(statement, tables, error) from None
 
-    def _plain(self, text: str) -> None:
+    def _plain(self, text: str) -> list[Any]:
         with closing(self._raw.cursor()) as cursor:
             cursor.execute(text)
+            return cursor.fetchall() if cursor.description else []
 
     def _failure(
         self, statement: str, tables: dict[str, QueueAddress], error: Exception
@@ -410,10 +406,7 @@ class Connection(database.Connection):
 
     def _level(self) -> int:
         """Return the database's compatibility level; 0 where it cannot be read."""
-        try:
-            with closing(self._raw.cursor()) as cursor:
-                cursor.execute(LEVEL)
-                found = cursor.fetchall() if cursor.description else []
-        except self._driver.errors:
-            return 0
-        return int(found[0][0]) if found else 0
+        with suppress(*self._driver.errors):
+            for (level,) in self._plain(LEVEL):
+                return int(level)
+        return 0
