@@ -204,10 +204,7 @@ class Dialect(Protocol):
 
         Raises:
             BadOption: the url cannot be read.
-            NotReachable, LoginRefused, DatabaseNotFound: in the server's words.
-            ConnectionLost, ReadOnly: the server is there, and went away or takes no session now.
-            ServerNotVerified: it has no certificate for that host name that is trusted here.
-            ServerTooOld: it lacks what the statements use.
+            DatabaseFailure: in the server's words; or the server is too old, or not verified.
             MissingDriver: no driver can be used on this machine.
         """
 
@@ -247,12 +244,7 @@ def transaction(connection: Connection, *, timeout: float) -> Iterator[None]:
 
 @contextmanager
 def attempt(connection: Connection) -> Iterator[None]:
-    """
-    Run the block in the open transaction; a failure undoes only the block.
-
-    Raises:
-        DatabaseFailure: of the block. The transaction goes on, except after ConnectionLost.
-    """
+    """Run the block; its failure undoes only the block, and the transaction goes on."""
     connection.run("savepoint")
     yield
     connection.run("release")
@@ -320,14 +312,7 @@ def endpoint_zone(connection: Connection, option: str | None) -> str:
 
 
 def find_same(connection: Connection, queue: QueueAddress, texts: Iterable[str]) -> set[str]:
-    """
-    Return the addresses that name a queue; all are looked up together.
-
-    Args:
-        connection: to the queue's database.
-        queue: the queue.
-        texts: addresses out of messages, which are untrusted.
-    """
+    """Return which addresses out of messages, untrusted, name a queue; one look for all."""
     parsed: dict[str, QueueAddress] = {}
     for text in texts:
         try:

@@ -165,8 +165,7 @@ class Connection(database.Connection):
         """
         Receive the messages from `first` on, as many numbers as there may be messages.
 
-        Returns:
-            None where `receive` has to look: the range is empty, too large, or not free.
+        None: `receive` has to look, because the range is empty, too large, or not free.
         """
         first, messages = limits["first"], limits["messages"]
         key = self.server, queue
@@ -195,8 +194,7 @@ class Connection(database.Connection):
         """
         End sessions of the same stream or sink whose client hangs while they hold its rows.
 
-        Returns:
-            The error of the wait: one that is tried again if a session was ended.
+        Returns the error of the wait: one that is tried again if a session was ended.
         """
         stream, sink = values.get("stream"), values.get("sink")
         if stream is None and sink is None:

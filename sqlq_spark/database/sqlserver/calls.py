@@ -94,11 +94,7 @@ def build_call(
     """
     Return a statement as a call of sp_executesql, and the values of its question marks.
 
-    Args:
-        statement: its name, for the DBA.
-        text: with its names put in.
-        values: by parameter; those that the text does not use are left out.
-        guarded: whether a transaction is open, which must still be there.
+    Values that the text does not use are left out. `guarded`: a transaction must still be open.
     """
     wanted = set(PARAMETER.findall(text))
     used = {name: value for name, value in values.items() if name in wanted}
@@ -133,11 +129,8 @@ def check_fit(shape: dict[str, str], source: str = "@gone") -> str:
     """
     Return a check for headers that a queue's varchar cannot hold; empty where it holds all.
 
-    SQL Server writes question marks to a varchar, without an error.
-
-    Args:
-        shape: the queue's columns and their types.
-        source: of the rows.
+    SQL Server writes question marks to a varchar, without an error. `shape` has the queue's columns
+    and their types.
     """
     found = NARROW.fullmatch(shape.get("headers", ""))
     if found is None:
@@ -151,11 +144,8 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
     """
     Return the INSERT of `load` for some columns, in the order in which they were sent.
 
-    Args:
-        names: of the columns.
-        shape: the queue's columns and their types.
-        null_bodies: whether a body may be null. If none is, a text without characters that OPENJSON
-            may read as a null becomes an empty body.
+    If no body may be null, a text without characters, which OPENJSON may read as a null, becomes an
+    empty body.
     """
     known = [
         (at, *LOADED[name])

@@ -206,12 +206,8 @@ class Connection(database.Connection):
         return plain_columns(found)
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
-        """
-        Send the rows as JSON, in one parameter.
-
-        A bulk copy would be another session, and both drivers send rows with large values one by
-        one.
-        """
+        # as JSON in one parameter: a bulk copy would be another session, and both drivers send rows
+        # with large values one by one
         tables = {"queue": queue}
         null_bodies = "body" in rows.column_names and rows["body"].null_count > 0
         insert = build_insert(rows.column_names, self._columns_of(queue), null_bodies=null_bodies)
@@ -223,9 +219,9 @@ class Connection(database.Connection):
             self._do("load", text, tables, values)
 
     def store(self, table: str, rows: pa.Table) -> None:
-        """Insert one row, because the server stores a large value in pages."""
         if not rows.num_rows:
             return
+        # one row, because the server stores a large value in pages
         values = rows.slice(0, 1).to_pylist()[0]
         values["payload"] = b"".join(rows["payload"].to_pylist())
         names = ", ".join(map(SQLSERVER.quote_name, values))
@@ -269,12 +265,7 @@ class Connection(database.Connection):
     # ------------------------------------------------------------ the columns of a queue
 
     def _columns_of(self, queue: QueueAddress) -> dict[str, str]:
-        """
-        Return a queue's columns in lower case → type, read once in a transaction.
-
-        Raises:
-            QueueNotFound: the table is absent.
-        """
+        """Return a queue's columns, read once in a transaction; raise QueueNotFound."""
         if queue not in self._columns:
             found = self.columns(queue)
             if not found:
@@ -314,7 +305,6 @@ class Connection(database.Connection):
     # ------------------------------------------------------------ inside
 
     def _end(self) -> None:
-        """Close the driver's connection; the server undoes the open transaction."""
         with suppress(*self._driver.errors):
             self._raw.close()
 
@@ -340,7 +330,6 @@ class Connection(database.Connection):
         tables: dict[str, QueueAddress],
         values: Mapping[str, Value] | None = None,
     ) -> list[Row]:
-        """Return the rows of all results of a text; see `_executed`."""
         found: list[Row] = []
         with self._executed(statement, text, tables, values) as cursor:
             more = True
@@ -360,11 +349,7 @@ class Connection(database.Connection):
         tables: dict[str, QueueAddress],
         values: Mapping[str, Value] | None,
     ) -> Iterator[Any]:
-        """
-        Execute a text whose names are put in, and let the block read its results from the cursor.
-
-        With `values`, which may be none, it goes through sp_executesql.
-        """
+        """Execute a text, with `values` by sp_executesql; the block reads from the cursor."""
         sql = f"/* sqlqueue:{statement} */ {text}"
         bound: tuple[Value, ...] = ()
         if values is not None:
@@ -405,7 +390,6 @@ class Connection(database.Connection):
         return statement_error(failure, place, level)
 
     def _level(self) -> int:
-        """Return the database's compatibility level; 0 where it cannot be read."""
         with suppress(*self._driver.errors):
             for (level,) in self._plain(LEVEL):
                 return int(level)
