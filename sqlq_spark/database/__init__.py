@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC
 from importlib import import_module
 from string import Formatter
@@ -172,17 +172,8 @@ class Place:
             or (kind in OF_CONNECT and self.statement != "connect")
         ):
             kind = errors.StatementRefused
-        facts = {
-            "statement": self.statement,
-            "server": self.server,
-            "schema": self.state,
-            "queue": self.target,
-            "table": self.target,
-            "seconds": self.seconds,
-            "reason": reason,
-            "code": code,
-            "fix": fix,
-        }
+        facts = asdict(self) | {"reason": reason, "code": code, "fix": fix}
+        facts |= {"schema": self.state, "queue": self.target, "table": self.target}
         named = {name for _, name, *_ in Formatter().parse(kind.template) if name}
         return kind(**{name: facts[name] for name in named})
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from sqlq_spark import errors
@@ -145,12 +144,11 @@ class Destinations:
             found, reasons = self._look(open_, columns)
             locks = self._locks([*found.values()])
             for queue in open_:
-                now, before = found.get(queue), held[queue]
-                same = now is not None and now.identity == before.identity
+                before = held[queue]
                 if (
-                    not same
+                    queue in reasons
+                    or found[queue].identity != before.identity
                     or locks.get(before.identity, (False, ""))[1] != before.locks
-                    or queue in reasons
                 ):
                     raise errors.DestinationChanged(queue=self.connection.printed(queue))
 
@@ -265,12 +263,7 @@ def is_allowed(found: Destination, allowed: Iterable[QueueAddress]) -> bool:
     )
 
 
-@cache
-def pattern(text: str) -> re.Pattern[str]:
-    """Return a pattern as a regular expression; `*` is any text and `?` any character."""
-    parts = (".*" if each == "*" else "." if each == "?" else re.escape(each) for each in text)
-    return re.compile("".join(parts), re.DOTALL)
-
-
-def fits(text: str, name: str) -> bool:
-    return pattern(text).fullmatch(name) is not None
+def fits(pattern: str, name: str) -> bool:
+    """Whether a name is as a pattern, in which `*` is any text and `?` any character."""
+    parts = (".*" if each == "*" else "." if each == "?" else re.escape(each) for each in pattern)
+    return re.fullmatch("".join(parts), name, re.DOTALL) is not None

@@ -104,11 +104,6 @@ def connect(url: str, *, application: str, timeout: float, state: str) -> Connec
     return made
 
 
-def whole_seconds(seconds: float) -> int:
-    """Return whole seconds for the driver, one more than the lock timeout, which comes first."""
-    return int(seconds) + 1
-
-
 def context_info(application: str) -> str:
     """Return the session's name for the DBA, in hexadecimal digits; at least one byte."""
     return "0x" + (application.encode("utf-8", "replace")[:CONTEXT] or b"-").hex()
@@ -143,7 +138,7 @@ class Connection(database.Connection):
 
     def prepare(self) -> None:
         """Make the session's own settings, and read which database it is in."""
-        self._raw.timeout = whole_seconds(self._timeout)
+        self._limit_statements(self._timeout)
         context = f"SET CONTEXT_INFO {context_info(self.application)}"
         found = self._do("connect", f"{SETTINGS}; {context}; {CATALOG}", {})
         self.catalog = next((name for (name,) in found), None)
@@ -308,13 +303,17 @@ class Connection(database.Connection):
         with suppress(*self._driver.errors):
             self._raw.close()
 
+    def _limit_statements(self, seconds: float) -> None:
+        self._timeout = seconds
+        # for the driver one more than the lock timeout, which comes first
+        self._raw.timeout = int(seconds) + 1
+
     def _direct(self, statement: str, text: str, values: dict[str, Value]) -> list[Row]:
         milliseconds = int(str(values.get("milliseconds", 0)))
         text = text.replace("{milliseconds}", str(milliseconds))
         if statement == "timeouts":
             text = text.replace("{application}", context_info(str(values["application"])))
-            self._timeout = milliseconds / 1000
-            self._raw.timeout = whole_seconds(self._timeout)
+            self._limit_statements(milliseconds / 1000)
         if statement == "begin":
             self._columns.clear()  # tables may have been created again
         found = self._do(statement, text, {})

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from sqlq_spark import errors
 from sqlq_spark.database import Place
-from sqlq_spark.database.sqlserver.numbers import KINDS, OLD_LEVEL, number_of
+from sqlq_spark.database.sqlserver.numbers import KINDS, number_of
 from sqlq_spark.options.names import STATE
 from sqlq_spark.wire.address import SQLSERVER
 
@@ -56,8 +56,8 @@ PASSING = {
 # numbers that are not known, because ODBC reports nearly every number of the server as 42000.
 LASTING_STATES = ("21", "22", "23", "42", "44")
 
-# numbers for a function that the database's level lacks, and for a table that is not there
-MAYBE_OLD = {OLD_LEVEL, 156, 195, 208, 319}
+# numbers for a syntax or function that the database's level lacks, and for an absent table
+MAYBE_OLD = {102, 156, 195, 208, 319}
 LEAST_LEVEL = 130
 LOGIN_FAILED = 18456
 
@@ -85,14 +85,11 @@ FIXES = {
     40544: "a DBA must raise the database's maximum size, or delete data",
 }
 
-DELETES = (
-    *("weigh", "receive", "take", "purge", "purge_range", "purge_expired"),
-    *("unsubscribe", "move_due"),
-)
 OF_COLUMN = {"peek": "SELECT (RowVersion)"}  # the server speaks of the whole table
 # statement → the rights that it needs on its table; others need SELECT
 RIGHTS = {
-    **dict.fromkeys(DELETES, "SELECT, DELETE"),
+    **dict.fromkeys(("weigh", "receive", "take", "move_due"), "SELECT, DELETE"),
+    **dict.fromkeys(("purge", "purge_range", "purge_expired", "unsubscribe"), "SELECT, DELETE"),
     "divert_large": "INSERT",
     "subscribe": "SELECT, INSERT, UPDATE",
     "load": "INSERT",

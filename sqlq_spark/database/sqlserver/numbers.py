@@ -15,7 +15,6 @@ import re
 
 from sqlq_spark import errors
 
-OLD_LEVEL = 102  # a syntax that the database's compatibility level does not know
 NO_MESSAGE = r"(?!)"  # matches nothing: an error of the network, which drivers report in own words
 
 # what it means → number → beginning of the sentence. The first match counts: 18401 comes before
@@ -117,7 +116,7 @@ KNOWN: dict[type[errors.DatabaseFailure], dict[int, str]] = {
         300: r"[A-Z ]+ permission was denied on object 'server'",
     },
     errors.StatementRefused: {
-        OLD_LEVEL: r"Incorrect syntax near",
+        102: r"Incorrect syntax near",
         331: r"The target table '.*' of the OUTPUT INTO .* any enabled triggers",
         332: r"The target table '.*' of the OUTPUT INTO .* on either side",
         333: r"The target table '.*' of the OUTPUT INTO .* any enabled check",
