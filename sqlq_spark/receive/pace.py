@@ -70,21 +70,22 @@ class Ramp:
 
     def after(self, outcome: Outcome, concurrency: int, *, least: int = 1) -> "Ramp":
         """
-        Move by what a batch did; each of its tasks is one receive.
+        Move by the batch that was just acknowledged; each of its tasks is one receive.
 
         The successes count first: one empty task in every batch is enough to end the increase.
-
-        Args:
-            outcome: the batch that was just acknowledged.
-            concurrency: the most tasks there may be, >= 1.
-            least: the fewest, >= 1 and <= `concurrency`; equal to it, the ramp stands still.
+        There are at least `least` tasks and at most `concurrency`. Equal, they hold the ramp still.
         """
-        ramp = replace(self, tasks=min(max(self.tasks, least), concurrency))
+        tasks = min(max(self.tasks, least), concurrency)
+        successes, failures = self.successes, self.failures
         for _ in range(outcome.tasks - outcome.empty):
-            ramp = _count_success(ramp, concurrency)
+            successes, failures = successes + 1, 0
+            if successes > RAMP_UP and tasks < concurrency:
+                tasks, successes = tasks + 1, 0
         for _ in range(outcome.empty):
-            ramp = _count_failure(ramp, least)
-        return ramp
+            successes, failures = 0, failures + 1
+            if failures > RAMP_DOWN and tasks > least:
+                tasks -= 1
+        return Ramp(tasks, successes, failures)
 
 
 def plans(
@@ -111,13 +112,22 @@ def plans(
         is None if nothing waits there, or if it is another queue's turn. All are None if too
         little waits.
     """
-    if _is_too_early(sum(backlog.messages for backlog in backlogs), limits, waited):
+    # the count of what waits stops at the limit, so there it is enough
+    enough = min(limits.min_messages or 1, limits.messages)
+    if sum(backlog.messages for backlog in backlogs) < enough and waited < limits.max_delay:
         return [None] * len(backlogs)
-    counts = _messages(backlogs, limits, turn)
-    asked = [
-        replace(backlog, messages=count) for backlog, count in zip(backlogs, counts, strict=True)
+    if limits.bytes is None:
+        wants = [backlog.messages for backlog in backlogs]
+    else:
+        wants = _fit_in_turns(limits.bytes, backlogs, turn)
+    counts = share_fairly(wants, limits.messages, turn=turn)
+    asked = [replace(each, messages=count) for each, count in zip(backlogs, counts, strict=True)]
+    worth = [_worth(each) for each in asked]
+    most = [
+        min(each.messages, max(1, int(tasks)), each.most_tasks or each.messages)
+        for each, tasks in zip(asked, worth, strict=True)
     ]
-    tasks = _tasks(asked, min(ramp.tasks, limits.concurrency))
+    tasks = apportion(worth, most, tasks=min(ramp.tasks, limits.concurrency))
     return [Plan(count, each) if count else None for count, each in zip(counts, tasks, strict=True)]
 
 
@@ -177,36 +187,9 @@ def apportion(weights: Sequence[float], most: Sequence[int], *, tasks: int) -> l
     return shares
 
 
-def _count_success(ramp: Ramp, concurrency: int) -> Ramp:
-    successes = ramp.successes + 1
-    if successes > RAMP_UP and ramp.tasks < concurrency:
-        return Ramp(ramp.tasks + 1)
-    return Ramp(ramp.tasks, successes=successes)
-
-
-def _count_failure(ramp: Ramp, least: int) -> Ramp:
-    failures = ramp.failures + 1
-    fewer = failures > RAMP_DOWN and ramp.tasks > least
-    return Ramp(ramp.tasks - fewer, failures=failures)
-
-
 def _around(queues: int, turn: int) -> list[int]:
     """The places of the queues, beginning with the one whose turn it is."""
     return [(turn + at) % queues for at in range(queues)]
-
-
-def _is_too_early(messages: int, limits: Limits, waited: float) -> bool:
-    """Whether to wait for more messages. The count stops at the limit, so there it is enough."""
-    enough = min(limits.min_messages or 1, limits.messages)
-    return messages < enough and waited < limits.max_delay
-
-
-def _messages(backlogs: Sequence[Backlog], limits: Limits, turn: int) -> list[int]:
-    if limits.bytes is None:
-        wants = [backlog.messages for backlog in backlogs]
-    else:
-        wants = _fit_in_turns(limits.bytes, backlogs, turn)
-    return share_fairly(wants, limits.messages, turn=turn)
 
 
 def _fit_in_turns(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[int]:
@@ -242,16 +225,6 @@ def _fit_bytes(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[int]:
         each.messages if share == want else min(each.messages, int(share // each.bytes_each))
         for each, want, share in zip(backlogs, wants, shares, strict=True)
     ]
-
-
-def _tasks(asked: Sequence[Backlog], tasks: int) -> list[int]:
-    """Share the tasks among the queues: those that are worth their start, and one at least."""
-    weights = [_worth(each) for each in asked]
-    most = [
-        min(each.messages, max(1, int(weight)), each.most_tasks or each.messages)
-        for each, weight in zip(asked, weights, strict=True)
-    ]
-    return apportion(weights, most, tasks=tasks)
 
 
 def _worth(asked: Backlog) -> float:

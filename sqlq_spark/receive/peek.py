@@ -87,15 +87,6 @@ class Query:
     ends: bool = False  # its answer ends the look, also if it is empty
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a query found, and when."""
-
-    found: Found
-    now: float  # monotonic seconds when the look started
-    took: float  # seconds
-
-
 # ---------------------------------------------------------------- a look
 
 
@@ -108,7 +99,14 @@ def start_look(state: PeekState, now: float) -> tuple[PeekState, Query]:
 
 
 def answer_look(
-    state: PeekState, query: Query, answer: Answer, *, receipts: bool, pause: float
+    state: PeekState,
+    query: Query,
+    found: Found,
+    *,
+    now: float,
+    took: float,
+    receipts: bool,
+    pause: float,
 ) -> tuple[PeekState, Query | None]:
     """
     Take the answer of a query.
@@ -119,15 +117,16 @@ def answer_look(
     Args:
         state: before the answer.
         query: the one that was asked.
-        answer: what it found.
+        found: what it found.
+        now: monotonic seconds when the look started.
+        took: seconds.
         receipts: False: transactionMode=none, so that only this look shows what a batch received.
         pause: seconds that a queue rests in which nothing was found.
 
     Returns:
         The state, and the next query. None: the look is over, and `found` is its result.
     """
-    found = answer.found
-    state = note_place(state, query, answer)
+    state = note_place(state, query, found, now=now, took=took)
     if query.place == "anchor" and not found.messages:
         return state, replace(query, place="start", first=LOWEST_SEQ)
     if not query.ends:
@@ -136,9 +135,9 @@ def answer_look(
             return look_behind(state, planned)
         if not found.messages and state.behind is not None:
             state = replace(state, behind=None)
-            return state, replace(choose_query(state, answer.now), ends=True)
+            return state, replace(choose_query(state, now), ends=True)
     state = replace(state, found=found)
-    return (state if found.messages else rest(state, answer.now + pause)), None
+    return (state if found.messages else rest(state, now + pause)), None
 
 
 def choose_query(state: PeekState, now: float) -> Query:
@@ -156,18 +155,19 @@ def look_behind(state: PeekState, planned: Planned) -> tuple[PeekState, Query]:
     return state, Query("behind", planned.stop, ends=True)
 
 
-def note_place(state: PeekState, query: Query, answer: Answer) -> PeekState:
+def note_place(
+    state: PeekState, query: Query, found: Found, *, now: float, took: float
+) -> PeekState:
     """Remember where the queue starts, and when a look may start at the very beginning again."""
-    found = answer.found
     if query.place == "behind":
         return state
     if found.messages:
         state = replace(state, anchor=found.marks[0])
     if query.place == "anchor":
         return state
-    pause = max(FROM_THE_START, FROM_THE_START_SHARE * answer.took)
     anchor = state.anchor if found.messages else LOWEST_SEQ
-    return replace(state, anchor=anchor, behind=None, from_start=answer.now + pause)
+    from_start = now + max(FROM_THE_START, FROM_THE_START_SHARE * took)
+    return replace(state, anchor=anchor, behind=None, from_start=from_start)
 
 
 # ---------------------------------------------------------------- what happens between looks

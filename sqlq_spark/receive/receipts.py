@@ -21,17 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow.compute as pc
 
+from sqlq_spark import errors
 from sqlq_spark.database.trust import Destinations
-from sqlq_spark.errors import (
-    CheckpointFailure,
-    CheckpointRolledBack,
-    DatabaseRolledBack,
-    ReceiptSettled,
-    ReceiptsMissing,
-    StreamNotFound,
-    StreamOfOtherQueue,
-    StreamTakenOver,
-)
 from sqlq_spark.options.fields import LARGEST_MESSAGE
 from sqlq_spark.receive.pace import Outcome
 from sqlq_spark.wire.address import split_canonical
@@ -45,6 +36,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sqlq_spark.database import Connection, Row
+    from sqlq_spark.options import SourceOptions
+    from sqlq_spark.receive.offset import Offset
     from sqlq_spark.receive.task import Task, TaskResult
     from sqlq_spark.wire.address import QueueAddress
 
@@ -58,7 +51,9 @@ STEP = 16 << 20
 # bytes of a row beside headers and body; a text may grow so many times as UTF-8
 ROW, GROWTH = 64, 3
 COUNTS = ("messages", "expired", "diverted", "forwarded")  # what became of messages
-MOST_MESSAGES = 10_000_000  # of a receipt, for its bound: that of an operator's has no plan
+MOST_MESSAGES = 10_000_000  # of a receipt that an operator opens, without its plan
+
+NOTHING = Outcome(tasks=0, empty=0, got=0)
 
 # a sink may read only a part of a batch; what it has not read waits for the next one
 MISSING = (
@@ -77,6 +72,7 @@ class Claim:
 
     driver: str  # a fresh id for each driver process
     queue: str  # the canonical address; of several queues joined by ", "
+    stream: str | None = None  # for which the process speaks already
     fail_on_data_loss: bool = True
     fail_on_missing_receipts: bool = False
 
@@ -89,7 +85,7 @@ class Claim:
         """
         mine = set(split_canonical(self.queue))
         if queue != self.queue and mine.isdisjoint(split_canonical(queue)):
-            raise StreamOfOtherQueue(found=queue, asked=self.queue)
+            raise errors.StreamOfOtherQueue(found=queue, asked=self.queue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +111,9 @@ def lock_stream(connection: Connection, stream: str) -> StreamRow:
     """
     found = connection.rows("lock_stream", stream=stream)
     if not found:
-        raise StreamNotFound(stream=stream, schema=connection.state, server=connection.server)
+        raise errors.StreamNotFound(
+            stream=stream, schema=connection.state, server=connection.server
+        )
     return StreamRow(*found[0])
 
 
@@ -134,30 +132,33 @@ def lock_for_plan(connection: Connection, stream: str, batch: int, who: Claim) -
         The text of the plan that is there, if the answer of its commit was lost.
 
     Raises:
-        StreamNotFound: the stream's row is gone.
-        DatabaseRolledBack: the row has not acknowledged the batch before.
+        StreamNotFound, DatabaseRolledBack.
         StreamTakenOver: another driver speaks for the stream.
     """
     row = lock_stream(connection, stream)
     if row.acked < batch - 1:  # before the driver: a claim may be among what was lost
         went_back(connection, stream, batch - 1, row, who)
     if row.driver != who.driver:
-        raise StreamTakenOver(stream=stream)
+        raise errors.StreamTakenOver(stream=stream)
     return row.plan_of(batch)
 
 
 def went_back(connection: Connection, stream: str, start: int, row: StreamRow, who: Claim) -> None:
     """Refuse a database that is older than the checkpoint."""
-    where = connection.server
-    error = DatabaseRolledBack(stream=stream, start=start, acked=row.acked, server=where)
+    server = connection.server
+    error = errors.DatabaseRolledBack(stream=stream, start=start, acked=row.acked, server=server)
     accept_or_raise(error, who)
 
 
-def accept_or_raise(error: CheckpointFailure, who: Claim) -> None:
-    """Refuse a checkpoint and a stream's row of different times, unless the user accepts that."""
-    if who.fail_on_data_loss:
+def accept_or_raise(
+    error: errors.CheckpointFailure,
+    rules: Claim | SourceOptions,
+    instead: str = "the stream goes on after data loss",
+) -> None:
+    """Raise an error, unless the user accepts what happens instead."""
+    if rules.fail_on_data_loss:
         raise error
-    log.warning("the stream goes on after data loss because failOnDataLoss=false: %s", error)
+    log.warning("%s because failOnDataLoss=false: %s", instead, error)
 
 
 # ---------------------------------------------------------------- what a task has received
@@ -173,17 +174,24 @@ class StoredReceipt:
     query_id: str | None  # Spark's names for the batch that it was received for
     query_batch: int | None
 
-    def unpack(self, receipt: ReceiptKey, *, messages: int, largest: int) -> pa.Table:
+    def unpack(
+        self,
+        receipt: ReceiptKey,
+        *,
+        messages: int = MOST_MESSAGES,
+        largest: int = LARGEST_MESSAGE,
+    ) -> pa.Table:
         """
         Unpack the messages, in rows of QUEUE_ROW: at most so many, none of more bytes.
 
         Raises:
             PayloadRefused: someone has changed the receipt.
         """
+        rows = min(self.messages, messages)
         expected = Expected(
             where="receipt {}/{}/{}".format(*receipt),
             schema=QUEUE_ROW,
-            most=CEILING + GROWTH * (STEP + largest) + ROW * messages,  # one more step and message
+            most=CEILING + GROWTH * (STEP + largest) + ROW * rows,  # one more step and message
             size=self.size,
             rows=self.messages,
         )
@@ -237,7 +245,7 @@ class Acknowledged:
     """What a batch has received, and where the stream stands."""
 
     batch: int  # the last that is closed
-    outcome: Outcome
+    outcome: Outcome = NOTHING
     messages: int = 0
     expired: int = 0
     diverted: int = 0  # to the error queue
@@ -251,29 +259,31 @@ class Acknowledged:
         return {name: getattr(self, name) for name in COUNTS}
 
 
-def acknowledge(
-    connection: Connection, stream: str, batch: int, who: Claim, *, claim: bool, tasks: int = 0
-) -> Acknowledged:
+def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged:
     """
-    Close all batches up to `batch`, which Spark has in its commit log, and delete their receipts.
+    Close all batches up to that of `end`, which Spark has in its commit log; delete their receipts.
 
-    The row's lock waits for running tasks; those that come later are stale. `claim` takes the
-    stream over from the driver before (at the first call of a process). Fewer receipts than the
-    `tasks` that were planned cause a warning or an error.
+    The row's lock waits for running tasks; those that come later are stale. The first call of a
+    process takes the stream over from the driver before. Fewer receipts than tasks that were
+    planned cause a warning or an error.
 
     Raises:
         StreamNotFound, StreamOfOtherQueue, StreamTakenOver, CheckpointRolledBack,
         DatabaseRolledBack, ReceiptsMissing.
     """
+    stream, batch = end.stream, end.batch
+    if stream is None:  # of transactionMode=none, or no batch at all
+        return Acknowledged(batch=batch)
     row = lock_stream(connection, stream)
     who.check(row.queue)
-    if claim:
+    if who.stream != stream:
         connection.run("claim", stream=stream, driver=who.driver, queue_name=who.queue)
     elif row.driver != who.driver:
-        raise StreamTakenOver(stream=stream)
+        raise errors.StreamTakenOver(stream=stream)
     if row.acked > batch:
-        accept_or_raise(CheckpointRolledBack(stream=stream, start=batch, acked=row.acked), who)
-        return Acknowledged(batch=row.acked, outcome=Outcome(0, 0, 0), plan=row.plan)
+        error = errors.CheckpointRolledBack(stream=stream, start=batch, acked=row.acked)
+        accept_or_raise(error, who)
+        return Acknowledged(batch=row.acked, plan=row.plan)
     # a batch that a return or a drop has closed keeps its other receipts
     first = min(row.acked + 1, batch)
     counts = connection.rows("outcome", stream=stream, first=first, batch=batch)
@@ -283,12 +293,14 @@ def acknowledge(
         went_back(connection, stream, batch, row, who)
     total = count_batch(batch, [each[:6] for _, *each in counts])
     found = total.outcome.tasks
-    if row.acked < batch and found < tasks:
+    if row.acked < batch and found < end.tasks:
         if who.fail_on_missing_receipts:
-            missing = ReceiptsMissing(stream=stream, batch=batch, tasks=tasks, found=found)
+            missing = errors.ReceiptsMissing(
+                stream=stream, batch=batch, tasks=end.tasks, found=found
+            )
             accept_or_raise(missing, who)
         else:
-            log.warning(MISSING, who.queue, batch, tasks, found)
+            log.warning(MISSING, who.queue, batch, end.tasks, found)
     origin = name_in_spark(counts)
     passed = not (who.fail_on_data_loss or total.outcome.got)
     passed = passed and is_passed_over(connection, stream, origin)
@@ -301,7 +313,7 @@ def acknowledge(
             query_batch=origin.query_batch,
             **total.counts,
         )
-        connection.run("delete_receipts", stream=stream, first=first, batch=batch)
+        connection.rows("delete_receipts", stream=stream, first=first, batch=batch)
     queues = {queue: count_batch(batch, [each[:6]]) for queue, *each in counts}
     plan = row.plan_of(batch + 1)
     return replace(total, plan=plan, queues=queues, is_passed_over=passed)
@@ -336,17 +348,6 @@ def count_batch(batch: int, rows: Sequence[Sequence[int]]) -> Acknowledged:
 # ---------------------------------------------------------------- by an operator
 
 
-def rows_of(stored: StoredReceipt, receipt: ReceiptKey) -> pa.Table:
-    """
-    Unpack the messages of a receipt, whatever the options that it was received with.
-
-    Raises:
-        PayloadRefused: someone has changed the receipt.
-    """
-    messages = min(stored.messages, MOST_MESSAGES)
-    return stored.unpack(receipt, messages=messages, largest=LARGEST_MESSAGE)
-
-
 def return_(
     connection: Connection,
     stream: str,
@@ -372,7 +373,7 @@ def return_(
     removed = delete_receipt(connection, receipt, returns=True)
     if removed is None or not removed.messages:
         return 0
-    rows = without_odd_expiries(rows_of(removed, receipt))
+    rows = without_odd_expiries(removed.unpack(receipt))
     if without:
         rows = rows.filter(pc.invert(has_id(rows, without)))
     if rows.num_rows:
@@ -402,7 +403,7 @@ def delete_receipt(
         return None
     _, messages, settled, payload, size, query_id, query_batch = found[0]
     if settled and returns:
-        raise ReceiptSettled(stream=stream, batch=batch, task=task)
+        raise errors.ReceiptSettled(stream=stream, batch=batch, task=task)
     query_id = None if query_batch is None else query_id
     names = {"query_id": query_id, "query_batch": query_batch}
     connection.run("retire_stream", stream=stream, batch=batch, **names)

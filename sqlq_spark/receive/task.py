@@ -19,7 +19,6 @@ done: either nothing has happened, or the receipt is there.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,19 +29,24 @@ from sqlq_spark.database import transaction
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask, StreamNotFound
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
-from sqlq_spark.receive.receipts import CEILING, STEP, find_receipt, receipt_values, save
+from sqlq_spark.receive.receipts import (
+    CEILING,
+    STEP,
+    accept_or_raise,
+    find_receipt,
+    receipt_values,
+    save,
+)
 from sqlq_spark.wire.rows import NO_STREAM, QUEUE_ROW, Origin, sort_by_seq, weigh
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
-    from sqlq_spark.errors import CheckpointFailure
     from sqlq_spark.options import SourceOptions
     from sqlq_spark.receive.receipts import ReceiptKey, StoredReceipt
     from sqlq_spark.wire.address import QueueAddress
 
-log = logging.getLogger("sqlq_spark")
-
 TAKEN = QUEUE_ROW.append(pa.field("expired", pa.bool_()))
+NOTHING = "this task receives nothing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,17 +150,10 @@ def fence(
     if not row:
         raise StreamNotFound(stream=stream, schema=connection.state, server=connection.server)
     acked, high_water = row[0]
-    if batch > acked:
-        return True, high_water
-    accept_or_raise(StaleTask(stream=stream, batch=batch, task=number, acked=acked), task)
-    return False, high_water
-
-
-def accept_or_raise(error: CheckpointFailure, task: Task, does: str = "receives nothing") -> None:
-    """Raise an error, unless the user accepts what the task does instead."""
-    if task.options.fail_on_data_loss:
-        raise error
-    log.warning("this task %s because failOnDataLoss=false: %s", does, error)
+    if batch <= acked:
+        stale = StaleTask(stream=stream, batch=batch, task=number, acked=acked)
+        accept_or_raise(stale, task.options, NOTHING)
+    return batch > acked, high_water
 
 
 def is_new(task: Task, high_water: int | None, origin: Origin) -> bool:
@@ -172,7 +169,7 @@ def is_new(task: Task, high_water: int | None, origin: Origin) -> bool:
     """
     if high_water is None or origin.query_batch is None or origin.query_batch > high_water:
         return True
-    accept_or_raise(name_lost_files(task, origin, high_water), task)
+    accept_or_raise(name_lost_files(task, origin, high_water), task.options, NOTHING)
     return False
 
 
@@ -186,7 +183,8 @@ def check_number(task: Task, stored: StoredReceipt, origin: Origin) -> None:
     received, asked = stored.query_batch, origin.query_batch
     if stored.query_id != origin.query_id or received is None or asked is None or asked == received:
         return
-    accept_or_raise(name_lost_files(task, origin, received), task, "hands out its receipt")
+    lost = name_lost_files(task, origin, received)
+    accept_or_raise(lost, task.options, "this task hands out its receipt")
 
 
 def name_lost_files(task: Task, origin: Origin, received: int) -> CheckpointIncomplete:
@@ -249,6 +247,6 @@ def divert(connection: Connection, task: Task, taken: pa.Table) -> TaskResult:
     if not live.num_rows:
         return TaskResult(live, expired, large)
     good = divert_poison(connection, task, live)
-    done = forward(connection, task, good)
-    diverted = live.num_rows - good.num_rows + done.failed + large
-    return TaskResult(done.rows, expired, diverted, done.forwarded)
+    rows, forwarded, failed = forward(connection, task, good)
+    diverted = live.num_rows - good.num_rows + failed + large
+    return TaskResult(rows, expired, diverted, forwarded)

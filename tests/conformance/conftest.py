@@ -259,7 +259,8 @@ class Bench:
         """Acknowledge a batch, as the driver of `new_stream`."""
         connection = connection or self.desk
         with transaction(connection, timeout=TIMEOUT):
-            return acknowledge(connection, stream, batch, self.who, claim=False)
+            end = Offset(stream=stream, batch=batch)
+            return acknowledge(connection, end, replace(self.who, stream=stream))
 
     def task(self, stream: str | None, *, batch: int = 1, task: int = 0, **limits: Any) -> Task:
         """Give a task over the whole queue; `limits` are fields of the task or of its options."""
