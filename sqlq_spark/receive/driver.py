@@ -12,6 +12,7 @@ import logging
 import uuid
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import transaction
@@ -28,7 +29,7 @@ from sqlq_spark.receive.offset import (
     tasks_of,
     write_plan,
 )
-from sqlq_spark.receive.pace import Backlog, Limits, Ramp
+from sqlq_spark.receive.pace import Backlog, Ramp
 from sqlq_spark.receive.peek import Found, PeekState
 from sqlq_spark.receive.receipts import Acknowledged, Claim
 from sqlq_spark.send.delayed import DueMessagePoller
@@ -183,7 +184,7 @@ class StreamDriver:
                     for name, look in self.looks.items():
                         if look.is_awake(now):
                             self.looks[name] = self.look(connection, name, now)
-                following = self._plan_next(connection, start, closed, now, known=known)
+                following = self._plan_next(connection, start, closed, now)
         except ConnectionLost:
             # Spark may not have got the last plan: expect no outcome of it
             self.looks = {name: replace(look, planned=None) for name, look in self.looks.items()}
@@ -219,9 +220,7 @@ class StreamDriver:
         if not closed.outcome.tasks or closed.batch == self._learned or closed.is_passed_over:
             return
         self._learned = closed.batch
-        self.ramp = self.ramp.after(
-            closed.outcome, self.options.concurrency, least=self.options.min_concurrency
-        )
+        self.ramp = self.ramp.after(closed.outcome, self.options)
         for name in self.looks.keys() & closed.queues.keys():
             self.looks[name] = peek.learn(self.looks[name], closed.queues[name].outcome)
         log.info(
@@ -274,19 +273,9 @@ class StreamDriver:
         return state
 
     def _plan_next(
-        self,
-        connection: Connection,
-        start: Offset,
-        closed: Acknowledged,
-        now: float,
-        *,
-        known: bool,
+        self, connection: Connection, start: Offset, closed: Acknowledged, now: float
     ) -> Offset | None:
-        """
-        Plan the next batch, in the transaction that is open; None: there is nothing to do.
-
-        Unless `start` is `known`, this transaction has acknowledged it and so locked its stream.
-        """
+        """Plan the next batch, in the transaction that is open; None: there is nothing to do."""
         stream, batch, stored = start.stream, closed.batch + 1, closed.plan
         if stored is None:
             plan = self._plan(now, closed.batch)
@@ -301,7 +290,7 @@ class StreamDriver:
                 connection.run(
                     "new_stream", stream=stream, queue_name=claim.queue, driver=claim.driver
                 )
-            elif known:
+            elif start == self._acknowledged:  # else this transaction has locked its stream
                 stored = receipts.lock_for_plan(connection, stream, batch, self.claim)
         if stored is None:
             connection.run("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
@@ -316,16 +305,8 @@ class StreamDriver:
             Backlog(look.found.messages, look.found.bytes_each, options.most_tasks(queue))
             for look, queue in zip(self.looks.values(), self.queues.values(), strict=True)
         ]
-        frozen = any(look.frozen for look in self.looks.values())
-        limits = Limits(
-            messages=options.max_messages,
-            bytes=options.max_bytes,
-            min_messages=None if frozen else options.min_messages,
-            max_delay=options.max_trigger_delay,
-            concurrency=options.concurrency,
-        )
         waited = self._count_wait(now)
-        asked = pace.plans(backlogs, limits, self.ramp, waited=waited, turn=turn)
+        asked = pace.plans(backlogs, options, self.ramp, waited=waited, turn=turn)
         plan = []
         for (name, look), part in zip(self.looks.items(), asked, strict=True):
             if part is not None:
@@ -342,6 +323,8 @@ class StreamDriver:
         return share_out(plan, options.concurrency)
 
     def _count_wait(self, now: float) -> float:
+        if any(look.frozen for look in self.looks.values()):
+            return inf  # AvailableNow waits for no more messages
         if not any(look.found.messages for look in self.looks.values()):
             self._waiting_since = None
             return 0.0

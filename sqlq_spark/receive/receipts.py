@@ -291,7 +291,7 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
     planned = row.plan_batch == batch or counts
     if row.acked < batch - 1 or (row.acked < batch and not planned):
         went_back(connection, stream, batch, row, who)
-    total = count_batch(batch, [each[:6] for _, *each in counts])
+    total = count_batch(batch, counts)
     found = total.outcome.tasks
     if row.acked < batch and found < end.tasks:
         if who.fail_on_missing_receipts:
@@ -314,7 +314,7 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
             **total.counts,
         )
         connection.rows("delete_receipts", stream=stream, first=first, batch=batch)
-    queues = {queue: count_batch(batch, [each[:6]]) for queue, *each in counts}
+    queues = {row[0]: count_batch(batch, [row]) for row in counts}
     plan = row.plan_of(batch + 1)
     return replace(total, plan=plan, queues=queues, is_passed_over=passed)
 
@@ -337,12 +337,11 @@ def is_passed_over(connection: Connection, stream: str, origin: Origin) -> bool:
     return high_water is not None and origin.query_batch <= high_water
 
 
-def count_batch(batch: int, rows: Sequence[Sequence[int]]) -> Acknowledged:
-    """Sum up what a batch received, by the numbers of rows of `outcome`."""
-    tasks, empty, *counts = (sum(row[column] for row in rows) for column in range(6))
-    outcome = Outcome(tasks, empty, sum(counts))
+def count_batch(batch: int, rows: Sequence[Row]) -> Acknowledged:
+    """Sum up what a batch received, by rows of `outcome`: a queue, its numbers, Spark's names."""
+    tasks, empty, *counts = (sum(row[column] for row in rows) for column in range(1, 7))
     named: dict[str, Any] = dict(zip(COUNTS, counts, strict=True))
-    return Acknowledged(batch=batch, outcome=outcome, **named)
+    return Acknowledged(batch=batch, outcome=Outcome(tasks, empty, sum(counts)), **named)
 
 
 # ---------------------------------------------------------------- by an operator
